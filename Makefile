@@ -1,0 +1,41 @@
+# Two commands matter: `make demo` and `make test`. Both build .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PROTOS := $(wildcard protos/foretoken/v1/*.proto)
+
+.PHONY: demo test lint type proto proto-check bench up clean
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]'
+	touch $@
+
+demo: $(VENV)/.installed
+	@$(BIN)/python -m foretoken.bench.demo
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+type: $(VENV)/.installed
+	$(BIN)/mypy
+
+proto: $(VENV)/.installed
+	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=protos --pyi_out=protos --grpc_python_out=protos $(PROTOS)
+
+proto-check: proto
+	git diff --exit-code -- protos
+
+bench: $(VENV)/.installed
+	$(BIN)/python -m foretoken.bench.end_to_end --target models/target --draft models/draft
+
+up: $(VENV)/.installed
+	$(BIN)/foretoken up
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
