@@ -94,16 +94,18 @@ class GenerateStart(_message.Message):
     def __init__(self, prompt_ids: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., model: _Optional[str] = ..., request_id: _Optional[str] = ..., mode: _Optional[_Union[_types_pb2.VerificationMode, str]] = ..., drafter: _Optional[str] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ...) -> None: ...
 
 class GeneratedToken(_message.Message):
-    __slots__ = ("id", "origin", "source", "logprobs")
+    __slots__ = ("id", "origin", "source", "logprobs", "num_chars")
     ID_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CHARS_FIELD_NUMBER: _ClassVar[int]
     id: int
     origin: _types_pb2.TokenOrigin
     source: _types_pb2.DraftSource
     logprobs: _types_pb2.TokenLogprobs
-    def __init__(self, id: _Optional[int] = ..., origin: _Optional[_Union[_types_pb2.TokenOrigin, str]] = ..., source: _Optional[_Union[_types_pb2.DraftSource, str]] = ..., logprobs: _Optional[_Union[_types_pb2.TokenLogprobs, _Mapping]] = ...) -> None: ...
+    num_chars: int
+    def __init__(self, id: _Optional[int] = ..., origin: _Optional[_Union[_types_pb2.TokenOrigin, str]] = ..., source: _Optional[_Union[_types_pb2.DraftSource, str]] = ..., logprobs: _Optional[_Union[_types_pb2.TokenLogprobs, _Mapping]] = ..., num_chars: _Optional[int] = ...) -> None: ...
 
 class GenerateTokens(_message.Message):
     __slots__ = ("tokens", "text")
