@@ -2,14 +2,17 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# More arguments for pip, such as --extra-index-url https://download.pytorch.org/whl/cpu where there is no GPU.
+PIP_ARGS ?=
 PROTOS := $(wildcard protos/foretoken/v1/*.proto)
 
 .PHONY: demo test lint type proto proto-check bench up clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]'
+	$(PIP) $(PIP_ARGS) torch
+	$(PIP) $(PIP_ARGS) -e '.[all]'
 	touch $@
 
 demo: $(VENV)/.installed

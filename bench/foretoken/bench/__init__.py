@@ -1,0 +1,1 @@
+"""Benchmarks and the demo: one file per question, real processes, last stdout line one JSON object."""

@@ -1,0 +1,86 @@
+"""The cells of the exactness matrix: which run is compared with which, in an order that restarts services least.
+
+Pure data; nothing here starts or measures anything.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+NO_DRAFTER = "none"
+DRAFTERS = ("model", "ngram")
+DRAFT_LENGTHS = (1, 4, 8)
+CONCURRENCIES = (1, 8)
+DTYPES = ("float32", "bfloat16")
+TEMPERATURES = (0.0, 0.8)
+TOP_P = 0.95
+
+
+class Disturbance(StrEnum):
+    """What is done to the services while a cell runs."""
+
+    NONE = ""
+    PREEMPTION = "preemption"
+    """So few KV pages that running sequences are preempted and recomputed."""
+    DRAFT_KILLED = "draft-killed"
+    """The draft worker gets SIGKILL mid-stream and is started again, several times."""
+    DRAFT_HUNG = "draft-hung"
+    """The draft worker gets SIGSTOP mid-stream and SIGCONT later, several times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One way of running all prompts."""
+
+    dtype: str
+    temperature: float
+    drafter: str = NO_DRAFTER
+    num_draft_tokens: int = 0
+    concurrency: int = 1
+    disturbance: Disturbance = Disturbance.NONE
+
+    @property
+    def name(self) -> str:
+        """Unique, readable, stable between runs: what `--cells` matches."""
+        parts = [self.dtype, f"t{self.temperature:g}", self.drafter, f"k{self.num_draft_tokens}", f"c{self.concurrency}"]
+        return "-".join(parts + ([self.disturbance] if self.disturbance else []))
+
+    @property
+    def reference(self) -> "Cell":
+        """The run it must equal: the same dtype and temperature, no drafter, one stream, undisturbed."""
+        return Cell(self.dtype, self.temperature)
+
+    @property
+    def is_reference(self) -> bool:
+        return self == self.reference
+
+    @property
+    def meets_transformers(self) -> bool:
+        """Whether it is also held against `generate(do_sample=False)` of transformers."""
+        return self.dtype == "float32" and self.temperature == 0
+
+    @property
+    def has_few_pages(self) -> bool:
+        return self.disturbance is Disturbance.PREEMPTION
+
+
+def all_cells() -> list[Cell]:
+    """The whole matrix; cells that share a service set are neighbours, references come first."""
+    cells = [cell for dtype in DTYPES for temperature in TEMPERATURES for cell in _cells_of(dtype, temperature)]
+    return sorted(cells, key=lambda cell: (DTYPES.index(cell.dtype), cell.has_few_pages, not cell.is_reference))
+
+
+def _cells_of(dtype: str, temperature: float) -> Iterator[Cell]:
+    plain = Cell(dtype, temperature)
+    for concurrency in CONCURRENCIES:
+        yield replace(plain, concurrency=concurrency)
+        for drafter in DRAFTERS:
+            for num_draft_tokens in DRAFT_LENGTHS:
+                yield replace(plain, drafter=drafter, num_draft_tokens=num_draft_tokens, concurrency=concurrency)
+    drafted = replace(plain, drafter="model", num_draft_tokens=4, concurrency=8)
+    few_pages = Disturbance.PREEMPTION
+    yield replace(plain, concurrency=8, disturbance=few_pages)
+    yield replace(drafted, disturbance=few_pages)
+    yield replace(drafted, drafter="ngram", disturbance=few_pages)
+    yield replace(drafted, disturbance=Disturbance.DRAFT_KILLED)
+    yield replace(drafted, disturbance=Disturbance.DRAFT_HUNG)

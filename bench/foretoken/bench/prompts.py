@@ -1,0 +1,55 @@
+"""Prompt files: `.jsonl` or `.jsonl.gz` with one object per line, holding `prompt` or `turns`.
+
+Knows nothing of tokenizers; the services and the baseline each tokenize the text themselves.
+"""
+
+import gzip
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+OWN_PROMPTS = Path(__file__).with_name("prompts.jsonl")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt: its index in the file and its text (of `turns`, the first)."""
+
+    index: int
+    text: str
+
+
+def load_prompts(path: Path, limit: int | None = None) -> list[Prompt]:
+    """Read the first `limit` prompts of a file, all when None.
+
+    Raises:
+        ValueError: a line is not an object with a non-empty `prompt` or `turns`, or the file holds none.
+    """
+    prompts: list[Prompt] = []
+    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if limit is not None and len(prompts) >= limit:
+                break
+            if line.strip():
+                prompts.append(Prompt(len(prompts), _text_of(json.loads(line), f"{path}:{number}")))
+    if not prompts:
+        raise ValueError(f"{path} holds no prompts")
+    return prompts
+
+
+def fingerprint(prompts: list[Prompt]) -> str:
+    """SHA-256 hex over the prompts' texts in order."""
+    digest = hashlib.sha256()
+    for prompt in prompts:
+        digest.update(prompt.text.encode() + b"\0")
+    return digest.hexdigest()
+
+
+def _text_of(record: object, where: str) -> str:
+    if isinstance(record, dict):
+        turns = record.get("turns")
+        text = turns[0] if isinstance(turns, list) and turns else record.get("prompt")
+        if isinstance(text, str) and text:
+            return text
+    raise ValueError(f"{where}: expected an object with a non-empty `prompt` or `turns`")

@@ -1,0 +1,117 @@
+"""The other side of every comparison: `transformers` `generate()` in a process of its own.
+
+Reads one JSON object per line from stdin and answers each with one on stdout: `generate` (plain, assisted by a
+draft model, or prompt lookup), `gap` (distance of the two best logits at one position). Started by `baseline.py`.
+"""
+
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+METHODS = ("plain", "assisted", "prompt_lookup")
+
+
+@dataclass(slots=True)
+class Models:
+    """The loaded pair; `draft` is None when no assistant was given."""
+
+    target: Any
+    draft: Any
+    tokenizer: Any
+
+    @classmethod
+    def load(cls, target: str, draft: str | None, dtype: str) -> "Models":
+        """Load both models on the CPU in one dtype."""
+        load = AutoModelForCausalLM.from_pretrained
+        torch_dtype = getattr(torch, dtype)
+        return cls(
+            target=load(target, dtype=torch_dtype).eval(),
+            draft=load(draft, dtype=torch_dtype).eval() if draft else None,
+            tokenizer=AutoTokenizer.from_pretrained(target),
+        )
+
+    def generate(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Answer one `generate` request: output ids (prompt excluded), prompt ids, seconds inside `generate()`."""
+        torch.set_num_threads(request["num_threads"])
+        torch.manual_seed(request.get("seed", 0))
+        inputs = self.tokenizer(request["prompt"], return_tensors="pt")
+        arguments = {**_sampling(request), **self._method(request), "pad_token_id": self._pad_token_id()}
+        start = time.perf_counter()
+        output = self.target.generate(**inputs, max_new_tokens=request["max_new_tokens"], **arguments)
+        seconds = time.perf_counter() - start
+        num_prompt = inputs.input_ids.shape[1]
+        return {
+            "prompt_ids": output[0, :num_prompt].tolist(),
+            "ids": output[0, num_prompt:].tolist(),
+            "seconds": seconds,
+        }
+
+    def gap(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Top-2 logit gap of greedy decoding where it chooses output token `position` (0-based)."""
+        inputs = self.tokenizer(request["prompt"], return_tensors="pt")
+        output = self.target.generate(
+            **inputs,
+            max_new_tokens=request["position"] + 1,
+            do_sample=False,
+            pad_token_id=self._pad_token_id(),
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+        best = output.logits[-1][0].float().topk(2)
+        return {"gap": float(best.values[0] - best.values[1]), "top_ids": best.indices.tolist()}
+
+    def _method(self, request: dict[str, Any]) -> dict[str, Any]:
+        match request["method"]:
+            case "plain":
+                return {}
+            case "assisted":
+                return {"assistant_model": self.draft}
+            case "prompt_lookup":
+                return {"prompt_lookup_num_tokens": request["prompt_lookup_num_tokens"]}
+            case other:
+                raise ValueError(f"method is {other!r}, not one of {METHODS}")
+
+    def _pad_token_id(self) -> int:
+        config = self.target.generation_config
+        eos = config.eos_token_id
+        return int(eos[0] if isinstance(eos, list) else eos or 0)
+
+
+def _sampling(request: dict[str, Any]) -> dict[str, Any]:
+    temperature = request["temperature"]
+    if temperature == 0:
+        return {"do_sample": False}
+    return {"do_sample": True, "temperature": temperature, "top_p": request["top_p"], "top_k": 0}
+
+
+def serve(models: Models, requests: TextIO, replies: TextIO) -> None:
+    """Answer requests until the input ends."""
+    operations = {"generate": models.generate, "gap": models.gap}
+    for line in requests:
+        request = json.loads(line)
+        try:
+            reply = operations[request["op"]](request)
+        except Exception as error:  # the parent raises it; this process goes on
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(reply), file=replies, flush=True)
+
+
+def main() -> None:
+    """Load the models named by the first line, then serve; stdout is kept for replies alone."""
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    first = json.loads(sys.stdin.readline())
+    models = Models.load(first["target"], first.get("draft"), first["dtype"])
+    print(json.dumps({"vocab_size": models.target.config.vocab_size}), file=replies, flush=True)
+    with torch.inference_mode():
+        serve(models, sys.stdin, replies)
+
+
+if __name__ == "__main__":
+    main()
