@@ -1,0 +1,125 @@
+"""What waits to be written on one link: entries coalesced into frames of bounded size, in bounded number of bytes.
+
+Knows protobuf messages; knows no stream and no event loop. Not thread-safe: its owner locks.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from google.protobuf.message import Message
+
+from foretoken.rpc.errors import ResourceExhaustedError
+
+Frame = TypeVar("Frame", bound=Message)
+
+_APPLIED_LAST = "closes"  # a worker applies closes after all other entries of a frame
+
+
+class BacklogFullError(ResourceExhaustedError):
+    """The other side does not read what waits for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxLimits:
+    """How large frames and the backlog of a link may become."""
+
+    max_frame_bytes: int = 1 << 20
+    """A frame is closed before it would grow beyond this; a single larger entry travels alone."""
+    max_message_bytes: int = 64 << 20
+    """Largest frame the other side accepts; a larger entry is refused."""
+    max_pending_bytes: int = 64 << 20
+    """Largest backlog; beyond it the other side is taken for dead."""
+
+
+class Outbox(Generic[Frame]):
+    """A queue of frames; the last one still grows."""
+
+    def __init__(self, frame_type: type[Frame], limits: OutboxLimits) -> None:
+        self._frame_type = frame_type
+        self._limits = limits
+        self._frames: deque[Frame] = deque()
+        self._sizes: deque[int] = deque()  # bytes reserved for each frame
+        self.num_bytes = 0
+        """About the serialised size of all that waits."""
+
+    def __bool__(self) -> bool:
+        return bool(self._frames)
+
+    def add_entries(self, entries: Mapping[str, Iterable[Message]]) -> None:
+        """Append entries, field name -> messages of that repeated field.
+
+        Raises:
+            ResourceExhaustedError: an entry is too large to send; it and those after it were not appended.
+            BacklogFullError: the backlog is full; likewise.
+        """
+        for name, messages in entries.items():
+            for message in messages:
+                self._append(name, message)
+
+    def add_frame(self, frame: Frame) -> None:
+        """Append a whole frame, merged into the waiting one where the two fit together. The caller gives `frame` away.
+
+        Raises:
+            ResourceExhaustedError, BacklogFullError: as `add_entries`.
+        """
+        num_bytes = frame.ByteSize()
+        if num_bytes > self._limits.max_frame_bytes:
+            self._add_piecewise(frame)
+            return
+        self._check_backlog(num_bytes)
+        if self._fits(num_bytes):
+            self._merge(self._frames[-1], frame)
+        else:
+            self._push(frame)
+        self._count(num_bytes)
+
+    def pop(self) -> Frame:
+        """The oldest frame; it grows no further."""
+        self.num_bytes -= self._sizes.popleft()
+        return self._frames.popleft()
+
+    def _append(self, name: str, message: Message) -> None:
+        num_bytes = message.ByteSize() + 8  # tag and length
+        if num_bytes > self._limits.max_message_bytes:
+            limit = self._limits.max_message_bytes
+            raise ResourceExhaustedError(f"an entry of {num_bytes} bytes is above the link's limit of {limit} bytes")
+        self._check_backlog(num_bytes)
+        is_late = name != _APPLIED_LAST and self._frames and getattr(self._frames[-1], _APPLIED_LAST, None)
+        if is_late or not self._fits(num_bytes):
+            self._push(self._frame_type())
+        getattr(self._frames[-1], name).append(message)
+        self._count(num_bytes)
+
+    def _fits(self, num_bytes: int) -> bool:
+        return bool(self._frames) and self._sizes[-1] + num_bytes <= self._limits.max_frame_bytes
+
+    def _push(self, frame: Frame) -> None:
+        self._frames.append(frame)
+        self._sizes.append(0)
+
+    def _count(self, num_bytes: int) -> None:
+        self._sizes[-1] += num_bytes
+        self.num_bytes += num_bytes
+
+    def _check_backlog(self, num_bytes: int) -> None:
+        if self.num_bytes + num_bytes > self._limits.max_pending_bytes:
+            limit = self._limits.max_pending_bytes
+            raise BacklogFullError(f"the other side does not read: {self.num_bytes} of {limit} bytes wait")
+
+    def _merge(self, tail: Frame, frame: Frame) -> None:
+        for descriptor, value in frame.ListFields():
+            if descriptor.is_repeated:
+                getattr(tail, descriptor.name).extend(value)
+            else:  # load, drain: the newest replaces, it is not merged field by field
+                getattr(tail, descriptor.name).CopyFrom(value)
+
+    def _add_piecewise(self, frame: Frame) -> None:
+        for descriptor, value in frame.ListFields():
+            if descriptor.is_repeated:
+                self.add_entries({descriptor.name: value})
+            else:
+                single = self._frame_type()
+                getattr(single, descriptor.name).CopyFrom(value)
+                self.add_frame(single)

@@ -1,0 +1,56 @@
+"""How a servicer answers errors: typed ones with their status, unknown ones with an opaque text and a request id.
+
+Knows the error table and `grpc.aio`; knows no service.
+"""
+
+import logging
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, NoReturn
+
+import grpc
+
+from foretoken.rpc.errors import INTERNAL_MESSAGE, ForetokenError, InternalError, to_status
+
+_log = logging.getLogger(__name__)
+
+
+def new_request_id() -> str:
+    """A random id of 16 hex digits."""
+    return secrets.token_hex(8)
+
+
+def internal_error(request_id: str, error: BaseException) -> InternalError:
+    """Log an unknown error with its traceback under `request_id`; return the opaque error the caller may see."""
+    _log.error("request %s failed: %s", request_id, type(error).__name__, exc_info=error)
+    return InternalError(INTERNAL_MESSAGE, request_id=request_id)
+
+
+async def abort(context: Any, error: ForetokenError) -> NoReturn:
+    """End the call with the status of `error`.
+
+    Raises:
+        grpc.aio.AbortError: always; a handler must let it pass (it is a plain `Exception`).
+    """
+    code, details, metadata = to_status(error)
+    await context.abort(code, details, metadata)
+    raise AssertionError("context.abort returned")
+
+
+@asynccontextmanager
+async def typed_errors(context: Any, request_id: str = "") -> AsyncIterator[None]:
+    """The body of every handler: `async with typed_errors(context, request_id): ...`, unary and streaming alike.
+
+    A `ForetokenError` ends the call with its own status. Cancellation, `context.abort()` and the private errors of
+    `grpc.aio` pass through. Anything else is logged with its traceback and answered INTERNAL without its text.
+    """
+    try:
+        yield
+    except ForetokenError as error:
+        error.request_id = error.request_id or request_id
+        await abort(context, error)
+    except grpc.aio.BaseError:  # AbortError, or ExecuteBatchError of a write at cancellation: the call is over already
+        raise
+    except Exception as error:
+        await abort(context, internal_error(request_id or new_request_id(), error))

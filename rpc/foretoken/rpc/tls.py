@@ -1,0 +1,58 @@
+"""TLS with gRPC's own credentials: which files a server and a client use, read once at start-up.
+
+Knows nothing of settings; needs only grpcio.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTls:
+    """Files of a server that speaks TLS."""
+
+    cert_file: Path
+    """PEM certificate chain of the server."""
+    key_file: Path
+    """PEM private key of the certificate, unencrypted."""
+    client_ca_file: Path | None = None
+    """PEM certificates that sign acceptable clients; None = clients need no certificate."""
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """Credentials for `add_secure_port`.
+
+        Raises:
+            OSError: a file cannot be read.
+        """
+        pair = (self.key_file.read_bytes(), self.cert_file.read_bytes())
+        client_ca = self.client_ca_file.read_bytes() if self.client_ca_file else None
+        return grpc.ssl_server_credentials([pair], client_ca, require_client_auth=client_ca is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTls:
+    """Files of a client that speaks TLS. All absent: the system's roots, no client certificate."""
+
+    ca_file: Path | None = None
+    """PEM certificates that sign acceptable servers; None = the roots gRPC brings."""
+    cert_file: Path | None = None
+    """PEM certificate chain of this client, for servers that ask for one."""
+    key_file: Path | None = None
+    """PEM private key of `cert_file`."""
+    server_name: str = ""
+    """Name expected in the server's certificate where it differs from the address; empty = the address's host."""
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """Credentials for a secure channel.
+
+        Raises:
+            OSError: a file cannot be read.
+        """
+        ca, key, cert = (path.read_bytes() if path else None for path in (self.ca_file, self.key_file, self.cert_file))
+        return grpc.ssl_channel_credentials(ca, key, cert)
+
+    def channel_options(self) -> list[tuple[str, str]]:
+        """Channel options that go with the credentials."""
+        return [("grpc.ssl_target_name_override", self.server_name)] if self.server_name else []
