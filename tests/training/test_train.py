@@ -1,0 +1,50 @@
+from pathlib import Path
+
+import torch
+
+from foretoken.training.models import Shape, build_model
+from foretoken.training.schedule import Budget
+from foretoken.training.train import TrainSettings, next_token_loss, train
+from foretoken.training.windows import Windows
+
+
+def settings(num_steps: int, windows: Windows) -> TrainSettings:
+    budget = Budget(tokens=num_steps * windows.batch_tokens)
+    return TrainSettings(budget, matrix_lr=0.02, other_lr=4e-3, short_window=8, long_window=32, log_every_s=0.0)
+
+
+def test_a_resumed_run_ends_in_the_same_state(shape: Shape, windows: Windows, tmp_path: Path) -> None:
+    plan = settings(10, windows)
+    whole = build_model(shape, seed=1)
+    train(whole, next_token_loss, windows, plan, tmp_path / "whole.pt")
+
+    train(build_model(shape, seed=1), next_token_loss, windows, plan, tmp_path / "parts.pt", stop_after_steps=6)
+    resumed = build_model(shape, seed=2)  # another start: everything must come from the checkpoint
+    progress = train(resumed, next_token_loss, windows, plan, tmp_path / "parts.pt")
+
+    assert progress.num_steps == 10 and progress.num_tokens == 10 * windows.batch_tokens
+    assert len(progress.history) == 10
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[name]), name
+
+
+def test_a_finished_run_is_not_trained_further(shape: Shape, windows: Windows, tmp_path: Path) -> None:
+    model = build_model(shape, seed=1)
+    train(model, next_token_loss, windows, settings(3, windows), tmp_path / "run.pt")
+    again = build_model(shape, seed=2)
+    progress = train(again, next_token_loss, windows, settings(3, windows), tmp_path / "run.pt")
+    assert progress.num_steps == 3
+    assert torch.equal(again.model.norm.weight, model.model.norm.weight)
+
+
+def test_the_loss_falls_and_the_held_out_loss_is_recorded(shape: Shape, windows: Windows, tmp_path: Path) -> None:
+    model = build_model(shape, seed=1)
+    evaluated = []
+
+    def evaluate(model: object) -> float:
+        evaluated.append(model)
+        return 1.0
+
+    progress = train(model, next_token_loss, windows, settings(40, windows), tmp_path / "run.pt", evaluate)
+    assert progress.history[-1][1] < progress.history[0][1] - 0.5
+    assert progress.held_out == [(progress.num_tokens, 1.0)] and len(evaluated) == 1

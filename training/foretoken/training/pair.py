@@ -1,0 +1,156 @@
+"""The one command that makes the pair: `python -m foretoken.training.pair --out models`.
+
+Each stage leaves its result in the run folder, so the same command goes on where an interrupted one stopped:
+corpus and tokenizer, target, draft distilled from the target, evaluation and model card.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
+
+from foretoken.training.corpus import load_corpus
+from foretoken.training.distill import distillation_loss
+from foretoken.training.evaluation import agreement, loss_by_position
+from foretoken.training.model_card import CardFacts, TrainedModel, card_text, draw_losses
+from foretoken.training.models import DRAFT, TARGET, Shape, build_model, num_parameters, save_model
+from foretoken.training.schedule import Budget
+from foretoken.training.tokenizer import encode_stream, save_tokenizer, train_tokenizer
+from foretoken.training.train import LossFunction, Progress, TrainSettings, next_token_loss, train
+from foretoken.training.windows import Windows
+
+log = logging.getLogger("foretoken.training")
+
+Stream = npt.NDArray[np.uint16]
+
+BLOCK_TOKENS = 1024
+MATRIX_LR = 0.02
+OTHER_LR = 4e-3
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Options of the command."""
+    parser = argparse.ArgumentParser(
+        prog="foretoken.training.pair", description="Train the embedded model pair.", allow_abbrev=False
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder for target/, draft/, README.md and loss.png")
+    parser.add_argument("--run-dir", type=Path, default=Path("runs/pair"), help="folder for checkpoints and caches")
+    parser.add_argument("--target-tokens", type=int, default=90_000_000, help="token budget of the target")
+    parser.add_argument("--draft-tokens", type=int, default=90_000_000, help="token budget of the draft")
+    parser.add_argument("--minutes", type=float, help="time budget of the target in minutes, instead of tokens")
+    parser.add_argument("--draft-minutes", type=float, help="time budget of the draft in minutes, instead of tokens")
+    parser.add_argument("--batch-blocks", type=int, default=4, help="blocks of 1024 tokens in a batch")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads of torch")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True, help="use torch.compile")
+    parser.add_argument("--note", default="", help="words about the machine for the model card")
+    return parser.parse_args(arguments)
+
+
+def prepare_data(run_dir: Path) -> tuple[Tokenizer, dict[str, Stream]]:
+    """The tokenizer and the token streams `training` and `held_out`, made once and then read from `run_dir`."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    files = {name: run_dir / f"{name}.npy" for name in ("training", "held_out")}
+    tokenizer_file = run_dir / "tokenizer.json"
+    if not all(path.exists() for path in (*files.values(), tokenizer_file)):
+        log.info("reading the standard library and training the tokenizer")
+        corpus = load_corpus()
+        tokenizer = train_tokenizer(document.text for document in corpus.training)
+        described: dict[str, Any] = {"fingerprint": corpus.fingerprint()}
+        for name, documents in (("training", corpus.training), ("held_out", corpus.held_out)):
+            stream = encode_stream(tokenizer, (document.text for document in documents))
+            np.save(files[name], stream)
+            num_bytes = sum(len(document.text.encode()) for document in documents)
+            described[name] = {"files": len(documents), "bytes": num_bytes, "tokens": len(stream)}
+        (run_dir / "corpus.json").write_text(json.dumps(described, indent=1))
+        tokenizer.save(str(tokenizer_file))
+    return Tokenizer.from_file(str(tokenizer_file)), {name: np.load(path) for name, path in files.items()}
+
+
+class PairRecipe:
+    """The stages of one run, in the order in which they are called."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._tokenizer, self._streams = prepare_data(options.run_dir)
+        self._windows = Windows(self._streams["training"], BLOCK_TOKENS, options.batch_blocks, options.seed)
+
+    def train_target(self) -> tuple[Any, Progress]:
+        """The target, trained on the text and saved."""
+        model = build_model(TARGET, self._options.seed).to(self._options.device)
+        return model, self._train("target", model, next_token_loss, self._options.minutes, self._options.target_tokens)
+
+    def train_draft(self, target: Any) -> Progress:
+        """The draft, distilled from `target` and saved."""
+        model = build_model(DRAFT, self._options.seed + 1).to(self._options.device)
+        loss = distillation_loss(target)
+        return self._train("draft", model, loss, self._options.draft_minutes, self._options.draft_tokens)
+
+    def write_card(self, target_progress: Progress, draft_progress: Progress) -> None:
+        """Measure the saved weights on the held-out text; write README.md and loss.png."""
+        options, held_out = self._options, self._streams["held_out"]
+        models = {name: self._load(name) for name in ("target", "draft")}
+        facts = CardFacts(
+            command=shlex.join(["python", "-m", "foretoken.training.pair", *sys.argv[1:]]),
+            corpus=json.loads((options.run_dir / "corpus.json").read_text()),
+            agreement=agreement(models["target"], models["draft"], held_out, BLOCK_TOKENS),
+            seed=options.seed,
+            batch_tokens=self._windows.batch_tokens,
+            device=options.device,
+            threads=options.threads,
+            note=options.note,
+        )
+
+        def described(name: str, shape: Shape, progress: Progress) -> TrainedModel:
+            losses = loss_by_position(models[name], held_out, BLOCK_TOKENS)
+            return TrainedModel(name, shape, num_parameters(models[name]), progress, losses)
+
+        target = described("target", TARGET, target_progress)
+        draft = described("draft", DRAFT, draft_progress)
+        (options.out / "README.md").write_text(card_text(target, draft, facts))
+        draw_losses(target_progress, draft_progress, options.out / "loss.png")
+
+    def _train(self, name: str, model: Any, loss: LossFunction, minutes: float | None, tokens: int) -> Progress:
+        log.info("training the %s, %.2fM parameters", name, num_parameters(model) / 1e6)
+        budget = Budget(minutes=minutes) if minutes else Budget(tokens=tokens)
+        settings = TrainSettings(budget, MATRIX_LR, OTHER_LR, compile=self._options.compile)
+        checkpoint = self._options.run_dir / f"{name}.pt"
+        progress = train(model, loss, self._windows, settings, checkpoint, self._held_out_loss)
+        save_model(model, self._options.out / name)
+        save_tokenizer(self._tokenizer, self._options.out / name, BLOCK_TOKENS)
+        return progress
+
+    def _held_out_loss(self, model: Any) -> float:
+        """A quick estimate during training: the first 256 positions of a few windows."""
+        return float(loss_by_position(model, self._streams["held_out"], BLOCK_TOKENS, max_windows=24)[:256].mean())
+
+    def _load(self, name: str) -> Any:
+        return AutoModelForCausalLM.from_pretrained(self._options.out / name).to(self._options.device)
+
+
+def main() -> None:
+    """Run every stage that is not done yet."""
+    options = parse_arguments()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    torch.set_num_threads(options.threads)
+    recipe = PairRecipe(options)
+    target, target_progress = recipe.train_target()
+    draft_progress = recipe.train_draft(target)
+    recipe.write_card(target_progress, draft_progress)
+    log.info("done: %s", options.out)
+
+
+if __name__ == "__main__":
+    main()
