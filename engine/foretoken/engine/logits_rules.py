@@ -1,0 +1,161 @@
+"""Logits rules: pure functions of (prompt ids, path ids) that adjust the logits of a block's rows.
+
+A rule sees all rows of one sequence at once: row i follows the committed output and the first i draft ids. It knows no
+logits and no model; the adjustments are applied by `foretoken.kernels.logits_adjust`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretoken.engine.sampling import SamplingParams
+
+
+@dataclass(slots=True)
+class BlockPath:
+    """The paths of a block's rows, and the adjustments collected for them.
+
+    M ids may be adjusted, the same in every row; what no rule touches stays neutral.
+    """
+
+    prompt_ids: Sequence[int]
+    output_ids: Sequence[int]
+    """Committed output; row i follows output_ids + draft_ids[:i]."""
+    draft_ids: Sequence[int]
+    token_ids: NDArray[np.int64]
+    """[M] vocabulary ids, ascending and unique."""
+    in_prompt: NDArray[np.bool_]
+    """[M] whether the id occurs in the prompt; False throughout when no rule reads the prompt."""
+    counts: NDArray[np.int64]
+    """[rows, M] occurrences in the output that a row follows; 0 throughout when no rule reads the output."""
+    bias: NDArray[np.float32]
+    """[rows, M] added first."""
+    scale: NDArray[np.float32]
+    """[rows, M] then divides values that are not negative and multiplies others."""
+    penalty: NDArray[np.float32]
+    """[rows, M] then subtracted; +inf masks."""
+    allowed: NDArray[np.int32] | None = None
+    """[rows, ceil(V / 32)] bitmask of allowed ids, bit v & 31 of word v >> 5; None allows all."""
+
+    def places(self, ids: Sequence[int]) -> NDArray[np.int64]:
+        """Columns of ids that are among token_ids."""
+        return np.searchsorted(self.token_ids, np.asarray(ids, dtype=np.int64))
+
+
+class LogitsRule:
+    """One rule: a pure function of a block's paths. The hook for structured output, which narrows `path.allowed`."""
+
+    reads_prompt: bool = False
+    """Whether the prompt's ids must be among token_ids."""
+    reads_output: bool = False
+    """Whether the ids of output and draft must be among token_ids, with counts."""
+    own_ids: Sequence[int] = ()
+    """Ids it adjusts whether or not they occur."""
+
+    def adjust(self, path: BlockPath) -> None:
+        """Adds its adjustments to those of the path."""
+        raise NotImplementedError
+
+
+class BiasRule(LogitsRule):
+    """Adds a constant to the logits of given ids."""
+
+    def __init__(self, logit_bias: Sequence[tuple[int, float]]) -> None:
+        self.own_ids = [token_id for token_id, _ in logit_bias]
+        self._biases = np.array([bias for _, bias in logit_bias], dtype=np.float32)
+
+    def adjust(self, path: BlockPath) -> None:
+        path.bias[:, path.places(self.own_ids)] += self._biases
+
+
+class RepetitionRule(LogitsRule):
+    """Divides positive and multiplies negative logits of ids in prompt + output (CTRL, arXiv:1909.05858)."""
+
+    reads_prompt = True
+    reads_output = True
+
+    def __init__(self, penalty: float) -> None:
+        self._penalty = np.float32(penalty)
+
+    def adjust(self, path: BlockPath) -> None:
+        path.scale[path.in_prompt | (path.counts > 0)] *= self._penalty
+
+
+class OccurrenceRule(LogitsRule):
+    """Subtracts once for ids in the output, and once more for every occurrence."""
+
+    reads_output = True
+
+    def __init__(self, presence: float, frequency: float) -> None:
+        self._presence, self._frequency = presence, frequency
+
+    def adjust(self, path: BlockPath) -> None:
+        total = self._presence * (path.counts > 0) + self._frequency * path.counts
+        path.penalty += total.astype(np.float32)
+
+
+class MinNewTokensRule(LogitsRule):
+    """Masks the ids that would end the answer until it has enough tokens."""
+
+    def __init__(self, min_new_tokens: int, ending_ids: Sequence[int]) -> None:
+        self._min_new_tokens = min_new_tokens
+        self.own_ids = ending_ids
+
+    def adjust(self, path: BlockPath) -> None:
+        num_short = max(0, self._min_new_tokens - len(path.output_ids))  # rows of a block follow ever longer outputs
+        path.penalty[:num_short, path.places(self.own_ids)] = np.inf
+
+
+@lru_cache(maxsize=4096)
+def rules_for(params: SamplingParams) -> tuple[LogitsRule, ...]:
+    """The rules that a request's parameters ask for, in the order they apply."""
+    rules: list[LogitsRule] = []
+    if params.logit_bias:
+        rules.append(BiasRule(params.logit_bias))
+    if params.repetition_penalty != 1.0:
+        rules.append(RepetitionRule(params.repetition_penalty))
+    if params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
+        rules.append(OccurrenceRule(params.presence_penalty, params.frequency_penalty))
+    ending_ids = sorted({*params.eos_token_ids, *params.stop_token_ids})
+    if params.min_new_tokens > 0 and ending_ids:
+        rules.append(MinNewTokensRule(params.min_new_tokens, ending_ids))
+    return tuple(rules)
+
+
+def follow_rules(
+    rules: Sequence[LogitsRule], prompt_ids: Sequence[int], output_ids: Sequence[int], draft_ids: Sequence[int]
+) -> BlockPath:
+    """Applies rules to the len(draft_ids) + 1 rows of a block: one scan of the history, then an update per draft id."""
+    num_rows = len(draft_ids) + 1
+    reads_output = any(rule.reads_output for rule in rules)
+    prompt = np.asarray(prompt_ids if any(rule.reads_prompt for rule in rules) else (), dtype=np.int64)
+    output = np.asarray(output_ids if reads_output else (), dtype=np.int64)
+    drafts = np.asarray(draft_ids if reads_output else (), dtype=np.int64)
+    own = np.asarray([token_id for rule in rules for token_id in rule.own_ids], dtype=np.int64)
+    token_ids = np.unique(np.concatenate((prompt, output, drafts, own)))
+    num_ids = len(token_ids)
+    in_prompt = np.zeros(num_ids, dtype=np.bool_)
+    in_prompt[np.searchsorted(token_ids, prompt)] = True
+    counts = np.empty((num_rows, num_ids), dtype=np.int64)
+    counts[:] = np.bincount(np.searchsorted(token_ids, output), minlength=num_ids)
+    for i, place in enumerate(np.searchsorted(token_ids, drafts)):
+        counts[i + 1 :, place] += 1
+    path = BlockPath(
+        prompt_ids=prompt_ids,
+        output_ids=output_ids,
+        draft_ids=draft_ids,
+        token_ids=token_ids,
+        in_prompt=in_prompt,
+        counts=counts,
+        bias=np.zeros((num_rows, num_ids), dtype=np.float32),
+        scale=np.ones((num_rows, num_ids), dtype=np.float32),
+        penalty=np.zeros((num_rows, num_ids), dtype=np.float32),
+    )
+    for rule in rules:
+        rule.adjust(path)
+    return path

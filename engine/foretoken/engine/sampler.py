@@ -1,0 +1,165 @@
+"""From logits to the target's own tokens, for the rows of many sequences in one call.
+
+It turns each sequence's parameters and history into the arguments of the kernels and knows no algorithm of its own:
+rules are in `logits_rules`, sampling in `foretoken.kernels`. A row's result depends on that row alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from foretoken.engine.logits_rules import follow_rules, rules_for
+from foretoken.engine.sampling import SamplingParams
+from foretoken.kernels.logits_adjust import logits_adjust
+from foretoken.kernels.sample import greedy, sample, token_logprobs
+
+
+@dataclass(slots=True)
+class SampleGroup:
+    """The rows of one sequence, consecutive in the logits.
+
+    Row i (0 <= i <= len(draft_ids)) follows output_ids + draft_ids[:i] and chooses the token at position
+    len(prompt_ids) + len(output_ids) + i.
+    """
+
+    params: SamplingParams
+    prompt_ids: Sequence[int]
+    output_ids: Sequence[int]
+    """Committed output."""
+    draft_ids: Sequence[int]
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.draft_ids) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-softmax of the raw float32 logits: of the chosen id, and of the most likely ids, most likely first."""
+
+    logprob: float
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """One entry per row of the logits; logprobs are None where the sequence did not ask for them."""
+
+    token_ids: list[int]
+    logprobs: list[TokenLogprob | None]
+
+
+def choose_tokens(logits: torch.Tensor, groups: Sequence[SampleGroup]) -> Chosen:
+    """Chooses every row's own token.
+
+    Args:
+        logits: [R, V] bfloat16, float16 or float32, contiguous.
+        groups: sequences in row order; their rows add up to R.
+    Raises:
+        ValueError: the rows do not add up, an id is outside the vocabulary, or the logits are not as above.
+    """
+    num_rows = sum(len(group.draft_ids) + 1 for group in groups)
+    if logits.dim() != 2 or logits.shape[0] != num_rows:
+        raise ValueError(f"the groups have {num_rows} rows, the logits are {list(logits.shape)}")
+    has_rules = any(group.params.has_rules for group in groups)
+    adjusted = _adjust(logits, groups) if has_rules else logits
+    if all(group.params.temperature == 0.0 for group in groups):
+        token_ids = greedy(adjusted)
+    else:
+        token_ids = _sample(adjusted, groups)
+    logprobs: list[TokenLogprob | None] = [None] * num_rows
+    if any(group.params.num_logprobs is not None for group in groups):
+        _fill_logprobs(logprobs, logits, token_ids, groups)
+    return Chosen(token_ids.tolist(), logprobs)
+
+
+def _sample(logits: torch.Tensor, groups: Sequence[SampleGroup]) -> torch.Tensor:
+    """[R] int64 ids."""
+    seeds: list[int] = []
+    positions: list[int] = []
+    settings: list[tuple[float, float, float]] = []
+    top_ks: list[int] = []
+    for group in groups:
+        params, num_rows = group.params, len(group.draft_ids) + 1
+        first = len(group.prompt_ids) + len(group.output_ids)
+        seed = params.seed - (params.seed >> 63 << 64)  # the int64 with the same bits
+        seeds += [seed] * num_rows
+        positions += range(first, first + num_rows)
+        settings += [(params.temperature, params.top_p, params.min_p)] * num_rows
+        top_ks += [params.top_k] * num_rows
+    device = logits.device
+    temperature, top_p, min_p = torch.tensor(settings, dtype=torch.float32, device=device).t().contiguous()
+    return sample(
+        logits,
+        torch.tensor(seeds, dtype=torch.int64, device=device),
+        torch.tensor(positions, dtype=torch.int64, device=device),
+        temperature,
+        torch.tensor(top_ks, dtype=torch.int32, device=device),
+        top_p,
+        min_p,
+    )
+
+
+def _adjust(logits: torch.Tensor, groups: Sequence[SampleGroup]) -> torch.Tensor:
+    """[R, V] float32 with every group's rules applied; the logits themselves if none applies."""
+    num_rows, vocab_size = logits.shape
+    num_entries = np.zeros(num_rows + 1, dtype=np.int64)
+    pieces: list[tuple[NDArray[Any], ...]] = []
+    allowed: NDArray[np.int32] | None = None
+    first = 0
+    for group in groups:
+        end = first + group.num_rows
+        rules = rules_for(group.params) if group.params.has_rules else ()
+        if rules:
+            path = follow_rules(rules, group.prompt_ids, group.output_ids, group.draft_ids)
+            touched = path.token_ids
+            if len(touched) and not 0 <= touched[0] <= touched[-1] < vocab_size:
+                raise ValueError(f"token ids must be 0 to {vocab_size - 1}, got {touched[0]} to {touched[-1]}")
+            pieces.append((np.tile(touched, end - first), path.bias.ravel(), path.scale.ravel(), path.penalty.ravel()))
+            num_entries[first + 1 : end + 1] = len(touched)
+            if path.allowed is not None:
+                if allowed is None:
+                    allowed = np.full((num_rows, -(-vocab_size // 32)), -1, dtype=np.int32)
+                allowed[first:end] = path.allowed
+        first = end
+    if not pieces:
+        return logits
+    device = logits.device
+    ids, bias, scale, penalty = (
+        torch.from_numpy(np.concatenate(parts)).to(device) for parts in zip(*pieces, strict=True)
+    )
+    return logits_adjust(
+        logits,
+        torch.from_numpy(np.cumsum(num_entries)).to(device),
+        ids,
+        bias,
+        scale,
+        penalty,
+        None if allowed is None else torch.from_numpy(allowed).to(device),
+    )
+
+
+def _fill_logprobs(
+    logprobs: list[TokenLogprob | None],
+    logits: torch.Tensor,
+    token_ids: torch.Tensor,
+    groups: Sequence[SampleGroup],
+) -> None:
+    """Writes the entries of the groups that asked; logits are raw [R, V], token_ids [R] int64."""
+    first = 0
+    for group in groups:
+        end, num_top = first + group.num_rows, group.params.num_logprobs
+        if num_top is not None:
+            chosen, top_ids, top_logprobs = token_logprobs(
+                logits[first:end], token_ids[first:end], min(num_top, logits.shape[1])
+            )
+            columns = (chosen.tolist(), top_ids.tolist(), top_logprobs.tolist())
+            logprobs[first:end] = [TokenLogprob(*row) for row in zip(*columns, strict=True)]
+        first = end

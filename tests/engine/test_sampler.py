@@ -1,0 +1,146 @@
+"""choose_tokens: which row sees which history, fast path and general path, logprobs, independence from the batch."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from foretoken.engine.sampler import Chosen, SampleGroup, TokenLogprob, choose_tokens
+from foretoken.engine.sampling import SamplingParams
+
+GREEDY = SamplingParams(temperature=0.0)
+EVERYTHING = SamplingParams(
+    temperature=0.8,
+    top_k=40,
+    top_p=0.9,
+    min_p=0.01,
+    repetition_penalty=1.3,
+    presence_penalty=0.5,
+    frequency_penalty=-0.2,
+    logit_bias=((3, 2.5), (0, -1.0)),
+    seed=2**64 - 5,
+    min_new_tokens=4,
+    eos_token_ids=(1,),
+    stop_token_ids=(2,),
+    num_logprobs=3,
+)
+
+
+def random_logits(
+    num_rows: int, vocab_size: int = 96, seed: int = 0, dtype: torch.dtype = torch.bfloat16
+) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(num_rows, vocab_size, generator=generator) * 3).to(dtype)
+
+
+def rows_one_by_one(logits: torch.Tensor, groups: list[SampleGroup]) -> Chosen:
+    """Every row as a block of its own, in a call of its own."""
+    token_ids, logprobs, row = [], [], 0
+    for group in groups:
+        for i in range(group.num_rows):
+            output_ids = [*group.output_ids, *group.draft_ids[:i]]
+            alone = SampleGroup(group.params, group.prompt_ids, output_ids, [])
+            chosen = choose_tokens(logits[row : row + 1], [alone])
+            token_ids += chosen.token_ids
+            logprobs += chosen.logprobs
+            row += 1
+    return Chosen(token_ids, logprobs)
+
+
+def test_a_block_equals_its_rows_one_by_one() -> None:
+    for seed in range(30):
+        groups = [
+            SampleGroup(EVERYTHING, [5, 6, 7], [8, 8, 1], [9, 8, 5]),
+            SampleGroup(GREEDY, [5], [], [4]),
+            SampleGroup(dataclasses.replace(EVERYTHING, seed=seed, temperature=0.0), [9], [9], [9, 9, 9, 9]),
+            SampleGroup(SamplingParams(seed=seed), [5, 6], [1], []),
+            SampleGroup(SamplingParams(seed=seed, top_p=0.5, num_logprobs=0), [5, 6], [], [95]),
+        ]
+        logits = random_logits(14, seed=seed)
+        assert choose_tokens(logits, groups) == rows_one_by_one(logits, groups)
+
+
+def test_greedy_takes_the_lowest_of_equal_logits() -> None:
+    logits = torch.zeros(3, 50, dtype=torch.bfloat16)
+    logits[1, [7, 30]] = 1.0
+    logits[2, 49] = 1.0
+    assert choose_tokens(logits, [SampleGroup(GREEDY, [1], [], [2, 3])]).token_ids == [0, 7, 49]
+
+
+def test_row_i_follows_the_first_i_draft_ids() -> None:
+    """A bias towards 4 is undone once 4 is in the path: row 0 chooses 4, rows after the draft 4 do not."""
+    params = SamplingParams(temperature=0.0, presence_penalty=2.0, logit_bias=((4, 1.0),))
+    chosen = choose_tokens(torch.zeros(4, 8), [SampleGroup(params, [4], [], [6, 4, 6])])
+    assert chosen.token_ids == [4, 4, 0, 0]
+
+
+def test_min_new_tokens_ends_inside_a_block() -> None:
+    params = SamplingParams(temperature=0.0, min_new_tokens=3, eos_token_ids=(5,), stop_token_ids=(6,))
+    logits = torch.zeros(4, 8)
+    logits[:, 5], logits[:, 6], logits[:, 2] = 9.0, 8.0, 1.0
+    assert choose_tokens(logits, [SampleGroup(params, [1], [0], [0, 0, 0])]).token_ids == [2, 2, 5, 5]
+
+
+def test_logprobs_are_of_the_raw_logits() -> None:
+    logits = random_logits(3)
+    params = SamplingParams(temperature=0.0, num_logprobs=4, logit_bias=((11, 100.0),))
+    chosen = choose_tokens(logits, [SampleGroup(params, [1], [], [2]), SampleGroup(GREEDY, [1], [], [])])
+    assert chosen.token_ids[:2] == [11, 11] and chosen.logprobs[2] is None
+    exact = torch.log_softmax(logits.float(), dim=1)
+    for row in range(2):
+        entry = chosen.logprobs[row]
+        assert isinstance(entry, TokenLogprob)
+        assert entry.logprob == float(exact[row, 11])
+        assert entry.top_logprobs == exact[row].sort(descending=True).values[:4].tolist()
+        assert entry.top_logprobs == [float(exact[row, i]) for i in entry.top_ids]
+
+
+def test_logprobs_of_equal_ids_are_in_id_order() -> None:
+    params = SamplingParams(temperature=0.0, num_logprobs=5)
+    entry = choose_tokens(torch.zeros(1, 4096), [SampleGroup(params, [1], [], [])]).logprobs[0]
+    assert entry is not None and entry.top_ids == [0, 1, 2, 3, 4]
+
+
+def test_the_logits_are_left_alone() -> None:
+    logits = random_logits(4, dtype=torch.float32)
+    before = logits.clone()
+    choose_tokens(logits, [SampleGroup(EVERYTHING, [5], [6], [7, 8, 9])])
+    assert torch.equal(logits, before)
+
+
+def test_bad_calls_are_refused() -> None:
+    with pytest.raises(ValueError, match="rows"):
+        choose_tokens(random_logits(3), [SampleGroup(GREEDY, [1], [], [])])
+    with pytest.raises(ValueError, match="0 to 95"):
+        choose_tokens(random_logits(1), [SampleGroup(EVERYTHING, [96], [], [])])
+    with pytest.raises(ValueError, match="contiguous"):
+        choose_tokens(random_logits(96, 2).t(), [SampleGroup(GREEDY, [1], [], [2])])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", 0.005),
+        ("temperature", -1.0),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("top_k", -1),
+        ("top_p", 0.0),
+        ("top_p", 1.01),
+        ("min_p", -0.1),
+        ("repetition_penalty", 0.0),
+        ("presence_penalty", 2.5),
+        ("frequency_penalty", float("nan")),
+        ("logit_bias", ((1, 101.0),)),
+        ("logit_bias", ((1, 1.0), (1, 2.0))),
+        ("seed", -1),
+        ("seed", 2**64),
+        ("max_new_tokens", 0),
+        ("min_new_tokens", 2000),
+        ("num_logprobs", 21),
+        ("stop_token_ids", (-1,)),
+    ],
+)
+def test_bad_parameters_are_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=field):
+        SamplingParams(**{field: value})
