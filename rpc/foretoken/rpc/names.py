@@ -1,0 +1,99 @@
+"""Every name of a span, attribute, metric and log field, in one place.
+
+RPC and `gen_ai.*` names follow the OpenTelemetry semantic conventions; nothing there covers speculation: ours are
+`foretoken.*`. Imports nothing.
+"""
+
+SCOPE = "foretoken"
+
+# Spans.
+SPAN_GENERATE = "foretoken.generate"
+SPAN_CLIENT_GENERATE = "foretoken.client.generate"
+SPAN_ROUND = "foretoken.round"
+SPAN_DRAFT = "foretoken.draft"
+SPAN_VERIFY = "foretoken.verify"
+SPAN_SEQUENCE = "foretoken.worker.sequence"
+
+# RPC attributes (semantic conventions).
+RPC_SYSTEM_NAME = "rpc.system.name"
+RPC_METHOD = "rpc.method"
+RPC_RESPONSE_STATUS_CODE = "rpc.response.status_code"
+RPC_SYSTEM_GRPC = "grpc"
+ERROR_TYPE = "error.type"
+
+# Generation attributes (semantic conventions).
+GEN_AI_OPERATION_NAME = "gen_ai.operation.name"
+GEN_AI_PROVIDER_NAME = "gen_ai.provider.name"
+GEN_AI_REQUEST_MODEL = "gen_ai.request.model"
+GEN_AI_REQUEST_MAX_TOKENS = "gen_ai.request.max_tokens"
+GEN_AI_REQUEST_TEMPERATURE = "gen_ai.request.temperature"
+GEN_AI_REQUEST_TOP_K = "gen_ai.request.top_k"
+GEN_AI_REQUEST_TOP_P = "gen_ai.request.top_p"
+GEN_AI_REQUEST_SEED = "gen_ai.request.seed"
+GEN_AI_REQUEST_FREQUENCY_PENALTY = "gen_ai.request.frequency_penalty"
+GEN_AI_REQUEST_PRESENCE_PENALTY = "gen_ai.request.presence_penalty"
+GEN_AI_RESPONSE_FINISH_REASONS = "gen_ai.response.finish_reasons"
+GEN_AI_USAGE_INPUT_TOKENS = "gen_ai.usage.input_tokens"
+GEN_AI_USAGE_OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
+PROVIDER_FORETOKEN = "foretoken"
+OPERATION_TEXT_COMPLETION = "text_completion"
+OPERATION_CHAT = "chat"
+
+# Speculation attributes.
+REQUEST_ID = "foretoken.request_id"
+SEQUENCE_ID = "foretoken.sequence_id"
+TENANT = "foretoken.tenant"
+WORKER_ADDRESS = "foretoken.worker.address"
+WORKER_ROLE = "foretoken.worker.role"
+DRAFTER = "foretoken.drafter"
+VERIFICATION_MODE = "foretoken.verification_mode"
+NUM_DRAFT_TOKENS = "foretoken.num_draft_tokens"
+NUM_ACCEPTED = "foretoken.num_accepted"
+DRAFT_POSITION = "foretoken.draft_position"
+OUTCOME = "foretoken.outcome"
+LOOKUP_HIT = "foretoken.lookup_hit"
+QUEUE_MS = "foretoken.queue_ms"
+FORWARD_MS = "foretoken.forward_ms"
+
+# Generation metrics (semantic conventions), seconds.
+METRIC_REQUEST_DURATION = "gen_ai.server.request.duration"
+METRIC_TIME_TO_FIRST_TOKEN = "gen_ai.server.time_to_first_token"
+METRIC_TIME_PER_OUTPUT_TOKEN = "gen_ai.server.time_per_output_token"
+
+# Speculation metrics: raw counters, in the schema vLLM set and llama.cpp copied.
+METRIC_DRAFTS = "foretoken.drafts"
+METRIC_DRAFT_TOKENS = "foretoken.draft_tokens"
+METRIC_ACCEPTED_TOKENS = "foretoken.accepted_tokens"
+METRIC_ACCEPTED_TOKENS_PER_POSITION = "foretoken.accepted_tokens_per_position"
+METRIC_EMITTED_TOKENS = "foretoken.emitted_tokens"
+METRIC_FAILED_DRAFTS = "foretoken.failed_drafts"
+METRIC_FAILOVERS = "foretoken.failovers"
+METRIC_REQUESTS = "foretoken.requests"
+METRIC_REQUESTS_RUNNING = "foretoken.requests.running"
+METRIC_REQUESTS_WAITING = "foretoken.requests.waiting"
+METRIC_ROUND_DURATION = "foretoken.round.duration"
+METRIC_ROUND_OVERHEAD = "foretoken.round.overhead"
+METRIC_FORWARD_DURATION = "foretoken.worker.forward.duration"
+METRIC_QUEUE_DURATION = "foretoken.worker.queue.duration"
+METRIC_FORWARD_ROWS = "foretoken.worker.forward.rows"
+METRIC_PAGES_FREE = "foretoken.worker.pages.free"
+METRIC_PAGES_TOTAL = "foretoken.worker.pages.total"
+METRIC_SEQUENCES_RUNNING = "foretoken.worker.sequences.running"
+METRIC_SEQUENCES_WAITING = "foretoken.worker.sequences.waiting"
+METRIC_PREEMPTIONS = "foretoken.worker.preemptions"
+
+SECONDS_BUCKETS = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.075, 0.1),
+    *(0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0),
+)
+"""Histogram bounds for durations: as the conventions have them, and below 10 ms, where rounds live."""
+SECONDS_METRICS = (
+    METRIC_REQUEST_DURATION,
+    METRIC_TIME_TO_FIRST_TOKEN,
+    METRIC_TIME_PER_OUTPUT_TOKEN,
+    METRIC_ROUND_DURATION,
+    METRIC_ROUND_OVERHEAD,
+    METRIC_FORWARD_DURATION,
+    METRIC_QUEUE_DURATION,
+)
+"""Metrics that take `SECONDS_BUCKETS`."""

@@ -1,0 +1,195 @@
+"""Server bootstrap: bind, health, reflection, TLS, ready file; then signal -> drain -> stop.
+
+Knows settings and gRPC; knows no service beyond its name. Prints nothing.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from foretoken.rpc import telemetry
+from foretoken.rpc.errors import FailedPreconditionError, ForetokenError
+from foretoken.rpc.logs import configure_logging
+from foretoken.rpc.settings import ServiceSettings
+
+_log = logging.getLogger(__name__)
+
+MIN_PING_INTERVAL_S = 5.0
+"""Clients that ping an idle connection more often are disconnected."""
+_KEEPALIVE_TIME_S = 20.0
+_KEEPALIVE_TIMEOUT_S = 10.0
+_STOP_GRACE_S = 0.5  # after a drain only health watchers and statuses under way are left
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One gRPC service of a server."""
+
+    name: str
+    """Fully qualified, e.g. `foretoken.v1.VerifyService`."""
+    servicer: Any
+    register: Callable[[Any, Any], None]
+    """The generated `add_…Servicer_to_server`."""
+
+
+async def serve(
+    services: Sequence[Service],
+    settings: ServiceSettings,
+    *,
+    on_drain: Callable[[float], Awaitable[None]] | None = None,
+    on_ready: Callable[[int], None] | None = None,
+    stop: asyncio.Event | None = None,
+) -> None:
+    """Serve until SIGTERM, SIGINT or `stop`; then drain and stop. A second signal stops at once.
+
+    Args:
+        on_drain: gets the seconds running work may take; refuses new work, returns when none is left. It is cancelled
+            when they are over. None: the server itself refuses new calls and waits for open ones.
+        on_ready: gets the bound port once the service takes requests.
+        stop: ends serving when set; given by callers that handle signals themselves.
+
+    Raises:
+        FailedPreconditionError: the address cannot be bound, or a TLS file cannot be read.
+    """
+    server = grpc.aio.server(options=_server_options(settings), maximum_concurrent_rpcs=settings.max_concurrent_rpcs)
+    for service in services:
+        service.register(service.servicer, server)
+    health_servicer = await _add_health(server, [service.name for service in services])
+    reflection.enable_server_reflection(
+        [*(service.name for service in services), health.SERVICE_NAME, reflection.SERVICE_NAME], server
+    )
+    port = _bind(server, settings)
+    stopping = _Stopping(stop)
+    await server.start()
+    try:
+        await _set_health(health_servicer, services, health_pb2.HealthCheckResponse.SERVING)
+        _write_ready_file(settings.ready_file, port)
+        _log.info("serving %s on %s:%d", ", ".join(service.name for service in services), settings.host, port)
+        if on_ready is not None:
+            on_ready(port)
+        await stopping.requested.wait()
+        _log.info("draining for at most %g s", settings.drain_grace_s)
+        await health_servicer.enter_graceful_shutdown()
+        await stopping.unless_hurried(_drain(server, settings.drain_grace_s, on_drain))
+    finally:
+        stopping.restore()
+        if settings.ready_file is not None:
+            settings.ready_file.unlink(missing_ok=True)
+        await server.stop(_STOP_GRACE_S)
+        _log.info("stopped")
+
+
+def run_service(name: str, settings: ServiceSettings, body: Callable[[], Coroutine[Any, Any, None]]) -> int:
+    """Set up logging and telemetry, run `body` to its end; the process's exit status.
+
+    A typed error that reaches this point is a refusal to start: one line in the log, status 1.
+    """
+    configure_logging(settings.log_level)
+    shutdown_telemetry = telemetry.configure(name, settings.otlp_endpoint, settings.metrics_interval_s)
+    try:
+        asyncio.run(body())
+    except ForetokenError as error:
+        _log.error("%s cannot go on: %s", name, error)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        shutdown_telemetry()
+    return 0
+
+
+class _Stopping:
+    """Signals as events: the first asks to stop, the second not to wait."""
+
+    def __init__(self, stop: asyncio.Event | None) -> None:
+        self.requested = stop or asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._signals: list[signal.Signals] = []
+        if stop is None:
+            for signum in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().add_signal_handler(signum, self._on_signal)
+                self._signals.append(signum)
+
+    async def unless_hurried(self, work: Coroutine[Any, Any, None]) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            working = tasks.create_task(work)
+            hurried = tasks.create_task(self._hurry.wait())
+            await asyncio.wait({working, hurried}, return_when=asyncio.FIRST_COMPLETED)
+            working.cancel()
+            hurried.cancel()
+
+    def restore(self) -> None:
+        for signum in self._signals:
+            asyncio.get_running_loop().remove_signal_handler(signum)
+
+    def _on_signal(self) -> None:
+        if self.requested.is_set():
+            self._hurry.set()
+        self.requested.set()
+
+
+async def _drain(server: grpc.aio.Server, grace_s: float, on_drain: Callable[[float], Awaitable[None]] | None) -> None:
+    if on_drain is None:
+        await server.stop(grace_s)
+        return
+    try:
+        async with asyncio.timeout(grace_s + _STOP_GRACE_S):
+            await on_drain(grace_s)
+    except TimeoutError:
+        _log.warning("work is left after %g s and is cut off", grace_s)
+
+
+def _server_options(settings: ServiceSettings) -> list[tuple[str, Any]]:
+    return [
+        ("grpc.so_reuseport", 0),  # a port in use is an error, not a shared port
+        ("grpc.max_send_message_length", settings.max_message_bytes),
+        ("grpc.max_receive_message_length", settings.max_message_bytes),
+        ("grpc.keepalive_time_ms", int(_KEEPALIVE_TIME_S * 1000)),
+        ("grpc.keepalive_timeout_ms", int(_KEEPALIVE_TIMEOUT_S * 1000)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", int(MIN_PING_INTERVAL_S * 1000)),
+    ]
+
+
+def _bind(server: grpc.aio.Server, settings: ServiceSettings) -> int:
+    host = f"[{settings.host}]" if ":" in settings.host and not settings.host.startswith("[") else settings.host
+    address = f"{host}:{settings.port}"
+    try:
+        if settings.server_tls is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, settings.server_tls.credentials())
+    except RuntimeError as error:
+        raise FailedPreconditionError(f"cannot listen on {address}: is the port in use?") from error
+    except OSError as error:
+        raise FailedPreconditionError(f"cannot read a TLS file: {error}") from error
+
+
+async def _add_health(server: grpc.aio.Server, names: Sequence[str]) -> Any:
+    servicer = cast(Any, health).aio.HealthServicer()
+    for name in ("", *names):
+        await servicer.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    return servicer
+
+
+async def _set_health(servicer: Any, services: Sequence[Service], status: Any) -> None:
+    for name in ("", *(service.name for service in services)):
+        await servicer.set(name, status)
+
+
+def _write_ready_file(path: Path | None, port: int) -> None:
+    if path is None:
+        return
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(json.dumps({"port": port, "pid": os.getpid()}) + "\n")
+    partial.replace(path)

@@ -1,0 +1,59 @@
+"""Sets up OpenTelemetry for one process: providers and, when an endpoint is given, OTLP exporters over gRPC.
+
+Without an endpoint the API's own no-op providers stay, and spans and counters cost next to nothing. Knows no service.
+"""
+
+import os
+from collections.abc import Callable
+
+from opentelemetry import metrics, trace
+
+from foretoken.rpc.names import SCOPE, SECONDS_BUCKETS, SECONDS_METRICS
+
+
+def tracer() -> trace.Tracer:
+    """The tracer of all Foretoken spans."""
+    return trace.get_tracer(SCOPE)
+
+
+def meter() -> metrics.Meter:
+    """The meter of all Foretoken metrics."""
+    return metrics.get_meter(SCOPE)
+
+
+def configure(service_name: str, otlp_endpoint: str, metrics_interval_s: float = 10.0) -> Callable[[], None]:
+    """Export traces and metrics to `otlp_endpoint` (e.g. `http://localhost:4317`; empty = nowhere).
+
+    Call once, before any span or instrument is made. Returns a function that flushes and stops the exporters.
+    """
+    if not otlp_endpoint:
+        return lambda: None
+    from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+    from opentelemetry.sdk.metrics.view import ExplicitBucketHistogramAggregation, View
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    resource = Resource.create({"service.name": f"{SCOPE}.{service_name}", "service.instance.id": str(os.getpid())})
+    is_plain = not otlp_endpoint.startswith("https://")
+    tracer_provider = TracerProvider(resource=resource)
+    tracer_provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(otlp_endpoint, insecure=is_plain)))
+    reader = PeriodicExportingMetricReader(
+        OTLPMetricExporter(otlp_endpoint, insecure=is_plain), export_interval_millis=metrics_interval_s * 1000
+    )
+    views = [
+        View(instrument_name=name, aggregation=ExplicitBucketHistogramAggregation(SECONDS_BUCKETS))
+        for name in SECONDS_METRICS
+    ]
+    meter_provider = MeterProvider([reader], resource, views=views)
+    trace.set_tracer_provider(tracer_provider)
+    metrics.set_meter_provider(meter_provider)
+
+    def shutdown() -> None:
+        tracer_provider.shutdown()
+        meter_provider.shutdown(timeout_millis=5_000)
+
+    return shutdown
