@@ -1,0 +1,134 @@
+"""What a caller can set, one small frozen class per concern.
+
+Values are checked by the router, which alone knows the model's limits; this module knows neither gRPC nor the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypedDict
+
+
+class VerificationMode(StrEnum):
+    """How draft tokens are compared with the target."""
+
+    COUPLED = "coupled"
+    """The target's own tokens, whatever the draft: same request and seed, same tokens. The default."""
+    REJECTION = "rejection"
+    """Rejection sampling: exact in distribution, but the tokens depend on the draft."""
+    TYPICAL = "typical"
+    """Typical acceptance: lossy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are chosen; None takes the served model's default (`model_info().default_sampling`)."""
+
+    temperature: float | None = None
+    """Softmax temperature; 0 = greedy, otherwise 0.01 to 100."""
+    top_k: int | None = None
+    """Keep the k most likely ids; 0 = all."""
+    top_p: float | None = None
+    """Keep the smallest set of ids whose probability reaches it; above 0, at most 1."""
+    min_p: float | None = None
+    """Keep ids with at least this share of the largest probability; 0 to 1."""
+    repetition_penalty: float | None = None
+    """Divides positive and multiplies negative logits of ids seen in prompt and output; above 0, at most 10."""
+    presence_penalty: float | None = None
+    """Subtracted once from the logit of ids present in the output; -2 to 2."""
+    frequency_penalty: float | None = None
+    """Subtracted per occurrence in the output; -2 to 2."""
+    logit_bias: Mapping[int, float] | None = None
+    """Added to the logits of these ids, -100 to 100 each; at most 1024 ids."""
+    seed: int | None = None
+    """Seed of the noise, any unsigned 64-bit integer; None = drawn by the router, to be read from the answer."""
+    max_new_tokens: int | None = None
+    """Most output tokens; None = what the context has room for, at most 1024."""
+    min_new_tokens: int | None = None
+    """EOS and stop ids are masked until this many output tokens."""
+    stop: str | Sequence[str] | None = None
+    """The answer ends before the first of these strings; at most 16, each 1 to 256 bytes."""
+    stop_token_ids: Sequence[int] | None = None
+    """The answer ends after one of these ids, besides EOS; at most 64."""
+    ignore_eos: bool | None = None
+    """EOS does not end the answer."""
+    logprobs: int | None = None
+    """Most likely ids reported per token besides the token itself, 0 to 20; None = no logprobs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """How to speculate; in the COUPLED mode nothing here changes a token."""
+
+    drafter: str | None = None
+    """Name of a drafter (`model_info().drafters`); None = the router's default."""
+    drafter_settings: Mapping[str, str | int | float] | None = None
+    """Settings of that drafter, e.g. {"max_ngram": 4}."""
+    num_draft_tokens: int | None = None
+    """Draft tokens per round; None = the router's choice."""
+    off: bool | None = None
+    """Decode plainly."""
+    mode: VerificationMode | None = None
+    """Verification mode; None = COUPLED."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """What happens when a call breaks; a broken answer is resumed where it broke, with nothing repeated or lost."""
+
+    max_retries: int = 6
+    """Retries in a row without a token in between; 0 = never."""
+    initial_backoff_s: float = 0.1
+    """Longest wait before the first retry, doubled for each further one; the wait is drawn from its upper half."""
+    max_backoff_s: float = 5.0
+    """Bound of that doubling."""
+    retry_when_exhausted: bool = False
+    """Also retry when the router is overloaded, not before the time it names."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_retries", "initial_backoff_s", "max_backoff_s"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}, must be at least 0")
+
+
+class SamplingOptions(TypedDict, total=False):
+    """The fields of `Sampling` as keyword arguments."""
+
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: Mapping[int, float] | None
+    seed: int | None
+    max_new_tokens: int | None
+    min_new_tokens: int | None
+    stop: str | Sequence[str] | None
+    stop_token_ids: Sequence[int] | None
+    ignore_eos: bool | None
+    logprobs: int | None
+
+
+class SpeculationOptions(TypedDict, total=False):
+    """The fields of `Speculation` as keyword arguments."""
+
+    drafter: str | None
+    drafter_settings: Mapping[str, str | int | float] | None
+    num_draft_tokens: int | None
+    off: bool | None
+    mode: VerificationMode | None
+
+
+class GenerateOptions(SamplingOptions, SpeculationOptions, total=False):
+    """Every keyword argument of `generate`; a single field wins over the same field of `sampling` or `speculation`."""
+
+    sampling: Sampling | None
+    speculation: Speculation | None
+    model: str
+    tenant: str
+    resume_ids: Sequence[int]
+    timeout_s: float | None

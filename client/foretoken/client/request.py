@@ -1,0 +1,154 @@
+"""Keyword arguments to protocol messages.
+
+Refuses what a message cannot hold, naming the field; every other limit is the router's to check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any, TypeAlias, TypedDict, cast
+
+from google.protobuf.descriptor import FieldDescriptor
+
+from foretoken.client.config import GenerateOptions, Sampling, Speculation, VerificationMode
+from foretoken.rpc.errors import InvalidArgumentError
+from foretoken.v1 import generation_pb2 as pb
+from foretoken.v1 import types_pb2
+
+
+class ChatMessage(TypedDict):
+    """One chat message."""
+
+    role: str
+    """"system", "user", "assistant", or what the model's chat template knows."""
+    content: str
+
+
+Prompt: TypeAlias = str | Sequence[int] | Sequence[ChatMessage]
+"""Text, or token ids, or chat messages."""
+
+_MODES: Mapping[VerificationMode, types_pb2.VerificationMode] = {
+    VerificationMode.COUPLED: types_pb2.VERIFICATION_MODE_COUPLED,
+    VerificationMode.REJECTION: types_pb2.VERIFICATION_MODE_REJECTION,
+    VerificationMode.TYPICAL: types_pb2.VERIFICATION_MODE_TYPICAL,
+}
+_SAMPLING_FIELDS = tuple(field.name for field in fields(Sampling))
+_SPECULATION_FIELDS = tuple(field.name for field in fields(Speculation))
+_OTHER_FIELDS = ("model", "tenant", "resume_ids")
+_KINDS: Mapping[int, str] = {
+    FieldDescriptor.CPPTYPE_UINT32: "an integer from 0 to 2**32 - 1",
+    FieldDescriptor.CPPTYPE_UINT64: "an integer from 0 to 2**64 - 1",
+    FieldDescriptor.CPPTYPE_FLOAT: "a number",
+    FieldDescriptor.CPPTYPE_BOOL: "True or False",
+    FieldDescriptor.CPPTYPE_STRING: "valid Unicode text",
+}
+
+
+def generate_request(prompt: Prompt, options: GenerateOptions) -> pb.GenerateRequest:
+    """The request for `prompt`; `timeout_s` is not part of it.
+
+    Raises:
+        InvalidArgumentError: a value no message can hold.
+        TypeError: an unknown option.
+    """
+    known = {*_SAMPLING_FIELDS, *_SPECULATION_FIELDS, *_OTHER_FIELDS, "sampling", "speculation", "timeout_s"}
+    unknown = sorted(options.keys() - known)
+    if unknown:
+        raise TypeError(f"generate() got an unexpected keyword argument {unknown[0]!r}")
+    request = pb.GenerateRequest()
+    _set_input(request, prompt)
+    _fill(request, {name: options.get(name) for name in _OTHER_FIELDS}, "")
+    given = cast(Mapping[str, Any], options)
+    _set_sampling(request.sampling, _merged(options.get("sampling"), given, _SAMPLING_FIELDS))
+    _set_speculation(request.speculation, _merged(options.get("speculation"), given, _SPECULATION_FIELDS))
+    return request
+
+
+def tokenize_request(prompt: str | Sequence[ChatMessage]) -> pb.TokenizeRequest:
+    """The request that turns text or chat messages into ids as `generate` would.
+
+    Raises:
+        InvalidArgumentError: a value no message can hold.
+    """
+    request = pb.TokenizeRequest()
+    _set_input(request, prompt)
+    return request
+
+
+def _set_input(request: pb.GenerateRequest | pb.TokenizeRequest, prompt: Prompt) -> None:
+    if isinstance(prompt, str):
+        with _refusing("prompt", prompt, "must be valid Unicode text"):
+            request.prompt = prompt
+    elif isinstance(prompt, Mapping | bytes | bytearray):
+        raise InvalidArgumentError(
+            "prompt", type(prompt).__name__, "must be text, token ids or a list of chat messages"
+        )
+    elif len(prompt) > 0 and isinstance(prompt[0], Mapping):
+        for index, message in enumerate(cast(Sequence[ChatMessage], prompt)):
+            with _refusing(f"messages[{index}]", message, 'must be {"role": text, "content": text}'):
+                request.messages.messages.add(**message)
+    elif isinstance(request, pb.GenerateRequest):
+        request.prompt_ids.SetInParent()
+        with _refusing("prompt_ids", prompt, "must be integers from 0 to 2**32 - 1"):
+            request.prompt_ids.ids.extend(cast(Sequence[int], prompt))
+    else:
+        raise InvalidArgumentError("prompt", prompt, "must be text or a list of chat messages")
+
+
+def _merged(config: Sampling | Speculation | None, given: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    values = {name: getattr(config, name) for name in names} if config is not None else {}
+    return values | {name: given[name] for name in names if given.get(name) is not None}
+
+
+def _set_sampling(message: types_pb2.SamplingParams, values: dict[str, Any]) -> None:
+    message.SetInParent()
+    stop = values.pop("stop", None)
+    if stop is not None:
+        values["stop"] = [stop] if isinstance(stop, str) else stop
+    bias = values.pop("logit_bias", None) or {}
+    for token_id, value in bias.items():
+        with _refusing("sampling.logit_bias", {token_id: value}, "must map ids from 0 to 2**32 - 1 to numbers"):
+            message.logit_bias.add(token_id=token_id, bias=value)
+    _fill(message, values, "sampling.")
+
+
+def _set_speculation(message: pb.Speculation, values: dict[str, Any]) -> None:
+    drafter = values.pop("drafter", None)
+    settings = values.pop("drafter_settings", None) or {}
+    mode = values.pop("mode", None)
+    if drafter is not None:
+        with _refusing("speculation.drafter.name", drafter, "must be text"):
+            message.drafter.name = drafter
+    for name, value in settings.items():
+        with _refusing("speculation.drafter.settings", {name: value}, "names must be text"):
+            message.drafter.settings[name] = str(value)
+    if mode is not None:
+        try:
+            message.mode = _MODES[VerificationMode(mode)]
+        except ValueError:
+            raise InvalidArgumentError("speculation.mode", mode, f"must be one of {', '.join(_MODES)}") from None
+    _fill(message, values, "speculation.")
+
+
+def _fill(message: Any, values: Mapping[str, Any], prefix: str) -> None:
+    """Sets every field that is not None."""
+    for name, value in values.items():
+        if value is None:
+            continue
+        kind = message.DESCRIPTOR.fields_by_name[name]
+        with _refusing(prefix + name, value, f"must be {_KINDS[kind.cpp_type]}"):
+            if kind.is_repeated:
+                getattr(message, name).extend(value)
+            else:
+                setattr(message, name, value)
+
+
+@contextmanager
+def _refusing(field: str, value: object, limit: str) -> Iterator[None]:
+    """Turns protobuf's refusal of a value into the error that names the field."""
+    try:
+        yield
+    except (TypeError, ValueError):
+        raise InvalidArgumentError(field, value, limit) from None

@@ -1,0 +1,70 @@
+"""When to call again, and how long to wait before it.
+
+A pure function of a policy, a clock and chance; never sleeps and never calls.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+from foretoken.client.config import RetryPolicy
+from foretoken.rpc.errors import DeadlineExceededError, ForetokenError, ResourceExhaustedError, UnavailableError
+
+
+class Retries:
+    """The retries of one call, within one deadline over all of them."""
+
+    def __init__(
+        self,
+        policy: RetryPolicy,
+        timeout_s: float | None,
+        clock: Callable[[], float] = time.monotonic,
+        uniform: Callable[[float, float], float] = random.uniform,
+    ) -> None:
+        """`timeout_s` None = no deadline."""
+        self._policy = policy
+        self._clock = clock
+        self._uniform = uniform
+        self._deadline = None if timeout_s is None else clock() + timeout_s
+        self._num_in_a_row = 0
+
+    def remaining_s(self) -> float | None:
+        """Time left; None = no deadline.
+
+        Raises:
+            DeadlineExceededError: none is left.
+        """
+        if self._deadline is None:
+            return None
+        remaining = self._deadline - self._clock()
+        if remaining <= 0:
+            raise DeadlineExceededError("the deadline passed before the call could be repeated")
+        return remaining
+
+    def progressed(self) -> None:
+        """Something new arrived: the next failure is again a first one."""
+        self._num_in_a_row = 0
+
+    def delay_after(self, error: ForetokenError) -> float:
+        """Seconds to wait before the next attempt.
+
+        Raises:
+            ForetokenError: `error` itself, when another attempt is pointless, not wanted or no longer possible in time.
+        """
+        if not self._can_retry(error) or self._num_in_a_row >= self._policy.max_retries:
+            raise error
+        longest = min(self._policy.initial_backoff_s * 2.0**self._num_in_a_row, self._policy.max_backoff_s)
+        self._num_in_a_row += 1
+        delay = self._uniform(longest / 2, longest)
+        if isinstance(error, ResourceExhaustedError):
+            delay = max(delay, error.retry_after_s or 0.0)
+        if self._deadline is not None and self._clock() + delay >= self._deadline:
+            raise error
+        return delay
+
+    def _can_retry(self, error: ForetokenError) -> bool:
+        if isinstance(error, ResourceExhaustedError):
+            return self._policy.retry_when_exhausted
+        return isinstance(error, UnavailableError)

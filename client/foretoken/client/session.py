@@ -1,0 +1,84 @@
+"""One answer over as many streams as it takes: what to ask next, and what each message means.
+
+Both clients drive it and differ only in how they wait; it does no input or output itself.
+"""
+
+from __future__ import annotations
+
+from foretoken.client.completion import Completion
+from foretoken.client.piece import Piece
+from foretoken.client.retry import Retries
+from foretoken.rpc.errors import ForetokenError, InternalError, UnavailableError
+from foretoken.v1 import generation_pb2 as pb
+
+
+class Session:
+    """The state of one answer."""
+
+    def __init__(self, request: pb.GenerateRequest, retries: Retries) -> None:
+        self._request = request
+        self._retries = retries
+        self._pieces: list[Piece] = []
+        self._finish: pb.GenerateFinish | None = None
+        self._num_resumes = 0
+        self.start: pb.GenerateStart | None = None
+        """The first message of the first stream."""
+
+    def next_request(self) -> tuple[pb.GenerateRequest, float | None]:
+        """The request of the next stream and the seconds it may take (None = no limit).
+
+        After a break it continues from what was received: same prompt ids, model and seed, and `resume_ids`.
+
+        Raises:
+            DeadlineExceededError: no time is left.
+        """
+        timeout_s = self._retries.remaining_s()
+        if self.start is None:
+            return self._request, timeout_s
+        request = pb.GenerateRequest()
+        request.CopyFrom(self._request)
+        request.prompt_ids.ids[:] = self.start.prompt_ids
+        request.model = self.start.model
+        request.sampling.seed = self.start.seed
+        request.resume_ids.extend(token.id for piece in self._pieces for token in piece.tokens)
+        return request, timeout_s
+
+    def feed(self, response: pb.GenerateResponse) -> Piece | None:
+        """Takes one message; returns the piece it brought, if any.
+
+        Raises:
+            InternalError: the messages do not come in their order.
+        """
+        event = response.WhichOneof("event")
+        if event == "start":
+            self.start = self.start or response.start
+        elif self.start is None or self._finish is not None:
+            raise InternalError(f"the router sent {event or 'an unknown event'} out of order")
+        elif event == "tokens":
+            piece = Piece.from_proto(response.tokens)
+            self._pieces.append(piece)
+            self._retries.progressed()
+            return piece
+        elif event == "finish":
+            self._finish = response.finish
+        return None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last message came; nothing is worth asking for after it."""
+        return self._finish is not None
+
+    def delay_after(self, error: ForetokenError | None) -> float:
+        """Seconds to wait before asking again, after a stream broke with `error` (None = it just ended too early).
+
+        Raises:
+            ForetokenError: `error`, when it is final.
+        """
+        delay = self._retries.delay_after(error or UnavailableError("the stream ended before the answer did"))
+        self._num_resumes += self.start is not None
+        return delay
+
+    def completion(self) -> Completion:
+        """The whole answer, once finished."""
+        assert self.start is not None and self._finish is not None
+        return Completion.from_proto(self.start, self._pieces, self._finish, self._num_resumes)

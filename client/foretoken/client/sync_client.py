@@ -1,0 +1,224 @@
+"""The blocking client: one channel, any number of threads.
+
+Waits; what to ask and what an answer means is decided in `session` and `retry`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+import grpc
+
+from foretoken.client.channel import (
+    DEFAULT_ADDRESS,
+    DEFAULT_TIMEOUT_S,
+    call_error,
+    call_metadata,
+    channel_options,
+    generation_stub,
+)
+from foretoken.client.completion import Completion
+from foretoken.client.config import GenerateOptions, RetryPolicy
+from foretoken.client.model_info import ModelInfo
+from foretoken.client.piece import Piece
+from foretoken.client.request import ChatMessage, Prompt, generate_request, tokenize_request
+from foretoken.client.retry import Retries
+from foretoken.client.session import Session
+from foretoken.rpc.errors import RequestCancelledError
+from foretoken.rpc.tls import ClientTls
+from foretoken.v1 import generation_pb2 as pb
+
+Response = TypeVar("Response")
+
+
+class Generation:
+    """One answer, still to be streamed. Iterate over its pieces once, or ask for `result`.
+
+    The call starts with the iteration; leaving the iteration early, by `break` or an exception, cancels it.
+    """
+
+    def __init__(self, stub: Any, session: Session, client_closed: threading.Event) -> None:
+        """Made by `Client.generate`."""
+        self._stub = stub
+        self._session = session
+        self._client_closed = client_closed
+        self._call: Any = None
+        self._is_begun = False
+        self._cancelled = threading.Event()
+
+    @property
+    def request_id(self) -> str:
+        """The router's id of the request, for its logs; empty before the first message."""
+        return self._session.start.request_id if self._session.start else ""
+
+    @property
+    def seed(self) -> int | None:
+        """The seed in force; None before the first message."""
+        return self._session.start.seed if self._session.start else None
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """The prompt as the model sees it; empty before the first message."""
+        return tuple(self._session.start.prompt_ids) if self._session.start else ()
+
+    def __iter__(self) -> Iterator[Piece]:
+        """Pieces as they arrive, over as many streams as it takes.
+
+        Raises:
+            ForetokenError: the answer cannot be had, or not whole.
+            RuntimeError: iterated before.
+        """
+        if self._is_begun:
+            raise RuntimeError("an answer can be iterated only once")
+        self._is_begun = True
+        return self._pieces()
+
+    def _pieces(self) -> Iterator[Piece]:
+        while True:
+            self._raise_if_cancelled()
+            request, timeout_s = self._session.next_request()
+            error = None
+            call = self._call = self._stub.Generate(request, timeout=timeout_s, metadata=call_metadata())
+            try:
+                for response in call:
+                    piece = self._session.feed(response)
+                    if piece is not None:
+                        yield piece
+            except grpc.RpcError as broken:
+                self._raise_if_cancelled()
+                error = call_error(broken, is_cancelled=False)
+            finally:
+                call.cancel()
+            if self._session.is_finished:
+                return
+            self._cancelled.wait(self._session.delay_after(error))
+
+    def result(self) -> Completion:
+        """The whole answer; streams it first unless it has been iterated to its end.
+
+        Raises:
+            ForetokenError: the answer cannot be had, or not whole.
+            RuntimeError: the iteration was begun and not ended.
+        """
+        if not self._session.is_finished:
+            for _ in self:
+                pass
+        return self._session.completion()
+
+    def cancel(self) -> None:
+        """Ends the call, from any thread; an iteration in progress raises `RequestCancelledError`."""
+        self._cancelled.set()
+        if self._call is not None:
+            self._call.cancel()
+
+    def _raise_if_cancelled(self) -> None:
+        if not self._session.is_finished and (self._cancelled.is_set() or self._client_closed.is_set()):
+            reason = "the client was closed" if self._client_closed.is_set() else "the request was cancelled"
+            raise RequestCancelledError(reason, request_id=self.request_id)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+
+class Client:
+    """A blocking client of one router; a context manager, usable from any number of threads."""
+
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        tls: ClientTls | None = None,
+        retry: RetryPolicy | None = None,
+        timeout_s: float | None = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        """Connects when first used.
+
+        Args:
+            address: the router, `host:port`.
+            tls: certificates; None = plain text.
+            retry: what happens when a call breaks; None = `RetryPolicy()`.
+            timeout_s: deadline of calls that bring none of their own, retries included; None = none.
+        """
+        self.address = address
+        self._retry = retry or RetryPolicy()
+        self._timeout_s = timeout_s
+        self._closed = threading.Event()
+        options = channel_options(tls)
+        self._channel = (
+            grpc.secure_channel(address, tls.credentials(), options) if tls else grpc.insecure_channel(address, options)
+        )
+        self._stub = generation_stub(self._channel)
+
+    def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Generation:
+        """An answer to `prompt`: text, token ids, or chat messages.
+
+        Iterate over what is returned for pieces as they come, or take its `result()`; nothing is sent before.
+
+        Raises:
+            InvalidArgumentError: a value that cannot be sent; what the router refuses is raised by the iteration.
+        """
+        self._raise_if_closed()
+        request = generate_request(prompt, options)
+        return Generation(self._stub, Session(request, self._retries(options.get("timeout_s"))), self._closed)
+
+    def complete(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Completion:
+        """The whole answer to `prompt`: `generate(...).result()`.
+
+        Raises:
+            ForetokenError: the answer cannot be had, or not whole.
+        """
+        return self.generate(prompt, **options).result()
+
+    def model_info(self, *, timeout_s: float | None = None) -> ModelInfo:
+        """The served model, its defaults and its workers.
+
+        Raises:
+            ForetokenError: the router cannot be asked.
+        """
+        return ModelInfo.from_proto(self._unary(self._stub.GetModelInfo, pb.GetModelInfoRequest(), timeout_s))
+
+    def tokenize(self, prompt: str | Sequence[ChatMessage], *, timeout_s: float | None = None) -> tuple[int, ...]:
+        """The token ids of text or chat messages, as `generate` would see them.
+
+        Raises:
+            ForetokenError: the router refuses, or cannot be asked.
+        """
+        return tuple(self._unary(self._stub.Tokenize, tokenize_request(prompt), timeout_s).ids)
+
+    def close(self) -> None:
+        """Ends every call and the connection; may be called again."""
+        self._closed.set()
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _unary(self, method: Callable[..., Response], request: object, timeout_s: float | None) -> Response:
+        retries = self._retries(timeout_s)
+        while True:
+            self._raise_if_closed()
+            try:
+                return method(request, timeout=retries.remaining_s(), metadata=call_metadata())
+            except grpc.RpcError as broken:
+                delay = retries.delay_after(call_error(broken, is_cancelled=self._closed.is_set()))
+            self._closed.wait(delay)
+
+    def _retries(self, timeout_s: float | None) -> Retries:
+        return Retries(self._retry, self._timeout_s if timeout_s is None else timeout_s)
+
+    def _raise_if_closed(self) -> None:
+        if self._closed.is_set():
+            raise RuntimeError("the client is closed")

@@ -1,0 +1,135 @@
+"""A strict router in this process: it answers from a queue of scripts and fails the test that leaves one unused."""
+
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+
+from foretoken.rpc.errors import ForetokenError, to_status
+from foretoken.v1 import generation_pb2 as pb
+from foretoken.v1 import generation_pb2_grpc, types_pb2
+
+
+class Hang:
+    """A script step: wait until the client goes away."""
+
+
+class EndEarly:
+    """A script step: end the stream as if all was well."""
+
+
+Step = Message | ForetokenError | grpc.StatusCode | Hang | EndEarly
+
+
+def start(seed: int = 7, prompt_ids: Sequence[int] = (1, 2, 3), **fields: object) -> pb.GenerateResponse:
+    values = {"seed": seed, "prompt_ids": prompt_ids, "model": "tiny", "request_id": "r1", "drafter": "model"} | fields
+    return pb.GenerateResponse(start=pb.GenerateStart(**values))
+
+
+def tokens(text: str, *ids: int, origin: int = types_pb2.TOKEN_ORIGIN_PLAIN, source: int = 0) -> pb.GenerateResponse:
+    """One message whose text is shared evenly by its tokens, the rest falling to the last."""
+    share = len(text) // len(ids) if ids else 0
+    entries = [pb.GeneratedToken(id=id_, origin=origin, source=source, num_chars=share) for id_ in ids]
+    return pb.GenerateResponse(tokens=pb.GenerateTokens(tokens=entries, text=text))
+
+
+def finish(num_output: int = 0, reason: int = pb.FINISH_REASON_LENGTH, **fields: object) -> pb.GenerateResponse:
+    usage = pb.Usage(prompt_tokens=3, output_tokens=num_output)
+    return pb.GenerateResponse(finish=pb.GenerateFinish(reason=reason, usage=usage, **fields))
+
+
+@dataclass
+class FakeRouter(generation_pb2_grpc.GenerationServiceServicer):
+    """Queue scripts with `will`; read what was asked from `requests` and `metadata`."""
+
+    requests: list[Message] = field(default_factory=list)
+    metadata: list[dict[str, str]] = field(default_factory=list)
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    address: str = ""
+    _scripts: deque[tuple[Step, ...]] = field(default_factory=deque)
+    _faults: list[str] = field(default_factory=list)
+
+    def will(self, *steps: Step) -> None:
+        """Queue the answer to one call."""
+        self._scripts.append(steps)
+
+    def check(self) -> None:
+        """Raises AssertionError if a call was not expected or an expected one did not come."""
+        assert not self._faults, self._faults
+        assert not self._scripts, f"{len(self._scripts)} queued replies were not consumed: {list(self._scripts)}"
+
+    def Generate(self, request: Message, context: grpc.ServicerContext) -> Iterator[Message]:
+        ended = threading.Event()
+        context.add_callback(lambda: ended.is_set() or self.cancelled.set())
+        steps = self._next(request, context)
+        for step in steps:
+            if step is steps[-1] and not isinstance(step, Hang):
+                ended.set()
+            if isinstance(step, Message):
+                yield step
+            elif isinstance(step, EndEarly):
+                return
+            else:
+                self._fail(step, context)
+
+    def GetModelInfo(self, request: Message, context: grpc.ServicerContext) -> Message:
+        return self._unary(request, context)
+
+    def Tokenize(self, request: Message, context: grpc.ServicerContext) -> Message:
+        return self._unary(request, context)
+
+    def _unary(self, request: Message, context: grpc.ServicerContext) -> Message:
+        (step,) = self._next(request, context)
+        return step if isinstance(step, Message) else self._fail(step, context)
+
+    def _next(self, request: Message, context: grpc.ServicerContext) -> tuple[Step, ...]:
+        self.requests.append(request)
+        self.metadata.append({key: value for key, value in context.invocation_metadata()})
+        if not self._scripts:
+            self._faults.append(f"unexpected call: {request}")
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "no reply was queued")
+        return self._scripts.popleft()
+
+    def _fail(self, step: Step, context: grpc.ServicerContext) -> Message:
+        if isinstance(step, ForetokenError):
+            code, details, metadata = to_status(step)
+            context.set_trailing_metadata(metadata)
+            context.abort(code, details)
+        if isinstance(step, grpc.StatusCode):
+            context.abort(step, "as scripted")
+        gone = threading.Event()
+        if context.add_callback(gone.set):
+            gone.wait(20)
+        raise AssertionError("the client went away")
+
+
+@pytest.fixture
+def router() -> Iterator[FakeRouter]:
+    fake = FakeRouter()
+    server = grpc.server(ThreadPoolExecutor(8))
+    generation_pb2_grpc.add_GenerationServiceServicer_to_server(fake, server)
+    fake.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    yield fake
+    server.stop(None)
+    fake.check()
+
+
+@pytest.fixture
+def script() -> "type[Script]":
+    return Script
+
+
+class Script:
+    """The vocabulary of scripts, handed to tests as a fixture."""
+
+    start = staticmethod(start)
+    tokens = staticmethod(tokens)
+    finish = staticmethod(finish)
+    Hang = Hang
+    EndEarly = EndEarly

@@ -1,0 +1,334 @@
+"""Both clients against a scripted router; every case runs through each."""
+
+import asyncio
+import gc
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import grpc
+import pytest
+
+from foretoken.client import (
+    AsyncClient,
+    Client,
+    DeadlineExceededError,
+    DraftSource,
+    FinishReason,
+    ForetokenError,
+    InternalError,
+    InvalidArgumentError,
+    RequestCancelledError,
+    ResourceExhaustedError,
+    RetryPolicy,
+    TokenOrigin,
+    UnavailableError,
+)
+from foretoken.rpc.errors import NotFoundError
+from foretoken.v1 import generation_pb2 as pb
+from foretoken.v1 import types_pb2
+
+FAST = RetryPolicy(initial_backoff_s=0.001, max_backoff_s=0.002)
+
+
+class SyncRunner:
+    """Drives the blocking client off the test's event loop."""
+
+    async def pieces(self, address: str, prompt: Any, stop_after: int | None = None, **options: Any) -> list[Any]:
+        return await asyncio.to_thread(self._pieces, address, prompt, stop_after, options)
+
+    def _pieces(self, address: str, prompt: Any, stop_after: int | None, options: dict[str, Any]) -> list[Any]:
+        pieces = []
+        with Client(address, retry=options.pop("retry", FAST)) as client:
+            generation = client.generate(prompt, **options)
+            for piece in generation:
+                pieces.append(piece)
+                if len(pieces) == stop_after:
+                    break
+            if stop_after is not None:
+                return pieces  # the answer object is still alive here: leaving the loop alone must have cancelled
+        return pieces
+
+    async def call(self, address: str, method: str, *args: Any, **options: Any) -> Any:
+        def run() -> Any:
+            with Client(address, retry=options.pop("retry", FAST)) as client:
+                return getattr(client, method)(*args, **options)
+
+        return await asyncio.to_thread(run)
+
+
+class AsyncRunner:
+    """Drives the asyncio client."""
+
+    async def pieces(self, address: str, prompt: Any, stop_after: int | None = None, **options: Any) -> list[Any]:
+        pieces = []
+        async with AsyncClient(address, retry=options.pop("retry", FAST)) as client:
+            generation = client.generate(prompt, **options)
+            async for piece in generation:
+                pieces.append(piece)
+                if len(pieces) == stop_after:
+                    break
+            return pieces
+
+    async def call(self, address: str, method: str, *args: Any, **options: Any) -> Any:
+        async with AsyncClient(address, retry=options.pop("retry", FAST)) as client:
+            return await getattr(client, method)(*args, **options)
+
+
+@pytest.fixture(params=[SyncRunner, AsyncRunner], ids=["sync", "async"])
+def runner(request: pytest.FixtureRequest) -> Any:
+    return request.param()
+
+
+async def test_pieces_print_as_text_and_carry_tokens(router, script, runner) -> None:
+    accepted = {"origin": types_pb2.TOKEN_ORIGIN_ACCEPTED, "source": types_pb2.DRAFT_SOURCE_NGRAM}
+    router.will(
+        script.start(),
+        script.tokens("añ", 5, 6, **accepted),
+        script.tokens("cd", 7, origin=types_pb2.TOKEN_ORIGIN_RECOVERED),
+        script.tokens("!"),
+        script.finish(3),
+    )
+    pieces = await runner.pieces(router.address, "hi")
+    assert [str(piece) for piece in pieces] == ["añ", "cd", "!"]
+    assert [token.text for token in pieces[0].tokens] == ["a", "ñ"]
+    assert [token.id for piece in pieces for token in piece.tokens] == [5, 6, 7]
+    assert pieces[0].tokens[0].source is DraftSource.NGRAM and pieces[0].tokens[0].provenance == "ngram"
+    assert pieces[1].tokens[0].origin is TokenOrigin.RECOVERED and pieces[1].tokens[0].source is None
+    assert pieces[1].tokens[0].provenance == "recovered"
+
+
+async def test_complete_gives_the_whole_answer(router, script, runner) -> None:
+    stats = pb.SpeculationStats(
+        num_drafts=2,
+        num_draft_tokens=8,
+        num_accepted_tokens=2,
+        num_accepted_per_position=[2, 0],
+        num_drafted_per_position=[4, 4],
+        num_verify_forwards=2,
+        num_emitted_tokens=4,
+        round_ns=2_000_000,
+    )
+    logprobs = types_pb2.TokenLogprobs(logprob=-0.5, top_ids=[9, 8], top_logprobs=[-0.5, -1.5])
+    message = pb.GenerateTokens(text="x", tokens=[pb.GeneratedToken(id=9, origin=99, logprobs=logprobs)])
+    router.will(
+        script.start(seed=11),
+        pb.GenerateResponse(tokens=message),
+        script.finish(1, pb.FINISH_REASON_STOP, stop="\n", speculation=stats, duration_ns=5_000_000),
+    )
+    answer = await runner.call(router.address, "complete", "hi", logprobs=2)
+    assert (str(answer), answer.output_ids, answer.seed, answer.prompt_ids) == ("x", (9,), 11, (1, 2, 3))
+    assert (answer.finish_reason, answer.stop, answer.usage.output_tokens) == (FinishReason.STOP, "\n", 1)
+    assert answer.tokens[0].logprobs.top == ((9, -0.5), (8, -1.5))
+    assert answer.tokens[0].origin is TokenOrigin.UNKNOWN
+    assert answer.speculation.acceptance_rate == 0.25 and answer.speculation.block_efficiency == 2
+    assert answer.speculation.acceptance_per_position == (0.5, 0.0)
+    assert answer.speculation.round_s == pytest.approx(0.002) and answer.duration_s == pytest.approx(0.005)
+
+
+async def test_an_answer_resumes_where_it_broke(router, script, runner) -> None:
+    router.will(script.start(seed=42), script.tokens("ab", 5, 6), grpc.StatusCode.UNAVAILABLE)
+    router.will(script.start(seed=42), grpc.StatusCode.UNAVAILABLE)
+    router.will(script.start(seed=42), script.tokens("c", 7), script.tokens("", 8), script.EndEarly())
+    router.will(script.start(seed=42), script.tokens("d"), script.finish(5))
+    answer = await runner.call(router.address, "complete", "hi", temperature=0.5, resume_ids=[4], tenant="t")
+    assert (answer.text, answer.output_ids, answer.num_resumes) == ("abcd", (5, 6, 7, 8), 3)
+    first, second, third, fourth = router.requests
+    assert first.prompt == "hi" and not first.sampling.HasField("seed") and list(first.resume_ids) == [4]
+    for request, received in ((second, [4, 5, 6]), (third, [4, 5, 6]), (fourth, [4, 5, 6, 7, 8])):
+        assert list(request.prompt_ids.ids) == [1, 2, 3] and request.WhichOneof("input") == "prompt_ids"
+        assert request.sampling.seed == 42 and request.sampling.temperature == 0.5
+        assert (request.model, request.tenant) == ("tiny", "t")
+        assert list(request.resume_ids) == received
+
+
+async def test_a_break_before_the_first_message_repeats_the_request(router, script, runner) -> None:
+    router.will(grpc.StatusCode.UNAVAILABLE)
+    router.will(script.start(), script.tokens("a", 5), script.finish(1))
+    answer = await runner.call(router.address, "complete", "hi")
+    assert answer.text == "a" and answer.num_resumes == 0
+    assert router.requests[0] == router.requests[1]
+
+
+async def test_a_cancellation_nobody_asked_for_is_a_lost_stream(router, script, runner) -> None:
+    router.will(script.start(), script.tokens("a", 5), grpc.StatusCode.CANCELLED)
+    router.will(script.start(), script.tokens("b", 6), script.finish(2))
+    assert (await runner.call(router.address, "complete", "hi")).text == "ab"
+
+
+async def test_retries_in_a_row_are_bounded_and_progress_starts_anew(router, script, runner) -> None:
+    policy = RetryPolicy(max_retries=1, initial_backoff_s=0.001)
+    router.will(grpc.StatusCode.UNAVAILABLE)
+    router.will(script.start(), script.tokens("a", 5), grpc.StatusCode.UNAVAILABLE)
+    router.will(script.start(), grpc.StatusCode.UNAVAILABLE)
+    with pytest.raises(UnavailableError, match="as scripted"):
+        await runner.call(router.address, "complete", "hi", retry=policy)
+
+
+async def test_a_fault_after_the_last_message_does_not_matter(router, script, runner) -> None:
+    router.will(script.start(), script.tokens("a", 5), script.finish(1), grpc.StatusCode.UNAVAILABLE)
+    assert (await runner.call(router.address, "complete", "hi")).text == "a"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [InvalidArgumentError("sampling.temperature", -1, "must be 0 or more"), NotFoundError("no"), InternalError("x")],
+    ids=lambda error: type(error).__name__,
+)
+async def test_other_errors_are_final_and_typed(router, script, runner, error) -> None:
+    router.will(script.start(), error)
+    with pytest.raises(type(error)) as caught:
+        await runner.call(router.address, "complete", "hi")
+    assert str(caught.value) == str(error)
+    if isinstance(error, InvalidArgumentError):
+        assert (caught.value.field, caught.value.value) == ("sampling.temperature", "-1")
+
+
+async def test_overload_is_retried_only_if_asked(router, script, runner) -> None:
+    router.will(ResourceExhaustedError("full", retry_after_s=0.05))
+    with pytest.raises(ResourceExhaustedError) as caught:
+        await runner.call(router.address, "complete", "hi")
+    assert caught.value.retry_after_s == 0.05
+    router.will(ResourceExhaustedError("full", retry_after_s=0.05))
+    router.will(script.start(), script.finish())
+    policy = RetryPolicy(retry_when_exhausted=True, initial_backoff_s=0.001)
+    before = asyncio.get_running_loop().time()
+    await runner.call(router.address, "complete", "hi", retry=policy)
+    assert asyncio.get_running_loop().time() - before >= 0.05
+
+
+async def test_the_deadline_is_one_over_all_attempts(router, script, runner) -> None:
+    router.will(script.start(), script.Hang())
+    with pytest.raises(DeadlineExceededError):
+        await runner.call(router.address, "complete", "hi", timeout_s=0.2)
+    assert await asyncio.to_thread(router.cancelled.wait, 5)
+
+
+async def test_leaving_the_loop_cancels_the_call(router, script, runner) -> None:
+    router.will(script.start(), script.tokens("a", 5), script.Hang())
+    pieces = await runner.pieces(router.address, "hi", stop_after=1)
+    assert [str(piece) for piece in pieces] == ["a"]
+    gc.collect()
+    assert await asyncio.to_thread(router.cancelled.wait, 5)
+
+
+async def test_messages_out_of_order_are_refused(router, script, runner) -> None:
+    router.will(script.tokens("a", 5))
+    with pytest.raises(InternalError, match="out of order"):
+        await runner.call(router.address, "complete", "hi")
+
+
+async def test_an_unreachable_router_is_unavailable(runner) -> None:
+    with pytest.raises(UnavailableError):
+        await runner.call("127.0.0.1:1", "model_info", retry=RetryPolicy(max_retries=1, initial_backoff_s=0.001))
+
+
+async def test_model_info_and_tokenize(router, runner) -> None:
+    hello = types_pb2.WorkerHello(role="verify", max_sequences=4, step_costs=[{"rows": 1, "context": 512, "ns": 10}])
+    info = pb.GetModelInfoResponse(
+        model="tiny",
+        max_context=64,
+        drafters=["model", "ngram"],
+        default_sampling=types_pb2.SamplingParams(temperature=0.0, stop=["x"]),
+        verification_modes=[types_pb2.VERIFICATION_MODE_COUPLED, 77],
+        verify_workers=[pb.WorkerInfo(address="a:1", hello=hello, state="ready", load={"free_pages": 3})],
+        draft_workers=[pb.WorkerInfo(address="b:2", state="connecting", detail="refused")],
+    )
+    router.will(grpc.StatusCode.UNAVAILABLE)
+    router.will(info)
+    got = await runner.call(router.address, "model_info")
+    assert (got.model, got.drafters, got.verification_modes) == ("tiny", ("model", "ngram"), ("coupled",))
+    assert got.default_sampling.temperature == 0 and got.default_sampling.stop == ("x",)
+    assert got.default_sampling.top_p is None
+    assert (got.verify_workers[0].free_pages, got.verify_workers[0].step_costs[0].rows) == (3, 1)
+    assert (got.draft_workers[0].role, got.draft_workers[0].detail) == ("draft", "refused")
+
+    router.will(pb.TokenizeResponse(ids=[1, 2]))
+    assert await runner.call(router.address, "tokenize", [{"role": "user", "content": "hi"}]) == (1, 2)
+    assert router.requests[-1].messages.messages[0].content == "hi"
+
+
+async def test_the_callers_trace_travels_along(router, script, runner) -> None:
+    from opentelemetry import context, trace
+
+    span = trace.NonRecordingSpan(trace.SpanContext(0xABC, 0xDEF, is_remote=False, trace_flags=trace.TraceFlags(1)))
+    token = context.attach(trace.set_span_in_context(span))
+    try:
+        router.will(script.start(), script.finish())
+        await runner.call(router.address, "complete", "hi")
+    finally:
+        context.detach(token)
+    assert router.metadata[0]["traceparent"].split("-")[1] == f"{0xABC:032x}"
+
+
+def test_cancel_from_another_thread_ends_the_iteration(router, script) -> None:
+    router.will(script.start(), script.tokens("a", 5), script.Hang())
+    with Client(router.address) as client:
+        generation = client.generate("hi")
+        with pytest.raises(RequestCancelledError):
+            for _ in generation:
+                threading.Timer(0.05, generation.cancel).start()
+    assert generation.seed == 7 and generation.request_id == "r1" and generation.prompt_ids == (1, 2, 3)
+
+
+def test_closing_the_client_ends_the_iteration(router, script) -> None:
+    router.will(script.start(), script.tokens("a", 5), script.Hang())
+    client = Client(router.address)
+    with pytest.raises(RequestCancelledError, match="closed"):
+        for _ in client.generate("hi"):
+            threading.Timer(0.05, client.close).start()
+    with pytest.raises(RuntimeError, match="closed"):
+        client.generate("hi")
+
+
+async def test_cancelling_the_task_cancels_the_call(router, script) -> None:
+    router.will(script.start(), script.tokens("a", 5), script.Hang())
+    async with AsyncClient(router.address) as client:
+        arrived = asyncio.Event()
+
+        async def read() -> None:
+            async for _ in client.generate("hi"):
+                arrived.set()
+
+        task = asyncio.create_task(read())
+        await arrived.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await asyncio.to_thread(router.cancelled.wait, 5)
+
+
+async def test_cancel_from_another_task_ends_the_iteration(router, script) -> None:
+    router.will(script.start(), script.tokens("a", 5), script.Hang())
+    async with AsyncClient(router.address) as client:
+        generation = client.generate("hi")
+        with pytest.raises(RequestCancelledError):
+            async for _ in generation:
+                asyncio.get_running_loop().call_later(0.05, generation.cancel)
+
+
+def test_an_answer_is_iterated_once(router, script) -> None:
+    router.will(script.start(), script.tokens("a", 5), script.finish(1))
+    with Client(router.address) as client:
+        generation = client.generate("hi")
+        assert [str(piece) for piece in generation] == ["a"]
+        assert generation.result().text == "a" == generation.result().text
+        with pytest.raises(RuntimeError, match="only once"):
+            iter(generation)
+
+
+def test_an_interpreter_exits_with_a_client_and_a_stream_open(router, script) -> None:
+    router.will(script.start(), script.tokens("a", 5), script.Hang())
+    code = (
+        "from foretoken.client import Client\n"
+        f"client = Client({router.address!r})\n"
+        "pieces = iter(client.generate('hi'))\n"
+        "print(next(pieces))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "a\n", "")
+
+
+def test_every_error_is_a_foretoken_error() -> None:
+    assert issubclass(InvalidArgumentError, ForetokenError)

@@ -1,0 +1,93 @@
+"""What becomes of keyword arguments."""
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from foretoken.client import InvalidArgumentError, Sampling, Speculation, VerificationMode
+from foretoken.client.config import SamplingOptions, SpeculationOptions
+from foretoken.client.request import generate_request, tokenize_request
+from foretoken.v1 import types_pb2
+
+
+@pytest.mark.parametrize("config, options", [(Sampling, SamplingOptions), (Speculation, SpeculationOptions)])
+def test_every_field_is_also_a_keyword_argument(config: Any, options: Any) -> None:
+    assert {field.name: field.type for field in fields(config)} == {
+        name: hint.__forward_arg__ for name, hint in options.__annotations__.items()
+    }
+
+
+def test_every_sampling_field_of_the_protocol_can_be_set() -> None:
+    assert {field.name for field in fields(Sampling)} == set(types_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
+
+
+def test_arguments_reach_the_message_and_win_over_the_config() -> None:
+    request = generate_request(
+        "hi",
+        {
+            "sampling": Sampling(temperature=0.5, top_k=3, logit_bias={4: -1.5}, stop="x"),
+            "temperature": 0.0,
+            "stop_token_ids": (7,),
+            "ignore_eos": False,
+            "speculation": Speculation(drafter="ngram", drafter_settings={"max_ngram": 4}),
+            "num_draft_tokens": 6,
+            "mode": VerificationMode.REJECTION,
+            "resume_ids": range(2),
+        },
+    )
+    sampling = request.sampling
+    assert (sampling.temperature, sampling.top_k, list(sampling.stop)) == (0, 3, ["x"])
+    assert sampling.HasField("ignore_eos") and not sampling.HasField("seed")
+    assert [(bias.token_id, bias.bias) for bias in sampling.logit_bias] == [(4, -1.5)]
+    assert request.speculation.drafter.name == "ngram" and request.speculation.drafter.settings["max_ngram"] == "4"
+    assert request.speculation.num_draft_tokens == 6
+    assert request.speculation.mode == types_pb2.VERIFICATION_MODE_REJECTION
+    assert list(request.resume_ids) == [0, 1]
+
+
+def test_a_prompt_is_text_ids_or_messages() -> None:
+    assert generate_request("hi", {}).prompt == "hi"
+    assert list(generate_request([1, 2], {}).prompt_ids.ids) == [1, 2]
+    assert generate_request([], {}).WhichOneof("input") == "prompt_ids"
+    chat = generate_request([{"role": "user", "content": "hi"}], {}).messages.messages
+    assert (chat[0].role, chat[0].content) == ("user", "hi")
+    assert tokenize_request("hi").prompt == "hi"
+
+
+@pytest.mark.parametrize(
+    "prompt, options, field",
+    [
+        ("\ud800", {}, "prompt"),
+        (b"hi", {}, "prompt"),
+        ([-1], {}, "prompt_ids"),
+        ([1, "a"], {}, "prompt_ids"),
+        ([{"role": "user", "text": "hi"}], {}, "messages[0]"),
+        ("hi", {"top_k": -1}, "sampling.top_k"),
+        ("hi", {"top_k": 1.5}, "sampling.top_k"),
+        ("hi", {"temperature": "warm"}, "sampling.temperature"),
+        ("hi", {"seed": 2**64}, "sampling.seed"),
+        ("hi", {"stop": ["\ud800"]}, "sampling.stop"),
+        ("hi", {"logit_bias": {-1: 1.0}}, "sampling.logit_bias"),
+        ("hi", {"mode": "guess"}, "speculation.mode"),
+        ("hi", {"num_draft_tokens": -2}, "speculation.num_draft_tokens"),
+        ("hi", {"drafter": 3}, "speculation.drafter.name"),
+        ("hi", {"resume_ids": [2**32]}, "resume_ids"),
+        ("hi", {"tenant": 5}, "tenant"),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_what_a_message_cannot_hold_is_refused_by_name(prompt: Any, options: Any, field: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        generate_request(prompt, options)
+    assert caught.value.field == field
+
+
+def test_an_unknown_argument_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="'temprature'"):
+        generate_request("hi", {"temprature": 1})  # type: ignore[typeddict-unknown-key]
+
+
+def test_ids_cannot_be_tokenized() -> None:
+    with pytest.raises(InvalidArgumentError):
+        tokenize_request([1, 2])  # type: ignore[list-item]

@@ -1,0 +1,64 @@
+"""The waits between attempts, on a clock that stands still unless told."""
+
+from collections.abc import Callable
+
+import pytest
+
+from foretoken.client import (
+    DeadlineExceededError,
+    InternalError,
+    ResourceExhaustedError,
+    RetryPolicy,
+    UnavailableError,
+)
+from foretoken.client.retry import Retries
+
+
+def highest(low: float, high: float) -> float:
+    assert low == high / 2
+    return high
+
+
+def at(times: list[float]) -> Callable[[], float]:
+    return lambda: times[0]
+
+
+def test_waits_double_up_to_the_bound_and_start_anew_after_progress() -> None:
+    policy = RetryPolicy(max_retries=4, initial_backoff_s=1, max_backoff_s=3)
+    retries = Retries(policy, None, at([0.0]), highest)
+    error = UnavailableError("gone")
+    assert [retries.delay_after(error) for _ in range(4)] == [1, 2, 3, 3]
+    with pytest.raises(UnavailableError) as caught:
+        retries.delay_after(error)
+    assert caught.value is error
+    retries.progressed()
+    assert retries.delay_after(error) == 1
+
+
+def test_what_another_attempt_cannot_mend_is_raised() -> None:
+    with pytest.raises(InternalError):
+        Retries(RetryPolicy(), None).delay_after(InternalError("bug"))
+
+
+def test_an_overloaded_router_is_left_alone_as_long_as_it_asks() -> None:
+    error = ResourceExhaustedError("full", retry_after_s=9.0)
+    assert Retries(RetryPolicy(retry_when_exhausted=True), None).delay_after(error) == 9.0
+    with pytest.raises(ResourceExhaustedError):
+        Retries(RetryPolicy(), None).delay_after(error)
+
+
+def test_no_wait_goes_beyond_the_deadline() -> None:
+    times = [100.0]
+    retries = Retries(RetryPolicy(initial_backoff_s=1), 2.0, at(times), highest)
+    assert retries.remaining_s() == 2.0 and retries.delay_after(UnavailableError()) == 1
+    with pytest.raises(UnavailableError):
+        retries.delay_after(UnavailableError())
+    times[0] = 102.0
+    with pytest.raises(DeadlineExceededError):
+        retries.remaining_s()
+
+
+@pytest.mark.parametrize("name", ["max_retries", "initial_backoff_s", "max_backoff_s"])
+def test_a_bad_policy_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        RetryPolicy(**{name: -1})
