@@ -1,0 +1,25 @@
+"""The engine's own errors. They know nothing of gRPC: the workers map them to statuses."""
+
+
+class EngineError(Exception):
+    """Base of every error the engine raises on purpose."""
+
+
+class ModelRefusedError(EngineError):
+    """The model cannot be served exactly; the message says why."""
+
+
+class OutOfPagesError(EngineError):
+    """The KV pool has too few free pages for the request.
+
+    Attributes hold the number of pages needed and the number that were free.
+    """
+
+    def __init__(self, num_needed: int, num_free: int) -> None:
+        super().__init__(f"{num_needed} KV pages are needed, {num_free} are free")
+        self.num_needed = num_needed
+        self.num_free = num_free
+
+
+class IntegrityError(EngineError):
+    """The page accounting contradicts itself: a bug of ours."""

@@ -1,0 +1,55 @@
+"""The paged KV tensors of a model. It knows layers, pages and slots, not sequences."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foretoken.kernels.attention import attention
+from foretoken.kernels.kv_write import kv_write
+from foretoken.kernels.rows import PagedRows
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """Key heads, size of a key, size of a value."""
+
+    num_heads: int
+    key_size: int
+    value_size: int
+
+    def page_bytes(self, page_size: int, itemsize: int) -> int:
+        return page_size * self.num_heads * (self.key_size + self.value_size) * itemsize
+
+
+class KvPool:
+    """One key and one value cache per layer: [num_pages, page_size, heads, size]."""
+
+    def __init__(
+        self, shapes: dict[int, LayerShape], num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.num_pages = num_pages
+        self.page_size = page_size
+        # Zeros, not empty: a slot never written may be read, masked, and must be finite.
+        self.keys: dict[int, Tensor] = {}
+        self.values: dict[int, Tensor] = {}
+        for layer, shape in shapes.items():
+            lead = (num_pages, page_size, shape.num_heads)
+            self.keys[layer] = torch.zeros(*lead, shape.key_size, dtype=dtype, device=device)
+            self.values[layer] = torch.zeros(*lead, shape.value_size, dtype=dtype, device=device)
+
+
+class PagedContext:
+    """Attention context of one forward over a pool."""
+
+    def __init__(self, pool: KvPool, rows: PagedRows) -> None:
+        self._pool = pool
+        self._rows = rows
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int, softcap: float
+    ) -> Tensor:
+        """Write the new keys and values, then attend to all visible ones."""
+        keys, values = self._pool.keys[layer], self._pool.values[layer]
+        kv_write(key, value, keys, values, self._rows)
+        return attention(query, keys, values, self._rows, scale=scale, window=window, softcap=softcap)

@@ -1,0 +1,153 @@
+"""Find a checkpoint, load it as an unmodified transformers model, and say what it is. It knows no pages or batches."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from huggingface_hub import snapshot_download
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers.utils.logging import disable_progress_bar
+
+from foretoken.engine.attention import ATTENTION_NAME, register_attention
+from foretoken.engine.config import EngineConfig
+from foretoken.engine.errors import ModelRefusedError
+from foretoken.engine.fingerprint import hash_tokenizer, hash_weights
+from foretoken.engine.refusals import check_config
+
+_LOG = logging.getLogger(__name__)
+
+_SAMPLING_FIELDS = (
+    "do_sample",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "max_new_tokens",
+    "min_new_tokens",
+)
+
+Progress = Callable[[str, float], None]
+"""Called with what is being done and the fraction of loading done so far, in [0, 1]."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a worker tells about its model."""
+
+    model_id: str
+    dtype: str
+    """`bfloat16`, `float16` or `float32`."""
+    vocab_size: int
+    """Rows of the logits; may exceed the tokenizer's size."""
+    max_context: int
+    """Longest sequence, prompt and output, in tokens."""
+    eos_token_ids: tuple[int, ...]
+    default_sampling: dict[str, Any] = field(hash=False)
+    """The sampling fields that generation_config.json sets."""
+    weights_fingerprint: str
+    tokenizer_hash: str
+    """Empty when the checkpoint has no tokenizer.json."""
+    num_parameters: int
+
+
+def resolve_directory(model: str, revision: str | None) -> Path:
+    """The directory of a checkpoint: itself, or a snapshot of the hub's.
+
+    Raises:
+        ModelRefusedError: it is neither a directory nor a hub id that can be fetched.
+    """
+    directory = Path(model).expanduser()
+    if directory.is_dir():
+        return directory
+    try:
+        patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+        return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
+    except Exception as error:  # the hub client raises many types: network, authentication, validation
+        raise ModelRefusedError(f"{model!r} is no directory and cannot be fetched from the hub: {error}") from error
+
+
+def load_model(config: EngineConfig, progress: Progress) -> tuple[Any, ModelInfo]:
+    """The model in eval mode on its device with our attention selected, and its description.
+
+    Raises:
+        ModelRefusedError: with the reason.
+    """
+    progress("finding the checkpoint", 0.0)
+    directory = resolve_directory(config.model, config.revision)
+    try:
+        model_config = AutoConfig.from_pretrained(directory)
+        fingerprint = hash_weights(directory)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelRefusedError(f"{config.model}: {error}") from error
+    text_config = model_config.get_text_config(decoder=True)
+    max_context = _max_context(text_config, config.max_context)
+    check_config(text_config, max_context)
+    progress("loading weights", 0.05)
+    model = _load_weights(directory, config)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    generation = _generation_config(directory, model)
+    info = ModelInfo(
+        model_id=config.model,
+        dtype=str(model.dtype).removeprefix("torch."),
+        vocab_size=model.get_output_embeddings().weight.shape[0],
+        max_context=max_context,
+        eos_token_ids=_eos_token_ids(generation, text_config),
+        default_sampling=_default_sampling(generation),
+        weights_fingerprint=fingerprint,
+        tokenizer_hash=hash_tokenizer(directory),
+        num_parameters=num_parameters,
+    )
+    return model, info
+
+
+def _load_weights(directory: Path, config: EngineConfig) -> Any:
+    register_attention()
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # standard error is the log
+    keywords: dict[str, Any] = {
+        "dtype": config.dtype if config.dtype == "auto" else getattr(torch, config.dtype),
+        "attn_implementation": ATTENTION_NAME,
+    }
+    try:
+        model = AutoModelForCausalLM.from_pretrained(directory, local_files_only=True, **keywords)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ModelRefusedError(f"{config.model}: {error}") from error
+    if cast(Any, model).get_output_embeddings() is None:
+        raise ModelRefusedError(f"{type(model).__name__} has no output embedding")
+    if model._can_set_experts_implementation():
+        # The experts' default multiplies the rows that share an expert together: a row's bits would depend on them.
+        model.set_experts_implementation("batched_mm")
+    return cast(Any, model).to(config.device).eval().requires_grad_(False)
+
+
+def _max_context(text_config: Any, asked: int | None) -> int:
+    own: int | None = getattr(text_config, "max_position_embeddings", None)
+    if own is None and asked is None:
+        raise ModelRefusedError("the model names no max_position_embeddings: set max_context")
+    if own is not None and asked is not None and asked > own:
+        raise ModelRefusedError(f"max_context: {asked} is above the model's own {own}")
+    return int(own if asked is None else asked)  # type: ignore[arg-type]
+
+
+def _generation_config(directory: Path, model: Any) -> GenerationConfig:
+    try:
+        return GenerationConfig.from_pretrained(directory)
+    except OSError:  # no such file: what transformers derives from the model's configuration
+        return cast(GenerationConfig, model.generation_config)
+
+
+def _eos_token_ids(generation: GenerationConfig, text_config: Any) -> tuple[int, ...]:
+    given = generation.eos_token_id
+    if given is None:
+        given = getattr(text_config, "eos_token_id", None)
+    if given is None:
+        return ()
+    return tuple(given) if isinstance(given, (list, tuple)) else (int(given),)
+
+
+def _default_sampling(generation: GenerationConfig) -> dict[str, Any]:
+    set_fields = generation.to_diff_dict()
+    return {name: set_fields[name] for name in _SAMPLING_FIELDS if set_fields.get(name) is not None}

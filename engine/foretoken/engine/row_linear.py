@@ -1,0 +1,37 @@
+"""Linear layers whose rows do not depend on each other, for the path without compiled kernels.
+
+A stock float32 matrix product changes a row's last bits with the number of rows: here every product has one shape.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.pytorch_utils import Conv1D
+
+_BLOCK_ROWS = 16
+
+
+class BlockLinear(nn.Module):
+    """y = x W^T + b over blocks of exactly 16 rows."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., K] -> [..., N], dtype of the weight."""
+        rows = x.reshape(-1, x.shape[-1])
+        padded = functional.pad(rows, (0, 0, 0, -len(rows) % _BLOCK_ROWS))
+        blocks = [functional.linear(block, self.weight, self.bias) for block in torch.split(padded, _BLOCK_ROWS)]
+        return torch.cat(blocks)[: len(rows)].reshape(*x.shape[:-1], -1)
+
+
+def use_block_linears(model: nn.Module) -> None:
+    """Replace every linear layer of a model in place; weights are shared, not copied."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear:
+                setattr(parent, name, BlockLinear(child.weight, child.bias))
+            elif type(child) is Conv1D:
+                setattr(parent, name, BlockLinear(child.weight.T, child.bias))

@@ -1,0 +1,96 @@
+"""The check at load: a ragged batch of ours against the model's own eager forward, and against itself row by row.
+
+It knows the runner's public interface and nothing of how the runner computes.
+"""
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from foretoken.engine.attention import ATTENTION_NAME
+from foretoken.engine.batch import Segment
+from foretoken.engine.errors import ModelRefusedError
+
+if TYPE_CHECKING:
+    from foretoken.engine.runner import ModelRunner
+
+_LOG = logging.getLogger(__name__)
+
+_LENGTHS = (19, 1, 7)
+_TOLERANCES = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 1e-1}
+"""Mean difference of a logit, as a part of the mean size of a logit. The mean, not the largest: in a half type one
+rounding may send one token of a mixture to another expert, which is no fault."""
+
+
+def sample_sequences(vocab_size: int, max_context: int) -> list[list[int]]:
+    """Three sequences of distinct lengths with ids spread over the vocabulary."""
+    lengths = [min(length, max_context) for length in _LENGTHS]
+    return [
+        [(7919 * (index + 1) + 104729 * position) % vocab_size for position in range(length)]
+        for index, length in enumerate(lengths)
+    ]
+
+
+@torch.inference_mode()
+def eager_logits(model: Any, sequences: list[list[int]]) -> list[Tensor]:
+    """The model's own eager logits [n, V], one sequence a forward."""
+    model.set_attn_implementation("eager")
+    try:
+        return [
+            model(input_ids=torch.tensor([ids], device=model.device), use_cache=False).logits[0] for ids in sequences
+        ]
+    finally:
+        model.set_attn_implementation(ATTENTION_NAME)
+
+
+def check_against_eager(runner: "ModelRunner", sequences: list[list[int]], expected: list[Tensor]) -> None:
+    """Run the sequences in one forward and compare.
+
+    Raises:
+        ModelRefusedError: a logit differs by more than its type's rounding explains.
+    """
+    logits = forward_together(runner, sequences)
+    for ours, theirs in zip(logits, expected, strict=True):
+        limit = _TOLERANCES[ours.dtype] * theirs.float().abs().mean().item() + 1e-6
+        difference = (ours.float() - theirs.float()).abs().mean().item()
+        if not difference <= limit:
+            raise ModelRefusedError(
+                f"a ragged batch gives logits {difference:.3g} from those of the model's own eager forward in the mean"
+                f" (limit {limit:.3g})"
+            )
+
+
+def find_row_dependence(runner: "ModelRunner", sequences: list[list[int]]) -> str | None:
+    """A sentence about the first row whose bits depend on what else is in the forward, or None."""
+    together = forward_together(runner, sequences)
+    for index, (ids, whole) in enumerate(zip(sequences, together, strict=True)):
+        for chunk_rows in (1, 3, 6):
+            if not torch.equal(whole, forward_in_chunks(runner, ids, chunk_rows)):
+                return f"logits of sequence {index} change between chunks of {chunk_rows} and a batch of three"
+    return None
+
+
+def forward_together(runner: "ModelRunner", sequences: list[list[int]]) -> list[Tensor]:
+    """Logits [n, V] of each sequence, all in one forward."""
+    pages = [runner.page_table.allocate(ids)[0] for ids in sequences]
+    try:
+        segments = [Segment(page_ids, 0, ids, len(ids)) for page_ids, ids in zip(pages, sequences, strict=True)]
+        return list(torch.split(runner.forward(segments).clone(), [len(ids) for ids in sequences]))
+    finally:
+        for page_ids in pages:
+            runner.page_table.release(page_ids)
+
+
+def forward_in_chunks(runner: "ModelRunner", ids: list[int], chunk_rows: int) -> Tensor:
+    """Logits [n, V] of one sequence, alone, `chunk_rows` tokens a forward."""
+    page_ids, _ = runner.page_table.allocate(ids)
+    try:
+        parts = []
+        for start in range(0, len(ids), chunk_rows):
+            chunk = ids[start : start + chunk_rows]
+            parts.append(runner.forward([Segment(page_ids, start, chunk, len(chunk))]).clone())
+        return torch.cat(parts)
+    finally:
+        runner.page_table.release(page_ids)

@@ -1,0 +1,15 @@
+"""Reference of the KV write in torch."""
+
+from torch import Tensor
+
+from foretoken.kernels.rows import PagedRows
+
+
+def kv_write_reference(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, rows: PagedRows) -> None:
+    """See `foretoken.kernels.kv_write.kv_write`."""
+    page_size = key_cache.shape[1]
+    page_index = rows.page_starts[rows.row_segments.long()] + rows.positions // page_size
+    pages = rows.page_ids[page_index.long()].long()
+    offsets = (rows.positions % page_size).long()
+    key_cache[pages, offsets] = key
+    value_cache[pages, offsets] = value

@@ -1,0 +1,72 @@
+"""What is refused at load, and that the reason is said."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from foretoken.engine.attention import CONTEXT_KEYWORD, ProbeContext, _attention_forward
+from foretoken.engine.config import EngineConfig
+from foretoken.engine.errors import ModelRefusedError
+from foretoken.engine.refusals import check_config
+from foretoken.engine.runner import ModelRunner
+from tests.engine.tiny import save_tiny
+
+_LONGROPE = {"rope_type": "longrope", "original_max_position_embeddings": 128}
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
+        ({"rope_parameters": {"sliding_attention": {"rope_type": "dynamic"}}}, "dynamic"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
+        ({"rope_parameters": _LONGROPE}, "set max_context to 128"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
+        ({"is_encoder_decoder": True}, "encoder"),
+    ],
+)
+def test_configurations_that_read_more_than_their_row(settings: dict[str, object], reason: str) -> None:
+    with pytest.raises(ModelRefusedError, match=reason):
+        check_config(SimpleNamespace(**settings), max_context=256)
+
+
+def test_longrope_within_its_original_length_is_served() -> None:
+    check_config(SimpleNamespace(rope_parameters=_LONGROPE), max_context=128)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "mask", "reason"),
+    [
+        ({"s_aux": torch.zeros(2)}, None, "s_aux"),
+        ({"cu_seq_lens_q": torch.zeros(2)}, None, "cu_seq_lens_q"),
+        ({}, torch.zeros(1), "mask"),
+        ({"is_causal": False}, None, "causal"),
+    ],
+)
+def test_attention_that_we_would_have_to_ignore(
+    keywords: dict[str, object], mask: torch.Tensor | None, reason: str
+) -> None:
+    module = nn.Module()
+    module.layer_idx = 0  # type: ignore[assignment]
+    heads = torch.zeros(1, 2, 3, 8)
+    with pytest.raises(ModelRefusedError, match=reason):
+        _attention_forward(module, heads, heads, heads, mask, **{CONTEXT_KEYWORD: ProbeContext()}, **keywords)
+
+
+def test_a_directory_without_a_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelRefusedError):
+        ModelRunner.load(EngineConfig(str(tmp_path)))
+
+
+def test_a_context_beyond_the_models_own(tmp_path: Path) -> None:
+    with pytest.raises(ModelRefusedError, match="max_context"):
+        ModelRunner.load(EngineConfig(save_tiny(tmp_path, "llama"), max_context=641))
+
+
+@pytest.mark.parametrize("field", ["num_pages", "page_size", "max_batch_rows", "num_threads"])
+def test_settings_out_of_range_name_the_field(field: str) -> None:
+    with pytest.raises(ValueError, match=field):
+        EngineConfig("somewhere", **{field: 0})  # type: ignore[arg-type]

@@ -1,0 +1,56 @@
+"""Tiny random checkpoints of every family the engine must serve."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MixtralConfig,
+    Qwen3Config,
+)
+
+_COMMON = {
+    "vocab_size": 101,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 640,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+
+CONFIGS: dict[str, Any] = {
+    "llama": lambda: LlamaConfig(**_COMMON, num_key_value_heads=2),
+    "qwen3": lambda: Qwen3Config(**_COMMON, num_key_value_heads=2, head_dim=32),
+    "mixtral": lambda: MixtralConfig(
+        **_COMMON, num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2, sliding_window=9
+    ),
+    "gpt_neox": lambda: GPTNeoXConfig(**_COMMON),
+    "gpt2": lambda: GPT2Config(vocab_size=101, n_embd=64, n_layer=2, n_head=4, n_positions=640, eos_token_id=0),
+    "gemma2": lambda: Gemma2Config(
+        **_COMMON,
+        num_key_value_heads=2,
+        head_dim=16,
+        sliding_window=9,
+        attn_logit_softcapping=5.0,
+        query_pre_attn_scalar=16,
+    ),
+}
+
+
+def save_tiny(directory: Path, family: str, seed: int = 0) -> str:
+    """Write a random model whose logits are spread enough to compare; returns its directory."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(CONFIGS[family]())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=0.15)
+    model.save_pretrained(directory)
+    return str(directory)
