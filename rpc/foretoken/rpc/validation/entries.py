@@ -1,6 +1,6 @@
-"""The limits of link entries, checked by whoever receives them. Knows no sequence's state: bases and order are the worker's.
+"""The limits of link entries, checked by whoever receives them.
 
-A refusal concerns one sequence: the worker answers it with a link error, other sequences go on.
+Knows no sequence's state: bases and order are the worker's. A refusal concerns one sequence: the worker answers it with a link error, other sequences go on.
 """
 
 import math
@@ -120,7 +120,7 @@ def validate_draft_request(request: DraftRequest, *, max_draft_tokens: int) -> N
 
 
 def validate_verdict(verdict: Verdict, *, num_draft_tokens: int, vocab_size: int) -> None:
-    """Check a `Verdict` against the block it answers (0 draft tokens for a plain step), so that no worker can break a router.
+    """Check a `Verdict` against the block it answers (0 draft tokens for a plain step): no worker may break a router.
 
     Raises:
         InvalidArgumentError: the first field outside its limits.
@@ -147,7 +147,7 @@ def _check_per_node(field: str, count: int, num_drafts: int) -> None:
 def _check_parents(parents: Sequence[int], num_drafts: int, supports_trees: bool, mode: int) -> None:
     if mode in _CHAIN_ONLY:
         raise InvalidArgumentError(
-            "block.parents", f"{len(parents)} entries", "must be absent in this verification mode"
+            "block.parents", f"{len(parents)} entries", "must be absent in this mode"
         )
     _check_per_node("block.parents", len(parents), num_drafts)
     for index, parent in enumerate(parents):

@@ -21,7 +21,7 @@ _PROMPT = "must be set: one of prompt, prompt_ids, messages"
 
 
 def validate_generate(request: GenerateRequest, *, max_draft_tokens: int | None = None) -> None:
-    """Check everything but `sampling` and the ids (see `validate_sampling`, `validate_prompt_ids`, `validate_resume_ids`).
+    """Check all but `sampling` and the ids: see `validate_sampling`, `validate_prompt_ids`, `validate_resume_ids`.
 
     `max_draft_tokens`: the largest draft block the workers take; None = not known now, only the lower limit counts.
 

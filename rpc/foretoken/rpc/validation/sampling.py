@@ -1,4 +1,4 @@
-"""The limits of `SamplingParams`, field by field, for requests and for link entries. Knows no model beyond three numbers."""
+"""The limits of `SamplingParams`, field by field, for requests and link entries. Knows three numbers of the model."""
 
 from foretoken.rpc.errors import InvalidArgumentError
 from foretoken.rpc.float32 import shortest
