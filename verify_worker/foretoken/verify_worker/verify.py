@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from foretoken.engine.batch import Segment
 from foretoken.engine.runner import ModelRunner
 from foretoken.engine.sampler import Chosen, SampleGroup, choose_tokens
+from foretoken.kernels.accept import accept_block
 from foretoken.verify_worker.scheduler import Work
 from foretoken.verify_worker.sequence import Decision
 
@@ -40,14 +41,6 @@ def verify_step(runner: ModelRunner, planned: Sequence[Work]) -> list[Decision]:
     return decisions
 
 
-def accepted_prefix_length(target_ids: Sequence[int], draft_ids: Sequence[int]) -> int:
-    """Number of leading draft tokens equal to the target's own; target_ids [K + 1], draft_ids [K]."""
-    num_accepted = 0
-    while num_accepted < len(draft_ids) and draft_ids[num_accepted] == target_ids[num_accepted]:
-        num_accepted += 1
-    return num_accepted
-
-
 def _segment(work: Work) -> Segment:
     seq = work.sequence
     ids = seq.ids[seq.kv_length : seq.kv_length + work.num_prefill]
@@ -69,7 +62,8 @@ def _decide(work: Work, chosen: Chosen, first_row: int, started_ns: int, forward
     seq = work.sequence
     num_draft_tokens = len(work.draft_ids)
     target_ids = chosen.token_ids[first_row : first_row + num_draft_tokens + 1]
-    num_accepted = accepted_prefix_length(target_ids, work.draft_ids)
+    path, next_id = accept_block(target_ids, work.draft_ids)
+    num_accepted = len(path)
     base_length = seq.committed_length
     seq.commit(target_ids[: num_accepted + 1])
     logprobs = [lp for lp in chosen.logprobs[first_row : first_row + num_accepted + 1] if lp is not None]
@@ -78,7 +72,7 @@ def _decide(work: Work, chosen: Chosen, first_row: int, started_ns: int, forward
         base_length=base_length,
         num_draft_tokens=num_draft_tokens,
         num_accepted=num_accepted,
-        next_id=target_ids[num_accepted],
+        next_id=next_id,
         logprobs=logprobs,
         queue_ns=max(0, started_ns - seq.waiting_since_ns),
         forward_ns=forward_ns,
