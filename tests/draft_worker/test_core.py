@@ -40,7 +40,9 @@ class Bench:
         drafters = {"model": ModelDrafter(runner, max_rows=16, max_prefill_rows=6), "ngram": NgramDrafter()}
         self.core = DraftCore(drafters, runner.page_table, self.sink, max_sequences)
 
-    def open(self, sequence_id, prompt_ids, drafter="model", output_ids=(), max_length=200, deadline_s=None, **settings):
+    def open(
+        self, sequence_id, prompt_ids, drafter="model", output_ids=(), max_length=200, deadline_s=None, **settings
+    ):
         params = SamplingParams(temperature=0.0, eos_token_ids=(96,), ignore_eos=True)
         sequence = DraftSequence(
             key=(1, sequence_id),

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from foretoken.draft_worker.drafter import Drafted, Drafter, DraftSequence, SequenceKey
+from foretoken.draft_worker.drafter import Drafted, Drafter, DraftSequence
 from foretoken.engine.page_table import PageTable
 from foretoken.rpc.errors import (
     DeadlineExceededError,
@@ -20,18 +20,9 @@ from foretoken.rpc.errors import (
     NotFoundError,
     ResourceExhaustedError,
 )
+from foretoken.rpc.link.worker_entries import SequenceKey, WorkerLoad
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class DraftLoad:
-    """Sequences being drafted for, sequences open, KV pages (0 of 0 without a model)."""
-
-    num_running: int
-    num_waiting: int
-    num_free_pages: int
-    num_pages: int
 
 
 @dataclass(slots=True)
@@ -59,7 +50,7 @@ class _Open:
 class DraftSink(Protocol):
     """Where results go; called on the model thread."""
 
-    def drafted(self, answers: list[DraftAnswer], load: DraftLoad) -> None:
+    def drafted(self, answers: list[DraftAnswer], load: WorkerLoad) -> None:
         """Drafts that became complete."""
         ...
 
@@ -67,7 +58,7 @@ class DraftSink(Protocol):
         """The sequence is closed for this reason."""
         ...
 
-    def load_changed(self, load: DraftLoad) -> None:
+    def load_changed(self, load: WorkerLoad) -> None:
         """Sequences went without a draft."""
         ...
 
@@ -216,10 +207,10 @@ class DraftCore:
         self.close(key)
         self._sink.failed(key, error)
 
-    def _load(self) -> DraftLoad:
+    def _load(self) -> WorkerLoad:
         num_running = sum(entry.requested_ns is not None for entry in self._sequences.values())
         num_waiting = len(self._sequences) - num_running
         num_free, num_pages = 0, 0
         if self._page_table is not None:
             num_free, num_pages = self._page_table.num_free, self._page_table.num_pages
-        return DraftLoad(num_running, num_waiting, num_free, num_pages)
+        return WorkerLoad(num_running, num_waiting, num_free, num_pages)

@@ -4,9 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from foretoken.engine.sampling import SamplingParams
-
-SequenceKey = tuple[int, int]
-"""(link id, sequence_id): sequence ids are unique within one link."""
+from foretoken.rpc.link.worker_entries import SequenceKey
 
 
 @dataclass(slots=True, eq=False)

@@ -54,7 +54,9 @@ class NgramDrafter:
         for name in sequence.settings.keys() - {"min_ngram", "max_ngram"}:
             raise InvalidArgumentError("drafter.settings", name, "must be min_ngram or max_ngram")
         if min_ngram > max_ngram:
-            raise InvalidArgumentError("drafter.settings.min_ngram", min_ngram, f"must be at most max_ngram = {max_ngram}")
+            raise InvalidArgumentError(
+                "drafter.settings.min_ngram", min_ngram, f"must be at most max_ngram = {max_ngram}"
+            )
         index = NgramIndex(min_ngram, max_ngram)
         index.extend(sequence.ids)
         sequence.state = index

@@ -39,7 +39,9 @@ class DraftWorkerSettings(ServiceSettings):
     min_ngram: int = Field(1, ge=1, le=16, description="Shortest n-gram that is looked up, tokens.")
     max_ngram: int = Field(4, ge=1, le=16, description="Longest n-gram that is looked up, tokens.")
     worker_id: str = Field("", description="Name of this worker in logs; default: made from host, port and pid.")
-    cache_dir: Path | None = Field(None, description="Where compiled code is kept; default: the user's cache directory.")
+    cache_dir: Path | None = Field(
+        None, description="Where compiled code is kept; default: the user's cache directory."
+    )
 
     @model_validator(mode="after")
     def _check_drafters(self) -> Self:

@@ -5,7 +5,6 @@ Runs on the model thread. It knows no protobuf and no streams: results leave thr
 
 import logging
 import time
-from dataclasses import dataclass
 from typing import Protocol
 
 from foretoken.engine.runner import ModelRunner
@@ -18,27 +17,18 @@ from foretoken.rpc.errors import (
     NotFoundError,
     ResourceExhaustedError,
 )
+from foretoken.rpc.link.worker_entries import SequenceKey, WorkerLoad
 from foretoken.verify_worker.scheduler import Scheduler
-from foretoken.verify_worker.sequence import Block, Decision, SequenceKey, VerifySequence
+from foretoken.verify_worker.sequence import Block, Decision, VerifySequence
 from foretoken.verify_worker.verify import verify_step
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyLoad:
-    """What is going on: sequences with work in the last forward, sequences left waiting, KV pages."""
-
-    num_running: int
-    num_waiting: int
-    num_free_pages: int
-    num_pages: int
-
-
 class VerifySink(Protocol):
     """Where results go; called on the model thread."""
 
-    def decided(self, decisions: list[Decision], load: VerifyLoad) -> None:
+    def decided(self, decisions: list[Decision], load: WorkerLoad) -> None:
         """Decisions of one forward, in commit order per sequence."""
         ...
 
@@ -50,7 +40,7 @@ class VerifySink(Protocol):
         """The sequence is closed for this reason."""
         ...
 
-    def load_changed(self, load: VerifyLoad) -> None:
+    def load_changed(self, load: WorkerLoad) -> None:
         """Sequences went without a forward."""
         ...
 
@@ -176,7 +166,7 @@ class VerifyCore:
         self.close(key)
         self._sink.failed(key, error)
 
-    def _load(self) -> VerifyLoad:
+    def _load(self) -> WorkerLoad:
         table = self._runner.page_table
         num_waiting = sum(seq.has_block or seq.num_missing_kv > 0 for seq in self._sequences.values())
-        return VerifyLoad(self._num_running, num_waiting, table.num_free, table.num_pages)
+        return WorkerLoad(self._num_running, num_waiting, table.num_free, table.num_pages)

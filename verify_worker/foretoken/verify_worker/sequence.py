@@ -2,11 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from foretoken.engine.sampling import SamplingParams
 from foretoken.engine.sampler import TokenLogprob
-
-SequenceKey = tuple[int, int]
-"""(link id, sequence_id): sequence ids are unique within one link."""
+from foretoken.engine.sampling import SamplingParams
+from foretoken.rpc.link.worker_entries import SequenceKey
 
 
 @dataclass(slots=True)

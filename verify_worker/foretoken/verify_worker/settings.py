@@ -33,7 +33,9 @@ class VerifyWorkerSettings(ServiceSettings):
         64, ge=1, le=16384, description="Most prompt tokens of a forward while other sequences decode."
     )
     worker_id: str = Field("", description="Name of this worker in logs; default: made from host, port and pid.")
-    cache_dir: Path | None = Field(None, description="Where compiled code is kept; default: the user's cache directory.")
+    cache_dir: Path | None = Field(
+        None, description="Where compiled code is kept; default: the user's cache directory."
+    )
 
     @model_validator(mode="after")
     def _check_rows(self) -> Self:
