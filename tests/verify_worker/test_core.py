@@ -194,7 +194,7 @@ def test_reopening_with_committed_ids_continues_the_same_text(bench):
 
 
 def test_preemption_changes_no_token(fake_runner_class):
-    """Pages for about two sequences, six sequences: the youngest are preempted and recomputed, every answer is the same."""
+    """Six sequences, pages for two: the youngest are preempted and recomputed, every answer is the same."""
     bench = Bench(fake_runner_class(num_pages=16, page_size=4, max_context=64))
     prompts = {n: [n, n + 1, n + 2] * 4 for n in range(1, 7)}
     for n, prompt in prompts.items():
@@ -209,17 +209,18 @@ def test_preemption_changes_no_token(fake_runner_class):
     assert bench.sink.load.num_free_pages == bench.sink.load.num_pages == 16
 
 
-def test_idle_sequences_that_hold_all_pages_stall_without_spinning(fake_runner_class):
+def test_idle_sequences_give_up_their_pages_to_waiting_ones(fake_runner_class):
     bench = Bench(fake_runner_class(num_pages=4, page_size=4, max_context=16))
-    bench.open(1, list(range(14)), max_length=16)
+    long_prompt = list(range(12))
+    bench.open(1, long_prompt, max_length=16)
     bench.run()
     bench.open(2, [1, 2, 3], max_length=16)
-    bench.block(2, 3, [], 2)
+    bench.block(2, 3, [], 4)
     bench.run()
-    assert not bench.core.has_work and not bench.sink.decisions
-    bench.core.close((1, 1))
+    assert bench.emitted(2, {}) == bench.runner.complete([1, 2, 3], 4)
+    bench.block(1, 12, [], 4)
     bench.run()
-    assert bench.emitted(2, {}) == bench.runner.complete([1, 2, 3], 2)
+    assert bench.emitted(1, {}) == bench.runner.complete(long_prompt, 4)
 
 
 def test_a_long_prompt_does_not_stall_a_running_stream(bench):

@@ -5,6 +5,7 @@ No tensors, no policy.
 
 import dataclasses
 import time
+from collections.abc import Callable
 from typing import Any
 
 from foretoken.draft_worker.core import DraftAnswer, DraftCore
@@ -20,6 +21,10 @@ from foretoken.v1.types_pb2 import DRAFT_SOURCE_MODEL, DRAFT_SOURCE_NGRAM, OpenS
 SOURCES = {"model": DRAFT_SOURCE_MODEL, "ngram": DRAFT_SOURCE_NGRAM}
 """Provenance of a drafter's tokens, by the drafter's name."""
 
+# Ids and contexts are the target's. What a drafter does not know or cannot hold it answers with an empty draft.
+ANY_VOCAB_SIZE = 1 << 31
+ANY_CONTEXT = 1 << 31
+
 
 class DraftResults(LinkResults[DraftLinkResponse]):
     """The core's sink: finished drafts as frames."""
@@ -34,6 +39,12 @@ class DraftResults(LinkResults[DraftLinkResponse]):
 class DraftLinkHandler(EntryHandler[DraftCore, DraftLinkResponse]):
     """Takes the frames of all routers; called on the event loop."""
 
+    def __init__(
+        self, submit: Callable[[CoreCall[DraftCore]], None], results: DraftResults, max_draft_tokens: int
+    ) -> None:
+        super().__init__(submit, results)
+        self._max_draft_tokens = max_draft_tokens
+
     def frame(self, link: LinkPeer[Any], request: DraftLinkRequest) -> None:
         """Opens apply first, then commits, then requests, closes last."""
         self._arrived_ns = time.perf_counter_ns()
@@ -47,7 +58,7 @@ class DraftLinkHandler(EntryHandler[DraftCore, DraftLinkResponse]):
         )
 
     def _open(self, key: SequenceKey, entry: OpenSequence) -> CoreCall[DraftCore]:
-        validate_open(entry, self._limits)
+        validate_open(entry, vocab_size=ANY_VOCAB_SIZE, max_context=ANY_CONTEXT)
         params = SamplingParams(**sampling_fields(entry))
         sequence = DraftSequence(
             key=key,
@@ -62,12 +73,12 @@ class DraftLinkHandler(EntryHandler[DraftCore, DraftLinkResponse]):
         return lambda core: core.open(sequence, name)
 
     def _commit(self, key: SequenceKey, entry: Commit) -> CoreCall[DraftCore]:
-        validate_commit(entry, self._limits)
+        validate_commit(entry, vocab_size=ANY_VOCAB_SIZE, max_context=ANY_CONTEXT)
         base_length, ids = entry.base_length, list(entry.ids)
         return lambda core: core.commit(key, base_length, ids)
 
     def _request(self, key: SequenceKey, entry: DraftRequest) -> CoreCall[DraftCore]:
-        validate_draft_request(entry, self._limits)
+        validate_draft_request(entry, max_draft_tokens=self._max_draft_tokens)
         num_tokens, arrived_ns = entry.num_tokens, self._arrived_ns
         return lambda core: core.request(key, num_tokens, arrived_ns)
 

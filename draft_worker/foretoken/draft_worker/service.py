@@ -16,7 +16,6 @@ from foretoken.rpc.hello import worker_hello
 from foretoken.rpc.link import LinkServicer, OutboxLimits
 from foretoken.rpc.progress import LoadProgress
 from foretoken.rpc.server import Service, serve
-from foretoken.rpc.validation import WorkerLimits
 from foretoken.v1 import draft_pb2_grpc
 from foretoken.v1.draft_pb2 import DraftLinkRequest, DraftLinkResponse
 from foretoken.v1.types_pb2 import WorkerHello
@@ -35,9 +34,7 @@ async def run(settings: DraftWorkerSettings) -> None:
         await asyncio.wrap_future(thread.start())
     except ModelRefusedError as error:
         raise FailedPreconditionError(f"--model = {settings.model}: {error}") from error
-    # What the draft model cannot hold or does not know gives an empty draft, so the limits here are the protocol's own.
-    limits = WorkerLimits(vocab_size=None, max_context=None, max_draft_tokens=settings.max_draft_tokens, modes=None)
-    handler = DraftLinkHandler(thread.submit, results, limits)
+    handler = DraftLinkHandler(thread.submit, results, settings.max_draft_tokens)
     servicer: LinkServicer[DraftLinkRequest, DraftLinkResponse] = LinkServicer(
         lambda: hello,
         handler,

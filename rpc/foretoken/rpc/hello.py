@@ -1,4 +1,4 @@
-"""A worker's handshake from the description of its model. Knows the description's fields, not the engine that made it."""
+"""A worker's handshake from the description of its model. Knows the description's fields, not who made it."""
 
 import os
 import socket

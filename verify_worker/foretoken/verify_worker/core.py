@@ -56,11 +56,10 @@ class VerifyCore:
         self._sequences: dict[SequenceKey, VerifySequence] = {}
         self._num_opened = 0
         self._num_running = 0
-        self._is_stalled = False
 
     @property
     def has_work(self) -> bool:
-        return not self._is_stalled and any(seq.has_block or seq.num_missing_kv > 0 for seq in self._sequences.values())
+        return any(seq.wants_forward for seq in self._sequences.values())
 
     def open(self, sequence: VerifySequence) -> None:
         """Take a sequence in; its prefill starts with the next forward."""
@@ -76,14 +75,12 @@ class VerifyCore:
         if sequence.key in self._sequences:
             self._fail(sequence.key, FailedPreconditionError("the sequence is open already"))
             return
-        self._is_stalled = False
         sequence.order = self._num_opened
         self._num_opened += 1
         self._sequences[sequence.key] = sequence
 
     def verify(self, key: SequenceKey, base_length: int, block: Block, num_plain_steps: int) -> None:
         """Queue a draft block (or, without draft ids, a grant of plain steps) for the next forward."""
-        self._is_stalled = False
         seq = self._sequences.get(key)
         if seq is None:
             self._sink.failed(key, NotFoundError("the sequence is not open"))
@@ -106,7 +103,6 @@ class VerifyCore:
         """Forget a sequence and free its pages; unknown keys are ignored."""
         seq = self._sequences.pop(key, None)
         if seq is not None:
-            self._is_stalled = False
             self._scheduler.release(seq)
             self._sink.load_changed(self._load())
 
@@ -126,10 +122,7 @@ class VerifyCore:
     def step(self) -> None:
         """Schedule, run one forward, hand out its decisions. A failing forward ends the sequences that were in it."""
         planned = self._scheduler.plan(self._sequences.values())
-        if not planned:
-            # Older sequences that wait for their next block hold the pages; nothing can change before the next call.
-            self._is_stalled = True
-            return
+        assert planned, "the oldest waiting sequence can take every page, so something always fits"
         self._num_running = len(planned)
         try:
             decisions = verify_step(self._runner, planned)
@@ -168,5 +161,5 @@ class VerifyCore:
 
     def _load(self) -> WorkerLoad:
         table = self._runner.page_table
-        num_waiting = sum(seq.has_block or seq.num_missing_kv > 0 for seq in self._sequences.values())
+        num_waiting = sum(seq.wants_forward for seq in self._sequences.values())
         return WorkerLoad(self._num_running, num_waiting, table.num_free, table.num_pages)

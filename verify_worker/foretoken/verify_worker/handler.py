@@ -4,14 +4,16 @@ No tensors, no policy.
 """
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from foretoken.engine.sampling import SamplingParams
+from foretoken.rpc.errors import InvalidArgumentError
 from foretoken.rpc.link import LinkPeer
 from foretoken.rpc.link.worker_entries import CoreCall, EntryHandler, LinkResults, SequenceKey, WorkerLoad, closing
 from foretoken.rpc.sampling import sampling_fields
-from foretoken.rpc.validation import validate_block, validate_open
-from foretoken.v1.types_pb2 import OpenSequence
+from foretoken.rpc.validation import BlockLimits, validate_block, validate_open
+from foretoken.v1.types_pb2 import VERIFICATION_MODE_UNSPECIFIED, OpenSequence, VerificationMode, WorkerHello
 from foretoken.v1.verify_pb2 import DraftBlock, Stale, Verdict, VerifyLinkRequest, VerifyLinkResponse
 from foretoken.verify_worker.core import VerifyCore
 from foretoken.verify_worker.sequence import Block, Decision, VerifySequence
@@ -33,6 +35,13 @@ class VerifyResults(LinkResults[VerifyLinkResponse]):
 class VerifyLinkHandler(EntryHandler[VerifyCore, VerifyLinkResponse]):
     """Takes the frames of all routers; called on the event loop."""
 
+    def __init__(
+        self, submit: Callable[[CoreCall[VerifyCore]], None], results: VerifyResults, hello: WorkerHello
+    ) -> None:
+        super().__init__(submit, results)
+        self._hello = hello
+        self._block_limits = BlockLimits(hello.vocab_size, hello.max_draft_tokens, hello.supports_trees)
+
     def frame(self, link: LinkPeer[Any], request: VerifyLinkRequest) -> None:
         """Blocks of one frame share a forward; opens apply before blocks, closes last."""
         self._arrived_ns = time.perf_counter_ns()
@@ -45,7 +54,10 @@ class VerifyLinkHandler(EntryHandler[VerifyCore, VerifyLinkResponse]):
         )
 
     def _open(self, key: SequenceKey, entry: OpenSequence) -> CoreCall[VerifyCore]:
-        validate_open(entry, self._limits)
+        validate_open(entry, vocab_size=self._hello.vocab_size, max_context=self._hello.max_context)
+        if entry.mode not in (VERIFICATION_MODE_UNSPECIFIED, *self._hello.verification_modes):
+            offered = ", ".join(VerificationMode.Name(mode) for mode in self._hello.verification_modes)
+            raise InvalidArgumentError("open.mode", VerificationMode.Name(entry.mode), f"must be one of {offered}")
         sequence = VerifySequence(
             key=key,
             params=SamplingParams(**sampling_fields(entry)),
@@ -58,7 +70,7 @@ class VerifyLinkHandler(EntryHandler[VerifyCore, VerifyLinkResponse]):
         return lambda core: core.open(sequence)
 
     def _block(self, key: SequenceKey, entry: DraftBlock) -> CoreCall[VerifyCore]:
-        validate_block(entry, self._limits)
+        validate_block(entry, self._block_limits)
         block = Block(list(entry.draft_ids), self._arrived_ns)
         base_length, num_plain_steps = entry.base_length, entry.num_plain_steps
         return lambda core: core.verify(key, base_length, block, num_plain_steps)

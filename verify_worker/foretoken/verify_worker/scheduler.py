@@ -1,8 +1,9 @@
 """Which sequences share the next forward, and who gives up pages when they run out. Knows ids and pages, no tensors.
 
-Oldest waiting work goes first; a draft block is never split; prefill comes in chunks so that a long prompt does not stall
-running streams. When pages run out the youngest sequence loses its own and is recomputed later, which changes nothing in
-its tokens since every row is batch-invariant. The oldest sequence can always take all pages, so something always advances.
+Oldest waiting work goes first; a draft block is never split; prefill comes in chunks so that a long prompt does not
+stall running streams. When pages run out the youngest sequence, or one that waits for its next block, loses its own
+and is recomputed later, which changes nothing in its tokens since every row is batch-invariant. The oldest waiting
+sequence can always take all pages, so something always advances.
 """
 
 from collections.abc import Collection, Iterable
@@ -14,7 +15,7 @@ from foretoken.verify_worker.sequence import VerifySequence
 
 @dataclass(slots=True)
 class Work:
-    """The rows of one sequence in a forward: prefill [kv_length, kv_length + num_prefill), then the block if it takes part."""
+    """The rows of one sequence in a forward: prefill [kv_length, kv_length + num_prefill), then the block, if any."""
 
     sequence: VerifySequence
     num_prefill: int
@@ -27,7 +28,7 @@ class Work:
 
 
 class Scheduler:
-    """Plans forwards of at most `max_rows` rows, of which prefill takes at most `max_prefill_rows` while others decode."""
+    """Plans forwards of at most `max_rows` rows; prefill takes at most `max_prefill_rows` while others decode."""
 
     def __init__(self, page_table: PageTable, max_rows: int, max_prefill_rows: int) -> None:
         self._page_table = page_table
@@ -37,7 +38,7 @@ class Scheduler:
 
     def plan(self, sequences: Collection[VerifySequence]) -> list[Work]:
         """The next forward's work; empty when nothing can run."""
-        waiting = [seq for seq in sequences if seq.has_block or seq.num_missing_kv > 0]
+        waiting = [seq for seq in sequences if seq.wants_forward]
         waiting.sort(key=lambda seq: seq.waiting_since_ns)
         is_decoding = any(seq.num_missing_kv == 0 for seq in waiting)
         rows_left = self._max_rows
@@ -49,6 +50,7 @@ class Scheduler:
             # A sequence without pages starts only if all it has committed fits: a part would soon be preempted again.
             if not seq.page_ids and self._make_room(seq, len(seq.ids), sequences, planned):
                 seq.page_ids, seq.kv_length = self._page_table.allocate(seq.ids[:-1])
+                seq.is_preempted = False
             work = self._fit(seq, rows_left, prefill_left)
             if work is None or not self._make_room(seq, seq.kv_length + work.num_rows, sequences, planned):
                 continue
@@ -78,16 +80,21 @@ class Scheduler:
     def _make_room(
         self, seq: VerifySequence, length: int, sequences: Iterable[VerifySequence], planned: list[Work]
     ) -> bool:
-        """Whether pages for `length` slots can be had, after preempting younger sequences if need be."""
+        """Whether pages for `length` slots can be had, after preempting others if need be."""
         while not self._page_table.can_extend(seq.page_ids, length):
             taking_part = {id(work.sequence) for work in planned}
-            younger = [
+            preemptible = [
                 other
                 for other in sequences
-                if other.page_ids and other.order > seq.order and id(other) not in taking_part
+                if other is not seq
+                and other.page_ids
+                and id(other) not in taking_part
+                and (other.order > seq.order or not other.wants_forward)
             ]
-            if not younger:
+            if not preemptible:
                 return False
-            self.release(max(younger, key=lambda other: other.order))
+            victim = max(preemptible, key=lambda other: other.order)
+            self.release(victim)
+            victim.is_preempted = True
             self.num_preemptions += 1
         return True

@@ -1,4 +1,4 @@
-"""What a verify worker holds of one sequence: its committed ids, its KV, and the work waiting for it. Ids only, no tensors."""
+"""What a verify worker holds of one sequence: committed ids, KV, and the work waiting. Ids only, no tensors."""
 
 from dataclasses import dataclass, field
 
@@ -18,7 +18,7 @@ class Block:
 
 @dataclass(slots=True, eq=False)
 class VerifySequence:
-    """One open sequence. Committed length = len(ids); KV covers positions [0, kv_length), at most len(ids) - 1 of them."""
+    """One open sequence. Committed length = len(ids); KV covers [0, kv_length), at most len(ids) - 1 positions."""
 
     key: SequenceKey
     params: SamplingParams
@@ -39,6 +39,7 @@ class VerifySequence:
     """Prompt + committed output."""
     page_ids: list[int] = field(default_factory=list)
     kv_length: int = 0
+    is_preempted: bool = False
     block: Block | None = None
     plain_until: int = 0
     """Committed length up to which the worker may decode alone."""
@@ -64,6 +65,11 @@ class VerifySequence:
     def has_block(self) -> bool:
         """Whether a draft block or a plain step waits."""
         return self.block is not None or self.plain_until > len(self.ids)
+
+    @property
+    def wants_forward(self) -> bool:
+        """Whether there is something to compute; a preempted sequence starts over only when its next block is there."""
+        return self.has_block or (self.num_missing_kv > 0 and not self.is_preempted)
 
     def commit(self, emitted_ids: list[int]) -> None:
         """Append decided tokens. The KV of all but the last was written by the forward that decided them."""

@@ -10,7 +10,6 @@ from foretoken.rpc.hello import worker_hello
 from foretoken.rpc.link import LinkServicer, OutboxLimits
 from foretoken.rpc.progress import LoadProgress
 from foretoken.rpc.server import Service, serve
-from foretoken.rpc.validation import WorkerLimits
 from foretoken.v1 import verify_pb2_grpc
 from foretoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED, WorkerHello
 from foretoken.v1.verify_pb2 import VerifyLinkRequest, VerifyLinkResponse
@@ -35,13 +34,7 @@ async def run(settings: VerifyWorkerSettings) -> None:
         await asyncio.wrap_future(thread.start())
     except ModelRefusedError as error:
         raise FailedPreconditionError(f"--model = {settings.model}: {error}") from error
-    limits = WorkerLimits(
-        vocab_size=hello.vocab_size,
-        max_context=hello.max_context,
-        max_draft_tokens=settings.max_draft_tokens,
-        modes=MODES,
-    )
-    handler = VerifyLinkHandler(thread.submit, results, limits)
+    handler = VerifyLinkHandler(thread.submit, results, hello)
     servicer: LinkServicer[VerifyLinkRequest, VerifyLinkResponse] = LinkServicer(
         lambda: hello,
         handler,

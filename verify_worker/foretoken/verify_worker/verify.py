@@ -1,4 +1,4 @@
-"""Verification on one page: run the target over [last committed id, draft...], choose its own tokens, accept what agrees.
+"""Verification on one page: run the target over [last committed id, draft...], accept what it would have chosen itself.
 
     token(pos) = argmax_v logits'(v) + T * gumbel(seed, pos, v)
 

@@ -12,7 +12,6 @@ from google.protobuf.message import Message
 
 from foretoken.rpc.errors import ForetokenError, to_link_error
 from foretoken.rpc.link.worker_side import LinkPeer
-from foretoken.rpc.validation import WorkerLimits
 from foretoken.v1.types_pb2 import Load
 
 SequenceKey = tuple[int, int]
@@ -97,12 +96,9 @@ class LinkResults(Generic[Response]):
 class EntryHandler(Generic[CoreT, Response]):
     """Base of a worker's `LinkHandler`: a frame is handed to the model thread as one call."""
 
-    def __init__(
-        self, submit: Callable[[CoreCall[CoreT]], None], results: LinkResults[Response], limits: WorkerLimits
-    ) -> None:
+    def __init__(self, submit: Callable[[CoreCall[CoreT]], None], results: LinkResults[Response]) -> None:
         self._submit = submit
         self._results = results
-        self._limits = limits
 
     def link_opened(self, link: LinkPeer[Any]) -> None:
         self._results.add(link)
