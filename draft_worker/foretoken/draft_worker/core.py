@@ -208,9 +208,7 @@ class DraftCore:
         self._sink.failed(key, error)
 
     def _load(self) -> WorkerLoad:
-        num_running = sum(entry.requested_ns is not None for entry in self._sequences.values())
-        num_waiting = len(self._sequences) - num_running
         num_free, num_pages = 0, 0
         if self._page_table is not None:
             num_free, num_pages = self._page_table.num_free, self._page_table.num_pages
-        return WorkerLoad(num_running, num_waiting, num_free, num_pages)
+        return WorkerLoad(len(self._sequences), 0, num_free, num_pages)

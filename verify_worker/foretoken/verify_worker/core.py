@@ -55,7 +55,6 @@ class VerifyCore:
         self._max_sequences = max_sequences
         self._sequences: dict[SequenceKey, VerifySequence] = {}
         self._num_opened = 0
-        self._num_running = 0
 
     @property
     def has_work(self) -> bool:
@@ -123,7 +122,6 @@ class VerifyCore:
         """Schedule, run one forward, hand out its decisions. A failing forward ends the sequences that were in it."""
         planned = self._scheduler.plan(self._sequences.values())
         assert planned, "the oldest waiting sequence can take every page, so something always fits"
-        self._num_running = len(planned)
         try:
             decisions = verify_step(self._runner, planned)
         except Exception:
@@ -161,5 +159,5 @@ class VerifyCore:
 
     def _load(self) -> WorkerLoad:
         table = self._runner.page_table
-        num_waiting = sum(seq.wants_forward for seq in self._sequences.values())
-        return WorkerLoad(self._num_running, num_waiting, table.num_free, table.num_pages)
+        num_waiting = sum(seq.wants_forward and not seq.page_ids for seq in self._sequences.values())
+        return WorkerLoad(len(self._sequences) - num_waiting, num_waiting, table.num_free, table.num_pages)
