@@ -1,0 +1,188 @@
+"""A strict draft worker without a model: guesses right as often as it is told to, and errs on demand.
+
+Everything a router must not do is noted in `violations`.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from foretoken.bench.fake_model import FakeCursor, FakeModel
+from foretoken.bench.fake_worker import FakeLink, FakeWorker
+from foretoken.v1.draft_pb2 import DraftedBlock, DraftLinkRequest, DraftLinkResponse, DraftRequest
+from foretoken.v1.draft_pb2_grpc import add_DraftServiceServicer_to_server
+from foretoken.v1.types_pb2 import (
+    DRAFT_SOURCE_MODEL,
+    DRAFT_SOURCE_NGRAM,
+    LinkError,
+    Load,
+    OpenSequence,
+    WorkerHello,
+)
+
+_KNOWN_SETTINGS = {"max_ngram"}
+
+
+def draft_hello(model: FakeModel, tokenizer_hash: str, **fields: Any) -> WorkerHello:
+    """A handshake for a fake draft worker; `fields` replace the defaults."""
+    hello = WorkerHello(
+        protocol_version=1,
+        role="draft",
+        model_id="fake-draft",
+        dtype="float32",
+        weights_fingerprint="d" * 64,
+        tokenizer_hash=tokenizer_hash,
+        vocab_size=model.vocab_size,
+        max_context=2048,
+        max_sequences=256,
+        tensor_parallel_degree=1,
+        drafters=["model", "ngram"],
+        max_draft_tokens=16,
+    )
+    for name, value in fields.items():
+        setattr(hello, name, value)
+    return hello
+
+
+@dataclass(slots=True)
+class _Sequence:
+    entry: OpenSequence
+    cursor: FakeCursor
+    length: int
+    request: DraftRequest | None = None
+    arrived_ns: int = 0
+
+
+@dataclass(slots=True)
+class DraftFaults:
+    """What it does wrong, until told otherwise."""
+
+    is_silent: bool = False
+    """Answers no request of a real sequence."""
+    wrong_base: bool = False
+    bad_ids: bool = False
+    """The second id of each block is outside the vocabulary."""
+    too_many: bool = False
+    """Three ids more than wanted."""
+    is_empty: bool = False
+    """Has no guesses."""
+    no_sources: bool = False
+    is_tree: bool = False
+    """All nodes are children of the root."""
+    error_code: int = 0
+    """google.rpc.Code given to every request; 0 = none."""
+
+
+class FakeDraftWorker(FakeWorker):
+    """Guesses what `model` says, rightly with probability `agreement` per token."""
+
+    role = "draft"
+
+    def __init__(self, model: FakeModel, hello: WorkerHello, agreement: float = 0.8, step_s: float = 0.0) -> None:
+        super().__init__(hello, step_s)
+        self.model = model
+        self.agreement = agreement
+        self.faults = DraftFaults()
+        self.num_blocks = 0
+        """Blocks answered."""
+        self._errors: list[tuple[FakeLink, LinkError]] = []
+
+    def _register(self, server: grpc.aio.Server) -> None:
+        add_DraftServiceServicer_to_server(self, server)
+
+    def _hello_frame(self) -> DraftLinkResponse:
+        return DraftLinkResponse(hello=self.hello, load=Load())
+
+    def take(self, link: FakeLink, frame: DraftLinkRequest) -> None:
+        now_ns = time.perf_counter_ns()
+        for entry in frame.opens:
+            self.check_open(entry)
+            unknown = set(entry.drafter.settings) - _KNOWN_SETTINGS
+            if unknown or (entry.drafter.name and entry.drafter.name not in self.hello.drafters):
+                self._refuse(link, entry.sequence_id, grpc.StatusCode.INVALID_ARGUMENT.value[0], f"unknown: {unknown}")
+                continue
+            length = len(entry.prompt_ids) + len(entry.committed_ids)
+            link.sequences[entry.sequence_id] = _Sequence(entry, self.model.cursor(entry), length)
+        for commit in frame.commits:
+            sequence = link.sequences.get(commit.sequence_id)
+            if sequence is None:
+                continue
+            if commit.base_length != sequence.length:
+                self.violations.append(f"commit at {commit.base_length}, sequence is {sequence.length} long")
+            sequence.cursor.push_all(commit.ids)
+            sequence.length += len(commit.ids)
+        for request in frame.requests:
+            sequence = link.sequences.get(request.sequence_id)
+            if sequence is None:
+                continue
+            if sequence.request is not None:
+                self.violations.append("a request while another is unanswered")
+            if not 1 <= request.num_tokens <= self.hello.max_draft_tokens:
+                self.violations.append(f"{request.num_tokens} tokens asked for")
+            sequence.request, sequence.arrived_ns = request, now_ns
+        for entry in frame.closes:
+            self.close(link, entry.sequence_id)
+        self.work.set()
+
+    def has_work(self) -> bool:
+        return bool(self._errors) or any(
+            sequence.request is not None and not self._is_ignored(sequence)
+            for link in self.links
+            for sequence in link.sequences.values()
+        )
+
+    def step(self, started_ns: int) -> list[tuple[FakeLink, DraftLinkResponse]]:
+        frames = []
+        for link in self.links:
+            frame = DraftLinkResponse(load=Load(running=self.num_open))
+            frame.errors.extend(entry for owner, entry in self._errors if owner is link)
+            for sequence_id, sequence in list(link.sequences.items()):
+                if sequence.request is not None and not self._is_ignored(sequence):
+                    self._answer(frame, link, sequence_id, sequence, started_ns)
+            frames.append((link, frame))
+        self._errors.clear()
+        forward_ns = time.perf_counter_ns() - started_ns
+        for _, frame in frames:
+            for block in frame.blocks:
+                block.forward_ns = forward_ns
+        return frames
+
+    def _answer(
+        self, frame: DraftLinkResponse, link: FakeLink, sequence_id: int, sequence: _Sequence, started_ns: int
+    ) -> None:
+        assert sequence.request is not None
+        faults, num_tokens = self.faults, sequence.request.num_tokens
+        sequence.request = None
+        if faults.error_code:
+            frame.errors.append(LinkError(sequence_id=sequence_id, code=faults.error_code, message="fake error"))
+            link.sequences.pop(sequence_id)
+            return
+        ids: list[int] = []
+        cursor = sequence.cursor.copy()
+        for _ in range(0 if faults.is_empty else num_tokens + 3 * faults.too_many):
+            ids.append(cursor.guess(self.agreement))
+            cursor.push(ids[-1])
+        if faults.bad_ids and len(ids) > 1:
+            ids[1] = self.model.vocab_size + 3
+        source = DRAFT_SOURCE_NGRAM if sequence.entry.drafter.name == "ngram" else DRAFT_SOURCE_MODEL
+        frame.blocks.append(
+            DraftedBlock(
+                sequence_id=sequence_id,
+                base_length=sequence.length + faults.wrong_base,
+                ids=ids,
+                parents=[-1] * len(ids) if faults.is_tree else (),
+                sources=() if faults.no_sources else [source] * len(ids),
+                queue_ns=max(0, started_ns - sequence.arrived_ns),
+            )
+        )
+        self.num_blocks += 1
+
+    def _is_ignored(self, sequence: _Sequence) -> bool:
+        return self.faults.is_silent
+
+    def _refuse(self, link: FakeLink, sequence_id: int, code: int, message: str) -> None:
+        self._errors.append((link, LinkError(sequence_id=sequence_id, code=code, message=message)))

@@ -1,0 +1,46 @@
+"""`python -m foretoken.router`: options, tokenizer, links, server; then serve until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from foretoken.router.core import Router
+from foretoken.router.servicer import GenerationServicer
+from foretoken.router.settings import RouterSettings
+from foretoken.router.tokenizer import Tokenizer
+from foretoken.rpc.server import Service, run_service, serve
+from foretoken.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
+
+
+async def run(settings: RouterSettings) -> None:
+    """Serve until SIGTERM or SIGINT, then drain.
+
+    Raises:
+        FailedPreconditionError: no tokenizer, or the address cannot be bound.
+    """
+    router = Router(settings, Tokenizer.load(settings.tokenizer))
+    service = Service(
+        "foretoken.v1.GenerationService", GenerationServicer(router), add_GenerationServiceServicer_to_server
+    )
+    failure: Exception | None = None
+    async with asyncio.TaskGroup() as tasks:
+        links = tasks.create_task(router.run())
+        try:
+            await serve([service], settings, on_drain=router.drain)
+        except Exception as caught:  # raised below: a TaskGroup would wrap it
+            failure = caught
+        await router.close()
+        links.cancel()
+    if failure is not None:
+        raise failure
+
+
+def main() -> int:
+    """The process's exit status."""
+    settings = RouterSettings.parse(program="foretoken.router")
+    return run_service("router", settings, lambda: run(settings))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,204 @@
+"""The router's core: pools of workers, admission, and the life of one admitted request.
+
+Speaks in requests and events; knows nothing of gRPC servers or messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+from asyncio_pool import AioPool
+
+from foretoken.router.admission import Admission
+from foretoken.router.answer import Answer
+from foretoken.router.circuit_breaker import CircuitBreaker
+from foretoken.router.detokenizer import Detokenizer
+from foretoken.router.draft_pool import DraftPool
+from foretoken.router.failover import Failover
+from foretoken.router.generation import Generation
+from foretoken.router.outbox import Finished, Outbox, Started, Tokens
+from foretoken.router.request import GenerationRequest, SequenceIds
+from foretoken.router.settings import RouterSettings
+from foretoken.router.speculator import Speculator
+from foretoken.router.stats import SpeculationCounts
+from foretoken.router.tokenizer import Tokenizer
+from foretoken.router.verify_pool import VerifyPool
+from foretoken.rpc.errors import (
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    UnavailableError,
+)
+from foretoken.rpc.link import LinkOptions
+from foretoken.v1.types_pb2 import WorkerHello
+
+Event: TypeAlias = Started | Tokens | Finished
+Emit: TypeAlias = Callable[[Event], Awaitable[None]]
+
+
+class Router:
+    """Everything behind the public service. Made inside a running event loop; `run` keeps its links."""
+
+    def __init__(self, settings: RouterSettings, tokenizer: Tokenizer, link_options: LinkOptions | None = None) -> None:
+        self.settings = settings
+        self.tokenizer = tokenizer
+        options = link_options or LinkOptions(router_id=settings.router_id)
+        sequence_ids = SequenceIds()
+        self.verify = VerifyPool(
+            settings.verify,
+            self._check_verify_hello,
+            sequence_ids,
+            settings.verify_timeout_s,
+            options,
+            on_change=lambda: self.admission.capacity_changed(),
+        )
+        self.draft = DraftPool(
+            settings.draft,
+            self._check_draft_hello,
+            sequence_ids,
+            lambda: CircuitBreaker(settings.max_draft_failures, settings.min_probe_pause_s, settings.max_probe_pause_s),
+            settings.first_draft_timeout_s,
+            options,
+        )
+        self.admission = Admission(
+            settings.max_concurrency, settings.max_queue, settings.queue_timeout_s, lambda: self.verify.capacity
+        )
+        self._failover = Failover(self.verify, AioPool(settings.max_reopens), settings.failover_timeout_s)
+        self._probes = AioPool(settings.max_probes)
+        self._is_draining = False
+
+    async def run(self) -> None:
+        """Keep links and circuits until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.verify.run())
+            tasks.create_task(self.draft.run(self._probes))
+
+    async def drain(self, grace_s: float) -> None:
+        """Refuse new requests and return when none is left."""
+        self._is_draining = True
+        async with asyncio.timeout(grace_s):
+            await self.admission.wait_idle()
+
+    async def close(self) -> None:
+        """Close all links."""
+        await asyncio.gather(self.verify.close(), self.draft.close())
+
+    async def model(self) -> WorkerHello:
+        """What is served; waits while no verify worker has been met yet.
+
+        Raises:
+            UnavailableError: none was met in time.
+        """
+        if self.verify.model is None:
+            await self.verify.wait_ready(self.settings.ready_timeout_s)
+        assert self.verify.model is not None
+        return self.verify.model
+
+    async def generate(self, request: GenerationRequest, emit: Emit) -> None:
+        """Admit and run a request; `emit` gets `Started`, any number of `Tokens`, `Finished`.
+
+        Raises:
+            ForetokenError: refused, unavailable, or too late; whatever was begun is undone on the workers.
+        """
+        started_ns = time.perf_counter_ns()
+        if self._is_draining:
+            raise UnavailableError("the router is shutting down")
+        answer = self._answer(request)
+        try:
+            async with asyncio.timeout(_seconds_left(request)) as limit:
+                if answer.finish is not None:  # the resumed answer was complete
+                    await emit(Started(request))
+                    if text := answer.flush():
+                        await emit(Tokens(text=text))
+                    await emit(_finished(request, answer, None, 0, started_ns))
+                    return
+                async with self.admission.slot() as queue_ns:
+                    generation, outbox = await self._generation(request, answer)
+                    await _stream(request, generation, outbox, emit)
+                    await emit(_finished(request, answer, generation, queue_ns, started_ns))
+        except TimeoutError:
+            if limit.expired():
+                raise DeadlineExceededError("the time allowed for the request is over") from None
+            raise
+
+    def _answer(self, request: GenerationRequest) -> Answer:
+        detokenizer = Detokenizer(self.tokenizer.decode, self.tokenizer.piece, request.prompt_ids)
+        answer = Answer(request.stop_rules(), detokenizer)
+        num_kept = answer.append(request.resume_ids).num_tokens if request.resume_ids else 0
+        if num_kept < len(request.resume_ids):
+            raise InvalidArgumentError(
+                "resume_ids", f"{len(request.resume_ids)} ids", f"must not go on beyond the answer's end at {num_kept}"
+            )
+        return answer
+
+    async def _generation(self, request: GenerationRequest, answer: Answer) -> tuple[Generation, Outbox]:
+        worker = await self.verify.wait_ready(self.settings.failover_timeout_s)
+        settings = self.settings
+        speculator = Speculator(
+            request,
+            self.draft,
+            worker.hello.vocab_size,
+            settings.draft_timeout_s,
+            settings.first_draft_timeout_s,
+        )
+        outbox = Outbox()
+        return Generation(request, answer, worker, speculator, self._failover, outbox), outbox
+
+    def _check_verify_hello(self, hello: WorkerHello) -> None:
+        if hello.tokenizer_hash != self.tokenizer.hash:
+            raise self._tokenizers_differ(hello)
+        if self.settings.model and hello.model_id != self.settings.model:
+            raise FailedPreconditionError(
+                f"this router serves {self.settings.model}, the verify worker has {hello.model_id}"
+            )
+
+    def _check_draft_hello(self, hello: WorkerHello) -> None:
+        # A worker without a model of its own (n-grams) works on ids alone and has no tokenizer to compare.
+        if hello.tokenizer_hash and hello.tokenizer_hash != self.tokenizer.hash:
+            raise self._tokenizers_differ(hello)
+
+    def _tokenizers_differ(self, hello: WorkerHello) -> FailedPreconditionError:
+        return FailedPreconditionError(
+            f"tokenizers differ: {self.settings.tokenizer} has {self.tokenizer.hash}, "
+            f"the {hello.role} worker's {hello.model_id or 'model'} has {hello.tokenizer_hash or 'none'}"
+        )
+
+
+async def _stream(request: GenerationRequest, generation: Generation, outbox: Outbox, emit: Emit) -> None:
+    """Run `generation` beside the emitter of its tokens, so that a slow stream does not hold up a round."""
+    error: Exception | None = None
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(generation.run())
+        try:
+            await emit(Started(request))
+            while (tokens := await outbox.get()) is not None:
+                await emit(tokens)
+        except Exception as caught:  # raised below: a TaskGroup would wrap it
+            error = caught
+            running.cancel()
+    if error is not None:
+        raise error
+
+
+def _finished(
+    request: GenerationRequest, answer: Answer, generation: Generation | None, queue_ns: int, started_ns: int
+) -> Finished:
+    assert answer.finish is not None
+    first_ns = generation.first_token_ns if generation is not None else 0
+    return Finished(
+        reason=answer.finish,
+        stop=answer.stop,
+        num_prompt_tokens=len(request.prompt_ids),
+        num_output_tokens=len(answer.output_ids),
+        counts=generation.counts if generation is not None else SpeculationCounts(),
+        queue_ns=queue_ns,
+        time_to_first_token_ns=max(0, first_ns - started_ns) if first_ns else 0,
+        duration_ns=time.perf_counter_ns() - started_ns,
+    )
+
+
+def _seconds_left(request: GenerationRequest) -> float | None:
+    return None if request.deadline_s is None else request.deadline_s - time.monotonic()

@@ -1,0 +1,205 @@
+"""The draft workers: which host what, which work, and which is least loaded.
+
+A worker gets sequences only while its circuit is closed, and its circuit closes only after a probe of the router's own,
+so that no client waits for a worker that hangs. Knows nothing of verdicts or text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from asyncio_pool import AioPool
+
+from foretoken.router.bounded import run_bounded
+from foretoken.router.circuit_breaker import CircuitBreaker
+from foretoken.router.draft_session import DraftFailedError, DraftSession
+from foretoken.router.request import GenerationRequest, SequenceIds
+from foretoken.rpc.errors import ForetokenError, UnavailableError, from_link_error
+from foretoken.rpc.link import DraftLink, LinkCallbacks, LinkOptions, LinkState
+from foretoken.v1.draft_pb2 import Commit, DraftLinkResponse, DraftRequest
+from foretoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED, CloseSequence, DrafterChoice, SamplingParams, WorkerHello
+
+_log = logging.getLogger(__name__)
+_PROBE_IDS = (0,)
+_PROBE_MAX_LENGTH = 8
+_PROBE_SAMPLING = SamplingParams(
+    temperature=0.0,
+    top_k=0,
+    top_p=1.0,
+    min_p=0.0,
+    repetition_penalty=1.0,
+    presence_penalty=0.0,
+    frequency_penalty=0.0,
+    seed=0,
+    max_new_tokens=_PROBE_MAX_LENGTH - len(_PROBE_IDS),
+    min_new_tokens=0,
+    ignore_eos=True,
+)
+
+
+class DraftWorker:
+    """One draft worker and the sequences this router has on it."""
+
+    def __init__(self, address: str, pool: DraftPool, breaker: CircuitBreaker, options: LinkOptions | None) -> None:
+        self.link = DraftLink(address, LinkCallbacks(self._take, self._up, self._down, pool.check_hello), options)
+        self.breaker = breaker
+        self._pool = pool
+        self._sessions: dict[int, DraftSession] = {}
+        self._is_up = asyncio.Event()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it takes new sequences."""
+        return self.link.state is LinkState.READY and self.breaker.is_closed
+
+    @property
+    def drafters(self) -> Sequence[str]:
+        """Names of the drafters it hosts, its default first; those of its last handshake while it is away."""
+        return tuple(self.link.hello.drafters) if self.link.hello is not None else ()
+
+    @property
+    def load_factor(self) -> float:
+        """Own sequences over what it holds at once; at least 1 when it is full."""
+        return len(self._sessions) / max(1, self.hello.max_sequences)
+
+    @property
+    def hello(self) -> WorkerHello:
+        """Its handshake; only of a worker that has been ready."""
+        assert self.link.hello is not None
+        return self.link.hello
+
+    def open(self, request: GenerationRequest, committed_ids: Sequence[int]) -> DraftSession:
+        """Open the request's sequence here.
+
+        Raises:
+            DraftFailedError: the worker has just gone.
+        """
+        sequence_id = self._pool.sequence_ids.next()
+        session = DraftSession(sequence_id, self._send_commit, self._send_request, self._close)
+        try:
+            self.link.send(opens=[request.open_entry(sequence_id, committed_ids, for_draft=True)])
+        except UnavailableError as error:
+            raise DraftFailedError(str(error)) from error
+        self._sessions[sequence_id] = session
+        return session
+
+    async def keep_probed(self, pool: AioPool, timeout_s: float) -> None:
+        """Probe the worker whenever its circuit is open and it is connected, until cancelled."""
+        while True:
+            await self.breaker.wait_open()
+            await asyncio.sleep(self.breaker.pause_s)
+            await self._is_up.wait()
+            self.breaker.record_probe(await run_bounded(pool, self._probe(timeout_s)))
+
+    async def _probe(self, timeout_s: float) -> bool:
+        """Whether a tiny sequence of our own gets a draft in time."""
+        request = GenerationRequest(
+            request_id="probe",
+            prompt_ids=_PROBE_IDS,
+            sampling=_PROBE_SAMPLING,
+            mode=VERIFICATION_MODE_COUPLED,
+            eos_token_ids=(),
+            max_length=_PROBE_MAX_LENGTH,
+            drafter=DrafterChoice(),
+        )
+        session: DraftSession | None = None
+        try:
+            session = self.open(request, ())
+            await session.draft(len(_PROBE_IDS), 1, self.hello.vocab_size or 1, timeout_s)
+            return True
+        except (DraftFailedError, ForetokenError) as error:
+            _log.warning("draft worker %s failed its probe: %s", self.link.address, error)
+            return False
+        finally:
+            if session is not None:
+                session.close()
+
+    def _send_commit(self, commit: Commit) -> None:
+        if commit.sequence_id in self._sessions:
+            self.link.send(commits=[commit])
+
+    def _send_request(self, request: DraftRequest) -> None:
+        if request.sequence_id in self._sessions:
+            self.link.send(requests=[request])
+
+    def _close(self, session: DraftSession) -> None:
+        if self._sessions.pop(session.sequence_id, None) is not None:
+            self.link.send(closes=[CloseSequence(sequence_id=session.sequence_id)])
+
+    def _take(self, _link: Any, frame: DraftLinkResponse) -> None:
+        for block in frame.blocks:
+            session = self._sessions.get(block.sequence_id)
+            if session is not None:  # a late answer to a session given up
+                session.deliver(block)
+        for entry in frame.errors:
+            error = from_link_error(entry)
+            if entry.sequence_id == 0:
+                _log.error("draft worker %s: %s", self.link.address, error)
+                continue
+            session = self._sessions.pop(entry.sequence_id, None)
+            if session is not None:
+                self.link.send(closes=[CloseSequence(sequence_id=entry.sequence_id)])
+                session.fail(error)
+
+    def _up(self, _link: Any) -> None:
+        self.breaker.reset()
+        self._is_up.set()
+
+    def _down(self, _link: Any, why: ForetokenError) -> None:
+        self._is_up.clear()
+        self.breaker.reset()
+        sessions, self._sessions = self._sessions, {}
+        for session in sessions.values():
+            session.fail(DraftFailedError(f"draft worker {self.link.address} went away: {why}"))
+
+
+class DraftPool:
+    """All draft workers of this router."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        check_hello: Callable[[WorkerHello], None],
+        sequence_ids: SequenceIds,
+        make_breaker: Callable[[], CircuitBreaker],
+        probe_timeout_s: float,
+        options: LinkOptions | None = None,
+    ) -> None:
+        """`check_hello` raises for workers that do not fit the tokenizer."""
+        self.check_hello = check_hello
+        self.sequence_ids = sequence_ids
+        self.workers = [DraftWorker(address, self, make_breaker(), options) for address in addresses]
+        self._probe_timeout_s = probe_timeout_s
+
+    @property
+    def known_drafters(self) -> list[str]:
+        """Names hosted by any worker this router has met, in order of the workers."""
+        return list(dict.fromkeys(name for worker in self.workers for name in worker.drafters))
+
+    @property
+    def ready_drafters(self) -> list[str]:
+        """Names that can be had right now."""
+        return list(dict.fromkeys(name for worker in self.workers if worker.is_ready for name in worker.drafters))
+
+    def least_loaded(self, drafter: str) -> DraftWorker | None:
+        """The working draft worker with most room that hosts `drafter` (empty: any); None if there is none."""
+        fitting = [
+            worker
+            for worker in self.workers
+            if worker.is_ready and worker.load_factor < 1 and (not drafter or drafter in worker.drafters)
+        ]
+        return min(fitting, key=lambda worker: worker.load_factor, default=None)
+
+    async def run(self, probes: AioPool) -> None:
+        """Keep all links and circuits until cancelled; `probes` bounds how many workers are probed at once."""
+        async with asyncio.TaskGroup() as tasks:
+            for worker in self.workers:
+                tasks.create_task(worker.link.run())
+                tasks.create_task(worker.keep_probed(probes, self._probe_timeout_s))
+
+    async def close(self) -> None:
+        """Drain and close all links."""
+        await asyncio.gather(*(worker.link.close() for worker in self.workers))

@@ -1,0 +1,100 @@
+"""One sequence on one draft worker: decided tokens go out, guesses come back.
+
+Whatever comes back is checked and cut to what the target can verify; a fault raises and never reaches the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from foretoken.router.mailbox import Mailbox
+from foretoken.v1.draft_pb2 import Commit, DraftedBlock, DraftRequest
+from foretoken.v1.types_pb2 import DraftSource
+
+
+class DraftFailedError(Exception):
+    """No usable draft came; the round goes on without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A chain of guesses for one round; empty = none."""
+
+    ids: Sequence[int] = ()
+    sources: Sequence[DraftSource] = ()
+    """Who proposed each id; one per id, or empty."""
+    queue_ns: int = 0
+    forward_ns: int = 0
+
+
+NO_DRAFT = Draft()
+
+
+class DraftSession:
+    """The router's end of an open sequence."""
+
+    __slots__ = ("_close", "_mailbox", "_send_commit", "_send_request", "sequence_id")
+
+    def __init__(
+        self,
+        sequence_id: int,
+        send_commit: Callable[[Commit], None],
+        send_request: Callable[[DraftRequest], None],
+        close: Callable[[DraftSession], None],
+    ) -> None:
+        self.sequence_id = sequence_id
+        self._send_commit = send_commit
+        self._send_request = send_request
+        self._close = close
+        self._mailbox: Mailbox[DraftedBlock] = Mailbox()
+
+    def commit(self, base_length: int, ids: Sequence[int]) -> None:
+        """Tell the drafter what the target decided after `base_length` tokens."""
+        self._send_commit(Commit(sequence_id=self.sequence_id, base_length=base_length, ids=ids))
+
+    async def draft(self, base_length: int, num_tokens: int, vocab_size: int, timeout_s: float) -> Draft:
+        """At most `num_tokens` guesses, each below `vocab_size`, that extend `base_length` committed tokens.
+
+        Raises:
+            DraftFailedError: too late, or not an answer to this request; the session is of no more use.
+            ForetokenError: the worker's own error.
+        """
+        self._send_request(DraftRequest(sequence_id=self.sequence_id, num_tokens=num_tokens))
+        try:
+            block = await self._mailbox.get(timeout_s)
+        except TimeoutError:
+            raise DraftFailedError(f"no draft within {timeout_s:g} s") from None
+        if block.base_length != base_length:
+            raise DraftFailedError(f"a draft for length {block.base_length}, not {base_length}")
+        return _usable(block, num_tokens, vocab_size)
+
+    def close(self) -> None:
+        """Free the sequence on the worker; idempotent."""
+        self._close(self)
+
+    def deliver(self, block: DraftedBlock) -> None:
+        """An answer came from the link."""
+        self._mailbox.put(block)
+
+    def fail(self, error: Exception) -> None:
+        """No answer will come any more."""
+        self._mailbox.fail(error)
+
+
+def _usable(block: DraftedBlock, num_tokens: int, vocab_size: int) -> Draft:
+    """The block's leading chain, cut to its first `num_tokens` ids and before the first id unknown to the target."""
+    ids = list(block.ids)
+    if len(ids) > num_tokens:
+        del ids[num_tokens:]
+    if ids and max(ids) >= vocab_size:
+        del ids[next(index for index, token_id in enumerate(ids) if token_id >= vocab_size) :]
+    if block.parents:
+        for index, parent in enumerate(block.parents[: len(ids)]):
+            if parent != index - 1:
+                del ids[index:]
+                break
+    sources = list(block.sources[: len(ids)])
+    if len(sources) < len(ids):
+        sources = []
+    return Draft(ids, sources, block.queue_ns, block.forward_ns)

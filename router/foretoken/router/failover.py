@@ -1,0 +1,86 @@
+"""Brings a sequence back to life after its verify worker was lost: elsewhere, or on the same worker once it is back.
+
+Token ids are all that is needed; no KV crosses the wire. Bounded in time per sequence and in number at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from asyncio_pool import AioPool
+
+from foretoken.router.bounded import run_bounded
+from foretoken.router.request import GenerationRequest
+from foretoken.router.verify_pool import VerifyPool, VerifyWorker, WorkerIdentity
+from foretoken.router.verify_session import SequenceLostError, VerifySession
+from foretoken.rpc.errors import ResourceExhaustedError, UnavailableError
+from foretoken.v1.verify_pb2 import Verdict
+
+_RETRY_PAUSE_S = 0.05
+_MAX_RETRY_PAUSE_S = 1.0
+
+
+class Failover:
+    """Re-opens sequences; shared by all requests."""
+
+    def __init__(self, verify: VerifyPool, reopens: AioPool, timeout_s: float) -> None:
+        """`reopens` bounds how many sequences are re-opened at once, `timeout_s` how long one may take."""
+        self._verify = verify
+        self._reopens = reopens
+        self._timeout_s = timeout_s
+
+    def has_other(self, worker: VerifyWorker) -> bool:
+        """Whether another ready worker gives the same tokens as `worker`."""
+        return self._verify.least_loaded(worker.identity, avoid=worker) is not None
+
+    async def reopen(
+        self,
+        request: GenerationRequest,
+        committed_ids: Sequence[int],
+        identity: WorkerIdentity,
+        lost: VerifyWorker,
+        why: SequenceLostError,
+    ) -> tuple[VerifyWorker, VerifySession, Verdict]:
+        """Re-open the sequence on a worker of the same identity: the worker, the session and the first plain step.
+
+        Raises:
+            UnavailableError: no such worker could go on within the time allowed.
+            ForetokenError: a worker refused the sequence for good.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        pause_s = 0.0
+        reason: Exception = why
+        while True:
+            try:
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    await asyncio.sleep(pause_s)
+                    return await run_bounded(self._reopens, self._try(request, committed_ids, identity, lost, deadline))
+            except (SequenceLostError, ResourceExhaustedError) as error:
+                reason = error
+                pause_s = min(_MAX_RETRY_PAUSE_S, max(_RETRY_PAUSE_S, pause_s * 2))
+            except TimeoutError:
+                raise UnavailableError(
+                    f"the verify worker was lost ({reason}) and none could go on within {self._timeout_s:g} s"
+                ) from reason
+
+    async def _try(
+        self,
+        request: GenerationRequest,
+        committed_ids: Sequence[int],
+        identity: WorkerIdentity,
+        lost: VerifyWorker,
+        deadline: float,
+    ) -> tuple[VerifyWorker, VerifySession, Verdict]:
+        worker = self._verify.least_loaded(identity, avoid=lost)
+        if worker is None:
+            worker = await self._verify.wait_ready(max(0.0, deadline - time.monotonic()), identity)
+        session = worker.open(request, committed_ids)
+        try:
+            base_length = len(request.prompt_ids) + len(committed_ids)
+            session.grant(base_length, 1)
+            return worker, session, await session.next_plain(base_length)
+        except BaseException:
+            session.close()
+            raise

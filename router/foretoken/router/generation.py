@@ -1,0 +1,178 @@
+"""One request from its first block to its last token: rounds of draft, verify, commit; plain steps; failover.
+
+Reads like the algorithm; knows sessions, not links, and emits tokens, not messages.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+from foretoken.router.answer import Answer, Kept
+from foretoken.router.draft_session import NO_DRAFT, Draft
+from foretoken.router.failover import Failover
+from foretoken.router.outbox import Outbox
+from foretoken.router.request import GenerationRequest
+from foretoken.router.speculator import Speculator
+from foretoken.router.stats import SpeculationCounts
+from foretoken.router.verify_pool import VerifyWorker
+from foretoken.router.verify_session import SequenceLostError, VerifySession
+from foretoken.v1.types_pb2 import (
+    DRAFT_SOURCE_UNSPECIFIED,
+    TOKEN_ORIGIN_ACCEPTED,
+    TOKEN_ORIGIN_BONUS,
+    TOKEN_ORIGIN_PLAIN,
+    TOKEN_ORIGIN_RECOVERED,
+)
+from foretoken.v1.verify_pb2 import Verdict
+
+_log = logging.getLogger(__name__)
+
+NUM_GRANTED_STEPS = 16
+"""Plain steps granted at once; renewed when half of them are done."""
+
+
+class Generation:
+    """The state of one admitted request."""
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        answer: Answer,
+        worker: VerifyWorker,
+        speculator: Speculator,
+        failover: Failover,
+        outbox: Outbox,
+    ) -> None:
+        """`answer` holds the request's resume_ids already."""
+        self._request = request
+        self._answer = answer
+        self._worker = worker
+        self._speculator = speculator
+        self._failover = failover
+        self._outbox = outbox
+        self._identity = worker.identity
+        self._session: VerifySession | None = None
+        self._length = len(request.prompt_ids) + len(answer.output_ids)
+        self.counts = SpeculationCounts()
+        self.first_token_ns = 0
+        """`time.perf_counter_ns()` of the first token; 0 before."""
+
+    async def run(self) -> None:
+        """Generate until the answer ends; everything is freed on the workers whatever happens.
+
+        Raises nothing but cancellation: an error goes to the outbox's reader, after the tokens before it.
+        """
+        failure: Exception | None = None
+        try:
+            while self._answer.finish is None:
+                try:
+                    await self._advance()
+                except SequenceLostError as error:
+                    await self._reopen(error)
+            if text := self._answer.flush():
+                self._outbox.put((), (), (), (), text, ())
+        except Exception as caught:
+            failure = caught
+        finally:
+            self._speculator.close()
+            self._close_session()
+            self.counts.num_failed_drafts = self._speculator.num_failed
+            self._outbox.close(failure)
+
+    async def _advance(self) -> None:
+        """One round with a draft, or one plain step; whichever suits."""
+        if self._session is None:
+            self._session = self._worker.open(self._request, self._answer.output_ids)
+        if self._worker.is_draining and self._failover.has_other(self._worker):
+            raise SequenceLostError(f"verify worker {self._worker.link.address} drains")
+        if self._length >= self._session.granted_length and self._answer.room > 1 and self._speculator.is_available:
+            await self._round(self._session)
+        else:
+            await self._plain_step(self._session)
+
+    async def _round(self, session: VerifySession) -> None:
+        """The round: draft, verify, commit."""
+        started_ns = time.perf_counter_ns()
+        draft = await self._draft()
+        verdict = await self._verify(session, draft)
+        if draft is not NO_DRAFT:
+            self.counts.add_round(
+                time.perf_counter_ns() - started_ns,
+                draft.queue_ns,
+                draft.forward_ns,
+                verdict.queue_ns + verdict.forward_ns,
+            )
+        await self._commit(draft, verdict)
+
+    async def _draft(self) -> Draft:
+        num_tokens = min(self._request.num_draft_tokens, self._answer.room - 1)
+        return await self._speculator.draft(self._answer.output_ids, num_tokens)
+
+    async def _verify(self, session: VerifySession, draft: Draft) -> Verdict:
+        if draft.ids:
+            return await session.verify(self._length, draft.ids, draft.sources)
+        session.grant(self._length, 1)
+        return await session.next_plain(self._length)
+
+    async def _commit(self, draft: Draft, verdict: Verdict) -> None:
+        """Append what the target decided, tell the drafter and the client."""
+        num_accepted = verdict.num_accepted
+        emitted = [*draft.ids[:num_accepted], verdict.next_id]
+        self.counts.add_forward(len(emitted), verdict.queue_ns, verdict.forward_ns)
+        if draft.ids:
+            self.counts.add_draft(len(draft.ids), num_accepted)
+        kept = self._answer.append(emitted)
+        if not self.first_token_ns:
+            self.first_token_ns = time.perf_counter_ns()
+        if self._answer.finish is None:
+            self._speculator.commit(self._length, emitted)
+        self._length += kept.num_tokens
+        self._emit(draft, num_accepted, emitted[: kept.num_tokens], verdict, kept)
+        await self._outbox.room()
+
+    async def _plain_step(self, session: VerifySession) -> None:
+        """One token decoded by the verify worker alone; the grant is renewed at half while no drafter is at hand."""
+        num_left = session.granted_length - self._length
+        if num_left <= 0 or (num_left <= NUM_GRANTED_STEPS // 2 and not self._speculator.is_available):
+            num_steps = min(NUM_GRANTED_STEPS, self._answer.room)
+            if num_steps > num_left:
+                session.grant(self._length, num_steps)
+        verdict = await session.next_plain(self._length)
+        await self._commit(NO_DRAFT, verdict)
+
+    def _emit(self, draft: Draft, num_accepted: int, ids: Sequence[int], verdict: Verdict, kept: Kept) -> None:
+        num_draft = len(draft.ids)
+        if len(ids) <= num_accepted:  # the answer ended inside the accepted prefix
+            num_accepted = len(ids)
+            origins = [TOKEN_ORIGIN_ACCEPTED] * num_accepted
+        else:
+            last = (
+                TOKEN_ORIGIN_PLAIN
+                if not num_draft
+                else TOKEN_ORIGIN_BONUS
+                if num_accepted == num_draft
+                else TOKEN_ORIGIN_RECOVERED
+            )
+            origins = [TOKEN_ORIGIN_ACCEPTED] * num_accepted + [last]
+        sources = [DRAFT_SOURCE_UNSPECIFIED] * len(ids)
+        if draft.sources:
+            sources[:num_accepted] = draft.sources[:num_accepted]
+        logprobs = verdict.logprobs[: len(ids)] if verdict.logprobs else ()
+        self._outbox.put(ids, origins, sources, logprobs, kept.text, kept.num_chars)
+
+    async def _reopen(self, why: SequenceLostError) -> None:
+        """Continue on another worker, or on the same one after it came back, from the committed ids."""
+        _log.warning("request %s lost its verify worker: %s", self._request.request_id, why)
+        self._close_session()
+        self.counts.num_failovers += 1
+        self._worker, self._session, verdict = await self._failover.reopen(
+            self._request, self._answer.output_ids, self._identity, self._worker, why
+        )
+        await self._commit(NO_DRAFT, verdict)
+
+    def _close_session(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()

@@ -1,0 +1,194 @@
+"""From a client's message to a validated request: limits, tokens, sampling, drafter.
+
+The edge where bad input is refused, naming field, value and limit; behind it nothing is checked again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Sequence
+
+from foretoken.router.core import Router
+from foretoken.router.request import GenerationRequest
+from foretoken.router.settings import RouterSettings
+from foretoken.rpc.errors import InvalidArgumentError, NotFoundError
+from foretoken.rpc.sampling import resolve_sampling
+from foretoken.rpc.validation import (
+    validate_generate,
+    validate_prompt_ids,
+    validate_resume_ids,
+    validate_sampling,
+    validate_tokenize,
+)
+from foretoken.v1.generation_pb2 import ChatMessages, GenerateRequest, Speculation, TokenizeRequest
+from foretoken.v1.types_pb2 import (
+    VERIFICATION_MODE_COUPLED,
+    VERIFICATION_MODE_UNSPECIFIED,
+    DrafterChoice,
+    VerificationMode,
+    WorkerHello,
+)
+
+AUTO_DRAFTER = "auto"
+NO_DRAFTER = "none"
+_LONG_TEXT_CHARS = 4096  # longer ones are tokenized on a thread: about a millisecond
+
+
+async def prepare(
+    message: GenerateRequest, router: Router, *, request_id: str, traceparent: str, timeout_s: float | None
+) -> GenerationRequest:
+    """The validated request; `timeout_s` is what the client's deadline leaves, None without one.
+
+    Raises:
+        InvalidArgumentError: a field outside its limits.
+        NotFoundError: another model than the served one.
+        UnavailableError: no verify worker is known yet, so limits are not known either.
+    """
+    settings = router.settings
+    deadline_s = time.monotonic() + min(settings.max_request_s, timeout_s or settings.max_request_s)
+    validate_generate(message)
+    model = await router.model()
+    if message.model and message.model != model.model_id:
+        raise NotFoundError(f"model {message.model!r} is not served here; {model.model_id!r} is")
+    _check_num_draft_tokens(message.speculation, model, router)
+    field, prompt_ids = await _prompt_ids(message, router)
+    validate_prompt_ids(prompt_ids, vocab_size=model.vocab_size, max_context=model.max_context, field=field)
+    validate_sampling(
+        message.sampling,
+        vocab_size=model.vocab_size,
+        max_context=model.max_context,
+        prompt_length=len(prompt_ids),
+    )
+    sampling = resolve_sampling(
+        message.sampling,
+        model.default_sampling,
+        seed=secrets.randbits(64),
+        prompt_length=len(prompt_ids),
+        max_context=model.max_context,
+        vocab_size=model.vocab_size,
+    )
+    validate_resume_ids(
+        message.resume_ids,
+        vocab_size=model.vocab_size,
+        max_new_tokens=sampling.max_new_tokens,
+        temperature=sampling.temperature,
+        has_seed=message.sampling.HasField("seed"),
+    )
+    return GenerationRequest(
+        request_id=request_id,
+        prompt_ids=prompt_ids,
+        sampling=sampling,
+        mode=_mode(message.speculation, model),
+        eos_token_ids=tuple(model.eos_token_ids),
+        max_length=len(prompt_ids) + sampling.max_new_tokens,
+        resume_ids=tuple(message.resume_ids),
+        drafter=choose_drafter(message.speculation, router),
+        num_draft_tokens=_num_draft_tokens(message.speculation, model, settings),
+        tenant=message.tenant,
+        traceparent=traceparent,
+        deadline_s=deadline_s,
+    )
+
+
+async def tokenize(message: TokenizeRequest, router: Router) -> Sequence[int]:
+    """Ids of a text or chat, as `prepare` would make them.
+
+    Raises:
+        InvalidArgumentError: no input, or messages the model's template refuses.
+    """
+    validate_tokenize(message)
+    if message.WhichOneof("input") == "prompt":
+        return await _encode(message.prompt, router)
+    return await _encode_messages(message.messages, router)
+
+
+def default_drafter(router: Router) -> str:
+    """Name of the drafter of requests that name none, as far as it is known; empty = plain decoding."""
+    name = router.settings.drafter
+    if name == NO_DRAFTER:
+        return ""
+    if name == AUTO_DRAFTER:
+        return next(iter(router.draft.ready_drafters or router.draft.known_drafters), "")
+    return name
+
+
+def choose_drafter(speculation: Speculation, router: Router) -> DrafterChoice | None:
+    """The drafter for a request; None = plain decoding.
+
+    Raises:
+        InvalidArgumentError: a name that no draft worker of this router hosts.
+    """
+    if speculation.off or not router.draft.workers:
+        if speculation.drafter.name and not speculation.off:
+            raise _unknown_drafter(speculation.drafter.name, ())
+        return None
+    choice = DrafterChoice()
+    choice.CopyFrom(speculation.drafter)
+    known = router.draft.known_drafters
+    if choice.name:
+        if known and choice.name not in known:
+            raise _unknown_drafter(choice.name, known)
+        return choice
+    if router.settings.drafter == NO_DRAFTER:
+        return None
+    choice.name = default_drafter(router)
+    return choice
+
+
+def _unknown_drafter(name: str, known: Sequence[str]) -> InvalidArgumentError:
+    return InvalidArgumentError("speculation.drafter.name", name, f"must be one of: {', '.join(known) or '(none)'}")
+
+
+async def _prompt_ids(message: GenerateRequest, router: Router) -> tuple[str, Sequence[int]]:
+    """The input's field name and ids."""
+    match message.WhichOneof("input"):
+        case "prompt":
+            return "prompt", await _encode(message.prompt, router)
+        case "messages":
+            return "messages", await _encode_messages(message.messages, router)
+        case _:
+            return "prompt_ids.ids", tuple(message.prompt_ids.ids)
+
+
+async def _encode(text: str, router: Router) -> Sequence[int]:
+    if len(text) <= _LONG_TEXT_CHARS:
+        return router.tokenizer.encode(text)
+    return await asyncio.to_thread(router.tokenizer.encode, text)
+
+
+async def _encode_messages(messages: ChatMessages, router: Router) -> Sequence[int]:
+    chat = [{"role": message.role, "content": message.content} for message in messages.messages]
+    return await asyncio.to_thread(router.tokenizer.encode_messages, chat)
+
+
+def _mode(speculation: Speculation, model: WorkerHello) -> VerificationMode:
+    if speculation.mode == VERIFICATION_MODE_UNSPECIFIED:
+        return VERIFICATION_MODE_COUPLED
+    if speculation.mode != VERIFICATION_MODE_COUPLED and speculation.mode not in model.verification_modes:
+        offered = ", ".join(VerificationMode.Name(mode) for mode in model.verification_modes)
+        raise InvalidArgumentError(
+            "speculation.mode", VerificationMode.Name(speculation.mode), f"must be one of: {offered}"
+        )
+    return speculation.mode
+
+
+def _check_num_draft_tokens(speculation: Speculation, model: WorkerHello, router: Router) -> None:
+    limit = max_draft_tokens(model, router)
+    if limit and speculation.HasField("num_draft_tokens") and speculation.num_draft_tokens > limit:
+        raise InvalidArgumentError(
+            "speculation.num_draft_tokens", speculation.num_draft_tokens, f"must be 1 to {limit}"
+        )
+
+
+def _num_draft_tokens(speculation: Speculation, model: WorkerHello, settings: RouterSettings) -> int:
+    if speculation.HasField("num_draft_tokens"):
+        return speculation.num_draft_tokens
+    return min(settings.num_draft_tokens, model.max_draft_tokens or settings.num_draft_tokens)
+
+
+def max_draft_tokens(model: WorkerHello, router: Router) -> int:
+    """Largest block that the verify workers and every draft worker met so far take; 0 = not known."""
+    hellos = [model, *(worker.link.hello for worker in router.draft.workers)]
+    return min((hello.max_draft_tokens for hello in hellos if hello is not None and hello.max_draft_tokens), default=0)

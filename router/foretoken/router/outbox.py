@@ -1,0 +1,113 @@
+"""What one request has produced and its client has not been sent yet.
+
+One coroutine fills it, one empties it; tokens that wait are merged, and a client that does not read stops the filler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from foretoken.router.answer import FinishReason
+from foretoken.router.request import GenerationRequest
+from foretoken.router.stats import SpeculationCounts
+from foretoken.v1.types_pb2 import DraftSource, TokenLogprobs, TokenOrigin
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """First event."""
+
+    request: GenerationRequest
+
+
+@dataclass(slots=True)
+class Tokens:
+    """Tokens and the text that became final with them."""
+
+    ids: list[int] = field(default_factory=list)
+    origins: list[TokenOrigin] = field(default_factory=list)
+    sources: list[DraftSource] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """One per id when asked for, else empty."""
+    text: str = ""
+    num_chars: list[int] = field(default_factory=list)
+    """Characters of `text` that became final with each id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Last event."""
+
+    reason: FinishReason
+    stop: str
+    num_prompt_tokens: int
+    num_output_tokens: int
+    counts: SpeculationCounts
+    queue_ns: int
+    time_to_first_token_ns: int
+    duration_ns: int
+
+
+class Outbox:
+    """Token events between a generation and its stream."""
+
+    def __init__(self, max_waiting_tokens: int = 256) -> None:
+        self._max_waiting_tokens = max_waiting_tokens
+        self._tokens: Tokens | None = None
+        self._is_closed = False
+        self._error: Exception | None = None
+        self._reader: asyncio.Future[None] | None = None
+        self._writer: asyncio.Future[None] | None = None
+
+    def put(
+        self,
+        ids: Sequence[int],
+        origins: Sequence[TokenOrigin],
+        sources: Sequence[DraftSource],
+        logprobs: Sequence[TokenLogprobs],
+        text: str,
+        num_chars: Sequence[int],
+    ) -> None:
+        """Append the tokens of a round."""
+        tokens = self._tokens
+        if tokens is None:
+            tokens = self._tokens = Tokens()
+        tokens.ids += ids
+        tokens.origins += origins
+        tokens.sources += sources
+        tokens.logprobs += logprobs
+        tokens.text += text
+        tokens.num_chars += num_chars
+        _wake(self._reader)
+
+    async def room(self) -> None:
+        """Return once the reader has caught up; at once unless it is far behind."""
+        while self._tokens is not None and len(self._tokens.ids) >= self._max_waiting_tokens and not self._is_closed:
+            self._writer = asyncio.get_running_loop().create_future()
+            await self._writer
+
+    def close(self, error: Exception | None = None) -> None:
+        """Nothing more will be put; the reader gets `error`, if any, after what waits."""
+        self._is_closed = True
+        self._error = error
+        _wake(self._reader)
+
+    async def get(self) -> Tokens | None:
+        """All that waits, as soon as anything does; None once closed and empty, or the error it was closed with."""
+        while self._tokens is None:
+            if self._error is not None:
+                raise self._error
+            if self._is_closed:
+                return None
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        tokens, self._tokens = self._tokens, None
+        _wake(self._writer)
+        return tokens
+
+
+def _wake(waiter: asyncio.Future[None] | None) -> None:
+    if waiter is not None and not waiter.done():
+        waiter.set_result(None)

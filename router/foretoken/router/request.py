@@ -1,0 +1,83 @@
+"""One validated generation as the core sees it, and what a worker is told of it.
+
+Built by the servicer; from here on every field is resolved.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from foretoken.router.answer import StopRules
+from foretoken.v1.types_pb2 import DrafterChoice, OpenSequence, SamplingParams, VerificationMode
+
+_MAX_SEQUENCE_ID = (1 << 64) - 1
+
+
+class SequenceIds:
+    """Ids for opens: never given twice, and unlikely to be those of an earlier router process."""
+
+    def __init__(self) -> None:
+        self._last = secrets.randbits(63)
+
+    def next(self) -> int:
+        """A fresh id, at least 1."""
+        self._last = self._last % _MAX_SEQUENCE_ID + 1
+        return self._last
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """What to generate and how."""
+
+    request_id: str
+    prompt_ids: Sequence[int]
+    sampling: SamplingParams
+    """Every field set, the seed included."""
+    mode: VerificationMode
+    eos_token_ids: tuple[int, ...]
+    max_length: int
+    """Largest prompt + output, tokens; the model's context at most."""
+    resume_ids: Sequence[int] = ()
+    """Output ids the client has already."""
+    drafter: DrafterChoice | None = None
+    """None: decode plainly."""
+    num_draft_tokens: int = 0
+    """Draft tokens wanted per round."""
+    tenant: str = ""
+    traceparent: str = ""
+    deadline_s: float | None = None
+    """`time.monotonic()` value after which the answer is of no use; None = none."""
+
+    def stop_rules(self) -> StopRules:
+        """What ends the answer."""
+        end_ids = frozenset(self.sampling.stop_token_ids)
+        if not self.sampling.ignore_eos:
+            end_ids |= frozenset(self.eos_token_ids)
+        return StopRules(
+            end_ids=end_ids,
+            stop_strings=tuple(self.sampling.stop),
+            min_new_tokens=self.sampling.min_new_tokens,
+            max_new_tokens=self.max_length - len(self.prompt_ids),
+        )
+
+    def open_entry(self, sequence_id: int, committed_ids: Sequence[int], *, for_draft: bool) -> OpenSequence:
+        """The link entry that opens, or re-opens, this sequence with the output decided so far."""
+        entry = OpenSequence(
+            sequence_id=sequence_id,
+            prompt_ids=self.prompt_ids,
+            committed_ids=committed_ids,
+            sampling=self.sampling,
+            mode=self.mode,
+            eos_token_ids=self.eos_token_ids,
+            max_length=self.max_length,
+            tenant=self.tenant,
+            traceparent=self.traceparent,
+        )
+        if self.deadline_s is not None:
+            entry.deadline_ms = max(1, round((self.deadline_s - time.monotonic()) * 1000))
+        if for_draft and self.drafter is not None:
+            entry.drafter.CopyFrom(self.drafter)
+        return entry

@@ -1,0 +1,166 @@
+"""The public gRPC service: messages in, the core's events out as messages.
+
+Validates and converts; decides nothing.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from foretoken.router import intake
+from foretoken.router.answer import FinishReason
+from foretoken.router.core import Event, Router
+from foretoken.router.draft_pool import DraftWorker
+from foretoken.router.outbox import Finished, Started, Tokens
+from foretoken.router.verify_pool import VerifyWorker
+from foretoken.rpc.sampling import NEUTRAL
+from foretoken.rpc.servicing import new_request_id, typed_errors
+from foretoken.v1 import generation_pb2 as pb
+from foretoken.v1.generation_pb2_grpc import GenerationServiceServicer
+from foretoken.v1.types_pb2 import WorkerHello
+
+_REASONS = {FinishReason.STOP: pb.FINISH_REASON_STOP, FinishReason.LENGTH: pb.FINISH_REASON_LENGTH}
+
+
+class GenerationServicer(GenerationServiceServicer):
+    """`foretoken.v1.GenerationService` over a `Router`."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    async def Generate(self, request: pb.GenerateRequest, context: Any) -> None:  # noqa: N802 (gRPC names it)
+        """Stream one generation."""
+        request_id = new_request_id()
+        async with typed_errors(context, request_id):
+            model = await self._router.model()
+            generation = await intake.prepare(
+                request,
+                self._router,
+                request_id=request_id,
+                traceparent=_traceparent(context),
+                timeout_s=context.time_remaining(),
+            )
+
+            async def emit(event: Event) -> None:
+                await context.write(_response(event, model))
+
+            await self._router.generate(generation, emit)
+
+    async def GetModelInfo(  # noqa: N802
+        self, request: pb.GetModelInfoRequest, context: Any
+    ) -> pb.GetModelInfoResponse:
+        """Describe the served model and its workers."""
+        async with typed_errors(context):
+            router = self._router
+            model = await router.model()
+            response = pb.GetModelInfoResponse(
+                model=model.model_id,
+                vocab_size=model.vocab_size,
+                max_context=model.max_context,
+                eos_token_ids=model.eos_token_ids,
+                default_sampling=NEUTRAL,
+                drafters=router.draft.ready_drafters,
+                default_drafter=intake.default_drafter(router),
+                default_num_draft_tokens=router.settings.num_draft_tokens,
+                verification_modes=model.verification_modes,
+                verify_workers=[_worker_info(worker) for worker in router.verify.workers],
+                draft_workers=[_worker_info(worker) for worker in router.draft.workers],
+                has_chat_template=router.tokenizer.chat_template is not None,
+                version=_version(),
+            )
+            response.default_sampling.MergeFrom(model.default_sampling)
+            return response
+        raise AssertionError("unreachable: typed_errors ends the call")
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:  # noqa: N802
+        """Turn text or chat messages into ids."""
+        async with typed_errors(context):
+            return pb.TokenizeResponse(ids=await intake.tokenize(request, self._router))
+        raise AssertionError("unreachable: typed_errors ends the call")
+
+
+def _response(event: Event, model: WorkerHello) -> pb.GenerateResponse:
+    match event:
+        case Tokens():
+            return pb.GenerateResponse(tokens=_tokens(event))
+        case Started(request):
+            return pb.GenerateResponse(
+                start=pb.GenerateStart(
+                    prompt_ids=request.prompt_ids,
+                    seed=request.sampling.seed,
+                    model=model.model_id,
+                    request_id=request.request_id,
+                    mode=request.mode,
+                    drafter=request.drafter.name if request.drafter is not None else "",
+                    sampling=request.sampling,
+                )
+            )
+        case Finished():
+            return pb.GenerateResponse(finish=_finish(event))
+
+
+def _tokens(event: Tokens) -> pb.GenerateTokens:
+    make = pb.GeneratedToken
+    tokens = [
+        make(id=token_id, origin=origin, source=source, num_chars=num_chars)
+        for token_id, origin, source, num_chars in zip(
+            event.ids, event.origins, event.sources, event.num_chars, strict=True
+        )
+    ]
+    for token, logprobs in zip(tokens, event.logprobs, strict=False):
+        token.logprobs.CopyFrom(logprobs)
+    return pb.GenerateTokens(tokens=tokens, text=event.text)
+
+
+def _finish(event: Finished) -> pb.GenerateFinish:
+    counts = event.counts
+    return pb.GenerateFinish(
+        reason=_REASONS[event.reason],
+        stop=event.stop,
+        usage=pb.Usage(prompt_tokens=event.num_prompt_tokens, output_tokens=event.num_output_tokens),
+        speculation=pb.SpeculationStats(
+            num_drafts=counts.num_drafts,
+            num_draft_tokens=counts.num_draft_tokens,
+            num_accepted_tokens=counts.num_accepted_tokens,
+            num_accepted_per_position=counts.num_accepted_per_position,
+            num_drafted_per_position=counts.num_drafted_per_position,
+            num_verify_forwards=counts.num_verify_forwards,
+            num_emitted_tokens=counts.num_emitted_tokens,
+            draft_forward_ns=counts.draft_forward_ns,
+            draft_queue_ns=counts.draft_queue_ns,
+            verify_forward_ns=counts.verify_forward_ns,
+            verify_queue_ns=counts.verify_queue_ns,
+            round_ns=counts.round_ns,
+            num_failed_drafts=counts.num_failed_drafts,
+            num_failovers=counts.num_failovers,
+            router_overhead_p50_ns=counts.router_overhead_p50_ns,
+        ),
+        queue_ns=event.queue_ns,
+        time_to_first_token_ns=event.time_to_first_token_ns,
+        duration_ns=event.duration_ns,
+    )
+
+
+def _worker_info(worker: VerifyWorker | DraftWorker) -> pb.WorkerInfo:
+    link = worker.link
+    info = pb.WorkerInfo(address=link.address, state=link.state, detail=link.detail)
+    if link.is_up and link.hello is not None:
+        info.hello.CopyFrom(link.hello)
+    if link.load is not None:
+        info.load.CopyFrom(link.load)
+    return info
+
+
+def _traceparent(context: Any) -> str:
+    for key, value in context.invocation_metadata() or ():
+        if key == "traceparent":
+            return value if isinstance(value, str) else value.decode("ascii", "replace")
+    return ""
+
+
+def _version() -> str:
+    try:
+        return version("foretoken")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,73 @@
+"""The router's options, each declared once.
+
+Knows nothing of how they are used.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field, field_validator
+
+from foretoken.rpc.settings import CommaSeparated, ServiceSettings
+
+
+class RouterSettings(ServiceSettings):
+    """Command line beats `FORETOKEN_*` environment beats these defaults."""
+
+    verify: CommaSeparated = Field(description="Verify workers, HOST:PORT[,HOST:PORT...]; at least one.")
+    draft: CommaSeparated = Field((), description="Draft workers, HOST:PORT[,HOST:PORT...]; none = plain decoding.")
+    tokenizer: str = Field(
+        min_length=1, description="Directory or hub id with the target's tokenizer.json and chat template."
+    )
+    model: str = Field("", description="Model id the verify workers must announce; empty = whatever they serve.")
+    router_id: str = Field("router", min_length=1, max_length=64, description="Name of this router in workers' logs.")
+
+    max_concurrency: int = Field(256, ge=1, le=65536, description="Requests generated at once.")
+    max_queue: int = Field(1024, ge=0, le=65536, description="Requests that may wait to be admitted; more are refused.")
+    queue_timeout_s: float = Field(30.0, gt=0, le=3600, description="Longest wait for admission, seconds.")
+    max_request_s: float = Field(
+        3600.0, gt=0, le=86400, description="Longest request, seconds, whatever the client's deadline."
+    )
+    ready_timeout_s: float = Field(
+        10.0, gt=0, le=3600, description="How long a request waits while no verify worker has been met yet, seconds."
+    )
+
+    drafter: str = Field(
+        "auto", description="Drafter of requests that name none; auto = the draft workers' own default, none = plain."
+    )
+    num_draft_tokens: int = Field(5, ge=1, le=64, description="Draft tokens per round where a request is silent.")
+    draft_timeout_s: float = Field(0.5, gt=0, le=60, description="Longest wait for a draft, seconds.")
+    first_draft_timeout_s: float = Field(
+        3.0, gt=0, le=600, description="Longest wait for a draft that includes the prompt's prefill, seconds."
+    )
+    max_draft_failures: int = Field(
+        3, ge=1, le=1000, description="Failed drafts in a row after which a draft worker is left alone."
+    )
+    min_probe_pause_s: float = Field(0.5, gt=0, le=60, description="Pause before a failed draft worker is probed.")
+    max_probe_pause_s: float = Field(30.0, gt=0, le=3600, description="Longest pause between probes.")
+    max_probes: int = Field(4, ge=1, le=256, description="Draft workers probed at once.")
+
+    verify_timeout_s: float = Field(
+        60.0, gt=0, le=3600, description="Longest wait for a verdict before the sequence is re-opened, seconds."
+    )
+    failover_timeout_s: float = Field(
+        30.0, gt=0, le=3600, description="How long a sequence waits for a verify worker to continue on, seconds."
+    )
+    max_reopens: int = Field(16, ge=1, le=1024, description="Sequences re-opened at once after a worker was lost.")
+
+    @field_validator("verify", "draft")
+    @classmethod
+    def _check_addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for address in value:
+            host, colon, port = address.rpartition(":")
+            if not (colon and host and port.isdecimal() and 0 < int(port) < 65536):
+                raise ValueError(f"{address!r} is not HOST:PORT")
+        if len(set(value)) != len(value):
+            raise ValueError("an address is named twice")
+        return value
+
+    @field_validator("verify")
+    @classmethod
+    def _check_any(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value:
+            raise ValueError("at least one verify worker is needed")
+        return value

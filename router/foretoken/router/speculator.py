@@ -1,0 +1,97 @@
+"""Where one request's drafts come from: opens it on a draft worker, follows it, and absorbs every fault there.
+
+A fault costs this round its draft and the worker some trust, never more. Knows nothing of verdicts or text.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from foretoken.router.draft_pool import DraftPool, DraftWorker
+from foretoken.router.draft_session import NO_DRAFT, Draft, DraftFailedError, DraftSession
+from foretoken.router.request import GenerationRequest
+from foretoken.rpc.errors import ForetokenError, InvalidArgumentError
+
+_log = logging.getLogger(__name__)
+
+
+class Speculator:
+    """The drafts of one request."""
+
+    def __init__(
+        self, request: GenerationRequest, pool: DraftPool, vocab_size: int, timeout_s: float, first_timeout_s: float
+    ) -> None:
+        """`first_timeout_s`: patience with a draft that includes the prompt's prefill, `timeout_s`: with others."""
+        self._request = request
+        self._pool = pool
+        self._vocab_size = vocab_size
+        self._timeout_s = timeout_s
+        self._first_timeout_s = first_timeout_s
+        self._worker: DraftWorker | None = None
+        self._session: DraftSession | None = None
+        self._has_drafted = False
+        self.num_failed = 0
+        """Drafts that were late, wrong or failed."""
+
+    @property
+    def is_available(self) -> bool:
+        """Whether a draft may be asked for."""
+        if self._request.drafter is None:
+            return False
+        if self._session is not None:
+            return True
+        return self._pool.least_loaded(self._request.drafter.name) is not None
+
+    async def draft(self, committed_ids: Sequence[int], num_tokens: int) -> Draft:
+        """At most `num_tokens` guesses at what follows the prompt and `committed_ids`; empty when there are none.
+
+        Raises:
+            InvalidArgumentError: the drafter refuses the request's own settings for it.
+        """
+        base_length = len(self._request.prompt_ids) + len(committed_ids)
+        try:
+            session = self._session or self._open(committed_ids)
+            timeout_s = self._timeout_s if self._has_drafted else self._first_timeout_s
+            draft = await session.draft(base_length, num_tokens, self._vocab_size, timeout_s)
+        except (DraftFailedError, ForetokenError) as error:
+            self._failed(error)
+            return NO_DRAFT
+        self._has_drafted = True
+        assert self._worker is not None
+        self._worker.breaker.record_success()
+        return draft
+
+    def commit(self, base_length: int, ids: Sequence[int]) -> None:
+        """Tell the drafter what was decided after `base_length` tokens."""
+        if self._session is not None:
+            try:
+                self._session.commit(base_length, ids)
+            except ForetokenError as error:
+                self._failed(error)
+
+    def close(self) -> None:
+        """Free the sequence on the draft worker; idempotent. The next `draft` opens it again."""
+        session, self._session = self._session, None
+        self._has_drafted = False
+        if session is not None:
+            session.close()
+
+    def _open(self, committed_ids: Sequence[int]) -> DraftSession:
+        assert self._request.drafter is not None
+        self._worker = self._pool.least_loaded(self._request.drafter.name)
+        if self._worker is None:
+            raise DraftFailedError("no draft worker")
+        self._session = self._worker.open(self._request, committed_ids)
+        return self._session
+
+    def _failed(self, error: Exception) -> None:
+        self.num_failed += 1
+        drafter = self._request.drafter
+        is_refusal = isinstance(error, InvalidArgumentError) and not self._has_drafted
+        self.close()
+        if is_refusal and drafter is not None and drafter.settings:
+            raise InvalidArgumentError("speculation.drafter.settings", dict(drafter.settings), str(error)) from error
+        if self._worker is not None:
+            self._worker.breaker.record_failure()
+            _log.info("request %s: no draft from %s: %s", self._request.request_id, self._worker.link.address, error)

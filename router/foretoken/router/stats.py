@@ -1,0 +1,64 @@
+"""Raw counters of one request's speculation; rates are left to whoever reads them.
+
+Knows lengths and durations only.
+"""
+
+from __future__ import annotations
+
+import statistics
+from array import array
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class SpeculationCounts:
+    """What speculation did for one request. Durations are sums over rounds, nanoseconds."""
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_accepted_per_position: list[int] = field(default_factory=list)
+    num_drafted_per_position: list[int] = field(default_factory=list)
+    num_verify_forwards: int = 0
+    num_emitted_tokens: int = 0
+    draft_forward_ns: int = 0
+    draft_queue_ns: int = 0
+    verify_forward_ns: int = 0
+    verify_queue_ns: int = 0
+    round_ns: int = 0
+    num_failed_drafts: int = 0
+    num_failovers: int = 0
+    _overheads_ns: array[int] = field(default_factory=lambda: array("q"))
+
+    @property
+    def router_overhead_p50_ns(self) -> int:
+        """Median over drafted rounds of the time neither worker accounts for; 0 without such rounds."""
+        return round(statistics.median(self._overheads_ns)) if self._overheads_ns else 0
+
+    def add_forward(self, num_emitted: int, queue_ns: int, forward_ns: int) -> None:
+        """A verify forward with its verdict."""
+        self.num_verify_forwards += 1
+        self.num_emitted_tokens += num_emitted
+        self.verify_queue_ns += queue_ns
+        self.verify_forward_ns += forward_ns
+
+    def add_draft(self, num_draft_tokens: int, num_accepted: int) -> None:
+        """A verified draft block of at least one token."""
+        self.num_drafts += 1
+        self.num_draft_tokens += num_draft_tokens
+        self.num_accepted_tokens += num_accepted
+        missing = num_draft_tokens - len(self.num_drafted_per_position)
+        if missing > 0:
+            self.num_drafted_per_position += [0] * missing
+            self.num_accepted_per_position += [0] * missing
+        for position in range(num_draft_tokens):
+            self.num_drafted_per_position[position] += 1
+        for position in range(num_accepted):
+            self.num_accepted_per_position[position] += 1
+
+    def add_round(self, round_ns: int, draft_queue_ns: int, draft_forward_ns: int, verify_ns: int) -> None:
+        """A round that asked for a draft and got one: from asking to the verdict."""
+        self.round_ns += round_ns
+        self.draft_queue_ns += draft_queue_ns
+        self.draft_forward_ns += draft_forward_ns
+        self._overheads_ns.append(max(0, round_ns - draft_queue_ns - draft_forward_ns - verify_ns))

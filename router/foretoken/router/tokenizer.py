@@ -1,0 +1,138 @@
+"""The model's tokenizer, chat template and vocabulary hash, from a local directory or a hub id.
+
+Reads the files the `tokenizers` library and the chat template need; imports neither transformers nor torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
+from tokenizers import Tokenizer as FastTokenizer
+
+from foretoken.router.chat_template import ChatTemplate
+from foretoken.rpc.errors import FailedPreconditionError
+
+
+class TokenizerError(FailedPreconditionError):
+    """The tokenizer's files are missing or unreadable."""
+
+
+class Tokenizer:
+    """Text to ids and back, as the model's own tokenizer does it."""
+
+    def __init__(self, text: str, config: Mapping[str, Any], chat_template: str | None, name: str) -> None:
+        """`text` is the content of `tokenizer.json`, `config` that of `tokenizer_config.json`."""
+        try:
+            self._fast = FastTokenizer.from_str(text)
+            self.hash = hash_tokenizer_json(text)
+            """SHA-256 hex of vocabulary, merges and added tokens; workers announce theirs in the handshake."""
+        except Exception as error:  # the Rust library raises plain Exception
+            raise TokenizerError(f"{name}/tokenizer.json is not a tokenizer: {error}") from error
+        self._fast.no_truncation()
+        self._fast.no_padding()
+        self.vocab_size = self._fast.get_vocab_size()
+        """Number of ids, without padding of the model's output layer."""
+        self._pieces: dict[int, str] = {}
+        self.chat_template = ChatTemplate(chat_template, _special_tokens(config)) if chat_template else None
+
+    @classmethod
+    def load(cls, source: str) -> Tokenizer:
+        """Read the tokenizer of a local directory or, where no such directory exists, of a hub id.
+
+        Raises:
+            TokenizerError: no `tokenizer.json` there, or a broken file.
+        """
+        text = _read(source, "tokenizer.json")
+        if text is None:
+            raise TokenizerError(f"{source} has no tokenizer.json")
+        try:
+            config = json.loads(_read(source, "tokenizer_config.json") or "{}")
+        except ValueError as error:
+            raise TokenizerError(f"{source}/tokenizer_config.json is not JSON: {error}") from error
+        return cls(text, config, _read(source, "chat_template.jinja") or _config_template(config), source)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; special tokens of the tokenizer's own post-processor are added unless told not to."""
+        ids: list[int] = self._fast.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def encode_messages(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Token ids of a chat, rendered by the model's template up to where the assistant speaks.
+
+        Raises:
+            InvalidArgumentError: the model has no template, or the template refuses these messages.
+        """
+        if self.chat_template is None:
+            raise ChatTemplate.missing()
+        return self.encode(self.chat_template.render(messages), add_special_tokens=False)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of `ids` without special tokens; incomplete UTF-8 becomes U+FFFD."""
+        text: str = self._fast.decode(ids, skip_special_tokens=True)
+        return text
+
+    def piece(self, token_id: int) -> str:
+        """Text of one id alone; remembered."""
+        text = self._pieces.get(token_id)
+        if text is None:
+            text = self._pieces[token_id] = self.decode((token_id,))
+        return text
+
+
+def hash_tokenizer_json(text: str) -> str:
+    """SHA-256 hex of the canonical vocabulary, merges and added tokens of a `tokenizer.json`'s text.
+
+    The workers compute the same over their model's file; normalisers and templates do not enter, ids and merges do.
+    """
+    data = json.loads(text)
+    model = data["model"]
+    vocab = model.get("vocab", {})
+    canonical = {
+        # BPE, WordPiece, WordLevel: token -> id; Unigram: [token, score] by position.
+        "vocab": sorted(([token, index] for token, index in vocab.items()), key=lambda entry: (entry[1], entry[0]))
+        if isinstance(vocab, dict)
+        else [entry[0] for entry in vocab],
+        # Older files write "a b", newer ones ["a", "b"].
+        "merges": [merge.split(" ") if isinstance(merge, str) else list(merge) for merge in model.get("merges") or []],
+        "added_tokens": sorted([token["id"], token["content"]] for token in data.get("added_tokens") or []),
+    }
+    return hashlib.sha256(
+        json.dumps(canonical, ensure_ascii=True, separators=(",", ":"), sort_keys=True).encode()
+    ).hexdigest()
+
+
+def _read(source: str, name: str) -> str | None:
+    """Content of one file of the directory or hub repository; None where it has none."""
+    try:
+        if Path(source).is_dir():
+            path = Path(source) / name
+            return path.read_text(encoding="utf-8") if path.is_file() else None
+        return Path(hf_hub_download(source, name)).read_text(encoding="utf-8")
+    except EntryNotFoundError:
+        return None
+    except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
+        raise TokenizerError(f"cannot read {name} of {source}: {error}") from error
+
+
+def _config_template(config: Mapping[str, Any]) -> str | None:
+    template = config.get("chat_template")
+    if isinstance(template, list):  # several named templates
+        template = {entry.get("name"): entry.get("template") for entry in template}.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Special tokens by their config names (`bos_token`, ...), which templates use as variables."""
+    tokens: dict[str, str] = {}
+    for name, value in config.items():
+        if name.endswith("_token"):
+            content = value.get("content") if isinstance(value, dict) else value
+            if isinstance(content, str):
+                tokens[name] = content
+    return tokens

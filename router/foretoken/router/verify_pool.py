@@ -1,0 +1,232 @@
+"""The verify workers: which fit together, which is least loaded, and which sequence lives where.
+
+Knows links and sessions; knows nothing of drafts, text or clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from foretoken.router.request import GenerationRequest, SequenceIds
+from foretoken.router.verify_session import SequenceLostError, VerifySession
+from foretoken.rpc.errors import (
+    FailedPreconditionError,
+    ForetokenError,
+    InternalError,
+    NotFoundError,
+    UnavailableError,
+    from_link_error,
+)
+from foretoken.rpc.link import LinkCallbacks, LinkOptions, LinkState, VerifyLink
+from foretoken.v1.types_pb2 import CloseSequence, WorkerHello
+from foretoken.v1.verify_pb2 import DraftBlock, VerifyLinkResponse
+
+_log = logging.getLogger(__name__)
+_LOST = (UnavailableError, InternalError, NotFoundError, FailedPreconditionError)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerIdentity:
+    """What two verify workers must share to give the same tokens."""
+
+    weights_fingerprint: str
+    dtype: str
+    tensor_parallel_degree: int
+
+    @classmethod
+    def of(cls, hello: WorkerHello) -> WorkerIdentity:
+        """The identity a handshake announces."""
+        return cls(hello.weights_fingerprint, hello.dtype, max(1, hello.tensor_parallel_degree))
+
+
+class VerifyWorker:
+    """One verify worker and the sequences this router has on it."""
+
+    def __init__(self, address: str, pool: VerifyPool, options: LinkOptions | None) -> None:
+        self.link = VerifyLink(
+            address, LinkCallbacks(self._take, self._up, self._down, lambda hello: pool.check(hello, self)), options
+        )
+        self._pool = pool
+        self._sessions: dict[int, VerifySession] = {}
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it takes new sequences."""
+        return self.link.state is LinkState.READY
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it asked to be left."""
+        return self.link.state is LinkState.DRAINING
+
+    @property
+    def hello(self) -> WorkerHello:
+        """Its handshake; only of a worker that has been ready."""
+        assert self.link.hello is not None
+        return self.link.hello
+
+    @property
+    def identity(self) -> WorkerIdentity:
+        """Its identity; only of a worker that has been ready."""
+        return WorkerIdentity.of(self.hello)
+
+    @property
+    def load_factor(self) -> float:
+        """How full it is: own sequences, or what it last said of all routers' together, over what it holds at once."""
+        load = self.link.load
+        others = load.running + load.waiting if load is not None else 0
+        return max(len(self._sessions), others) / max(1, self.hello.max_sequences)
+
+    def open(self, request: GenerationRequest, committed_ids: Sequence[int]) -> VerifySession:
+        """Open, or re-open, the request's sequence here.
+
+        Raises:
+            SequenceLostError: the worker has just gone.
+        """
+        sequence_id = self._pool.sequence_ids.next()
+        session = VerifySession(
+            sequence_id, self.hello.vocab_size, self._pool.verify_timeout_s, self._send_block, self._close
+        )
+        try:
+            self.link.send(opens=[request.open_entry(sequence_id, committed_ids, for_draft=False)])
+        except UnavailableError as error:
+            raise SequenceLostError(str(error)) from error
+        self._sessions[sequence_id] = session
+        return session
+
+    def _send_block(self, block: DraftBlock) -> None:
+        if block.sequence_id in self._sessions:  # otherwise the session has its error already
+            try:
+                self.link.send(blocks=[block])
+            except UnavailableError as error:
+                raise SequenceLostError(str(error)) from error
+
+    def _close(self, session: VerifySession) -> None:
+        if self._sessions.pop(session.sequence_id, None) is not None:
+            self.link.send(closes=[CloseSequence(sequence_id=session.sequence_id)])
+
+    def _take(self, _link: Any, frame: VerifyLinkResponse) -> None:
+        sessions = self._sessions
+        for verdict in frame.verdicts:
+            session = sessions.get(verdict.sequence_id)
+            if session is not None:  # verdicts under a grant may arrive after the close
+                session.deliver(verdict)
+        for stale in frame.stales:
+            session = sessions.get(stale.sequence_id)
+            if session is not None:
+                session.deliver(stale)
+        for entry in frame.errors:
+            error = from_link_error(entry)
+            if entry.sequence_id == 0:
+                _log.error("verify worker %s: %s", self.link.address, error)
+                continue
+            session = sessions.pop(entry.sequence_id, None)
+            if session is not None:
+                self.link.send(closes=[CloseSequence(sequence_id=entry.sequence_id)])
+                session.fail(SequenceLostError(str(error)) if isinstance(error, _LOST) else error)
+
+    def _up(self, _link: Any) -> None:
+        self._pool.changed()
+
+    def _down(self, _link: Any, why: ForetokenError) -> None:
+        sessions, self._sessions = self._sessions, {}
+        for session in sessions.values():
+            session.fail(SequenceLostError(f"verify worker {self.link.address} went away: {why}"))
+        self._pool.changed()
+
+
+class VerifyPool:
+    """All verify workers of this router."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        check_hello: Callable[[WorkerHello], None],
+        sequence_ids: SequenceIds,
+        verify_timeout_s: float,
+        options: LinkOptions | None = None,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`check_hello` raises for workers that do not fit the tokenizer; `on_change` follows changes of capacity."""
+        self.sequence_ids = sequence_ids
+        self.verify_timeout_s = verify_timeout_s
+        self.model: WorkerHello | None = None
+        """Handshake of the last accepted worker: what is being served."""
+        self.workers = [VerifyWorker(address, self, options) for address in addresses]
+        self._check_hello = check_hello
+        self._on_change = on_change
+        self._changed = asyncio.Event()
+
+    @property
+    def capacity(self) -> int:
+        """Sequences the ready workers hold at once."""
+        return sum(worker.hello.max_sequences for worker in self.workers if worker.is_ready)
+
+    def check(self, hello: WorkerHello, candidate: VerifyWorker) -> None:
+        """Accept a worker's handshake.
+
+        Raises:
+            FailedPreconditionError: it would not give the same tokens as the workers that are ready.
+        """
+        self._check_hello(hello)
+        for worker in self.workers:
+            if worker is candidate or not worker.is_ready:
+                continue
+            if (ours := worker.identity) != (theirs := WorkerIdentity.of(hello)):
+                raise FailedPreconditionError(
+                    f"this worker serves {_describe(theirs)}, {worker.link.address} serves {_describe(ours)}"
+                )
+        self.model = hello
+
+    def changed(self) -> None:
+        """A worker came or went: wake everyone who waits for one."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+        self._on_change()
+
+    def least_loaded(
+        self, identity: WorkerIdentity | None = None, avoid: VerifyWorker | None = None
+    ) -> VerifyWorker | None:
+        """The ready worker with most room, of the given identity if one is given; None if there is none."""
+        ready = [
+            worker
+            for worker in self.workers
+            if worker.is_ready and worker is not avoid and (identity is None or worker.identity == identity)
+        ]
+        return min(ready, key=lambda worker: worker.load_factor, default=None)
+
+    async def wait_ready(self, timeout_s: float, identity: WorkerIdentity | None = None) -> VerifyWorker:
+        """The least loaded ready worker, as soon as there is one.
+
+        Raises:
+            UnavailableError: none became ready in time.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                while (worker := self.least_loaded(identity)) is None:
+                    await self._changed.wait()
+                return worker
+        except TimeoutError:
+            details = "; ".join(f"{w.link.address}: {w.link.state} {w.link.detail}" for w in self.workers)
+            raise UnavailableError(f"no verify worker became ready within {timeout_s:g} s ({details})") from None
+
+    async def run(self) -> None:
+        """Keep all links until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for worker in self.workers:
+                tasks.create_task(worker.link.run())
+
+    async def close(self) -> None:
+        """Drain and close all links."""
+        await asyncio.gather(*(worker.link.close() for worker in self.workers))
+
+
+def _describe(identity: WorkerIdentity) -> str:
+    return (
+        f"weights {identity.weights_fingerprint[:16]}, {identity.dtype}, "
+        f"tensor parallel {identity.tensor_parallel_degree}"
+    )

@@ -1,0 +1,98 @@
+"""One sequence on one verify worker: blocks and grants go out, verdicts come back, in order.
+
+Checks every verdict against what was asked; knows neither drafts' origin nor text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from foretoken.router.mailbox import Mailbox
+from foretoken.v1.types_pb2 import DraftSource
+from foretoken.v1.verify_pb2 import DraftBlock, Stale, Verdict
+
+Decision: TypeAlias = Verdict | Stale
+
+
+class SequenceLostError(Exception):
+    """The worker does not hold the sequence any more, or cannot be trusted with it; it has to be re-opened."""
+
+
+class VerifySession:
+    """The router's end of an open sequence."""
+
+    __slots__ = ("_close", "_mailbox", "_send_block", "_timeout_s", "_vocab_size", "granted_length", "sequence_id")
+
+    def __init__(
+        self,
+        sequence_id: int,
+        vocab_size: int,
+        timeout_s: float,
+        send_block: Callable[[DraftBlock], None],
+        close: Callable[[VerifySession], None],
+    ) -> None:
+        self.sequence_id = sequence_id
+        self.granted_length = 0
+        """Committed length up to which the worker may decode alone."""
+        self._vocab_size = vocab_size
+        self._timeout_s = timeout_s
+        self._send_block = send_block
+        self._close = close
+        self._mailbox: Mailbox[Decision] = Mailbox()
+
+    async def verify(self, base_length: int, draft_ids: Sequence[int], sources: Sequence[DraftSource]) -> Verdict:
+        """The target's decision on a block that extends `base_length` committed tokens; no grant may be running.
+
+        Raises:
+            SequenceLostError: re-open the sequence.
+            ForetokenError: the worker refused the sequence for good.
+        """
+        self._send_block(
+            DraftBlock(sequence_id=self.sequence_id, base_length=base_length, draft_ids=draft_ids, sources=sources)
+        )
+        return await self._decision(base_length, len(draft_ids))
+
+    def grant(self, base_length: int, num_steps: int) -> None:
+        """Let the worker decode alone up to `base_length + num_steps`."""
+        self.granted_length = base_length + num_steps
+        self._send_block(DraftBlock(sequence_id=self.sequence_id, base_length=base_length, num_plain_steps=num_steps))
+
+    async def next_plain(self, base_length: int) -> Verdict:
+        """The next step under a grant. Raises as `verify`."""
+        return await self._decision(base_length, 0)
+
+    def close(self) -> None:
+        """Free the sequence on the worker; idempotent."""
+        self._close(self)
+
+    def deliver(self, decision: Decision) -> None:
+        """An answer came from the link."""
+        self._mailbox.put(decision)
+
+    def fail(self, error: Exception) -> None:
+        """No answer will come any more."""
+        self._mailbox.fail(error)
+
+    async def _decision(self, base_length: int, num_draft_tokens: int) -> Verdict:
+        try:
+            decision = await self._mailbox.get(self._timeout_s)
+        except TimeoutError:
+            raise SequenceLostError(f"no verdict within {self._timeout_s:g} s") from None
+        if isinstance(decision, Stale):
+            raise SequenceLostError(f"block at {base_length} is stale: the worker stands at {decision.length}")
+        if (
+            decision.base_length != base_length
+            or decision.num_draft_tokens != num_draft_tokens
+            or decision.num_accepted > num_draft_tokens
+            or decision.next_id >= self._vocab_size
+            or (decision.logprobs and len(decision.logprobs) != decision.num_accepted + 1)
+        ):
+            raise SequenceLostError(
+                f"a verdict that cannot be: {_brief(decision)} on {num_draft_tokens} at {base_length}"
+            )
+        return decision
+
+
+def _brief(verdict: Verdict) -> str:
+    return f"base {verdict.base_length}, accepted {verdict.num_accepted}, next id {verdict.next_id}"

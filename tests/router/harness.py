@@ -1,0 +1,225 @@
+"""A router over fake workers, all in this process, all over real gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from tokenizers import AddedToken, decoders, pre_tokenizers
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers.models import BPE
+
+from foretoken.bench.fake_draft_worker import FakeDraftWorker, draft_hello
+from foretoken.bench.fake_model import FakeModel, sequence
+from foretoken.bench.fake_verify_worker import FakeVerifyWorker, verify_hello
+from foretoken.router.core import Router
+from foretoken.router.servicer import GenerationServicer
+from foretoken.router.settings import RouterSettings
+from foretoken.router.tokenizer import Tokenizer
+from foretoken.rpc.link import LinkOptions
+from foretoken.v1 import generation_pb2 as pb
+from foretoken.v1.generation_pb2_grpc import GenerationServiceStub, add_GenerationServiceServicer_to_server
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{% if message.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+    "<{{ message.role }}>{{ message.content }}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+LINK_OPTIONS = LinkOptions(initial_backoff_s=0.02, max_backoff_s=0.1, connect_timeout_s=2.0, drain_timeout_s=0.5)
+
+
+def byte_tokenizer_json() -> str:
+    """A tokenizer of single bytes: id 0 is EOS, id 1 + n the n-th byte in the byte-level alphabet's order, then merges."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {"<eos>": 0} | {character: index + 1 for index, character in enumerate(alphabet)}
+    merges = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("o", "n")]
+    for left, right in merges:
+        vocab[left + right] = len(vocab)
+    fast = FastTokenizer(BPE(vocab, merges))
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    fast.decoder = decoders.ByteLevel()
+    fast.add_special_tokens([AddedToken("<eos>", special=True)])
+    return fast.to_str()
+
+
+@dataclass
+class Reply:
+    """A whole answer stream."""
+
+    start: pb.GenerateStart = field(default_factory=pb.GenerateStart)
+    tokens: list[pb.GeneratedToken] = field(default_factory=list)
+    text: str = ""
+    finish: pb.GenerateFinish = field(default_factory=pb.GenerateFinish)
+    messages: list[pb.GenerateTokens] = field(default_factory=list)
+
+    @property
+    def ids(self) -> list[int]:
+        return [token.id for token in self.tokens]
+
+
+class Cluster:
+    """A router, its workers, and a client."""
+
+    def __init__(self, tokenizer: Tokenizer, model: FakeModel) -> None:
+        self.tokenizer = tokenizer
+        self.model = model
+        self.verifiers: list[FakeVerifyWorker] = []
+        self.drafters: list[FakeDraftWorker] = []
+        self.router: Router
+        self.stub: Any
+        self.channel: grpc.aio.Channel
+
+    async def generate(self, timeout: float | None = 20.0, **fields: Any) -> Reply:
+        """One request, read to its end."""
+        reply = Reply()
+        async for event in self.stub.Generate(request(**fields), timeout=timeout):
+            add_event(reply, event)
+        return reply
+
+    def target_ids(self, num_tokens: int, prompt_ids: list[int], seed: int = 0, **sampling: Any) -> list[int]:
+        """What the target says, EOS ignored."""
+        entry = sequence(prompt_ids, seed=seed)
+        for name, value in sampling.items():
+            setattr(entry.sampling, name, value)
+        return self.model.generate(entry, num_tokens)
+
+    async def until(self, condition: Callable[[], bool], timeout: float = 5.0) -> None:
+        """Wait for a state of the workers."""
+        async with asyncio.timeout(timeout):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+    async def until_idle(self) -> None:
+        """All sequences are closed everywhere, and no worker saw a violation of the protocol."""
+        await self.until(lambda: all(not worker.num_open for worker in (*self.verifiers, *self.drafters)))
+        for worker in (*self.verifiers, *self.drafters):
+            assert not worker.violations, worker.violations
+        assert self.router.admission.num_running == 0
+
+
+def request(**fields: Any) -> pb.GenerateRequest:
+    """A request of keyword arguments: `prompt`, `prompt_ids`, sampling and speculation fields by name."""
+    message = pb.GenerateRequest()
+    for name, value in fields.items():
+        if name in pb.GenerateRequest.DESCRIPTOR.fields_by_name and name not in ("prompt_ids", "messages"):
+            _set(message, name, value)
+        elif name == "prompt_ids":
+            message.prompt_ids.SetInParent()
+            message.prompt_ids.ids.extend(value)
+        elif name == "messages":
+            message.messages.SetInParent()
+            for role, content in value:
+                message.messages.messages.add(role=role, content=content)
+        elif name == "drafter":
+            message.speculation.drafter.name = value
+        elif name == "drafter_settings":
+            for key, setting in value.items():
+                message.speculation.drafter.settings[key] = setting
+        elif name in pb.Speculation.DESCRIPTOR.fields_by_name:
+            _set(message.speculation, name, value)
+        else:
+            _set(message.sampling, name, value)
+    if message.WhichOneof("input") is None and "no_input" not in fields:
+        message.prompt_ids.ids.extend([5, 6, 7])
+    return message
+
+
+def _set(message: Any, name: str, value: Any) -> None:
+    if isinstance(value, list | tuple):
+        getattr(message, name).extend(value)
+    else:
+        setattr(message, name, value)
+
+
+def add_event(reply: Reply, event: pb.GenerateResponse) -> None:
+    match event.WhichOneof("event"):
+        case "start":
+            reply.start = event.start
+        case "tokens":
+            reply.messages.append(event.tokens)
+            reply.tokens += event.tokens.tokens
+            reply.text += event.tokens.text
+        case "finish":
+            reply.finish = event.finish
+
+
+MakeCluster = Callable[..., Awaitable[Cluster]]
+
+
+@asynccontextmanager
+async def running_cluster(
+    tokenizer: Tokenizer,
+    *,
+    num_verifiers: int = 1,
+    num_drafters: int = 1,
+    agreement: float = 0.7,
+    model: FakeModel | None = None,
+    verify_hellos: list[dict[str, Any]] | None = None,
+    draft_hellos: list[dict[str, Any]] | None = None,
+    step_s: float = 0.0,
+    wait_ready: bool = True,
+    **settings: Any,
+) -> AsyncIterator[Cluster]:
+    model = model or FakeModel(vocab_size=tokenizer.vocab_size)
+    cluster = Cluster(tokenizer, model)
+    for fields in verify_hellos or [{}] * num_verifiers:
+        hello = verify_hello(model, tokenizer.hash)
+        for name, value in fields.items():
+            setattr(hello, name, value)
+        cluster.verifiers.append(FakeVerifyWorker(model, hello, step_s))
+    for fields in draft_hellos or [{}] * num_drafters:
+        hello = draft_hello(model, tokenizer.hash)
+        for name, value in fields.items():
+            setattr(hello, name, value)
+        cluster.drafters.append(FakeDraftWorker(model, hello, agreement))
+    for worker in (*cluster.verifiers, *cluster.drafters):
+        await worker.start()
+    options = {
+        "verify": tuple(worker.address for worker in cluster.verifiers),
+        "draft": tuple(worker.address for worker in cluster.drafters),
+        "tokenizer": "test",
+        "draft_timeout_s": 0.3,
+        "first_draft_timeout_s": 0.3,
+        "min_probe_pause_s": 0.05,
+        "failover_timeout_s": 5.0,
+    } | settings
+    router = cluster.router = Router(RouterSettings(**options), tokenizer, LINK_OPTIONS)
+    server = grpc.aio.server()
+    add_GenerationServiceServicer_to_server(GenerationServicer(router), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    cluster.channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+    cluster.stub = GenerationServiceStub(cluster.channel)
+    async with asyncio.TaskGroup() as tasks:
+        links = tasks.create_task(router.run())
+        try:
+            if wait_ready:
+                await cluster.until(lambda: all(worker.is_ready for worker in router.verify.workers))
+                await cluster.until(lambda: all(worker.is_ready for worker in router.draft.workers))
+            yield cluster
+        finally:
+            await cluster.channel.close()
+            await server.stop(0.2)
+            await router.close()
+            links.cancel()
+            for worker in (*cluster.verifiers, *cluster.drafters):
+                await worker.kill()
+
+
+def byte_ids(tokenizer: Tokenizer, data: bytes) -> list[int]:
+    """One id per byte, whatever merges there are."""
+    vocab: dict[str, int] = json.loads(byte_tokenizer_json())["model"]["vocab"]
+    return [vocab[character] for character in _byte_alphabet(data)]
+
+
+def _byte_alphabet(data: bytes) -> list[str]:
+    """The byte-level alphabet's characters (GPT-2's table)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    table = {byte: chr(byte) for byte in printable}
+    for index, byte in enumerate(byte for byte in range(256) if byte not in table):
+        table[byte] = chr(256 + index)
+    return [table[byte] for byte in data]
