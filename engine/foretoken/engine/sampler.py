@@ -147,19 +147,18 @@ def _adjust(logits: torch.Tensor, groups: Sequence[SampleGroup]) -> torch.Tensor
 
 
 def _fill_logprobs(
-    logprobs: list[TokenLogprob | None],
-    logits: torch.Tensor,
-    token_ids: torch.Tensor,
-    groups: Sequence[SampleGroup],
+    logprobs: list[TokenLogprob | None], logits: torch.Tensor, token_ids: torch.Tensor, groups: Sequence[SampleGroup]
 ) -> None:
     """Writes the entries of the groups that asked; logits are raw [R, V], token_ids [R] int64."""
+    wanted: list[tuple[int, int]] = []
     first = 0
     for group in groups:
         end, num_top = first + group.num_rows, group.params.num_logprobs
         if num_top is not None:
-            chosen, top_ids, top_logprobs = token_logprobs(
-                logits[first:end], token_ids[first:end], min(num_top, logits.shape[1])
-            )
-            columns = (chosen.tolist(), top_ids.tolist(), top_logprobs.tolist())
-            logprobs[first:end] = [TokenLogprob(*row) for row in zip(*columns, strict=True)]
+            wanted += [(row, num_top) for row in range(first, end)]
         first = end
+    rows = torch.tensor([row for row, _ in wanted], device=logits.device)
+    most = min(max(num_top for _, num_top in wanted), logits.shape[1])
+    columns = token_logprobs(logits[rows], token_ids[rows], most)
+    for (row, num_top), logprob, top_ids, top_logprobs in zip(wanted, *(c.tolist() for c in columns), strict=True):
+        logprobs[row] = TokenLogprob(logprob, top_ids[:num_top], top_logprobs[:num_top])

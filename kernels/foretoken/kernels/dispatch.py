@@ -1,7 +1,7 @@
 """Which implementation of an op runs: by device, with one override for all ops.
 
-Ops pass a table {path name: implementation} that holds at least "reference". Nothing is probed at import, and the
-environment is not read.
+Ops pass a table {path name: implementation} that holds at least "reference". "native" is the C library and falls back
+to "reference" where it cannot be built. Nothing is probed at import, and the environment is not read.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
 import torch
+
+from foretoken.kernels import native
 
 PathName = Literal["reference", "native", "triton"]
 Implementation = TypeVar("Implementation", bound=Callable[..., Any])
@@ -22,7 +24,7 @@ _override: PathName | None = None
 
 @contextmanager
 def override(path: PathName) -> Iterator[None]:
-    """Makes every op that has `path` use it until the block ends; for tests and for a service's own switch."""
+    """Makes every op that has `path` use it until the block ends, in all threads; for tests and for comparisons."""
     global _override
     previous, _override = _override, path
     try:
@@ -32,16 +34,10 @@ def override(path: PathName) -> Iterator[None]:
 
 
 def select(device: torch.device, table: Mapping[PathName, Implementation]) -> tuple[PathName, Implementation]:
-    """The path to take on a device, and its implementation.
-
-    Raises:
-        ValueError: the override names a path this op does not have.
-    """
-    if _override is not None:
-        if _override not in table:
-            raise ValueError(f"this op has no path {_override!r}; it has {sorted(table)}")
+    """The path to take on a device, and its implementation."""
+    if _override is not None and _override in table:
         return _override, table[_override]
-    for path in _PREFERENCE.get(device.type, ("reference",)):
-        if path in table:
+    for path in _PREFERENCE.get(device.type, ()):
+        if path in table and (path != "native" or native.is_available()):
             return path, table[path]
     return "reference", table["reference"]

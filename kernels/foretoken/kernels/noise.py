@@ -7,10 +7,11 @@ Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011); 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
+from foretoken.kernels import dispatch, native
 from foretoken.kernels.float_math import log
 
 # Streams: what a number is for, so that no two uses share it.
@@ -20,7 +21,8 @@ _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _NUM_ROUNDS = 10
-_IDS_PER_BLOCK = 1024  # 256 calls of 4 words: id v takes word (v>>8)&3 of call (v>>10)<<8 | (v&255)
+_CALLS_PER_BLOCK = 256
+_IDS_PER_BLOCK = 4 * _CALLS_PER_BLOCK  # id v takes word (v>>8)&3 of call (v>>10)<<8 | (v&255)
 
 Words = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -84,20 +86,32 @@ def words(
     Raises:
         ValueError: shapes, dtypes or values as above do not hold.
     """
+    return _words(*_rows(seeds, positions, vocab_size), vocab_size, stream)
+
+
+def _rows(
+    seeds: Sequence[int] | torch.Tensor, positions: Sequence[int] | torch.Tensor, vocab_size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Validated seeds and positions, each [R] int64."""
     key = seeds_tensor(seeds)
     position = positions_tensor(positions, key.device)
     if key.shape != position.shape:
         raise ValueError(f"{key.shape[0]} seeds but {position.shape[0]} positions")
     if vocab_size < 1:
         raise ValueError(f"vocab_size must be at least 1, got {vocab_size}")
+    return key, position
+
+
+def _words(key: torch.Tensor, position: torch.Tensor, vocab_size: int, stream: int) -> torch.Tensor:
     num_blocks = -(-vocab_size // _IDS_PER_BLOCK)
-    calls = torch.arange(num_blocks * (_IDS_PER_BLOCK // 4), device=key.device)
+    num_lanes = min(_CALLS_PER_BLOCK, vocab_size)  # a small vocabulary takes word 0 of its first calls
+    calls = torch.arange(num_blocks * num_lanes, device=key.device)
     row = key.unsqueeze(1)
     counter = (calls.unsqueeze(0), (position & _MASK).unsqueeze(1), torch.full_like(row, stream), torch.zeros_like(row))
     four = philox(counter, row & _MASK, (row >> 32) & _MASK)
-    # [R, blocks, 256] each -> [R, blocks, 4, 256]: ids in order.
-    ordered = torch.stack([word.view(-1, num_blocks, _IDS_PER_BLOCK // 4) for word in four], dim=2)
-    return ordered.view(-1, num_blocks * _IDS_PER_BLOCK)[:, :vocab_size]
+    # [R, blocks, lanes] each -> [R, blocks, 4, lanes]: ids in order.
+    ordered = torch.stack([word.view(-1, num_blocks, num_lanes) for word in four], dim=2)
+    return ordered.view(-1, num_blocks * 4 * num_lanes)[:, :vocab_size]
 
 
 def to_uniform(word: torch.Tensor) -> torch.Tensor:
@@ -125,4 +139,16 @@ def gumbel(
     seeds: Sequence[int] | torch.Tensor, positions: Sequence[int] | torch.Tensor, vocab_size: int, stream: int = COUPLED
 ) -> torch.Tensor:
     """Standard Gumbel noise: [R, V] float32. Arguments and errors as `words`."""
-    return to_gumbel(words(seeds, positions, vocab_size, stream))
+    key, position = _rows(seeds, positions, vocab_size)
+    _, implementation = dispatch.select(key.device, GUMBEL_IMPLEMENTATIONS)
+    return implementation(key, position, vocab_size, stream)
+
+
+def _gumbel_reference(key: torch.Tensor, position: torch.Tensor, vocab_size: int, stream: int) -> torch.Tensor:
+    return to_gumbel(_words(key, position, vocab_size, stream))
+
+
+GUMBEL_IMPLEMENTATIONS: dict[dispatch.PathName, Callable[[torch.Tensor, torch.Tensor, int, int], torch.Tensor]] = {
+    "reference": _gumbel_reference,
+    "native": native.gumbel,
+}

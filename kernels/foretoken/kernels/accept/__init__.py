@@ -27,8 +27,10 @@ def accept(
 
     Block b owns the draft nodes [offsets[b], offsets[b + 1]) and the target rows
     [offsets[b] + b, offsets[b + 1] + b + 1): its first row is the target's token after the last committed token, the
-    row after that belongs to its first node, and so on. Example: one chain with draft_ids [5, 6, 7] and target_ids [5, 6, 9, 3]: num_accepted 2, path [0, 1, -1],
-    next_id 9 (recovered); with target_ids [5, 6, 7, 3]: num_accepted 3, path [0, 1, 2], next_id 3 (bonus).
+    row after that belongs to its first node, and so on.
+
+    Example: one chain with draft_ids [5, 6, 7] and target_ids [5, 6, 9, 3] gives num_accepted 2, path [0, 1, -1] and
+    next_id 9 (recovered); with target_ids [5, 6, 7, 3] it gives 3, [0, 1, 2] and 3 (bonus).
 
     Args:
         target_ids: [N + B] int64, the target's token at every row.

@@ -10,13 +10,16 @@ from collections.abc import Callable
 
 import torch
 
-from foretoken.kernels import dispatch
+from foretoken.kernels import dispatch, native
 from foretoken.kernels.sample import reference
 from foretoken.kernels.sample.logprobs import token_logprobs
 
 __all__ = ["greedy", "sample", "token_logprobs"]
 
-IMPLEMENTATIONS: dict[dispatch.PathName, Callable[..., torch.Tensor]] = {"reference": reference.sample}
+IMPLEMENTATIONS: dict[dispatch.PathName, Callable[..., torch.Tensor]] = {
+    "reference": reference.sample,
+    "native": native.sample,
+}
 
 _LOGITS_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _ROW_DTYPES = (

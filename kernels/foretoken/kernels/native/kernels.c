@@ -1,0 +1,241 @@
+/* CPU kernels of noise and sampling, bit for bit the torch references of the same names.
+ *
+ * Compile with -ffp-contract=off and without -ffast-math: every float operation below must round once, as IEEE 754 says.
+ * Rows are independent of each other; nothing here allocates, keeps state or knows sequences.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define LANES 256          /* Philox calls per group of 1024 vocabulary ids */
+#define GROUP (4 * LANES)  /* id v takes word (v >> 8) & 3 of call (v >> 10) << 8 | (v & 255) */
+#define BINS 4096
+
+static inline uint32_t bits_of(float x) { uint32_t b; memcpy(&b, &x, 4); return b; }
+static inline float float_of(uint32_t b) { float x; memcpy(&x, &b, 4); return x; }
+
+/* float_math.log */
+static inline float log_f32(float x) {
+    uint32_t shifted = bits_of(x) + (0x3F800000u - 0x3F3504F3u);
+    float e = (float)((int32_t)(shifted >> 23) - 127);
+    float f = float_of((shifted & 0x007FFFFFu) + 0x3F3504F3u) - 1.0f;
+    float square = f * f;
+    float y = f * 7.0376836292e-2f;
+    y = (y + -1.1514610310e-1f) * f;
+    y = (y + 1.1676998740e-1f) * f;
+    y = (y + -1.2420140846e-1f) * f;
+    y = (y + 1.4249322787e-1f) * f;
+    y = (y + -1.6668057665e-1f) * f;
+    y = (y + 2.0000714765e-1f) * f;
+    y = (y + -2.4999993993e-1f) * f;
+    y = (y + 3.3333331174e-1f) * f * square;
+    y = y + e * -2.12194440e-4f;
+    y = y - square * 0.5f;
+    return (f + y) + e * 0.693359375f;
+}
+
+/* float_math.exp, x <= 0 */
+static inline float exp_f32(float x) {
+    float clamped = x < -87.0f ? -87.0f : x;
+    float n = floorf(clamped * 1.44269504088896341f + 0.5f);
+    float r = clamped - n * 0.693359375f;
+    r = r - n * -2.12194440e-4f;
+    float y = r * 1.9875691500e-4f;
+    y = (y + 1.3981999507e-3f) * r;
+    y = (y + 8.3334519073e-3f) * r;
+    y = (y + 4.1665795894e-2f) * r;
+    y = (y + 1.6666665459e-1f) * r;
+    y = (y + 5.0000001201e-1f) * (r * r) + r + 1.0f;
+    float scaled = y * float_of((uint32_t)((int32_t)n + 127) << 23);
+    return x < -87.0f ? 0.0f : scaled;
+}
+
+/* noise.to_gumbel */
+static inline float gumbel_of(uint32_t word) {
+    float u = (float)word * 0x1p-32f + 0x1p-33f;
+    float small = ((u / 3.0f + 0.5f) * u + 1.0f) * u;
+    float bounded = u < 1.0f - 0x1p-24f ? u : 1.0f - 0x1p-24f;
+    float large = -log_f32(1.0f - bounded);
+    return -log_f32(u < 0x1p-7f ? small : large);
+}
+
+/* noise.philox of LANES consecutive calls: out[word][call]. */
+static void philox_lanes(uint64_t seed, uint32_t first_call, uint32_t position, uint32_t stream, uint32_t out[4][LANES]) {
+    uint32_t k0[10], k1[10];
+    for (int i = 0; i < 10; i++) {
+        k0[i] = (uint32_t)seed + (uint32_t)i * 0x9E3779B9u;
+        k1[i] = (uint32_t)(seed >> 32) + (uint32_t)i * 0xBB67AE85u;
+    }
+    for (int lane = 0; lane < LANES; lane++) {
+        uint32_t c0 = first_call + (uint32_t)lane, c1 = position, c2 = stream, c3 = 0;
+#pragma GCC unroll 10
+        for (int i = 0; i < 10; i++) {
+            uint64_t product0 = (uint64_t)c0 * 0xD2511F53u, product2 = (uint64_t)c2 * 0xCD9E8D57u;
+            c0 = (uint32_t)(product2 >> 32) ^ c1 ^ k0[i];
+            c2 = (uint32_t)(product0 >> 32) ^ c3 ^ k1[i];
+            c1 = (uint32_t)product2;
+            c3 = (uint32_t)product0;
+        }
+        out[0][lane] = c0, out[1][lane] = c1, out[2][lane] = c2, out[3][lane] = c3;
+    }
+}
+
+/* One id's word. */
+static uint32_t philox_one(uint64_t seed, uint32_t position, uint32_t stream, uint32_t id) {
+    uint32_t c[4] = {(id >> 10) << 8 | (id & 255), position, stream, 0};
+    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
+    for (int i = 0; i < 10; i++, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
+        uint64_t product0 = (uint64_t)c[0] * 0xD2511F53u, product2 = (uint64_t)c[2] * 0xCD9E8D57u;
+        c[0] = (uint32_t)(product2 >> 32) ^ c[1] ^ k0;
+        c[2] = (uint32_t)(product0 >> 32) ^ c[3] ^ k1;
+        c[1] = (uint32_t)product2;
+        c[3] = (uint32_t)product0;
+    }
+    return c[(id >> 8) & 3];
+}
+
+/* Noise of ids [first, first + GROUP), first a multiple of GROUP. */
+static void gumbel_group(uint64_t seed, uint32_t position, uint32_t stream, int64_t first, float noise[GROUP]) {
+    uint32_t words[4][LANES];
+    philox_lanes(seed, (uint32_t)(first / 4), position, stream, words);
+    const uint32_t *flat = &words[0][0];
+    for (int i = 0; i < GROUP; i++) noise[i] = gumbel_of(flat[i]);
+}
+
+/* noise.gumbel: out [R, V] */
+void foretoken_gumbel(int64_t num_rows, int64_t vocab_size, const int64_t *seeds, const int64_t *positions,
+                      uint32_t stream, float *out) {
+    float noise[GROUP];
+    for (int64_t row = 0; row < num_rows; row++) {
+        for (int64_t first = 0; first < vocab_size; first += GROUP) {
+            int64_t count = vocab_size - first < GROUP ? vocab_size - first : GROUP;
+            gumbel_group((uint64_t)seeds[row], (uint32_t)positions[row], stream, first, noise);
+            memcpy(out + row * vocab_size + first, noise, (size_t)count * sizeof(float));
+        }
+    }
+}
+
+/* Largest of n floats. Eight running maxima, so that the compiler vectorises without reordering rules. */
+static float largest_of(const float *x, int64_t n) {
+    float lanes[16];
+    for (int j = 0; j < 16; j++) lanes[j] = -INFINITY;
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16)
+        for (int j = 0; j < 16; j++) lanes[j] = x[i + j] > lanes[j] ? x[i + j] : lanes[j];
+    for (; i < n; i++) lanes[0] = x[i] > lanes[0] ? x[i] : lanes[0];
+    float best = lanes[0];
+    for (int j = 1; j < 16; j++) best = lanes[j] > best ? lanes[j] : best;
+    return best;
+}
+
+static int64_t first_equal(const float *x, int64_t n, float value) {
+    for (int64_t i = 0; i < n; i++)
+        if (x[i] == value) return i;
+    return 0;
+}
+
+/* Unsigned integers in the order of the floats they stand for. */
+static inline uint32_t key_of(float x) {
+    uint32_t b = bits_of(x);
+    return b ^ ((uint32_t)((int32_t)b >> 31) | 0x80000000u);
+}
+
+static inline float float_of_key(uint32_t key) {
+    return float_of(key & 0x80000000u ? key ^ 0x80000000u : ~key);
+}
+
+/* The smallest value that is kept when values are kept, from the largest down, while the weight above them is less than
+ * `bound`. Radix selection by 12, 12 and 8 bits; weights NULL counts 1 each. */
+static float rank_threshold(const float *x, const int64_t *weights, int64_t n, double bound) {
+    static const int shifts[3] = {20, 8, 0};
+    uint32_t prefix = 0;
+    int64_t above = 0; /* weight above the keys that share the prefix */
+    for (int level = 0; level < 3; level++) {
+        int64_t sums[BINS] = {0};
+        int32_t counts[BINS] = {0};
+        int shift = shifts[level], higher = level == 0 ? 32 : shifts[level - 1];
+        uint32_t num_bins = 1u << (higher - shift);
+        for (int64_t i = 0; i < n; i++) {
+            uint32_t key = key_of(x[i]);
+            if (level > 0 && (key ^ prefix) >> higher != 0) continue;
+            uint32_t bin = (key >> shift) & (num_bins - 1);
+            sums[bin] += weights ? weights[i] : 1;
+            counts[bin]++;
+        }
+        uint32_t chosen = 0;
+        int64_t running = above;
+        for (uint32_t bin = num_bins; bin-- > 0 && (double)running < bound;) {
+            if (counts[bin] == 0) continue;
+            chosen = bin, above = running;
+            running += sums[bin];
+        }
+        prefix |= chosen << shift;
+    }
+    return float_of_key(prefix);
+}
+
+/* The id of the largest logit + temperature * noise among scaled >= threshold with likely != 0 (or likely NULL). */
+static int64_t perturbed_argmax(const float *x, const float *scaled, float threshold, const float *likelihood,
+                                float min_p, int64_t n, float temperature, uint64_t seed, uint32_t position) {
+    int64_t num_kept = 0, best_id = 0;
+    float best = -INFINITY;
+    for (int64_t i = 0; i < n; i++) num_kept += scaled[i] >= threshold;
+    if (num_kept * 8 < n) { /* few are left: their noise alone */
+        for (int64_t i = 0; i < n; i++) {
+            if (!(scaled[i] >= threshold) || (likelihood && !(likelihood[i] >= min_p))) continue;
+            float noise = gumbel_of(philox_one(seed, position, 0, (uint32_t)i));
+            float score = x[i] + temperature * noise;
+            if (score > best) best = score, best_id = i;
+        }
+        return best_id;
+    }
+    float noise[GROUP];
+    for (int64_t first = 0; first < n; first += GROUP) {
+        int64_t count = n - first < GROUP ? n - first : GROUP;
+        gumbel_group(seed, position, 0, first, noise);
+        for (int64_t i = 0; i < count; i++) {
+            int is_kept = scaled[first + i] >= threshold && (!likelihood || likelihood[first + i] >= min_p);
+            noise[i] = is_kept ? x[first + i] + temperature * noise[i] : -INFINITY;
+        }
+        float score = largest_of(noise, count);
+        if (score > best) best = score, best_id = first + first_equal(noise, count, score);
+    }
+    return best_id;
+}
+
+static int64_t sample_row(const float *x, int64_t n, uint64_t seed, uint32_t position, float temperature, int32_t top_k,
+                          float top_p, float min_p, float *scaled, float *likelihood, int64_t *weights) {
+    if (!(temperature > 0.0f)) return first_equal(x, n, largest_of(x, n));
+    for (int64_t i = 0; i < n; i++) scaled[i] = x[i] / temperature + 0.0f; /* + 0: one zero, so that keys tie */
+    float threshold = -INFINITY, largest = largest_of(scaled, n);
+    if (top_k > 0 && top_k < n) threshold = rank_threshold(scaled, NULL, n, (double)top_k);
+    if (top_p < 1.0f || min_p > 0.0f)
+        for (int64_t i = 0; i < n; i++) likelihood[i] = exp_f32(scaled[i] - largest);
+    if (top_p < 1.0f) {
+        int64_t total = 0;
+        for (int64_t i = 0; i < n; i++) {
+            weights[i] = scaled[i] >= threshold ? (int64_t)(likelihood[i] * 0x1p40f) : 0;
+            total += weights[i];
+        }
+        float top_p_threshold = rank_threshold(scaled, weights, n, (double)top_p * (double)total);
+        threshold = top_p_threshold > threshold ? top_p_threshold : threshold;
+    }
+    return perturbed_argmax(x, scaled, threshold, min_p > 0.0f ? likelihood : NULL, min_p, n, temperature, seed, position);
+}
+
+/* sample.sample: logits [R, V] float32 (is_bfloat16 = 0) or bfloat16 bits; scratch of 3 * V floats and V int64s. */
+void foretoken_sample(int64_t num_rows, int64_t vocab_size, const void *logits, int32_t is_bfloat16,
+                      const int64_t *seeds, const int64_t *positions, const float *temperature, const int32_t *top_k,
+                      const float *top_p, const float *min_p, float *scratch, int64_t *weights, int64_t *out) {
+    float *converted = scratch, *scaled = scratch + vocab_size, *likelihood = scratch + 2 * vocab_size;
+    for (int64_t row = 0; row < num_rows; row++) {
+        const float *x = (const float *)logits + row * vocab_size;
+        if (is_bfloat16) {
+            const uint16_t *halves = (const uint16_t *)logits + row * vocab_size;
+            for (int64_t i = 0; i < vocab_size; i++) converted[i] = float_of((uint32_t)halves[i] << 16);
+            x = converted;
+        }
+        out[row] = sample_row(x, vocab_size, (uint64_t)seeds[row], (uint32_t)positions[row], temperature[row],
+                              top_k[row], top_p[row], min_p[row], scaled, likelihood, weights);
+    }
+}

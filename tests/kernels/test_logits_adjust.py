@@ -1,0 +1,77 @@
+"""logits_adjust: order of operations, masks, rows left alone, refusals."""
+
+import pytest
+import torch
+
+from foretoken.kernels.logits_adjust import logits_adjust
+
+
+def adjust(
+    logits: torch.Tensor, rows: list[dict[int, tuple[float, float, float]]], allowed: torch.Tensor | None = None
+) -> torch.Tensor:
+    """`rows`: per row {id: (bias, scale, penalty)}."""
+    offsets = [0]
+    for row in rows:
+        offsets.append(offsets[-1] + len(row))
+    entries = torch.tensor([values for row in rows for values in row.values()], dtype=torch.float32).view(-1, 3)
+    ids = torch.tensor([token_id for row in rows for token_id in row], dtype=torch.int64)
+    return logits_adjust(logits, torch.tensor(offsets), ids, *entries.t().contiguous(), allowed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_bias_then_scale_then_penalty(dtype: torch.dtype) -> None:
+    logits = torch.tensor([[1.0, -1.0, 0.5, 3.0], [1.0, -1.0, 0.5, 3.0]], dtype=dtype)
+    adjusted = adjust(logits, [{0: (1.0, 2.0, 0.25), 1: (-1.0, 2.0, 0.25)}, {3: (-4.0, 2.0, 0.0), 2: (0.0, 1.0, 9.0)}])
+    assert adjusted.dtype == torch.float32
+    assert adjusted.tolist() == [[0.75, -4.25, 0.5, 3.0], [1.0, -1.0, -8.5, -2.0]]
+
+
+def test_an_infinite_penalty_masks() -> None:
+    adjusted = adjust(torch.zeros(1, 3), [{1: (100.0, 0.5, torch.inf)}])
+    assert adjusted.tolist() == [[0.0, -torch.inf, 0.0]]
+
+
+@pytest.mark.parametrize("vocab_size", [1, 31, 32, 63, 1000])
+def test_bitmask(vocab_size: int) -> None:
+    is_allowed = torch.rand(3, vocab_size, generator=torch.Generator().manual_seed(vocab_size)) < 0.5
+    words = torch.zeros(3, -(-vocab_size // 32), dtype=torch.int64)
+    for row, token_id in is_allowed.nonzero().tolist():
+        words[row, token_id >> 5] |= 1 << (token_id & 31)
+    mask = (words - ((words >> 31) << 32)).to(torch.int32)
+    adjusted = adjust(torch.ones(3, vocab_size), [{}, {0: (1.0, 1.0, 0.0)}, {}], mask)
+    assert torch.equal(adjusted > -torch.inf, is_allowed)
+
+
+def test_no_entries_is_a_copy() -> None:
+    logits = torch.randn(4, 5)
+    adjusted = adjust(logits, [{}] * 4)
+    assert torch.equal(adjusted, logits) and adjusted.data_ptr() != logits.data_ptr()
+
+
+def test_a_row_does_not_depend_on_the_others() -> None:
+    generator = torch.Generator().manual_seed(2)
+    logits = torch.randn(70, 97, generator=generator)
+    rows = [{(7 * r + j) % 97: (0.1 * j, 1.1, 0.3 * r) for j in range(r % 11)} for r in range(70)]
+    together = adjust(logits, rows)
+    for num_rows in range(1, 71):
+        assert torch.equal(adjust(logits[:num_rows], rows[:num_rows]), together[:num_rows])
+
+
+@pytest.mark.parametrize("broken", ["logits", "strides", "offsets", "ids", "bias", "allowed"])
+def test_bad_arguments_are_refused(broken: str) -> None:
+    logits, offsets, ids = torch.zeros(2, 40), torch.tensor([0, 1, 1]), torch.tensor([3])
+    bias, allowed = torch.zeros(1), torch.zeros(2, 2, dtype=torch.int32)
+    if broken == "logits":
+        logits = logits.double()
+    elif broken == "strides":
+        logits = torch.zeros(40, 2).t()
+    elif broken == "offsets":
+        offsets = offsets[:2]
+    elif broken == "ids":
+        ids = ids.int()
+    elif broken == "bias":
+        bias = torch.zeros(2)
+    else:
+        allowed = allowed[:, :1]
+    with pytest.raises(ValueError):
+        logits_adjust(logits, offsets, ids, bias, torch.ones(1), torch.zeros(1), allowed)
