@@ -1,0 +1,118 @@
+"""The draft worker over a real gRPC link: drafts with provenance, refusals by name, pages freed."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from foretoken.draft_worker.core import DraftCore
+from foretoken.draft_worker.handler import DraftLinkHandler, DraftResults
+from foretoken.draft_worker.model_drafter import ModelDrafter
+from foretoken.draft_worker.ngram_drafter import NgramDrafter
+from foretoken.engine.model_thread import ModelThread
+from foretoken.rpc.errors import from_link_error
+from foretoken.rpc.link import LinkServicer
+from foretoken.v1 import draft_pb2_grpc
+from foretoken.v1.draft_pb2 import Commit, DraftLinkRequest, DraftLinkResponse, DraftRequest
+from foretoken.v1.types_pb2 import (
+    DRAFT_SOURCE_MODEL,
+    DRAFT_SOURCE_NGRAM,
+    CloseSequence,
+    DrafterChoice,
+    OpenSequence,
+    RouterHello,
+    SamplingParams,
+    WorkerHello,
+)
+
+PROMPT = [1, 2, 3, 4, 1, 2]
+
+
+@pytest.fixture
+async def link(fake_runner_class):
+    """A connected link and the fake draft model behind it."""
+    runner = fake_runner_class()
+    results = DraftResults()
+    drafters = {"model": ModelDrafter(runner, 32, 8), "ngram": NgramDrafter()}
+    thread = ModelThread(lambda: DraftCore(drafters, runner.page_table, results, 8), "fake")
+    await asyncio.wrap_future(thread.start())
+    servicer = LinkServicer(WorkerHello, DraftLinkHandler(thread.submit, results, 8), DraftLinkResponse)
+    server = grpc.aio.server()
+    draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = draft_pb2_grpc.DraftServiceStub(channel).Link()
+        await call.write(DraftLinkRequest(hello=RouterHello(protocol_version=1)))
+        yield call, runner
+        call.cancel()
+    await server.stop(0)
+    thread.stop(5)
+
+
+def opening(sequence_id, drafter, **settings):
+    return OpenSequence(
+        sequence_id=sequence_id,
+        prompt_ids=PROMPT,
+        max_length=100,
+        sampling=SamplingParams(temperature=0),
+        drafter=DrafterChoice(name=drafter, settings=settings),
+    )
+
+
+async def read_until(call, found):
+    async with asyncio.timeout(20):
+        while True:
+            frame = await call.read()
+            if found(frame):
+                return frame
+
+
+async def test_drafts_carry_their_source_and_follow_commits(link):
+    call, runner = link
+    requests = [DraftRequest(sequence_id=n, num_tokens=3) for n in (1, 2)]
+    await call.write(DraftLinkRequest(opens=[opening(1, "model"), opening(2, "ngram")], requests=requests))
+    blocks = {}
+    while len(blocks) < 2:
+        frame = await read_until(call, lambda frame: frame.blocks)
+        blocks |= {block.sequence_id: block for block in frame.blocks}
+    assert list(blocks[1].ids) == runner.complete(PROMPT, 3)
+    assert list(blocks[1].sources) == [DRAFT_SOURCE_MODEL] * 3
+    assert list(blocks[2].ids) == [3, 4, 1]
+    assert list(blocks[2].sources) == [DRAFT_SOURCE_NGRAM] * 3
+    assert blocks[1].base_length == len(PROMPT)
+
+    commits = [Commit(sequence_id=1, base_length=6, ids=[9])]
+    await call.write(DraftLinkRequest(requests=requests[:1], commits=commits))
+    frame = await read_until(call, lambda frame: frame.blocks)
+    assert list(frame.blocks[0].ids) == runner.complete([*PROMPT, 9], 3)
+
+
+@pytest.mark.parametrize(
+    ("field", "entry"),
+    [
+        ("drafter.name", {"opens": [opening(7, "nonsense")]}),
+        ("drafter.settings.max_ngram", {"opens": [opening(7, "ngram", max_ngram="x")]}),
+        (
+            "request.num_tokens",
+            {"opens": [opening(7, "ngram")], "requests": [DraftRequest(sequence_id=7, num_tokens=9)]},
+        ),
+    ],
+)
+async def test_refusals_name_the_field(link, field, entry):
+    call, _ = link
+    await call.write(DraftLinkRequest(**entry))
+    frame = await read_until(call, lambda frame: frame.errors)
+    assert frame.errors[0].sequence_id == 7
+    assert from_link_error(frame.errors[0]).field == field
+
+
+async def test_closing_frees_the_pages(link):
+    call, _ = link
+    requests = [DraftRequest(sequence_id=1, num_tokens=3)]
+    await call.write(DraftLinkRequest(opens=[opening(1, "model")], requests=requests))
+    frame = await read_until(call, lambda frame: frame.blocks)
+    assert frame.load.free_pages < frame.load.total_pages
+    await call.write(DraftLinkRequest(closes=[CloseSequence(sequence_id=1)]))
+    frame = await read_until(call, lambda frame: frame.HasField("load"))
+    assert frame.load.free_pages == frame.load.total_pages == 64
