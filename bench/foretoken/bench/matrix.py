@@ -42,13 +42,7 @@ class Cell:
     @property
     def name(self) -> str:
         """Unique, readable, stable between runs: what `--cells` matches."""
-        parts = [
-            self.dtype,
-            f"t{self.temperature:g}",
-            self.drafter,
-            f"k{self.num_draft_tokens}",
-            f"c{self.concurrency}",
-        ]
+        parts = [self.dtype, f"t{self.temperature:g}", self.drafter, f"k{self.num_draft_tokens}", f"c{self.concurrency}"]
         return "-".join(parts + ([self.disturbance] if self.disturbance else []))
 
     @property

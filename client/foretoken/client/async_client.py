@@ -6,9 +6,9 @@ Waits; what to ask and what an answer means is decided in `session` and `retry`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Self, Unpack
 
 import grpc
 
@@ -17,6 +17,7 @@ from foretoken.client.channel import (
     DEFAULT_TIMEOUT_S,
     call_error,
     call_metadata,
+    call_span,
     channel_options,
     generation_stub,
 )
@@ -28,10 +29,9 @@ from foretoken.client.request import ChatMessage, Prompt, generate_request, toke
 from foretoken.client.retry import Retries
 from foretoken.client.session import Session
 from foretoken.rpc.errors import ForetokenError, RequestCancelledError, UnavailableError
+from foretoken.rpc.names import SPAN_CLIENT_GENERATE
 from foretoken.rpc.tls import ClientTls
 from foretoken.v1 import generation_pb2 as pb
-
-Response = TypeVar("Response")
 
 
 class AsyncGeneration:
@@ -78,30 +78,31 @@ class AsyncGeneration:
         return self._pieces()
 
     async def _pieces(self) -> AsyncIterator[Piece]:
-        while True:
-            self._raise_if_cancelled()
-            request, timeout_s = self._session.next_request()
-            error: ForetokenError | None = None
-            call = self._call = self._stub.Generate(request, timeout=timeout_s, metadata=call_metadata())
-            try:
-                async for response in call:
-                    piece = self._session.feed(response)
-                    if piece is not None:
-                        yield piece
-            except grpc.RpcError as broken:
+        with call_span("Generate", SPAN_CLIENT_GENERATE) as span:
+            while True:
                 self._raise_if_cancelled()
-                error = call_error(broken, is_cancelled=False)
-            except asyncio.CancelledError:
-                # grpc.aio raises it for a status CANCELLED too, whoever asked for it.
-                if _is_task_cancelled():
-                    raise
-                self._raise_if_cancelled()
-                error = UnavailableError("the stream was cut off")
-            finally:
-                call.cancel()
-            if self._session.is_finished:
-                return
-            await _wait(self._cancelled, self._session.delay_after(error))
+                request, timeout_s = self._session.next_request()
+                error: ForetokenError | None = None
+                call = self._call = self._stub.Generate(request, timeout=timeout_s, metadata=call_metadata(span))
+                try:
+                    async for response in call:
+                        piece = self._session.feed(response)
+                        if piece is not None:
+                            yield piece
+                except grpc.RpcError as broken:
+                    self._raise_if_cancelled()
+                    error = call_error(broken, is_cancelled=False)
+                except asyncio.CancelledError:
+                    # grpc.aio raises it for a status CANCELLED too, whoever asked for it.
+                    if _is_task_cancelled():
+                        raise
+                    self._raise_if_cancelled()
+                    error = UnavailableError("the stream was cut off")
+                finally:
+                    call.cancel()
+                if self._session.is_finished:
+                    return
+                await _wait(self._cancelled, self._session.delay_after(error))
 
     async def result(self) -> Completion:
         """The whole answer; streams it first unless it has been iterated to its end.
@@ -193,7 +194,7 @@ class AsyncClient:
         Raises:
             ForetokenError: the router cannot be asked.
         """
-        return ModelInfo.from_proto(await self._unary(self._stub.GetModelInfo, pb.GetModelInfoRequest(), timeout_s))
+        return ModelInfo.from_proto(await self._unary("GetModelInfo", pb.GetModelInfoRequest(), timeout_s))
 
     async def tokenize(self, prompt: str | Sequence[ChatMessage], *, timeout_s: float | None = None) -> tuple[int, ...]:
         """The token ids of text or chat messages, as `generate` would see them.
@@ -201,7 +202,7 @@ class AsyncClient:
         Raises:
             ForetokenError: the router refuses, or cannot be asked.
         """
-        return tuple((await self._unary(self._stub.Tokenize, tokenize_request(prompt), timeout_s)).ids)
+        return tuple((await self._unary("Tokenize", tokenize_request(prompt), timeout_s)).ids)
 
     async def close(self) -> None:
         """Ends every call and the connection; may be called again."""
@@ -217,23 +218,24 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
-    async def _unary(
-        self, method: Callable[..., Awaitable[Response]], request: object, timeout_s: float | None
-    ) -> Response:
+    async def _unary(self, method_name: str, request: object, timeout_s: float | None) -> Any:
         retries = self._retries(timeout_s)
-        while True:
-            self._raise_if_closed()
-            try:
-                return await method(request, timeout=retries.remaining_s(), metadata=call_metadata())
-            except grpc.RpcError as broken:
-                delay = retries.delay_after(call_error(broken, is_cancelled=self.is_closed))
-            except asyncio.CancelledError:
-                if _is_task_cancelled():
-                    raise
-                if self.is_closed:
-                    raise RequestCancelledError("the client was closed") from None
-                delay = retries.delay_after(UnavailableError("the call was cut off"))
-            await _wait(self._closed, delay)
+        with call_span(method_name) as span:
+            while True:
+                self._raise_if_closed()
+                try:
+                    return await getattr(self._stub, method_name)(
+                        request, timeout=retries.remaining_s(), metadata=call_metadata(span)
+                    )
+                except grpc.RpcError as broken:
+                    error = call_error(broken, is_cancelled=self.is_closed)
+                except asyncio.CancelledError:
+                    if _is_task_cancelled():
+                        raise
+                    if self.is_closed:
+                        raise RequestCancelledError("the client was closed") from None
+                    error = UnavailableError("the call was cut off")
+                await _wait(self._closed, retries.delay_after(error))
 
     def _retries(self, timeout_s: float | None) -> Retries:
         return Retries(self._retry, self._timeout_s if timeout_s is None else timeout_s)

@@ -5,19 +5,23 @@ Opens nothing itself.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import grpc
-from opentelemetry import propagate
 
 from foretoken.rpc.errors import ForetokenError, RequestCancelledError, UnavailableError, from_rpc_error
+from foretoken.rpc.names import RPC_METHOD, RPC_SYSTEM_GRPC, RPC_SYSTEM_NAME
 from foretoken.rpc.tls import ClientTls
+from foretoken.rpc.trace import Span, SpanKind, span, traceparent_of
 from foretoken.v1 import generation_pb2_grpc
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 DEFAULT_TIMEOUT_S = 600.0
 _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 _MAX_RECONNECT_MS = 2_000
+_KEEPALIVE_TIME_MS = 30_000  # a router disconnects those who ping more often than every 5 s
+_KEEPALIVE_TIMEOUT_MS = 10_000
 
 
 def channel_options(tls: ClientTls | None) -> list[tuple[str, Any]]:
@@ -25,6 +29,9 @@ def channel_options(tls: ClientTls | None) -> list[tuple[str, Any]]:
     options: list[tuple[str, Any]] = [
         ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+        # A router whose machine is gone does not say so; without pings a stream would wait for its deadline.
+        ("grpc.keepalive_time_ms", _KEEPALIVE_TIME_MS),
+        ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
         # A router that restarts is found again within the retries of a call; gRPC's own bound is two minutes.
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", _MAX_RECONNECT_MS),
@@ -37,11 +44,17 @@ def generation_stub(channel: grpc.Channel | grpc.aio.Channel) -> Any:
     return generation_pb2_grpc.GenerationServiceStub(channel)
 
 
-def call_metadata() -> tuple[tuple[str, str], ...]:
-    """Headers of a call: the W3C trace context of the caller, if there is one."""
-    carrier: dict[str, str] = {}
-    propagate.inject(carrier)
-    return tuple(carrier.items())
+def call_span(method: str, name: str = "") -> AbstractContextManager[Span]:
+    """The span of a call over all its attempts, a child of whatever span is current; `name` empty = the method's."""
+    method = f"foretoken.v1.GenerationService/{method}"
+    attributes = {RPC_SYSTEM_NAME: RPC_SYSTEM_GRPC, RPC_METHOD: method}
+    return span(name or method, kind=SpanKind.CLIENT, attributes=attributes)
+
+
+def call_metadata(source: Span) -> tuple[tuple[str, str], ...]:
+    """Headers of a call: the W3C trace context of its span."""
+    traceparent = traceparent_of(source)
+    return (("traceparent", traceparent),) if traceparent else ()
 
 
 def call_error(error: grpc.RpcError, is_cancelled: bool) -> ForetokenError:

@@ -6,9 +6,9 @@ Waits; what to ask and what an answer means is decided in `session` and `retry`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Self, Unpack
 
 import grpc
 
@@ -17,6 +17,7 @@ from foretoken.client.channel import (
     DEFAULT_TIMEOUT_S,
     call_error,
     call_metadata,
+    call_span,
     channel_options,
     generation_stub,
 )
@@ -28,10 +29,9 @@ from foretoken.client.request import ChatMessage, Prompt, generate_request, toke
 from foretoken.client.retry import Retries
 from foretoken.client.session import Session
 from foretoken.rpc.errors import RequestCancelledError
+from foretoken.rpc.names import SPAN_CLIENT_GENERATE
 from foretoken.rpc.tls import ClientTls
 from foretoken.v1 import generation_pb2 as pb
-
-Response = TypeVar("Response")
 
 
 class Generation:
@@ -77,24 +77,25 @@ class Generation:
         return self._pieces()
 
     def _pieces(self) -> Iterator[Piece]:
-        while True:
-            self._raise_if_cancelled()
-            request, timeout_s = self._session.next_request()
-            error = None
-            call = self._call = self._stub.Generate(request, timeout=timeout_s, metadata=call_metadata())
-            try:
-                for response in call:
-                    piece = self._session.feed(response)
-                    if piece is not None:
-                        yield piece
-            except grpc.RpcError as broken:
+        with call_span("Generate", SPAN_CLIENT_GENERATE) as span:
+            while True:
                 self._raise_if_cancelled()
-                error = call_error(broken, is_cancelled=False)
-            finally:
-                call.cancel()
-            if self._session.is_finished:
-                return
-            self._cancelled.wait(self._session.delay_after(error))
+                request, timeout_s = self._session.next_request()
+                error = None
+                call = self._call = self._stub.Generate(request, timeout=timeout_s, metadata=call_metadata(span))
+                try:
+                    for response in call:
+                        piece = self._session.feed(response)
+                        if piece is not None:
+                            yield piece
+                except grpc.RpcError as broken:
+                    self._raise_if_cancelled()
+                    error = call_error(broken, is_cancelled=False)
+                finally:
+                    call.cancel()
+                if self._session.is_finished:
+                    return
+                self._cancelled.wait(self._session.delay_after(error))
 
     def result(self) -> Completion:
         """The whole answer; streams it first unless it has been iterated to its end.
@@ -183,7 +184,7 @@ class Client:
         Raises:
             ForetokenError: the router cannot be asked.
         """
-        return ModelInfo.from_proto(self._unary(self._stub.GetModelInfo, pb.GetModelInfoRequest(), timeout_s))
+        return ModelInfo.from_proto(self._unary("GetModelInfo", pb.GetModelInfoRequest(), timeout_s))
 
     def tokenize(self, prompt: str | Sequence[ChatMessage], *, timeout_s: float | None = None) -> tuple[int, ...]:
         """The token ids of text or chat messages, as `generate` would see them.
@@ -191,7 +192,7 @@ class Client:
         Raises:
             ForetokenError: the router refuses, or cannot be asked.
         """
-        return tuple(self._unary(self._stub.Tokenize, tokenize_request(prompt), timeout_s).ids)
+        return tuple(self._unary("Tokenize", tokenize_request(prompt), timeout_s).ids)
 
     def close(self) -> None:
         """Ends every call and the connection; may be called again."""
@@ -206,15 +207,18 @@ class Client:
     ) -> None:
         self.close()
 
-    def _unary(self, method: Callable[..., Response], request: object, timeout_s: float | None) -> Response:
+    def _unary(self, method_name: str, request: object, timeout_s: float | None) -> Any:
         retries = self._retries(timeout_s)
-        while True:
-            self._raise_if_closed()
-            try:
-                return method(request, timeout=retries.remaining_s(), metadata=call_metadata())
-            except grpc.RpcError as broken:
-                delay = retries.delay_after(call_error(broken, is_cancelled=self._closed.is_set()))
-            self._closed.wait(delay)
+        with call_span(method_name) as span:
+            while True:
+                self._raise_if_closed()
+                try:
+                    return getattr(self._stub, method_name)(
+                        request, timeout=retries.remaining_s(), metadata=call_metadata(span)
+                    )
+                except grpc.RpcError as broken:
+                    error = call_error(broken, is_cancelled=self._closed.is_set())
+                self._closed.wait(retries.delay_after(error))
 
     def _retries(self, timeout_s: float | None) -> Retries:
         return Retries(self._retry, self._timeout_s if timeout_s is None else timeout_s)

@@ -4,15 +4,9 @@ Router side: `VerifyLink`, `DraftLink`. Worker side: `LinkServicer` with a `Link
 Neither knows what entries mean.
 """
 
+from foretoken.rpc.link.options import LinkCallbacks, LinkOptions, LinkState
 from foretoken.rpc.link.outbox import OutboxLimits
-from foretoken.rpc.link.router_side import (
-    DraftLink,
-    LinkCallbacks,
-    LinkOptions,
-    LinkState,
-    VerifyLink,
-    WorkerLink,
-)
+from foretoken.rpc.link.router_side import DraftLink, VerifyLink, WorkerLink
 from foretoken.rpc.link.stream import PROTOCOL_VERSION
 from foretoken.rpc.link.worker_side import LinkHandler, LinkPeer, LinkServicer
 

@@ -8,8 +8,6 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 import grpc
@@ -23,10 +21,9 @@ from foretoken.rpc.errors import (
     UnavailableError,
     from_rpc_error,
 )
-from foretoken.rpc.link.outbox import OutboxLimits
+from foretoken.rpc.link.options import LinkCallbacks, LinkOptions, LinkState, open_channel
 from foretoken.rpc.link.stream import PROTOCOL_VERSION, FrameStream, read_frame
 from foretoken.rpc.servicing import internal_error, new_request_id
-from foretoken.rpc.tls import ClientTls
 from foretoken.v1 import draft_pb2_grpc, verify_pb2_grpc
 from foretoken.v1.draft_pb2 import DraftLinkRequest, DraftLinkResponse
 from foretoken.v1.types_pb2 import Drain, Load, RouterHello, WorkerHello
@@ -36,61 +33,6 @@ _log = logging.getLogger(__name__)
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
-
-
-class LinkState(StrEnum):
-    """How a link is doing."""
-
-    CONNECTING = "connecting"
-    """Not connected; dialled again and again."""
-    READY = "ready"
-    """Connected; takes new sequences."""
-    DRAINING = "draining"
-    """Connected, but the worker is shutting down: place nothing new."""
-    REFUSED = "refused"
-    """One side refused the other's handshake; dialled again, in case the worker is replaced."""
-    CLOSED = "closed"
-    """`close` was called, or `run` was cancelled."""
-
-
-@dataclass(frozen=True, slots=True)
-class LinkOptions:
-    """How a router dials a worker."""
-
-    router_id: str = "router"
-    """Name in the worker's log, at most 128 bytes."""
-    tls: ClientTls | None = None
-    """None = plain text."""
-    connect_timeout_s: float = 5.0
-    """Longest time for dialling and handshake together."""
-    initial_backoff_s: float = 0.1
-    """Pause after the first failure; doubles with each, jittered down to half."""
-    max_backoff_s: float = 5.0
-    """Longest pause."""
-    stable_s: float = 5.0
-    """A link that was up this long starts again with the first pause."""
-    keepalive_time_s: float = 10.0
-    """Interval of pings on an idle link; at least the server's `min_ping_interval_s`."""
-    keepalive_timeout_s: float = 5.0
-    """A ping unanswered this long breaks the link."""
-    drain_timeout_s: float = 2.0
-    """How long `close` waits for the worker's last frames."""
-    limits: OutboxLimits = field(default_factory=OutboxLimits)
-    """Sizes of frames and backlog."""
-
-
-@dataclass(frozen=True, slots=True)
-class LinkCallbacks(Generic[Response]):
-    """What a link tells its owner, always on the event loop. None of them may block."""
-
-    on_frame: Callable[[Any, Response], None]
-    """(link, frame): every frame after the handshake. A `ForetokenError` raised here ends the link and re-dials."""
-    on_up: Callable[[Any], None]
-    """(link): handshake done; `link.hello` is set."""
-    on_down: Callable[[Any, ForetokenError], None]
-    """(link, why): the link ended; its sequences are gone from the worker. Once per `on_up`."""
-    check_hello: Callable[[WorkerHello], None]
-    """(hello): raises a `ForetokenError` for a worker that does not fit."""
 
 
 class WorkerLink(Generic[Request, Response]):
@@ -123,6 +65,7 @@ class WorkerLink(Generic[Request, Response]):
         self._stream: FrameStream[Request, Response] | None = None
         self._open_ids: set[int] = set()
         self._dialling = asyncio.Lock()
+        self._is_pumping = False
         self._closing = asyncio.Event()
         self._down = asyncio.Event()
         self._down.set()
@@ -204,21 +147,21 @@ class WorkerLink(Generic[Request, Response]):
     async def close(self) -> None:
         """Say goodbye, wait shortly for the worker's last frames, end. Idempotent; `run` returns."""
         self._closing.set()
-        if self._stream is not None:
+        if self._stream is not None and self._is_pumping:
             self._say_drain("router closes the link")
             try:
                 async with asyncio.timeout(self._options.drain_timeout_s):
                     await self._down.wait()
             except TimeoutError:
-                self._hang_up(LinkState.CLOSED, UnavailableError("the link is closed"))
-        self._not_ready(LinkState.CLOSED, None)
+                pass
+        self._hang_up(LinkState.CLOSED, UnavailableError("the link is closed"))
         if self._channel is not None:
             channel, self._channel = self._channel, None
             await channel.close(None)
 
     async def _dial(self) -> WorkerHello:
         if self._channel is None:
-            self._channel = self._make_channel()
+            self._channel = open_channel(self.address, self._options)
         call = self._stub_method(self._channel)()
         try:
             async with asyncio.timeout(self._options.connect_timeout_s):
@@ -228,6 +171,8 @@ class WorkerLink(Generic[Request, Response]):
                 )
                 await call.write(hello_frame)
                 hello = self._accept(await read_frame(call))
+                if self._closing.is_set():
+                    raise UnavailableError("the link is closed")
         except BaseException as error:
             call.cancel()
             match error:
@@ -237,6 +182,8 @@ class WorkerLink(Generic[Request, Response]):
                     raise from_rpc_error(error) from None
                 case grpc.aio.BaseError() | asyncio.InvalidStateError():
                     raise await _status_of(call) from None
+                case asyncio.CancelledError() if self._closing.is_set() and not _is_cancelling():
+                    raise UnavailableError("the link is closed") from None
                 case ForetokenError():
                     raise
                 case Exception():
@@ -268,7 +215,11 @@ class WorkerLink(Generic[Request, Response]):
     async def _pump(self) -> None:
         if self._stream is None:
             return
-        why = await self._stream.run()
+        self._is_pumping = True
+        try:
+            why = await self._stream.run()
+        finally:
+            self._is_pumping = False
         self._hang_up(LinkState.CONNECTING, why or UnavailableError("the worker closed the link"))
 
     def _take(self, frame: Any) -> None:
@@ -322,26 +273,11 @@ class WorkerLink(Generic[Request, Response]):
         except TimeoutError:
             pass
 
-    def _make_channel(self) -> grpc.aio.Channel:
-        options = self._options
-        channel_options: list[tuple[str, Any]] = [
-            ("grpc.use_local_subchannel_pool", 1),  # one connection per link
-            ("grpc.max_send_message_length", options.limits.max_message_bytes),
-            ("grpc.max_receive_message_length", options.limits.max_message_bytes),
-            ("grpc.initial_reconnect_backoff_ms", int(options.initial_backoff_s * 1000)),
-            ("grpc.max_reconnect_backoff_ms", max(100, int(options.initial_backoff_s * 1000))),  # `run` paces the dials
-            ("grpc.min_reconnect_backoff_ms", int(options.connect_timeout_s * 1000)),  # the time one attempt may take
-            ("grpc.keepalive_time_ms", int(options.keepalive_time_s * 1000)),
-            ("grpc.keepalive_timeout_ms", int(options.keepalive_timeout_s * 1000)),
-            ("grpc.keepalive_permit_without_calls", 1),
-            ("grpc.http2.max_pings_without_data", 0),
-            ("grpc.enable_retries", 0),
-        ]
-        if options.tls is None:
-            return grpc.aio.insecure_channel(self.address, channel_options)
-        return grpc.aio.secure_channel(
-            self.address, options.tls.credentials(), channel_options + options.tls.channel_options()
-        )
+
+def _is_cancelling() -> bool:
+    """Whether this task itself was asked to stop; closing a channel raises `CancelledError` in its readers too."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 async def _status_of(call: Any) -> ForetokenError:

@@ -163,6 +163,8 @@ class LinkServicer(Generic[Request, Response]):
             return None
         if not first.HasField("hello"):
             raise InvalidArgumentError("hello", "absent", "must be set in the first frame of a link")
+        if len(first.ListFields()) > 1:
+            raise InvalidArgumentError("hello", "with entries", "must be alone in the first frame of a link")
         if first.hello.protocol_version != PROTOCOL_VERSION:
             raise FailedPreconditionError(
                 f"hello.protocol_version = {first.hello.protocol_version}: this worker speaks {PROTOCOL_VERSION}"

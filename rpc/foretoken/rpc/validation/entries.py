@@ -1,6 +1,7 @@
 """The limits of link entries, checked by whoever receives them.
 
-Knows no sequence's state: bases and order are the worker's. A refusal concerns one sequence: the worker answers it with a link error, other sequences go on.
+Knows no sequence's state: bases and order are the worker's. A refusal concerns one sequence: the worker answers it with
+a link error, other sequences go on.
 """
 
 import math
@@ -146,9 +147,7 @@ def _check_per_node(field: str, count: int, num_drafts: int) -> None:
 
 def _check_parents(parents: Sequence[int], num_drafts: int, supports_trees: bool, mode: int) -> None:
     if mode in _CHAIN_ONLY:
-        raise InvalidArgumentError(
-            "block.parents", f"{len(parents)} entries", "must be absent in this mode"
-        )
+        raise InvalidArgumentError("block.parents", f"{len(parents)} entries", "must be absent in this mode")
     _check_per_node("block.parents", len(parents), num_drafts)
     for index, parent in enumerate(parents):
         if not -1 <= parent < index:

@@ -1,0 +1,227 @@
+"""All three services as processes of this machine, started in order and stopped together.
+
+Knows which options connect them; what they do is theirs. Needs neither typer nor rich.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from foretoken.cli.service_process import Progress, ServiceFailedError, ServiceProcess
+from foretoken.client import Client, ClientTls
+
+_POLL_S = 0.02
+VERIFY_MODULE = "foretoken.verify_worker"
+DRAFT_MODULE = "foretoken.draft_worker"
+ROUTER_MODULE = "foretoken.router"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalServicesConfig:
+    """What to start."""
+
+    target: str
+    """Target model: a directory or hub id. Its tokenizer is the router's."""
+    draft: str = ""
+    """Draft model: a directory or hub id; empty = no drafter `model`."""
+    drafters: Sequence[str] = ("model", "ngram")
+    """Drafters of each draft worker, the default first; empty = no draft worker at all."""
+    dtype: str = "bfloat16"
+    """Of both models."""
+    verify_threads: int | None = None
+    """CPU threads of a verify worker; None = its own choice."""
+    draft_threads: int | None = 1
+    """CPU threads of a draft worker, whose model is small; None = its own choice."""
+    compile: str = "auto"
+    """"auto", "on" or "off", for both models."""
+    num_verify_workers: int = 1
+    num_draft_workers: int = 1
+    host: str = "127.0.0.1"
+    port: int = 0
+    """Of the router; 0 = any free one. Workers always take free ones."""
+    verify_options: Sequence[str] = ()
+    """Further command-line options of the verify workers."""
+    draft_options: Sequence[str] = ()
+    """Further command-line options of the draft workers."""
+    router_options: Sequence[str] = ()
+    """Further command-line options of the router."""
+    log_directory: Path | None = None
+    """Where `<name>.log` files go; None = a temporary directory that is removed in the end."""
+    router_tls: ClientTls | None = None
+    """How to reach a router that `router_options` make speak TLS."""
+    start_timeout_s: float = 600.0
+    """How long starting may take in all."""
+    stop_grace_s: float = 10.0
+    """How long running requests may take to finish before a service is killed."""
+
+
+class LocalServices:
+    """The services "verify", "draft" and "router" ("verify-1", "verify-2" ... where there are several).
+
+    A context manager: `with LocalServices(config) as services: Client(services.address)`.
+    """
+
+    def __init__(
+        self, config: LocalServicesConfig, on_progress: Callable[[str, Progress], None] = lambda name, progress: None
+    ) -> None:
+        """`on_progress` is told the name of a service and how far its start is, whenever that changes."""
+        self.config = config
+        self.services: dict[str, ServiceProcess] = {}
+        """By name, in the order of their start."""
+        self._on_progress = on_progress
+        self._directory = config.log_directory or Path()
+        self._temporary: Path | None = None
+
+    @property
+    def address(self) -> str:
+        """The router's `host:port`."""
+        return self.services["router"].address
+
+    def start(self) -> None:
+        """Starts the workers together, then the router; returns when all serve and the router is connected.
+
+        Raises:
+            ServiceFailedError: one did not come to serve; the others are stopped.
+        """
+        if self.config.log_directory is None:
+            self._directory = self._temporary = Path(tempfile.mkdtemp(prefix="foretoken-"))
+        self._directory.mkdir(parents=True, exist_ok=True)
+        deadline = time.monotonic() + self.config.start_timeout_s
+        try:
+            verifiers = self._start("verify", VERIFY_MODULE, self._verify_arguments(), self.config.num_verify_workers)
+            num_draft_workers = self.config.num_draft_workers if self._drafters() else 0
+            drafters = self._start("draft", DRAFT_MODULE, self._draft_arguments(), num_draft_workers)
+            self._wait_until_ready([*verifiers, *drafters], deadline)
+            routers = self._start("router", ROUTER_MODULE, self._router_arguments(verifiers, drafters), 1)
+            self._wait_until_ready(routers, deadline)
+            self._wait_until_connected(deadline)
+        except BaseException:
+            self.stop(grace_s=0.0)
+            raise
+
+    def stop(self, grace_s: float | None = None) -> None:
+        """Asks the router, then the workers, to end, and kills what has not after `grace_s`; may be called again."""
+        deadline = time.monotonic() + (self.config.stop_grace_s if grace_s is None else grace_s)
+        routers = [service for name, service in self.services.items() if name == "router"]
+        workers = [service for name, service in self.services.items() if name != "router"]
+        for services in (routers, workers):
+            for service in services:
+                service.terminate()
+            for service in services:
+                service.wait(max(0.0, deadline - time.monotonic()))
+                service.kill()
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+            self._temporary = None
+
+    def check(self) -> None:
+        """Raises:
+        ServiceFailedError: a service has ended.
+        """
+        for service in self.services.values():
+            service.check()
+
+    def kill(self, name: str) -> None:
+        """Ends one service at once, as a crash would."""
+        self.services[name].kill()
+
+    def restart(self, name: str) -> None:
+        """Starts an ended service again, on its old port; returns when it serves.
+
+        Raises:
+            ServiceFailedError: it did not come to serve.
+        """
+        service = self.services[name]
+        service.start()
+        self._wait_until_ready([service], time.monotonic() + self.config.start_timeout_s)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _start(self, role: str, module: str, arguments: Sequence[str], count: int) -> list[ServiceProcess]:
+        names = [role] if count == 1 else [f"{role}-{index}" for index in range(1, count + 1)]
+        port = self.config.port if role == "router" else 0
+        started = []
+        for name in names:
+            service = ServiceProcess(
+                name, module, arguments, directory=self._directory, host=self.config.host, port=port
+            )
+            self.services[name] = service
+            service.start()
+            started.append(service)
+        return started
+
+    def _wait_until_ready(self, services: Sequence[ServiceProcess], deadline: float) -> None:
+        told: dict[str, Progress] = {}
+        waiting = list(services)
+        while waiting:
+            self.check()
+            for service in list(waiting):
+                if service.is_ready():
+                    waiting.remove(service)
+                    self._on_progress(service.name, Progress("serving", 1.0))
+                    continue
+                progress = service.progress() or Progress("starting", 0.0)
+                if told.get(service.name) != progress:
+                    told[service.name] = progress
+                    self._on_progress(service.name, progress)
+            if waiting and time.monotonic() > deadline:
+                late = waiting[0]
+                what = f"does not serve after {self.config.start_timeout_s:g} s"
+                raise ServiceFailedError(late.name, what, late.log_tail())
+            time.sleep(_POLL_S)
+
+    def _wait_until_connected(self, deadline: float) -> None:
+        with Client(self.address, tls=self.config.router_tls) as client:
+            while True:
+                self.check()
+                info = client.model_info()
+                workers = (*info.verify_workers, *info.draft_workers)
+                missing = [worker for worker in workers if worker.state != "ready"]
+                if not missing:
+                    return
+                first = missing[0]
+                if first.state == "refused" or time.monotonic() > deadline:
+                    what = f"has no connection to the worker at {first.address} ({first.state}: {first.detail})"
+                    raise ServiceFailedError("router", what, self.services["router"].log_tail())
+                time.sleep(_POLL_S)
+
+    def _drafters(self) -> list[str]:
+        return [name for name in self.config.drafters if name != "model" or self.config.draft]
+
+    def _verify_arguments(self) -> list[str]:
+        config = self.config
+        options = {"model": config.target, "dtype": config.dtype, "compile": config.compile}
+        return [*_options(options | {"threads": config.verify_threads}), *config.verify_options]
+
+    def _draft_arguments(self) -> list[str]:
+        config = self.config
+        options = {"drafters": ",".join(self._drafters()), "model": config.draft, "dtype": config.dtype}
+        options |= {"compile": config.compile}
+        return [*_options(options | {"threads": config.draft_threads}), *config.draft_options]
+
+    def _router_arguments(self, verifiers: Sequence[ServiceProcess], drafters: Sequence[ServiceProcess]) -> list[str]:
+        options = {
+            "verify": ",".join(service.address for service in verifiers),
+            "draft": ",".join(service.address for service in drafters),
+            "tokenizer": self.config.target,
+        }
+        return [*_options(options), *self.config.router_options]
+
+
+def _options(values: Mapping[str, object]) -> list[str]:
+    """Command-line options; those of None or the empty text are left out."""
+    return [part for name, value in values.items() if value not in (None, "") for part in (f"--{name}", str(value))]

@@ -1,0 +1,214 @@
+"""The draft worker's core: open sequences, each with its drafter, and the requests waiting for drafts.
+
+Runs on the model thread. It knows no protobuf and no streams: results leave through a `DraftSink`.
+"""
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from foretoken.draft_worker.drafter import Drafted, Drafter, DraftSequence
+from foretoken.engine.page_table import PageTable
+from foretoken.rpc.errors import (
+    DeadlineExceededError,
+    FailedPreconditionError,
+    ForetokenError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    ResourceExhaustedError,
+)
+from foretoken.rpc.link.worker_entries import SequenceKey, WorkerLoad
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class DraftAnswer:
+    """A finished draft block of one sequence."""
+
+    key: SequenceKey
+    base_length: int
+    draft_ids: list[int]
+    drafter: str
+    queue_ns: int
+    forward_ns: int
+
+
+@dataclass(slots=True)
+class _Open:
+    """An open sequence and its unanswered request."""
+
+    sequence: DraftSequence
+    drafter_name: str
+    requested_ns: int | None = None
+    started_ns: int = 0
+
+
+class DraftSink(Protocol):
+    """Where results go; called on the model thread."""
+
+    def drafted(self, answers: list[DraftAnswer], load: WorkerLoad) -> None:
+        """Drafts that became complete."""
+        ...
+
+    def failed(self, key: SequenceKey, error: ForetokenError) -> None:
+        """The sequence is closed for this reason."""
+        ...
+
+    def load_changed(self, load: WorkerLoad) -> None:
+        """Sequences went without a draft."""
+        ...
+
+
+class DraftCore:
+    """Hosts drafters by name; the first is the default."""
+
+    def __init__(
+        self, drafters: Mapping[str, Drafter], page_table: PageTable | None, sink: DraftSink, max_sequences: int
+    ) -> None:
+        self._drafters = dict(drafters)
+        self._default_drafter = next(iter(self._drafters))
+        self._page_table = page_table
+        self._sink = sink
+        self._max_sequences = max_sequences
+        self._sequences: dict[SequenceKey, _Open] = {}
+
+    @property
+    def has_work(self) -> bool:
+        return any(drafter.has_work for drafter in self._drafters.values())
+
+    def open(self, sequence: DraftSequence, drafter_name: str) -> None:
+        """Take a sequence in for a drafter; "" is the default one."""
+        name = drafter_name or self._default_drafter
+        try:
+            if len(self._sequences) >= self._max_sequences:
+                raise ResourceExhaustedError(f"{self._max_sequences} sequences are open, the most this worker holds")
+            if sequence.key in self._sequences:
+                raise FailedPreconditionError("the sequence is open already")
+            if name not in self._drafters:
+                raise InvalidArgumentError("drafter.name", name, "must be one of " + ", ".join(self._drafters))
+            self._drafters[name].open(sequence)
+        except ForetokenError as error:
+            self._sink.failed(sequence.key, error)
+            return
+        self._sequences[sequence.key] = _Open(sequence, name)
+
+    def commit(self, key: SequenceKey, base_length: int, ids: list[int]) -> None:
+        """Append decided ids."""
+        entry = self._sequences.get(key)
+        if entry is None:
+            return  # its error is on the way to the router
+        seq = entry.sequence
+        if base_length != len(seq.ids):
+            message = f"commit.base_length = {base_length}: the committed length here is {len(seq.ids)}"
+            self._fail(key, FailedPreconditionError(message))
+        elif entry.requested_ns is not None:
+            self._fail(key, FailedPreconditionError("a request of this sequence is still unanswered"))
+        elif len(seq.ids) + len(ids) > seq.max_length:
+            self._fail(key, InvalidArgumentError("commit.ids", f"{len(ids)} ids", f"max_length is {seq.max_length}"))
+        else:
+            seq.ids.extend(ids)
+            seq.output_ids.extend(ids)
+            self._drafters[entry.drafter_name].commit(seq, ids)
+
+    def request(self, key: SequenceKey, num_tokens: int, arrived_ns: int) -> None:
+        """Ask the sequence's drafter for a block."""
+        entry = self._sequences.get(key)
+        if entry is None:
+            self._sink.failed(key, NotFoundError("the sequence is not open"))
+        elif entry.requested_ns is not None:
+            self._fail(key, FailedPreconditionError("a request of this sequence is still unanswered"))
+        else:
+            entry.requested_ns = arrived_ns
+            entry.started_ns = time.perf_counter_ns()
+            self._drafters[entry.drafter_name].request(entry.sequence, num_tokens)
+
+    def close(self, key: SequenceKey) -> None:
+        """Forget a sequence and free what its drafter holds; unknown keys are ignored."""
+        entry = self._sequences.pop(key, None)
+        if entry is not None:
+            self._drafters[entry.drafter_name].close(entry.sequence)
+            self._sink.load_changed(self._load())
+
+    def close_link(self, link_id: int) -> None:
+        """Forget every sequence of a link."""
+        for key in [key for key in self._sequences if key[0] == link_id]:
+            self.close(key)
+
+    def expire(self, now_s: float) -> float | None:
+        """Close what is past its deadline; return the next deadline (`time.monotonic`), None without one."""
+        deadlines = [
+            (entry.sequence.deadline_s, key)
+            for key, entry in self._sequences.items()
+            if entry.sequence.deadline_s is not None
+        ]
+        for deadline_s, key in deadlines:
+            if deadline_s <= now_s:
+                self._fail(key, DeadlineExceededError("the request's deadline passed"))
+        return min((deadline_s for deadline_s, _ in deadlines if deadline_s > now_s), default=None)
+
+    def step(self) -> None:
+        """Let every drafter with work do one unit of it, and hand out what became complete."""
+        for name, drafter in self._drafters.items():
+            if not drafter.has_work:
+                continue
+            try:
+                finished = drafter.step()
+            except Exception:
+                # A drafter that fails costs its sequences this round's drafts, never their streams.
+                logger.exception("drafter %s failed", name)
+                finished = self._abandon(name)
+            if finished:
+                self._sink.drafted([self._answer(drafted) for drafted in finished], self._load())
+
+    def check_integrity(self) -> None:
+        """Re-derive the page accounting; raises when it is off."""
+        for drafter in self._drafters.values():
+            drafter.check_integrity()
+
+    def _abandon(self, name: str) -> list[Drafted]:
+        """Start the drafter's waiting sequences afresh, each answered with an empty draft."""
+        drafter = self._drafters[name]
+        abandoned = []
+        for key, entry in list(self._sequences.items()):
+            if entry.drafter_name != name or entry.requested_ns is None:
+                continue
+            drafter.close(entry.sequence)
+            try:
+                drafter.open(entry.sequence)
+            except Exception:
+                logger.exception("drafter %s cannot take its sequence again", name)
+                del self._sequences[key]
+                self._sink.failed(key, InternalError("the drafter failed"))
+                continue
+            abandoned.append(Drafted(entry.sequence, []))
+        return abandoned
+
+    def _answer(self, drafted: Drafted) -> DraftAnswer:
+        seq = drafted.sequence
+        entry = self._sequences[seq.key]
+        assert entry.requested_ns is not None, "a drafter answered a request nobody made"
+        now_ns = time.perf_counter_ns()
+        answer = DraftAnswer(
+            key=seq.key,
+            base_length=len(seq.ids),
+            draft_ids=drafted.draft_ids,
+            drafter=entry.drafter_name,
+            queue_ns=max(0, entry.started_ns - entry.requested_ns),
+            forward_ns=now_ns - entry.started_ns,
+        )
+        entry.requested_ns = None
+        return answer
+
+    def _fail(self, key: SequenceKey, error: ForetokenError) -> None:
+        self.close(key)
+        self._sink.failed(key, error)
+
+    def _load(self) -> WorkerLoad:
+        num_free, num_pages = 0, 0
+        if self._page_table is not None:
+            num_free, num_pages = self._page_table.num_free, self._page_table.num_pages
+        return WorkerLoad(len(self._sequences), 0, num_free, num_pages)

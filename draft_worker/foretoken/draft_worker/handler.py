@@ -1,0 +1,94 @@
+"""Between links and the draft core: validate and convert, hand over to the model thread, convert back.
+
+No tensors, no policy.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+from foretoken.draft_worker.core import DraftAnswer, DraftCore
+from foretoken.draft_worker.drafter import DraftSequence
+from foretoken.engine.sampling import SamplingParams
+from foretoken.rpc.link import LinkPeer
+from foretoken.rpc.link.worker_entries import CoreCall, EntryHandler, LinkResults, SequenceKey, WorkerLoad, closing
+from foretoken.rpc.sampling import sampling_fields
+from foretoken.rpc.validation import validate_commit, validate_draft_request, validate_open
+from foretoken.v1.draft_pb2 import Commit, DraftedBlock, DraftLinkRequest, DraftLinkResponse, DraftRequest
+from foretoken.v1.types_pb2 import DRAFT_SOURCE_MODEL, DRAFT_SOURCE_NGRAM, OpenSequence
+
+SOURCES = {"model": DRAFT_SOURCE_MODEL, "ngram": DRAFT_SOURCE_NGRAM}
+"""Provenance of a drafter's tokens, by the drafter's name."""
+
+# Ids and contexts are the target's. What a drafter does not know or cannot hold it answers with an empty draft.
+ANY_VOCAB_SIZE = 1 << 31
+ANY_CONTEXT = 1 << 31
+
+
+class DraftResults(LinkResults[DraftLinkResponse]):
+    """The core's sink: finished drafts as frames."""
+
+    def __init__(self) -> None:
+        super().__init__(DraftLinkResponse)
+
+    def drafted(self, answers: list[DraftAnswer], load: WorkerLoad) -> None:
+        self.send("blocks", [(answer.key, _block(answer)) for answer in answers], load)
+
+
+class DraftLinkHandler(EntryHandler[DraftCore, DraftLinkResponse]):
+    """Takes the frames of all routers; called on the event loop."""
+
+    def __init__(
+        self, submit: Callable[[CoreCall[DraftCore]], None], results: DraftResults, max_draft_tokens: int
+    ) -> None:
+        super().__init__(submit, results)
+        self._max_draft_tokens = max_draft_tokens
+
+    def frame(self, link: LinkPeer[Any], request: DraftLinkRequest) -> None:
+        """Opens apply first, then commits, then requests, closes last."""
+        self._arrived_ns = time.perf_counter_ns()
+        self.run(
+            [
+                *self.checked(link, request.opens, self._open),
+                *self.checked(link, request.commits, self._commit),
+                *self.checked(link, request.requests, self._request),
+                *self.checked(link, request.closes, lambda key, entry: closing(key)),
+            ]
+        )
+
+    def _open(self, key: SequenceKey, entry: OpenSequence) -> CoreCall[DraftCore]:
+        validate_open(entry, vocab_size=ANY_VOCAB_SIZE, max_context=ANY_CONTEXT)
+        params = SamplingParams(**sampling_fields(entry))
+        sequence = DraftSequence(
+            key=key,
+            params=dataclasses.replace(params, num_logprobs=None),
+            prompt_ids=list(entry.prompt_ids),
+            output_ids=list(entry.committed_ids),
+            max_length=entry.max_length,
+            settings=dict(entry.drafter.settings),
+            deadline_s=time.monotonic() + entry.deadline_ms / 1000 if entry.deadline_ms else None,
+        )
+        name = entry.drafter.name
+        return lambda core: core.open(sequence, name)
+
+    def _commit(self, key: SequenceKey, entry: Commit) -> CoreCall[DraftCore]:
+        validate_commit(entry, vocab_size=ANY_VOCAB_SIZE, max_context=ANY_CONTEXT)
+        base_length, ids = entry.base_length, list(entry.ids)
+        return lambda core: core.commit(key, base_length, ids)
+
+    def _request(self, key: SequenceKey, entry: DraftRequest) -> CoreCall[DraftCore]:
+        validate_draft_request(entry, max_draft_tokens=self._max_draft_tokens)
+        num_tokens, arrived_ns = entry.num_tokens, self._arrived_ns
+        return lambda core: core.request(key, num_tokens, arrived_ns)
+
+
+def _block(answer: DraftAnswer) -> DraftedBlock:
+    return DraftedBlock(
+        sequence_id=answer.key[1],
+        base_length=answer.base_length,
+        ids=answer.draft_ids,
+        sources=[SOURCES[answer.drafter]] * len(answer.draft_ids),
+        queue_ns=answer.queue_ns,
+        forward_ns=answer.forward_ns,
+    )

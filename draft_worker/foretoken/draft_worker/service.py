@@ -1,0 +1,75 @@
+"""A draft worker process: load its drafters on their own thread, then answer links until told to stop."""
+
+import asyncio
+
+from foretoken.draft_worker.core import DraftCore
+from foretoken.draft_worker.drafter import Drafter
+from foretoken.draft_worker.handler import DraftLinkHandler, DraftResults
+from foretoken.draft_worker.model_drafter import ModelDrafter
+from foretoken.draft_worker.ngram_drafter import NgramDrafter
+from foretoken.draft_worker.settings import DraftWorkerSettings
+from foretoken.engine.errors import ModelRefusedError
+from foretoken.engine.model_thread import ModelThread
+from foretoken.engine.runner import ModelRunner
+from foretoken.rpc.errors import FailedPreconditionError
+from foretoken.rpc.hello import worker_hello
+from foretoken.rpc.link import LinkServicer, OutboxLimits
+from foretoken.rpc.progress import LoadProgress
+from foretoken.rpc.server import Service, serve
+from foretoken.v1 import draft_pb2_grpc
+from foretoken.v1.draft_pb2 import DraftLinkRequest, DraftLinkResponse
+from foretoken.v1.types_pb2 import WorkerHello
+
+
+async def run(settings: DraftWorkerSettings) -> None:
+    """Load, then serve until SIGTERM or SIGINT.
+
+    Raises:
+        FailedPreconditionError: the model cannot be served, or the address cannot be bound.
+    """
+    results = DraftResults()
+    hello = WorkerHello()
+    thread = ModelThread(lambda: _load(settings, results, hello), "draft-model")
+    try:
+        await asyncio.wrap_future(thread.start())
+    except ModelRefusedError as error:
+        raise FailedPreconditionError(f"--model = {settings.model}: {error}") from error
+    handler = DraftLinkHandler(thread.submit, results, settings.max_draft_tokens)
+    servicer: LinkServicer[DraftLinkRequest, DraftLinkResponse] = LinkServicer(
+        lambda: hello,
+        handler,
+        DraftLinkResponse,
+        limits=OutboxLimits(max_message_bytes=settings.max_message_bytes),
+    )
+    service = Service("foretoken.v1.DraftService", servicer, draft_pb2_grpc.add_DraftServiceServicer_to_server)
+    try:
+        await serve([service], settings, on_drain=servicer.drain)
+    finally:
+        await asyncio.to_thread(thread.stop, settings.drain_grace_s)
+
+
+def _load(settings: DraftWorkerSettings, results: DraftResults, hello: WorkerHello) -> DraftCore:
+    """The core, and the hello filled in; runs on the model thread."""
+    progress = LoadProgress(settings.ready_file)
+    runner = ModelRunner.load(settings.engine, progress) if "model" in settings.drafters else None
+    drafters: dict[str, Drafter] = {}
+    for name in settings.drafters:
+        if name == "model":
+            assert runner is not None
+            drafters[name] = ModelDrafter(runner, settings.max_batch_rows, settings.max_prefill_rows)
+        else:
+            drafters[name] = NgramDrafter(settings.min_ngram, settings.max_ngram)
+    progress("measuring step times", 1.0)
+    hello.CopyFrom(
+        worker_hello(
+            "draft",
+            settings.worker_id,
+            runner.info if runner is not None else None,
+            runner.measure_step_costs() if runner is not None else [],
+            max_sequences=settings.max_sequences,
+            drafters=settings.drafters,
+            max_draft_tokens=settings.max_draft_tokens,
+            page_size=settings.page_size,
+        )
+    )
+    return DraftCore(drafters, runner.page_table if runner is not None else None, results, settings.max_sequences)

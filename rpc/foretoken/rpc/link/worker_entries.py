@@ -1,0 +1,137 @@
+"""What the link handlers of both workers share: entries become calls on a core, results become frames.
+
+An entry is refused by itself: its sequence is closed and answered with an error, all other entries of the frame go on.
+Knows sequence ids; knows nothing of drafting or verifying.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from google.protobuf.message import Message
+
+from foretoken.rpc.errors import ForetokenError, to_link_error
+from foretoken.rpc.link.worker_side import LinkPeer
+from foretoken.v1.types_pb2 import Load
+
+SequenceKey = tuple[int, int]
+"""(link id, sequence_id): sequence ids are unique within one link."""
+
+Response = TypeVar("Response", bound=Message)
+
+
+class SequenceCore(Protocol):
+    """What a handler needs of any worker's core."""
+
+    def close(self, key: SequenceKey) -> None: ...
+
+    def close_link(self, link_id: int) -> None: ...
+
+
+CoreT = TypeVar("CoreT", bound=SequenceCore)
+CoreCall = Callable[[CoreT], None]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLoad:
+    """Sequences at work, sequences waiting, KV pages."""
+
+    num_running: int
+    num_waiting: int
+    num_free_pages: int
+    num_pages: int
+
+    def to_message(self) -> Load:
+        return Load(
+            running=self.num_running,
+            waiting=self.num_waiting,
+            free_pages=self.num_free_pages,
+            total_pages=self.num_pages,
+        )
+
+
+class LinkResults(Generic[Response]):
+    """Sends frames to links by id, from any thread; what is for a link that has ended is dropped."""
+
+    def __init__(self, response_type: type[Response]) -> None:
+        self._response_type = response_type
+        self._links: dict[int, LinkPeer[Response]] = {}
+
+    def add(self, link: LinkPeer[Response]) -> None:
+        self._links[link.id] = link
+
+    def remove(self, link_id: int) -> None:
+        self._links.pop(link_id, None)
+
+    def send(self, field: str, entries: Iterable[tuple[SequenceKey, Message]], load: WorkerLoad | None = None) -> None:
+        """Send entries of the repeated `field`, as one frame per link, in order."""
+        frames: dict[int, Any] = {}
+        for (link_id, _), entry in entries:
+            frame = frames.get(link_id)
+            if frame is None:
+                frame = frames[link_id] = self._response_type()
+                if load is not None:
+                    frame.load.CopyFrom(load.to_message())
+            getattr(frame, field).append(entry)
+        for link_id, frame in frames.items():
+            self._send_frame(link_id, frame)
+
+    def failed(self, key: SequenceKey, error: ForetokenError) -> None:
+        """Tell the sequence's router that it is closed, and why."""
+        self.send("errors", [(key, to_link_error(error, key[1]))])
+
+    def load_changed(self, load: WorkerLoad) -> None:
+        """Tell every router."""
+        for link_id in list(self._links):
+            frame: Any = self._response_type()
+            frame.load.CopyFrom(load.to_message())
+            self._send_frame(link_id, frame)
+
+    def _send_frame(self, link_id: int, frame: Response) -> None:
+        link = self._links.get(link_id)
+        if link is not None:
+            link.send(frame)
+
+
+class EntryHandler(Generic[CoreT, Response]):
+    """Base of a worker's `LinkHandler`: a frame is handed to the model thread as one call."""
+
+    def __init__(self, submit: Callable[[CoreCall[CoreT]], None], results: LinkResults[Response]) -> None:
+        self._submit = submit
+        self._results = results
+
+    def link_opened(self, link: LinkPeer[Any]) -> None:
+        self._results.add(link)
+
+    def link_closed(self, link: LinkPeer[Any]) -> None:
+        self._results.remove(link.id)
+        self._submit(lambda core: core.close_link(link.id))
+
+    def checked(
+        self, link: LinkPeer[Any], entries: Iterable[Any], convert: Callable[[SequenceKey, Any], CoreCall[CoreT]]
+    ) -> list[CoreCall[CoreT]]:
+        """Entries as calls on the core. `convert` validates; what it refuses is answered here and closed."""
+        calls: list[CoreCall[CoreT]] = []
+        for entry in entries:
+            key = (link.id, entry.sequence_id)
+            try:
+                calls.append(convert(key, entry))
+            except ForetokenError as error:
+                self._results.failed(key, error)
+                calls.append(closing(key))
+        return calls
+
+    def run(self, calls: list[CoreCall[CoreT]]) -> None:
+        """Make the calls, in order, before the core's next step."""
+        if calls:
+            self._submit(lambda core: _call_all(core, calls))
+
+
+def closing(key: SequenceKey) -> Callable[[SequenceCore], None]:
+    """The call that closes a sequence."""
+    return lambda core: core.close(key)
+
+
+def _call_all(core: CoreT, calls: list[CoreCall[CoreT]]) -> None:
+    for call in calls:
+        call(core)

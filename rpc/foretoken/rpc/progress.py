@@ -1,0 +1,28 @@
+"""How far a service is with loading, for whoever started it: log lines, and a small file beside the ready file.
+
+The file `<ready-file>.progress` holds one JSON line {"stage": str, "fraction": float}, replaced atomically.
+"""
+
+import json
+import logging
+import os
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+
+class LoadProgress:
+    """Call it with a stage and the fraction of it that is done, 0 to 1."""
+
+    def __init__(self, ready_file: Path | None) -> None:
+        self._path = None if ready_file is None else ready_file.with_name(ready_file.name + ".progress")
+        self._stage = ""
+
+    def __call__(self, stage: str, fraction: float) -> None:
+        if stage != self._stage:
+            self._stage = stage
+            logger.info("loading: %s", stage)
+        if self._path is not None:
+            part = self._path.with_name(self._path.name + ".part")
+            part.write_text(json.dumps({"stage": stage, "fraction": round(fraction, 3)}) + "\n")
+            os.replace(part, self._path)

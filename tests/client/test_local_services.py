@@ -1,0 +1,193 @@
+"""Local processes, with tiny services in place of the real ones."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from foretoken.cli import local_services
+from foretoken.cli.local_services import LocalServices, LocalServicesConfig
+from foretoken.cli.service_process import Progress, ServiceFailedError, ServiceProcess
+from foretoken.client import Client
+
+FAKE_SERVICE = """
+import argparse, json, os, pathlib, signal, sys, time
+from concurrent.futures import ThreadPoolExecutor
+import grpc
+from foretoken.v1 import generation_pb2 as pb, generation_pb2_grpc
+
+parser = argparse.ArgumentParser()
+for name in "host port ready-file verify draft tokenizer model dtype compile threads drafters".split():
+    parser.add_argument("--" + name, default="")
+parser.add_argument("--fail", action="store_true")
+parser.add_argument("--stubborn", action="store_true")
+options = parser.parse_args()
+print("options", json.dumps(vars(options)), flush=True)
+if options.fail:
+    sys.exit("the weights are missing")
+if options.stubborn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+class Service(generation_pb2_grpc.GenerationServiceServicer):
+    def GetModelInfo(self, request, context):
+        workers = {role: [pb.WorkerInfo(address=a, state="ready") for a in getattr(options, role).split(",") if a]
+                   for role in ("verify", "draft")}
+        return pb.GetModelInfoResponse(model="fake", verify_workers=workers["verify"], draft_workers=workers["draft"])
+
+ready = pathlib.Path(options.ready_file)
+def replace(path, value):
+    partial = path.with_name("." + path.name)
+    partial.write_text(json.dumps(value))
+    partial.replace(path)
+replace(ready.with_name(ready.name + ".progress"), {"stage": "warming up", "fraction": 0.5})
+time.sleep(0.2)
+server = grpc.server(ThreadPoolExecutor(2))
+generation_pb2_grpc.add_GenerationServiceServicer_to_server(Service(), server)
+port = server.add_insecure_port(f"{options.host}:{options.port}")
+server.start()
+replace(ready, {"port": port, "pid": os.getpid()})
+while True:
+    time.sleep(1)
+"""
+
+
+@pytest.fixture
+def fake_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "fake_service.py").write_text(FAKE_SERVICE)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
+    for name in ("VERIFY_MODULE", "DRAFT_MODULE", "ROUTER_MODULE"):
+        monkeypatch.setattr(local_services, name, "fake_service")
+    return tmp_path
+
+
+@pytest.fixture
+def services(fake_modules: Path) -> Iterator[LocalServices]:
+    logs = fake_modules / "logs"
+    services = LocalServices(LocalServicesConfig("target-dir", "draft-dir", log_directory=logs, verify_threads=2))
+    with services:
+        yield services
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def options_of(services: LocalServices, name: str) -> dict[str, str]:
+    line = services.services[name].log_file.read_text().splitlines()[-1]
+    return json.loads(line.removeprefix("options "))
+
+
+def test_three_services_are_connected_and_stop(services: LocalServices) -> None:
+    with Client(services.address) as client:
+        info = client.model_info()
+    assert info.model == "fake"
+    assert info.verify_workers[0].address == services.services["verify"].address
+    assert info.draft_workers[0].address == services.services["draft"].address
+    assert options_of(services, "verify")["model"] == "target-dir"
+    assert options_of(services, "verify")["threads"] == "2"
+    assert options_of(services, "draft")["drafters"] == "model,ngram"
+    assert options_of(services, "router")["tokenizer"] == "target-dir"
+    pids = [service.pid for service in services.services.values()]
+    services.stop()
+    assert not any(map(is_alive, pids))
+    services.stop()
+
+
+def test_a_killed_service_is_noticed_and_starts_again_on_its_port(services: LocalServices) -> None:
+    address = services.services["draft"].address
+    services.kill("draft")
+    with pytest.raises(ServiceFailedError, match="draft was ended by SIGKILL"):
+        services.check()
+    services.restart("draft")
+    services.check()
+    assert services.services["draft"].address == address
+
+
+def test_a_paused_service_can_still_be_stopped(services: LocalServices) -> None:
+    services.services["draft"].pause()
+    services.stop(grace_s=0.2)
+    assert not services.services["draft"].is_running
+
+
+def test_progress_is_told_once_per_change(fake_modules: Path) -> None:
+    told: list[tuple[str, Progress]] = []
+    with LocalServices(LocalServicesConfig("t", drafters=()), lambda name, progress: told.append((name, progress))):
+        pass
+    assert [progress.stage for name, progress in told if name == "verify"][-2:] == ["warming up", "serving"]
+    assert "draft" not in {name for name, _ in told}
+
+
+def test_several_workers_are_numbered(fake_modules: Path) -> None:
+    config = LocalServicesConfig("t", num_verify_workers=2, drafters=("model", "ngram"))
+    with LocalServices(config) as services:
+        assert list(services.services) == ["verify-1", "verify-2", "draft", "router"]
+        with Client(services.address) as client:
+            assert len(client.model_info().verify_workers) == 2
+        logs = services.services["draft"].log_file
+        assert options_of(services, "draft")["drafters"] == "ngram"
+    assert not logs.exists()
+
+
+def test_a_service_that_cannot_start_is_named_with_its_last_words(fake_modules: Path) -> None:
+    services = LocalServices(LocalServicesConfig("t", draft_options=["--fail"]))
+    with pytest.raises(ServiceFailedError, match="draft ended with exit status 1(.|\n)*the weights are missing"):
+        services.start()
+    assert not any(service.is_running for service in services.services.values())
+
+
+def test_a_start_that_takes_too_long_fails(fake_modules: Path) -> None:
+    with pytest.raises(ServiceFailedError, match="does not serve after 0.05 s"):
+        LocalServices(LocalServicesConfig("t", start_timeout_s=0.05)).start()
+
+
+def test_a_straggler_is_killed(fake_modules: Path) -> None:
+    services = LocalServices(LocalServicesConfig("t", verify_options=["--stubborn"]))
+    services.start()
+    before = time.monotonic()
+    services.stop(grace_s=0.3)
+    assert time.monotonic() - before < 3
+    assert not services.services["verify"].is_running
+
+
+def test_services_end_when_whoever_started_them_is_killed(fake_modules: Path) -> None:
+    code = f"""
+import pathlib, time
+from foretoken.cli.service_process import ServiceProcess
+service = ServiceProcess("one", "fake_service", [], directory=pathlib.Path({str(fake_modules)!r}))
+service.start()
+while not service.is_ready(): time.sleep(0.02)
+print(service.pid, flush=True)
+time.sleep(60)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    assert is_alive(pid)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    deadline = time.monotonic() + 5
+    while is_alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not is_alive(pid)
+
+
+def test_a_service_is_started_once(fake_modules: Path) -> None:
+    service = ServiceProcess("one", "fake_service", [], directory=fake_modules)
+    with pytest.raises(RuntimeError, match="never started"):
+        _ = service.pid
+    service.start()
+    try:
+        with pytest.raises(RuntimeError, match="runs already"):
+            service.start()
+    finally:
+        service.kill()

@@ -1,0 +1,66 @@
+"""Fakes shared by the tests of both workers."""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+
+class FakeRunner:
+    """A deterministic language model over ids whose KV is the ids themselves, kept in paged slots.
+
+    The next token is a hash of the context as read back through the page table, so that a wrong page, a wrong length or
+    a missing prefill changes the tokens.
+    """
+
+    vocab_size = 97
+
+    def __init__(self, num_pages: int = 64, page_size: int = 4, max_context: int = 256, salt: int = 0) -> None:
+        from foretoken.engine.page_table import PageTable
+
+        self.page_table = PageTable(num_pages=num_pages, page_size=page_size)
+        self.info = SimpleNamespace(vocab_size=self.vocab_size, max_context=max_context)
+        self.slots = [-1] * (num_pages * page_size)
+        self.salt = salt
+        self.forwards: list[int] = []
+        self.fail_next = False
+
+    def next_id(self, context: Sequence[int]) -> int:
+        """The model's greedy token after `context`; a short window, so that guessing is possible."""
+        value = self.salt
+        for token_id in context[-3:]:
+            value = (value * 31 + token_id + 7) % 1_000_003
+        return value % self.vocab_size
+
+    def complete(self, prompt_ids: Sequence[int], num_tokens: int) -> list[int]:
+        ids = list(prompt_ids)
+        for _ in range(num_tokens):
+            ids.append(self.next_id(ids))
+        return ids[len(prompt_ids) :]
+
+    def forward(self, segments: Sequence) -> torch.Tensor:
+        if self.fail_next:
+            self.fail_next = False
+            raise RuntimeError("the device fell off")
+        self.forwards.append(sum(len(segment.ids) for segment in segments))
+        rows = []
+        for segment in segments:
+            for offset, token_id in enumerate(segment.ids):
+                self.slots[self._slot(segment.page_ids, segment.kv_length + offset)] = token_id
+            length = segment.kv_length + len(segment.ids)
+            context = [self.slots[self._slot(segment.page_ids, position)] for position in range(length)]
+            for row in range(len(segment.ids) - segment.num_logits, len(segment.ids)):
+                logits = torch.zeros(self.vocab_size)
+                logits[self.next_id(context[: segment.kv_length + row + 1])] = 9.0
+                rows.append(logits)
+        return torch.stack(rows) if rows else torch.empty(0, self.vocab_size)
+
+    def _slot(self, page_ids: Sequence[int], position: int) -> int:
+        size = self.page_table.page_size
+        return page_ids[position // size] * size + position % size
+
+
+@pytest.fixture
+def fake_runner_class() -> type[FakeRunner]:
+    return FakeRunner

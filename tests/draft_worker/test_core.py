@@ -1,0 +1,185 @@
+"""The draft core drafts what its drafters say, follows commits by ids, and outlives a drafter that raises."""
+
+import time
+
+import pytest
+
+from foretoken.draft_worker.core import DraftCore
+from foretoken.draft_worker.drafter import DraftSequence
+from foretoken.draft_worker.model_drafter import ModelDrafter
+from foretoken.draft_worker.ngram_drafter import NgramDrafter
+from foretoken.engine.sampling import SamplingParams
+from foretoken.rpc.errors import (
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    ResourceExhaustedError,
+)
+
+
+class RecordingSink:
+    def __init__(self):
+        self.answers, self.failures, self.load = [], {}, None
+
+    def drafted(self, answers, load):
+        self.answers += answers
+        self.load = load
+
+    def failed(self, key, error):
+        self.failures[key] = error
+
+    def load_changed(self, load):
+        self.load = load
+
+
+class Bench:
+    def __init__(self, runner, max_sequences=8):
+        self.runner = runner
+        self.sink = RecordingSink()
+        drafters = {"model": ModelDrafter(runner, max_rows=16, max_prefill_rows=6), "ngram": NgramDrafter()}
+        self.core = DraftCore(drafters, runner.page_table, self.sink, max_sequences)
+
+    def open(
+        self, sequence_id, prompt_ids, drafter="model", output_ids=(), max_length=200, deadline_s=None, **settings
+    ):
+        params = SamplingParams(temperature=0.0, eos_token_ids=(96,), ignore_eos=True)
+        sequence = DraftSequence(
+            key=(1, sequence_id),
+            params=params,
+            prompt_ids=list(prompt_ids),
+            output_ids=list(output_ids),
+            max_length=max_length,
+            settings=settings,
+            deadline_s=deadline_s,
+        )
+        self.core.open(sequence, drafter)
+
+    def draft(self, *sequence_ids, num_tokens=4):
+        """Draft blocks by sequence id, all asked for at once."""
+        self.sink.answers.clear()
+        for sequence_id in sequence_ids:
+            self.core.request((1, sequence_id), num_tokens, time.perf_counter_ns())
+        for _ in range(200):
+            if not self.core.has_work:
+                break
+            self.core.step()
+            self.core.check_integrity()
+        return {answer.key[1]: answer.draft_ids for answer in self.sink.answers}
+
+
+@pytest.fixture
+def bench(fake_runner_class):
+    return Bench(fake_runner_class())
+
+
+def test_the_model_drafter_continues_as_its_model_does(bench):
+    bench.open(1, [1, 2, 3])
+    assert bench.draft(1) == {1: bench.runner.complete([1, 2, 3], 4)}
+
+
+def test_a_round_costs_as_many_forwards_as_draft_tokens(bench):
+    bench.open(1, [1, 2, 3])
+    bench.draft(1, num_tokens=4)
+    bench.runner.forwards.clear()
+    truth = bench.runner.complete([1, 2, 3], 5)
+    bench.core.commit((1, 1), 3, truth)  # all accepted and the bonus token: two rows to catch up
+    bench.draft(1, num_tokens=4)
+    assert bench.runner.forwards == [2, 1, 1, 1]
+
+
+@pytest.mark.parametrize("num_accepted", [0, 1, 2, 3, 4])
+def test_drafts_follow_every_commit_by_ids(bench, num_accepted):
+    prompt = [1, 2, 3, 4, 5]
+    bench.open(1, prompt)
+    drafted = bench.draft(1)[1]
+    committed = [*drafted[:num_accepted], 42]
+    bench.core.commit((1, 1), 5, committed)
+    assert bench.draft(1) == {1: bench.runner.complete(prompt + committed, 4)}
+    bench.core.commit((1, 1), 5 + len(committed), [7, 7])
+    assert bench.draft(1) == {1: bench.runner.complete([*prompt, *committed, 7, 7], 4)}
+
+
+def test_sequences_are_drafted_for_in_one_batch_with_long_prompts_in_chunks(bench):
+    bench.open(1, [1, 2])
+    bench.open(2, [n % 90 for n in range(50)])
+    bench.open(3, [5])
+    drafts = bench.draft(1, 2, 3, num_tokens=3)
+    assert drafts[1] == bench.runner.complete([1, 2], 3)
+    assert drafts[2] == bench.runner.complete([n % 90 for n in range(50)], 3)
+    assert drafts[3] == bench.runner.complete([5], 3)
+    assert max(bench.runner.forwards) <= 16
+
+
+def test_idle_sequences_give_up_their_pages_and_are_recomputed(fake_runner_class):
+    bench = Bench(fake_runner_class(num_pages=6, page_size=4, max_context=24))
+    prompts = {n: [n] * 12 for n in range(1, 5)}
+    for n, prompt in prompts.items():
+        bench.open(n, prompt)
+    for _ in range(2):
+        for n, prompt in prompts.items():
+            assert bench.draft(n) == {n: bench.runner.complete(prompt, 4)}
+
+
+def test_a_full_context_or_foreign_ids_give_an_empty_draft(fake_runner_class):
+    bench = Bench(fake_runner_class(max_context=8))
+    bench.open(1, [1] * 6)
+    bench.open(2, [1] * 9)
+    bench.open(3, [1, 2])
+    assert [len(draft) for draft in bench.draft(1, 2).values()] == [0, 2] or bench.draft(1, 2)[2] == []
+    bench.core.commit((1, 3), 2, [1_000])
+    assert bench.draft(3) == {3: []}
+
+
+def test_ngram_and_model_are_chosen_per_sequence(bench):
+    bench.open(1, [1, 2, 3, 4, 1, 2], "ngram")
+    bench.open(2, [1, 2, 3, 4, 1, 2], "model")
+    bench.open(3, [1, 2, 3, 4, 1, 2], "")
+    drafts = bench.draft(1, 2, 3, num_tokens=3)
+    assert drafts[1] == [3, 4, 1]
+    assert drafts[2] == drafts[3] == bench.runner.complete([1, 2, 3, 4, 1, 2], 3)
+
+
+def test_a_drafter_that_raises_costs_one_round(bench):
+    bench.open(1, [1, 2, 3])
+    bench.runner.fail_next = True
+    assert bench.draft(1) == {1: []}
+    assert bench.draft(1) == {1: bench.runner.complete([1, 2, 3], 4)}
+    assert not bench.sink.failures
+
+
+def test_faults_are_typed(bench):
+    bench.open(1, [1], "nonsense")
+    bench.open(2, [1], "ngram", min_ngram="0")
+    bench.open(3, [1], "ngram", typo="1")
+    bench.open(4, [1], "model", temperature="1")
+    bench.open(5, [1])
+    bench.core.commit((1, 5), 7, [1])
+    bench.core.request((1, 6), 4, 0)
+    failures = bench.sink.failures
+    for sequence_id in (1, 2, 3, 4):
+        assert isinstance(failures[(1, sequence_id)], InvalidArgumentError)
+    assert failures[(1, 2)].field == "drafter.settings.min_ngram"
+    assert isinstance(failures[(1, 5)], FailedPreconditionError)
+    assert isinstance(failures[(1, 6)], NotFoundError)
+
+
+def test_closing_frees_all_pages(bench):
+    for n in range(1, 5):
+        bench.open(n, [n] * 10)
+    bench.draft(1, 2, 3, 4)
+    for n in range(1, 4):
+        bench.core.close((1, n))
+    bench.core.close_link(1)
+    assert bench.sink.load.num_free_pages == bench.sink.load.num_pages
+    bench.core.check_integrity()
+
+
+def test_deadlines_and_limits(fake_runner_class):
+    bench = Bench(fake_runner_class(), max_sequences=1)
+    bench.open(1, [1], deadline_s=5.0)
+    bench.open(2, [1])
+    assert isinstance(bench.sink.failures[(1, 2)], ResourceExhaustedError)
+    assert bench.core.expire(4.0) == 5.0
+    bench.core.expire(6.0)
+    assert isinstance(bench.sink.failures[(1, 1)], DeadlineExceededError)

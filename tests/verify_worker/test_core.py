@@ -1,0 +1,314 @@
+"""The verify core commits exactly the target's tokens, whatever blocks, batches and page shortages it meets."""
+
+import random
+import time
+
+import pytest
+
+from foretoken.engine.sampling import SamplingParams
+from foretoken.rpc.errors import (
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    ResourceExhaustedError,
+)
+from foretoken.verify_worker.core import VerifyCore
+from foretoken.verify_worker.scheduler import Scheduler
+from foretoken.verify_worker.sequence import Block, VerifySequence
+
+EOS = 96
+
+
+class RecordingSink:
+    def __init__(self):
+        self.decisions, self.stales, self.failures, self.load = [], [], {}, None
+
+    def decided(self, decisions, load):
+        self.decisions += decisions
+        self.load = load
+
+    def stale(self, key, length):
+        self.stales.append((key, length))
+
+    def failed(self, key, error):
+        self.failures[key] = error
+
+    def load_changed(self, load):
+        self.load = load
+
+
+class Bench:
+    """A core with its fake model and sink."""
+
+    def __init__(self, runner, max_rows=32, max_prefill_rows=8, max_sequences=16):
+        self.runner = runner
+        self.sink = RecordingSink()
+        self.scheduler = Scheduler(runner.page_table, max_rows, max_prefill_rows)
+        self.core = VerifyCore(runner, self.scheduler, self.sink, max_sequences)
+
+    def open(self, sequence_id, prompt_ids, output_ids=(), max_length=200, deadline_s=None, **params):
+        params = {"temperature": 0.0, "eos_token_ids": (EOS,), "ignore_eos": True} | params
+        self.core.open(
+            VerifySequence(
+                key=(1, sequence_id),
+                params=SamplingParams(**params),
+                prompt_ids=list(prompt_ids),
+                output_ids=list(output_ids),
+                max_length=max_length,
+                opened_ns=time.perf_counter_ns(),
+                deadline_s=deadline_s,
+            )
+        )
+
+    def block(self, sequence_id, base_length, draft_ids, num_plain_steps=0):
+        self.core.verify((1, sequence_id), base_length, Block(list(draft_ids), time.perf_counter_ns()), num_plain_steps)
+
+    def run(self):
+        for _ in range(1000):
+            if not self.core.has_work:
+                return
+            self.core.step()
+            self.core.check_integrity()
+        raise AssertionError("the core never came to rest")
+
+    def emitted(self, sequence_id, drafts):
+        """Ids decided for a sequence, given the draft block of each decision by base length."""
+        ids = []
+        for decision in self.sink.decisions:
+            if decision.key == (1, sequence_id):
+                draft_ids = drafts.get(decision.base_length, [])
+                ids += [*draft_ids[: decision.num_accepted], decision.next_id]
+        return ids
+
+
+@pytest.fixture
+def bench(fake_runner_class):
+    return Bench(fake_runner_class())
+
+
+def test_a_right_draft_is_accepted_whole_and_gives_a_bonus_token(bench):
+    prompt = [1, 2, 3]
+    truth = bench.runner.complete(prompt, 5)
+    bench.open(1, prompt)
+    bench.block(1, 3, truth[:4])
+    bench.run()
+    (decision,) = bench.sink.decisions
+    assert (decision.num_accepted, decision.next_id, decision.num_draft_tokens) == (4, truth[4], 4)
+
+
+def test_a_wrong_draft_gives_the_recovered_token(bench):
+    prompt = [5]
+    truth = bench.runner.complete(prompt, 3)
+    wrong = (truth[1] + 1) % 90
+    bench.open(1, prompt)
+    bench.block(1, 1, [truth[0], wrong, truth[2]])
+    bench.run()
+    (decision,) = bench.sink.decisions
+    assert (decision.num_accepted, decision.next_id) == (1, truth[1])
+
+
+def test_kv_length_is_committed_length_less_one_after_every_verdict(bench):
+    bench.open(1, [1, 2, 3, 4, 5])
+    bench.block(1, 5, [9, 9, 9])
+    bench.run()
+    (seq,) = bench.core._sequences.values()
+    assert seq.kv_length == seq.committed_length - 1 == 5
+
+
+def test_any_drafts_give_the_same_tokens(bench):
+    rng = random.Random(7)
+    prompts = {n: [rng.randrange(90) for _ in range(rng.randrange(1, 30))] for n in range(1, 7)}
+    truth = {n: bench.runner.complete(prompt, 40) for n, prompt in prompts.items()}
+    drafts = {n: {} for n in prompts}
+    lengths = {n: len(prompt) for n, prompt in prompts.items()}
+    for n, prompt in prompts.items():
+        bench.open(n, prompt)
+    for _ in range(40):
+        for n, prompt in prompts.items():
+            done = lengths[n] - len(prompt)
+            draft = [token if rng.random() < 0.7 else rng.randrange(90) for token in truth[n][done : done + 4]]
+            drafts[n][lengths[n]] = draft
+            bench.block(n, lengths[n], draft, num_plain_steps=0)
+        bench.run()
+        for decision in bench.sink.decisions:
+            lengths[decision.key[1]] = decision.base_length + decision.num_accepted + 1
+        if all(lengths[n] - len(prompts[n]) > 30 for n in prompts):
+            break
+    for n in prompts:
+        emitted = bench.emitted(n, drafts[n])
+        assert emitted[:30] == truth[n][:30]
+
+
+def test_a_grant_decodes_alone_and_is_idempotent(bench):
+    prompt = [1, 2]
+    truth = bench.runner.complete(prompt, 20)
+    bench.open(1, prompt)
+    bench.block(1, 2, [], num_plain_steps=8)
+    bench.block(1, 2, [], num_plain_steps=8)
+    bench.run()
+    assert bench.emitted(1, {}) == truth[:8]
+    bench.block(1, 6, [], num_plain_steps=8)  # renewed from an older length: reaches 6 + 8
+    bench.run()
+    assert bench.emitted(1, {}) == truth[:12]
+    assert not bench.sink.stales
+
+
+def test_plain_steps_follow_a_block(bench):
+    truth = bench.runner.complete([4], 8)
+    bench.open(1, [4])
+    bench.block(1, 1, truth[:2], num_plain_steps=3)
+    bench.run()
+    assert bench.emitted(1, {1: truth[:2]}) == truth[:4]  # up to base + 1 + 3 committed ids
+
+
+def test_a_grant_ends_at_eos_stop_ids_and_max_length(bench):
+    truth = bench.runner.complete([8, 9], 30)
+    bench.open(1, [8, 9], ignore_eos=False, stop_token_ids=(truth[4],))
+    bench.block(1, 2, [], num_plain_steps=30)
+    bench.open(2, [8, 9], max_length=12)
+    bench.block(2, 2, [], num_plain_steps=30)
+    bench.run()
+    assert bench.emitted(1, {}) == truth[: truth.index(truth[4]) + 1]
+    assert bench.emitted(2, {}) == truth[:10]
+
+
+def test_a_block_on_another_base_is_stale_and_changes_nothing(bench):
+    bench.open(1, [1, 2, 3])
+    bench.block(1, 7, [5, 6])
+    bench.run()
+    assert bench.sink.stales == [((1, 1), 3)]
+    assert not bench.sink.decisions
+    bench.block(1, 3, [], 1)
+    bench.run()
+    assert bench.emitted(1, {}) == bench.runner.complete([1, 2, 3], 1)
+
+
+def test_reopening_with_committed_ids_continues_the_same_text(bench):
+    truth = bench.runner.complete([3, 1], 12)
+    bench.open(1, [3, 1], output_ids=truth[:5])
+    bench.block(1, 7, [], 7)
+    bench.run()
+    assert bench.emitted(1, {}) == truth[5:12]
+
+
+def test_preemption_changes_no_token(fake_runner_class):
+    """Six sequences, pages for two: the youngest are preempted and recomputed, every answer is the same."""
+    bench = Bench(fake_runner_class(num_pages=16, page_size=4, max_context=64))
+    prompts = {n: [n, n + 1, n + 2] * 4 for n in range(1, 7)}
+    for n, prompt in prompts.items():
+        bench.open(n, prompt, max_length=64)
+        bench.block(n, len(prompt), [], 20)
+    bench.run()
+    for n, prompt in prompts.items():
+        assert bench.emitted(n, {}) == bench.runner.complete(prompt, 20)
+    assert bench.scheduler.num_preemptions > 0
+    for n in prompts:
+        bench.core.close((1, n))
+    assert bench.sink.load.num_free_pages == bench.sink.load.num_pages == 16
+
+
+def test_idle_sequences_give_up_their_pages_to_waiting_ones(fake_runner_class):
+    bench = Bench(fake_runner_class(num_pages=4, page_size=4, max_context=16))
+    long_prompt = list(range(12))
+    bench.open(1, long_prompt, max_length=16)
+    bench.run()
+    bench.open(2, [1, 2, 3], max_length=16)
+    bench.block(2, 3, [], 4)
+    bench.run()
+    assert bench.emitted(2, {}) == bench.runner.complete([1, 2, 3], 4)
+    bench.block(1, 12, [], 4)
+    bench.run()
+    assert bench.emitted(1, {}) == bench.runner.complete(long_prompt, 4)
+
+
+def test_a_long_prompt_does_not_stall_a_running_stream(bench):
+    bench.open(1, [1, 2])
+    bench.block(1, 2, [], 20)
+    bench.core.step()
+    bench.open(2, [n % 90 for n in range(100)])
+    bench.block(2, 100, [], 1)
+    before = len(bench.sink.decisions)
+    bench.core.step()
+    bench.core.step()
+    assert len([d for d in bench.sink.decisions[before:] if d.key == (1, 1)]) == 2
+    assert max(bench.runner.forwards) <= 1 + 8
+    bench.run()
+    assert bench.emitted(2, {}) == bench.runner.complete([n % 90 for n in range(100)], 1)
+
+
+@pytest.mark.parametrize("max_rows", [3, 4, 7])
+def test_batches_never_exceed_the_row_budget(fake_runner_class, max_rows):
+    bench = Bench(fake_runner_class(), max_rows=max_rows, max_prefill_rows=2)
+    for n in range(1, 5):
+        bench.open(n, [n] * 9)
+        bench.block(n, 9, [1, 2])
+    bench.run()
+    assert max(bench.runner.forwards) <= max_rows
+    assert len(bench.sink.decisions) == 4
+
+
+def test_faults_of_one_sequence_are_typed_and_leave_the_others(bench):
+    bench.open(1, [1, 2, 3], max_length=6)
+    bench.open(2, [4, 5])
+    bench.block(9, 3, [1])
+    bench.block(1, 3, [1, 2, 3, 4])
+    bench.open(2, [4, 5])
+    assert isinstance(bench.sink.failures[(1, 9)], NotFoundError)
+    assert isinstance(bench.sink.failures[(1, 1)], InvalidArgumentError)
+    assert isinstance(bench.sink.failures[(1, 2)], FailedPreconditionError)
+    bench.open(3, [7])
+    bench.block(3, 1, [1])
+    bench.block(3, 1, [2])
+    assert isinstance(bench.sink.failures[(1, 3)], FailedPreconditionError)
+    bench.open(4, [7])
+    bench.block(4, 1, [], 3)
+    bench.run()
+    assert bench.emitted(4, {}) == bench.runner.complete([7], 3)
+
+
+def test_too_many_sequences_are_refused_before_work(fake_runner_class):
+    bench = Bench(fake_runner_class(), max_sequences=1)
+    bench.open(1, [1])
+    bench.open(2, [1])
+    assert isinstance(bench.sink.failures[(1, 2)], ResourceExhaustedError)
+
+
+def test_a_sequence_larger_than_all_pages_is_refused(fake_runner_class):
+    bench = Bench(fake_runner_class(num_pages=4, page_size=4))
+    bench.open(1, [1], max_length=17)
+    error = bench.sink.failures[(1, 1)]
+    assert (error.field, error.value) == ("open.max_length", "17")
+
+
+def test_a_failing_forward_ends_its_sequences_only(bench):
+    bench.open(1, [1])
+    bench.block(1, 1, [], 2)
+    bench.runner.fail_next = True
+    bench.core.step()
+    assert isinstance(bench.sink.failures[(1, 1)], InternalError)
+    bench.open(2, [1])
+    bench.block(2, 1, [], 2)
+    bench.run()
+    assert bench.emitted(2, {}) == bench.runner.complete([1], 2)
+    bench.core.check_integrity()
+
+
+def test_a_deadline_closes_the_sequence_and_frees_its_pages(bench):
+    bench.open(1, [1, 2, 3], deadline_s=100.0)
+    bench.run()
+    assert bench.core.expire(99.0) == 100.0
+    assert bench.core.expire(100.0) is None
+    assert isinstance(bench.sink.failures[(1, 1)], DeadlineExceededError)
+    assert bench.sink.load.num_free_pages == bench.sink.load.num_pages
+
+
+def test_a_broken_link_frees_only_its_own_sequences(bench):
+    bench.open(1, [1, 2, 3])
+    bench.run()
+    bench.core.close_link(2)
+    assert len(bench.core._sequences) == 1
+    bench.core.close_link(1)
+    assert not bench.core._sequences
+    assert bench.sink.load.num_free_pages == bench.sink.load.num_pages

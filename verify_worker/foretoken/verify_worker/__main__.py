@@ -1,0 +1,17 @@
+"""`python -m foretoken.verify_worker`: a verify worker process."""
+
+import sys
+
+from foretoken.rpc.server import run_service
+from foretoken.verify_worker.service import run
+from foretoken.verify_worker.settings import VerifyWorkerSettings
+
+
+def main() -> int:
+    """Parse options and serve; the process's exit status."""
+    settings = VerifyWorkerSettings.parse(program="foretoken verify-worker")
+    return run_service("verify-worker", settings, lambda: run(settings))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

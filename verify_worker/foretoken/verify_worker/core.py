@@ -1,0 +1,163 @@
+"""The verify worker's core: open sequences, the work waiting for them, one forward after another.
+
+Runs on the model thread. It knows no protobuf and no streams: results leave through a `VerifySink`.
+"""
+
+import logging
+import time
+from typing import Protocol
+
+from foretoken.engine.runner import ModelRunner
+from foretoken.rpc.errors import (
+    DeadlineExceededError,
+    FailedPreconditionError,
+    ForetokenError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    ResourceExhaustedError,
+)
+from foretoken.rpc.link.worker_entries import SequenceKey, WorkerLoad
+from foretoken.verify_worker.scheduler import Scheduler
+from foretoken.verify_worker.sequence import Block, Decision, VerifySequence
+from foretoken.verify_worker.verify import verify_step
+
+logger = logging.getLogger(__name__)
+
+
+class VerifySink(Protocol):
+    """Where results go; called on the model thread."""
+
+    def decided(self, decisions: list[Decision], load: WorkerLoad) -> None:
+        """Decisions of one forward, in commit order per sequence."""
+        ...
+
+    def stale(self, key: SequenceKey, length: int) -> None:
+        """A drafted block had another base than the committed length."""
+        ...
+
+    def failed(self, key: SequenceKey, error: ForetokenError) -> None:
+        """The sequence is closed for this reason."""
+        ...
+
+    def load_changed(self, load: WorkerLoad) -> None:
+        """Sequences went without a forward."""
+        ...
+
+
+class VerifyCore:
+    """Continuous batching over all open sequences of all links."""
+
+    def __init__(self, runner: ModelRunner, scheduler: Scheduler, sink: VerifySink, max_sequences: int) -> None:
+        self._runner = runner
+        self._scheduler = scheduler
+        self._sink = sink
+        self._max_sequences = max_sequences
+        self._sequences: dict[SequenceKey, VerifySequence] = {}
+        self._num_opened = 0
+
+    @property
+    def has_work(self) -> bool:
+        return any(seq.wants_forward for seq in self._sequences.values())
+
+    def open(self, sequence: VerifySequence) -> None:
+        """Take a sequence in; its prefill starts with the next forward."""
+        if len(self._sequences) >= self._max_sequences:
+            limit = f"{self._max_sequences} sequences are open, the most this worker holds"
+            self._sink.failed(sequence.key, ResourceExhaustedError(limit))
+            return
+        table = self._runner.page_table
+        if -(-sequence.max_length // table.page_size) > table.num_pages:
+            limit = f"must be at most {table.num_pages * table.page_size} tokens, all the KV pages there are"
+            self._sink.failed(sequence.key, InvalidArgumentError("open.max_length", sequence.max_length, limit))
+            return
+        if sequence.key in self._sequences:
+            self._fail(sequence.key, FailedPreconditionError("the sequence is open already"))
+            return
+        sequence.order = self._num_opened
+        self._num_opened += 1
+        self._sequences[sequence.key] = sequence
+
+    def verify(self, key: SequenceKey, base_length: int, block: Block, num_plain_steps: int) -> None:
+        """Queue a draft block (or, without draft ids, a grant of plain steps) for the next forward."""
+        seq = self._sequences.get(key)
+        if seq is None:
+            self._sink.failed(key, NotFoundError("the sequence is not open"))
+        elif not block.draft_ids:
+            self._grant(seq, base_length, max(1, num_plain_steps))
+        elif seq.block is not None:
+            self._fail(key, FailedPreconditionError("a block of this sequence is still unanswered"))
+        elif base_length != seq.committed_length:
+            seq.plain_until = 0
+            self._sink.stale(key, seq.committed_length)
+        elif base_length + len(block.draft_ids) + 1 > seq.max_length:
+            limit = f"must be at most {seq.max_length - base_length - 1} ids, what fits before max_length"
+            self._fail(key, InvalidArgumentError("block.draft_ids", f"{len(block.draft_ids)} ids", limit))
+        else:
+            seq.block = block
+            seq.waiting_since_ns = block.arrived_ns
+            seq.plain_until = base_length + 1 + num_plain_steps if num_plain_steps else 0
+
+    def close(self, key: SequenceKey) -> None:
+        """Forget a sequence and free its pages; unknown keys are ignored."""
+        seq = self._sequences.pop(key, None)
+        if seq is not None:
+            self._scheduler.release(seq)
+            self._sink.load_changed(self._load())
+
+    def close_link(self, link_id: int) -> None:
+        """Forget every sequence of a link."""
+        for key in [key for key in self._sequences if key[0] == link_id]:
+            self.close(key)
+
+    def expire(self, now_s: float) -> float | None:
+        """Close what is past its deadline; return the next deadline (`time.monotonic`), None without one."""
+        deadlines = [(seq.deadline_s, key) for key, seq in self._sequences.items() if seq.deadline_s is not None]
+        for deadline_s, key in deadlines:
+            if deadline_s <= now_s:
+                self._fail(key, DeadlineExceededError("the request's deadline passed"))
+        return min((deadline_s for deadline_s, _ in deadlines if deadline_s > now_s), default=None)
+
+    def step(self) -> None:
+        """Schedule, run one forward, hand out its decisions. A failing forward ends the sequences that were in it."""
+        planned = self._scheduler.plan(self._sequences.values())
+        assert planned, "the oldest waiting sequence can take every page, so something always fits"
+        try:
+            decisions = verify_step(self._runner, planned)
+        except Exception:
+            logger.exception("a forward over %d sequences failed", len(planned))
+            for work in planned:
+                self._fail(work.sequence.key, InternalError("the forward failed"))
+            return
+        for work in planned:
+            if work.takes_block:
+                self._after_block(work.sequence)
+        self._sink.decided(decisions, self._load())
+
+    def check_integrity(self) -> None:
+        """Re-derive the page accounting from the open sequences; raises when it is off."""
+        self._runner.page_table.check_integrity(seq.page_ids for seq in self._sequences.values())
+
+    def _grant(self, seq: VerifySequence, base_length: int, num_plain_steps: int) -> None:
+        """Extend the grant; a repeated or late grant changes nothing."""
+        if base_length > seq.committed_length:
+            self._sink.stale(seq.key, seq.committed_length)
+        elif not seq.is_finished:
+            if not seq.has_block:
+                seq.waiting_since_ns = max(seq.opened_ns, time.perf_counter_ns())
+            seq.plain_until = max(seq.plain_until, min(base_length + num_plain_steps, seq.max_length))
+
+    def _after_block(self, seq: VerifySequence) -> None:
+        seq.block = None
+        seq.waiting_since_ns = time.perf_counter_ns()
+        if seq.is_finished:
+            seq.plain_until = 0
+
+    def _fail(self, key: SequenceKey, error: ForetokenError) -> None:
+        self.close(key)
+        self._sink.failed(key, error)
+
+    def _load(self) -> WorkerLoad:
+        table = self._runner.page_table
+        num_waiting = sum(seq.wants_forward and not seq.page_ids for seq in self._sequences.values())
+        return WorkerLoad(len(self._sequences) - num_waiting, num_waiting, table.num_free, table.num_pages)

@@ -1,0 +1,100 @@
+"""Which sequences share the next forward, and who gives up pages when they run out. Knows ids and pages, no tensors.
+
+Oldest waiting work goes first; a draft block is never split; prefill comes in chunks so that a long prompt does not
+stall running streams. When pages run out the youngest sequence, or one that waits for its next block, loses its own
+and is recomputed later, which changes nothing in its tokens since every row is batch-invariant. The oldest waiting
+sequence can always take all pages, so something always advances.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from foretoken.engine.page_table import PageTable
+from foretoken.verify_worker.sequence import VerifySequence
+
+
+@dataclass(slots=True)
+class Work:
+    """The rows of one sequence in a forward: prefill [kv_length, kv_length + num_prefill), then the block, if any."""
+
+    sequence: VerifySequence
+    num_prefill: int
+    takes_block: bool
+    draft_ids: list[int]
+
+    @property
+    def num_rows(self) -> int:
+        return self.num_prefill + (1 + len(self.draft_ids) if self.takes_block else 0)
+
+
+class Scheduler:
+    """Plans forwards of at most `max_rows` rows; prefill takes at most `max_prefill_rows` while others decode."""
+
+    def __init__(self, page_table: PageTable, max_rows: int, max_prefill_rows: int) -> None:
+        self._page_table = page_table
+        self._max_rows = max_rows
+        self._max_prefill_rows = max_prefill_rows
+        self.num_preemptions = 0
+
+    def plan(self, sequences: Collection[VerifySequence]) -> list[Work]:
+        """The next forward's work; empty when nothing can run."""
+        waiting = [seq for seq in sequences if seq.wants_forward]
+        waiting.sort(key=lambda seq: seq.waiting_since_ns)
+        is_decoding = any(seq.num_missing_kv == 0 for seq in waiting)
+        rows_left = self._max_rows
+        prefill_left = self._max_prefill_rows if is_decoding else self._max_rows
+        planned: list[Work] = []
+        for seq in waiting:
+            if rows_left == 0:
+                break
+            # A sequence without pages starts only if all it has committed fits: a part would soon be preempted again.
+            if not seq.page_ids and self._make_room(seq, len(seq.ids), sequences, planned):
+                seq.page_ids, seq.kv_length = self._page_table.allocate(seq.ids[:-1])
+                seq.is_preempted = False
+            work = self._fit(seq, rows_left, prefill_left)
+            if work is None or not self._make_room(seq, seq.kv_length + work.num_rows, sequences, planned):
+                continue
+            self._page_table.extend(seq.page_ids, seq.kv_length + work.num_rows)
+            planned.append(work)
+            rows_left -= work.num_rows
+            prefill_left -= work.num_prefill
+        return planned
+
+    def release(self, sequence: VerifySequence) -> None:
+        """Free the sequence's pages; its KV is gone."""
+        if sequence.page_ids:
+            self._page_table.release(sequence.page_ids)
+        sequence.page_ids = []
+        sequence.kv_length = 0
+
+    def _fit(self, seq: VerifySequence, rows_left: int, prefill_left: int) -> Work | None:
+        """As much of the sequence's work as the rows allow, None when that is nothing."""
+        num_missing = seq.num_missing_kv
+        num_prefill = min(num_missing, rows_left, prefill_left)
+        draft_ids = seq.block.draft_ids if seq.block is not None else []
+        takes_block = seq.has_block and num_prefill == num_missing and num_prefill + 1 + len(draft_ids) <= rows_left
+        if not takes_block and num_prefill == 0:
+            return None
+        return Work(seq, num_prefill, takes_block, draft_ids if takes_block else [])
+
+    def _make_room(
+        self, seq: VerifySequence, length: int, sequences: Iterable[VerifySequence], planned: list[Work]
+    ) -> bool:
+        """Whether pages for `length` slots can be had, after preempting others if need be."""
+        while not self._page_table.can_extend(seq.page_ids, length):
+            taking_part = {id(work.sequence) for work in planned}
+            preemptible = [
+                other
+                for other in sequences
+                if other is not seq
+                and other.page_ids
+                and id(other) not in taking_part
+                and (other.order > seq.order or not other.wants_forward)
+            ]
+            if not preemptible:
+                return False
+            victim = max(preemptible, key=lambda other: other.order)
+            self.release(victim)
+            victim.is_preempted = True
+            self.num_preemptions += 1
+        return True

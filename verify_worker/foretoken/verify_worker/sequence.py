@@ -1,0 +1,97 @@
+"""What a verify worker holds of one sequence: committed ids, KV, and the work waiting. Ids only, no tensors."""
+
+from dataclasses import dataclass, field
+
+from foretoken.engine.sampler import TokenLogprob
+from foretoken.engine.sampling import SamplingParams
+from foretoken.rpc.link.worker_entries import SequenceKey
+
+
+@dataclass(slots=True)
+class Block:
+    """A draft block waiting for its forward."""
+
+    draft_ids: list[int]
+    arrived_ns: int
+    """`time.perf_counter_ns` at arrival."""
+
+
+@dataclass(slots=True, eq=False)
+class VerifySequence:
+    """One open sequence. Committed length = len(ids); KV covers [0, kv_length), at most len(ids) - 1 positions."""
+
+    key: SequenceKey
+    params: SamplingParams
+    prompt_ids: list[int]
+    output_ids: list[int]
+    max_length: int
+    """Largest prompt + output, tokens."""
+    opened_ns: int
+    deadline_s: float | None = None
+    """On the `time.monotonic` clock."""
+    order: int = 0
+    """Opening order; preemption takes the youngest."""
+    terminal_ids: frozenset[int] = field(init=False)
+    """Ids after which the worker does not decode alone."""
+    is_finished: bool = field(init=False)
+    """Whether the committed ids end the answer as far as ids can tell; stop strings are the router's."""
+    ids: list[int] = field(init=False)
+    """Prompt + committed output."""
+    page_ids: list[int] = field(default_factory=list)
+    kv_length: int = 0
+    is_preempted: bool = False
+    block: Block | None = None
+    plain_until: int = 0
+    """Committed length up to which the worker may decode alone."""
+    waiting_since_ns: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ids = self.prompt_ids + self.output_ids
+        eos_ids = () if self.params.ignore_eos else self.params.eos_token_ids
+        self.terminal_ids = frozenset((*eos_ids, *self.params.stop_token_ids))
+        self.is_finished = self._ends_with(self.output_ids)
+        self.waiting_since_ns = self.opened_ns
+
+    @property
+    def committed_length(self) -> int:
+        return len(self.ids)
+
+    @property
+    def num_missing_kv(self) -> int:
+        """Positions [kv_length, committed_length - 1) still to be computed before a block can run."""
+        return len(self.ids) - 1 - self.kv_length
+
+    @property
+    def has_block(self) -> bool:
+        """Whether a draft block or a plain step waits."""
+        return self.block is not None or self.plain_until > len(self.ids)
+
+    @property
+    def wants_forward(self) -> bool:
+        """Whether there is something to compute; a preempted sequence starts over only when its next block is there."""
+        return self.has_block or (self.num_missing_kv > 0 and not self.is_preempted)
+
+    def commit(self, emitted_ids: list[int]) -> None:
+        """Append decided tokens. The KV of all but the last was written by the forward that decided them."""
+        self.ids.extend(emitted_ids)
+        self.output_ids.extend(emitted_ids)
+        self.is_finished = self._ends_with(emitted_ids)
+        self.kv_length = len(self.ids) - 1
+
+    def _ends_with(self, ids: list[int]) -> bool:
+        return len(self.ids) >= self.max_length or not self.terminal_ids.isdisjoint(ids)
+
+
+@dataclass(slots=True)
+class Decision:
+    """What the target decided about one block or plain step of one sequence."""
+
+    key: SequenceKey
+    base_length: int
+    num_draft_tokens: int
+    num_accepted: int
+    next_id: int
+    logprobs: list[TokenLogprob]
+    """One per emitted token when asked for, else empty."""
+    queue_ns: int
+    forward_ns: int

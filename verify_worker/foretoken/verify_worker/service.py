@@ -1,0 +1,70 @@
+"""A verify worker process: load the target on its own thread, then answer links until told to stop."""
+
+import asyncio
+
+from foretoken.engine.errors import ModelRefusedError
+from foretoken.engine.model_thread import ModelThread
+from foretoken.engine.runner import ModelRunner
+from foretoken.rpc.errors import FailedPreconditionError
+from foretoken.rpc.hello import worker_hello
+from foretoken.rpc.link import LinkServicer, OutboxLimits
+from foretoken.rpc.progress import LoadProgress
+from foretoken.rpc.server import Service, serve
+from foretoken.v1 import verify_pb2_grpc
+from foretoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED, WorkerHello
+from foretoken.v1.verify_pb2 import VerifyLinkRequest, VerifyLinkResponse
+from foretoken.verify_worker.core import VerifyCore
+from foretoken.verify_worker.handler import VerifyLinkHandler, VerifyResults
+from foretoken.verify_worker.scheduler import Scheduler
+from foretoken.verify_worker.settings import VerifyWorkerSettings
+
+MODES = (VERIFICATION_MODE_COUPLED,)
+
+
+async def run(settings: VerifyWorkerSettings) -> None:
+    """Load, then serve until SIGTERM or SIGINT.
+
+    Raises:
+        FailedPreconditionError: the model cannot be served, or the address cannot be bound.
+    """
+    results = VerifyResults()
+    hello = WorkerHello()
+    thread = ModelThread(lambda: _load(settings, results, hello), "target-model")
+    try:
+        await asyncio.wrap_future(thread.start())
+    except ModelRefusedError as error:
+        raise FailedPreconditionError(f"--model = {settings.model}: {error}") from error
+    handler = VerifyLinkHandler(thread.submit, results, hello)
+    servicer: LinkServicer[VerifyLinkRequest, VerifyLinkResponse] = LinkServicer(
+        lambda: hello,
+        handler,
+        VerifyLinkResponse,
+        limits=OutboxLimits(max_message_bytes=settings.max_message_bytes),
+    )
+    service = Service("foretoken.v1.VerifyService", servicer, verify_pb2_grpc.add_VerifyServiceServicer_to_server)
+    try:
+        await serve([service], settings, on_drain=servicer.drain)
+    finally:
+        await asyncio.to_thread(thread.stop, settings.drain_grace_s)
+
+
+def _load(settings: VerifyWorkerSettings, results: VerifyResults, hello: WorkerHello) -> VerifyCore:
+    """The core, and the hello filled in; runs on the model thread."""
+    progress = LoadProgress(settings.ready_file)
+    runner = ModelRunner.load(settings.engine, progress)
+    progress("measuring step times", 1.0)
+    hello.CopyFrom(
+        worker_hello(
+            "verify",
+            settings.worker_id,
+            runner.info,
+            runner.measure_step_costs(),
+            max_sequences=settings.max_sequences,
+            verification_modes=MODES,
+            supports_trees=False,
+            max_draft_tokens=settings.max_draft_tokens,
+            page_size=settings.page_size,
+        )
+    )
+    scheduler = Scheduler(runner.page_table, settings.max_batch_rows, settings.max_prefill_rows)
+    return VerifyCore(runner, scheduler, results, settings.max_sequences)

@@ -1,0 +1,79 @@
+"""Verification on one page: run the target over [last committed id, draft...], accept what it would have chosen itself.
+
+    token(pos) = argmax_v logits'(v) + T * gumbel(seed, pos, v)
+
+The rule does not mention the draft, so a draft token is accepted exactly when it is the target's own token.
+Knows no scheduling and no links.
+"""
+
+import time
+from collections.abc import Sequence
+
+from foretoken.engine.batch import Segment
+from foretoken.engine.runner import ModelRunner
+from foretoken.engine.sampler import Chosen, SampleGroup, choose_tokens
+from foretoken.kernels.accept import accept_block
+from foretoken.verify_worker.scheduler import Work
+from foretoken.verify_worker.sequence import Decision
+
+
+def verify_step(runner: ModelRunner, planned: Sequence[Work]) -> list[Decision]:
+    """Run one forward over the planned work and commit what it decides.
+
+    A block of K draft tokens is K + 1 rows; row i sees the committed ids and draft_ids[:i], so that the token after the
+    accepted prefix comes from the same forward. Prefill rows yield no logits.
+    """
+    started_ns = time.perf_counter_ns()
+    logits = runner.forward([_segment(work) for work in planned])
+    verified = [work for work in planned if work.takes_block]
+    chosen = choose_tokens(logits, [_sample_group(work) for work in verified]) if verified else None
+    forward_ns = time.perf_counter_ns() - started_ns
+
+    decisions: list[Decision] = []
+    first_row = 0
+    for work in planned:
+        if not work.takes_block:
+            work.sequence.kv_length += work.num_prefill
+            continue
+        assert chosen is not None
+        decisions.append(_decide(work, chosen, first_row, started_ns, forward_ns))
+        first_row += len(work.draft_ids) + 1
+    return decisions
+
+
+def _segment(work: Work) -> Segment:
+    seq = work.sequence
+    ids = seq.ids[seq.kv_length : seq.kv_length + work.num_prefill]
+    if work.takes_block:
+        ids = [*ids, seq.ids[-1], *work.draft_ids]
+    num_logits = len(work.draft_ids) + 1 if work.takes_block else 0
+    return Segment(page_ids=seq.page_ids, kv_length=seq.kv_length, ids=ids, num_logits=num_logits)
+
+
+def _sample_group(work: Work) -> SampleGroup:
+    seq = work.sequence
+    return SampleGroup(
+        params=seq.params, prompt_ids=seq.prompt_ids, output_ids=seq.output_ids, draft_ids=work.draft_ids
+    )
+
+
+def _decide(work: Work, chosen: Chosen, first_row: int, started_ns: int, forward_ns: int) -> Decision:
+    """Accept, commit, and report; the sequence's committed length grows by num_accepted + 1."""
+    seq = work.sequence
+    num_draft_tokens = len(work.draft_ids)
+    target_ids = chosen.token_ids[first_row : first_row + num_draft_tokens + 1]
+    path, next_id = accept_block(target_ids, work.draft_ids)
+    num_accepted = len(path)
+    base_length = seq.committed_length
+    seq.commit(target_ids[: num_accepted + 1])
+    logprobs = [lp for lp in chosen.logprobs[first_row : first_row + num_accepted + 1] if lp is not None]
+    return Decision(
+        key=seq.key,
+        base_length=base_length,
+        num_draft_tokens=num_draft_tokens,
+        num_accepted=num_accepted,
+        next_id=next_id,
+        logprobs=logprobs,
+        queue_ns=max(0, started_ns - seq.waiting_since_ns),
+        forward_ns=forward_ns,
+    )
