@@ -18,7 +18,7 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.fixture
-async def makerunning_cluster(tokenizer: Tokenizer) -> AsyncIterator[MakeCluster]:
+async def make_cluster(tokenizer: Tokenizer) -> AsyncIterator[MakeCluster]:
     """Makes clusters and takes them down."""
     async with AsyncExitStack() as stack:
 

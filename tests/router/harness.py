@@ -33,7 +33,7 @@ LINK_OPTIONS = LinkOptions(initial_backoff_s=0.02, max_backoff_s=0.1, connect_ti
 
 
 def byte_tokenizer_json() -> str:
-    """A tokenizer of single bytes: id 0 is EOS, id 1 + n the n-th byte in the byte-level alphabet's order, then merges."""
+    """A tokenizer of single bytes and a few merges; id 0 is EOS."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {"<eos>": 0} | {character: index + 1 for index, character in enumerate(alphabet)}
     merges = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("o", "n")]
@@ -73,10 +73,10 @@ class Cluster:
         self.stub: Any
         self.channel: grpc.aio.Channel
 
-    async def generate(self, timeout: float | None = 20.0, **fields: Any) -> Reply:
+    async def generate(self, deadline_s: float | None = 20.0, **fields: Any) -> Reply:
         """One request, read to its end."""
         reply = Reply()
-        async for event in self.stub.Generate(request(**fields), timeout=timeout):
+        async for event in self.stub.Generate(request(**fields), timeout=deadline_s):
             add_event(reply, event)
         return reply
 
@@ -87,10 +87,10 @@ class Cluster:
             setattr(entry.sampling, name, value)
         return self.model.generate(entry, num_tokens)
 
-    async def until(self, condition: Callable[[], bool], timeout: float = 5.0) -> None:
+    async def until(self, condition: Callable[[], bool], within_s: float = 5.0) -> None:
         """Wait for a state of the workers."""
-        async with asyncio.timeout(timeout):
-            while not condition():
+        async with asyncio.timeout(within_s):
+            while not condition():  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
 
     async def until_idle(self) -> None:
