@@ -13,6 +13,8 @@ def shortest(value: float) -> float:
     A float field holds 0.95 as 0.949999988...; this gives 0.95 back, so that limits mean what they say and rules use
     the number the caller gave. A pure function: every process derives the same double.
     """
+    if value == 0:
+        return 0.0  # without the sign
     try:
         packed = _FLOAT32.pack(value)
     except OverflowError:

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from foretoken.rpc.errors import ForetokenError
+from foretoken.rpc.errors import FailedPreconditionError, ForetokenError
 from foretoken.rpc.link.outbox import OutboxLimits
 from foretoken.rpc.tls import ClientTls
 from foretoken.v1.types_pb2 import WorkerHello
@@ -75,7 +75,7 @@ def open_channel(address: str, options: LinkOptions) -> grpc.aio.Channel:
     """A channel of its own connection to `address`; it connects on the first call.
 
     Raises:
-        OSError: a TLS file cannot be read.
+        FailedPreconditionError: a TLS file cannot be read.
     """
     channel_options: list[tuple[str, Any]] = [
         ("grpc.use_local_subchannel_pool", 1),  # one connection per link
@@ -92,4 +92,8 @@ def open_channel(address: str, options: LinkOptions) -> grpc.aio.Channel:
     ]
     if options.tls is None:
         return grpc.aio.insecure_channel(address, channel_options)
-    return grpc.aio.secure_channel(address, options.tls.credentials(), channel_options + options.tls.channel_options())
+    try:
+        credentials = options.tls.credentials()
+    except OSError as error:
+        raise FailedPreconditionError(f"cannot read a TLS file: {error}") from error
+    return grpc.aio.secure_channel(address, credentials, channel_options + options.tls.channel_options())

@@ -66,6 +66,7 @@ class WorkerLink(Generic[Request, Response]):
         self._open_ids: set[int] = set()
         self._dialling = asyncio.Lock()
         self._is_pumping = False
+        self._dial_timeout: asyncio.Timeout | None = None
         self._closing = asyncio.Event()
         self._down = asyncio.Event()
         self._down.set()
@@ -155,6 +156,10 @@ class WorkerLink(Generic[Request, Response]):
             except TimeoutError:
                 pass
         self._hang_up(LinkState.CLOSED, UnavailableError("the link is closed"))
+        if self._dial_timeout is not None:  # cancelling the call would not wake a write that waits for a connection
+            self._dial_timeout.reschedule(0)
+        async with self._dialling:
+            pass
         if self._channel is not None:
             channel, self._channel = self._channel, None
             await channel.close(None)
@@ -164,7 +169,7 @@ class WorkerLink(Generic[Request, Response]):
             self._channel = open_channel(self.address, self._options)
         call = self._stub_method(self._channel)()
         try:
-            async with asyncio.timeout(self._options.connect_timeout_s):
+            async with asyncio.timeout(self._options.connect_timeout_s) as self._dial_timeout:
                 hello_frame: Any = self._request_type()
                 hello_frame.hello.CopyFrom(
                     RouterHello(protocol_version=PROTOCOL_VERSION, router_id=self._options.router_id)
@@ -176,19 +181,21 @@ class WorkerLink(Generic[Request, Response]):
         except BaseException as error:
             call.cancel()
             match error:
+                case TimeoutError() if self._closing.is_set():
+                    raise UnavailableError("the link is closed") from None
                 case TimeoutError():
                     raise DeadlineExceededError(f"no handshake within {self._options.connect_timeout_s} s") from None
                 case grpc.RpcError():
                     raise from_rpc_error(error) from None
                 case grpc.aio.BaseError() | asyncio.InvalidStateError():
                     raise await _status_of(call) from None
-                case asyncio.CancelledError() if self._closing.is_set() and not _is_cancelling():
-                    raise UnavailableError("the link is closed") from None
                 case ForetokenError():
                     raise
                 case Exception():
                     raise internal_error(new_request_id(), error) from error
             raise
+        finally:
+            self._dial_timeout = None
         self._call = call
         self._stream = FrameStream(call, self._request_type, self._take, self._options.limits)
         self.hello, self.load, self.state, self.detail = hello, None, LinkState.READY, ""
@@ -272,12 +279,6 @@ class WorkerLink(Generic[Request, Response]):
                 await self._closing.wait()
         except TimeoutError:
             pass
-
-
-def _is_cancelling() -> bool:
-    """Whether this task itself was asked to stop; closing a channel raises `CancelledError` in its readers too."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 async def _status_of(call: Any) -> ForetokenError:

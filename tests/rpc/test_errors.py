@@ -1,0 +1,166 @@
+"""The error table: every class survives the trip over a real server, sync and async, and over a link entry."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from foretoken.rpc.errors import (
+    ERROR_BY_STATUS,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    ForetokenError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    PermissionDeniedError,
+    RequestCancelledError,
+    ResourceExhaustedError,
+    UnauthenticatedError,
+    UnavailableError,
+    UnimplementedError,
+    from_link_error,
+    from_rpc_error,
+    from_status,
+    to_link_error,
+    to_status,
+)
+from foretoken.rpc.servicing import typed_errors
+from foretoken.v1 import generation_pb2_grpc
+from foretoken.v1.generation_pb2 import GenerateRequest, GenerateResponse, TokenizeRequest
+from foretoken.v1.types_pb2 import LinkError
+
+ERRORS = [
+    InvalidArgumentError("sampling.temperature", -1.0, "must be 0 or between 0.01 and 100"),
+    InvalidArgumentError("prompt", "größer: äöü = 3", "must be so: and so"),
+    NotFoundError("model = x: this router serves y"),
+    FailedPreconditionError("tokenizers differ"),
+    ResourceExhaustedError("the queue of 8 is full", retry_after_s=1.25),
+    ResourceExhaustedError("too large"),
+    UnavailableError("gone\nfor good"),
+    DeadlineExceededError("after 3 s"),
+    RequestCancelledError("by its caller"),
+    PermissionDeniedError("not you"),
+    UnauthenticatedError("who?"),
+    UnimplementedError("later"),
+    InternalError("oops", request_id="abc"),
+]
+
+
+def facts(error: ForetokenError) -> dict[str, object]:
+    return {"type": type(error), "text": str(error), **vars(error)}
+
+
+class FailingServicer(generation_pb2_grpc.GenerationServiceServicer):
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    async def Tokenize(self, request, context):
+        async with typed_errors(context, "req-1"):
+            raise self.error
+
+    async def Generate(self, request, context):
+        async with typed_errors(context, "req-1"):
+            yield GenerateResponse()
+            raise self.error
+
+
+async def serve_failing(stack, error: BaseException) -> str:
+    server = grpc.aio.server()
+    generation_pb2_grpc.add_GenerationServiceServicer_to_server(FailingServicer(error), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    stack.push_async_callback(server.stop, None)
+    return f"127.0.0.1:{port}"
+
+
+async def unary_error(address: str) -> ForetokenError:
+    async with grpc.aio.insecure_channel(address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await generation_pb2_grpc.GenerationServiceStub(channel).Tokenize(TokenizeRequest(), timeout=5)
+    return from_rpc_error(caught.value)
+
+
+async def stream_error(address: str) -> ForetokenError:
+    async with grpc.aio.insecure_channel(address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in generation_pb2_grpc.GenerationServiceStub(channel).Generate(GenerateRequest(), timeout=5):
+                pass
+    return from_rpc_error(caught.value)
+
+
+def sync_error(address: str) -> ForetokenError:
+    with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError) as caught:
+        generation_pb2_grpc.GenerationServiceStub(channel).Tokenize(TokenizeRequest(), timeout=5)
+    return from_rpc_error(caught.value)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+async def test_an_error_survives_the_trip(stack, error):
+    address = await serve_failing(stack, error)
+    expected = facts(error) | {"request_id": error.request_id or "req-1"}
+    assert facts(await unary_error(address)) == expected
+    assert facts(await stream_error(address)) == expected
+    assert facts(await asyncio.to_thread(sync_error, address)) == expected
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_an_error_survives_a_link_entry(error):
+    entry = to_link_error(error, 7)
+    assert entry.sequence_id == 7
+    back = from_link_error(LinkError.FromString(entry.SerializeToString()))
+    assert type(back) is type(error)
+    assert str(back) == str(error)
+
+
+def test_a_link_entry_keeps_field_value_and_limit():
+    back = from_link_error(to_link_error(InvalidArgumentError("block.draft_ids[3]", 99, "must be below 64"), 7))
+    assert (back.field, back.value, back.limit) == ("block.draft_ids[3]", "99", "must be below 64")
+
+
+async def test_an_unknown_exception_is_opaque_and_logged(stack, caplog):
+    error = await unary_error(await serve_failing(stack, ValueError("secret")))
+    assert isinstance(error, InternalError)
+    assert "secret" not in str(error)
+    assert error.request_id == "req-1"
+    assert "request req-1 failed" in caplog.text
+    assert "secret" in caplog.text
+
+
+async def test_abort_inside_the_helper_keeps_its_own_status(stack):
+    class Aborting(FailingServicer):
+        async def Tokenize(self, request, context):
+            async with typed_errors(context):
+                await context.abort(grpc.StatusCode.ALREADY_EXISTS, "mine")
+
+    server = grpc.aio.server()
+    generation_pb2_grpc.add_GenerationServiceServicer_to_server(Aborting(ValueError()), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    stack.push_async_callback(server.stop, None)
+    error = await unary_error(f"127.0.0.1:{port}")
+    assert isinstance(error, FailedPreconditionError)
+    assert str(error) == "mine"
+
+
+def test_every_status_but_ok_has_a_class_and_every_class_its_own_status():
+    assert set(ERROR_BY_STATUS) == set(grpc.StatusCode) - {grpc.StatusCode.OK}
+    for cls in set(ERROR_BY_STATUS.values()):
+        assert ERROR_BY_STATUS[cls.code] is cls
+
+
+def test_a_foreign_status_needs_no_metadata():
+    error = from_status(grpc.StatusCode.RESOURCE_EXHAUSTED, "Received message larger than max (5 vs. 4)", None)
+    assert isinstance(error, ResourceExhaustedError)
+    assert error.retry_after_s is None
+    assert from_status(grpc.StatusCode.INVALID_ARGUMENT, "bad thing", ()).limit == "bad thing"
+    assert str(from_status(grpc.StatusCode.UNAVAILABLE, "")) == "UNAVAILABLE"
+    assert isinstance(from_link_error(LinkError(code=99, message="?")), InternalError)
+
+
+def test_huge_and_unencodable_texts_fit_into_trailers():
+    error = InvalidArgumentError("prompt", "\ud800" + "x" * 100_000, "must be valid UTF-8")
+    _, details, metadata = to_status(error)
+    assert len(details) <= 1024
+    assert sum(len(value) for _, value in metadata) < 2048
+    assert "\\ud800" in details

@@ -1,0 +1,343 @@
+"""The link against real servers: coalescing, order, faults that stay in one link, reconnecting, draining."""
+
+import asyncio
+import threading
+
+import grpc
+import pytest
+
+from foretoken.rpc.errors import (
+    FailedPreconditionError,
+    InternalError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    UnavailableError,
+    from_rpc_error,
+)
+from foretoken.rpc.link import DraftLink, LinkCallbacks, LinkState, OutboxLimits
+from foretoken.v1.types_pb2 import CloseSequence, OpenSequence, RouterHello, WorkerHello
+from foretoken.v1.verify_pb2 import DraftBlock, Verdict, VerifyLinkRequest, VerifyLinkResponse
+
+from .conftest import HELLO, eventually
+
+GOOD_HELLO = VerifyLinkRequest(hello=RouterHello(protocol_version=1, router_id="r")).SerializeToString()
+
+
+def block(sequence_id: int, num_drafts: int = 4) -> DraftBlock:
+    return DraftBlock(sequence_id=sequence_id, base_length=10, draft_ids=range(num_drafts))
+
+
+async def status_of(call) -> Exception:
+    """The typed error the stream ends with."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        async with asyncio.timeout(5):
+            while await call.read() is not grpc.aio.EOF:
+                pass
+    return from_rpc_error(caught.value)
+
+
+async def test_entries_of_one_turn_leave_as_one_frame(start_worker, start_link):
+    worker = await start_worker()
+    recorded = await start_link(worker.address)
+    for sequence_id in range(1, 65):
+        recorded.link.send(blocks=[block(sequence_id)])
+    await eventually(lambda: len(recorded.verdicts) == 64)
+    assert len(worker.handler.requests) == 1
+    assert len(recorded.frames) == 1
+    assert [verdict.sequence_id for verdict in recorded.verdicts] == list(range(1, 65))
+    assert recorded.link.load.running == 64
+
+
+async def test_frames_sent_from_another_thread_arrive_in_order_and_coalesce(start_worker, start_link):
+    worker = await start_worker()
+    recorded = await start_link(worker.address)
+    peer = worker.handler.links[0]
+
+    def engine() -> None:
+        for step in range(2000):
+            frame = VerifyLinkResponse(verdicts=[Verdict(sequence_id=1, base_length=step)])
+            frame.load.free_pages = 2000 - step - 1
+            peer.send(frame)
+
+    thread = threading.Thread(target=engine)
+    thread.start()
+    await eventually(lambda: len(recorded.verdicts) == 2000)
+    thread.join()
+    assert [verdict.base_length for verdict in recorded.verdicts] == list(range(2000))
+    assert len(recorded.frames) < 2000
+    assert recorded.link.load.free_pages == 0, "a newer load replaces an older one, zeros included"
+
+
+async def test_an_open_sent_after_a_close_is_in_a_later_frame(start_worker, start_link):
+    worker = await start_worker()
+    recorded = await start_link(worker.address)
+    recorded.link.send(opens=[OpenSequence(sequence_id=1)], blocks=[block(1)])
+    recorded.link.send(closes=[CloseSequence(sequence_id=1)])
+    recorded.link.send(opens=[OpenSequence(sequence_id=2)])
+    await eventually(lambda: len(worker.handler.requests) == 2)
+    first, second = worker.handler.requests
+    assert [len(first.opens), len(first.blocks), len(first.closes)] == [1, 1, 1]
+    assert [entry.sequence_id for entry in second.opens] == [2]
+    assert recorded.link.num_sequences == 1
+
+
+@pytest.mark.parametrize(
+    ("first_frame", "error_type", "text"),
+    [
+        (b"\xff\xff\xff\xff", InvalidArgumentError, "undecodable"),
+        (b"", InvalidArgumentError, "hello = absent"),
+        (VerifyLinkRequest(blocks=[block(1)]).SerializeToString(), InvalidArgumentError, "hello = absent"),
+        (
+            VerifyLinkRequest(hello=RouterHello(protocol_version=2)).SerializeToString(),
+            FailedPreconditionError,
+            "hello.protocol_version = 2",
+        ),
+        (
+            VerifyLinkRequest(hello=RouterHello(protocol_version=1, router_id="x" * 129)).SerializeToString(),
+            InvalidArgumentError,
+            "must be at most 128 bytes",
+        ),
+        (
+            VerifyLinkRequest(hello=RouterHello(protocol_version=1), blocks=[block(1)]).SerializeToString(),
+            InvalidArgumentError,
+            "alone in the first frame",
+        ),
+    ],
+)
+async def test_a_bad_first_frame_ends_that_link_only(start_worker, start_link, raw_call, first_frame, error_type, text):
+    worker = await start_worker()
+    recorded = await start_link(worker.address)
+    call = raw_call(worker.address)
+    await call.write(first_frame)
+    error = await status_of(call)
+    assert isinstance(error, error_type)
+    assert text in str(error)
+    recorded.link.send(blocks=[block(1)])
+    await eventually(lambda: recorded.verdicts)
+    assert recorded.downs == []
+
+
+@pytest.mark.parametrize(
+    ("frame", "text"), [(b"\x0a\xff\xff\xff\xff\x0f", "undecodable"), (GOOD_HELLO, "first frame only")]
+)
+async def test_garbage_after_the_handshake_ends_that_link_only(start_worker, start_link, raw_call, frame, text):
+    worker = await start_worker()
+    recorded = await start_link(worker.address)
+    call = raw_call(worker.address)
+    await call.write(GOOD_HELLO)
+    assert (await call.read()).hello.worker_id == "w1"
+    await call.write(frame)
+    error = await status_of(call)
+    assert isinstance(error, InvalidArgumentError)
+    assert text in str(error)
+    await eventually(lambda: worker.handler.closed == [2])
+    recorded.link.send(blocks=[block(1)])
+    await eventually(lambda: recorded.verdicts)
+    assert recorded.downs == []
+
+
+async def test_an_oversized_frame_ends_that_link_only(start_worker, start_link, raw_call):
+    worker = await start_worker()
+    recorded = await start_link(worker.address)
+    call = raw_call(worker.address)
+    await call.write(GOOD_HELLO)
+    await call.read()
+    await call.write(b"\x00" * (5 << 20))  # above gRPC's default limit of 4 MiB
+    assert isinstance(await status_of(call), ResourceExhaustedError)
+    await eventually(lambda: worker.handler.closed == [2])
+    assert recorded.downs == []
+
+
+async def test_a_router_that_says_nothing_is_cut_off(start_worker, raw_call):
+    worker = await start_worker(handshake_timeout_s=0.1)
+    call = raw_call(worker.address)
+    assert "no hello within 0.1 s" in str(await status_of(call))
+
+
+async def test_links_are_bounded(start_worker, start_link, raw_call):
+    worker = await start_worker(max_links=1)
+    await start_link(worker.address)
+    assert isinstance(await status_of(raw_call(worker.address)), ResourceExhaustedError)
+
+
+async def test_a_handler_fault_is_opaque_and_costs_its_link_only(start_worker, start_link, caplog):
+    worker = await start_worker()
+    recorded = await start_link(worker.address)
+    worker.handler.fault = ValueError("secret")
+    recorded.link.send(blocks=[block(1)])
+    await eventually(lambda: recorded.downs)
+    worker.handler.fault = None
+    assert isinstance(recorded.downs[0], InternalError)
+    assert "secret" not in str(recorded.downs[0])
+    assert recorded.downs[0].request_id in caplog.text
+    await eventually(lambda: recorded.ups == 2)
+    assert worker.handler.closed == [1]
+
+
+async def test_a_router_fault_costs_its_link_only(start_worker, start_link):
+    def on_frame(link, frame):
+        raise RuntimeError("a bug in the router")
+
+    worker = await start_worker()
+    recorded = await start_link(worker.address, on_frame=on_frame)
+    recorded.link.send(blocks=[block(1)])
+    await eventually(lambda: recorded.ups == 2)
+    assert isinstance(recorded.downs[0], InternalError)
+
+
+async def test_a_link_comes_back_after_the_worker_restarts(start_worker, start_link):
+    worker = await start_worker()
+    recorded = await start_link(worker.address)
+    await worker.server.stop(None)
+    await eventually(lambda: recorded.downs)
+    assert recorded.link.state is LinkState.CONNECTING
+    assert recorded.link.detail
+    with pytest.raises(UnavailableError, match="is not connected"):
+        recorded.link.send(blocks=[block(1)])
+    recorded.link.send(closes=[CloseSequence(sequence_id=1)])  # nothing to close there any more
+    assert recorded.link.num_sequences == 0
+    await asyncio.sleep(0.3)
+    again = await start_worker(port=worker.port, hello=WorkerHello(role="verify", worker_id="w2"))
+    await eventually(lambda: recorded.ups == 2)
+    assert recorded.link.state is LinkState.READY
+    assert recorded.link.hello.worker_id == "w2"
+    recorded.link.send(blocks=[block(5)])
+    await eventually(lambda: recorded.verdicts)
+    assert len(again.handler.requests) == 1
+    assert len(recorded.downs) == 1
+
+
+async def test_a_dead_router_frees_its_sequences(start_worker, raw_call):
+    worker = await start_worker()
+    call = raw_call(worker.address)
+    await call.write(GOOD_HELLO)
+    await call.read()
+    call.cancel()
+    await eventually(lambda: worker.handler.closed == [1])
+    assert worker.servicer.num_links == 0
+
+
+async def test_a_worker_that_does_not_fit_is_refused_and_dialled_again(start_worker, start_link):
+    def check_hello(hello: WorkerHello) -> None:
+        if hello.tokenizer_hash != "good":
+            raise FailedPreconditionError("tokenizer_hash: differs")
+
+    worker = await start_worker()
+    recorded = await start_link(worker.address, check_hello=check_hello, wait=False)
+    await eventually(lambda: recorded.link.state is LinkState.REFUSED)
+    assert recorded.link.detail == "tokenizer_hash: differs"
+    assert recorded.ups == 0
+    await worker.server.stop(None)
+    fitting = WorkerHello(role="verify", worker_id="w2", tokenizer_hash="good")
+    await start_worker(port=worker.port, hello=fitting)
+    await eventually(lambda: recorded.link.state is LinkState.READY)
+    assert recorded.downs == []
+
+
+async def test_a_worker_of_the_other_role_is_refused(start_worker):
+    worker = await start_worker()
+    link = DraftLink(worker.address, LinkCallbacks(print, print, print, print))
+    with pytest.raises(Exception, match="DraftService|Method not found"):
+        await link.connect_once()
+    await link.close()
+
+
+async def test_connect_once_tells_why_not_and_run_takes_over(start_worker, start_link):
+    worker = await start_worker()
+    recorded = await start_link(worker.address)
+    assert await recorded.link.connect_once() == recorded.link.hello, "at once when connected"
+    await worker.server.stop(None)
+    await eventually(lambda: recorded.downs)
+    with pytest.raises(UnavailableError):
+        await recorded.link.connect_once()
+
+
+async def test_close_before_run_and_while_dialling(start_worker, start_link):
+    worker = await start_worker()
+    recorded = await start_link(worker.address)
+    await recorded.link.close()
+    assert recorded.link.state is LinkState.CLOSED
+    assert len(recorded.downs) == 1
+    silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    port = silent.sockets[0].getsockname()[1]
+    dialling = await start_link(f"127.0.0.1:{port}", wait=False)
+    await asyncio.sleep(0.1)
+    async with asyncio.timeout(1):
+        await dialling.link.close()
+    assert dialling.link.state is LinkState.CLOSED
+    silent.close()
+
+
+async def test_a_draining_worker_is_left_when_its_last_sequence_closes(start_worker, start_link):
+    worker = await start_worker()
+    idle, busy = await start_link(worker.address), await start_link(worker.address)
+    busy.link.send(opens=[OpenSequence(sequence_id=1)])
+    async with asyncio.TaskGroup() as tasks:
+        draining = tasks.create_task(worker.servicer.drain(5.0, "test"))
+        await eventually(lambda: busy.link.state is LinkState.DRAINING and idle.downs)
+        assert busy.link.detail == "test"
+        busy.link.send(blocks=[block(1)])
+        await eventually(lambda: busy.verdicts)
+        assert not draining.done()
+        busy.link.send(closes=[CloseSequence(sequence_id=1)])
+        await eventually(draining.done)
+    assert worker.servicer.num_links == 0
+    with pytest.raises(UnavailableError, match="worker: test"):
+        await idle.link.connect_once()
+
+
+async def test_a_drain_ends_what_is_left_after_the_grace(start_worker, start_link):
+    worker = await start_worker()
+    recorded = await start_link(worker.address)
+    recorded.link.send(opens=[OpenSequence(sequence_id=1)])
+    await worker.servicer.drain(0.1, "test")
+    assert worker.servicer.num_links == 0
+    await eventually(lambda: recorded.downs)
+    assert str(recorded.downs[0]) == "worker: test"
+
+
+async def test_a_router_that_does_not_read_loses_its_link_only(start_worker, start_link, raw_call):
+    worker = await start_worker(limits=OutboxLimits(max_frame_bytes=1 << 20, max_pending_bytes=8 << 20))
+    recorded = await start_link(worker.address)
+    call = raw_call(worker.address)
+    await call.write(GOOD_HELLO)
+    await call.read()
+    peer = worker.handler.links[1]
+    for _ in range(200):
+        peer.send(VerifyLinkResponse(verdicts=[Verdict(sequence_id=1, features=b"x" * 500_000)]))
+        await asyncio.sleep(0)
+    await eventually(lambda: worker.handler.closed == [2])
+    peer.send(VerifyLinkResponse())  # to a link that is gone: dropped
+    recorded.link.send(blocks=[block(1)])
+    await eventually(lambda: recorded.verdicts)
+    assert recorded.downs == []
+
+
+async def test_an_entry_too_large_to_send_is_refused_alone(start_worker, start_link):
+    worker = await start_worker()
+    limits = OutboxLimits(max_frame_bytes=1000, max_message_bytes=2000)
+    recorded = await start_link(worker.address, limits=limits)
+    with pytest.raises(ResourceExhaustedError, match="limit of 2000 bytes"):
+        recorded.link.send(opens=[OpenSequence(sequence_id=1, prompt_ids=[40] * 3000)])
+    recorded.link.send(blocks=[block(1)])
+    await eventually(lambda: recorded.verdicts)
+    assert recorded.link.is_up
+
+
+async def test_the_backlog_of_a_link_is_bounded(start_worker, start_link):
+    worker = await start_worker()
+    recorded = await start_link(worker.address, limits=OutboxLimits(max_pending_bytes=10_000))
+    with pytest.raises(UnavailableError, match="does not read"):
+        for sequence_id in range(1, 1000):
+            recorded.link.send(blocks=[block(sequence_id, 50)])
+    await eventually(lambda: recorded.ups == 2)
+    assert "does not read" in str(recorded.downs[0])
+
+
+async def test_the_hello_of_the_worker_arrives_whole(start_worker, start_link):
+    worker = await start_worker()
+    recorded = await start_link(worker.address)
+    expected = WorkerHello()
+    expected.CopyFrom(HELLO)
+    expected.protocol_version = 1
+    assert recorded.link.hello == expected

@@ -1,0 +1,92 @@
+"""Sampling from request to engine: request beats model beats neutral, floats come back as they were written."""
+
+import struct
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foretoken.rpc.float32 import shortest
+from foretoken.rpc.sampling import resolve_sampling, sampling_fields
+from foretoken.rpc.validation import validate_sampling
+from foretoken.v1.types_pb2 import LogitBias, OpenSequence, SamplingParams
+
+SIZES = {"prompt_length": 10, "max_context": 100, "vocab_size": 64}
+
+
+def resolve(requested: SamplingParams, defaults: SamplingParams | None = None) -> SamplingParams:
+    resolved = resolve_sampling(requested, defaults or SamplingParams(), seed=42, **SIZES)
+    validate_sampling(resolved, vocab_size=64, max_context=100, prompt_length=10)
+    return resolved
+
+
+def test_silence_is_neutral_and_every_field_is_set():
+    resolved = resolve(SamplingParams())
+    for descriptor in SamplingParams.DESCRIPTOR.fields:
+        if descriptor.has_presence and descriptor.name != "logprobs":
+            assert resolved.HasField(descriptor.name), descriptor.name
+    assert (resolved.temperature, resolved.top_k, resolved.top_p, resolved.seed) == (1.0, 0, 1.0, 42)
+    assert resolved.max_new_tokens == 90, "what the context has room for"
+    assert not resolved.HasField("logprobs")
+
+
+def test_the_model_fills_what_the_request_leaves_open():
+    defaults = SamplingParams(temperature=0.6, top_k=50_000, max_new_tokens=1000, min_new_tokens=500)
+    resolved = resolve(SamplingParams(top_p=0.5, seed=7), defaults)
+    assert abs(resolved.temperature - 0.6) < 1e-6
+    assert (resolved.top_k, resolved.top_p, resolved.seed) == (64, 0.5, 7)
+    assert (resolved.max_new_tokens, resolved.min_new_tokens) == (90, 90)
+
+
+def test_zero_is_a_choice_and_not_an_absence():
+    requested = SamplingParams(temperature=0.0, top_k=0, seed=0, presence_penalty=0.0, logprobs=0, ignore_eos=False)
+    resolved = resolve(requested, SamplingParams(temperature=0.6, top_k=5, presence_penalty=1.0, ignore_eos=True))
+    assert (resolved.temperature, resolved.top_k, resolved.seed, resolved.presence_penalty) == (0, 0, 0, 0)
+    assert resolved.HasField("logprobs")
+    assert not resolved.ignore_eos
+
+
+def test_long_contexts_stop_at_the_default_number_of_new_tokens():
+    resolved = resolve_sampling(
+        SamplingParams(), SamplingParams(), seed=1, prompt_length=10, max_context=100_000, vocab_size=64
+    )
+    assert resolved.max_new_tokens == 1024
+
+
+def test_fields_for_the_engine():
+    sampling = SamplingParams(
+        temperature=0.8,
+        top_p=0.95,
+        seed=2**64 - 1,
+        logit_bias=[LogitBias(token_id=3, bias=-0.1)],
+        stop_token_ids=[4],
+        logprobs=2,
+    )
+    entry = OpenSequence(prompt_ids=[1, 2], max_length=12, eos_token_ids=[5], sampling=sampling)
+    assert sampling_fields(entry) == {
+        "temperature": 0.8,
+        "top_k": 0,
+        "top_p": 0.95,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "logit_bias": ((3, -0.1),),
+        "seed": 2**64 - 1,
+        "max_new_tokens": 10,
+        "min_new_tokens": 0,
+        "ignore_eos": False,
+        "eos_token_ids": (5,),
+        "stop_token_ids": (4,),
+        "num_logprobs": 2,
+    }
+
+
+@given(st.floats(width=32, allow_nan=False))
+def test_the_shortest_decimal_is_the_same_float32(value):
+    assert struct.pack("<f", shortest(value)) == struct.pack("<f", value + 0.0)
+
+
+@given(st.integers(0, 10**6), st.integers(0, 6))
+def test_decimals_of_six_digits_come_back(digits, exponent):
+    written = float(f"{digits}e-{exponent}")
+    assert shortest(struct.unpack("<f", struct.pack("<f", written))[0]) == written

@@ -1,0 +1,339 @@
+"""Limits equal the proto comments: one row per field and edge, each refusal naming field, value and limit."""
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from foretoken.rpc.errors import InvalidArgumentError
+from foretoken.rpc.validation import (
+    BlockLimits,
+    validate_block,
+    validate_commit,
+    validate_draft_request,
+    validate_generate,
+    validate_open,
+    validate_prompt_ids,
+    validate_resume_ids,
+    validate_sampling,
+    validate_tokenize,
+    validate_verdict,
+)
+from foretoken.rpc.validation import sampling as sampling_limits
+from foretoken.v1 import types_pb2
+from foretoken.v1.draft_pb2 import Commit, DraftRequest
+from foretoken.v1.generation_pb2 import (
+    ChatMessage,
+    ChatMessages,
+    GenerateRequest,
+    Speculation,
+    TokenIds,
+    TokenizeRequest,
+)
+from foretoken.v1.types_pb2 import DrafterChoice, LogitBias, OpenSequence, SamplingParams, SparseDistribution
+from foretoken.v1.verify_pb2 import DraftBlock, Verdict
+
+VOCAB, CONTEXT = 64, 32
+REJECTION = types_pb2.VERIFICATION_MODE_REJECTION
+
+
+def check(sampling: SamplingParams) -> None:
+    validate_sampling(sampling, vocab_size=VOCAB, max_context=CONTEXT, prompt_length=10)
+
+
+ACCEPTED_SAMPLING = [
+    {},
+    *({"temperature": value} for value in (0.0, 0.01, 0.8, 100.0)),
+    *({"top_k": value} for value in (0, 1, VOCAB)),
+    *({"top_p": value} for value in (1e-6, 0.95, 1.0)),
+    *({"min_p": value} for value in (0.0, 1.0)),
+    *({"repetition_penalty": value} for value in (0.001, 10.0)),
+    *({"presence_penalty": value} for value in (-2.0, 2.0)),
+    *({"frequency_penalty": value} for value in (-2.0, 2.0)),
+    {"logit_bias": [LogitBias(token_id=63, bias=-100.0), LogitBias(token_id=0, bias=100.0)]},
+    {"seed": 0},
+    {"seed": 2**64 - 1},
+    {"max_new_tokens": 1},
+    {"max_new_tokens": 22},
+    {"max_new_tokens": 5, "min_new_tokens": 5},
+    {"stop": ["x" * 256] * 16},
+    {"stop_token_ids": [63] * 64},
+    {"ignore_eos": True},
+    {"logprobs": 0},
+    {"logprobs": 20},
+]
+REFUSED_SAMPLING = [
+    ({"temperature": -1.0}, "sampling.temperature = -1.0: must be 0 or between 0.01 and 100"),
+    ({"temperature": 0.009}, "sampling.temperature = 0.009: must be 0 or between 0.01 and 100"),
+    ({"temperature": 100.5}, "sampling.temperature = 100.5: must be 0 or between 0.01 and 100"),
+    ({"temperature": math.nan}, "sampling.temperature = nan: must be 0 or between 0.01 and 100"),
+    ({"temperature": math.inf}, "sampling.temperature = inf: must be 0 or between 0.01 and 100"),
+    ({"top_k": 65}, "sampling.top_k = 65: must be 0 to 64"),
+    ({"top_p": 0.0}, "sampling.top_p = 0.0: must be above 0 and at most 1"),
+    ({"top_p": 1.01}, "sampling.top_p = 1.01: must be above 0 and at most 1"),
+    ({"top_p": math.nan}, "sampling.top_p = nan: must be above 0 and at most 1"),
+    ({"min_p": -0.1}, "sampling.min_p = -0.1: must be 0 to 1"),
+    ({"min_p": 1.1}, "sampling.min_p = 1.1: must be 0 to 1"),
+    ({"repetition_penalty": 0.0}, "sampling.repetition_penalty = 0.0: must be above 0 and at most 10"),
+    ({"repetition_penalty": 10.1}, "sampling.repetition_penalty = 10.1: must be above 0 and at most 10"),
+    ({"presence_penalty": -2.1}, "sampling.presence_penalty = -2.1: must be -2 to 2"),
+    ({"frequency_penalty": math.inf}, "sampling.frequency_penalty = inf: must be -2 to 2"),
+    (
+        {"logit_bias": [LogitBias(token_id=64)]},
+        "sampling.logit_bias[0].token_id = 64: must be below",
+    ),
+    ({"logit_bias": [LogitBias(token_id=1)] * 2}, "sampling.logit_bias[1].token_id = 1: must be unique"),
+    ({"logit_bias": [LogitBias(bias=math.nan)]}, "sampling.logit_bias[0].bias = nan: must be -100 to 100"),
+    ({"logit_bias": [LogitBias(bias=100.5)]}, "sampling.logit_bias[0].bias = 100.5: must be -100 to 100"),
+    ({"logit_bias": [LogitBias()] * 1025}, "sampling.logit_bias = 1025 entries: must be at most 1024"),
+    ({"max_new_tokens": 0}, "sampling.max_new_tokens = 0: must be 1 to 22"),
+    ({"max_new_tokens": 23}, "sampling.max_new_tokens = 23: must be 1 to 22"),
+    ({"min_new_tokens": 23}, "sampling.min_new_tokens = 23: must be 0 to 22"),
+    ({"max_new_tokens": 5, "min_new_tokens": 6}, "sampling.min_new_tokens = 6: must be 0 to 5"),
+    ({"stop": ["x"] * 17}, "sampling.stop = 17 entries: must be at most 16"),
+    ({"stop": ["x", ""]}, "sampling.stop[1] = 0 bytes: must be at least 1"),
+    ({"stop": ["ä" * 129]}, "sampling.stop[0] = 258 bytes: must be at most 256"),
+    ({"stop_token_ids": [1, 64]}, "sampling.stop_token_ids[1] = 64: must be below the vocabulary size 64"),
+    ({"stop_token_ids": [1] * 65}, "sampling.stop_token_ids = 65 entries: must be at most 64"),
+    ({"logprobs": 21}, "sampling.logprobs = 21: must be 0 to 20"),
+]
+
+
+@pytest.mark.parametrize("fields", ACCEPTED_SAMPLING, ids=str)
+def test_sampling_is_accepted(fields):
+    check(SamplingParams(**fields))
+
+
+@pytest.mark.parametrize(("fields", "text"), REFUSED_SAMPLING, ids=[text for _, text in REFUSED_SAMPLING])
+def test_sampling_is_refused(fields, text):
+    with pytest.raises(InvalidArgumentError) as caught:
+        check(SamplingParams(**fields))
+    assert str(caught.value).startswith(text)
+
+
+def test_limits_equal_the_comments_of_the_proto():
+    proto = Path(types_pb2.__file__).with_name("types.proto").read_text()
+    for pattern, value in {
+        r"otherwise ([\d.]+) to 100\.": sampling_limits.MIN_TEMPERATURE,
+        r"above 0, at most (\d+)\. Neutral: 1\.\n  optional float repetition": sampling_limits.MAX_REPETITION_PENALTY,
+        r"unique ids, at most (\d+) entries": sampling_limits.MAX_LOGIT_BIASES,
+        r"first of these; at most (\d+), each": sampling_limits.MAX_STOP_STRINGS,
+        r"each 1 to (\d+) bytes": sampling_limits.MAX_STOP_STRING_BYTES,
+        r"besides EOS; at most (\d+)": sampling_limits.MAX_STOP_TOKEN_IDS,
+        r"besides the token itself; 0 to (\d+)": sampling_limits.MAX_LOGPROBS,
+        r"finite, -100 to (\d+)": sampling_limits.MAX_LOGIT_BIAS,
+    }.items():
+        found = re.search(pattern, proto)
+        assert found, pattern
+        assert float(found[1]) == value, pattern
+
+
+REFUSED_REQUESTS = [
+    (GenerateRequest(), "input = absent: must be set"),
+    (GenerateRequest(prompt=""), 'prompt = "": must not be empty'),
+    (GenerateRequest(prompt_ids=TokenIds()), "prompt_ids.ids = 0 entries: must be at least 1"),
+    (GenerateRequest(messages=ChatMessages()), "messages.messages = 0 entries: must be at least 1"),
+    (
+        GenerateRequest(messages=ChatMessages(messages=[ChatMessage(content="x")])),
+        "messages.messages[0].role = 0 bytes: must be at least 1",
+    ),
+    (GenerateRequest(prompt="x", tenant="t" * 129), "tenant = 129 bytes: must be at most 128"),
+    (GenerateRequest(prompt="x", adapter_id="a"), "adapter_id = a: is reserved"),
+    (GenerateRequest(prompt="x", response_format="json"), "response_format = json: is reserved"),
+    (GenerateRequest(prompt="x", n=2), "n = 2: must be absent or 1"),
+    (GenerateRequest(prompt="x", n=0), "n = 0: must be absent or 1"),
+    (GenerateRequest(prompt="x", speculation=Speculation(mode=9)), "speculation.mode = 9: must be one of 0, 1, 2, 3"),
+    (
+        GenerateRequest(prompt="x", speculation=Speculation(num_draft_tokens=0)),
+        "speculation.num_draft_tokens = 0: must be 1 to 16",
+    ),
+    (
+        GenerateRequest(prompt="x", speculation=Speculation(num_draft_tokens=17)),
+        "speculation.num_draft_tokens = 17: must be 1 to 16",
+    ),
+    (
+        GenerateRequest(prompt="x", speculation=Speculation(drafter=DrafterChoice(name="d" * 65))),
+        "speculation.drafter.name = 65 bytes: must be at most 64",
+    ),
+    (
+        GenerateRequest(
+            prompt="x", speculation=Speculation(drafter=DrafterChoice(settings={str(i): "" for i in range(33)}))
+        ),
+        "speculation.drafter.settings = 33 entries: must be at most 32",
+    ),
+]
+
+
+@pytest.mark.parametrize(("request_", "text"), REFUSED_REQUESTS, ids=[text for _, text in REFUSED_REQUESTS])
+def test_a_request_is_refused(request_, text):
+    with pytest.raises(InvalidArgumentError) as caught:
+        validate_generate(request_, max_draft_tokens=16)
+    assert str(caught.value).startswith(text)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        GenerateRequest(prompt="x", n=1, tenant="t" * 128),
+        GenerateRequest(prompt_ids=TokenIds(ids=[1])),
+        GenerateRequest(messages=ChatMessages(messages=[ChatMessage(role="user")])),
+        GenerateRequest(prompt="x", speculation=Speculation(num_draft_tokens=16, mode=1, off=True)),
+    ],
+    ids=str,
+)
+def test_a_request_is_accepted(request_):
+    validate_generate(request_, max_draft_tokens=16)
+    validate_generate(request_)
+
+
+def test_a_tokenize_request_needs_an_input():
+    validate_tokenize(TokenizeRequest(prompt=""))
+    with pytest.raises(InvalidArgumentError, match="input = absent"):
+        validate_tokenize(TokenizeRequest())
+
+
+def test_prompt_ids():
+    validate_prompt_ids([63] * 31, vocab_size=VOCAB, max_context=CONTEXT)
+    with pytest.raises(InvalidArgumentError, match=r"prompt_ids.ids = 0 tokens: must be at least one"):
+        validate_prompt_ids([], vocab_size=VOCAB, max_context=CONTEXT)
+    with pytest.raises(InvalidArgumentError, match=r"prompt = 32 tokens: must be at most 31"):
+        validate_prompt_ids([1] * 32, vocab_size=VOCAB, max_context=CONTEXT, field="prompt")
+    with pytest.raises(InvalidArgumentError, match=r"prompt_ids.ids\[1\] = 64: must be below the vocabulary size 64"):
+        validate_prompt_ids([1, 64, 99], vocab_size=VOCAB, max_context=CONTEXT)
+
+
+def test_resume_ids():
+    limits = {"vocab_size": VOCAB, "max_new_tokens": 4}
+    validate_resume_ids([], **limits, temperature=1.0, has_seed=False)
+    validate_resume_ids([1] * 4, **limits, temperature=0.0, has_seed=False)
+    validate_resume_ids([1], **limits, temperature=1.0, has_seed=True)
+    with pytest.raises(InvalidArgumentError, match="resume_ids = 5 tokens: must be at most"):
+        validate_resume_ids([1] * 5, **limits, temperature=0.0, has_seed=True)
+    with pytest.raises(InvalidArgumentError, match="sampling.seed = absent: must be set"):
+        validate_resume_ids([1], **limits, temperature=1.0, has_seed=False)
+    with pytest.raises(InvalidArgumentError, match=r"resume_ids\[0\] = 64"):
+        validate_resume_ids([64], **limits, temperature=0.0, has_seed=True)
+
+
+def opened(**changes) -> OpenSequence:
+    fields = {"sequence_id": 1, "prompt_ids": [1, 2], "max_length": 8, "sampling": SamplingParams(seed=1)}
+    return OpenSequence(**{**fields, **changes})
+
+
+REFUSED_OPENS = [
+    ({"sequence_id": 0}, "open.sequence_id = 0: must be at least 1"),
+    ({"prompt_ids": []}, "open.prompt_ids = 0 tokens: must be at least 1"),
+    ({"prompt_ids": [1] * 32}, "open.prompt_ids = 32 tokens: must be at most 31"),
+    ({"prompt_ids": [64]}, "open.prompt_ids[0] = 64: must be below"),
+    ({"committed_ids": [0, 64]}, "open.committed_ids[1] = 64: must be below"),
+    ({"max_length": 2}, "open.max_length = 2: must be 3"),
+    ({"max_length": 33}, "open.max_length = 33: must be 3"),
+    ({"committed_ids": [1] * 6}, "open.max_length = 8: must be 9"),
+    ({"sampling": SamplingParams(seed=1, temperature=-1)}, "open.sampling.temperature = -1.0"),
+    ({"sampling": SamplingParams()}, "open.sampling.seed = absent"),
+    ({"mode": 4}, "open.mode = 4: must be one of 0, 1, 2, 3"),
+    ({"eos_token_ids": [64]}, "open.eos_token_ids[0] = 64"),
+    ({"tenant": "t" * 129}, "open.tenant = 129 bytes"),
+    ({"traceparent": "t" * 257}, "open.traceparent = 257 bytes"),
+    ({"drafter": DrafterChoice(name="d" * 65)}, "open.drafter.name = 65 bytes"),
+]
+
+
+@pytest.mark.parametrize(("changes", "text"), REFUSED_OPENS, ids=[text for _, text in REFUSED_OPENS])
+def test_an_open_is_refused(changes, text):
+    with pytest.raises(InvalidArgumentError) as caught:
+        validate_open(opened(**changes), vocab_size=VOCAB, max_context=CONTEXT)
+    assert str(caught.value).startswith(text)
+
+
+def test_an_open_is_accepted():
+    for entry in (opened(), opened(committed_ids=[1] * 5), opened(sampling=SamplingParams(temperature=0))):
+        validate_open(entry, vocab_size=VOCAB, max_context=CONTEXT)
+
+
+def blocked(**changes) -> DraftBlock:
+    return DraftBlock(**{"sequence_id": 1, "base_length": 3, "draft_ids": [5, 6], **changes})
+
+
+REFUSED_BLOCKS = [
+    ({"sequence_id": 0}, "block.sequence_id = 0"),
+    ({"base_length": 0}, "block.base_length = 0: must be at least 1"),
+    ({"draft_ids": [1] * 17}, "block.draft_ids = 17 entries: must be at most 16"),
+    ({"draft_ids": [1, 64]}, "block.draft_ids[1] = 64: must be below"),
+    ({"num_plain_steps": 1025}, "block.num_plain_steps = 1025: must be 0 to 1024"),
+    ({"parents": [-1]}, "block.parents = 1 entries: must be absent or one per draft token, 2"),
+    ({"parents": [-1, 1]}, "block.parents[1] = 1: must be -1 to 0"),
+    ({"parents": [-2, 0]}, "block.parents[0] = -2: must be -1 to -1"),
+    ({"parents": [-1, -1]}, "block.parents[1] = -1: must be 0: this worker takes chains only"),
+    ({"sources": [1]}, "block.sources = 1 entries"),
+    ({"sources": [1, 99]}, "block.sources[1] = 99: must be one of"),
+    ({"draft_probs": [SparseDistribution()]}, "block.draft_probs = 1 entries"),
+    ({"draft_probs": [SparseDistribution()] * 2}, "block.draft_probs[0].token_ids = 0 entries: must be at least 1"),
+    ({"draft_probs": [SparseDistribution(token_ids=[1])] * 2}, "block.draft_probs[0].probs = 0 entries"),
+    (
+        {"draft_probs": [SparseDistribution(token_ids=[1, 1], probs=[0.5, 0.5])] * 2},
+        "block.draft_probs[0].token_ids = a repeated id: must be unique",
+    ),
+    (
+        {"draft_probs": [SparseDistribution(token_ids=[1], probs=[math.nan])] * 2},
+        "block.draft_probs[0].probs[0] = nan: must be finite",
+    ),
+    (
+        {"draft_probs": [SparseDistribution(token_ids=[1], probs=[0.5])] * 2},
+        "block.draft_probs[0].probs = a sum of 0.5: must sum to 1",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "text"), REFUSED_BLOCKS, ids=[text for _, text in REFUSED_BLOCKS])
+def test_a_block_is_refused(changes, text):
+    with pytest.raises(InvalidArgumentError) as caught:
+        validate_block(blocked(**changes), BlockLimits(VOCAB, 16))
+    assert str(caught.value).startswith(text)
+
+
+def test_a_block_is_accepted():
+    chains, trees = BlockLimits(VOCAB, 16), BlockLimits(VOCAB, 16, supports_trees=True)
+    validate_block(blocked(), chains)
+    validate_block(blocked(draft_ids=[], num_plain_steps=1024), chains)
+    validate_block(blocked(parents=[-1, 0], sources=[1, 2]), chains)
+    validate_block(blocked(parents=[-1, -1]), trees)
+    probs = [SparseDistribution(token_ids=[1, 2], probs=[0.25, 0.75])] * 2
+    validate_block(blocked(draft_probs=probs), chains, REJECTION)
+    with pytest.raises(InvalidArgumentError, match="must be absent in this mode"):
+        validate_block(blocked(parents=[-1, 0]), trees, REJECTION)
+
+
+@pytest.mark.parametrize(
+    ("commit", "text"),
+    [
+        (Commit(base_length=1, ids=[1]), "commit.sequence_id = 0"),
+        (Commit(sequence_id=1, base_length=1), "commit.ids = 0 tokens"),
+        (Commit(sequence_id=1, base_length=0, ids=[1]), "commit.base_length = 0: must be 1 to 31"),
+        (Commit(sequence_id=1, base_length=32, ids=[1]), "commit.base_length = 32: must be 1 to 31"),
+        (Commit(sequence_id=1, base_length=1, ids=[64]), "commit.ids[0] = 64"),
+    ],
+)
+def test_a_commit_is_refused(commit, text):
+    with pytest.raises(InvalidArgumentError) as caught:
+        validate_commit(commit, vocab_size=VOCAB, max_context=CONTEXT)
+    assert str(caught.value).startswith(text)
+
+
+def test_draft_requests():
+    validate_draft_request(DraftRequest(sequence_id=1, num_tokens=16), max_draft_tokens=16)
+    for num_tokens in (0, 17):
+        with pytest.raises(InvalidArgumentError, match=f"request.num_tokens = {num_tokens}: must be 1 to 16"):
+            validate_draft_request(DraftRequest(sequence_id=1, num_tokens=num_tokens), max_draft_tokens=16)
+
+
+def test_verdicts():
+    validate_verdict(Verdict(num_accepted=4, next_id=63), num_draft_tokens=4, vocab_size=VOCAB)
+    for verdict, text in (
+        (Verdict(num_accepted=5), "verdict.num_accepted = 5: must be 0 to 4"),
+        (Verdict(next_id=64), "verdict.next_id = 64: must be below"),
+        (Verdict(logprobs=[{}, {}]), "verdict.logprobs = 2 entries"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=re.escape(text)):
+            validate_verdict(verdict, num_draft_tokens=4, vocab_size=VOCAB)
