@@ -2,9 +2,11 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
+from foretoken.engine.logits_rules import BlockPath, LogitsRule
 from foretoken.engine.sampler import Chosen, SampleGroup, TokenLogprob, choose_tokens
 from foretoken.engine.sampling import SamplingParams
 
@@ -79,6 +81,24 @@ def test_min_new_tokens_ends_inside_a_block() -> None:
     logits = torch.zeros(4, 8)
     logits[:, 5], logits[:, 6], logits[:, 2] = 9.0, 8.0, 1.0
     assert choose_tokens(logits, [SampleGroup(params, [1], [0], [0, 0, 0])]).token_ids == [2, 2, 5, 5]
+
+
+class NoRepeat(LogitsRule):
+    """Allows everything but the last id of the row's path."""
+
+    def adjust(self, path: BlockPath) -> None:
+        for row in range(len(path.draft_ids) + 1):
+            last = [*path.output_ids, *path.draft_ids[:row]][-1]
+            mask = np.full(3, -1, dtype=np.int32)
+            mask[last >> 5] &= ~np.int32(1 << (last & 31))
+            path.allow(row, mask)
+
+
+def test_a_rule_may_mask_rows_of_a_block() -> None:
+    logits = torch.zeros(4, 70)
+    logits[:, 40], logits[:, 2] = 2.0, 1.0
+    groups = [SampleGroup(GREEDY, [1], [40], [2, 40], extra_rules=[NoRepeat()]), SampleGroup(GREEDY, [1], [40], [])]
+    assert choose_tokens(logits, groups).token_ids == [2, 40, 2, 40]
 
 
 def test_logprobs_are_of_the_raw_logits() -> None:

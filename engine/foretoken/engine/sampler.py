@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from foretoken.engine.logits_rules import follow_rules, rules_for
+from foretoken.engine.logits_rules import LogitsRule, follow_rules, rules_for
 from foretoken.engine.sampling import SamplingParams
 from foretoken.kernels.logits_adjust import logits_adjust
 from foretoken.kernels.sample import greedy, sample, token_logprobs
@@ -33,6 +33,12 @@ class SampleGroup:
     output_ids: Sequence[int]
     """Committed output."""
     draft_ids: Sequence[int]
+    extra_rules: Sequence[LogitsRule] = ()
+    """Rules that apply after those of the parameters."""
+
+    @property
+    def has_rules(self) -> bool:
+        return self.params.has_rules or bool(self.extra_rules)
 
     @property
     def num_rows(self) -> int:
@@ -68,8 +74,7 @@ def choose_tokens(logits: torch.Tensor, groups: Sequence[SampleGroup]) -> Chosen
     num_rows = sum(len(group.draft_ids) + 1 for group in groups)
     if logits.dim() != 2 or logits.shape[0] != num_rows:
         raise ValueError(f"the groups have {num_rows} rows, the logits are {list(logits.shape)}")
-    has_rules = any(group.params.has_rules for group in groups)
-    adjusted = _adjust(logits, groups) if has_rules else logits
+    adjusted = _adjust(logits, groups) if any(group.has_rules for group in groups) else logits
     if all(group.params.temperature == 0.0 for group in groups):
         token_ids = greedy(adjusted)
     else:
@@ -116,7 +121,7 @@ def _adjust(logits: torch.Tensor, groups: Sequence[SampleGroup]) -> torch.Tensor
     first = 0
     for group in groups:
         end = first + group.num_rows
-        rules = rules_for(group.params) if group.params.has_rules else ()
+        rules = (*rules_for(group.params), *group.extra_rules) if group.has_rules else ()
         if rules:
             path = follow_rules(rules, group.prompt_ids, group.output_ids, group.draft_ids)
             touched = path.token_ids
