@@ -1,15 +1,19 @@
 """A strict router in this process: it answers from a queue of scripts and fails the test that leaves one unused."""
 
+import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import grpc
 import pytest
 from google.protobuf.message import Message
 
+from foretoken.cli import local_services
 from foretoken.rpc.errors import ForetokenError, to_status
 from foretoken.v1 import generation_pb2 as pb
 from foretoken.v1 import generation_pb2_grpc, types_pb2
@@ -133,3 +137,13 @@ class Script:
     finish = staticmethod(finish)
     Hang = Hang
     EndEarly = EndEarly
+
+
+@pytest.fixture
+def fake_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Services started as local processes are `fake_service`; returns a temporary directory."""
+    roots = [str(Path(__file__).parent), *filter(None, sys.path)]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(roots))
+    for name in ("VERIFY_MODULE", "DRAFT_MODULE", "ROUTER_MODULE"):
+        monkeypatch.setattr(local_services, name, "fake_service")
+    return tmp_path

@@ -11,59 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.cli import local_services
 from foretoken.cli.local_services import LocalServices, LocalServicesConfig
 from foretoken.cli.service_process import Progress, ServiceFailedError, ServiceProcess
 from foretoken.client import Client
-
-FAKE_SERVICE = """
-import argparse, json, os, pathlib, signal, sys, time
-from concurrent.futures import ThreadPoolExecutor
-import grpc
-from foretoken.v1 import generation_pb2 as pb, generation_pb2_grpc
-
-parser = argparse.ArgumentParser()
-for name in "host port ready-file verify draft tokenizer model dtype compile threads drafters".split():
-    parser.add_argument("--" + name, default="")
-parser.add_argument("--fail", action="store_true")
-parser.add_argument("--stubborn", action="store_true")
-options = parser.parse_args()
-print("options", json.dumps(vars(options)), flush=True)
-if options.fail:
-    sys.exit("the weights are missing")
-if options.stubborn:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-class Service(generation_pb2_grpc.GenerationServiceServicer):
-    def GetModelInfo(self, request, context):
-        workers = {role: [pb.WorkerInfo(address=a, state="ready") for a in getattr(options, role).split(",") if a]
-                   for role in ("verify", "draft")}
-        return pb.GetModelInfoResponse(model="fake", verify_workers=workers["verify"], draft_workers=workers["draft"])
-
-ready = pathlib.Path(options.ready_file)
-def replace(path, value):
-    partial = path.with_name("." + path.name)
-    partial.write_text(json.dumps(value))
-    partial.replace(path)
-replace(ready.with_name(ready.name + ".progress"), {"stage": "warming up", "fraction": 0.5})
-time.sleep(0.2)
-server = grpc.server(ThreadPoolExecutor(2))
-generation_pb2_grpc.add_GenerationServiceServicer_to_server(Service(), server)
-port = server.add_insecure_port(f"{options.host}:{options.port}")
-server.start()
-replace(ready, {"port": port, "pid": os.getpid()})
-while True:
-    time.sleep(1)
-"""
-
-
-@pytest.fixture
-def fake_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "fake_service.py").write_text(FAKE_SERVICE)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
-    for name in ("VERIFY_MODULE", "DRAFT_MODULE", "ROUTER_MODULE"):
-        monkeypatch.setattr(local_services, name, "fake_service")
-    return tmp_path
 
 
 @pytest.fixture

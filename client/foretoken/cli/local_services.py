@@ -62,6 +62,14 @@ class LocalServicesConfig:
     """How long running requests may take to finish before a service is killed."""
 
 
+def embedded_models() -> Path | None:
+    """The folder of the embedded pair (`target`, `draft`): the working directory's `models`, or this checkout's."""
+    for folder in (Path.cwd() / "models", Path(__file__).parents[3] / "models"):
+        if (folder / "target" / "config.json").is_file():
+            return folder
+    return None
+
+
 class LocalServices:
     """The services "verify", "draft" and "router" ("verify-1", "verify-2" ... where there are several).
 

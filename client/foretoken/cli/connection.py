@@ -1,0 +1,108 @@
+"""How the commands reach a router: the options they share, and what becomes of errors.
+
+Knows no command.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+from foretoken.client import Client, ClientTls, ForetokenError, InvalidArgumentError, ResourceExhaustedError
+from foretoken.client.channel import DEFAULT_ADDRESS as DEFAULT_ADDRESS
+
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+_PANEL = "Connection"
+
+Address: TypeAlias = Annotated[
+    str, typer.Option(envvar="FORETOKEN_ADDRESS", help="The router, HOST:PORT.", rich_help_panel=_PANEL)
+]
+TlsFlag: TypeAlias = Annotated[
+    bool, typer.Option("--tls", help="Speak TLS; implied by the other TLS options.", rich_help_panel=_PANEL)
+]
+TlsCaFile: TypeAlias = Annotated[
+    Path | None, typer.Option(help="PEM certificates that sign acceptable routers.", rich_help_panel=_PANEL)
+]
+TlsCertFile: TypeAlias = Annotated[
+    Path | None, typer.Option(help="PEM certificate of this client.", rich_help_panel=_PANEL)
+]
+TlsKeyFile: TypeAlias = Annotated[
+    Path | None, typer.Option(help="PEM key of that certificate.", rich_help_panel=_PANEL)
+]
+TlsServerName: TypeAlias = Annotated[
+    str, typer.Option(help="Name in the router's certificate, where it is not the host's.", rich_help_panel=_PANEL)
+]
+TimeoutS: TypeAlias = Annotated[
+    float, typer.Option(min=0.001, help="Deadline of the whole command, seconds.", rich_help_panel=_PANEL)
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """The values of the options above."""
+
+    address: str
+    tls: bool
+    ca_file: Path | None
+    cert_file: Path | None
+    key_file: Path | None
+    server_name: str
+    timeout_s: float
+
+    def client(self) -> Client:
+        """A client of that router.
+
+        Raises:
+            OSError: a certificate file cannot be read.
+        """
+        files = (self.ca_file, self.cert_file, self.key_file)
+        has_tls = self.tls or any(files) or bool(self.server_name)
+        tls = ClientTls(*files, server_name=self.server_name) if has_tls else None
+        return Client(self.address, tls=tls, timeout_s=self.timeout_s)
+
+
+@contextmanager
+def reported_errors(connection: Connection, as_json: bool) -> Iterator[None]:
+    """Ends the command with one line (or one JSON object) about what went wrong; interrupted, quietly.
+
+    Raises:
+        typer.Exit: in place of the error.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.stderr.write("\ncancelled\n")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    except BrokenPipeError:  # whoever read our output has seen enough
+        sys.stderr.close()
+        raise typer.Exit(EXIT_FAILED) from None
+    except (ForetokenError, OSError) as error:
+        if as_json and isinstance(error, ForetokenError):
+            print(json.dumps({"error": _error_fields(error)}))
+        else:
+            sys.stderr.write(f"foretoken: {_described(error, connection)}\n")
+        raise typer.Exit(EXIT_FAILED) from None
+
+
+def _described(error: Exception, connection: Connection) -> str:
+    if not isinstance(error, ForetokenError):
+        return str(error)
+    text = f"{error.code.name}: {error} (router {connection.address})"
+    return f"{text}, request {error.request_id}" if error.request_id else text
+
+
+def _error_fields(error: ForetokenError) -> dict[str, object]:
+    fields: dict[str, object] = {"code": error.code.name, "message": error.message, "request_id": error.request_id}
+    if isinstance(error, InvalidArgumentError):
+        fields |= {"field": error.field, "value": error.value, "limit": error.limit}
+    if isinstance(error, ResourceExhaustedError):
+        fields["retry_after_s"] = error.retry_after_s
+    return fields

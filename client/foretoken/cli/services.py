@@ -1,0 +1,48 @@
+"""`foretoken router | draft-worker | verify-worker`: becomes that service, options and all.
+
+Knows no option of theirs; `--help` is answered by the service itself.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from foretoken.cli.connection import EXIT_FAILED
+from foretoken.cli.local_services import DRAFT_MODULE, ROUTER_MODULE, VERIFY_MODULE
+from foretoken.cli.service_process import service_environment
+
+PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+"""Context settings of a command that hands all its arguments on."""
+
+
+def router(context: typer.Context) -> None:
+    """Run the router: clients call it, it calls the workers."""
+    become(ROUTER_MODULE, context.args, extra="router", needs=("pydantic_settings", "transformers"))
+
+
+def draft_worker(context: typer.Context) -> None:
+    """Run a draft worker: it guesses tokens."""
+    become(DRAFT_MODULE, context.args, extra="worker", needs=("pydantic_settings", "torch", "transformers"))
+
+
+def verify_worker(context: typer.Context) -> None:
+    """Run a verify worker: it decides tokens with the target model."""
+    become(VERIFY_MODULE, context.args, extra="worker", needs=("pydantic_settings", "torch", "transformers"))
+
+
+def become(module: str, arguments: Sequence[str], *, extra: str, needs: Sequence[str]) -> None:
+    """Replaces this process by `python -m module arguments`, so that signals reach the service itself.
+
+    Raises:
+        typer.Exit: what it needs is not installed.
+    """
+    missing = [name for name in needs if importlib.util.find_spec(name) is None]
+    if missing:
+        sys.stderr.write(f"foretoken: {module} needs {', '.join(missing)}: pip install 'foretoken[{extra}]'\n")
+        raise typer.Exit(EXIT_FAILED)
+    os.execve(sys.executable, [sys.executable, "-m", module, *arguments], service_environment())

@@ -1,0 +1,191 @@
+"""`foretoken up`: router, draft worker and verify worker as processes of this machine, until Ctrl-C.
+
+Knows how to show their start and their end; starting and stopping is `local_services`' matter.
+"""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Protocol
+
+import rich.progress
+import typer
+from rich.console import Console
+
+from foretoken.cli.connection import EXIT_FAILED
+from foretoken.cli.local_services import LocalServices, LocalServicesConfig, embedded_models
+from foretoken.cli.service_process import Progress, ServiceFailedError
+
+_CHECK_INTERVAL_S = 0.25
+_WORKERS = "Workers"
+
+
+class ProgressView(Protocol):
+    """Shows how far a service's start is."""
+
+    def __call__(self, name: str, progress: Progress) -> None: ...
+
+
+def up(
+    target: Annotated[
+        str | None, typer.Option(help="Target model: directory or hub id; default: models/target.")
+    ] = None,
+    draft: Annotated[
+        str | None, typer.Option(help="Draft model, likewise; default: models/draft if the target is models/target.")
+    ] = None,
+    drafters: Annotated[str, typer.Option(help="Hosted drafters, the default first; empty = none.")] = "model,ngram",
+    dtype: Annotated[str, typer.Option(help="bfloat16, float16, float32 or auto.")] = "bfloat16",
+    compile: Annotated[str, typer.Option(help="auto, on or off.")] = "auto",
+    host: Annotated[str, typer.Option(help="Address all services listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the router; 0 = any free one.")] = 50051,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads of a verify worker.", rich_help_panel=_WORKERS)
+    ] = None,
+    draft_threads: Annotated[
+        int, typer.Option(min=1, help="CPU threads of a draft worker.", rich_help_panel=_WORKERS)
+    ] = 1,
+    num_verify_workers: Annotated[int, typer.Option(min=1, rich_help_panel=_WORKERS)] = 1,
+    num_draft_workers: Annotated[int, typer.Option(min=0, rich_help_panel=_WORKERS)] = 1,
+    verify_options: Annotated[
+        str, typer.Option(help="More options of the verify workers, in one text.", rich_help_panel=_WORKERS)
+    ] = "",
+    draft_options: Annotated[
+        str, typer.Option(help="More options of the draft workers, in one text.", rich_help_panel=_WORKERS)
+    ] = "",
+    router_options: Annotated[
+        str, typer.Option(help="More options of the router, in one text.", rich_help_panel=_WORKERS)
+    ] = "",
+    log_directory: Annotated[Path | None, typer.Option(help="Where to keep <service>.log; default: not kept.")] = None,
+) -> None:
+    """Run all three services on this machine until Ctrl-C."""
+    target, draft = _models(target, draft)
+    _check_port(host, port)
+    config = LocalServicesConfig(
+        target=target,
+        draft=draft,
+        drafters=[name.strip() for name in drafters.split(",") if name.strip()],
+        dtype=dtype,
+        verify_threads=threads,
+        draft_threads=draft_threads,
+        compile=compile,
+        num_verify_workers=num_verify_workers,
+        num_draft_workers=num_draft_workers,
+        host=host,
+        port=port,
+        verify_options=shlex.split(verify_options),
+        draft_options=shlex.split(draft_options),
+        router_options=shlex.split(router_options),
+        log_directory=log_directory,
+    )
+    console = Console(stderr=True)
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        with shown_progress(console) as view:
+            services = LocalServices(config, view)
+            services.start()
+    except ServiceFailedError as error:
+        console.print(f"foretoken: {error}", style="red", markup=False, highlight=False)
+        raise typer.Exit(EXIT_FAILED) from None
+    except KeyboardInterrupt:
+        console.print("stopped before all services were up")
+        raise typer.Exit(EXIT_FAILED) from None
+    try:
+        _announce(services)
+        is_interrupted = _watch(services, console)
+    finally:
+        _stop(services, console)
+    if not is_interrupted:
+        raise typer.Exit(EXIT_FAILED)
+
+
+@contextmanager
+def shown_progress(console: Console) -> Iterator[ProgressView]:
+    """A view of starting services: bars on a terminal, a line per change elsewhere."""
+    if not console.is_terminal:
+        yield lambda name, progress: console.print(f"{name}: {progress.stage} ({progress.fraction:.0%})", markup=False)
+        return
+    columns = (
+        rich.progress.SpinnerColumn(finished_text="[green]✓[/]"),
+        rich.progress.TextColumn("{task.fields[service]}"),
+        rich.progress.BarColumn(bar_width=24),
+        rich.progress.TimeElapsedColumn(),
+        rich.progress.TextColumn("[dim]{task.description}[/]"),
+    )
+    with rich.progress.Progress(*columns, console=console) as bars:
+        tasks: dict[str, rich.progress.TaskID] = {}
+
+        def view(name: str, progress: Progress) -> None:
+            if name not in tasks:
+                tasks[name] = bars.add_task("", total=1.0, service=name)
+            bars.update(tasks[name], completed=progress.fraction, description=progress.stage)
+
+        yield view
+
+
+def _models(target: str | None, draft: str | None) -> tuple[str, str]:
+    if target is not None:
+        return target, draft or ""
+    embedded = embedded_models()
+    if embedded is None:
+        raise typer.BadParameter("there is no models/target here; name a model", param_hint="--target")
+    return str(embedded / "target"), draft or str(embedded / "draft")
+
+
+def _check_port(host: str, port: int) -> None:
+    """Finds out before models load."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host.strip("[]"), port))
+        except OSError as error:
+            raise typer.BadParameter(f"{host}:{port}: {error.strerror}", param_hint="--port") from None
+
+
+def _announce(services: LocalServices) -> None:
+    for name, service in services.services.items():
+        sys.stderr.write(f"{name:9} {service.address}  pid {service.pid}\n")
+    sys.stderr.write(f"try: foretoken generate --address {services.address} 'def fibonacci(n):'\nCtrl-C stops all\n")
+    print(services.address, flush=True)
+
+
+def _watch(services: LocalServices, console: Console) -> bool:
+    """Waits for Ctrl-C (True) or for the end of a service the others cannot do without (False)."""
+    lost: set[str] = set()
+    try:
+        while True:
+            for name, service in services.services.items():
+                if name in lost or service.is_running:
+                    continue
+                lost.add(name)
+                try:
+                    service.check()
+                except ServiceFailedError as error:
+                    console.print(f"foretoken: {error}", style="red", markup=False, highlight=False)
+                if not name.startswith("draft"):
+                    return False
+                console.print("going on without it: same tokens, slower")
+            time.sleep(_CHECK_INTERVAL_S)
+    except KeyboardInterrupt:
+        return True
+
+
+def _stop(services: LocalServices, console: Console) -> None:
+    """In order; at once when interrupted again."""
+    console.print("stopping")
+    try:
+        services.stop()
+    except KeyboardInterrupt:
+        services.stop(grace_s=0.0)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

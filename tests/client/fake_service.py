@@ -1,0 +1,57 @@
+"""A service that does nothing but start, connect and stop as the real ones do; run as a process by tests."""
+
+import argparse
+import json
+import os
+import pathlib
+import signal
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+
+from foretoken.v1 import generation_pb2 as pb
+from foretoken.v1 import generation_pb2_grpc
+
+parser = argparse.ArgumentParser()
+for name in "host port ready-file verify draft tokenizer model dtype compile threads drafters".split():
+    parser.add_argument("--" + name, default="")
+parser.add_argument("--fail", action="store_true")
+parser.add_argument("--stubborn", action="store_true")
+options = parser.parse_args()
+sys.stdout.write(f"options {json.dumps(vars(options))}\n")
+sys.stdout.flush()
+if options.fail:
+    sys.exit("the weights are missing")
+if options.stubborn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+class Service(generation_pb2_grpc.GenerationServiceServicer):
+    def GetModelInfo(self, request, context):
+        workers = {
+            role: [pb.WorkerInfo(address=a, state="ready") for a in getattr(options, role).split(",") if a]
+            for role in ("verify", "draft")
+        }
+        return pb.GetModelInfoResponse(model="fake", verify_workers=workers["verify"], draft_workers=workers["draft"])
+
+
+ready = pathlib.Path(options.ready_file)
+
+
+def replace(path, value):
+    partial = path.with_name("." + path.name)
+    partial.write_text(json.dumps(value))
+    partial.replace(path)
+
+
+replace(ready.with_name(ready.name + ".progress"), {"stage": "warming up", "fraction": 0.5})
+time.sleep(0.2)
+server = grpc.server(ThreadPoolExecutor(2))
+generation_pb2_grpc.add_GenerationServiceServicer_to_server(Service(), server)
+port = server.add_insecure_port(f"{options.host}:{options.port}")
+server.start()
+replace(ready, {"port": port, "pid": os.getpid()})
+while True:
+    time.sleep(1)

@@ -1,0 +1,256 @@
+"""The `foretoken` command against a scripted router, and `up` with tiny services."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from io import StringIO
+from pathlib import Path
+
+import grpc
+import pytest
+import typer
+from rich.console import Console
+from typer.testing import CliRunner
+
+from foretoken.cli import provenance, report, services
+from foretoken.cli.main import app
+from foretoken.client import Completion, InvalidArgumentError, Piece
+from foretoken.v1 import generation_pb2 as pb
+from foretoken.v1 import types_pb2
+
+ACCEPTED = {"origin": types_pb2.TOKEN_ORIGIN_ACCEPTED, "source": types_pb2.DRAFT_SOURCE_MODEL}
+STATS = pb.SpeculationStats(
+    num_drafts=1,
+    num_draft_tokens=4,
+    num_accepted_tokens=2,
+    num_accepted_per_position=[1, 1, 0, 0],
+    num_drafted_per_position=[1, 1, 1, 1],
+    num_verify_forwards=1,
+    num_emitted_tokens=3,
+)
+cli = CliRunner()
+
+
+@pytest.fixture
+def answering(router, script):
+    router.will(
+        script.start(seed=5),
+        script.tokens("ab", 5, 6, **ACCEPTED),
+        script.tokens("c", 7, origin=types_pb2.TOKEN_ORIGIN_RECOVERED),
+        script.finish(3, speculation=STATS),
+    )
+    return router
+
+
+def run(*arguments: str, **options):
+    return cli.invoke(app, list(arguments), **options)
+
+
+def test_text_alone_goes_into_a_pipe(answering) -> None:
+    result = run("generate", "hi", "--address", answering.address)
+    assert (result.exit_code, result.stdout) == (0, "abc\n")
+
+
+def test_the_prompt_may_come_from_standard_input(answering) -> None:
+    result = run("generate", "--address", answering.address, input="from a pipe")
+    assert result.exit_code == 0 and answering.requests[0].prompt == "from a pipe"
+
+
+def test_json_is_one_object(answering) -> None:
+    result = run("generate", "hi", "--json", "--address", answering.address)
+    (line,) = result.stdout.splitlines()
+    answer = json.loads(line)
+    assert answer["text"] == "abc" and answer["output_ids"] == [5, 6, 7] and answer["seed"] == 5
+    assert answer["tokens"][0] == {"id": 5, "text": "a", "origin": "accepted", "source": "model"}
+    assert answer["finish_reason"] == "length" and answer["usage"]["output_tokens"] == 3
+    assert answer["speculation"]["block_efficiency"] == 3 and answer["speculation"]["acceptance_rate"] == 0.5
+    assert answer["speculation"]["acceptance_per_position"] == [1, 1, 0, 0]
+    assert answer["tokens_per_s"] > 0 and answer["prompt_ids"] == [1, 2, 3]
+
+
+def test_every_option_reaches_the_request(answering) -> None:
+    options = "--temperature 0.5 --top-k 3 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.1 --presence-penalty 0.2"
+    options += " --frequency-penalty 0.3 --logit-bias 4=-1.5 --logit-bias 5=2 --seed 18446744073709551615"
+    options += " --max-new-tokens 9 --min-new-tokens 2 --stop x --stop y --stop-token-id 8 --ignore-eos --logprobs 2"
+    options += " --drafter ngram --drafter-setting max_ngram=4 --num-draft-tokens 6 --off --mode rejection"
+    options += " --model tiny --tenant me --system be-brief"
+    result = run("generate", "hi", "--address", answering.address, *options.split())
+    assert result.exit_code == 0, result.output
+    request = answering.requests[0]
+    sampling = request.sampling
+    assert all(sampling.HasField(field.name) for field in sampling.DESCRIPTOR.fields if not field.is_repeated)
+    assert sampling.seed == 2**64 - 1 and list(sampling.stop) == ["x", "y"] and list(sampling.stop_token_ids) == [8]
+    assert [(bias.token_id, bias.bias) for bias in sampling.logit_bias] == [(4, -1.5), (5, 2)]
+    speculation = request.speculation
+    assert speculation.drafter.name == "ngram" and dict(speculation.drafter.settings) == {"max_ngram": "4"}
+    assert (speculation.num_draft_tokens, speculation.off) == (6, True)
+    assert speculation.mode == types_pb2.VERIFICATION_MODE_REJECTION
+    assert (request.model, request.tenant) == ("tiny", "me")
+    assert [(m.role, m.content) for m in request.messages.messages] == [("system", "be-brief"), ("user", "hi")]
+
+
+def test_prompt_ids_take_the_place_of_text(answering) -> None:
+    assert run("generate", "--prompt-ids", "1,2 3", "--address", answering.address).exit_code == 0
+    assert list(answering.requests[0].prompt_ids.ids) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--logit-bias 4",
+        "--logit-bias a=b",
+        "--prompt-ids 1,x",
+        "--prompt-ids 1 hi",
+        "--mode guess",
+        "--drafter-setting x",
+    ],
+)
+def test_options_that_make_no_sense_are_refused_here(options: str) -> None:
+    result = run("generate", *options.split())
+    assert result.exit_code == 2 and options.split()[0] in result.stderr
+
+
+def test_what_the_router_refuses_is_told_in_one_line(router) -> None:
+    router.will(InvalidArgumentError("sampling.temperature", -1.0, "must be 0 or more"))
+    result = run("generate", "hi", "--temperature", "-1", "--address", router.address)
+    assert result.exit_code == 1 and result.stdout == ""
+    assert result.stderr.startswith("foretoken: INVALID_ARGUMENT: sampling.temperature = -1.0: must be 0 or more")
+
+
+def test_what_the_router_refuses_is_json_for_machines(router) -> None:
+    router.will(InvalidArgumentError("sampling.temperature", -1.0, "must be 0 or more"))
+    result = run("generate", "hi", "--json", "--address", router.address)
+    error = json.loads(result.stdout)["error"]
+    assert result.exit_code == 1
+    assert (error["code"], error["field"], error["limit"]) == (
+        "INVALID_ARGUMENT",
+        "sampling.temperature",
+        "must be 0 or more",
+    )
+
+
+def test_info_shows_the_model_and_its_workers(router) -> None:
+    hello = types_pb2.WorkerHello(role="verify", model_id="tiny", step_costs=[{"rows": 1, "context": 512, "ns": 10**6}])
+    workers = [pb.WorkerInfo(address="a:1", state="ready", hello=hello, load={"free_pages": 3, "total_pages": 9})]
+    answer = pb.GetModelInfoResponse(model="tiny", drafters=["ngram"], default_drafter="ngram", verify_workers=workers)
+    router.will(answer)
+    result = run("info", "--address", router.address)
+    assert result.exit_code == 0 and "tiny" in result.stdout and "ngram" in result.stdout
+    router.will(answer)
+    info = json.loads(run("info", "--json", "--address", router.address).stdout)
+    assert info["model"] == "tiny" and info["verify_workers"][0]["free_pages"] == 3
+
+
+def test_a_router_that_is_not_there_is_told() -> None:
+    result = run("info", "--address", "127.0.0.1:1", "--timeout-s", "1")
+    assert result.exit_code == 1 and result.stderr.startswith("foretoken: ")
+
+
+def test_tokens_are_coloured_and_control_characters_shown(script) -> None:
+    console = Console(force_terminal=True, file=StringIO(), color_system="standard", width=80)
+    piece = Piece.from_proto(script.tokens("a\x1b[2J\n", 5, **ACCEPTED).tokens)
+    recovered = Piece.from_proto(script.tokens("b" * 200, 6, origin=types_pb2.TOKEN_ORIGIN_RECOVERED).tokens)
+    for shown in (piece, recovered):
+        provenance.show(console, shown)
+    console.print(provenance.legend([*piece.tokens, *recovered.tokens]))
+    output = console.file.getvalue()
+    assert "\x1b[32ma␛[2J\x1b[0m\n" in output and "\x1b[33m" + "b" * 200 in output
+    assert "50% model" in output and "50% recovered" in output and "bonus" not in output
+
+
+def test_the_table_names_speed_and_acceptance() -> None:
+    finish = pb.GenerateFinish(reason=pb.FINISH_REASON_STOP, stop="\n", speculation=STATS)
+    completion = Completion.from_proto(pb.GenerateStart(), [], finish, 0)
+    console = Console(file=StringIO(), width=100)
+    console.print(report.table(completion, 0.5))
+    output = console.file.getvalue()
+    for words in ("tokens/s", "2.00 of 4.0 drafted", "█ 100%", "3.00 tokens per target forward", "stop string '\\n'"):
+        assert words in output
+
+
+def test_services_are_replaced_by_their_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    executed: list[tuple[str, list[str], dict[str, str]]] = []
+    monkeypatch.setattr(os, "execve", lambda *everything: executed.append(everything))
+    services.become("foretoken.router", ["--help"], extra="router", needs=())
+    program, arguments, environment = executed[0]
+    assert program == sys.executable and arguments[1:] == ["-m", "foretoken.router", "--help"]
+    assert environment["OMP_WAIT_POLICY"] == "PASSIVE"
+    with pytest.raises(typer.Exit):
+        services.become("foretoken.router", [], extra="router", needs=("no_such_package",))
+
+
+def test_every_argument_is_passed_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    became: list[list[str]] = []
+    monkeypatch.setattr(services, "become", lambda module, arguments, **_: became.append([module, *arguments]))
+    for command, module in (("router", "router"), ("draft-worker", "draft_worker"), ("verify-worker", "verify_worker")):
+        assert run(command, "--model", "x", "--help", "y").exit_code == 0
+        assert became.pop() == [f"foretoken.{module}", "--model", "x", "--help", "y"]
+
+
+def start(arguments: list[str], **options) -> subprocess.Popen[str]:
+    """The command as a process, with `fake_service` for the real services."""
+    code = "from foretoken.cli import local_services as l, main\n"
+    code += "l.VERIFY_MODULE = l.DRAFT_MODULE = l.ROUTER_MODULE = 'fake_service'\nmain.app()"
+    return subprocess.Popen([sys.executable, "-c", code, *arguments], text=True, **options)
+
+
+@pytest.mark.parametrize("interruption", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_up_serves_until_interrupted(fake_modules: Path, interruption: signal.Signals) -> None:
+    arguments = ["up", "--target", "t", "--port", "0", "--log-directory", str(fake_modules)]
+    up = start(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    address = up.stdout.readline().strip()
+    assert run("info", "--address", address).exit_code == 0
+    up.send_signal(interruption)
+    _, errors = up.communicate(timeout=20)
+    assert up.returncode == 0
+    assert "verify: warming up (50%)" in errors and f"router    {address}" in errors
+    with pytest.raises(grpc.FutureTimeoutError), grpc.insecure_channel(address) as channel:
+        grpc.channel_ready_future(channel).result(0.2)
+
+
+def test_up_goes_on_without_a_drafter_and_not_without_the_target(fake_modules: Path) -> None:
+    arguments = ["up", "--target", "t", "--port", "0", "--log-directory", str(fake_modules)]
+    up = start(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    up.stdout.readline()
+    for name, told in (("draft", "going on without it"), ("verify", "stopping")):
+        os.kill(json.loads((fake_modules / f"{name}.ready").read_text())["pid"], signal.SIGKILL)
+        told_lines = []
+        while told not in (told_lines or [""])[-1]:
+            told_lines.append(up.stderr.readline())
+            assert told_lines[-1], told_lines
+        assert any(f"{name} was ended by SIGKILL" in line for line in told_lines), told_lines
+    up.communicate(timeout=20)
+    assert up.returncode == 1
+
+
+def test_up_says_why_a_service_does_not_start(fake_modules: Path) -> None:
+    up = start(["up", "--target", "t", "--port", "0", "--verify-options", "--fail"], stderr=subprocess.PIPE)
+    _, errors = up.communicate(timeout=20)
+    assert up.returncode == 1 and "verify ended with exit status 1" in errors and "the weights are missing" in errors
+
+
+def test_up_finds_a_taken_port_before_it_loads_models(router) -> None:
+    result = run("up", "--target", "t", "--port", router.address.partition(":")[2])
+    assert result.exit_code == 2 and "--port" in result.stderr
+
+
+def test_a_terminal_gets_colours_and_an_interrupt_cancels(router, script) -> None:
+    router.will(script.start(), script.tokens("green", 5, **ACCEPTED), script.Hang())
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment.pop("NO_COLOR", None)
+    command = start(["generate", "hi", "--address", router.address], stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    output = b""
+    deadline = time.monotonic() + 20
+    while b"green" not in output and time.monotonic() < deadline:
+        output += os.read(ours, 1024)
+    command.send_signal(signal.SIGINT)
+    assert command.wait(20) == 130
+    assert b"\x1b[32mgreen" in output and b"cancelled" in os.read(ours, 1024)
+    assert router.cancelled.wait(5)
+    os.close(ours)
