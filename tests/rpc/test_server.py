@@ -1,0 +1,259 @@
+"""The bootstrap against real sockets: ready file, health, reflection, TLS, drain, signals, refusals."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from foretoken.rpc.errors import FailedPreconditionError, ResourceExhaustedError, UnavailableError, from_rpc_error
+from foretoken.rpc.link import LinkCallbacks, LinkOptions, LinkServicer, VerifyLink
+from foretoken.rpc.server import Service, serve
+from foretoken.rpc.settings import ServiceSettings
+from foretoken.rpc.tls import ClientTls
+from foretoken.v1 import generation_pb2_grpc, verify_pb2_grpc
+from foretoken.v1.generation_pb2 import TokenizeRequest, TokenizeResponse
+from foretoken.v1.verify_pb2 import VerifyLinkResponse
+
+from .conftest import HELLO, EchoHandler
+
+NAME = "foretoken.v1.GenerationService"
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class SlowServicer(generation_pb2_grpc.GenerationServiceServicer):
+    """Tokenize answers when released."""
+
+    def __init__(self) -> None:
+        self.released = asyncio.Event()
+        self.started = asyncio.Event()
+
+    async def Tokenize(self, request, context):
+        self.started.set()
+        await self.released.wait()
+        return TokenizeResponse(ids=[1])
+
+
+class Running:
+    """A server in this event loop, with its port and its stop event."""
+
+    def __init__(self, tasks: asyncio.TaskGroup, settings: ServiceSettings, services=None, **options) -> None:
+        self.servicer = SlowServicer()
+        self.stop = asyncio.Event()
+        self._port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        add = generation_pb2_grpc.add_GenerationServiceServicer_to_server
+        services = services or [Service(NAME, self.servicer, add)]
+        self.task = tasks.create_task(
+            serve(services, settings, stop=self.stop, on_ready=self._port.set_result, **options)
+        )
+
+    async def address(self) -> str:
+        return f"127.0.0.1:{await self._port}"
+
+
+async def tokenize(address: str, timeout_s: float = 5.0):
+    async with grpc.aio.insecure_channel(address) as channel:
+        return await generation_pb2_grpc.GenerationServiceStub(channel).Tokenize(TokenizeRequest(), timeout=timeout_s)
+
+
+async def health_of(address: str, name: str = NAME) -> int:
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        return (await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=5)).status
+
+
+async def test_ready_file_health_and_reflection(tmp_path):
+    ready_file = tmp_path / "ready.json"
+    async with asyncio.TaskGroup() as tasks:
+        running = Running(tasks, ServiceSettings(ready_file=ready_file))
+        address = await running.address()
+        assert json.loads(ready_file.read_text()) == {"port": int(address.rpartition(":")[2]), "pid": os.getpid()}
+        assert os.listdir(tmp_path) == ["ready.json"], "written atomically, nothing left behind"
+        assert [await health_of(address), await health_of(address, "")] == [SERVING, SERVING]
+        async with grpc.aio.insecure_channel(address) as channel:
+            asked = reflection_pb2.ServerReflectionRequest(list_services="")
+            stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+            async for answer in stub.ServerReflectionInfo(iter([asked]), timeout=5):
+                assert NAME in [service.name for service in answer.list_services_response.service]
+        running.stop.set()
+    assert not ready_file.exists()
+
+
+async def test_open_calls_finish_and_new_ones_are_refused_while_draining():
+    async with asyncio.TaskGroup() as tasks:
+        running = Running(tasks, ServiceSettings(drain_grace_s=5))
+        address = await running.address()
+        call = tasks.create_task(tokenize(address))
+        await running.servicer.started.wait()
+        running.stop.set()
+        await asyncio.sleep(0.05)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await tokenize(address)
+        assert isinstance(from_rpc_error(caught.value), UnavailableError)
+        running.servicer.released.set()
+        assert list((await call).ids) == [1]
+        async with asyncio.timeout(2):
+            await running.task
+
+
+async def test_health_turns_before_the_drain_and_the_drain_is_bounded():
+    draining = asyncio.Event()
+    seen: list[float] = []
+
+    async def on_drain(grace_s: float) -> None:
+        seen.append(grace_s)
+        draining.set()
+        await asyncio.sleep(3600)
+
+    async with asyncio.TaskGroup() as tasks:
+        running = Running(tasks, ServiceSettings(drain_grace_s=0.2), on_drain=on_drain)
+        address = await running.address()
+        running.stop.set()
+        await draining.wait()
+        assert await health_of(address) == NOT_SERVING
+        async with asyncio.timeout(3):
+            await running.task
+    assert seen == [0.2]
+
+
+async def test_an_idle_link_does_not_hold_up_a_drain():
+    handler = EchoHandler()
+    servicer = LinkServicer(lambda: HELLO, handler, VerifyLinkResponse)
+    service = Service("foretoken.v1.VerifyService", servicer, verify_pb2_grpc.add_VerifyServiceServicer_to_server)
+    ignore = LinkCallbacks(lambda *_: None, lambda *_: None, lambda *_: None, lambda _: None)
+    async with asyncio.TaskGroup() as tasks:
+        running = Running(tasks, ServiceSettings(drain_grace_s=30), [service], on_drain=servicer.drain)
+        link = VerifyLink(await running.address(), ignore)
+        await link.connect_once()
+        tasks.create_task(link.run())
+        running.stop.set()
+        async with asyncio.timeout(3):
+            await running.task
+        await link.close()
+    assert handler.closed == [1]
+
+
+async def test_a_port_in_use_is_refused_with_its_address():
+    async with asyncio.TaskGroup() as tasks:
+        running = Running(tasks, ServiceSettings())
+        port = int((await running.address()).rpartition(":")[2])
+        with pytest.raises(FailedPreconditionError, match=f"cannot listen on 127.0.0.1:{port}"):
+            await serve([], ServiceSettings(port=port), stop=asyncio.Event())
+        running.stop.set()
+
+
+async def test_an_oversized_message_is_a_typed_error():
+    async with asyncio.TaskGroup() as tasks:
+        running = Running(tasks, ServiceSettings(max_message_bytes=1 << 16))
+        address = await running.address()
+        async with grpc.aio.insecure_channel(address) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                stub = generation_pb2_grpc.GenerationServiceStub(channel)
+                await stub.Tokenize(TokenizeRequest(prompt="x" * 100_000), timeout=5)
+        error = from_rpc_error(caught.value)
+        assert isinstance(error, ResourceExhaustedError)
+        assert "65536" in str(error)
+        running.stop.set()
+
+
+@pytest.fixture
+def certificates(tmp_path) -> Path:
+    """server.{pem,key} for localhost, client.{pem,key}, stranger.{pem,key}; each signs itself."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the openssl command to make certificates")
+    for name in ("server", "client", "stranger"):
+        subprocess.run(
+            [
+                *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+                *("-keyout", f"{name}.key", "-out", f"{name}.pem", "-days", "1", "-subj", f"/CN={name}"),
+                *("-addext", "subjectAltName=DNS:localhost"),
+            ],
+            cwd=tmp_path,
+            check=True,
+            capture_output=True,
+        )
+    return tmp_path
+
+
+async def test_tls_with_and_without_client_certificates(certificates):
+    files = {name: certificates / name for name in os.listdir(certificates)}
+    handler = EchoHandler()
+    servicer = LinkServicer(lambda: HELLO, handler, VerifyLinkResponse)
+    service = Service("foretoken.v1.VerifyService", servicer, verify_pb2_grpc.add_VerifyServiceServicer_to_server)
+    ignore = LinkCallbacks(lambda *_: None, lambda *_: None, lambda *_: None, lambda _: None)
+
+    async def connects(address: str, tls: ClientTls | None) -> bool:
+        link = VerifyLink(address, ignore, LinkOptions(tls=tls, connect_timeout_s=3))
+        try:
+            await link.connect_once()
+        except UnavailableError:
+            return False
+        finally:
+            await link.close()
+        return True
+
+    server_files = {"tls_cert_file": files["server.pem"], "tls_key_file": files["server.key"]}
+    anonymous = ClientTls(ca_file=files["server.pem"], server_name="localhost")
+    known = ClientTls(files["server.pem"], files["client.pem"], files["client.key"], "localhost")
+    unknown = ClientTls(files["server.pem"], files["stranger.pem"], files["stranger.key"], "localhost")
+    for client_ca, expected in ((None, [True, True, False]), (files["client.pem"], [False, True, False])):
+        async with asyncio.TaskGroup() as tasks:
+            settings = ServiceSettings(**server_files, tls_client_ca_file=client_ca)
+            running = Running(tasks, settings, [service])
+            address = await running.address()
+            assert [await connects(address, tls) for tls in (anonymous, known, None)] == expected
+            if client_ca is not None:
+                assert not await connects(address, unknown)
+            running.stop.set()
+
+
+async def test_a_missing_tls_file_is_named(tmp_path):
+    settings = ServiceSettings(tls_cert_file=tmp_path / "none.pem", tls_key_file=tmp_path / "none.key")
+    with pytest.raises(FailedPreconditionError, match="none.key"):
+        await serve([], settings, stop=asyncio.Event())
+
+
+PROGRAM = """
+import asyncio, sys
+from foretoken.rpc.server import run_service, serve
+from foretoken.rpc.settings import ServiceSettings
+async def on_drain(grace_s):
+    await asyncio.sleep(float(sys.argv[-1]))
+settings = ServiceSettings.parse(sys.argv[1:-1])
+sys.exit(run_service("example", settings, lambda: serve([], settings, on_drain=on_drain)))
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(("drain_s", "signals"), [("0.1", 1), ("30", 2)])
+async def test_signals_drain_and_a_second_one_hurries(tmp_path, signum, drain_s, signals):
+    ready_file = tmp_path / "ready"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    arguments = ["-c", PROGRAM, "--ready-file", str(ready_file), "--drain-grace-s", "60", drain_s]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        async with asyncio.timeout(30):
+            while not ready_file.exists():  # noqa: ASYNC110 (another process makes it)
+                await asyncio.sleep(0.02)
+            for _ in range(signals):
+                process.send_signal(signum)
+                await asyncio.sleep(0.2)
+            stdout, stderr = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+    assert process.returncode == 0, stderr.decode()
+    assert stdout == b""
+    lines = stderr.decode().splitlines()
+    assert any(line.endswith("foretoken.rpc.server: stopped") for line in lines)
+    assert all(" INFO foretoken.rpc.server: " in line for line in lines), lines

@@ -1,0 +1,91 @@
+"""Settings: the command line beats the environment beats the default, and a bad value is named."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import Field, ValidationError
+
+from foretoken.rpc.settings import CommaSeparated, ServiceSettings
+
+
+class ExampleSettings(ServiceSettings):
+    """An example service."""
+
+    verify: CommaSeparated = Field((), description="Verify workers, HOST:PORT, comma-separated.")
+    num_pages: int | None = Field(None, ge=1, description="KV pages.")
+    greedy: bool = Field(False, description="A switch.")
+
+
+def test_the_command_line_beats_the_environment_beats_the_default(monkeypatch):
+    assert ExampleSettings.parse([]).host == "127.0.0.1"
+    monkeypatch.setenv("FORETOKEN_PORT", "1000")
+    monkeypatch.setenv("FORETOKEN_NUM_PAGES", "7")
+    monkeypatch.setenv("FORETOKEN_SOMETHING_ELSE", "of another service")
+    monkeypatch.setenv("FORETOKEN_HOST", "")
+    settings = ExampleSettings.parse(["--port", "2000"])
+    assert (settings.port, settings.num_pages, settings.host) == (2000, 7, "127.0.0.1")
+
+
+def test_lists_are_comma_separated(monkeypatch):
+    assert ExampleSettings.parse(["--verify", "a:1,b:2", "--verify", "c:3"]).verify == ("a:1", "b:2", "c:3")
+    monkeypatch.setenv("FORETOKEN_VERIFY", "d:4, e:5,")
+    assert ExampleSettings.parse([]).verify == ("d:4", "e:5")
+
+
+def test_switches():
+    assert ExampleSettings.parse(["--greedy"]).greedy
+    assert not ExampleSettings.parse(["--no-greedy"]).greedy
+
+
+@pytest.mark.parametrize(
+    ("arguments", "texts"),
+    [
+        (["--port", "70000"], ["--port (FORETOKEN_PORT) = '70000'", "less than or equal to 65535"]),
+        (["--num-pages", "few"], ["--num-pages (FORETOKEN_NUM_PAGES) = 'few'", "valid integer"]),
+        (["--log-level", "loud"], ["--log-level", "'loud'", "'debug', 'info'"]),
+        (["--drain-grace-s", "nan"], ["--drain-grace-s"]),
+        (["--tls-cert-file", "c.pem"], ["--tls-cert-file and --tls-key-file go together"]),
+        (["--tls-client-ca-file", "c.pem"], ["--tls-client-ca-file needs --tls-cert-file"]),
+        (["--port", "1", "--bogus", "2"], ["unrecognized arguments: --bogus"]),
+        (["--port", "-1", "--num-pages", "0"], ["--port", "--num-pages"]),
+    ],
+)
+def test_a_bad_value_stops_start_up_and_is_named(arguments, texts, capsys):
+    with pytest.raises(SystemExit) as caught:
+        ExampleSettings.parse(arguments, program="foretoken.example")
+    assert caught.value.code == 2
+    message = capsys.readouterr().err
+    for text in ["foretoken.example", *texts]:
+        assert text in message
+
+
+def test_a_bad_environment_value_is_named(monkeypatch, capsys):
+    monkeypatch.setenv("FORETOKEN_PORT", "http")
+    with pytest.raises(SystemExit):
+        ExampleSettings.parse([])
+    assert "(FORETOKEN_PORT) = 'http'" in capsys.readouterr().err
+
+
+def test_settings_are_frozen_and_refuse_unknown_names():
+    settings = ExampleSettings.parse([])
+    with pytest.raises(ValidationError):
+        settings.port = 3
+    with pytest.raises(ValidationError):
+        ExampleSettings(bogus=3)
+
+
+def test_help_explains_every_option(capsys):
+    with pytest.raises(SystemExit) as caught:
+        ExampleSettings.parse(["--help"], program="foretoken.example")
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    for name, field in ExampleSettings.model_fields.items():
+        assert field.description, name
+        assert "--" + name.replace("_", "-") in text
+        assert f"FORETOKEN_{name.upper()}" in text
+
+
+def test_tls_files_become_server_tls():
+    assert ExampleSettings.parse([]).server_tls is None
+    tls = ExampleSettings.parse(["--tls-cert-file", "c.pem", "--tls-key-file", "k.pem"]).server_tls
+    assert (tls.cert_file, tls.key_file, tls.client_ca_file) == (Path("c.pem"), Path("k.pem"), None)

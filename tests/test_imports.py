@@ -1,0 +1,141 @@
+"""Who may import whom: the table of the architecture page, checked on every import statement of every root.
+
+Also: the modules the SDK shares with the services load with the base install alone, and nothing is read or probed at import.
+"""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+EVERYTHING = "*"
+PARTS = ("kernels", "engine", "rpc", "draft_worker", "verify_worker", "router", "client", "cli", "training", "bench")
+# package -> Foretoken packages (or single modules) it may import, besides itself and the protos `v1`
+ALLOWED: dict[str, tuple[str, ...]] = {
+    "v1": (),
+    "kernels": (),
+    "engine": ("kernels",),
+    "rpc": ("v1",),
+    "draft_worker": ("engine", "kernels", "rpc", "v1"),
+    "verify_worker": ("engine", "kernels", "rpc", "v1"),
+    "router": ("rpc", "v1"),
+    "client": ("v1", "rpc.errors", "rpc.trace", "rpc.tls", "rpc.names"),
+    "cli": ("client", "v1", "rpc.errors", "rpc.trace", "rpc.tls", "rpc.names"),
+    "training": ("engine",),
+    "bench": (EVERYTHING,),
+}
+# package -> third-party packages it must not import, directly
+FORBIDDEN: dict[str, tuple[str, ...]] = {
+    "kernels": ("grpc", "google.protobuf", "transformers", "pydantic"),
+    "engine": ("grpc", "google.protobuf", "pydantic"),
+    "rpc": ("torch", "transformers", "triton", "numpy"),
+    "router": ("torch", "triton"),
+    "client": ("torch", "transformers", "triton", "numpy", "pydantic", "typer", "rich", "opentelemetry.sdk"),
+    "cli": ("torch", "transformers", "triton"),
+    "training": ("grpc",),
+}
+# What the SDK shares with the services, and the only top-level packages these may load.
+SDK_MODULES = ("foretoken.rpc.errors", "foretoken.rpc.trace", "foretoken.rpc.tls", "foretoken.rpc.names")
+SERVICE_PACKAGES = (
+    "torch",
+    "transformers",
+    "triton",
+    "numpy",
+    "pydantic",
+    "pydantic_settings",
+    "grpc_health",
+    "grpc_reflection",
+)
+
+
+def source_files() -> Iterator[tuple[str, Path]]:
+    """(package, file) for every Python file below `<root>/foretoken/`."""
+    for folder in sorted(ROOT.glob("*/foretoken/*")):
+        if folder.is_dir():
+            for path in sorted(folder.rglob("*.py")):
+                if not path.name.endswith(("_pb2.py", "_pb2_grpc.py")):
+                    yield folder.name, path
+
+
+def imports_of(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of every import of a file, also those inside functions and type-checking blocks."""
+    package = path.relative_to(path.parents[len(path.relative_to(ROOT).parts) - 2]).with_suffix("").parts
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: -node.level]) + "." if node.level else ""
+            module = (base + (node.module or "")).rstrip(".")
+            for alias in node.names:
+                yield node.lineno, f"{module}.{alias.name}"
+
+
+def is_within(name: str, prefix: str) -> bool:
+    return name == prefix or name.startswith(prefix + ".")
+
+
+FILES = list(source_files())
+
+
+def test_every_package_is_in_the_table():
+    assert {package for package, _ in FILES} <= set(ALLOWED)
+
+
+@pytest.mark.parametrize("package", sorted({package for package, _ in FILES}))
+def test_a_package_imports_only_what_the_table_allows(package):
+    allowed = (package, *ALLOWED[package])
+    faults = []
+    for owner, path in FILES:
+        if owner != package:
+            continue
+        for line, name in imports_of(path):
+            place = f"{path.relative_to(ROOT)}:{line} imports {name}"
+            if name.startswith("foretoken."):
+                inner = name.removeprefix("foretoken.")
+                if EVERYTHING not in allowed and not any(is_within(inner, part) for part in allowed):
+                    faults.append(place)
+            elif any(is_within(name, part) for part in FORBIDDEN.get(package, ())):
+                faults.append(place)
+    assert not faults, "\n".join(faults)
+
+
+def test_the_namespace_has_no_init_file():
+    assert list(ROOT.glob("*/foretoken/__init__.py")) == []
+
+
+def loaded_by(*modules: str) -> set[str]:
+    """Top-level packages in `sys.modules` of a fresh process after importing `modules`."""
+    program = f"import sys; import {', '.join(modules)}; print(*sorted({{name.split('.')[0] for name in sys.modules}}))"
+    environment = {"PYTHONPATH": ":".join(sys.path), "PATH": ""}
+    result = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 0, result.stderr
+    return set(result.stdout.split())
+
+
+def test_what_the_sdk_shares_needs_the_base_install_only():
+    assert loaded_by(*SDK_MODULES) & set(SERVICE_PACKAGES) == set()
+
+
+def test_rpc_never_loads_torch():
+    modules = [
+        ".".join(path.relative_to(ROOT / "rpc").with_suffix("").parts).removesuffix(".__init__")
+        for package, path in FILES
+        if package == "rpc"
+    ]
+    assert loaded_by(*modules) & {"torch", "transformers", "triton"} == set()
+
+
+@pytest.mark.parametrize("package", ["client", "router"])
+def test_a_package_without_torch_loads_without_it(package):
+    if not (ROOT / package / "foretoken" / package / "__init__.py").exists():
+        pytest.skip(f"foretoken.{package} is not here")
+    forbidden = set(SERVICE_PACKAGES) if package == "client" else {"torch", "triton"}
+    assert loaded_by(f"foretoken.{package}") & forbidden == set()
