@@ -103,12 +103,16 @@ class VerifyCore:
         seq = self._sequences.pop(key, None)
         if seq is not None:
             self._scheduler.release(seq)
-            self._sink.load_changed(self._load())
+            self.report_load()
 
     def close_link(self, link_id: int) -> None:
         """Forget every sequence of a link."""
         for key in [key for key in self._sequences if key[0] == link_id]:
             self.close(key)
+
+    def report_load(self) -> None:
+        """Tell the sink how busy the worker is."""
+        self._sink.load_changed(self._load())
 
     def expire(self, now_s: float) -> float | None:
         """Close what is past its deadline; return the next deadline (`time.monotonic`), None without one."""

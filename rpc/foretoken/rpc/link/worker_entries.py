@@ -27,6 +27,8 @@ class SequenceCore(Protocol):
 
     def close_link(self, link_id: int) -> None: ...
 
+    def report_load(self) -> None: ...
+
 
 CoreT = TypeVar("CoreT", bound=SequenceCore)
 CoreCall = Callable[[CoreT], None]
@@ -101,7 +103,9 @@ class EntryHandler(Generic[CoreT, Response]):
         self._results = results
 
     def link_opened(self, link: LinkPeer[Any]) -> None:
+        """The router hears at once how busy the worker is."""
         self._results.add(link)
+        self._submit(lambda core: core.report_load())
 
     def link_closed(self, link: LinkPeer[Any]) -> None:
         self._results.remove(link.id)
