@@ -69,7 +69,7 @@ class LinkResults(Generic[Response]):
         """Send entries of the repeated `field`, as one frame per link, in order."""
         frames: dict[int, Any] = {}
         for (link_id, _), entry in entries:
-            frame = frames.get(link_id)
+            frame: Any = frames.get(link_id)
             if frame is None:
                 frame = frames[link_id] = self._response_type()
                 if load is not None:
