@@ -93,7 +93,7 @@ async def test_drafts_carry_their_source_and_follow_commits(link):
     [
         ("drafter.name", {"opens": [opening(7, "nonsense")]}),
         ("drafter.settings.max_ngram", {"opens": [opening(7, "ngram", max_ngram="x")]}),
-        ("request.num_tokens", {"opens": [opening(7, "ngram")], "requests": [DraftRequest(sequence_id=7, num_tokens=9)]}),  # noqa: E501
+        (
             "request.num_tokens",
             {"opens": [opening(7, "ngram")], "requests": [DraftRequest(sequence_id=7, num_tokens=9)]},
         ),
