@@ -1,9 +1,24 @@
 """logits_adjust: order of operations, masks, rows left alone, refusals."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
-from foretoken.kernels.logits_adjust import logits_adjust
+from foretoken.kernels import dispatch, native
+from foretoken.kernels.logits_adjust import IMPLEMENTATIONS, logits_adjust
+
+PATHS = [
+    "reference",
+    pytest.param("native", marks=pytest.mark.skipif(not native.is_available(), reason="no C compiler")),
+]
+
+
+@pytest.fixture(params=PATHS, autouse=True)
+def path(request: pytest.FixtureRequest) -> Iterator[str]:
+    with dispatch.override(request.param):
+        assert dispatch.select(torch.device("cpu"), IMPLEMENTATIONS)[0] == request.param
+        yield request.param
 
 
 def adjust(
@@ -48,6 +63,25 @@ def test_no_entries_is_a_copy() -> None:
     assert torch.equal(adjusted, logits) and adjusted.data_ptr() != logits.data_ptr()
 
 
+@pytest.mark.skipif(not native.is_available(), reason="no C compiler")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_native_equals_reference(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(3)
+    logits = (torch.randn(9, 63, generator=generator) * 5).to(dtype)
+    logits[:, 5] = -torch.inf
+    values = torch.randn(9, 63, 3, generator=generator)
+    rows = [
+        {v: (values[r, v, 0].item(), values[r, v, 1].abs().item(), values[r, v, 2].item()) for v in range(r * 7)}
+        for r in range(9)
+    ]
+    allowed = torch.randint(-(2**31), 2**31, (9, 2), generator=generator).to(torch.int32)
+    for mask in (None, allowed):
+        with dispatch.override("reference"):
+            expected = adjust(logits, rows, mask)
+        with dispatch.override("native"):
+            assert torch.equal(adjust(logits, rows, mask), expected)
+
+
 def test_a_row_does_not_depend_on_the_others() -> None:
     generator = torch.Generator().manual_seed(2)
     logits = torch.randn(70, 97, generator=generator)
@@ -57,7 +91,9 @@ def test_a_row_does_not_depend_on_the_others() -> None:
         assert torch.equal(adjust(logits[:num_rows], rows[:num_rows]), together[:num_rows])
 
 
-@pytest.mark.parametrize("broken", ["logits", "strides", "offsets", "ids", "bias", "allowed"])
+@pytest.mark.parametrize(
+    "broken", ["logits", "strides", "offsets", "order", "end", "ids", "range", "negative", "bias", "allowed"]
+)
 def test_bad_arguments_are_refused(broken: str) -> None:
     logits, offsets, ids = torch.zeros(2, 40), torch.tensor([0, 1, 1]), torch.tensor([3])
     bias, allowed = torch.zeros(1), torch.zeros(2, 2, dtype=torch.int32)
@@ -67,6 +103,14 @@ def test_bad_arguments_are_refused(broken: str) -> None:
         logits = torch.zeros(40, 2).t()
     elif broken == "offsets":
         offsets = offsets[:2]
+    elif broken == "order":
+        offsets = torch.tensor([0, 2, 1])
+    elif broken == "end":
+        offsets = torch.tensor([0, 1, 2])
+    elif broken == "range":
+        ids = torch.tensor([40])
+    elif broken == "negative":
+        ids = torch.tensor([-1])
     elif broken == "ids":
         ids = ids.int()
     elif broken == "bias":

@@ -59,7 +59,7 @@ def random_case(index: int, vocab_size: int, num_rows: int = 7) -> tuple[torch.T
         "positions": rng.integers(0, 2**31, num_rows).tolist(),
         "temperature": (rng.choice([0.0, 0.01, 0.5, 1.0, 3.0], num_rows)).tolist(),
         "top_k": rng.choice([0, 1, 2, 50, 5000], num_rows).tolist(),
-        "top_p": rng.choice([1.0, 0.95, 0.5, 1e-6], num_rows).tolist(),
+        "top_p": rng.choice([1.0, 0.999999, 0.95, 0.5, 1e-6], num_rows).tolist(),
         "min_p": rng.choice([0.0, 0.0, 0.05, 1.0], num_rows).tolist(),
     }
     return logits.to(dtype), settings

@@ -9,10 +9,13 @@ from collections.abc import Callable
 
 import torch
 
-from foretoken.kernels import dispatch
+from foretoken.kernels import dispatch, native
 from foretoken.kernels.logits_adjust import reference
 
-IMPLEMENTATIONS: dict[dispatch.PathName, Callable[..., torch.Tensor]] = {"reference": reference.logits_adjust}
+IMPLEMENTATIONS: dict[dispatch.PathName, Callable[..., torch.Tensor]] = {
+    "reference": reference.logits_adjust,
+    "native": native.logits_adjust,
+}
 
 _LOGITS_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -42,29 +45,28 @@ def logits_adjust(
     Returns:
         [R, V] float32.
     Raises:
-        ValueError: a shape, stride, dtype or device other than above.
+        ValueError: a shape, stride, dtype or device other than above; on CPU also ids or offsets out of range.
     """
-    if logits.dim() != 2 or logits.dtype not in _LOGITS_DTYPES or not logits.is_contiguous():
-        raise ValueError(
-            f"logits must be contiguous [R, V] bfloat16, float16 or float32, got {list(logits.shape)} {logits.dtype}"
-        )
+    if logits.dim() != 2 or logits.dtype not in _LOGITS_DTYPES:
+        raise ValueError(f"logits must be [R, V] bfloat16, float16 or float32, got {list(logits.shape)} {logits.dtype}")
     num_rows, vocab_size = logits.shape
-    if row_offsets.shape != (num_rows + 1,) or row_offsets.dtype != torch.int64:
-        raise ValueError(
-            f"row_offsets must be [{num_rows + 1}] int64, got {list(row_offsets.shape)} {row_offsets.dtype}"
-        )
-    if ids.dim() != 1 or ids.dtype != torch.int64:
-        raise ValueError(f"ids must be [N] int64, got {list(ids.shape)} {ids.dtype}")
-    for name, values in (("bias", bias), ("scale", scale), ("penalty", penalty)):
-        if values.shape != ids.shape or values.dtype != torch.float32 or not values.is_contiguous():
+    num_entries = ids.shape[0] if ids.dim() == 1 else -1
+    expected = [
+        ("logits", logits, (num_rows, vocab_size), logits.dtype),
+        ("row_offsets", row_offsets, (num_rows + 1,), torch.int64),
+        ("ids", ids, (num_entries,), torch.int64),
+        ("bias", bias, (num_entries,), torch.float32),
+        ("scale", scale, (num_entries,), torch.float32),
+        ("penalty", penalty, (num_entries,), torch.float32),
+    ]
+    if allowed is not None:
+        expected.append(("allowed", allowed, (num_rows, -(-vocab_size // 32)), torch.int32))
+    for name, tensor, shape, dtype in expected:
+        if tensor.shape != shape or tensor.dtype != dtype or not tensor.is_contiguous():
             raise ValueError(
-                f"{name} must be contiguous [{ids.shape[0]}] float32, got {list(values.shape)} {values.dtype}"
+                f"{name} must be contiguous {list(shape)} {dtype}, got {list(tensor.shape)} {tensor.dtype}"
             )
-    num_words = -(-vocab_size // 32)
-    if allowed is not None and (allowed.shape != (num_rows, num_words) or allowed.dtype != torch.int32):
-        raise ValueError(f"allowed must be [{num_rows}, {num_words}] int32, got {list(allowed.shape)} {allowed.dtype}")
-    for tensor in (row_offsets, ids, bias, scale, penalty, allowed):
-        if tensor is not None and tensor.device != logits.device:
-            raise ValueError(f"all arguments must be on {logits.device}, got one on {tensor.device}")
+        if tensor.device != logits.device:
+            raise ValueError(f"{name} must be on {logits.device}, got {tensor.device}")
     _, implementation = dispatch.select(logits.device, IMPLEMENTATIONS)
     return implementation(logits, row_offsets, ids, bias, scale, penalty, allowed)

@@ -16,6 +16,7 @@ def logits_adjust(
 ) -> torch.Tensor:
     """The rules of `foretoken.kernels.logits_adjust.logits_adjust`, any device."""
     num_rows, vocab_size = logits.shape
+    check_entries(row_offsets, ids, vocab_size)
     adjusted = logits.to(torch.float32, copy=True)
     rows = torch.repeat_interleave(torch.arange(num_rows, device=logits.device), row_offsets.diff())
     flat = adjusted.view(-1)
@@ -28,3 +29,16 @@ def logits_adjust(
         is_allowed = ((allowed.unsqueeze(2) >> bits) & 1).view(num_rows, -1)[:, :vocab_size]
         adjusted.masked_fill_(is_allowed == 0, -torch.inf)
     return adjusted
+
+
+def check_entries(row_offsets: torch.Tensor, ids: torch.Tensor, vocab_size: int) -> None:
+    """Refuses offsets and ids that would reach outside a row.
+
+    Raises:
+        ValueError: an offset or an id is out of range.
+    """
+    num_entries = ids.shape[0]
+    if int(row_offsets[0]) != 0 or int(row_offsets[-1]) != num_entries or bool((row_offsets.diff() < 0).any()):
+        raise ValueError(f"row_offsets must go from 0 to {num_entries} without decreasing")
+    if num_entries > 0 and (int(ids.min()) < 0 or int(ids.max()) >= vocab_size):
+        raise ValueError(f"ids must be 0 to {vocab_size - 1}, got {int(ids.min())} to {int(ids.max())}")

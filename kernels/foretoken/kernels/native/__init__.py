@@ -59,7 +59,7 @@ def sample(
     if logits.dtype == torch.float16:
         logits = logits.to(torch.float32)
     num_rows, vocab_size = logits.shape
-    scratch = torch.empty(3 * vocab_size, dtype=torch.float32)
+    scratch = torch.empty(4 * vocab_size, dtype=torch.float32)
     weights = torch.empty(vocab_size, dtype=torch.int64)
     out = torch.empty(num_rows, dtype=torch.int64)
     _loaded().foretoken_sample(
@@ -77,6 +77,41 @@ def sample(
         weights.data_ptr(),
         out.data_ptr(),
     )
+    return out
+
+
+def logits_adjust(
+    logits: torch.Tensor,
+    row_offsets: torch.Tensor,
+    ids: torch.Tensor,
+    bias: torch.Tensor,
+    scale: torch.Tensor,
+    penalty: torch.Tensor,
+    allowed: torch.Tensor | None,
+) -> torch.Tensor:
+    """`logits_adjust.logits_adjust` for validated CPU tensors.
+
+    Raises:
+        ValueError: an offset or an id is out of range.
+    """
+    if logits.dtype == torch.float16:
+        logits = logits.to(torch.float32)
+    out = torch.empty(logits.shape, dtype=torch.float32)
+    status = _loaded().foretoken_logits_adjust(
+        *logits.shape,
+        logits.data_ptr(),
+        logits.dtype == torch.bfloat16,
+        row_offsets.data_ptr(),
+        ids.shape[0],
+        ids.data_ptr(),
+        bias.data_ptr(),
+        scale.data_ptr(),
+        penalty.data_ptr(),
+        None if allowed is None else allowed.data_ptr(),
+        out.data_ptr(),
+    )
+    if status != 0:
+        raise ValueError(f"row_offsets must go from 0 to {ids.shape[0]}, ids must be 0 to {logits.shape[1] - 1}")
     return out
 
 
@@ -103,6 +138,8 @@ def _library() -> ctypes.CDLL | None:
     library.foretoken_gumbel.restype = None
     library.foretoken_sample.argtypes = [integer, integer, pointer, word, *[pointer] * 9]
     library.foretoken_sample.restype = None
+    library.foretoken_logits_adjust.argtypes = [integer, integer, pointer, word, pointer, integer, *[pointer] * 6]
+    library.foretoken_logits_adjust.restype = ctypes.c_int32
     return library
 
 

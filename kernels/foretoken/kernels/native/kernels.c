@@ -1,4 +1,4 @@
-/* CPU kernels of noise and sampling, bit for bit the torch references of the same names.
+/* CPU kernels of noise, logits adjustment and sampling, bit for bit the torch references of the same names.
  *
  * Compile with -ffp-contract=off and without -ffast-math: every float operation below must round once, as IEEE 754 says.
  * Rows are independent of each other; nothing here allocates, keeps state or knows sequences.
@@ -115,7 +115,7 @@ void foretoken_gumbel(int64_t num_rows, int64_t vocab_size, const int64_t *seeds
     }
 }
 
-/* Largest of n floats. Eight running maxima, so that the compiler vectorises without reordering rules. */
+/* Largest of n floats. Sixteen running maxima, so that the compiler vectorises without reordering rules. */
 static float largest_of(const float *x, int64_t n) {
     float lanes[16];
     for (int j = 0; j < 16; j++) lanes[j] = -INFINITY;
@@ -144,9 +144,9 @@ static inline float float_of_key(uint32_t key) {
     return float_of(key & 0x80000000u ? key ^ 0x80000000u : ~key);
 }
 
-/* The smallest value that is kept when values are kept, from the largest down, while the weight above them is less than
+/* The smallest key that is kept when keys are kept, from the largest down, while the weight above them is less than
  * `bound`. Radix selection by 12, 12 and 8 bits; weights NULL counts 1 each. */
-static float rank_threshold(const float *x, const int64_t *weights, int64_t n, double bound) {
+static uint32_t rank_threshold(const uint32_t *keys, const int64_t *weights, int64_t n, double bound) {
     static const int shifts[3] = {20, 8, 0};
     uint32_t prefix = 0;
     int64_t above = 0; /* weight above the keys that share the prefix */
@@ -156,9 +156,8 @@ static float rank_threshold(const float *x, const int64_t *weights, int64_t n, d
         int shift = shifts[level], higher = level == 0 ? 32 : shifts[level - 1];
         uint32_t num_bins = 1u << (higher - shift);
         for (int64_t i = 0; i < n; i++) {
-            uint32_t key = key_of(x[i]);
-            if (level > 0 && (key ^ prefix) >> higher != 0) continue;
-            uint32_t bin = (key >> shift) & (num_bins - 1);
+            if (level > 0 && (keys[i] ^ prefix) >> higher != 0) continue;
+            uint32_t bin = (keys[i] >> shift) & (num_bins - 1);
             sums[bin] += weights ? weights[i] : 1;
             counts[bin]++;
         }
@@ -171,10 +170,35 @@ static float rank_threshold(const float *x, const int64_t *weights, int64_t n, d
         }
         prefix |= chosen << shift;
     }
-    return float_of_key(prefix);
+    return prefix;
 }
 
-/* The id of the largest logit + temperature * noise among scaled >= threshold with likely != 0 (or likely NULL). */
+static float top_k_threshold(const float *scaled, int64_t n, int32_t top_k, uint32_t *keys) {
+    for (int64_t i = 0; i < n; i++) keys[i] = key_of(scaled[i]);
+    return float_of_key(rank_threshold(keys, NULL, n, (double)top_k));
+}
+
+/* `threshold` is that of top_k: what is below it weighs nothing. */
+static float top_p_threshold(const float *scaled, const float *likelihood, int64_t n, float threshold, float top_p,
+                             uint32_t *keys, int64_t *weights) {
+    int64_t total = 0, num_candidates = 0;
+    for (int64_t i = 0; i < n; i++) {
+        weights[i] = scaled[i] >= threshold ? (int64_t)(likelihood[i] * 0x1p40f) : 0;
+        total += weights[i];
+    }
+    double bound = (double)top_p * (double)total;
+    /* Ids lighter than this hold, all together, half of what top_p drops: none of them can stay. */
+    int64_t lightest = (int64_t)(((double)total - bound) / (2.0 * (double)n));
+    for (int64_t i = 0; i < n; i++) {
+        keys[num_candidates] = key_of(scaled[i]);
+        weights[num_candidates] = weights[i];
+        num_candidates += weights[i] >= lightest;
+    }
+    return float_of_key(rank_threshold(keys, weights, num_candidates, bound));
+}
+
+/* The id of the largest logit + temperature * noise among the ids with scaled >= threshold and likelihood >= min_p
+ * (likelihood NULL: no such filter). */
 static int64_t perturbed_argmax(const float *x, const float *scaled, float threshold, const float *likelihood,
                                 float min_p, int64_t n, float temperature, uint64_t seed, uint32_t position) {
     int64_t num_kept = 0, best_id = 0;
@@ -204,38 +228,67 @@ static int64_t perturbed_argmax(const float *x, const float *scaled, float thres
 }
 
 static int64_t sample_row(const float *x, int64_t n, uint64_t seed, uint32_t position, float temperature, int32_t top_k,
-                          float top_p, float min_p, float *scaled, float *likelihood, int64_t *weights) {
+                          float top_p, float min_p, float *scaled, float *likelihood, uint32_t *keys, int64_t *weights) {
     if (!(temperature > 0.0f)) return first_equal(x, n, largest_of(x, n));
     for (int64_t i = 0; i < n; i++) scaled[i] = x[i] / temperature + 0.0f; /* + 0: one zero, so that keys tie */
     float threshold = -INFINITY, largest = largest_of(scaled, n);
-    if (top_k > 0 && top_k < n) threshold = rank_threshold(scaled, NULL, n, (double)top_k);
+    if (top_k > 0 && top_k < n) threshold = top_k_threshold(scaled, n, top_k, keys);
     if (top_p < 1.0f || min_p > 0.0f)
         for (int64_t i = 0; i < n; i++) likelihood[i] = exp_f32(scaled[i] - largest);
     if (top_p < 1.0f) {
-        int64_t total = 0;
-        for (int64_t i = 0; i < n; i++) {
-            weights[i] = scaled[i] >= threshold ? (int64_t)(likelihood[i] * 0x1p40f) : 0;
-            total += weights[i];
-        }
-        float top_p_threshold = rank_threshold(scaled, weights, n, (double)top_p * (double)total);
-        threshold = top_p_threshold > threshold ? top_p_threshold : threshold;
+        float other = top_p_threshold(scaled, likelihood, n, threshold, top_p, keys, weights);
+        threshold = other > threshold ? other : threshold;
     }
     return perturbed_argmax(x, scaled, threshold, min_p > 0.0f ? likelihood : NULL, min_p, n, temperature, seed, position);
 }
 
-/* sample.sample: logits [R, V] float32 (is_bfloat16 = 0) or bfloat16 bits; scratch of 3 * V floats and V int64s. */
+static void convert_bfloat16(const uint16_t *halves, int64_t n, float *out) {
+    for (int64_t i = 0; i < n; i++) out[i] = float_of((uint32_t)halves[i] << 16);
+}
+
+/* sample.sample: logits [R, V] float32 (is_bfloat16 = 0) or bfloat16 bits; scratch of 4 * V floats and V int64s. */
 void foretoken_sample(int64_t num_rows, int64_t vocab_size, const void *logits, int32_t is_bfloat16,
                       const int64_t *seeds, const int64_t *positions, const float *temperature, const int32_t *top_k,
                       const float *top_p, const float *min_p, float *scratch, int64_t *weights, int64_t *out) {
     float *converted = scratch, *scaled = scratch + vocab_size, *likelihood = scratch + 2 * vocab_size;
+    uint32_t *keys = (uint32_t *)(scratch + 3 * vocab_size);
     for (int64_t row = 0; row < num_rows; row++) {
         const float *x = (const float *)logits + row * vocab_size;
         if (is_bfloat16) {
-            const uint16_t *halves = (const uint16_t *)logits + row * vocab_size;
-            for (int64_t i = 0; i < vocab_size; i++) converted[i] = float_of((uint32_t)halves[i] << 16);
+            convert_bfloat16((const uint16_t *)logits + row * vocab_size, vocab_size, converted);
             x = converted;
         }
         out[row] = sample_row(x, vocab_size, (uint64_t)seeds[row], (uint32_t)positions[row], temperature[row],
-                              top_k[row], top_p[row], min_p[row], scaled, likelihood, weights);
+                              top_k[row], top_p[row], min_p[row], scaled, likelihood, keys, weights);
     }
+}
+
+/* logits_adjust.logits_adjust: logits [R, V] as above, entries [row_offsets[r], row_offsets[r + 1]), out [R, V].
+ * Returns 0, or -1 when an offset or an id is out of range: nothing is read or written there. */
+int32_t foretoken_logits_adjust(int64_t num_rows, int64_t vocab_size, const void *logits, int32_t is_bfloat16,
+                                const int64_t *row_offsets, int64_t num_entries, const int64_t *ids,
+                                const float *bias, const float *scale, const float *penalty, const uint32_t *allowed,
+                                float *out) {
+    int64_t num_words = (vocab_size + 31) / 32;
+    if (row_offsets[0] != 0 || row_offsets[num_rows] != num_entries) return -1;
+    for (int64_t row = 0; row < num_rows; row++)
+        if (row_offsets[row] > row_offsets[row + 1]) return -1;
+    for (int64_t entry = 0; entry < num_entries; entry++)
+        if (ids[entry] < 0 || ids[entry] >= vocab_size) return -1;
+    for (int64_t row = 0; row < num_rows; row++) {
+        float *y = out + row * vocab_size;
+        if (is_bfloat16)
+            convert_bfloat16((const uint16_t *)logits + row * vocab_size, vocab_size, y);
+        else
+            memcpy(y, (const float *)logits + row * vocab_size, (size_t)vocab_size * sizeof(float));
+        for (int64_t entry = row_offsets[row]; entry < row_offsets[row + 1]; entry++) {
+            float value = y[ids[entry]] + bias[entry];
+            y[ids[entry]] = (value < 0.0f ? value * scale[entry] : value / scale[entry]) - penalty[entry];
+        }
+        if (!allowed) continue;
+        const uint32_t *words = allowed + row * num_words;
+        for (int64_t i = 0; i < vocab_size; i++)
+            if (!(words[i >> 5] >> (i & 31) & 1)) y[i] = -INFINITY;
+    }
+    return 0;
 }
