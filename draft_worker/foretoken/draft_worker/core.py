@@ -131,6 +131,7 @@ class DraftCore:
         entry = self._sequences.pop(key, None)
         if entry is not None:
             self._drafters[entry.drafter_name].close(entry.sequence)
+            entry.sequence.span.end()
             self.report_load()
 
     def close_link(self, link_id: int) -> None:

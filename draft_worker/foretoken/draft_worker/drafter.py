@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from opentelemetry.trace import INVALID_SPAN, Span
+
 from foretoken.engine.sampling import SamplingParams
 from foretoken.rpc.link.worker_entries import SequenceKey
 
@@ -20,6 +22,8 @@ class DraftSequence:
     settings: dict[str, str] = field(default_factory=dict)
     deadline_s: float | None = None
     """On the `time.monotonic` clock."""
+    span: Span = INVALID_SPAN
+    """Ends when the sequence does."""
     ids: list[int] = field(init=False)
     """Prompt + committed output."""
     state: Any = None

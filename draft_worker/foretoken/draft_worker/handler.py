@@ -12,7 +12,23 @@ from foretoken.draft_worker.core import DraftAnswer, DraftCore
 from foretoken.draft_worker.drafter import DraftSequence
 from foretoken.engine.sampling import SamplingParams
 from foretoken.rpc.link import LinkPeer
-from foretoken.rpc.link.worker_entries import CoreCall, EntryHandler, LinkResults, SequenceKey, WorkerLoad, closing
+from foretoken.rpc.link.worker_entries import (
+    CoreCall,
+    EntryHandler,
+    LinkResults,
+    SequenceKey,
+    WorkerLoad,
+    closing,
+    sequence_span,
+)
+    CoreCall,
+    EntryHandler,
+    LinkResults,
+    SequenceKey,
+    WorkerLoad,
+    closing,
+    sequence_span,
+)
 from foretoken.rpc.sampling import sampling_fields
 from foretoken.rpc.validation import validate_commit, validate_draft_request, validate_open
 from foretoken.v1.draft_pb2 import Commit, DraftedBlock, DraftLinkRequest, DraftLinkResponse, DraftRequest
@@ -67,6 +83,7 @@ class DraftLinkHandler(EntryHandler[DraftCore, DraftLinkResponse]):
             output_ids=list(entry.committed_ids),
             max_length=entry.max_length,
             settings=dict(entry.drafter.settings),
+            span=sequence_span(entry, "draft"),
             deadline_s=time.monotonic() + entry.deadline_ms / 1000 if entry.deadline_ms else None,
         )
         name = entry.drafter.name

@@ -18,6 +18,7 @@ from foretoken.rpc.errors import (
     ResourceExhaustedError,
 )
 from foretoken.rpc.link.worker_entries import SequenceKey, WorkerLoad
+from foretoken.rpc.names import NUM_ACCEPTED, NUM_DRAFT_TOKENS
 from foretoken.verify_worker.scheduler import Scheduler
 from foretoken.verify_worker.sequence import Block, Decision, VerifySequence
 from foretoken.verify_worker.verify import verify_step
@@ -103,6 +104,8 @@ class VerifyCore:
         seq = self._sequences.pop(key, None)
         if seq is not None:
             self._scheduler.release(seq)
+            seq.span.set_attributes({NUM_DRAFT_TOKENS: seq.num_draft_tokens, NUM_ACCEPTED: seq.num_accepted})
+            seq.span.end()
             self.report_load()
 
     def close_link(self, link_id: int) -> None:

@@ -10,7 +10,23 @@ from typing import Any
 from foretoken.engine.sampling import SamplingParams
 from foretoken.rpc.errors import InvalidArgumentError
 from foretoken.rpc.link import LinkPeer
-from foretoken.rpc.link.worker_entries import CoreCall, EntryHandler, LinkResults, SequenceKey, WorkerLoad, closing
+from foretoken.rpc.link.worker_entries import (
+    CoreCall,
+    EntryHandler,
+    LinkResults,
+    SequenceKey,
+    WorkerLoad,
+    closing,
+    sequence_span,
+)
+    CoreCall,
+    EntryHandler,
+    LinkResults,
+    SequenceKey,
+    WorkerLoad,
+    closing,
+    sequence_span,
+)
 from foretoken.rpc.sampling import sampling_fields
 from foretoken.rpc.validation import BlockLimits, validate_block, validate_open
 from foretoken.v1.types_pb2 import VERIFICATION_MODE_UNSPECIFIED, OpenSequence, VerificationMode, WorkerHello
@@ -65,6 +81,7 @@ class VerifyLinkHandler(EntryHandler[VerifyCore, VerifyLinkResponse]):
             output_ids=list(entry.committed_ids),
             max_length=entry.max_length,
             opened_ns=self._arrived_ns,
+            span=sequence_span(entry, "verify"),
             deadline_s=time.monotonic() + entry.deadline_ms / 1000 if entry.deadline_ms else None,
         )
         return lambda core: core.open(sequence)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from opentelemetry.trace import INVALID_SPAN, Span
+
 from foretoken.engine.sampler import TokenLogprob
 from foretoken.engine.sampling import SamplingParams
 from foretoken.rpc.link.worker_entries import SequenceKey
@@ -29,6 +31,8 @@ class VerifySequence:
     opened_ns: int
     deadline_s: float | None = None
     """On the `time.monotonic` clock."""
+    span: Span = INVALID_SPAN
+    """Ends when the sequence does."""
     order: int = 0
     """Opening order; preemption takes the youngest."""
     terminal_ids: frozenset[int] = field(init=False)
@@ -44,6 +48,8 @@ class VerifySequence:
     plain_until: int = 0
     """Committed length up to which the worker may decode alone."""
     waiting_since_ns: int = field(init=False)
+    num_draft_tokens: int = 0
+    num_accepted: int = 0
 
     def __post_init__(self) -> None:
         self.ids = self.prompt_ids + self.output_ids

@@ -65,6 +65,8 @@ def _decide(work: Work, chosen: Chosen, first_row: int, started_ns: int, forward
     path, next_id = accept_block(target_ids, work.draft_ids)
     num_accepted = len(path)
     base_length = seq.committed_length
+    seq.num_draft_tokens += num_draft_tokens
+    seq.num_accepted += num_accepted
     seq.commit(target_ids[: num_accepted + 1])
     logprobs = [lp for lp in chosen.logprobs[first_row : first_row + num_accepted + 1] if lp is not None]
     return Decision(

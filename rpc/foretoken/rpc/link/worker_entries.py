@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from google.protobuf.message import Message
+from opentelemetry.trace import Span, get_tracer
 
 from foretoken.rpc.errors import ForetokenError, to_link_error
 from foretoken.rpc.link.worker_side import LinkPeer
-from foretoken.v1.types_pb2 import Load
+from foretoken.rpc.names import SCOPE, SEQUENCE_ID, SPAN_SEQUENCE, WORKER_ROLE
+from foretoken.rpc.trace import context_from
+from foretoken.v1.types_pb2 import Load, OpenSequence
 
 SequenceKey = tuple[int, int]
 """(link id, sequence_id): sequence ids are unique within one link."""
@@ -129,6 +132,12 @@ class EntryHandler(Generic[CoreT, Response]):
         """Make the calls, in order, before the core's next step."""
         if calls:
             self._submit(lambda core: _call_all(core, calls))
+
+
+def sequence_span(entry: OpenSequence, role: str) -> Span:
+    """A span for the time a sequence is open on this worker, under the request's trace; its core ends it."""
+    attributes = {SEQUENCE_ID: str(entry.sequence_id), WORKER_ROLE: role}
+    return get_tracer(SCOPE).start_span(SPAN_SEQUENCE, context_from(entry.traceparent), attributes=attributes)
 
 
 def closing(key: SequenceKey) -> Callable[[SequenceCore], None]:
