@@ -21,14 +21,6 @@ from foretoken.rpc.link.worker_entries import (
     closing,
     sequence_span,
 )
-    CoreCall,
-    EntryHandler,
-    LinkResults,
-    SequenceKey,
-    WorkerLoad,
-    closing,
-    sequence_span,
-)
 from foretoken.rpc.sampling import sampling_fields
 from foretoken.rpc.validation import validate_commit, validate_draft_request, validate_open
 from foretoken.v1.draft_pb2 import Commit, DraftedBlock, DraftLinkRequest, DraftLinkResponse, DraftRequest

@@ -19,14 +19,6 @@ from foretoken.rpc.link.worker_entries import (
     closing,
     sequence_span,
 )
-    CoreCall,
-    EntryHandler,
-    LinkResults,
-    SequenceKey,
-    WorkerLoad,
-    closing,
-    sequence_span,
-)
 from foretoken.rpc.sampling import sampling_fields
 from foretoken.rpc.validation import BlockLimits, validate_block, validate_open
 from foretoken.v1.types_pb2 import VERIFICATION_MODE_UNSPECIFIED, OpenSequence, VerificationMode, WorkerHello
