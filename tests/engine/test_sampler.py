@@ -9,6 +9,7 @@ import torch
 from foretoken.engine.logits_rules import BlockPath, LogitsRule
 from foretoken.engine.sampler import Chosen, SampleGroup, TokenLogprob, choose_tokens
 from foretoken.engine.sampling import SamplingParams
+from foretoken.kernels import dispatch, native
 
 GREEDY = SamplingParams(temperature=0.0)
 EVERYTHING = SamplingParams(
@@ -60,6 +61,36 @@ def test_a_block_equals_its_rows_one_by_one() -> None:
         ]
         logits = random_logits(14, seed=seed)
         assert choose_tokens(logits, groups) == rows_one_by_one(logits, groups)
+
+
+def test_a_sequence_does_not_depend_on_the_others() -> None:
+    groups = [
+        SampleGroup(
+            dataclasses.replace((EVERYTHING, GREEDY, SamplingParams(top_p=0.7))[i % 3], seed=i),
+            [5, i],
+            [i],
+            [7] * (i % 2),
+        )
+        for i in range(46)
+    ]
+    num_rows = sum(group.num_rows for group in groups)
+    logits = random_logits(num_rows, vocab_size=300)
+    together = choose_tokens(logits, groups)
+    assert num_rows >= 69
+    for num_groups in range(1, len(groups) + 1):
+        end = sum(group.num_rows for group in groups[:num_groups])
+        part = choose_tokens(logits[:end], groups[:num_groups])
+        assert part.token_ids == together.token_ids[:end] and part.logprobs == together.logprobs[:end]
+
+
+@pytest.mark.skipif(not native.is_available(), reason="no C compiler")
+def test_native_and_reference_choose_the_same_tokens() -> None:
+    for seed in range(20):
+        groups = [SampleGroup(dataclasses.replace(EVERYTHING, seed=seed), [5, 6], [8], [9, 8, seed])]
+        logits = random_logits(4, vocab_size=1000, seed=seed)
+        with dispatch.override("reference"):
+            expected = choose_tokens(logits, groups)
+        assert choose_tokens(logits, groups) == expected
 
 
 def test_greedy_takes_the_lowest_of_equal_logits() -> None:

@@ -24,9 +24,8 @@ def path(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
-def draw(logits: torch.Tensor, **settings: float | list[float]) -> torch.Tensor:
-    """One id per row; every setting is one value for all rows or a list."""
-    num_rows = logits.shape[0]
+def as_columns(num_rows: int, settings: dict[str, float | list]) -> dict[str, torch.Tensor]:
+    """Arguments of `sample` beside the logits; every setting is one value for all rows or a list."""
     values = {
         "seeds": 0,
         "positions": list(range(num_rows)),
@@ -37,13 +36,17 @@ def draw(logits: torch.Tensor, **settings: float | list[float]) -> torch.Tensor:
     }
     values.update(settings)
     dtypes = {"seeds": torch.int64, "positions": torch.int64, "top_k": torch.int32}
-    columns = {
+    return {
         name: torch.tensor(
             value if isinstance(value, list) else [value] * num_rows, dtype=dtypes.get(name, torch.float32)
         )
         for name, value in values.items()
     }
-    return sample(logits, **columns)
+
+
+def draw(logits: torch.Tensor, **settings: float | list) -> torch.Tensor:
+    """One id per row."""
+    return sample(logits, **as_columns(logits.shape[0], settings))
 
 
 def random_case(index: int, vocab_size: int, num_rows: int = 7) -> tuple[torch.Tensor, dict[str, list]]:
@@ -226,6 +229,18 @@ def test_logprobs_are_log_softmax() -> None:
     assert torch.allclose(chosen.double(), exact[torch.arange(5), token_ids], atol=1e-5)
     assert torch.equal(top_ids, exact.topk(4, dim=1).indices)
     assert torch.allclose(top_logprobs.double(), exact.topk(4, dim=1).values, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("vocab_size", SIZES)
+def test_a_gpu_gives_the_same_bits(vocab_size: int) -> None:
+    for index in range(20):
+        logits, settings = random_case(index, vocab_size)
+        columns = as_columns(7, settings)
+        on_gpu = {name: column.cuda() for name, column in columns.items()}
+        assert torch.equal(sample(logits.cuda(), **on_gpu).cpu(), sample(logits, **columns))
+        values = noise.gumbel(on_gpu["seeds"], on_gpu["positions"], vocab_size)
+        assert torch.equal(values.cpu(), noise.gumbel(columns["seeds"], columns["positions"], vocab_size))
 
 
 def test_bad_arguments_are_refused() -> None:

@@ -34,10 +34,11 @@ def token_logprobs(
     if num_top == 0:
         empty = logprobs.new_empty((logits.shape[0], 0))
         return chosen, empty.to(torch.int64), empty
-    # topk leaves the order of equals open: take every id tied with the n-th, then sort by (logprob, id).
-    nth = logprobs.topk(num_top, dim=1).values[:, -1:]
-    num_candidates = int((logprobs >= nth).sum(dim=1).max())
-    top_logprobs, top_ids = logprobs.topk(num_candidates, dim=1)
+    top_logprobs, top_ids = logprobs.topk(num_top, dim=1)
+    # topk leaves open which of equal ids it takes and in what order: take all that tie with the n-th, order by id.
+    num_candidates = int((logprobs >= top_logprobs[:, -1:]).sum(dim=1).max())
+    if num_candidates > num_top:
+        top_logprobs, top_ids = logprobs.topk(num_candidates, dim=1)
     by_id = top_ids.argsort(dim=1)
     top_ids, top_logprobs = top_ids.gather(1, by_id), top_logprobs.gather(1, by_id)
     by_logprob = top_logprobs.argsort(dim=1, descending=True, stable=True)[:, :num_top]
