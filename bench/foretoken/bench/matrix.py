@@ -60,6 +60,10 @@ class Cell:
         return self.dtype == "float32" and self.temperature == 0
 
     @property
+    def harms_draft_worker(self) -> bool:
+        return self.disturbance in (Disturbance.DRAFT_KILLED, Disturbance.DRAFT_HUNG)
+
+    @property
     def has_few_pages(self) -> bool:
         return self.disturbance is Disturbance.PREEMPTION
 

@@ -1,0 +1,191 @@
+"""End-to-end speed: Foretoken over gRPC beside `transformers` `generate()`, interleaved prompt by prompt in one run.
+
+    python -m foretoken.bench.end_to_end --target DIR --draft DIR --prompts FILE --drafter model --dtype bfloat16
+
+Speeds are per stream, in tokens per second of wall time, prefill included. No speed is printed unless every sequence is
+identical: Foretoken with and without speculation, and in greedy float32 Foretoken and `generate()` (near-ties excused).
+The last stdout line is one JSON object.
+"""
+
+import asyncio
+import json
+import sys
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from foretoken.bench.baseline import ASSISTED, PLAIN, PROMPT_LOOKUP, Baseline, BaselineRun, BaselineSampling
+from foretoken.bench.end_to_end_options import Options, parse_options
+from foretoken.bench.identity_check import IdentityCount, compare_equal, compare_with_transformers
+from foretoken.bench.machine import describe_hardware, describe_versions
+from foretoken.bench.matrix import NO_DRAFTER
+from foretoken.bench.prompts import Prompt, load_prompts
+from foretoken.bench.stack import Stack, StackConfig
+from foretoken.bench.streams import TimedCompletion, generate, run_bounded, sampling_options, speculation_options
+from foretoken.client import ModelInfo
+
+FORETOKEN, FORETOKEN_OFF = "foretoken", "foretoken_off"
+BASELINE_METHODS = (PLAIN, ASSISTED, PROMPT_LOOKUP)
+NAMES = {PLAIN: "transformers_generate", ASSISTED: "transformers_assisted", PROMPT_LOOKUP: "transformers_prompt_lookup"}
+TRIAL_TOKENS = 48
+
+
+@dataclass(slots=True)
+class Measurements:
+    """What the run collected: tokens per second by side, one entry per prompt and repeat, and identity counts."""
+
+    tokens_per_s: dict[str, list[float]] = field(default_factory=dict)
+    drafted: list[TimedCompletion] = field(default_factory=list)
+    identity: IdentityCount = field(default_factory=IdentityCount)
+    concurrent: dict[str, Any] | None = None
+
+    def add_speed(self, side: str, num_tokens: int, seconds: float) -> None:
+        self.tokens_per_s.setdefault(side, []).append(num_tokens / seconds)
+
+
+async def measure(options: Options, stack: Stack, baseline: Baseline | None, prompts: list[Prompt]) -> Measurements:
+    """Warm both sides, then time all sides prompt by prompt; one side runs at a time."""
+    measurements = Measurements()
+    await _warm_up(options, stack, baseline, prompts)
+    for repeat in range(options.repeats):
+        for prompt in prompts:
+            await _measure_prompt(options, stack, baseline, prompt, measurements)
+            print(f"\r{repeat * len(prompts) + prompt.index + 1}/{options.repeats * len(prompts)}", end="", file=sys.stderr)
+    print(file=sys.stderr)
+    if options.concurrency > 1:
+        measurements.concurrent = await measure_concurrent(options, stack, prompts, measurements.identity)
+    return measurements
+
+
+async def _warm_up(options: Options, stack: Stack, baseline: Baseline | None, prompts: list[Prompt]) -> None:
+    for prompt in prompts[:2]:
+        for drafter in (options.drafter, NO_DRAFTER):
+            await _foretoken(options, stack, prompt, drafter)
+    if baseline is not None:
+        methods = [method for method in BASELINE_METHODS if method != ASSISTED or options.draft]
+        best = await asyncio.to_thread(baseline.choose_num_threads, methods, prompts[0].text, TRIAL_TOKENS)
+        print(f"transformers, best number of threads: {best}")
+
+
+async def _measure_prompt(
+    options: Options, stack: Stack, baseline: Baseline | None, prompt: Prompt, measurements: Measurements
+) -> None:
+    drafted = await _foretoken(options, stack, prompt, options.drafter)
+    plain = await _foretoken(options, stack, prompt, NO_DRAFTER)
+    measurements.drafted.append(drafted)
+    for side, timed in ((FORETOKEN, drafted), (FORETOKEN_OFF, plain)):
+        measurements.add_speed(side, len(timed.completion.output_ids), timed.seconds)
+    measurements.identity.add(compare_equal(prompt, drafted.completion, plain.completion))
+    if baseline is None:
+        return
+    runs: dict[str, BaselineRun] = {}
+    for method in baseline.num_threads:
+        run = await asyncio.to_thread(baseline.generate, method, prompt.text, options.max_new_tokens, seed=prompt.index)
+        measurements.add_speed(NAMES[method], len(run.ids), run.seconds)
+        runs[method] = run
+    if options.is_comparable_with_transformers:
+        verdict = await compare_with_transformers(prompt, drafted.completion, runs[PLAIN], stack.client, baseline)
+        measurements.identity.add(verdict, with_transformers=True)
+
+
+async def measure_concurrent(
+    options: Options, stack: Stack, prompts: list[Prompt], identity: IdentityCount
+) -> dict[str, Any]:
+    """Total tokens per second with so many streams at once, at least four requests per stream; sides alternate."""
+    requests = [prompts[i % len(prompts)] for i in range(max(len(prompts), 4 * options.concurrency))]
+    totals: dict[str, list[float]] = {FORETOKEN: [], FORETOKEN_OFF: []}
+    for _ in range(options.repeats):
+        answers: list[list[TimedCompletion]] = []
+        for side, drafter in ((FORETOKEN, options.drafter), (FORETOKEN_OFF, NO_DRAFTER)):
+            start = asyncio.get_running_loop().time()
+            timed = await run_bounded(
+                requests, lambda prompt, d=drafter: _foretoken(options, stack, prompt, d), options.concurrency
+            )
+            seconds = asyncio.get_running_loop().time() - start
+            totals[side].append(sum(len(answer.completion.output_ids) for answer in timed) / seconds)
+            answers.append(timed)
+        for prompt, drafted, plain in zip(requests, *answers, strict=True):
+            identity.add(compare_equal(prompt, drafted.completion, plain.completion))
+    return {"streams": options.concurrency, **{side: round(median(speeds), 1) for side, speeds in totals.items()}}
+
+
+def _foretoken(options: Options, stack: Stack, prompt: Prompt, drafter: str) -> Any:
+    sampling = sampling_options(options.max_new_tokens, options.temperature, options.top_p, seed=prompt.index)
+    return generate(stack.client, prompt.text, {**sampling, **speculation_options(drafter, options.num_draft_tokens)})
+
+
+def report(options: Options, measurements: Measurements, info: ModelInfo) -> dict[str, Any]:
+    """The JSON object; speeds only when identity held."""
+    stats = [timed.completion.speculation for timed in measurements.drafted]
+    num_drafted = sum(s.num_draft_tokens for s in stats)
+    num_forwards = sum(s.num_verify_forwards for s in stats)
+    identity = measurements.identity
+    result: dict[str, Any] = {
+        "options": options.as_json(),
+        "identical": identity.identical,
+        "compared": identity.compared,
+        "near_ties": identity.near_ties,
+    }
+    if identity.holds:
+        overheads = [s.router_overhead_p50_s for s in stats if s.num_drafts]
+        result |= {
+            "tokens_per_s": {side: round(median(speeds), 1) for side, speeds in measurements.tokens_per_s.items()},
+            "concurrent_tokens_per_s": measurements.concurrent,
+            "block_efficiency": round(sum(s.num_emitted_tokens for s in stats) / max(1, num_forwards), 3),
+            "acceptance_rate": round(sum(s.num_accepted_tokens for s in stats) / max(1, num_drafted), 3),
+            "router_overhead_ms": {"p50": round(1000 * median(overheads), 3) if overheads else None},
+            "target_step_ms": _step_times(info),
+        }
+    return result | {"hardware": describe_hardware(), "versions": describe_versions()}
+
+
+def _step_times(info: ModelInfo) -> dict[str, float]:
+    costs = info.verify_workers[0].step_costs
+    return {str(cost.rows): round(1000 * cost.time_s, 3) for cost in costs if cost.context == costs[0].context}
+
+
+def _print_table(result: dict[str, Any], num_threads: dict[str, int]) -> None:
+    speeds: dict[str, float] = result["tokens_per_s"]
+    plain = speeds.get(NAMES[PLAIN])
+    print(f"\n{'side':<28}{'tokens/s':>10}{'x plain':>9}{'threads':>9}")
+    threads = {NAMES[method]: n for method, n in num_threads.items()}
+    for side, speed in speeds.items():
+        print(f"{side:<28}{speed:>10.1f}{f'{speed / plain:.2f}' if plain else '':>9}{threads.get(side, ''):>9}")
+    print(f"\nblock efficiency {result['block_efficiency']}, acceptance rate {result['acceptance_rate']}, ", end="")
+    print(f"router overhead p50 {result['router_overhead_ms']['p50']} ms")
+    print("target step, rows: ms  " + "  ".join(f"{rows}: {ms}" for rows, ms in result["target_step_ms"].items()))
+
+
+async def run(options: Options) -> int:
+    """Measure, print, and return the exit status: 1 when a sequence differed."""
+    prompts = load_prompts(options.prompts, options.limit)
+    config = StackConfig(
+        target=options.target,
+        draft=options.draft,
+        dtype=options.dtype,
+        verify_threads=options.verify_threads,
+        draft_threads=options.draft_threads,
+        compile=options.compile,
+    )
+    sampling = BaselineSampling(options.temperature, options.top_p)
+    async with Stack(config) as stack:
+        info = await stack.client.model_info()
+        prompts = await stack.fitting(prompts, options.max_new_tokens)
+        if options.no_transformers:
+            measurements, num_threads = await measure(options, stack, None, prompts), {}
+        else:
+            with Baseline(options.target, options.draft, options.dtype, sampling) as baseline:
+                measurements, num_threads = await measure(options, stack, baseline, prompts), baseline.num_threads
+    result = report(options, measurements, info)
+    for line in measurements.identity.differences:
+        print(line)
+    if measurements.identity.holds:
+        _print_table(result, num_threads)
+    else:
+        print("identity failed: no speeds")
+    print(json.dumps(result | {"transformers_num_threads": {NAMES[m]: n for m, n in num_threads.items()}}))
+    return 0 if measurements.identity.holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(run(parse_options())))

@@ -1,0 +1,75 @@
+"""Command line of the end-to-end benchmark."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from foretoken.bench.matrix import DRAFTERS, DTYPES, NO_DRAFTER
+from foretoken.bench.prompts import OWN_PROMPTS
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to run and on what."""
+
+    target: str
+    draft: str | None
+    prompts: Path
+    limit: int | None
+    max_new_tokens: int
+    drafter: str
+    num_draft_tokens: int | None
+    temperature: float
+    top_p: float
+    dtype: str
+    concurrency: int
+    repeats: int
+    verify_threads: int | None
+    draft_threads: int | None
+    compile: str
+    no_transformers: bool
+
+    @property
+    def is_comparable_with_transformers(self) -> bool:
+        """Whether `generate()` must give the same ids: greedy float32."""
+        return self.dtype == "float32" and self.temperature == 0
+
+    def as_json(self) -> dict[str, Any]:
+        """The options; paths by their last part, so that no machine's layout enters a report."""
+        names = {"target": Path(self.target).name, "prompts": self.prompts.name}
+        return asdict(self) | names | {"draft": Path(self.draft).name if self.draft else None}
+
+
+def parse_options(arguments: Sequence[str] | None = None) -> Options:
+    """Options from the command line; refuses what cannot run."""
+    parser = argparse.ArgumentParser(prog="python -m foretoken.bench.end_to_end", description=__doc__)
+    add = parser.add_argument
+    add("--target", required=True, help="target model: directory or hub id")
+    add("--draft", help="draft model: directory or hub id; needed by --drafter model and by assisted generation")
+    add("--prompts", type=Path, default=OWN_PROMPTS, help=".jsonl or .jsonl.gz with `prompt` or `turns` (default: own)")
+    add("--limit", type=_positive, help="only the first so many prompts")
+    add("--max-new-tokens", type=_positive, default=128, help="tokens per answer")
+    add("--drafter", choices=(NO_DRAFTER, *DRAFTERS), default="model", help="who guesses")
+    add("--num-draft-tokens", type=_positive, help="tokens per draft block (default: the router's choice)")
+    add("--temperature", type=float, default=0.0, help="0 = greedy")
+    add("--top-p", type=float, default=1.0, help="nucleus, for both sides")
+    add("--dtype", choices=DTYPES, default="bfloat16", help="of all models on both sides")
+    add("--concurrency", type=_positive, default=1, help="above 1: also total tokens/s with so many streams at once")
+    add("--repeats", type=_positive, default=1, help="passes over the prompts")
+    add("--verify-threads", type=_positive, help="threads of the verify worker (default: the services' own)")
+    add("--draft-threads", type=_positive, help="threads of the draft worker (default: the services' own)")
+    add("--compile", choices=("auto", "on", "off"), default="auto", help="torch.compile in the workers")
+    add("--no-transformers", action="store_true", help="leave out the transformers side")
+    options = Options(**vars(parser.parse_args(arguments)))
+    if options.drafter == "model" and not options.draft:
+        parser.error("--drafter model needs --draft")
+    return options
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
+    return value

@@ -1,0 +1,97 @@
+"""The exactness matrix: every way of running a prompt gives the tokens it must give.
+
+    python -m foretoken.bench.identity --target DIR --draft DIR --prompts FILE --out DIR
+
+Finished cells are kept in the --out folder and not run again, so a run can be interrupted and resumed. The last stdout line
+is one JSON object; the exit status is 1 when a cell failed.
+"""
+
+import argparse
+import asyncio
+import fnmatch
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from foretoken.bench.identity_store import IdentityStore
+from foretoken.bench.machine import describe_hardware, describe_versions
+from foretoken.bench.matrix import TOP_P, Cell, all_cells
+from foretoken.bench.matrix_runner import MatrixRunner, RunnerConfig
+from foretoken.bench.near_tie import MAX_GAP
+from foretoken.bench.prompts import OWN_PROMPTS, fingerprint, load_prompts
+
+RULE = (
+    f"near-tie rule (float32 against transformers only): at the first differing position the two best logits are less than "
+    f"{MAX_GAP:g} apart in both runs; more than 2 of 164 prompts fails. Our own runs must be equal."
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the matrix; 1 when a cell failed."""
+    options = _parse(arguments)
+    prompts = load_prompts(options.prompts, options.limit)
+    cells = [cell for cell in all_cells() if any(fnmatch.fnmatch(cell.name, pattern) for pattern in options.cells)]
+    if options.list:
+        print("\n".join(cell.name for cell in cells))
+        return 0
+    manifest = {
+        "target": Path(options.target).name,
+        "draft": Path(options.draft).name,
+        "prompts": fingerprint(prompts),
+        "num_prompts": len(prompts),
+        "max_new_tokens": options.max_new_tokens,
+        "top_p": TOP_P,
+    }
+    store = IdentityStore(options.out, manifest)
+    config = RunnerConfig(options.target, options.draft, options.max_new_tokens, options.few_pages, options.compile)
+    print(f"{len(cells)} cells, {len(prompts)} prompts, {len(store.done)} cells done already\n{RULE}\n", flush=True)
+    asyncio.run(MatrixRunner(config, prompts, store, _print_cell).run(cells))
+    summary = summarize(cells, store)
+    print(json.dumps(summary))
+    return 1 if summary["failed_cells"] else 0
+
+
+def summarize(cells: Sequence[Cell], store: IdentityStore) -> dict[str, Any]:
+    """Counts over the asked-for cells."""
+    records = [store.done[cell.name] for cell in cells if cell.name in store.done]
+    counts = {name: sum(record[name] for record in records) for name in ("compared", "identical", "near_ties", "failed")}
+    return {
+        "cells": len(records),
+        **counts,
+        "failed_cells": [record["cell"] for record in records if not record["passed"]],
+        "are_pages_free": all(record["are_pages_free"] for record in records),
+        "hardware": describe_hardware(),
+        "versions": describe_versions(),
+    }
+
+
+def _print_cell(record: dict[str, Any]) -> None:
+    state = "passed" if record["passed"] else "FAILED"
+    counts = f"{record['identical']}/{record['compared']} identical, {record['near_ties']} near-ties"
+    extra = f", {record['num_strikes']} strikes" if record["num_strikes"] else ""
+    pages = "" if record["are_pages_free"] else ", PAGES LEAKED"
+    print(f"{record['cell']:<42} {state}  {counts}{extra}{pages}  {record['seconds']:.0f} s", flush=True)
+    for difference in record["differences"]:
+        print(f"    {difference}", flush=True)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m foretoken.bench.identity", description=__doc__)
+    add = parser.add_argument
+    add("--target", required=True, help="target model: directory or hub id")
+    add("--draft", required=True, help="draft model: directory or hub id")
+    add("--prompts", type=Path, default=OWN_PROMPTS, help=".jsonl or .jsonl.gz with `prompt` or `turns` (default: own)")
+    add("--limit", type=int, help="only the first so many prompts")
+    add("--max-new-tokens", type=int, default=128, help="tokens per answer")
+    add("--cells", nargs="+", default=["*"], metavar="PATTERN", help="shell patterns of cell names (see --list)")
+    add("--list", action="store_true", help="print the cells' names and stop")
+    add("--out", type=Path, default=Path("runs/identity"), help="folder of the results; resumed when it exists")
+    add("--few-pages", type=int, default=64, help="KV pages in the cells that force preemption")
+    add("--compile", choices=("auto", "on", "off"), default="auto", help="torch.compile in the workers")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

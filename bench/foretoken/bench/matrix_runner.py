@@ -1,0 +1,170 @@
+"""Runs cells of the exactness matrix on real services and keeps what they gave.
+
+Which cells there are is `matrix`'s matter, what counts as identical `identity_check`'s.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from foretoken.bench.baseline import PLAIN, Baseline, BaselineRun, BaselineSampling
+from foretoken.bench.disturber import Disturber
+from foretoken.bench.identity_check import Comparison, IdentityCount, Outcome, compare_ids, compare_with_transformers
+from foretoken.bench.identity_store import IdentityStore
+from foretoken.bench.matrix import TOP_P, Cell, Disturbance
+from foretoken.bench.prompts import Prompt
+from foretoken.bench.stack import Stack, StackConfig
+from foretoken.bench.streams import generate, run_bounded, sampling_options, speculation_options
+from foretoken.client import Completion
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerConfig:
+    """What every cell shares."""
+
+    target: str
+    draft: str
+    max_new_tokens: int
+    few_pages: int
+    """KV pages of the verify worker in the cells that force preemption."""
+    compile: str
+
+
+class MatrixRunner:
+    """Starts services once per dtype and number of pages, and runs what the store lacks."""
+
+    def __init__(
+        self,
+        config: RunnerConfig,
+        prompts: Sequence[Prompt],
+        store: IdentityStore,
+        on_cell: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self._config = config
+        self._prompts = prompts
+        self._store = store
+        self._on_cell = on_cell
+        self._baseline: Baseline | None = None
+
+    async def run(self, cells: Sequence[Cell]) -> None:
+        """Run the cells in order, those already done excepted."""
+        missing = [cell for cell in cells if cell.name not in self._store.done]
+        try:
+            for (dtype, has_few_pages), group in groupby(missing, key=lambda cell: (cell.dtype, cell.has_few_pages)):
+                async with Stack(self._stack_config(dtype, has_few_pages)) as stack:
+                    for cell in group:
+                        await self._run_with_reference(cell, stack)
+        finally:
+            if self._baseline is not None:
+                self._baseline.close()
+
+    def _stack_config(self, dtype: str, has_few_pages: bool) -> StackConfig:
+        config = self._config
+        return StackConfig(
+            target=config.target,
+            draft=config.draft,
+            dtype=dtype,
+            num_pages=config.few_pages if has_few_pages else None,
+            compile=config.compile,
+        )
+
+    async def _run_with_reference(self, cell: Cell, stack: Stack) -> None:
+        for needed in dict.fromkeys((cell.reference, cell)):
+            if needed.name not in self._store.done:
+                record = await self._run_cell(needed, stack)
+                self._store.append(record)
+                self._on_cell(record)
+
+    async def _run_cell(self, cell: Cell, stack: Stack) -> dict[str, Any]:
+        start = time.monotonic()
+        completions, num_strikes = await self._answers(cell, stack)
+        if cell.is_reference:
+            self._store.save_reference(cell.name, [completion.output_ids for completion in completions])
+        reference = self._store.reference(cell.reference.name)
+        count = IdentityCount()
+        for prompt, completion, ids in zip(self._prompts, completions, reference, strict=True):
+            comparison = await self._compare(cell, prompt, completion, ids, stack)
+            count.add(comparison, with_transformers=cell.meets_transformers)
+        are_pages_free = await stack.all_pages_free()
+        return {
+            "cell": cell.name,
+            "compared": count.compared,
+            "identical": count.identical,
+            "near_ties": count.near_ties,
+            "failed": count.failed,
+            "passed": count.holds and are_pages_free and (num_strikes > 0 or not cell.harms_draft_worker),
+            "against": "own and transformers" if cell.meets_transformers else "own",
+            "differences": count.differences,
+            "are_pages_free": are_pages_free,
+            "num_strikes": num_strikes,
+            "num_failed_drafts": sum(completion.speculation.num_failed_drafts for completion in completions),
+            "block_efficiency": _block_efficiency(completions),
+            "seconds": round(time.monotonic() - start, 1),
+        }
+
+    async def _answers(self, cell: Cell, stack: Stack) -> tuple[list[Completion], int]:
+        """All prompts once, and how often the draft worker was harmed meanwhile."""
+        max_new_tokens = self._config.max_new_tokens
+        expected_tokens = len(self._prompts) * max_new_tokens
+
+        async with AsyncExitStack() as exits:
+            disturber = Disturber(expected_tokens, *_harm(cell, stack))
+            if cell.harms_draft_worker:
+                await exits.enter_async_context(_running(disturber))
+
+            async def answer(prompt: Prompt) -> Completion:
+                sampling = sampling_options(max_new_tokens, cell.temperature, TOP_P, seed=prompt.index)
+                options = {**sampling, **speculation_options(cell.drafter, cell.num_draft_tokens)}
+                return (await generate(stack.client, prompt.text, options, disturber.streamed)).completion
+
+            return await run_bounded(self._prompts, answer, cell.concurrency), disturber.num_strikes
+
+    async def _compare(
+        self, cell: Cell, prompt: Prompt, completion: Completion, reference_ids: tuple[int, ...], stack: Stack
+    ) -> Comparison:
+        own = compare_ids(prompt, completion.output_ids, reference_ids)
+        if own.outcome is not Outcome.IDENTICAL or not cell.meets_transformers:
+            return own
+        run = await asyncio.to_thread(self._transformers_run, prompt)
+        return await compare_with_transformers(prompt, completion, run, stack.client, self._float32_baseline())
+
+    def _transformers_run(self, prompt: Prompt) -> BaselineRun:
+        """Greedy float32 `generate()`, each prompt once per store."""
+        if self._store.transformers(prompt.index) is None:
+            run = self._float32_baseline().generate(PLAIN, prompt.text, self._config.max_new_tokens)
+            self._store.save_transformers(prompt.index, run.prompt_ids, run.ids)
+        kept = self._store.transformers(prompt.index)
+        assert kept is not None
+        return BaselineRun(*kept, seconds=0.0)
+
+    def _float32_baseline(self) -> Baseline:
+        if self._baseline is None:
+            self._baseline = Baseline(self._config.target, None, "float32", BaselineSampling())
+        return self._baseline
+
+
+def _harm(cell: Cell, stack: Stack) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """How the cell's disturbance strikes the draft worker, and how it is mended."""
+    if cell.disturbance is Disturbance.DRAFT_HUNG:
+        return stack.freeze_draft_worker, stack.thaw_draft_worker
+    return stack.kill_draft_worker, stack.restart_draft_worker
+
+
+@asynccontextmanager
+async def _running(disturber: Disturber) -> AsyncIterator[None]:
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(disturber.run())
+        try:
+            yield
+        finally:
+            task.cancel()
+
+
+def _block_efficiency(completions: Sequence[Completion]) -> float:
+    stats = [completion.speculation for completion in completions]
+    num_forwards = sum(s.num_verify_forwards for s in stats)
+    return round(sum(s.num_emitted_tokens for s in stats) / max(1, num_forwards), 3)

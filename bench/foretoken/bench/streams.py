@@ -1,0 +1,94 @@
+"""Generations through the SDK: one timed stream, or many with at most so many at once.
+
+Knows no process; whoever calls it has services running and a client connected.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from asyncio_pool import AioPool
+
+from foretoken.bench.matrix import NO_DRAFTER
+from foretoken.client import AsyncClient, Completion
+from foretoken.client.config import GenerateOptions
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class TimedCompletion:
+    """An answer and the seconds from the call to its last message, as the client saw them."""
+
+    completion: Completion
+    seconds: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Output tokens per second, prefill and transport included."""
+        return len(self.completion.output_ids) / self.seconds
+
+
+def speculation_options(drafter: str, num_draft_tokens: int | None = None) -> GenerateOptions:
+    """Options that name a drafter, or turn speculation off for "none"."""
+    if drafter == NO_DRAFTER:
+        return {"off": True}
+    options: GenerateOptions = {"drafter": drafter}
+    if num_draft_tokens is not None:
+        options["num_draft_tokens"] = num_draft_tokens
+    return options
+
+
+def sampling_options(
+    max_new_tokens: int, temperature: float, top_p: float = 1.0, seed: int | None = None
+) -> GenerateOptions:
+    """Options that resolve sampling wholly, so that no default of the model's config takes part."""
+    options: GenerateOptions = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": 0, "top_p": top_p}
+    if seed is not None:
+        options["seed"] = seed
+    return options
+
+
+async def generate(
+    client: AsyncClient, prompt: str, options: GenerateOptions, on_tokens: Callable[[int], None] | None = None
+) -> TimedCompletion:
+    """Run one stream to its end; `on_tokens` hears how many tokens each piece brought."""
+    start = time.perf_counter()
+    generation = client.generate(prompt, **options)
+    async for piece in generation:
+        if on_tokens is not None:
+            on_tokens(len(piece.tokens))
+    return TimedCompletion(await generation.result(), time.perf_counter() - start)
+
+
+async def top_two_gap(client: AsyncClient, prompt: str, position: int) -> float:
+    """Distance of the target's two best logits where greedy decoding chooses output token `position` (0-based)."""
+    options = sampling_options(position + 1, temperature=0)
+    completion = await client.complete(prompt, **options, off=True, logprobs=2)
+    logprobs = completion.tokens[-1].logprobs
+    if logprobs is None or len(completion.tokens) != position + 1:
+        raise ValueError(f"the answer ended before position {position} or came without logprobs")
+    (_, best), (_, second) = logprobs.top
+    return best - second
+
+
+async def run_bounded(
+    items: Sequence[Item], work: Callable[[Item], Awaitable[Result]], concurrency: int
+) -> list[Result]:
+    """`work` over all items, at most `concurrency` at once; results in the items' order, the first error raised.
+
+    AioPool's workers outlive a cancelled caller, so each is cancelled here when this call does not end well.
+    """
+    async with AioPool(size=concurrency) as pool:
+        futures: list[asyncio.Future[Result]] = []
+        try:
+            for item in items:
+                futures.append(await pool.spawn(work(item)))
+            return list(await asyncio.gather(*futures))
+        finally:
+            for future in futures:
+                if not future.done():
+                    await pool.cancel(future)
