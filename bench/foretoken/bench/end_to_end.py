@@ -11,6 +11,7 @@ import asyncio
 import json
 import sys
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -20,8 +21,9 @@ from foretoken.bench.identity_check import IdentityCount, compare_equal, compare
 from foretoken.bench.machine import describe_hardware, describe_versions
 from foretoken.bench.matrix import NO_DRAFTER
 from foretoken.bench.prompts import Prompt, load_prompts
-from foretoken.bench.stack import Stack, StackConfig
-from foretoken.bench.streams import TimedCompletion, generate, run_bounded, sampling_options, speculation_options
+from foretoken.bench.stack import Stack
+from foretoken.bench.streams import TimedCompletion, generate, run_bounded, sampling, speculation
+from foretoken.cli.local_services import LocalServicesConfig
 from foretoken.client import ModelInfo
 
 FORETOKEN, FORETOKEN_OFF = "foretoken", "foretoken_off"
@@ -50,8 +52,7 @@ async def measure(options: Options, stack: Stack, baseline: Baseline | None, pro
     for repeat in range(options.repeats):
         for prompt in prompts:
             await _measure_prompt(options, stack, baseline, prompt, measurements)
-            print(f"\r{repeat * len(prompts) + prompt.index + 1}/{options.repeats * len(prompts)}", end="", file=sys.stderr)
-    print(file=sys.stderr)
+        print(f"pass {repeat + 1} of {options.repeats} done", file=sys.stderr)
     if options.concurrency > 1:
         measurements.concurrent = await measure_concurrent(options, stack, prompts, measurements.identity)
     return measurements
@@ -60,7 +61,7 @@ async def measure(options: Options, stack: Stack, baseline: Baseline | None, pro
 async def _warm_up(options: Options, stack: Stack, baseline: Baseline | None, prompts: list[Prompt]) -> None:
     for prompt in prompts[:2]:
         for drafter in (options.drafter, NO_DRAFTER):
-            await _foretoken(options, stack, prompt, drafter)
+            await _foretoken(options, stack, drafter, prompt)
     if baseline is not None:
         methods = [method for method in BASELINE_METHODS if method != ASSISTED or options.draft]
         best = await asyncio.to_thread(baseline.choose_num_threads, methods, prompts[0].text, TRIAL_TOKENS)
@@ -70,8 +71,8 @@ async def _warm_up(options: Options, stack: Stack, baseline: Baseline | None, pr
 async def _measure_prompt(
     options: Options, stack: Stack, baseline: Baseline | None, prompt: Prompt, measurements: Measurements
 ) -> None:
-    drafted = await _foretoken(options, stack, prompt, options.drafter)
-    plain = await _foretoken(options, stack, prompt, NO_DRAFTER)
+    drafted = await _foretoken(options, stack, options.drafter, prompt)
+    plain = await _foretoken(options, stack, NO_DRAFTER, prompt)
     measurements.drafted.append(drafted)
     for side, timed in ((FORETOKEN, drafted), (FORETOKEN_OFF, plain)):
         measurements.add_speed(side, len(timed.completion.output_ids), timed.seconds)
@@ -98,9 +99,7 @@ async def measure_concurrent(
         answers: list[list[TimedCompletion]] = []
         for side, drafter in ((FORETOKEN, options.drafter), (FORETOKEN_OFF, NO_DRAFTER)):
             start = asyncio.get_running_loop().time()
-            timed = await run_bounded(
-                requests, lambda prompt, d=drafter: _foretoken(options, stack, prompt, d), options.concurrency
-            )
+            timed = await run_bounded(requests, partial(_foretoken, options, stack, drafter), options.concurrency)
             seconds = asyncio.get_running_loop().time() - start
             totals[side].append(sum(len(answer.completion.output_ids) for answer in timed) / seconds)
             answers.append(timed)
@@ -109,9 +108,13 @@ async def measure_concurrent(
     return {"streams": options.concurrency, **{side: round(median(speeds), 1) for side, speeds in totals.items()}}
 
 
-def _foretoken(options: Options, stack: Stack, prompt: Prompt, drafter: str) -> Any:
-    sampling = sampling_options(options.max_new_tokens, options.temperature, options.top_p, seed=prompt.index)
-    return generate(stack.client, prompt.text, {**sampling, **speculation_options(drafter, options.num_draft_tokens)})
+async def _foretoken(options: Options, stack: Stack, drafter: str, prompt: Prompt) -> TimedCompletion:
+    return await generate(
+        stack.client,
+        prompt.text,
+        sampling(options.max_new_tokens, options.temperature, options.top_p, seed=prompt.index),
+        speculation(drafter, options.num_draft_tokens),
+    )
 
 
 def report(options: Options, measurements: Measurements, info: ModelInfo) -> dict[str, Any]:
@@ -159,16 +162,16 @@ def _print_table(result: dict[str, Any], num_threads: dict[str, int]) -> None:
 async def run(options: Options) -> int:
     """Measure, print, and return the exit status: 1 when a sequence differed."""
     prompts = load_prompts(options.prompts, options.limit)
-    config = StackConfig(
+    services = LocalServicesConfig(
         target=options.target,
-        draft=options.draft,
+        draft=options.draft or "",
         dtype=options.dtype,
         verify_threads=options.verify_threads,
         draft_threads=options.draft_threads,
         compile=options.compile,
     )
     sampling = BaselineSampling(options.temperature, options.top_p)
-    async with Stack(config) as stack:
+    async with Stack(services) as stack:
         info = await stack.client.model_info()
         prompts = await stack.fitting(prompts, options.max_new_tokens)
         if options.no_transformers:

@@ -27,7 +27,7 @@ class Options:
     concurrency: int
     repeats: int
     verify_threads: int | None
-    draft_threads: int | None
+    draft_threads: int
     compile: str
     no_transformers: bool
 
@@ -58,8 +58,8 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     add("--dtype", choices=DTYPES, default="bfloat16", help="of all models on both sides")
     add("--concurrency", type=_positive, default=1, help="above 1: also total tokens/s with so many streams at once")
     add("--repeats", type=_positive, default=1, help="passes over the prompts")
-    add("--verify-threads", type=_positive, help="threads of the verify worker (default: the services' own)")
-    add("--draft-threads", type=_positive, help="threads of the draft worker (default: the services' own)")
+    add("--verify-threads", type=_positive, help="threads of the verify worker (default: its own choice)")
+    add("--draft-threads", type=_positive, default=1, help="threads of the draft worker")
     add("--compile", choices=("auto", "on", "off"), default="auto", help="torch.compile in the workers")
     add("--no-transformers", action="store_true", help="leave out the transformers side")
     options = Options(**vars(parser.parse_args(arguments)))

@@ -2,8 +2,8 @@
 
     python -m foretoken.bench.identity --target DIR --draft DIR --prompts FILE --out DIR
 
-Finished cells are kept in the --out folder and not run again, so a run can be interrupted and resumed. The last stdout line
-is one JSON object; the exit status is 1 when a cell failed.
+Finished cells are kept in the --out folder and not run again, so a run can be interrupted and resumed. The last stdout
+line is one JSON object; the exit status is 1 when a cell failed.
 """
 
 import argparse
@@ -23,8 +23,8 @@ from foretoken.bench.near_tie import MAX_GAP
 from foretoken.bench.prompts import OWN_PROMPTS, fingerprint, load_prompts
 
 RULE = (
-    f"near-tie rule (float32 against transformers only): at the first differing position the two best logits are less than "
-    f"{MAX_GAP:g} apart in both runs; more than 2 of 164 prompts fails. Our own runs must be equal."
+    f"near-tie rule (float32 against transformers only): at the first differing position the two best logits are less "
+    f"than {MAX_GAP:g} apart in both runs; more than 2 of 164 prompts fails. Our own runs must be equal."
 )
 
 
@@ -56,10 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def summarize(cells: Sequence[Cell], store: IdentityStore) -> dict[str, Any]:
     """Counts over the asked-for cells."""
     records = [store.done[cell.name] for cell in cells if cell.name in store.done]
-    counts = {name: sum(record[name] for record in records) for name in ("compared", "identical", "near_ties", "failed")}
+    names = ("compared", "identical", "near_ties", "failed")
     return {
         "cells": len(records),
-        **counts,
+        **{name: sum(record[name] for record in records) for name in names},
         "failed_cells": [record["cell"] for record in records if not record["passed"]],
         "are_pages_free": all(record["are_pages_free"] for record in records),
         "hardware": describe_hardware(),

@@ -57,7 +57,7 @@ class IdentityCount:
     @property
     def holds(self) -> bool:
         """Whether all are identical but for as many near-ties as the rule allows."""
-        return self.failed == 0 and (self.near_ties == 0 or self.near_ties <= max_near_ties(self.compared_with_transformers))
+        return self.failed == 0 and self.near_ties <= max_near_ties(self.compared_with_transformers)
 
 
 def compare_equal(prompt: Prompt, completion: Completion, reference: Completion) -> Comparison:

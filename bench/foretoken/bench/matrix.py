@@ -42,8 +42,9 @@ class Cell:
     @property
     def name(self) -> str:
         """Unique, readable, stable between runs: what `--cells` matches."""
-        parts = [self.dtype, f"t{self.temperature:g}", self.drafter, f"k{self.num_draft_tokens}", f"c{self.concurrency}"]
-        return "-".join(parts + ([self.disturbance] if self.disturbance else []))
+        how = f"{self.drafter}-k{self.num_draft_tokens}-c{self.concurrency}"
+        suffix = f"-{self.disturbance}" if self.disturbance else ""
+        return f"{self.dtype}-t{self.temperature:g}-{how}{suffix}"
 
     @property
     def reference(self) -> "Cell":

@@ -17,8 +17,9 @@ from foretoken.bench.identity_check import Comparison, IdentityCount, Outcome, c
 from foretoken.bench.identity_store import IdentityStore
 from foretoken.bench.matrix import TOP_P, Cell, Disturbance
 from foretoken.bench.prompts import Prompt
-from foretoken.bench.stack import Stack, StackConfig
-from foretoken.bench.streams import generate, run_bounded, sampling_options, speculation_options
+from foretoken.bench.stack import Stack
+from foretoken.bench.streams import generate, run_bounded, sampling, speculation
+from foretoken.cli.local_services import LocalServicesConfig
 from foretoken.client import Completion
 
 
@@ -55,21 +56,21 @@ class MatrixRunner:
         missing = [cell for cell in cells if cell.name not in self._store.done]
         try:
             for (dtype, has_few_pages), group in groupby(missing, key=lambda cell: (cell.dtype, cell.has_few_pages)):
-                async with Stack(self._stack_config(dtype, has_few_pages)) as stack:
+                async with Stack(self._services(dtype, has_few_pages)) as stack:
                     for cell in group:
                         await self._run_with_reference(cell, stack)
         finally:
             if self._baseline is not None:
                 self._baseline.close()
 
-    def _stack_config(self, dtype: str, has_few_pages: bool) -> StackConfig:
+    def _services(self, dtype: str, has_few_pages: bool) -> LocalServicesConfig:
         config = self._config
-        return StackConfig(
+        return LocalServicesConfig(
             target=config.target,
             draft=config.draft,
             dtype=dtype,
-            num_pages=config.few_pages if has_few_pages else None,
             compile=config.compile,
+            verify_options=("--num-pages", str(config.few_pages)) if has_few_pages else (),
         )
 
     async def _run_with_reference(self, cell: Cell, stack: Stack) -> None:
@@ -117,9 +118,14 @@ class MatrixRunner:
                 await exits.enter_async_context(_running(disturber))
 
             async def answer(prompt: Prompt) -> Completion:
-                sampling = sampling_options(max_new_tokens, cell.temperature, TOP_P, seed=prompt.index)
-                options = {**sampling, **speculation_options(cell.drafter, cell.num_draft_tokens)}
-                return (await generate(stack.client, prompt.text, options, disturber.streamed)).completion
+                timed = await generate(
+                    stack.client,
+                    prompt.text,
+                    sampling(max_new_tokens, cell.temperature, TOP_P, seed=prompt.index),
+                    speculation(cell.drafter, cell.num_draft_tokens),
+                    disturber.streamed,
+                )
+                return timed.completion
 
             return await run_bounded(self._prompts, answer, cell.concurrency), disturber.num_strikes
 
@@ -150,7 +156,7 @@ class MatrixRunner:
 def _harm(cell: Cell, stack: Stack) -> tuple[Callable[[], Any], Callable[[], Any]]:
     """How the cell's disturbance strikes the draft worker, and how it is mended."""
     if cell.disturbance is Disturbance.DRAFT_HUNG:
-        return stack.freeze_draft_worker, stack.thaw_draft_worker
+        return stack.pause_draft_worker, stack.resume_draft_worker
     return stack.kill_draft_worker, stack.restart_draft_worker
 
 

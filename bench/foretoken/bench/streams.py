@@ -12,8 +12,7 @@ from typing import TypeVar
 from asyncio_pool import AioPool
 
 from foretoken.bench.matrix import NO_DRAFTER
-from foretoken.client import AsyncClient, Completion
-from foretoken.client.config import GenerateOptions
+from foretoken.client import AsyncClient, Completion, Sampling, Speculation
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -32,32 +31,28 @@ class TimedCompletion:
         return len(self.completion.output_ids) / self.seconds
 
 
-def speculation_options(drafter: str, num_draft_tokens: int | None = None) -> GenerateOptions:
-    """Options that name a drafter, or turn speculation off for "none"."""
+def speculation(drafter: str, num_draft_tokens: int | None = None) -> Speculation:
+    """Names a drafter, or turns speculation off for "none"."""
     if drafter == NO_DRAFTER:
-        return {"off": True}
-    options: GenerateOptions = {"drafter": drafter}
-    if num_draft_tokens is not None:
-        options["num_draft_tokens"] = num_draft_tokens
-    return options
+        return Speculation(off=True)
+    return Speculation(drafter=drafter, num_draft_tokens=num_draft_tokens)
 
 
-def sampling_options(
-    max_new_tokens: int, temperature: float, top_p: float = 1.0, seed: int | None = None
-) -> GenerateOptions:
-    """Options that resolve sampling wholly, so that no default of the model's config takes part."""
-    options: GenerateOptions = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": 0, "top_p": top_p}
-    if seed is not None:
-        options["seed"] = seed
-    return options
+def sampling(max_new_tokens: int, temperature: float, top_p: float = 1.0, seed: int | None = None) -> Sampling:
+    """Sampling with every rule set, so that no default of the model's config takes part."""
+    return Sampling(temperature=temperature, top_k=0, top_p=top_p, seed=seed, max_new_tokens=max_new_tokens)
 
 
 async def generate(
-    client: AsyncClient, prompt: str, options: GenerateOptions, on_tokens: Callable[[int], None] | None = None
+    client: AsyncClient,
+    prompt: str,
+    sampling: Sampling,
+    speculation: Speculation,
+    on_tokens: Callable[[int], None] | None = None,
 ) -> TimedCompletion:
     """Run one stream to its end; `on_tokens` hears how many tokens each piece brought."""
     start = time.perf_counter()
-    generation = client.generate(prompt, **options)
+    generation = client.generate(prompt, sampling=sampling, speculation=speculation)
     async for piece in generation:
         if on_tokens is not None:
             on_tokens(len(piece.tokens))
@@ -66,8 +61,7 @@ async def generate(
 
 async def top_two_gap(client: AsyncClient, prompt: str, position: int) -> float:
     """Distance of the target's two best logits where greedy decoding chooses output token `position` (0-based)."""
-    options = sampling_options(position + 1, temperature=0)
-    completion = await client.complete(prompt, **options, off=True, logprobs=2)
+    completion = await client.complete(prompt, sampling=sampling(position + 1, temperature=0), off=True, logprobs=2)
     logprobs = completion.tokens[-1].logprobs
     if logprobs is None or len(completion.tokens) != position + 1:
         raise ValueError(f"the answer ended before position {position} or came without logprobs")

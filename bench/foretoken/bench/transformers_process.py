@@ -28,7 +28,7 @@ class Models:
     @classmethod
     def load(cls, target: str, draft: str | None, dtype: str) -> "Models":
         """Load both models on the CPU in one dtype."""
-        load = AutoModelForCausalLM.from_pretrained
+        load: Any = AutoModelForCausalLM.from_pretrained
         torch_dtype = getattr(torch, dtype)
         return cls(
             target=load(target, dtype=torch_dtype).eval(),
