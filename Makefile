@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 PIP_ARGS ?=
 PROTOS := $(wildcard protos/foretoken/v1/*.proto)
 
-.PHONY: demo test lint type proto proto-check bench up clean
+.PHONY: demo test lint type proto proto-check docs bench up clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -33,6 +33,9 @@ proto: $(VENV)/.installed
 
 proto-check: proto
 	git diff --exit-code -- protos
+
+docs: $(VENV)/.installed
+	$(BIN)/python docs/generate_settings.py
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m foretoken.bench.end_to_end --target models/target --draft models/draft

@@ -1,0 +1,193 @@
+"""The demo: three local services, one completion with speculation beside the same without, and whether they are equal.
+
+    python -m foretoken.bench.demo
+
+Speeds are medians over alternating repeats, of our own services with and without speculation. Equality is checked twice: with
+our own decoding without speculation in the served dtype, and in float32 with `transformers` `generate()` itself. The last
+stdout line is one JSON object.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.status import Status
+from rich.table import Table
+from rich.text import Text
+
+from foretoken.bench.baseline import PLAIN, Baseline, BaselineSampling
+from foretoken.bench.machine import describe_hardware, describe_versions
+from foretoken.bench.near_tie import first_difference, is_near_tie
+from foretoken.bench.prompts import OWN_PROMPTS, load_prompts
+from foretoken.bench.streams import sampling, speculation
+from foretoken.cli.local_services import LocalServices, LocalServicesConfig
+from foretoken.client import Client, Completion, Sampling
+
+STYLES = {"model": "green", "ngram": "cyan", "recovered": "yellow", "bonus": "magenta", "plain": "white"}
+LEGEND = {
+    "model": "guessed by the draft model",
+    "ngram": "guessed by n-gram lookup",
+    "recovered": "the target's own, a guess was refused",
+    "bonus": "the target's own, all guesses were right",
+    "plain": "the target's own, nothing was guessed",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A completion and the seconds it took the client to have it."""
+
+    completion: Completion
+    seconds: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return len(self.completion.output_ids) / self.seconds
+
+
+class Demo:
+    """What one run of the demo shows and measures."""
+
+    def __init__(self, options: argparse.Namespace, console: Console) -> None:
+        self._options = options
+        self._console = console
+        self._prompt: str = options.prompt or load_prompts(OWN_PROMPTS, 1)[0].text
+
+    def run(self) -> dict[str, Any]:
+        """Show, measure, check; the JSON object."""
+        with self._services(self._options.dtype, "auto") as client:
+            self._warm_up(client)
+            self._show(client)
+            pairs = [(self._answer(client, True), self._answer(client, False)) for _ in range(self._options.repeats)]
+        own = all(drafted.completion.output_ids == plain.completion.output_ids for drafted, plain in pairs)
+        target, near_tie = self._check_against_transformers()
+        stats = pairs[-1][0].completion.speculation
+        result = {
+            "identical_to_target": own and target,
+            "checked_against": {
+                f"own decoding without speculation, {self._options.dtype}": own,
+                "transformers generate(), float32": target,
+            },
+            "tokens_per_s": round(median(drafted.tokens_per_s for drafted, _ in pairs), 1),
+            "autoregressive_tokens_per_s": round(median(plain.tokens_per_s for _, plain in pairs), 1),
+            "block_efficiency": round(stats.block_efficiency, 3),
+            "acceptance_rate": round(stats.acceptance_rate, 3),
+            "drafter": self._options.drafter,
+            "dtype": self._options.dtype,
+            "num_new_tokens": len(pairs[0][0].completion.output_ids),
+            "repeats": len(pairs),
+            "hardware": describe_hardware(),
+            "versions": describe_versions(),
+        }
+        self._print_verdict(result, near_tie)
+        return result
+
+    @contextmanager
+    def _services(self, dtype: str, compile: str) -> Iterator[Client]:
+        """Running services of one dtype; their start is shown."""
+        config = LocalServicesConfig(self._options.target, self._options.draft, dtype=dtype, compile=compile)
+        with Status(f"starting router, verify worker and draft worker ({dtype})", console=self._console) as status:
+            services = LocalServices(
+                config, lambda name, progress: status.update(f"{name}: {progress.stage} {progress.fraction:.0%}")
+            )
+            services.start()
+        try:
+            with Client(services.address) as client:
+                yield client
+        finally:
+            services.stop()
+
+    def _sampling(self) -> Sampling:
+        return sampling(self._options.max_new_tokens, self._options.temperature, seed=0)
+
+    def _warm_up(self, client: Client) -> None:
+        for is_drafted in (True, False):
+            self._answer(client, is_drafted)
+
+    def _answer(self, client: Client, is_drafted: bool) -> Timed:
+        how = speculation(self._options.drafter if is_drafted else "none")
+        start = perf_counter()
+        completion = client.complete(self._prompt, sampling=self._sampling(), speculation=how)
+        return Timed(completion, perf_counter() - start)
+
+    def _show(self, client: Client) -> None:
+        """Stream both completions into two columns, tokens coloured by where they came from."""
+        columns = {"with speculation": Text(), "without": Text()}
+        with Live(_beside(columns), console=self._console, auto_refresh=False) as live:
+            for column, drafter in zip(columns.values(), (self._options.drafter, "none"), strict=True):
+                answer = client.generate(self._prompt, sampling=self._sampling(), speculation=speculation(drafter))
+                for piece in answer:
+                    for token in piece.tokens:
+                        column.append(token.text, STYLES.get(token.provenance, "white"))
+                    live.update(_beside(columns), refresh=True)
+        legend = Text("  ").join(Text(f"■ {meaning}", STYLES[name]) for name, meaning in LEGEND.items())
+        self._console.print(legend)
+
+    def _check_against_transformers(self) -> tuple[bool, str]:
+        """Whether float32 greedy speculation gives what `generate()` gives; and the near-tie, if one excused it."""
+        greedy = sampling(self._options.max_new_tokens, temperature=0)
+        with self._services("float32", "off") as client, Status("asking transformers", console=self._console):
+            how = speculation(self._options.drafter)
+            ours = client.complete(self._prompt, sampling=greedy, speculation=how)
+            with Baseline(self._options.target, None, "float32", BaselineSampling()) as baseline:
+                theirs = baseline.generate(PLAIN, self._prompt, self._options.max_new_tokens)
+                position = first_difference(ours.output_ids, theirs.ids)
+                if position is None:
+                    return True, ""
+                gap = baseline.gap(self._prompt, position)
+            one_more = sampling(position + 1, temperature=0)
+            logprobs = client.complete(self._prompt, sampling=one_more, off=True, logprobs=2).tokens[-1].logprobs
+        assert logprobs is not None
+        own_gap = logprobs.top[0][1] - logprobs.top[1][1]
+        return is_near_tie(own_gap, gap), f"output position {position}: top-2 gaps {own_gap:.1e} and {gap:.1e}"
+
+    def _print_verdict(self, result: dict[str, Any], near_tie: str) -> None:
+        for what, is_equal in result["checked_against"].items():
+            self._console.print(f"{'equal to' if is_equal else 'DIFFERS from'} {what}")
+        if near_tie:
+            self._console.print(f"first difference from transformers at {near_tie}")
+        faster = result["tokens_per_s"] / result["autoregressive_tokens_per_s"]
+        self._console.print(
+            f"{result['tokens_per_s']} tokens/s with speculation, {result['autoregressive_tokens_per_s']} without "
+            f"({faster:.2f} x); {result['block_efficiency']} tokens per target forward, "
+            f"{result['acceptance_rate']:.0%} of the guesses accepted"
+        )
+
+
+def _beside(columns: dict[str, Text]) -> Table:
+    table = Table(*columns, expand=True)
+    table.add_row(*columns.values())
+    return table
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the demo; 1 when a token differed."""
+    parser = argparse.ArgumentParser(prog="python -m foretoken.bench.demo", description=__doc__)
+    add = parser.add_argument
+    add("--target", default="models/target", help="target model: directory or hub id")
+    add("--draft", default="models/draft", help="draft model: directory or hub id")
+    add("--prompt", help="text to complete (default: the first of the benchmark's own)")
+    add("--drafter", default="model", choices=("model", "ngram"), help="who guesses")
+    add("--max-new-tokens", type=int, default=96, help="tokens of the completion")
+    add("--temperature", type=float, default=0.0, help="0 = greedy")
+    add("--dtype", default="bfloat16", choices=("bfloat16", "float32"), help="of both models")
+    add("--repeats", type=int, default=5, help="timed repeats of each side")
+    options = parser.parse_args(arguments)
+    if options.target == "models/target" and not Path(options.target).exists():
+        parser.error("models/target is not here: run from the repository's root, or name --target and --draft")
+    result = Demo(options, Console()).run()
+    print(json.dumps(result))
+    return 0 if result["identical_to_target"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""Writes settings.md beside this file: every option of every service, from the settings classes themselves.
+
+`--check` compares instead and fails when the page is out of date.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic.fields import FieldInfo
+
+from foretoken.draft_worker.settings import DraftWorkerSettings
+from foretoken.router.settings import RouterSettings
+from foretoken.rpc.settings import ENV_PREFIX, ServiceSettings
+from foretoken.verify_worker.settings import VerifyWorkerSettings
+
+PAGE = Path(__file__).with_name("settings.md")
+SERVICES: dict[str, type[ServiceSettings]] = {
+    "Router": RouterSettings,
+    "Verify worker": VerifyWorkerSettings,
+    "Draft worker": DraftWorkerSettings,
+}
+HEAD = f"""# Settings
+
+The command line beats the environment, which beats the default. Every option `--some-name` is `{ENV_PREFIX}SOME_NAME` in the
+environment. Lists are comma-separated. A bad value stops start-up with the option's name. This page is made by
+`make docs`; a test compares it with the settings classes.
+"""
+
+
+def render() -> str:
+    """The page."""
+    shared = ServiceSettings.model_fields
+    parts = [HEAD, "## Every service\n", _table(shared)]
+    for title, settings in SERVICES.items():
+        parts += [f"\n## {title}\n", _table({n: f for n, f in settings.model_fields.items() if n not in shared})]
+    return "\n".join(parts) + "\n"
+
+
+def _table(fields: dict[str, FieldInfo]) -> str:
+    rows = ["| option | environment | default | meaning |", "|---|---|---|---|"]
+    for name, field in fields.items():
+        option = f"`--{name.replace('_', '-')}`"
+        rows.append(f"| {option} | `{ENV_PREFIX}{name.upper()}` | {_default(field)} | {_meaning(field)} |")
+    return "\n".join(rows)
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    if value is None or value == "" or value == ():
+        return "–"
+    return f"`{','.join(value) if isinstance(value, tuple) else value}`"
+
+
+def _meaning(field: FieldInfo) -> str:
+    bounds = [f"{sign} {bound}" for sign, bound in _bounds(field)]
+    choices = [repr(choice).strip("'") for choice in get_args(field.annotation) if isinstance(choice, str)]
+    extra = [", ".join(bounds)] if bounds else []
+    extra += [" \\| ".join(choices)] if choices else []
+    return (field.description or "").replace("|", "\\|") + (f" ({'; '.join(extra)})" if extra else "")
+
+
+def _bounds(field: FieldInfo) -> list[tuple[str, Any]]:
+    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+    return [(signs[name], getattr(m, name)) for m in field.metadata for name in signs if hasattr(m, name)]
+
+
+def main() -> int:
+    """Write or check the page."""
+    text = render()
+    if "--check" in sys.argv[1:]:
+        return 0 if PAGE.exists() and PAGE.read_text() == text else 1
+    PAGE.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""Prompt files: both fields, compression, limits, refusals."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from foretoken.bench.prompts import OWN_PROMPTS, fingerprint, load_prompts
+
+
+def write(path: Path, *records: object) -> Path:
+    text = "".join(json.dumps(record) + "\n" for record in records)
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return path
+
+
+def test_own_prompts_are_distinct_and_enough_for_a_matrix_run() -> None:
+    prompts = load_prompts(OWN_PROMPTS)
+    assert len({prompt.text for prompt in prompts}) == len(prompts) >= 8
+
+
+@pytest.mark.parametrize("name", ["prompts.jsonl", "prompts.jsonl.gz"])
+def test_reads_prompt_or_the_first_turn(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / name, {"prompt": "one"}, {"turns": ["two", "and then"]}, {"prompt": "three"})
+    assert [(p.index, p.text) for p in load_prompts(path)] == [(0, "one"), (1, "two"), (2, "three")]
+    assert [p.text for p in load_prompts(path, limit=2)] == ["one", "two"]
+
+
+@pytest.mark.parametrize("record", [{"prompt": ""}, {"turns": []}, {"text": "x"}, ["x"]])
+def test_refuses_a_line_without_text_naming_it(tmp_path: Path, record: object) -> None:
+    path = write(tmp_path / "prompts.jsonl", {"prompt": "fine"}, record)
+    with pytest.raises(ValueError, match=r"prompts\.jsonl:2"):
+        load_prompts(path)
+
+
+def test_refuses_an_empty_file(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no prompts"):
+        load_prompts(write(tmp_path / "prompts.jsonl"))
+
+
+def test_fingerprint_depends_on_where_texts_end(tmp_path: Path) -> None:
+    left = load_prompts(write(tmp_path / "a.jsonl", {"prompt": "ab"}, {"prompt": "c"}))
+    right = load_prompts(write(tmp_path / "b.jsonl", {"prompt": "a"}, {"prompt": "bc"}))
+    assert fingerprint(left) != fingerprint(right)
