@@ -1,6 +1,7 @@
 """The near-tie rule and the count: what is identical, what is excused, what fails."""
 
 import pytest
+
 from foretoken.bench.identity_check import Comparison, IdentityCount, Outcome, compare_ids
 from foretoken.bench.near_tie import first_difference, is_near_tie, max_near_ties
 from foretoken.bench.prompts import Prompt

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from foretoken.bench.prompts import OWN_PROMPTS, fingerprint, load_prompts
 
 

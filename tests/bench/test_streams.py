@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+
 from foretoken.bench.disturber import STRIKE_SHARES, Disturber
 from foretoken.bench.streams import run_bounded
 

@@ -2,9 +2,9 @@
 
     python -m foretoken.bench.demo
 
-Speeds are medians over alternating repeats, of our own services with and without speculation. Equality is checked twice: with
-our own decoding without speculation in the served dtype, and in float32 with `transformers` `generate()` itself. The last
-stdout line is one JSON object.
+Speeds are medians over alternating repeats, of our own services with and without speculation. Equality is checked
+twice: with our own decoding without speculation in the served dtype, and in float32 with `transformers` `generate()`
+itself. The last stdout line is one JSON object.
 """
 
 import argparse

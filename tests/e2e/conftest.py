@@ -1,0 +1,40 @@
+"""Real services for the end-to-end tests, started once per session."""
+
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from foretoken.bench.prompts import OWN_PROMPTS, load_prompts
+from foretoken.bench.stack import Stack
+from foretoken.cli.local_services import LocalServicesConfig
+
+sys.path.insert(0, str(Path(__file__).parent))
+from pair import Pair, find_or_make_pair  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """The model pair all end-to-end tests use."""
+    return find_or_make_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="session")
+def prompts() -> list[str]:
+    """Texts of the benchmark's own prompts."""
+    return [prompt.text for prompt in load_prompts(OWN_PROMPTS)]
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def stack(pair: Pair) -> AsyncIterator[Stack]:
+    """The three services, eager, in bf16; a test that harms one leaves it mended."""
+    config = LocalServicesConfig(
+        pair.target,
+        pair.draft,
+        compile="off",
+        draft_options=("--worker-id", "e2e-draft"),
+        router_options=("--max-probe-pause-s", "1"),
+    )
+    async with Stack(config) as running:
+        yield running

@@ -1,0 +1,54 @@
+"""A model pair to run end to end: the embedded one, or where it is absent a tiny random one with its own tokenizer."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+EMBEDDED = Path(__file__).parents[2] / "models"
+VOCAB_SIZE = 384
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Directories of a target and a draft model."""
+
+    target: str
+    draft: str
+
+
+def find_or_make_pair(folder: Path) -> Pair:
+    """The pair; a made one is written into `folder`."""
+    if all((EMBEDDED / name / "config.json").exists() for name in ("target", "draft")):
+        return Pair(str(EMBEDDED / "target"), str(EMBEDDED / "draft"))
+    _make_pair(folder)
+    return Pair(str(folder / "target"), str(folder / "draft"))
+
+
+def _make_pair(folder: Path) -> None:
+    """A random Llama, and as its draft the same weights with noise, so that they agree sometimes."""
+    import torch
+    from tokenizers import ByteLevelBPETokenizer
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    tokenizer = ByteLevelBPETokenizer()
+    text = [path.read_text() for path in Path(__file__).parents[2].glob("bench/foretoken/bench/*.py")]
+    tokenizer.train_from_iterator(text, vocab_size=VOCAB_SIZE, special_tokens=["<|endoftext|>"], show_progress=False)
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer._tokenizer, eos_token="<|endoftext|>")
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        bos_token_id=0,
+        eos_token_id=0,
+        initializer_range=0.3,
+    )
+    torch.manual_seed(0)
+    target = LlamaForCausalLM(config)
+    draft = LlamaForCausalLM(config)
+    draft.load_state_dict({name: w + 0.02 * torch.randn_like(w) for name, w in target.state_dict().items()})
+    for name, model in (("target", target), ("draft", draft)):
+        model.to(torch.bfloat16).save_pretrained(folder / name)
+        wrapped.save_pretrained(folder / name)

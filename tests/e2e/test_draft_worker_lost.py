@@ -1,0 +1,59 @@
+"""The draft worker dies or hangs mid-stream: the tokens stay the same, and it is taken back when it returns."""
+
+import asyncio
+
+import pytest
+from foretoken.bench.stack import Stack
+from foretoken.bench.streams import generate, sampling, speculation
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+NUM_TOKENS = 160
+NUM_STREAMS = 4
+
+
+async def answers(stack: Stack, prompts: list[str], drafter: str, on_tokens=None) -> list[tuple[int, ...]]:
+    how = speculation(drafter, 4)
+    async with asyncio.TaskGroup() as tasks:
+        running = [
+            tasks.create_task(generate(stack.client, prompt, sampling(NUM_TOKENS, 0.8, 0.95, seed), how, on_tokens))
+            for seed, prompt in enumerate(prompts[:NUM_STREAMS])
+        ]
+    return [task.result().completion.output_ids for task in running]
+
+
+async def until_drafted_again(stack: Stack, prompt: str) -> None:
+    async with asyncio.timeout(30):
+        while True:
+            timed = await generate(stack.client, prompt, sampling(16, 0.0), speculation("model", 4))
+            if timed.completion.speculation.num_drafts:
+                return
+            await asyncio.sleep(0.2)
+
+
+@pytest.mark.parametrize("how", ["killed", "hung"])
+async def test_tokens_stay_the_same(stack: Stack, prompts: list[str], how: str) -> None:
+    expected = await answers(stack, prompts, "none")
+    strike, mend = {
+        "killed": (stack.kill_draft_worker, stack.restart_draft_worker),
+        "hung": (stack.pause_draft_worker, stack.resume_draft_worker),
+    }[how]
+    is_under_way = asyncio.Event()
+    num_streamed = 0
+
+    def on_tokens(num_tokens: int) -> None:
+        nonlocal num_streamed
+        num_streamed += num_tokens
+        if num_streamed >= NUM_STREAMS * NUM_TOKENS // 4:
+            is_under_way.set()
+
+    running = asyncio.ensure_future(answers(stack, prompts, "model", on_tokens))
+    async with asyncio.timeout(60):
+        await is_under_way.wait()
+        await strike()
+        assert not running.done(), "the answers were over before the draft worker was lost"
+        try:
+            assert await running == expected
+        finally:
+            await mend()
+    await until_drafted_again(stack, prompts[0])
+    assert await stack.all_pages_free()

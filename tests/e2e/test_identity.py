@@ -1,0 +1,31 @@
+"""Eight prompts of the exactness matrix through real processes: against transformers, and between our own runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+from foretoken.bench.identity import main
+
+CELLS = [
+    "float32-t0-none-k0-c1",
+    "float32-t0-model-k4-c8",
+    "float32-t0-ngram-k8-c1",
+    "float32-t0.8-model-k4-c8",
+    "float32-t0.8-model-k4-c8-draft-killed",
+    "bfloat16-t0-ngram-k4-c8-preemption",
+    "bfloat16-t0.8-model-k4-c8-preemption",
+]
+
+
+@pytest.mark.timeout(280)
+def test_eight_prompts_of_the_matrix(pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--target", pair.target, "--draft", pair.draft, "--limit", "8", "--max-new-tokens", "32"]
+    arguments += ["--few-pages", "24", "--compile", "off", "--out", str(tmp_path), "--cells", *CELLS]
+    status = main(arguments)
+    output = capsys.readouterr().out
+    summary = json.loads(output.splitlines()[-1])
+    assert status == 0, output
+    assert summary["cells"] == len(CELLS)
+    assert summary["compared"] == 8 * len(CELLS)
+    assert summary["identical"] + summary["near_ties"] == summary["compared"]
+    assert summary["are_pages_free"]

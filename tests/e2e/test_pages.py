@@ -1,0 +1,66 @@
+"""Whatever way requests end, every page of every worker is free afterwards."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+
+import pytest
+from foretoken.bench.stack import Stack
+from foretoken.client import DeadlineExceededError
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+CLIENT_PROGRAM = """
+import sys
+from foretoken.client import Client
+with Client(sys.argv[1]) as client:
+    for _ in client.generate(sys.argv[2], max_new_tokens=800, temperature=0, ignore_eos=True):
+        print("piece", flush=True)
+"""
+
+
+async def finish(stack: Stack, prompt: str) -> None:
+    completion = await stack.client.complete(prompt, max_new_tokens=24, temperature=0.8, seed=1)
+    assert completion.tokens
+
+
+async def cancel(stack: Stack, prompt: str) -> None:
+    generation = stack.client.generate(prompt, max_new_tokens=800, temperature=0, ignore_eos=True)
+    async for _ in generation:
+        break
+    generation.cancel()
+
+
+async def cancel_before_the_first_token(stack: Stack, prompt: str) -> None:
+    task = asyncio.ensure_future(stack.client.complete(8 * prompt, max_new_tokens=100, ignore_eos=True))
+    await asyncio.sleep(0.005)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def run_out_of_time(stack: Stack, prompt: str) -> None:
+    with pytest.raises(DeadlineExceededError):
+        await stack.client.complete(prompt, max_new_tokens=800, temperature=0, ignore_eos=True, timeout_s=0.15)
+
+
+async def kill_the_client(stack: Stack, prompt: str) -> None:
+    command = [sys.executable, "-c", CLIENT_PROGRAM, stack.services.address, prompt]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert await asyncio.to_thread(process.stdout.readline) == b"piece\n"
+    process.send_signal(signal.SIGKILL)
+    await asyncio.to_thread(process.wait)
+    process.stdout.close()
+
+
+ENDINGS = (finish, cancel, cancel_before_the_first_token, run_out_of_time, kill_the_client)
+
+
+async def test_all_pages_are_free_after_any_mix_of_endings(stack: Stack, prompts: list[str]) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        for index, prompt in enumerate(prompts[:10]):
+            tasks.create_task(ENDINGS[index % len(ENDINGS)](stack, prompt))
+    assert await stack.all_pages_free()
+    info = await stack.client.model_info()
+    assert all(worker.total_pages > 0 for worker in info.verify_workers)
