@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+
 from foretoken.bench.prompts import OWN_PROMPTS, load_prompts
 from foretoken.bench.stack import Stack
 from foretoken.cli.local_services import LocalServicesConfig

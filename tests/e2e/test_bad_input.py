@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
+
 from foretoken.bench.stack import Stack
 from foretoken.client import ForetokenError, InvalidArgumentError
 from foretoken.v1 import generation_pb2, types_pb2, verify_pb2
@@ -40,11 +41,13 @@ BAD_REQUESTS: dict[str, tuple[Any, dict[str, Any], str]] = {
 class Undisturbed:
     """A stream that runs while the block does something bad; it must end with the tokens it has when alone."""
 
+    _expected: tuple[int, ...] = ()
+
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
 
     async def __aenter__(self) -> None:
-        self._expected = await self._answer()
+        Undisturbed._expected = Undisturbed._expected or await self._answer()
         self._running = asyncio.ensure_future(self._answer())
         await asyncio.sleep(0.02)
 
@@ -53,7 +56,7 @@ class Undisturbed:
 
     async def _answer(self) -> tuple[int, ...]:
         completion = await self._stack.client.complete(
-            "import os\n\ndef", max_new_tokens=128, temperature=0.8, seed=5, ignore_eos=True
+            "import os\n\ndef", max_new_tokens=96, temperature=0.8, seed=5, ignore_eos=True
         )
         return completion.output_ids
 
@@ -151,5 +154,3 @@ async def test_a_bad_entry_on_a_link_ends_that_sequence_alone(stack: Stack) -> N
     errors = [error for reply in replies for error in reply.errors]
     assert [error.sequence_id for error in errors] == [1]
     assert "prompt_ids" in errors[0].message
-
-

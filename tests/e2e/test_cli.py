@@ -6,19 +6,20 @@ import subprocess
 import sys
 
 import pytest
+
 from foretoken.bench.stack import Stack
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def run_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "foretoken.cli", *arguments]
+    command = [sys.executable, "-m", "foretoken.cli.main", *arguments]
     return await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
 
 
 async def test_generate_json_gives_what_the_sdk_gives(stack: Stack, prompts: list[str]) -> None:
     expected = await stack.client.complete(prompts[0], max_new_tokens=24, temperature=0)
-    flags = ["--router", stack.services.address, "--max-new-tokens", "24", "--temperature", "0", "--json"]
+    flags = ["--address", stack.services.address, "--max-new-tokens", "24", "--temperature", "0", "--json"]
     done = await run_cli("generate", prompts[0], *flags)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout.splitlines()[-1])
@@ -26,7 +27,7 @@ async def test_generate_json_gives_what_the_sdk_gives(stack: Stack, prompts: lis
 
 
 async def test_a_refusal_is_one_line_and_a_status(stack: Stack) -> None:
-    done = await run_cli("generate", "x", "--router", stack.services.address, "--temperature", "-1")
+    done = await run_cli("generate", "x", "--address", stack.services.address, "--temperature", "-1")
     assert done.returncode != 0
     assert "sampling.temperature" in done.stderr
     assert "Traceback" not in done.stderr

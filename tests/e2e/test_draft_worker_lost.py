@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+
 from foretoken.bench.stack import Stack
 from foretoken.bench.streams import generate, sampling, speculation
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from foretoken.bench.identity import main
 
 CELLS = [

@@ -1,11 +1,11 @@
 """Whatever way requests end, every page of every worker is free afterwards."""
 
 import asyncio
-import signal
 import subprocess
 import sys
 
 import pytest
+
 from foretoken.bench.stack import Stack
 from foretoken.client import DeadlineExceededError
 
@@ -15,7 +15,7 @@ CLIENT_PROGRAM = """
 import sys
 from foretoken.client import Client
 with Client(sys.argv[1]) as client:
-    for _ in client.generate(sys.argv[2], max_new_tokens=800, temperature=0, ignore_eos=True):
+    for _ in client.generate(sys.argv[2], max_new_tokens=600, temperature=0, ignore_eos=True):
         print("piece", flush=True)
 """
 
@@ -26,7 +26,7 @@ async def finish(stack: Stack, prompt: str) -> None:
 
 
 async def cancel(stack: Stack, prompt: str) -> None:
-    generation = stack.client.generate(prompt, max_new_tokens=800, temperature=0, ignore_eos=True)
+    generation = stack.client.generate(prompt, max_new_tokens=600, temperature=0, ignore_eos=True)
     async for _ in generation:
         break
     generation.cancel()
@@ -41,17 +41,19 @@ async def cancel_before_the_first_token(stack: Stack, prompt: str) -> None:
 
 async def run_out_of_time(stack: Stack, prompt: str) -> None:
     with pytest.raises(DeadlineExceededError):
-        await stack.client.complete(prompt, max_new_tokens=800, temperature=0, ignore_eos=True, timeout_s=0.15)
+        await stack.client.complete(prompt, max_new_tokens=600, temperature=0, ignore_eos=True, timeout_s=0.15)
 
 
 async def kill_the_client(stack: Stack, prompt: str) -> None:
     command = [sys.executable, "-c", CLIENT_PROGRAM, stack.services.address, prompt]
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert process.stdout is not None
-    assert await asyncio.to_thread(process.stdout.readline) == b"piece\n"
-    process.send_signal(signal.SIGKILL)
-    await asyncio.to_thread(process.wait)
-    process.stdout.close()
+    try:
+        assert await asyncio.to_thread(process.stdout.readline) == b"piece\n"
+    finally:
+        process.kill()
+        process.stdout.close()
+        await asyncio.to_thread(process.wait)
 
 
 ENDINGS = (finish, cancel, cancel_before_the_first_token, run_out_of_time, kill_the_client)

@@ -30,16 +30,8 @@ from foretoken.bench.near_tie import first_difference, is_near_tie
 from foretoken.bench.prompts import OWN_PROMPTS, load_prompts
 from foretoken.bench.streams import sampling, speculation
 from foretoken.cli.local_services import LocalServices, LocalServicesConfig
-from foretoken.client import Client, Completion, Sampling
-
-STYLES = {"model": "green", "ngram": "cyan", "recovered": "yellow", "bonus": "magenta", "plain": "white"}
-LEGEND = {
-    "model": "guessed by the draft model",
-    "ngram": "guessed by n-gram lookup",
-    "recovered": "the target's own, a guess was refused",
-    "bonus": "the target's own, all guesses were right",
-    "plain": "the target's own, nothing was guessed",
-}
+from foretoken.cli.provenance import STYLES, legend
+from foretoken.client import Client, Completion, Sampling, Token
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +114,16 @@ class Demo:
     def _show(self, client: Client) -> None:
         """Stream both completions into two columns, tokens coloured by where they came from."""
         columns = {"with speculation": Text(), "without": Text()}
+        tokens: list[Token] = []
         with Live(_beside(columns), console=self._console, auto_refresh=False) as live:
             for column, drafter in zip(columns.values(), (self._options.drafter, "none"), strict=True):
                 answer = client.generate(self._prompt, sampling=self._sampling(), speculation=speculation(drafter))
                 for piece in answer:
                     for token in piece.tokens:
-                        column.append(token.text, STYLES.get(token.provenance, "white"))
+                        column.append(token.text, STYLES.get(token.provenance, STYLES["unknown"]))
                     live.update(_beside(columns), refresh=True)
-        legend = Text("  ").join(Text(f"■ {meaning}", STYLES[name]) for name, meaning in LEGEND.items())
-        self._console.print(legend)
+                tokens += answer.result().tokens
+        self._console.print(legend(tokens))
 
     def _check_against_transformers(self) -> tuple[bool, str]:
         """Whether float32 greedy speculation gives what `generate()` gives; and the near-tie, if one excused it."""
