@@ -14,13 +14,26 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from foretoken.rpc.errors import FailedPreconditionError, ResourceExhaustedError, UnavailableError, from_rpc_error
+from foretoken.rpc.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    UnavailableError,
+    from_rpc_error,
+)
 from foretoken.rpc.link import LinkCallbacks, LinkOptions, LinkServicer, VerifyLink
 from foretoken.rpc.server import Service, serve
+from foretoken.rpc.servicing import typed_errors
 from foretoken.rpc.settings import ServiceSettings
 from foretoken.rpc.tls import ClientTls
 from foretoken.v1 import generation_pb2_grpc, verify_pb2_grpc
-from foretoken.v1.generation_pb2 import TokenizeRequest, TokenizeResponse
+from foretoken.v1.generation_pb2 import (
+    GenerateRequest,
+    GenerateResponse,
+    GenerateTokens,
+    TokenizeRequest,
+    TokenizeResponse,
+)
 from foretoken.v1.verify_pb2 import VerifyLinkResponse
 
 from .conftest import HELLO, EchoHandler
@@ -164,6 +177,43 @@ async def test_an_oversized_message_is_a_typed_error():
         running.stop.set()
 
 
+class TypedServicer(generation_pb2_grpc.GenerationServiceServicer):
+    async def Tokenize(self, request, context):
+        async with typed_errors(context):
+            return TokenizeResponse(ids=[len(request.prompt)])
+
+    async def Generate(self, request, context):
+        async with typed_errors(context):
+            yield GenerateResponse(tokens=GenerateTokens(text=request.prompt))
+
+
+@pytest.mark.parametrize(
+    ("method", "data", "text"),
+    [
+        ("Tokenize", b"\x0a\x02\xff\xfe", "prompt = bytes that are not UTF-8: must be valid UTF-8"),
+        ("Generate", b"\x2a\x04\x62\x02\xff\xfe", "sampling.stop = bytes that are not UTF-8: must be valid UTF-8"),
+        ("Generate", b"\x0a\xff", "request = 2 undecodable bytes: must be a foretoken.v1.GenerateRequest"),
+    ],
+)
+async def test_undecodable_requests_are_typed_errors_and_cost_nobody_else(method, data, text):
+    add = generation_pb2_grpc.add_GenerationServiceServicer_to_server
+    async with asyncio.TaskGroup() as tasks:
+        running = Running(tasks, ServiceSettings(), [Service(NAME, TypedServicer(), add)])
+        address = await running.address()
+        async with grpc.aio.insecure_channel(address) as channel:
+            kind = channel.unary_unary if method == "Tokenize" else channel.unary_stream
+            call = kind(f"/{NAME}/{method}", request_serializer=bytes, response_deserializer=bytes)(data, timeout=5)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await (call if method == "Tokenize" else call.read())
+            error = from_rpc_error(caught.value)
+            assert isinstance(error, InvalidArgumentError)
+            assert str(error) == text
+            stub = generation_pb2_grpc.GenerationServiceStub(channel)
+            assert list((await stub.Tokenize(TokenizeRequest(prompt="abc"))).ids) == [3]
+            assert [reply.tokens.text async for reply in stub.Generate(GenerateRequest(prompt="a"))] == ["a"]
+        running.stop.set()
+
+
 @pytest.fixture
 def certificates(tmp_path) -> Path:
     """server.{pem,key} for localhost, client.{pem,key}, stranger.{pem,key}; each signs itself."""
@@ -224,6 +274,7 @@ async def test_a_missing_tls_file_is_named(tmp_path):
 PROGRAM = """
 import asyncio, sys
 from foretoken.rpc.server import run_service, serve
+from foretoken.rpc.servicing import typed_errors
 from foretoken.rpc.settings import ServiceSettings
 async def on_drain(grace_s):
     await asyncio.sleep(float(sys.argv[-1]))

@@ -18,6 +18,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from foretoken.rpc import telemetry
+from foretoken.rpc.decoding import TypedDecoding
 from foretoken.rpc.errors import FailedPreconditionError, ForetokenError
 from foretoken.rpc.logs import configure_logging
 from foretoken.rpc.settings import ServiceSettings
@@ -61,7 +62,11 @@ async def serve(
     Raises:
         FailedPreconditionError: the address cannot be bound, or a TLS file cannot be read.
     """
-    server = grpc.aio.server(options=_server_options(settings), maximum_concurrent_rpcs=settings.max_concurrent_rpcs)
+    server = grpc.aio.server(
+        interceptors=[TypedDecoding()],
+        options=_server_options(settings),
+        maximum_concurrent_rpcs=settings.max_concurrent_rpcs,
+    )
     for service in services:
         service.register(service.servicer, server)
     health_servicer = await _add_health(server, [service.name for service in services])

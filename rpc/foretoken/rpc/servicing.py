@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import grpc
 
+from foretoken.rpc.decoding import raise_if_undecodable
 from foretoken.rpc.errors import INTERNAL_MESSAGE, ForetokenError, InternalError, to_status
 
 _log = logging.getLogger(__name__)
@@ -42,10 +43,11 @@ async def abort(context: Any, error: ForetokenError) -> NoReturn:
 async def typed_errors(context: Any, request_id: str = "") -> AsyncIterator[None]:
     """The body of every handler: `async with typed_errors(context, request_id): ...`, unary and streaming alike.
 
-    A `ForetokenError` ends the call with its own status. Cancellation, `context.abort()` and the private errors of
-    `grpc.aio` pass through. Anything else is logged with its traceback and answered INTERNAL without its text.
+    A `ForetokenError` ends the call with its own status, and so does a request that could not be decoded. Cancellation,
+    `context.abort()` and the private errors of `grpc.aio` pass through. Anything else is logged with its traceback and answered INTERNAL without its text.
     """
     try:
+        raise_if_undecodable()
         yield
     except ForetokenError as error:
         error.request_id = error.request_id or request_id

@@ -41,6 +41,7 @@ class Outbox(Generic[Frame]):
         self._limits = limits
         self._frames: deque[Frame] = deque()
         self._sizes: deque[int] = deque()  # bytes reserved for each frame
+        self._tail_has_last_kind = False
         self.num_bytes = 0
         """About the serialised size of all that waits."""
 
@@ -86,10 +87,11 @@ class Outbox(Generic[Frame]):
             limit = self._limits.max_message_bytes
             raise ResourceExhaustedError(f"an entry of {num_bytes} bytes is above the link's limit of {limit} bytes")
         self._check_backlog(num_bytes)
-        is_late = name != _APPLIED_LAST and self._frames and getattr(self._frames[-1], _APPLIED_LAST, None)
-        if is_late or not self._fits(num_bytes):
+        is_last_kind = name == _APPLIED_LAST
+        if (self._tail_has_last_kind and not is_last_kind) or not self._fits(num_bytes):
             self._push(self._frame_type())
         getattr(self._frames[-1], name).append(message)
+        self._tail_has_last_kind |= is_last_kind
         self._count(num_bytes)
 
     def _fits(self, num_bytes: int) -> bool:
@@ -98,6 +100,7 @@ class Outbox(Generic[Frame]):
     def _push(self, frame: Frame) -> None:
         self._frames.append(frame)
         self._sizes.append(0)
+        self._tail_has_last_kind = False
 
     def _count(self, num_bytes: int) -> None:
         self._sizes[-1] += num_bytes
