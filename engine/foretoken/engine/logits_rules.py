@@ -63,6 +63,10 @@ class LogitsRule:
     own_ids: Sequence[int] = ()
     """Ids it adjusts whether or not they occur."""
 
+    def applies_after(self, num_outputs: int) -> bool:
+        """Whether a block that follows this many output ids has anything to adjust."""
+        return True
+
     def adjust(self, path: BlockPath) -> None:
         """Adds its adjustments to those of the path."""
         raise NotImplementedError
@@ -112,8 +116,11 @@ class MinNewTokensRule(LogitsRule):
         self._min_new_tokens = min_new_tokens
         self.own_ids = ending_ids
 
+    def applies_after(self, num_outputs: int) -> bool:
+        return num_outputs < self._min_new_tokens
+
     def adjust(self, path: BlockPath) -> None:
-        num_short = max(0, self._min_new_tokens - len(path.output_ids))  # rows of a block follow ever longer outputs
+        num_short = self._min_new_tokens - len(path.output_ids)  # rows of a block follow ever longer outputs
         path.penalty[:num_short, path.places(self.own_ids)] = np.inf
 
 

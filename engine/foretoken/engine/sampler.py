@@ -67,9 +67,9 @@ def choose_tokens(logits: torch.Tensor, groups: Sequence[SampleGroup]) -> Chosen
 
     Args:
         logits: [R, V] bfloat16, float16 or float32, contiguous.
-        groups: sequences in row order; their rows add up to R.
+        groups: sequences in row order; their rows add up to R. Ids beyond V in a history or a bias adjust nothing.
     Raises:
-        ValueError: the rows do not add up, an id is outside the vocabulary, or the logits are not as above.
+        ValueError: the rows do not add up, or the logits are not as above.
     """
     num_rows = sum(len(group.draft_ids) + 1 for group in groups)
     if logits.dim() != 2 or logits.shape[0] != num_rows:
@@ -121,14 +121,15 @@ def _adjust(logits: torch.Tensor, groups: Sequence[SampleGroup]) -> torch.Tensor
     first = 0
     for group in groups:
         end = first + group.num_rows
-        rules = (*rules_for(group.params), *group.extra_rules) if group.has_rules else ()
+        rules = _rules(group)
         if rules:
             path = follow_rules(rules, group.prompt_ids, group.output_ids, group.draft_ids)
-            touched = path.token_ids
-            if len(touched) and not 0 <= touched[0] <= touched[-1] < vocab_size:
-                raise ValueError(f"token ids must be 0 to {vocab_size - 1}, got {touched[0]} to {touched[-1]}")
-            pieces.append((np.tile(touched, end - first), path.bias.ravel(), path.scale.ravel(), path.penalty.ravel()))
-            num_entries[first + 1 : end + 1] = len(touched)
+            num_known = int(np.searchsorted(path.token_ids, vocab_size))  # a draft model may know fewer ids
+            columns = (path.bias, path.scale, path.penalty)
+            pieces.append(
+                (np.tile(path.token_ids[:num_known], end - first), *(c[:, :num_known].ravel() for c in columns))
+            )
+            num_entries[first + 1 : end + 1] = num_known
             if path.allowed is not None:
                 if allowed is None:
                     allowed = np.full((num_rows, -(-vocab_size // 32)), -1, dtype=np.int32)
@@ -149,6 +150,14 @@ def _adjust(logits: torch.Tensor, groups: Sequence[SampleGroup]) -> torch.Tensor
         penalty,
         None if allowed is None else torch.from_numpy(allowed).to(device),
     )
+
+
+def _rules(group: SampleGroup) -> list[LogitsRule]:
+    """The rules that have something to adjust in the group's rows."""
+    if not group.has_rules:
+        return []
+    num_outputs = len(group.output_ids)
+    return [rule for rule in (*rules_for(group.params), *group.extra_rules) if rule.applies_after(num_outputs)]
 
 
 def _fill_logprobs(

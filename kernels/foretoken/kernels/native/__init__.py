@@ -166,7 +166,8 @@ def _cache_folder() -> Path:
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "foretoken"
     try:
         base.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if os.access(base, os.W_OK) and base.stat().st_uid == os.getuid():
+        status = base.stat()
+        if os.access(base, os.W_OK) and status.st_uid == os.getuid() and not status.st_mode & 0o022:
             return base
     except (OSError, RuntimeError):
         pass

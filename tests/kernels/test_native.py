@@ -1,0 +1,53 @@
+"""The native library's build: cached by content, refused from folders that others can write, optional."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from foretoken.kernels import dispatch, native, noise
+
+needs_compiler = pytest.mark.skipif(not native.is_available(), reason="no C compiler")
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty cache folder and a library that is not loaded yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    native._library.cache_clear()
+    return tmp_path / "foretoken"
+
+
+@pytest.fixture(autouse=True)
+def forget_the_test_library() -> object:
+    yield
+    native._library.cache_clear()
+
+
+@needs_compiler
+def test_the_library_is_compiled_once(fresh: Path) -> None:
+    assert native.is_available()
+    (built,) = fresh.iterdir()
+    modified_ns = built.stat().st_mtime_ns
+    native._library.cache_clear()
+    assert native.is_available()
+    assert [path.stat().st_mtime_ns for path in fresh.iterdir()] == [modified_ns]
+
+
+@needs_compiler
+def test_a_folder_that_others_can_write_is_not_used(fresh: Path) -> None:
+    fresh.mkdir()
+    fresh.chmod(0o777)
+    assert native.is_available()
+    assert list(fresh.iterdir()) == []
+
+
+@pytest.mark.parametrize("compiler", ["/bin/false", None])
+def test_without_a_working_compiler_the_reference_runs(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, compiler: str | None
+) -> None:
+    monkeypatch.setattr(native.shutil, "which", lambda name: compiler)
+    assert not native.is_available()
+    assert dispatch.select(torch.device("cpu"), noise.GUMBEL_IMPLEMENTATIONS)[0] == "reference"
+    with pytest.raises(RuntimeError, match="compiler"):
+        native.gumbel(torch.tensor([1]), torch.tensor([1]), 4, 0)
