@@ -79,7 +79,7 @@ def _find_bad_text(descriptor: Any, data: bytes) -> str:
             try:
                 entry.data.decode()
             except UnicodeDecodeError:
-                return field.name
+                return str(field.name)
         elif field.message_type is not None:
             path = _find_bad_text(field.message_type, entry.data)
             if path:

@@ -44,7 +44,8 @@ async def typed_errors(context: Any, request_id: str = "") -> AsyncIterator[None
     """The body of every handler: `async with typed_errors(context, request_id): ...`, unary and streaming alike.
 
     A `ForetokenError` ends the call with its own status, and so does a request that could not be decoded. Cancellation,
-    `context.abort()` and the private errors of `grpc.aio` pass through. Anything else is logged with its traceback and answered INTERNAL without its text.
+    `context.abort()` and the private errors of `grpc.aio` pass through. Anything else is logged with its traceback and
+    answered INTERNAL without its text.
     """
     try:
         raise_if_undecodable()
