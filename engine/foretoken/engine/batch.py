@@ -27,14 +27,17 @@ class Segment:
 
 @dataclass(slots=True)
 class Batch:
-    """Arrays of R rows and S segments; segment s owns the page ids [page_starts[s], page_starts[s + 1])."""
+    """R rows of S segments.
 
-    token_ids: npt.NDArray[np.int64]  # [R]
-    positions: npt.NDArray[np.int32]  # [R]
-    row_segments: npt.NDArray[np.int32]  # [R], ascending
-    page_starts: npt.NDArray[np.int32]  # [S + 1]
-    page_ids: npt.NDArray[np.int32]
-    logit_rows: npt.NDArray[np.int64]  # [L], ascending
+    `layout` holds, one after the other: positions [R], row_segments [R] (ascending), page_starts [S + 1], page_ids;
+    segment s owns the page ids [page_starts[s], page_starts[s + 1]).
+    """
+
+    token_ids: list[int]  # [R]
+    positions: list[int]  # [R]
+    logit_rows: list[int]  # [L], ascending
+    layout: npt.NDArray[np.int32]
+    num_segments: int
 
     @property
     def num_rows(self) -> int:
@@ -54,9 +57,9 @@ def build_batch(segments: Sequence[Segment], page_size: int, max_rows: int) -> B
     page_ids: list[int] = []
     logit_rows: list[int] = []
     for index, segment in enumerate(segments):
+        _check_segment(segment, index, page_size)
         num_new = len(segment.ids)
         end = segment.kv_length + num_new
-        _check_segment(segment, index, page_size)
         token_ids.extend(segment.ids)
         positions.extend(range(segment.kv_length, end))
         row_segments.extend([index] * num_new)
@@ -65,14 +68,8 @@ def build_batch(segments: Sequence[Segment], page_size: int, max_rows: int) -> B
         logit_rows.extend(range(len(token_ids) - segment.num_logits, len(token_ids)))
     if not 1 <= len(token_ids) <= max_rows:
         raise ValueError(f"segments: {len(token_ids)} rows, a forward holds 1 to {max_rows}")
-    return Batch(
-        np.array(token_ids, np.int64),
-        np.array(positions, np.int32),
-        np.array(row_segments, np.int32),
-        np.array(page_starts, np.int32),
-        np.array(page_ids, np.int32),
-        np.array(logit_rows, np.int64),
-    )
+    layout = np.array(positions + row_segments + page_starts + page_ids, np.int32)
+    return Batch(token_ids, positions, logit_rows, layout, len(segments))
 
 
 def _check_segment(segment: Segment, index: int, page_size: int) -> None:

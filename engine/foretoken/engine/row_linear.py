@@ -1,7 +1,8 @@
-"""Linear layers whose rows do not depend on each other, for the path without compiled kernels.
-
-A stock float32 matrix product changes a row's last bits with the number of rows: here every product has one shape.
+"""Linear layers whose rows do not depend on each other. A stock float32 product changes a row's last bits with the
+number of rows: here every output is one sum in one order (packed), or every product has one shape (block).
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +10,22 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 _BLOCK_ROWS = 16
+
+
+class PackedLinear(nn.Module):
+    """y = x W^T + b by the CPU kernel; the weight exists in the kernel's layout only."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.num_outputs = weight.shape[0]
+        self.packed: Tensor
+        self.register_buffer("packed", torch.ops.foretoken.pack_linear(weight), persistent=False)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., K] -> [..., N], dtype of the weight."""
+        out: Tensor = torch.ops.foretoken.linear(x, self.packed, self.bias, self.num_outputs)
+        return out
 
 
 class BlockLinear(nn.Module):
@@ -27,11 +44,11 @@ class BlockLinear(nn.Module):
         return torch.cat(blocks)[: len(rows)].reshape(*x.shape[:-1], -1)
 
 
-def use_block_linears(model: nn.Module) -> None:
-    """Replace every linear layer of a model in place; weights are shared, not copied."""
+def replace_linears(model: nn.Module, make: Callable[[Tensor, Tensor | None], nn.Module]) -> None:
+    """Put `make(weight [N, K], bias)` in the place of every linear layer of a model."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
-                setattr(parent, name, BlockLinear(child.weight, child.bias))
+                setattr(parent, name, make(child.weight, child.bias))
             elif type(child) is Conv1D:
-                setattr(parent, name, BlockLinear(child.weight.T, child.bias))
+                setattr(parent, name, make(child.weight.T, child.bias))

@@ -12,38 +12,39 @@ from torch import Tensor
 
 from foretoken.engine.attention import CONTEXT_KEYWORD, ProbeContext
 from foretoken.engine.batch import Batch, Segment, build_batch
+from foretoken.engine.compiled import compile_call
 from foretoken.engine.config import EngineConfig
 from foretoken.engine.errors import ModelRefusedError
-from foretoken.engine.kv_pool import KvPool, LayerShape, PagedContext
+from foretoken.engine.forward import CpuForward, Forward, ReferenceForward
+from foretoken.engine.kv_pool import KvPool, LayerShape
 from foretoken.engine.loading import ModelInfo, Progress, load_model
 from foretoken.engine.page_table import PageTable
-from foretoken.engine.row_linear import use_block_linears
+from foretoken.engine.row_linear import BlockLinear, replace_linears
 from foretoken.engine.self_check import check_against_eager, eager_logits, find_row_dependence, sample_sequences
 from foretoken.engine.step_costs import StepCost, measure_step_costs
-from foretoken.kernels.rows import PagedRows
+from foretoken.kernels.cpu import CPU_DTYPES, CpuKernels, load_cpu_kernels
+from foretoken.kernels.cpu.build import user_cache_dir
 
 _LOG = logging.getLogger(__name__)
 
-_ROW_MULTIPLE = 4
-"""Float32 matrix products are equal per row only for row counts of one multiple; 4 is what was tried."""
+_EXAMPLE_ROWS = 8
+"""Rows of the batch a compiled forward is traced on."""
 
 
 class ModelRunner:
     """A loaded model, its KV pool and its page table. Use `load`."""
 
-    def __init__(self, model: Any, info: ModelInfo, pool: KvPool, page_table: PageTable, max_batch_rows: int) -> None:
+    def __init__(self, info: ModelInfo, page_table: PageTable, forward: Forward, max_batch_rows: int) -> None:
         self.info = info
         self.page_table = page_table
         self.max_batch_rows = max_batch_rows
-        self._model = model
-        self._pool = pool
-        self._device = model.device
-        # The pool's last page belongs to nobody: padding rows write there.
-        self._scratch_page = page_table.num_pages
+        self.is_compiled = False
+        """Whether the forward runs as one compiled function."""
+        self._forward = forward
 
     @classmethod
     def load(cls, config: EngineConfig, progress: Progress | None = None) -> "ModelRunner":
-        """Load, refuse or accept, check and warm up a model.
+        """Load, refuse or accept, compile, check and warm up a model.
 
         Args:
             progress: called with what is being done and the fraction done.
@@ -52,22 +53,34 @@ class ModelRunner:
             ModelRefusedError: the model cannot be served exactly, with the reason.
         """
         report = progress or (lambda stage, fraction: None)
-        if config.num_threads is not None:
-            torch.set_num_threads(config.num_threads)
+        num_threads = config.num_threads or torch.get_num_threads()
+        torch.set_num_threads(num_threads)
         model, info = load_model(config, report)
         shapes = _probe(model)
         num_pages = _num_pages(config, info, shapes, model.dtype)
+        # The pool has one page more than the table: padding rows write there.
         pool = KvPool(shapes, num_pages + 1, config.page_size, model.dtype, model.device)
-        runner = cls(model, info, pool, PageTable(num_pages, config.page_size), config.max_batch_rows)
         sequences = sample_sequences(info.vocab_size, info.max_context)
         expected = eager_logits(model, sequences) if config.self_check else []
-        if model.dtype != torch.bfloat16:
-            use_block_linears(model)
+        report("preparing the kernels", 0.2)
+        kernels = _kernels_for(config, model, pool)
+        forward: Forward
+        if kernels is None:
+            if model.dtype != torch.bfloat16:
+                replace_linears(model, BlockLinear)
+            forward = ReferenceForward(model, pool, scratch_page=num_pages)
+        else:
+            kernels.set_num_threads(num_threads)
+            forward = CpuForward(model, kernels, pool)
+        runner = cls(info, PageTable(num_pages, config.page_size), forward, config.max_batch_rows)
         if config.self_check:
-            report("checking against the model's own forward", 0.9)
+            report("checking against the model's own forward", 0.3)
             check_against_eager(runner, sequences, expected)
             if reason := find_row_dependence(runner, sequences):
                 raise ModelRefusedError(f"rows are not independent: {reason}")
+        if config.compile != "off":
+            report("compiling", 0.4)
+            runner._compile(config, model, sequences, expected)
         report("ready", 1.0)
         _LOG.info("model loaded: %s, %s, %d KV pages", info.model_id, info.dtype, num_pages)
         return runner
@@ -81,16 +94,7 @@ class ModelRunner:
         """
         batch = build_batch(segments, self.page_table.page_size, self.max_batch_rows)
         self._check_range(batch)
-        token_ids, positions, rows, logit_rows = self._tensors(batch)
-        output = self._model(
-            input_ids=token_ids,
-            position_ids=positions,
-            logits_to_keep=logit_rows,
-            use_cache=False,
-            **{CONTEXT_KEYWORD: PagedContext(self._pool, rows)},
-        )
-        logits: Tensor = output.logits[0, : len(batch.logit_rows)]
-        return logits
+        return self._forward(batch)
 
     def measure_step_costs(
         self, rows: Sequence[int] = (1, 2, 4, 6, 8, 16, 32), contexts: Sequence[int] = (512,)
@@ -98,36 +102,55 @@ class ModelRunner:
         """Median duration of a forward for each number of rows and context length; leaves the page table as it was."""
         return measure_step_costs(self, rows, contexts)
 
+    def _compile(self, config: EngineConfig, model: Any, sequences: list[list[int]], expected: list[Tensor]) -> None:
+        """Switch to a compiled forward if that is possible and equal per row; say why where it is not."""
+        forward = self._forward
+        if not isinstance(forward, CpuForward):
+            if config.compile == "on":
+                raise ModelRefusedError("compile=on needs the CPU kernels")
+            return
+        eager_call = forward.model_call
+        page_ids, _ = self.page_table.allocate(range(_EXAMPLE_ROWS))
+        try:
+            example = build_batch(
+                [Segment(page_ids, 0, sequences[0][:_EXAMPLE_ROWS], _EXAMPLE_ROWS)], self.page_table.page_size, 256
+            )
+            forward.model_call = compile_call(
+                eager_call, forward.begin(example), model, config.cache_dir or user_cache_dir()
+            )
+            reason = self._find_fault(sequences, expected) if config.self_check else None
+        except Exception as error:  # tracer and compiler raise many types; an eager forward is always correct
+            _LOG.debug("compilation failed", exc_info=True)
+            reason = f"{type(error).__name__}: {error}"
+        finally:
+            self.page_table.release(page_ids)
+        if reason is None:
+            self.is_compiled = True
+            return
+        forward.model_call = eager_call
+        if config.compile == "on":
+            raise ModelRefusedError(f"the model cannot be compiled: {reason}")
+        _LOG.warning("the model runs eagerly, which is slower: %s", reason)
+
+    def _find_fault(self, sequences: list[list[int]], expected: list[Tensor]) -> str | None:
+        try:
+            check_against_eager(self, sequences, expected)
+        except ModelRefusedError as error:
+            return str(error)
+        return find_row_dependence(self, sequences)
+
     def _check_range(self, batch: Batch) -> None:
-        if batch.token_ids.min() < 0 or batch.token_ids.max() >= self.info.vocab_size:
+        if min(batch.token_ids) < 0 or max(batch.token_ids) >= self.info.vocab_size:
             raise ValueError(f"segments: a token id is outside [0, {self.info.vocab_size})")
-        if batch.positions.max() >= self.info.max_context:
-            raise ValueError(f"segments: position {batch.positions.max()} is not below {self.info.max_context}")
+        if max(batch.positions) >= self.info.max_context:
+            raise ValueError(f"segments: position {max(batch.positions)} is not below {self.info.max_context}")
 
-    def _tensors(self, batch: Batch) -> tuple[Tensor, Tensor, PagedRows, Tensor]:
-        """Tensors of the batch, padded to a multiple of rows; padding rows are token 0 at position 0 of no sequence."""
-        num_padding = -batch.num_rows % _ROW_MULTIPLE
-        num_segments = len(batch.page_starts) - 1
-        token_ids = batch.token_ids.tolist() + [0] * num_padding
-        positions = batch.positions.tolist() + [0] * num_padding
-        kept = batch.logit_rows.tolist()
-        kept += [0] * (-len(kept) % _ROW_MULTIPLE or (0 if kept else _ROW_MULTIPLE))
 
-        def int32(values: list[int]) -> Tensor:
-            return torch.tensor(values, dtype=torch.int32, device=self._device)
-
-        rows = PagedRows(
-            positions=int32(positions),
-            row_segments=int32(batch.row_segments.tolist() + [num_segments] * num_padding),
-            page_starts=int32(batch.page_starts.tolist() + [len(batch.page_ids) + 1]),
-            page_ids=int32(batch.page_ids.tolist() + [self._scratch_page]),
-        )
-        return (
-            torch.tensor([token_ids], device=self._device),
-            torch.tensor([positions], device=self._device),
-            rows,
-            torch.tensor(kept, device=self._device),
-        )
+def _kernels_for(config: EngineConfig, model: Any, pool: KvPool) -> CpuKernels | None:
+    """The CPU kernels if they can run this model here."""
+    if model.device.type != "cpu" or model.dtype not in CPU_DTYPES or sorted(pool.keys) != list(range(len(pool.keys))):
+        return None
+    return load_cpu_kernels(config.cache_dir)
 
 
 @torch.inference_mode()

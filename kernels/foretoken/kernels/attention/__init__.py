@@ -1,11 +1,16 @@
 """Causal attention of a flat ragged batch over paged keys and values. It does not know models or sequences."""
 
+from collections.abc import Callable
+
+import torch
 from torch import Tensor
 
+from foretoken.kernels import dispatch
 from foretoken.kernels.attention.reference import CHUNK_SIZE, attention_reference
+from foretoken.kernels.cpu import CPU_DTYPES, load_cpu_kernels
 from foretoken.kernels.rows import PagedRows
 
-__all__ = ["CHUNK_SIZE", "attention", "attention_reference"]
+__all__ = ["CHUNK_SIZE", "attention", "attention_native", "attention_reference"]
 
 
 def attention(
@@ -26,11 +31,57 @@ def attention(
     Args:
         query: [R, Hq, D]; head h reads key head h // (Hq // H).
         key_cache: [num_pages, page_size, H, D], value_cache: [num_pages, page_size, H, E].
+        rows: where the rows and their keys live.
         scale: factor on the scores.
         window: number of visible positions, 0 for all.
         softcap: scores become softcap * tanh(scores / softcap); 0 for none.
 
     Returns:
         [R, Hq, E], dtype of `query`.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit each other.
     """
-    return attention_reference(query, key_cache, value_cache, rows, scale=scale, window=window, softcap=softcap)
+    _check(query, key_cache, value_cache, rows)
+    table: dict[dispatch.PathName, Callable[..., Tensor]] = {"reference": attention_reference}
+    if query.device.type == "cpu" and query.dtype in CPU_DTYPES and load_cpu_kernels() is not None:
+        table["native"] = attention_native
+    _, implementation = dispatch.select(query.device, table)
+    return implementation(query, key_cache, value_cache, rows, scale=scale, window=window, softcap=softcap)
+
+
+def attention_native(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    rows: PagedRows,
+    *,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+) -> Tensor:
+    """`attention` by the CPU kernels, which must have been loaded."""
+    out: Tensor = torch.ops.foretoken.paged_attention(
+        query,
+        key_cache,
+        value_cache,
+        rows.positions,
+        rows.row_segments,
+        rows.page_starts,
+        rows.page_ids,
+        scale,
+        window,
+        softcap,
+    )
+    return out
+
+
+def _check(query: Tensor, key_cache: Tensor, value_cache: Tensor, rows: PagedRows) -> None:
+    if query.dim() != 3 or query.shape[2] != key_cache.shape[3] or query.shape[1] % key_cache.shape[2]:
+        raise ValueError(f"query {tuple(query.shape)} does not fit keys {tuple(key_cache.shape)}")
+    if key_cache.shape[:3] != value_cache.shape[:3] or not key_cache.is_contiguous() or not value_cache.is_contiguous():
+        raise ValueError(f"keys {tuple(key_cache.shape)} and values {tuple(value_cache.shape)} must be dense and alike")
+    if not query.dtype == key_cache.dtype == value_cache.dtype:
+        raise ValueError(f"dtypes differ: {query.dtype}, {key_cache.dtype}, {value_cache.dtype}")
+    if len(rows.positions) != len(query) or len(rows.row_segments) != len(query):
+        raise ValueError(f"{len(query)} queries, {len(rows.positions)} positions, {len(rows.row_segments)} segments")

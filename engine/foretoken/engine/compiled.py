@@ -1,0 +1,121 @@
+"""A model's forward as one compiled function: traced once with a symbolic number of rows, fused by inductor.
+
+Linear layers and attention stay the CPU operators; what inductor generates is the arithmetic between them. It is
+not told the number of threads: those few operations run on the calling thread.
+"""
+
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._inductor as inductor
+from torch import Tensor, fx
+from torch._inductor import config as inductor_config
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from foretoken.engine.forward import ModelCall
+from foretoken.engine.row_linear import PackedLinear
+
+_LOG = logging.getLogger(__name__)
+
+_GROUP_COLUMNS = {torch.bfloat16: 64, torch.float32: 32}
+"""Packed weights may be joined where they end on a whole group of the kernel's layout."""
+
+_OPTIONS = {
+    "cpp.threads": 1,
+    "size_asserts": False,
+    "nan_asserts": False,
+    "fallback_random": False,
+    "cpp_wrapper": False,
+}
+
+
+def compile_call(call: ModelCall, example: tuple[Tensor, Tensor, Tensor], model: Any, cache_dir: Path) -> ModelCall:
+    """Trace `call` on `example` (at least two rows, all with logits) and compile it for any number of rows.
+
+    The thread must have begun the example's step. Joined weights replace the separate ones in `model`.
+
+    Raises:
+        Exception: whatever the tracer or the compiler raises for a model they cannot take.
+    """
+    # Inductor reads its cache directory from the environment only.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir / "inductor"))
+    start = time.monotonic()
+    with torch.no_grad():
+        graph = make_fx(call, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*example)
+        join_linears(graph, model)
+        traced = time.monotonic()
+        with inductor_config.patch(_OPTIONS):
+            artifact = inductor.standalone_compile(graph, list(example), dynamic_shapes="from_graph")
+    _LOG.info("compiled: traced in %.1f s, compiled in %.1f s", traced - start, time.monotonic() - traced)
+
+    def run(token_ids: Tensor, positions: Tensor, logit_rows: Tensor) -> Tensor:
+        result = artifact(token_ids, positions, logit_rows)
+        logits: Tensor = result[0] if isinstance(result, (tuple, list)) else result
+        return logits
+
+    return run
+
+
+def join_linears(graph: fx.GraphModule, model: Any) -> int:
+    """Make one product of the linear layers that read the same rows (query, key, value; gate, up); returns how many."""
+    owners = {id(module.packed): module for module in model.modules() if isinstance(module, PackedLinear)}
+    readers: dict[fx.Node, list[fx.Node]] = {}
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and node.target is torch.ops.foretoken.linear.default:
+            readers.setdefault(node.args[0], []).append(node)
+    num_joined = 0
+    for source, nodes in readers.items():
+        packed = [_constant(graph, node.args[1]) for node in nodes]
+        if len(nodes) < 2 or any(tensor is None or id(tensor) not in owners for tensor in packed):
+            continue
+        modules = [owners[id(tensor)] for tensor in packed]
+        if _can_join(modules):
+            _join(graph, source, nodes, modules, f"_joined_linear_{num_joined}")
+            num_joined += 1
+    graph.graph.eliminate_dead_code()
+    graph.delete_all_unused_submodules()
+    graph.recompile()
+    return num_joined
+
+
+def _constant(graph: fx.GraphModule, node: Any) -> Tensor | None:
+    found = getattr(graph, str(node.target), None) if isinstance(node, fx.Node) and node.op == "get_attr" else None
+    return found if isinstance(found, Tensor) else None
+
+
+def _can_join(modules: list[PackedLinear]) -> bool:
+    group = _GROUP_COLUMNS[modules[0].packed.dtype]
+    return all(module.num_outputs % group == 0 for module in modules[:-1]) and all(
+        (module.bias is None) == (modules[0].bias is None) for module in modules
+    )
+
+
+def _join(graph: fx.GraphModule, source: fx.Node, nodes: list[fx.Node], modules: list[PackedLinear], name: str) -> None:
+    joined = torch.cat([module.packed for module in modules])
+    start = 0
+    for module in modules:  # the eager path reads the same memory
+        end = start + module.packed.numel()
+        module.packed = joined[start:end]
+        start = end
+    graph.register_buffer(name, joined)
+    biases: list[Tensor] = [module.bias for module in modules if module.bias is not None]
+    if biases:
+        graph.register_buffer(f"{name}_bias", torch.cat(biases))
+    last_dim = source.meta["val"].dim() - 1
+    num_outputs = sum(module.num_outputs for module in modules)
+    with graph.graph.inserting_before(nodes[0]):
+        bias = graph.graph.get_attr(f"{name}_bias") if biases else None
+        product = graph.graph.call_function(
+            torch.ops.foretoken.linear.default, (source, graph.graph.get_attr(name), bias, num_outputs)
+        )
+        start = 0
+        for node, module in zip(nodes, modules, strict=True):
+            end = start + module.num_outputs
+            part = graph.graph.call_function(torch.ops.aten.slice.Tensor, (product, last_dim, start, end))
+            node.replace_all_uses_with(part)
+            graph.graph.erase_node(node)
+            start = end

@@ -1,0 +1,102 @@
+"""Mixtures of experts, and other products outside linear layers, with the CPU kernels: equal per row.
+
+transformers lets an experts implementation be registered; routers call `functional.linear` on a bare parameter, which
+a function mode redirects. It does not know which model it serves.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from transformers.integrations.moe import ExpertsInterface
+
+EXPERTS_NAME = "foretoken"
+"""Value of `experts_implementation` that selects these experts."""
+
+
+def use_packed_experts(model: Any) -> bool:
+    """Pack every module of expert weights and select our experts; False where the model has none we can take."""
+    modules = [module for module in model.modules() if _is_experts(module)]
+    if not modules:
+        return False
+    for module in modules:
+        _pack(module)
+    register = cast(Callable[[str, Callable[..., Tensor]], None], ExpertsInterface.register)
+    register(EXPERTS_NAME, _experts_forward)
+    model.set_experts_implementation(EXPERTS_NAME)
+    return True
+
+
+def _is_experts(module: nn.Module) -> bool:
+    names = ("gate_up_proj" if getattr(module, "has_gate", False) else "up_proj", "down_proj")
+    weights = [getattr(module, name, None) for name in names]
+    return hasattr(module, "has_bias") and all(isinstance(w, Tensor) and w.dim() == 3 for w in weights)
+
+
+def _pack(module: Any) -> None:
+    """Replace [E, N, K] (or transposed) weights by packed ones [E, size of one]."""
+    module.up_name = "gate_up_proj" if module.has_gate else "up_proj"
+    for name in (module.up_name, "down_proj"):
+        weight = getattr(module, name)
+        weight = weight.transpose(1, 2) if module.is_transposed else weight
+        packed = torch.stack([torch.ops.foretoken.pack_linear(expert) for expert in weight])
+        delattr(module, name)
+        module.register_buffer(f"packed_{name}", packed, persistent=False)
+        setattr(module, f"num_{name}", weight.shape[1])
+
+
+def _experts_forward(module: Any, hidden: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
+    """hidden [R, H], expert_ids and expert_weights [R, k] -> [R, H]; each token visits its k experts."""
+    num_rows, num_choices = expert_ids.shape
+    flat_ids = expert_ids.reshape(-1)
+    rows = hidden.repeat_interleave(num_choices, dim=0)
+    up = _expert_linear(module, module.up_name, rows, flat_ids)
+    active = module._apply_gate(up) if module.has_gate else module.act_fn(up)
+    down = _expert_linear(module, "down_proj", active, flat_ids)
+    if module.has_post_expert_norm:
+        down = module.post_expert_norm(down)
+    weighted = (down * expert_weights.reshape(-1, 1)).view(num_rows, num_choices, -1)
+    total = weighted[:, 0]
+    for choice in range(1, num_choices):  # one order of addition for every row
+        total = total + weighted[:, choice]
+    return total.to(hidden.dtype)
+
+
+def _expert_linear(module: Any, name: str, rows: Tensor, expert_ids: Tensor) -> Tensor:
+    bias = getattr(module, f"{name}_bias") if module.has_bias else None
+    out: Tensor = torch.ops.foretoken.expert_linear(
+        rows, getattr(module, f"packed_{name}"), bias, expert_ids, getattr(module, f"num_{name}")
+    )
+    return out
+
+
+class BareProducts(TorchFunctionMode):
+    """Redirects `functional.linear` on parameters that no linear layer owns (routers) to the packed product."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._parameters = {id(parameter): parameter for parameter in model.parameters() if parameter.dim() == 2}
+        self._packed: dict[int, Tensor] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is functional.linear and len(args) >= 2 and id(args[1]) in self._parameters:
+            return self._linear(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        # Half types multiply in their own type; a router may cast its rows first.
+        key = id(weight)
+        if key not in self._packed:
+            self._packed[key] = torch.ops.foretoken.pack_linear(weight)
+        out: Tensor = torch.ops.foretoken.linear(x, self._packed[key], bias, weight.shape[0])
+        return out
+
+    @property
+    def num_redirected(self) -> int:
+        """Parameters met so far."""
+        return len(self._packed)

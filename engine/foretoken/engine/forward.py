@@ -1,0 +1,129 @@
+"""The two ways a batch goes through a model: with the CPU kernels, or with the torch references.
+
+Both give every row the same bits whatever its neighbours. They know tensors and pages, not sequences or requests.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from foretoken.engine.attention import CONTEXT_KEYWORD, AttentionContext
+from foretoken.engine.batch import Batch
+from foretoken.engine.experts import BareProducts, use_packed_experts
+from foretoken.engine.kv_pool import KvPool, PagedContext
+from foretoken.engine.row_linear import PackedLinear, replace_linears
+from foretoken.kernels.cpu import CpuCache, CpuKernels
+from foretoken.kernels.rows import PagedRows
+
+ModelCall = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""token ids [1, R], positions [1, R], indices of the rows that yield logits [L] -> logits [L, V]."""
+
+_ROW_MULTIPLE = 4  # stock matrix products are equal per row only for row counts of one multiple: 4 is what was tried
+
+
+class Forward(Protocol):
+    """Runs one batch: writes its KV, returns logits [len(batch.logit_rows), V]."""
+
+    def __call__(self, batch: Batch) -> Tensor: ...
+
+
+def call_model(
+    model: Any, context: AttentionContext, token_ids: Tensor, positions: Tensor, logit_rows: Tensor
+) -> Tensor:
+    """One call of a transformers model, as a `ModelCall`."""
+    output = model(
+        input_ids=token_ids,
+        position_ids=positions,
+        logits_to_keep=logit_rows,
+        use_cache=False,
+        **{CONTEXT_KEYWORD: context},
+    )
+    logits: Tensor = output.logits[0]
+    return logits
+
+
+class CpuContext:
+    """Attention context whose batch and caches are those of the step that the thread has begun."""
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int, softcap: float
+    ) -> Tensor:
+        """See `AttentionContext.attend`."""
+        out: Tensor = torch.ops.foretoken.attend(query, key, value, layer, scale, window, softcap)
+        return out
+
+
+class CpuForward:
+    """Eager or compiled model call over the CPU kernels; no padding is needed. Changes the model's layers in place."""
+
+    def __init__(self, model: Any, kernels: CpuKernels, pool: KvPool) -> None:
+        self._cache: CpuCache = kernels.create_cache(pool.keys, pool.values)
+        context = CpuContext()
+        use_packed_experts(model)
+        replace_linears(model, PackedLinear)
+        bare_products = BareProducts(model)
+
+        def call(*tensors: Tensor) -> Tensor:
+            return call_model(model, context, *tensors)
+
+        def call_redirected(*tensors: Tensor) -> Tensor:
+            with bare_products:
+                return call_model(model, context, *tensors)
+
+        self.model_call: ModelCall = call_redirected
+        self._redirected: tuple[BareProducts, ModelCall] | None = (bare_products, call)  # until the first forward
+
+    def begin(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Begin the batch's step on this thread and return the model call's arguments."""
+        self._cache.begin_step(batch.layout, batch.num_rows, batch.num_segments)
+        return (
+            torch.tensor([batch.token_ids]),
+            torch.tensor([batch.positions]),
+            torch.tensor(batch.logit_rows or [0]),
+        )
+
+    def __call__(self, batch: Batch) -> Tensor:
+        logits = self.model_call(*self.begin(batch))
+        if self._redirected is not None:
+            bare_products, direct_call = self._redirected
+            if not bare_products.num_redirected:  # nothing needs the redirection, which costs time on every call
+                self.model_call = direct_call
+            self._redirected = None
+        return logits if batch.logit_rows else logits[:0]
+
+
+class ReferenceForward:
+    """Eager model call over the torch references, on any device; rows padded to a multiple."""
+
+    def __init__(self, model: Any, pool: KvPool, scratch_page: int) -> None:
+        self._model = model
+        self._pool = pool
+        self._scratch_page = scratch_page  # belongs to nobody: padding rows write there
+
+    def __call__(self, batch: Batch) -> Tensor:
+        num_padding = -batch.num_rows % _ROW_MULTIPLE
+        kept = batch.logit_rows + [0] * (-len(batch.logit_rows) % _ROW_MULTIPLE)
+        logits = call_model(
+            self._model,
+            PagedContext(self._pool, self._padded_rows(batch, num_padding)),
+            torch.tensor([batch.token_ids + [0] * num_padding], device=self._model.device),
+            torch.tensor([batch.positions + [0] * num_padding], device=self._model.device),
+            torch.tensor(kept or [0] * _ROW_MULTIPLE, device=self._model.device),
+        )
+        return logits[: len(batch.logit_rows)]
+
+    def _padded_rows(self, batch: Batch, num_padding: int) -> PagedRows:
+        """The batch's rows and one more segment: token 0 at position 0 of no sequence."""
+        bounds = [batch.num_rows, 2 * batch.num_rows, 2 * batch.num_rows + batch.num_segments + 1]
+        positions, segments, starts, page_ids = (
+            torch.tensor(part, device=self._model.device)
+            for part in (
+                batch.layout[: bounds[0]].tolist() + [0] * num_padding,
+                batch.layout[bounds[0] : bounds[1]].tolist() + [batch.num_segments] * num_padding,
+                batch.layout[bounds[1] : bounds[2]].tolist() + [len(batch.layout) - bounds[2] + 1],
+                batch.layout[bounds[2] :].tolist() + [self._scratch_page],
+            )
+        )
+        return PagedRows(positions.int(), segments.int(), starts.int(), page_ids.int())

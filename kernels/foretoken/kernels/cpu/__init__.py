@@ -1,0 +1,120 @@
+"""The CPU kernels in C++: linear layers with packed weights, paged attention with its KV write, and their thread pool.
+
+They are torch operators `torch.ops.foretoken.*` plus a few plain C functions. Loading them compiles them once.
+"""
+
+import ctypes
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from foretoken.kernels.cpu.build import BuildError, build
+
+__all__ = ["CPU_DTYPES", "BuildError", "CpuCache", "CpuKernels", "load_cpu_kernels"]
+
+_LOG = logging.getLogger(__name__)
+
+CPU_DTYPES = (torch.bfloat16, torch.float32)
+"""What the kernels compute in; always with float32 sums."""
+
+
+class CpuKernels:
+    """The loaded library."""
+
+    def __init__(self, library: Path) -> None:
+        torch.ops.load_library(library)  # type: ignore[no-untyped-call]
+        self._library = ctypes.CDLL(str(library))
+        self._library.foretoken_cache_create.restype = ctypes.c_void_p
+        self._library.foretoken_cache_create.argtypes = [ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
+        self._library.foretoken_cache_destroy.argtypes = [ctypes.c_void_p]
+        self._begin_step = self._library.foretoken_begin_step
+        self._begin_step.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
+        _register_shapes()
+
+    @property
+    def has_tiles(self) -> bool:
+        """Whether bf16 products run on tile registers (AMX)."""
+        return bool(self._library.foretoken_has_tiles())
+
+    def set_num_threads(self, num_threads: int) -> None:
+        """Threads of one operator, the calling one included; for the whole process."""
+        self._library.foretoken_set_num_threads(num_threads)
+
+    def create_cache(self, keys: Mapping[int, Tensor], values: Mapping[int, Tensor]) -> "CpuCache":
+        """Make the KV tensors of layers 0, 1, ... known: [num_pages, page_size, heads, size], kept alive."""
+        return CpuCache(self, keys, values)
+
+
+class CpuCache:
+    """A model's KV tensors as the kernels see them."""
+
+    def __init__(self, kernels: CpuKernels, keys: Mapping[int, Tensor], values: Mapping[int, Tensor]) -> None:
+        if sorted(keys) != list(range(len(keys))) or sorted(values) != sorted(keys):
+            raise ValueError(f"layers must be 0, 1, ...: {sorted(keys)}, {sorted(values)}")
+        self._kernels = kernels
+        self._tensors = [(keys[layer], values[layer]) for layer in range(len(keys))]
+        numbers = np.array(
+            [
+                [key.data_ptr(), value.data_ptr(), key.shape[2], key.shape[3], value.shape[3]]
+                for key, value in self._tensors
+            ],
+            np.int64,
+        )
+        page_size = self._tensors[0][0].shape[1]
+        self._handle = kernels._library.foretoken_cache_create(page_size, len(numbers), numbers.ctypes.data)
+
+    def begin_step(self, layout: npt.NDArray[np.int32], num_rows: int, num_segments: int) -> None:
+        """Let this thread's next `attend` operators run over a batch, until the next call.
+
+        Args:
+            layout: positions [R], row_segments [R], page_starts [S + 1] and page_ids, one after the other; the caller
+                keeps it alive through the step.
+        """
+        self._kernels._begin_step(self._handle, layout.ctypes.data, num_rows, num_segments)
+
+    def __del__(self) -> None:
+        handle, self._handle = getattr(self, "_handle", None), None
+        if handle:
+            self._kernels._library.foretoken_cache_destroy(handle)
+
+
+_loaded: CpuKernels | None = None
+_failure: str | None = None
+_lock = Lock()
+
+
+def load_cpu_kernels(cache_dir: Path | None = None) -> CpuKernels | None:
+    """The kernels, compiled on first use; None where that is impossible, with one warning that says why."""
+    global _loaded, _failure
+    with _lock:
+        if _loaded is None and _failure is None:
+            try:
+                _loaded = CpuKernels(build(cache_dir))
+            except (BuildError, OSError) as error:
+                _failure = str(error)
+                _LOG.warning("the CPU kernels are not available, their slow references run instead: %s", error)
+        return _loaded
+
+
+def _register_shapes() -> None:
+    """Tell torch's tracers the operators' output shapes."""
+
+    def linear(x: Tensor, packed: Tensor, bias: Tensor | None, n: int) -> Tensor:
+        return x.new_empty(*x.shape[:-1], n)
+
+    def expert_linear(x: Tensor, packed: Tensor, bias: Tensor | None, expert_ids: Tensor, n: int) -> Tensor:
+        return x.new_empty(x.shape[0], n)
+
+    def attend(
+        query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float, window: int, softcap: float
+    ) -> Tensor:
+        return query.new_empty(query.shape[0], query.shape[1], value.shape[2])
+
+    for function in (linear, expert_linear, attend):
+        torch.library.register_fake(f"foretoken::{function.__name__}", function)
