@@ -15,12 +15,20 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from foretoken.client import Client, ClientTls, ForetokenError, InvalidArgumentError, ResourceExhaustedError
+from foretoken.client import (
+    Client,
+    ClientTls,
+    ForetokenError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    RetryPolicy,
+)
 from foretoken.client.channel import DEFAULT_ADDRESS as DEFAULT_ADDRESS
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 _PANEL = "Connection"
+_RETRY = RetryPolicy(max_retries=5)  # three seconds: somebody is waiting to hear that there is no router
 
 Address: TypeAlias = Annotated[
     str, typer.Option(envvar="FORETOKEN_ADDRESS", help="The router, HOST:PORT.", rich_help_panel=_PANEL)
@@ -66,7 +74,7 @@ class Connection:
         files = (self.ca_file, self.cert_file, self.key_file)
         has_tls = self.tls or any(files) or bool(self.server_name)
         tls = ClientTls(*files, server_name=self.server_name) if has_tls else None
-        return Client(self.address, tls=tls, timeout_s=self.timeout_s)
+        return Client(self.address, tls=tls, retry=_RETRY, timeout_s=self.timeout_s)
 
 
 @contextmanager

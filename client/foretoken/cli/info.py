@@ -6,17 +6,22 @@ Knows the client and how to show what it gives.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields
+from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from foretoken.cli import connection as c
 from foretoken.client import ModelInfo, Sampling, WorkerStatus
 
+_WIDTH_OF_A_PIPE = 160
 _STATE_STYLES = {"ready": "green", "connecting": "yellow", "draining": "yellow", "refused": "red"}
 
 
@@ -37,7 +42,7 @@ def info(
         if json_:
             print(json.dumps(asdict(model)))
             return
-        console = Console()
+        console = Console() if sys.stdout.isatty() else Console(width=_WIDTH_OF_A_PIPE)
         console.print(_model_table(model))
         console.print()
         console.print(_worker_table((*model.verify_workers, *model.draft_workers)))
@@ -61,25 +66,27 @@ def _model_table(model: ModelInfo) -> Table:
 
 
 def _worker_table(workers: Sequence[WorkerStatus]) -> Table:
-    table = Table("role", "address", "state", "model", "dtype", "running", "waiting", "free pages", "1 row", "8 rows")
+    headers = ("worker", "address", "state", "model", "running", "free pages", "ms per 1, 8 rows")
+    table = Table(*headers, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in table.columns:
+        column.overflow = "fold"
+        column.no_wrap = column.header == "address"
     for worker in workers:
         state = f"[{_STATE_STYLES.get(worker.state, 'white')}]{worker.state}[/]"
-        times = {cost.rows: f"{cost.time_s * 1e3:.1f} ms" for cost in worker.step_costs}
+        times = [f"{cost.time_s * 1e3:.1f}" for cost in worker.step_costs if cost.rows in (1, 8)]
         table.add_row(
             worker.role,
             worker.address,
-            f"{state}: {worker.detail}" if worker.detail else state,
-            worker.model_id or ", ".join(worker.drafters),
-            worker.dtype,
-            str(worker.running),
-            str(worker.waiting),
+            f"{state}: {escape(worker.detail)}" if worker.detail else state,
+            " ".join((Path(worker.model_id).name, worker.dtype)).strip() or ", ".join(worker.drafters),
+            f"{worker.running} (+{worker.waiting})" if worker.waiting else str(worker.running),
             f"{worker.free_pages}/{worker.total_pages}",
-            times.get(1, ""),
-            times.get(8, ""),
+            ", ".join(times),
         )
     return table
 
 
 def _sampling(sampling: Sampling) -> str:
     values = ((field.name, getattr(sampling, field.name)) for field in fields(sampling))
-    return ", ".join(f"{name} {value:g}" for name, value in values if isinstance(value, int | float)) or "neutral"
+    numbers = [(name, value) for name, value in values if isinstance(value, int | float) and value is not False]
+    return ", ".join(f"{name} {value:g}" for name, value in numbers) or "neutral"

@@ -78,7 +78,7 @@ class Speculation:
 class RetryPolicy:
     """What happens when a call breaks; a broken answer is resumed where it broke, with nothing repeated or lost."""
 
-    max_retries: int = 6
+    max_retries: int = 8
     """Retries in a row without a token in between; 0 = never."""
     initial_backoff_s: float = 0.1
     """Longest wait before the first retry, doubled for each further one; the wait is drawn from its upper half."""
