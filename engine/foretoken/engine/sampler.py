@@ -87,29 +87,21 @@ def choose_tokens(logits: torch.Tensor, groups: Sequence[SampleGroup]) -> Chosen
 
 def _sample(logits: torch.Tensor, groups: Sequence[SampleGroup]) -> torch.Tensor:
     """[R] int64 ids."""
-    seeds: list[int] = []
     positions: list[int] = []
-    settings: list[tuple[float, float, float]] = []
-    top_ks: list[int] = []
+    rows: list[SamplingParams] = []
     for group in groups:
-        params, num_rows = group.params, len(group.draft_ids) + 1
         first = len(group.prompt_ids) + len(group.output_ids)
-        seed = params.seed - (params.seed >> 63 << 64)  # the int64 with the same bits
-        seeds += [seed] * num_rows
-        positions += range(first, first + num_rows)
-        settings += [(params.temperature, params.top_p, params.min_p)] * num_rows
-        top_ks += [params.top_k] * num_rows
-    device = logits.device
-    temperature, top_p, min_p = torch.tensor(settings, dtype=torch.float32, device=device).t().contiguous()
-    return sample(
-        logits,
-        torch.tensor(seeds, dtype=torch.int64, device=device),
-        torch.tensor(positions, dtype=torch.int64, device=device),
-        temperature,
-        torch.tensor(top_ks, dtype=torch.int32, device=device),
-        top_p,
-        min_p,
+        positions += range(first, first + group.num_rows)
+        rows += [group.params] * group.num_rows
+    columns = (
+        np.array([params.seed for params in rows], dtype=np.uint64).view(np.int64),
+        np.array(positions, dtype=np.int64),
+        np.array([params.temperature for params in rows], dtype=np.float32),
+        np.array([params.top_k for params in rows], dtype=np.int32),
+        np.array([params.top_p for params in rows], dtype=np.float32),
+        np.array([params.min_p for params in rows], dtype=np.float32),
     )
+    return sample(logits, *(torch.from_numpy(column).to(logits.device) for column in columns))
 
 
 def _adjust(logits: torch.Tensor, groups: Sequence[SampleGroup]) -> torch.Tensor:

@@ -150,11 +150,13 @@ static uint32_t rank_threshold(const uint32_t *keys, const int64_t *weights, int
     static const int shifts[3] = {20, 8, 0};
     uint32_t prefix = 0;
     int64_t above = 0; /* weight above the keys that share the prefix */
+    int64_t sums[BINS];
+    int32_t counts[BINS];
     for (int level = 0; level < 3; level++) {
-        int64_t sums[BINS] = {0};
-        int32_t counts[BINS] = {0};
         int shift = shifts[level], higher = level == 0 ? 32 : shifts[level - 1];
         uint32_t num_bins = 1u << (higher - shift);
+        memset(sums, 0, num_bins * sizeof *sums);
+        memset(counts, 0, num_bins * sizeof *counts);
         for (int64_t i = 0; i < n; i++) {
             if (level > 0 && (keys[i] ^ prefix) >> higher != 0) continue;
             uint32_t bin = (keys[i] >> shift) & (num_bins - 1);
