@@ -10,6 +10,8 @@ from opentelemetry import metrics, trace
 
 from foretoken.rpc.names import SCOPE, SECONDS_BUCKETS, SECONDS_METRICS
 
+_EXPORT_TIMEOUT_S = 2  # a collector that is away must not hold up a shutdown
+
 
 def tracer() -> trace.Tracer:
     """The tracer of all Foretoken spans."""
@@ -40,9 +42,12 @@ def configure(service_name: str, otlp_endpoint: str, metrics_interval_s: float =
     resource = Resource.create({"service.name": f"{SCOPE}.{service_name}", "service.instance.id": str(os.getpid())})
     is_plain = not otlp_endpoint.startswith("https://")
     tracer_provider = TracerProvider(resource=resource)
-    tracer_provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(otlp_endpoint, insecure=is_plain)))
+    tracer_provider.add_span_processor(
+        BatchSpanProcessor(OTLPSpanExporter(otlp_endpoint, insecure=is_plain, timeout=_EXPORT_TIMEOUT_S))
+    )
     reader = PeriodicExportingMetricReader(
-        OTLPMetricExporter(otlp_endpoint, insecure=is_plain), export_interval_millis=metrics_interval_s * 1000
+        OTLPMetricExporter(otlp_endpoint, insecure=is_plain, timeout=_EXPORT_TIMEOUT_S),
+        export_interval_millis=metrics_interval_s * 1000,
     )
     views = [
         View(instrument_name=name, aggregation=ExplicitBucketHistogramAggregation(SECONDS_BUCKETS))
@@ -54,6 +59,6 @@ def configure(service_name: str, otlp_endpoint: str, metrics_interval_s: float =
 
     def shutdown() -> None:
         tracer_provider.shutdown()
-        meter_provider.shutdown(timeout_millis=5_000)
+        meter_provider.shutdown(timeout_millis=_EXPORT_TIMEOUT_S * 1000)
 
     return shutdown

@@ -1,0 +1,55 @@
+"""Export to a real OTLP collector, in a process of its own: providers can be set once per process."""
+
+import json
+import os
+import subprocess
+import sys
+
+PROGRAM = """
+import json
+from concurrent import futures
+import grpc
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from foretoken.rpc import names, telemetry
+from foretoken.rpc.trace import span
+
+got = {}
+
+class Traces(trace_service_pb2_grpc.TraceServiceServicer):
+    def Export(self, request, context):
+        got["span"] = request.resource_spans[0].scope_spans[0].spans[0].name
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+class Metrics(metrics_service_pb2_grpc.MetricsServiceServicer):
+    def Export(self, request, context):
+        resource = request.resource_metrics[0]
+        metric = resource.scope_metrics[0].metrics[0]
+        got["metric"] = metric.name
+        got["bounds"] = list(metric.histogram.data_points[0].explicit_bounds)
+        got["service"] = {pair.key: pair.value.string_value for pair in resource.resource.attributes}["service.name"]
+        return metrics_service_pb2.ExportMetricsServiceResponse()
+
+collector = grpc.server(futures.ThreadPoolExecutor(2))
+trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Traces(), collector)
+metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(Metrics(), collector)
+port = collector.add_insecure_port("127.0.0.1:0")
+collector.start()
+shutdown = telemetry.configure("router", f"http://127.0.0.1:{port}")
+telemetry.meter().create_histogram(names.METRIC_ROUND_DURATION, unit="s").record(0.003)
+with span(names.SPAN_ROUND):
+    pass
+shutdown()
+print(json.dumps(got))
+"""
+
+
+def test_spans_and_metrics_reach_the_collector():
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", PROGRAM]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    got = json.loads(result.stdout.splitlines()[-1])
+    assert (got["span"], got["metric"]) == ("foretoken.round", "foretoken.round.duration")
+    assert got["service"] == "foretoken.router"
+    assert min(got["bounds"]) < 0.001, "buckets below 10 ms"
