@@ -113,7 +113,7 @@ def bad_open() -> bytes:
 
 
 async def talk(stack: Stack, *frames: bytes) -> tuple[list[verify_pb2.VerifyLinkResponse], grpc.StatusCode | None]:
-    """Frames onto a link of our own to the verify worker; what came back within a second, and the status if it ended."""
+    """Frames onto a link of our own to the verify worker; what came back within a second, the status if it ended."""
     replies: list[verify_pb2.VerifyLinkResponse] = []
     async with grpc.aio.insecure_channel(stack.services.services["verify"].address) as channel:
         call = channel.stream_stream(VERIFY_LINK, response_deserializer=verify_pb2.VerifyLinkResponse.FromString)()

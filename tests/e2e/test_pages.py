@@ -1,7 +1,6 @@
 """Whatever way requests end, every page of every worker is free afterwards."""
 
 import asyncio
-import subprocess
 import sys
 
 import pytest
@@ -45,15 +44,14 @@ async def run_out_of_time(stack: Stack, prompt: str) -> None:
 
 
 async def kill_the_client(stack: Stack, prompt: str) -> None:
-    command = [sys.executable, "-c", CLIENT_PROGRAM, stack.services.address, prompt]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    arguments = ["-c", CLIENT_PROGRAM, stack.services.address, prompt]
+    process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     try:
-        assert await asyncio.to_thread(process.stdout.readline) == b"piece\n"
+        assert await process.stdout.readline() == b"piece\n"
     finally:
         process.kill()
-        process.stdout.close()
-        await asyncio.to_thread(process.wait)
+        await process.wait()
 
 
 ENDINGS = (finish, cancel, cancel_before_the_first_token, run_out_of_time, kill_the_client)
