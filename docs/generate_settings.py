@@ -33,7 +33,12 @@ def render() -> str:
     shared = ServiceSettings.model_fields
     parts = [HEAD, "## Every service\n", _table(shared)]
     for title, settings in SERVICES.items():
-        parts += [f"\n## {title}\n", _table({n: f for n, f in settings.model_fields.items() if n not in shared})]
+        parts += [
+            f"\n## {title}\n",
+            _table(
+                {n: f for n, f in settings.model_fields.items() if n not in shared or f.default != shared[n].default}
+            ),
+        ]
     return "\n".join(parts) + "\n"
 
 

@@ -19,6 +19,8 @@ from typer.testing import CliRunner
 from foretoken.cli import provenance, report, services
 from foretoken.cli.main import app
 from foretoken.client import Completion, InvalidArgumentError, Piece
+from foretoken.client.channel import DEFAULT_ADDRESS
+from foretoken.router.settings import RouterSettings
 from foretoken.v1 import generation_pb2 as pb
 from foretoken.v1 import types_pb2
 
@@ -181,6 +183,10 @@ def test_services_are_replaced_by_their_module(monkeypatch: pytest.MonkeyPatch) 
     assert environment["OMP_WAIT_POLICY"] == "PASSIVE"
     with pytest.raises(typer.Exit):
         services.become("foretoken.router", [], extra="router", needs=("no_such_package",))
+
+
+def test_a_router_started_without_options_is_found_without_options() -> None:
+    assert DEFAULT_ADDRESS == f"127.0.0.1:{RouterSettings.model_fields['port'].default}"
 
 
 def test_every_argument_is_passed_through(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from foretoken.rpc.settings import CommaSeparated, ServiceSettings
 class RouterSettings(ServiceSettings):
     """Command line beats `FORETOKEN_*` environment beats these defaults."""
 
+    port: int = Field(50051, ge=0, le=65535, description="Port to listen on; 0 = any free one (see --ready-file).")
     verify: CommaSeparated = Field(description="Verify workers, HOST:PORT[,HOST:PORT...]; at least one.")
     draft: CommaSeparated = Field((), description="Draft workers, HOST:PORT[,HOST:PORT...]; none = plain decoding.")
     tokenizer: str = Field(
