@@ -1,19 +1,243 @@
-"""The promise: the same tokens, whatever the drafter, its length and its faults."""
+"""The promise: the same tokens, whatever the drafter, its length, the neighbours; and an exact account of them."""
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
+from foretoken.bench.fake_model import FakeModel
 
-from tests.router.harness import MakeCluster
+from foretoken.router.tokenizer import Tokenizer
+from foretoken.v1 import generation_pb2 as pb
+from foretoken.v1.types_pb2 import (
+    DRAFT_SOURCE_MODEL,
+    DRAFT_SOURCE_NGRAM,
+    DRAFT_SOURCE_UNSPECIFIED,
+    TOKEN_ORIGIN_ACCEPTED,
+    TOKEN_ORIGIN_BONUS,
+    TOKEN_ORIGIN_PLAIN,
+    TOKEN_ORIGIN_RECOVERED,
+    VERIFICATION_MODE_COUPLED,
+)
+from tests.router.harness import MakeCluster, byte_ids
+
+PROMPT = [9, 8, 7]
 
 
-@pytest.mark.parametrize("num_draft_tokens", [1, 3, 8])
+@pytest.mark.parametrize("num_draft_tokens", [1, 3, 8, 16])
 @pytest.mark.parametrize("agreement", [0.0, 0.7, 1.0])
 async def test_tokens_are_the_targets_own(make_cluster: MakeCluster, num_draft_tokens: int, agreement: float) -> None:
     cluster = await make_cluster(agreement=agreement)
     reply = await cluster.generate(
-        prompt_ids=[9, 8, 7], max_new_tokens=60, ignore_eos=True, num_draft_tokens=num_draft_tokens
+        prompt_ids=PROMPT, max_new_tokens=61, ignore_eos=True, num_draft_tokens=num_draft_tokens
     )
-    assert reply.ids == cluster.target_ids(60, [9, 8, 7])
-    assert reply.finish.usage.output_tokens == 60
+    assert reply.ids == cluster.target_ids(61, PROMPT)
+    assert reply.text == cluster.tokenizer.decode(reply.ids)
+    assert reply.finish.reason == pb.FINISH_REASON_LENGTH
     await cluster.until_idle()
+
+
+@pytest.mark.parametrize("num_new", [1, 2, 3, 15, 16, 17, 40])
+async def test_plain_decoding_by_grants_gives_the_same(make_cluster: MakeCluster, num_new: int) -> None:
+    cluster = await make_cluster(num_drafters=0)
+    reply = await cluster.generate(prompt_ids=PROMPT, max_new_tokens=num_new, ignore_eos=True)
+    assert reply.ids == cluster.target_ids(num_new, PROMPT)
+    assert {token.origin for token in reply.tokens} == {TOKEN_ORIGIN_PLAIN}
+    assert reply.start.drafter == ""
+    assert reply.finish.speculation.num_drafts == 0
+    await cluster.until_idle()
+
+
+async def test_off_asks_no_drafter(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster()
+    opened = len(cluster.drafters[0].opened)
+    reply = await cluster.generate(max_new_tokens=20, ignore_eos=True, off=True)
+    assert len(reply.ids) == 20
+    assert len(cluster.drafters[0].opened) == opened
+
+
+async def test_many_streams_at_once_each_get_their_own(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(num_verifiers=2, num_drafters=2)
+    replies = await asyncio.gather(
+        *(cluster.generate(prompt_ids=[i + 1, 2], max_new_tokens=30 + i, ignore_eos=True) for i in range(24))
+    )
+    for i, reply in enumerate(replies):
+        assert reply.ids == cluster.target_ids(30 + i, [i + 1, 2])
+    assert all(len(worker.opened) >= 8 for worker in cluster.verifiers), "placed on the least loaded"
+    await cluster.until_idle()
+
+
+async def test_seed_is_drawn_returned_and_repeats_the_answer(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster()
+    first = await cluster.generate(prompt_ids=PROMPT, max_new_tokens=20, temperature=1.0, ignore_eos=True)
+    seed = first.start.seed
+    again = await cluster.generate(prompt_ids=PROMPT, max_new_tokens=20, temperature=1.0, ignore_eos=True, seed=seed)
+    other = await cluster.generate(prompt_ids=PROMPT, max_new_tokens=20, temperature=1.0, ignore_eos=True)
+    assert first.ids == again.ids == cluster.target_ids(20, PROMPT, seed=seed)
+    assert other.start.seed != seed
+
+
+async def test_the_first_message_says_what_is_in_force(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster()
+    reply = await cluster.generate(prompt="the on", max_new_tokens=4, tenant="t", stop=["zzz"])
+    assert list(reply.start.prompt_ids) == cluster.tokenizer.encode("the on")
+    assert reply.start.model == "fake"
+    assert reply.start.mode == VERIFICATION_MODE_COUPLED
+    assert reply.start.drafter == "model"
+    assert len(reply.start.request_id) == 16
+    sampling = reply.start.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.max_new_tokens) == (0.0, 1.0, 4)
+    assert sampling.HasField("min_new_tokens") and sampling.HasField("seed") and list(sampling.stop) == ["zzz"]
+    opened = cluster.verifiers[0].opened[-1]
+    assert (opened.tenant, opened.max_length) == ("t", len(reply.start.prompt_ids) + 4)
+    assert 0 < opened.deadline_ms <= 20_000
+
+
+async def test_eos_ends_the_answer_with_nothing_after_it(make_cluster: MakeCluster, tokenizer: Tokenizer) -> None:
+    model = FakeModel(vocab_size=tokenizer.vocab_size, eos_period=12)
+    cluster = await make_cluster(model=model, agreement=1.0)
+    for i in range(12):
+        expected = cluster.target_ids(200, [i + 3, 4])
+        expected = expected[: expected.index(0) + 1]
+        for options in ({"num_draft_tokens": 7}, {"off": True}):
+            reply = await cluster.generate(prompt_ids=[i + 3, 4], max_new_tokens=200, **options)
+            assert reply.ids == expected
+            assert reply.finish.reason == pb.FINISH_REASON_STOP
+            assert reply.finish.usage.output_tokens == len(expected)
+    await cluster.until_idle()
+
+
+async def test_min_new_tokens_and_stop_ids(make_cluster: MakeCluster, tokenizer: Tokenizer) -> None:
+    model = FakeModel(vocab_size=tokenizer.vocab_size, eos_period=4)
+    cluster = await make_cluster(model=model)
+    reply = await cluster.generate(prompt_ids=PROMPT, max_new_tokens=100, min_new_tokens=20)
+    assert len(reply.ids) > 20 and 0 not in reply.ids[:-1] and reply.ids[-1] == 0
+    plain = await cluster.generate(prompt_ids=PROMPT, max_new_tokens=100, ignore_eos=True)
+    stop_id = next(token_id for token_id in plain.ids[5:] if token_id)
+    stopped = await cluster.generate(prompt_ids=PROMPT, max_new_tokens=100, ignore_eos=True, stop_token_ids=[stop_id])
+    assert stopped.ids == plain.ids[: plain.ids.index(stop_id) + 1]
+    assert stopped.finish.reason == pb.FINISH_REASON_STOP
+    await cluster.until_idle()
+
+
+@pytest.mark.parametrize("num_draft_tokens", [1, 2, 5, 9])
+@pytest.mark.parametrize("stop", ["wor", "é", "🙂!", "lo w"])
+async def test_stop_strings_across_tokens_and_blocks(
+    make_cluster: MakeCluster, tokenizer: Tokenizer, stop: str, num_draft_tokens: int
+) -> None:
+    text = "héllo world 🙂!?"
+    script = tuple(byte_ids(tokenizer, text.encode()))
+    cluster = await make_cluster(model=FakeModel(vocab_size=tokenizer.vocab_size, script=script), agreement=0.8)
+    reply = await cluster.generate(max_new_tokens=60, stop=["never", stop], num_draft_tokens=num_draft_tokens)
+    before = text[: text.index(stop)]
+    assert reply.text == before
+    assert len(reply.ids) == len((before + stop).encode()) == reply.finish.usage.output_tokens
+    assert (reply.finish.reason, reply.finish.stop) == (pb.FINISH_REASON_STOP, stop)
+    await cluster.until_idle()
+
+
+async def test_every_message_is_valid_text_and_accounts_for_its_characters(
+    make_cluster: MakeCluster, tokenizer: Tokenizer
+) -> None:
+    text = "👩‍🚀日本語 the end"
+    cluster = await make_cluster(
+        model=FakeModel(vocab_size=tokenizer.vocab_size, script=tuple(byte_ids(tokenizer, text.encode())))
+    )
+    for options in ({"num_draft_tokens": 3}, {"off": True}, {"stop": ["endless"]}):
+        reply = await cluster.generate(max_new_tokens=100, **options)
+        assert reply.text == text
+        for message in reply.messages:
+            assert "\ufffd" not in message.text
+            assert sum(token.num_chars for token in message.tokens) <= len(message.text)
+            if message.tokens:
+                assert sum(token.num_chars for token in message.tokens) == len(message.text)
+
+
+async def test_provenance_and_statistics_add_up(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(agreement=0.6)
+    reply = await cluster.generate(max_new_tokens=100, ignore_eos=True, num_draft_tokens=4, drafter="ngram")
+    stats, origins = reply.finish.speculation, [token.origin for token in reply.tokens]
+    assert stats.num_drafts > 0
+    assert sum(stats.num_drafted_per_position) == stats.num_draft_tokens
+    assert sum(stats.num_accepted_per_position) == stats.num_accepted_tokens
+    assert list(stats.num_drafted_per_position)[0] == stats.num_drafts
+    assert all(a <= b for a, b in zip(stats.num_accepted_per_position, stats.num_drafted_per_position, strict=True))
+    assert stats.num_emitted_tokens == stats.num_accepted_tokens + stats.num_verify_forwards == 100
+    assert origins.count(TOKEN_ORIGIN_ACCEPTED) == stats.num_accepted_tokens
+    assert origins.count(TOKEN_ORIGIN_RECOVERED) + origins.count(TOKEN_ORIGIN_BONUS) == stats.num_drafts
+    assert origins.count(TOKEN_ORIGIN_PLAIN) == stats.num_verify_forwards - stats.num_drafts
+    for token in reply.tokens:
+        is_accepted = token.origin == TOKEN_ORIGIN_ACCEPTED
+        assert token.source == (DRAFT_SOURCE_NGRAM if is_accepted else DRAFT_SOURCE_UNSPECIFIED)
+    assert stats.num_failed_drafts == stats.num_failovers == 0
+    assert 0 < stats.router_overhead_p50_ns < stats.round_ns
+    assert reply.finish.duration_ns >= reply.finish.time_to_first_token_ns > 0
+
+
+async def test_sources_name_the_drafter(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(agreement=1.0)
+    reply = await cluster.generate(max_new_tokens=12, ignore_eos=True)
+    assert {token.source for token in reply.tokens if token.origin == TOKEN_ORIGIN_ACCEPTED} == {DRAFT_SOURCE_MODEL}
+
+
+async def test_logprobs_come_with_every_token_when_asked_for(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster()
+    for options in ({}, {"off": True}):
+        reply = await cluster.generate(max_new_tokens=20, ignore_eos=True, logprobs=1, **options)
+        assert [list(token.logprobs.top_ids) for token in reply.tokens] == [[token_id] for token_id in reply.ids]
+    reply = await cluster.generate(max_new_tokens=5)
+    assert not any(token.HasField("logprobs") for token in reply.tokens)
+
+
+@pytest.mark.parametrize("cut", [1, 5, 13, 29, 30])
+async def test_resume_continues_identically(make_cluster: MakeCluster, cut: int) -> None:
+    cluster = await make_cluster()
+    options = {"prompt_ids": PROMPT, "max_new_tokens": 30, "ignore_eos": True, "temperature": 1.0, "seed": 77}
+    whole = await cluster.generate(**options)
+    resumed = await cluster.generate(**options, resume_ids=whole.ids[:cut])
+    assert resumed.ids == whole.ids[cut:]
+    assert resumed.finish.usage.output_tokens == 30
+    received = ""
+    for message in whole.messages:  # what a client had when its stream broke after `cut` tokens
+        if len(message.tokens) and cut > 0:
+            cut -= len(message.tokens)
+            received += message.text
+    if cut == 0:
+        assert received + resumed.text == whole.text
+    await cluster.until_idle()
+
+
+async def test_resume_of_a_finished_answer_finishes_at_once(make_cluster: MakeCluster, tokenizer: Tokenizer) -> None:
+    script = tuple(byte_ids(tokenizer, b"one STOP two"))
+    cluster = await make_cluster(model=FakeModel(vocab_size=tokenizer.vocab_size, script=script))
+    options = {"max_new_tokens": 60, "stop": ["STOP"], "temperature": 0.0}
+    whole = await cluster.generate(**options)
+    opened = len(cluster.verifiers[0].opened)
+    resumed = await cluster.generate(**options, resume_ids=whole.ids)
+    assert (resumed.ids, resumed.text, resumed.finish.stop) == ([], "", "STOP")
+    assert len(cluster.verifiers[0].opened) == opened
+
+
+async def test_chat_goes_through_the_models_template(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster()
+    reply = await cluster.generate(messages=[("user", "hi"), ("assistant", "yo"), ("user", "the")], max_new_tokens=3)
+    assert cluster.tokenizer.decode(reply.start.prompt_ids) == "<user>hi\n<assistant>yo\n<user>the\n<assistant>"
+
+
+async def test_model_info_and_tokenize(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(num_verifiers=2)
+    await cluster.generate(max_new_tokens=3)
+    info = await cluster.stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=5)
+    assert (info.model, info.vocab_size, info.max_context) == ("fake", cluster.model.vocab_size, 2048)
+    assert list(info.drafters) == ["model", "ngram"]
+    assert (info.default_drafter, info.default_num_draft_tokens) == ("model", 5)
+    assert info.default_sampling.temperature == 0.0 and info.default_sampling.top_p == 1.0
+    assert [worker.state for worker in info.verify_workers] == ["ready", "ready"]
+    assert info.verify_workers[0].hello.worker_id and info.verify_workers[0].load.total_pages
+    assert info.has_chat_template
+    ids = (await cluster.stub.Tokenize(pb.TokenizeRequest(prompt="the on"), timeout=5)).ids
+    assert list(ids) == cluster.tokenizer.encode("the on")
+    chat = pb.TokenizeRequest()
+    chat.messages.messages.add(role="user", content="x")
+    ids = (await cluster.stub.Tokenize(chat, timeout=5)).ids
+    assert cluster.tokenizer.decode(ids) == "<user>x\n<assistant>"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 
 from foretoken.router.core import Router
@@ -20,6 +21,8 @@ async def run(settings: RouterSettings) -> None:
         FailedPreconditionError: no tokenizer, or the address cannot be bound.
     """
     router = Router(settings, Tokenizer.load(settings.tokenizer))
+    gc.collect()
+    gc.freeze()  # modules and vocabulary live as long as the process: no need to look at them again and again
     service = Service(
         "foretoken.v1.GenerationService", GenerationServicer(router), add_GenerationServiceServicer_to_server
     )

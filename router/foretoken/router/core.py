@@ -19,6 +19,7 @@ from foretoken.router.detokenizer import Detokenizer
 from foretoken.router.draft_pool import DraftPool
 from foretoken.router.failover import Failover
 from foretoken.router.generation import Generation
+from foretoken.router.mailbox import Patience
 from foretoken.router.outbox import Finished, Outbox, Started, Tokens
 from foretoken.router.request import GenerationRequest, SequenceIds
 from foretoken.router.settings import RouterSettings
@@ -46,11 +47,12 @@ class Router:
         self.settings = settings
         self.tokenizer = tokenizer
         options = link_options or LinkOptions(router_id=settings.router_id)
-        sequence_ids = SequenceIds()
+        sequence_ids, patience = SequenceIds(), Patience()
         self.verify = VerifyPool(
             settings.verify,
             self._check_verify_hello,
             sequence_ids,
+            patience,
             settings.verify_timeout_s,
             options,
             on_change=lambda: self.admission.capacity_changed(),
@@ -59,6 +61,7 @@ class Router:
             settings.draft,
             self._check_draft_hello,
             sequence_ids,
+            patience,
             lambda: CircuitBreaker(settings.max_draft_failures, settings.min_probe_pause_s, settings.max_probe_pause_s),
             settings.first_draft_timeout_s,
             options,

@@ -16,6 +16,7 @@ from asyncio_pool import AioPool
 from foretoken.router.bounded import run_bounded
 from foretoken.router.circuit_breaker import CircuitBreaker
 from foretoken.router.draft_session import DraftFailedError, DraftSession
+from foretoken.router.mailbox import Patience
 from foretoken.router.request import GenerationRequest, SequenceIds
 from foretoken.rpc.errors import ForetokenError, UnavailableError, from_link_error
 from foretoken.rpc.link import DraftLink, LinkCallbacks, LinkOptions, LinkState
@@ -78,7 +79,7 @@ class DraftWorker:
             DraftFailedError: the worker has just gone.
         """
         sequence_id = self._pool.sequence_ids.next()
-        session = DraftSession(sequence_id, self._send_commit, self._send_request, self._close)
+        session = DraftSession(sequence_id, self._pool.patience, self._send, self._close)
         try:
             self.link.send(opens=[request.open_entry(sequence_id, committed_ids, for_draft=True)])
         except UnavailableError as error:
@@ -117,13 +118,9 @@ class DraftWorker:
             if session is not None:
                 session.close()
 
-    def _send_commit(self, commit: Commit) -> None:
-        if commit.sequence_id in self._sessions:
-            self.link.send(commits=[commit])
-
-    def _send_request(self, request: DraftRequest) -> None:
-        if request.sequence_id in self._sessions:
-            self.link.send(requests=[request])
+    def _send(self, commits: Sequence[Commit], request: DraftRequest) -> None:
+        if request.sequence_id in self._sessions:  # otherwise the session has its error already
+            self.link.send(commits=commits, requests=(request,))
 
     def _close(self, session: DraftSession) -> None:
         if self._sessions.pop(session.sequence_id, None) is not None:
@@ -164,6 +161,7 @@ class DraftPool:
         addresses: Sequence[str],
         check_hello: Callable[[WorkerHello], None],
         sequence_ids: SequenceIds,
+        patience: Patience,
         make_breaker: Callable[[], CircuitBreaker],
         probe_timeout_s: float,
         options: LinkOptions | None = None,
@@ -171,6 +169,7 @@ class DraftPool:
         """`check_hello` raises for workers that do not fit the tokenizer."""
         self.check_hello = check_hello
         self.sequence_ids = sequence_ids
+        self.patience = patience
         self.workers = [DraftWorker(address, self, make_breaker(), options) for address in addresses]
         self._probe_timeout_s = probe_timeout_s
 

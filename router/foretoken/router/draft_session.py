@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from foretoken.router.mailbox import Mailbox
+from foretoken.router.mailbox import Mailbox, Patience
 from foretoken.v1.draft_pb2 import Commit, DraftedBlock, DraftRequest
 from foretoken.v1.types_pb2 import DraftSource
 
@@ -34,24 +34,24 @@ NO_DRAFT = Draft()
 class DraftSession:
     """The router's end of an open sequence."""
 
-    __slots__ = ("_close", "_mailbox", "_send_commit", "_send_request", "sequence_id")
+    __slots__ = ("_close", "_commits", "_mailbox", "_send", "sequence_id")
 
     def __init__(
         self,
         sequence_id: int,
-        send_commit: Callable[[Commit], None],
-        send_request: Callable[[DraftRequest], None],
+        patience: Patience,
+        send: Callable[[Sequence[Commit], DraftRequest], None],
         close: Callable[[DraftSession], None],
     ) -> None:
         self.sequence_id = sequence_id
-        self._send_commit = send_commit
-        self._send_request = send_request
+        self._send = send
+        self._commits: list[Commit] = []
         self._close = close
-        self._mailbox: Mailbox[DraftedBlock] = Mailbox()
+        self._mailbox: Mailbox[DraftedBlock] = Mailbox(patience)
 
     def commit(self, base_length: int, ids: Sequence[int]) -> None:
-        """Tell the drafter what the target decided after `base_length` tokens."""
-        self._send_commit(Commit(sequence_id=self.sequence_id, base_length=base_length, ids=ids))
+        """Tell the drafter, with the next request, what the target decided after `base_length` tokens."""
+        self._commits.append(Commit(sequence_id=self.sequence_id, base_length=base_length, ids=ids))
 
     async def draft(self, base_length: int, num_tokens: int, vocab_size: int, timeout_s: float) -> Draft:
         """At most `num_tokens` guesses, each below `vocab_size`, that extend `base_length` committed tokens.
@@ -60,7 +60,8 @@ class DraftSession:
             DraftFailedError: too late, or not an answer to this request; the session is of no more use.
             ForetokenError: the worker's own error.
         """
-        self._send_request(DraftRequest(sequence_id=self.sequence_id, num_tokens=num_tokens))
+        commits, self._commits = self._commits, []
+        self._send(commits, DraftRequest(sequence_id=self.sequence_id, num_tokens=num_tokens))
         try:
             block = await self._mailbox.get(timeout_s)
         except TimeoutError:

@@ -71,15 +71,13 @@ class Generation:
                     await self._advance()
                 except SequenceLostError as error:
                     await self._reopen(error)
-            if text := self._answer.flush():
-                self._outbox.put((), (), (), (), text, ())
         except Exception as caught:
             failure = caught
         finally:
             self._speculator.close()
             self._close_session()
             self.counts.num_failed_drafts = self._speculator.num_failed
-            self._outbox.close(failure)
+            self._outbox.close(failure, self._answer.flush() if self._answer.finish is not None else "")
 
     async def _advance(self) -> None:
         """One round with a draft, or one plain step; whichever suits."""

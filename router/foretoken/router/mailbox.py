@@ -1,23 +1,56 @@
 """Hands a link's answers to the one coroutine that waits for them.
 
-A queue for one reader without locks or tasks: a round waits twice, so this is the router's hottest path.
+A queue for one reader without locks, tasks or timers of its own: a round waits twice, so this is the router's hottest
+path. Timeouts are kept by one `Patience` for all mailboxes, exact to its tick.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 
+_TICK_S = 0.02
+
+
+class Patience:
+    """Ends overdue waits, with one timer for all: setting and cancelling one per wait costs more than the wait."""
+
+    def __init__(self) -> None:
+        self._deadlines: dict[asyncio.Future[None], float] = {}
+        self._is_ticking = False
+
+    def watch(self, waiter: asyncio.Future[None], timeout_s: float) -> None:
+        """Give `waiter` a `TimeoutError` once `timeout_s` have passed, unless it is forgotten before."""
+        self._deadlines[waiter] = time.monotonic() + timeout_s
+        if not self._is_ticking:
+            self._is_ticking = True
+            waiter.get_loop().call_later(_TICK_S, self._tick)
+
+    def forget(self, waiter: asyncio.Future[None]) -> None:
+        """The wait is over."""
+        del self._deadlines[waiter]
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        for waiter, deadline in self._deadlines.items():
+            if deadline <= now and not waiter.done():
+                waiter.set_exception(TimeoutError())
+        self._is_ticking = bool(self._deadlines)
+        if self._is_ticking:
+            asyncio.get_running_loop().call_later(_TICK_S, self._tick)
+
 
 class Mailbox(Generic[Item]):
     """Items in order of arrival; after `fail`, what arrived before is still delivered, then the error."""
 
-    __slots__ = ("_error", "_items", "_waiter")
+    __slots__ = ("_error", "_items", "_patience", "_waiter")
 
-    def __init__(self) -> None:
+    def __init__(self, patience: Patience) -> None:
+        self._patience = patience
         self._items: deque[Item] = deque()
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -25,13 +58,16 @@ class Mailbox(Generic[Item]):
     def put(self, item: Item) -> None:
         """Append an item."""
         self._items.append(item)
-        self._wake()
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def fail(self, error: Exception) -> None:
         """Nothing more will come; the first error stays."""
         if self._error is None:
             self._error = error
-        self._wake()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     async def get(self, timeout_s: float) -> Item:
         """The oldest item.
@@ -40,30 +76,15 @@ class Mailbox(Generic[Item]):
             TimeoutError: nothing came in time.
             Exception: the one given to `fail`, once all items are taken.
         """
-        if not self._items:
-            if self._error is not None:
-                raise self._error
-            await self._wait(timeout_s)
-            if not self._items:
-                assert self._error is not None
-                raise self._error
-        return self._items.popleft()
-
-    async def _wait(self, timeout_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        waiter = self._waiter = loop.create_future()
-        timer = loop.call_later(timeout_s, _expire, waiter)
-        try:
-            await waiter
-        finally:
-            timer.cancel()
-            self._waiter = None
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-
-def _expire(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_exception(TimeoutError())
+        if not self._items and self._error is None:
+            waiter = self._waiter = asyncio.get_running_loop().create_future()
+            self._patience.watch(waiter, timeout_s)
+            try:
+                await waiter
+            finally:
+                self._patience.forget(waiter)
+                self._waiter = None
+        if self._items:
+            return self._items.popleft()
+        assert self._error is not None
+        raise self._error

@@ -65,10 +65,7 @@ class Speculator:
     def commit(self, base_length: int, ids: Sequence[int]) -> None:
         """Tell the drafter what was decided after `base_length` tokens."""
         if self._session is not None:
-            try:
-                self._session.commit(base_length, ids)
-            except ForetokenError as error:
-                self._failed(error)
+            self._session.commit(base_length, ids)
 
     def close(self) -> None:
         """Free the sequence on the draft worker; idempotent. The next `draft` opens it again."""

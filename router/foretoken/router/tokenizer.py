@@ -13,6 +13,7 @@ from typing import Any
 
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
+from jinja2 import TemplateError
 from tokenizers import Tokenizer as FastTokenizer
 
 from foretoken.router.chat_template import ChatTemplate
@@ -39,7 +40,10 @@ class Tokenizer:
         self.vocab_size = self._fast.get_vocab_size()
         """Number of ids, without padding of the model's output layer."""
         self._pieces: dict[int, str] = {}
-        self.chat_template = ChatTemplate(chat_template, _special_tokens(config)) if chat_template else None
+        try:
+            self.chat_template = ChatTemplate(chat_template, _special_tokens(config)) if chat_template else None
+        except TemplateError as error:
+            raise TokenizerError(f"the chat template of {name} does not compile: {error}") from error
 
     @classmethod
     def load(cls, source: str) -> Tokenizer:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from foretoken.router.mailbox import Patience
 from foretoken.router.request import GenerationRequest, SequenceIds
 from foretoken.router.verify_session import SequenceLostError, VerifySession
 from foretoken.rpc.errors import (
@@ -89,7 +90,12 @@ class VerifyWorker:
         """
         sequence_id = self._pool.sequence_ids.next()
         session = VerifySession(
-            sequence_id, self.hello.vocab_size, self._pool.verify_timeout_s, self._send_block, self._close
+            sequence_id,
+            self.hello.vocab_size,
+            self._pool.verify_timeout_s,
+            self._pool.patience,
+            self._send_block,
+            self._close,
         )
         try:
             self.link.send(opens=[request.open_entry(sequence_id, committed_ids, for_draft=False)])
@@ -147,12 +153,14 @@ class VerifyPool:
         addresses: Sequence[str],
         check_hello: Callable[[WorkerHello], None],
         sequence_ids: SequenceIds,
+        patience: Patience,
         verify_timeout_s: float,
         options: LinkOptions | None = None,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         """`check_hello` raises for workers that do not fit the tokenizer; `on_change` follows changes of capacity."""
         self.sequence_ids = sequence_ids
+        self.patience = patience
         self.verify_timeout_s = verify_timeout_s
         self.model: WorkerHello | None = None
         """Handshake of the last accepted worker: what is being served."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from foretoken.router.mailbox import Mailbox
+from foretoken.router.mailbox import Mailbox, Patience
 from foretoken.v1.types_pb2 import DraftSource
 from foretoken.v1.verify_pb2 import DraftBlock, Stale, Verdict
 
@@ -29,6 +29,7 @@ class VerifySession:
         sequence_id: int,
         vocab_size: int,
         timeout_s: float,
+        patience: Patience,
         send_block: Callable[[DraftBlock], None],
         close: Callable[[VerifySession], None],
     ) -> None:
@@ -39,7 +40,7 @@ class VerifySession:
         self._timeout_s = timeout_s
         self._send_block = send_block
         self._close = close
-        self._mailbox: Mailbox[Decision] = Mailbox()
+        self._mailbox: Mailbox[Decision] = Mailbox(patience)
 
     async def verify(self, base_length: int, draft_ids: Sequence[int], sources: Sequence[DraftSource]) -> Verdict:
         """The target's decision on a block that extends `base_length` committed tokens; no grant may be running.

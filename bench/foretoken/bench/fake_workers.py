@@ -1,0 +1,56 @@
+"""`python -m foretoken.bench.fake_workers`: a fake verify and a fake draft worker in a process of their own.
+
+Both answer at once (or after `--step-ms`), so that what is left of a round is the router and the wire.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import signal
+from pathlib import Path
+
+from foretoken.bench.fake_draft_worker import FakeDraftWorker, draft_hello
+from foretoken.bench.fake_model import FakeModel
+from foretoken.bench.fake_verify_worker import FakeVerifyWorker, verify_hello
+from foretoken.router.tokenizer import Tokenizer
+
+
+async def run(arguments: argparse.Namespace) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    tokenizer = Tokenizer.load(arguments.tokenizer)
+    model = FakeModel(vocab_size=tokenizer.vocab_size)
+    step_s = arguments.step_ms / 1000
+    verifier = FakeVerifyWorker(model, verify_hello(model, tokenizer.hash, max_sequences=1024), step_s)
+    drafter = FakeDraftWorker(
+        model, draft_hello(model, tokenizer.hash, max_sequences=1024), arguments.agreement, step_s
+    )
+    await verifier.start()
+    await drafter.start()
+    partial = arguments.ready_file.with_suffix(".partial")
+    partial.write_text(json.dumps({"verify": verifier.port, "draft": drafter.port}) + "\n")
+    partial.replace(arguments.ready_file)
+    stopped = asyncio.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, stopped.set)
+    await stopped.wait()
+    await verifier.kill()
+    await drafter.kill()
+    violations = verifier.violations + drafter.violations
+    if violations:
+        raise SystemExit(f"{len(violations)} violations of the protocol, the first: {violations[0]}")
+
+
+def main() -> None:
+    """Parse options and run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokenizer", required=True, help="directory or hub id, for vocabulary size and hash")
+    parser.add_argument("--ready-file", type=Path, required=True, help='file for {"verify": PORT, "draft": PORT}')
+    parser.add_argument("--agreement", type=float, default=0.8, help="probability that a drafted token is right")
+    parser.add_argument("--step-ms", type=float, default=0.0, help="pretended duration of a forward")
+    asyncio.run(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""Text, stop rules and token accounting: functions of the ids alone, however they were split into blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foretoken.router.answer import Answer, FinishReason, StopRules
+from foretoken.router.detokenizer import Detokenizer
+from foretoken.router.tokenizer import Tokenizer
+from tests.router.harness import CHAT_TEMPLATE, byte_ids, byte_tokenizer_json
+
+TOKENIZER = Tokenizer(byte_tokenizer_json(), {"eos_token": "<eos>"}, CHAT_TEMPLATE, "test")
+TEXT = "naïve 日本語 👩‍🚀 the end\n"
+
+
+def detokenizer(prompt_ids: Sequence[int] = ()) -> Detokenizer:
+    return Detokenizer(TOKENIZER.decode, TOKENIZER.piece, prompt_ids)
+
+
+def answer(
+    stop: Sequence[str] = (), end_ids: Sequence[int] = (0,), min_new_tokens: int = 0, max_new_tokens: int = 10_000
+) -> Answer:
+    return Answer(StopRules(frozenset(end_ids), tuple(stop), min_new_tokens, max_new_tokens), detokenizer())
+
+
+def blocks(ids: Sequence[int], sizes: Sequence[int]) -> Iterator[Sequence[int]]:
+    start = 0
+    for size in sizes:
+        if start < len(ids):
+            yield ids[start : start + size]
+            start += size
+    yield ids[start:]
+
+
+SIZES = st.lists(st.integers(1, 9), max_size=40)
+
+
+@given(ids=st.lists(st.integers(0, TOKENIZER.vocab_size - 1), max_size=80), sizes=SIZES)
+def test_streamed_text_is_the_decoded_whole_for_any_ids(ids: list[int], sizes: list[int]) -> None:
+    stream = detokenizer()
+    text = ""
+    for block in blocks(ids, sizes):
+        if block:
+            piece, num_chars = stream.step(block)
+            assert len(num_chars) == len(block) and sum(num_chars) == len(piece)
+            text += piece
+    assert text + stream.flush() == TOKENIZER.decode(ids)
+
+
+def test_no_message_ends_within_a_character() -> None:
+    stream = detokenizer()
+    pieces = [stream.step([token_id])[0] for token_id in byte_ids(TOKENIZER, TEXT.encode())]
+    assert "".join(pieces) == TEXT
+    assert "\ufffd" not in "".join(pieces)
+    assert stream.flush() == ""
+
+
+def test_a_character_begun_in_the_prompt_is_finished_in_the_answer() -> None:
+    ids = byte_ids(TOKENIZER, "ab👩c".encode())
+    stream = detokenizer(ids[:4])
+    assert "".join(stream.step([token_id])[0] for token_id in ids[4:]) == "👩c"
+
+
+def test_incomplete_utf8_is_flushed_at_the_end() -> None:
+    grown = answer(max_new_tokens=3)
+    kept = grown.append(byte_ids(TOKENIZER, b"a\xf0\x9f\x91\xa9"))
+    assert (kept.num_tokens, kept.text, grown.finish) == (3, "a", FinishReason.LENGTH)
+    assert grown.flush() == "\ufffd"
+
+
+@pytest.mark.parametrize("stop", ["the", "語 👩", "\n", "naïve 日本", "e"])
+@settings(deadline=None, max_examples=30)
+@given(sizes=SIZES)
+def test_stop_string_is_found_at_every_split(stop: str, sizes: list[int]) -> None:
+    ids = byte_ids(TOKENIZER, TEXT.encode())
+    grown = answer(stop=[stop])
+    num_tokens, text = 0, ""
+    for block in blocks(ids, sizes):
+        kept = grown.append(block)
+        num_tokens += kept.num_tokens
+        text += kept.text
+        assert sum(kept.num_chars) == len(kept.text)
+        if grown.finish:
+            break
+    before = TEXT[: TEXT.index(stop)]
+    assert text == before
+    assert grown.flush() == ""
+    assert (grown.finish, grown.stop) == (FinishReason.STOP, stop)
+    assert num_tokens == len(grown.output_ids) == len((before + stop).encode())
+
+
+def test_stop_string_inside_a_merged_token() -> None:
+    the = TOKENIZER.encode(" the")
+    assert len(the) == 1
+    grown = answer(stop=["th"])
+    kept = grown.append([*byte_ids(TOKENIZER, b"on"), *the, 5, 6])
+    assert (kept.num_tokens, kept.text, grown.stop) == (3, "on ", "th")
+
+
+def test_of_two_stop_strings_in_one_token_the_first_to_begin_wins() -> None:
+    grown = answer(stop=["e", "the"])
+    kept = grown.append(TOKENIZER.encode(" the"))
+    assert (kept.text, grown.stop) == (" ", "the")
+
+
+def test_what_might_begin_a_stop_string_is_held_back_and_released() -> None:
+    grown = answer(stop=["abcd"], max_new_tokens=5)
+    ids = byte_ids(TOKENIZER, b"xabcx")
+    assert [grown.append([token_id]).text for token_id in ids] == ["x", "", "", "", "abcx"]
+    grown = answer(stop=["abcd"], max_new_tokens=4)
+    assert grown.append(ids[:4]).text == "x"
+    assert grown.finish is FinishReason.LENGTH
+    assert grown.flush() == "abc"
+
+
+@given(cut=st.integers(0, 30), sizes=SIZES)
+def test_resumed_text_continues_what_was_released(cut: int, sizes: list[int]) -> None:
+    ids = byte_ids(TOKENIZER, TEXT.encode())
+    stop = ["end!", "日本人"]
+    whole, resumed = answer(stop=stop, max_new_tokens=len(ids)), answer(stop=stop, max_new_tokens=len(ids))
+    released = "".join(whole.append([token_id]).text for token_id in ids[:cut])
+    if cut:
+        resumed.append(ids[:cut])
+    rest = "".join(resumed.append(block).text for block in blocks(ids[cut:], sizes) if block)
+    assert released + rest + resumed.flush() == TEXT
+
+
+def test_nothing_after_an_end_id_counts() -> None:
+    grown = answer(end_ids=[0, 7])
+    kept = grown.append([5, 6, 7, 8, 9])
+    assert (kept.num_tokens, grown.output_ids, grown.finish) == (3, [5, 6, 7], FinishReason.STOP)
+    assert grown.append([1, 2]).num_tokens == 0
+
+
+def test_max_new_tokens_cuts_a_block() -> None:
+    grown = answer(max_new_tokens=4)
+    assert grown.append([5, 6, 7]).num_tokens == 3
+    assert grown.append([8, 9, 10]).num_tokens == 1
+    assert (grown.finish, grown.room) == (FinishReason.LENGTH, 0)
+
+
+def test_an_end_id_at_the_last_token_is_a_stop() -> None:
+    grown = answer(max_new_tokens=2)
+    grown.append([5, 0])
+    assert grown.finish is FinishReason.STOP
+
+
+def test_stop_strings_are_sought_after_min_new_tokens() -> None:
+    ids = byte_ids(TOKENIZER, b"xxab xx")
+    grown = answer(stop=["x"], min_new_tokens=3)
+    kept = grown.append(ids)
+    assert (kept.text, kept.num_tokens, grown.stop) == ("xxab ", 6, "x")

@@ -1,0 +1,242 @@
+"""Workers die, hang, lie and come back: the tokens stay the target's own, and nothing leaks."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+
+from foretoken.v1 import generation_pb2 as pb
+from tests.router.harness import Cluster, MakeCluster, Reply, add_event, request
+
+PROMPT = [9, 8, 7]
+OPTIONS: dict[str, Any] = {"prompt_ids": PROMPT, "ignore_eos": True, "num_draft_tokens": 4}
+
+
+async def generate_and(cluster: Cluster, num_new: int, after: int, act: Any, **options: Any) -> Reply:
+    """A generation during which `act()` is awaited once `after` tokens have come."""
+    reply = Reply()
+    acted = False
+    message = request(**(OPTIONS | {"max_new_tokens": num_new} | options))
+    async for event in cluster.stub.Generate(message, timeout=20):
+        add_event(reply, event)
+        if len(reply.tokens) >= after and not acted:
+            acted = True
+            await act()
+    assert acted
+    return reply
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"wrong_base": True},
+        {"bad_ids": True},
+        {"too_many": True},
+        {"is_empty": True},
+        {"no_sources": True},
+        {"is_tree": True},
+        {"is_silent": True},
+        {"error_code": 13},
+        {"error_code": 9},
+        {"error_code": 8},
+    ],
+    ids=lambda fault: "-".join(f"{name}{value}" for name, value in fault.items()),
+)
+async def test_a_drafter_that_errs_costs_time_only(make_cluster: MakeCluster, fault: dict[str, Any]) -> None:
+    cluster = await make_cluster(draft_timeout_s=0.05, first_draft_timeout_s=0.05)
+    drafter = cluster.drafters[0]
+
+    async def spoil() -> None:
+        for name, value in fault.items():
+            setattr(drafter.faults, name, value)
+
+    reply = await generate_and(cluster, 80, 10, spoil)
+    assert reply.ids == cluster.target_ids(80, PROMPT)
+    is_failure = not fault.keys() & {"bad_ids", "too_many", "is_empty", "no_sources", "is_tree"}
+    assert bool(reply.finish.speculation.num_failed_drafts) == is_failure
+    assert reply.finish.speculation.num_failed_drafts <= 4
+    await cluster.until_idle()
+
+
+async def test_the_circuit_of_a_hanging_drafter_opens_and_a_probe_closes_it(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(draft_timeout_s=0.05, first_draft_timeout_s=0.05)
+    drafter, worker = cluster.drafters[0], cluster.router.draft.workers[0]
+    drafter.faults.is_silent = True
+    reply = await cluster.generate(**OPTIONS, max_new_tokens=60)
+    assert reply.ids == cluster.target_ids(60, PROMPT)
+    assert reply.finish.speculation.num_failed_drafts == 3
+    assert not worker.is_ready
+    quick = await cluster.generate(**OPTIONS, max_new_tokens=60)
+    assert quick.finish.speculation.num_failed_drafts == 0
+    drafter.faults.is_silent = False
+    await cluster.until(lambda: worker.is_ready)
+    reply = await cluster.generate(**OPTIONS, max_new_tokens=60)
+    assert reply.finish.speculation.num_accepted_tokens > 0
+    await cluster.until_idle()
+
+
+async def test_a_drafter_killed_in_the_middle_and_back_again(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(step_s=0.001)
+    drafter = cluster.drafters[0]
+    restarted = []
+
+    async def kill() -> None:
+        await drafter.kill()
+        restarted.append(asyncio.ensure_future(restart()))
+
+    async def restart() -> None:
+        await asyncio.sleep(0.05)
+        await drafter.start()
+
+    reply = await generate_and(cluster, 600, 20, kill)
+    await asyncio.gather(*restarted)
+    assert reply.ids == cluster.target_ids(600, PROMPT)
+    assert drafter.opened[-1].committed_ids, "re-opened with what was decided meanwhile"
+    await cluster.until_idle()
+
+
+async def test_another_drafter_takes_over(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(num_drafters=2)
+    serving: list[int] = []
+
+    async def kill() -> None:
+        serving.append(next(i for i, worker in enumerate(cluster.drafters) if worker.num_open))
+        await cluster.drafters[serving[0]].kill()
+
+    reply = await generate_and(cluster, 80, 10, kill)
+    assert reply.ids == cluster.target_ids(80, PROMPT)
+    assert cluster.drafters[1 - serving[0]].num_blocks > 5
+    await cluster.until_idle()
+
+
+@pytest.mark.parametrize("options", [{}, {"off": True}])
+async def test_a_verifier_killed_in_the_middle_is_replaced_by_another(
+    make_cluster: MakeCluster, options: dict[str, Any]
+) -> None:
+    cluster = await make_cluster(num_verifiers=2, step_s=0.001)
+
+    async def kill() -> None:
+        await next(worker for worker in cluster.verifiers if worker.num_open).kill()
+
+    reply = await generate_and(cluster, 200, 20, kill, **options)
+    assert reply.ids == cluster.target_ids(200, PROMPT)
+    assert reply.finish.speculation.num_failovers == 1
+    await cluster.until_idle()
+
+
+async def test_the_only_verifier_killed_is_waited_for(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(step_s=0.001)
+
+    async def kill() -> None:
+        await cluster.verifiers[0].kill()
+        await asyncio.sleep(0.1)
+        await cluster.verifiers[0].start()
+
+    reply = await generate_and(cluster, 200, 20, kill)
+    assert reply.ids == cluster.target_ids(200, PROMPT)
+    assert reply.finish.speculation.num_failovers >= 1
+    await cluster.until_idle()
+
+
+async def test_a_wait_for_a_verifier_is_bounded(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(failover_timeout_s=0.2, step_s=0.001)
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await generate_and(cluster, 400, 20, cluster.verifiers[0].kill)
+    assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert "0.2 s" in failed.value.details()
+    await cluster.until(lambda: not cluster.drafters[0].num_open)
+
+
+async def test_many_sequences_of_a_dead_verifier_are_reopened_a_few_at_a_time(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(num_verifiers=2, max_reopens=2, step_s=0.001)
+    replies = [
+        asyncio.ensure_future(cluster.generate(prompt_ids=[i + 1, 2], max_new_tokens=150, ignore_eos=True))
+        for i in range(12)
+    ]
+    await cluster.until(lambda: cluster.verifiers[0].num_blocks > 10)
+    await cluster.verifiers[0].kill()
+    for i, reply in enumerate(await asyncio.gather(*replies)):
+        assert reply.ids == cluster.target_ids(150, [i + 1, 2])
+    await cluster.until_idle()
+
+
+@pytest.mark.parametrize("fault", ["stale", "bad_next_id", "bad_base", "bad_accepted", "error_code"])
+@pytest.mark.parametrize("num_verifiers", [1, 2])
+async def test_a_verifier_that_errs_once_is_asked_again(
+    make_cluster: MakeCluster, fault: str, num_verifiers: int
+) -> None:
+    cluster = await make_cluster(num_verifiers=num_verifiers)
+
+    async def spoil() -> None:
+        serving = next(worker for worker in cluster.verifiers if worker.num_open)
+        setattr(serving.faults, fault, 13 if fault == "error_code" else 1)
+
+    reply = await generate_and(cluster, 400, 10, spoil)
+    assert reply.ids == cluster.target_ids(400, PROMPT)
+    assert reply.finish.speculation.num_failovers == 1
+    await cluster.until_idle()
+
+
+async def test_a_verifier_that_hangs_is_left(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(num_verifiers=2, verify_timeout_s=0.1)
+
+    async def hang() -> None:
+        next(worker for worker in cluster.verifiers if worker.num_open).is_hanging = True
+
+    reply = await generate_and(cluster, 300, 10, hang)
+    assert reply.ids == cluster.target_ids(300, PROMPT)
+    assert reply.finish.speculation.num_failovers == 1
+    await cluster.until_idle()
+
+
+async def test_a_verifier_that_refuses_for_good_ends_the_request_with_its_error(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster()
+    cluster.verifiers[0].faults.open_error_code = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await cluster.generate(max_new_tokens=5)
+    assert failed.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    cluster.verifiers[0].faults.open_error_code = 0
+    assert len((await cluster.generate(max_new_tokens=5)).ids) == 5
+    await cluster.until_idle()
+
+
+async def test_a_draining_verifier_is_left_for_another(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(num_verifiers=2, step_s=0.001)
+    draining: list[Any] = []
+
+    async def drain() -> None:
+        draining.append(next(worker for worker in cluster.verifiers if worker.num_open))
+        await draining[0].drain()
+
+    reply = await generate_and(cluster, 300, 10, drain)
+    assert reply.ids == cluster.target_ids(300, PROMPT)
+    assert draining[0].num_open == 0
+    await cluster.until_idle()
+
+
+async def test_workers_that_do_not_fit_are_refused_naming_both(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(
+        verify_hellos=[{}, {"tokenizer_hash": "0" * 64}, {"weights_fingerprint": "e" * 64}, {"dtype": "bfloat16"}],
+        draft_hellos=[{"tokenizer_hash": "0" * 64}, {"tokenizer_hash": "", "vocab_size": 512}],
+        wait_ready=False,
+    )
+    router = cluster.router
+    links = [worker.link for worker in (*router.verify.workers, *router.draft.workers)]
+    await cluster.until(lambda: router.draft.workers[1].is_ready)
+    await cluster.until(lambda: sum(link.state == "refused" for link in links[1:5]) >= 3)
+    assert cluster.tokenizer.hash in links[1].detail and "0" * 64 in links[1].detail
+    assert cluster.tokenizer.hash in links[4].detail and "0" * 64 in links[4].detail
+    identities = [link.detail for link in (links[0], links[2], links[3]) if link.state == "refused"]
+    assert all("weights" in detail and "serves" in detail for detail in identities)
+    info = await cluster.stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=5)
+    assert "refused" in {worker.state for worker in info.verify_workers}
+
+
+async def test_padded_vocabularies_are_tolerated(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(draft_hellos=[{"vocab_size": 4096}])
+    reply = await cluster.generate(**OPTIONS, max_new_tokens=30)
+    assert reply.ids == cluster.target_ids(30, PROMPT)
+    assert reply.finish.speculation.num_accepted_tokens > 0

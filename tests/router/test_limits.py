@@ -1,0 +1,189 @@
+"""Deadlines, cancellation, overload and bad input: typed, prompt, and freed down to the workers."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+import grpc
+import pytest
+
+from foretoken.rpc.errors import InvalidArgumentError, ResourceExhaustedError, from_rpc_error
+from tests.router.harness import MakeCluster, request
+
+LONG: dict[str, Any] = {"prompt_ids": [9, 8, 7], "ignore_eos": True, "max_new_tokens": 2000}
+
+
+@pytest.mark.parametrize("options", [{}, {"off": True}])
+async def test_cancel_closes_the_sequence_on_both_workers(make_cluster: MakeCluster, options: dict[str, Any]) -> None:
+    cluster = await make_cluster(step_s=0.002)
+    call = cluster.stub.Generate(request(**LONG, **options))
+    async for _ in call:
+        if cluster.verifiers[0].num_open and (options or cluster.drafters[0].num_open):
+            break
+    call.cancel()
+    await cluster.until_idle()
+    assert cluster.verifiers[0].num_closed == len(cluster.verifiers[0].opened)
+    assert cluster.drafters[0].num_closed == len(cluster.drafters[0].opened)
+
+
+async def test_a_client_that_vanishes_is_a_cancel(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(step_s=0.002)
+    call = cluster.stub.Generate(request(**LONG))
+    async for _ in call:
+        break
+    await cluster.channel.close()
+    await cluster.until_idle()
+
+
+async def test_the_deadline_ends_the_request_everywhere(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(step_s=0.005)
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await cluster.generate(**LONG, deadline_s=0.2)
+    assert failed.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    await cluster.until_idle()
+
+
+async def test_the_routers_own_limit_is_a_deadline_too(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(step_s=0.005, max_request_s=0.2)
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await cluster.generate(**LONG, deadline_s=None)
+    assert failed.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert "time allowed" in failed.value.details()
+    await cluster.until_idle()
+
+
+async def test_a_client_that_does_not_read_stops_the_generation_not_the_others(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster()
+    call = cluster.stub.Generate(request(**LONG))
+    await asyncio.sleep(0.05)  # never read
+    reply = await cluster.generate(max_new_tokens=40, ignore_eos=True)
+    assert len(reply.ids) == 40
+    call.cancel()
+    await cluster.until_idle()
+
+
+async def test_overload_is_refused_with_advice_before_any_work(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(step_s=0.005, max_concurrency=1, max_queue=1)
+    running = asyncio.ensure_future(cluster.generate(**LONG))
+    await cluster.until(lambda: cluster.router.admission.num_running == 1)
+    queued = asyncio.ensure_future(cluster.generate(**LONG))
+    await cluster.until(lambda: cluster.router.admission.num_waiting == 1)
+    opened = len(cluster.verifiers[0].opened)
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await cluster.generate(max_new_tokens=5)
+    error = from_rpc_error(failed.value)
+    assert isinstance(error, ResourceExhaustedError) and error.retry_after_s and error.retry_after_s > 0
+    assert len(cluster.verifiers[0].opened) == opened
+    for call in (running, queued):
+        call.cancel()
+    await asyncio.gather(running, queued, return_exceptions=True)
+    await cluster.until_idle()
+    assert cluster.router.admission.num_waiting == 0
+
+
+async def test_requests_beyond_the_workers_capacity_wait(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(verify_hellos=[{"max_sequences": 2}])
+    replies = await asyncio.gather(
+        *(cluster.generate(prompt_ids=[i + 1], max_new_tokens=20, ignore_eos=True) for i in range(6))
+    )
+    assert all(len(reply.ids) == 20 for reply in replies)
+    assert max(reply.finish.queue_ns for reply in replies) > 0
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": ""}, "prompt"),
+    ({"prompt_ids": []}, "prompt_ids"),
+    ({"prompt_ids": [10_000]}, "prompt_ids"),
+    ({"prompt_ids": [1] * 2048}, "prompt_ids"),
+    ({"prompt": "x" * 5000}, "prompt"),
+    ({"messages": [("tool", "x")]}, "messages"),
+    ({"messages": []}, "messages"),
+    ({"temperature": -1.0}, "sampling.temperature"),
+    ({"temperature": 0.001}, "sampling.temperature"),
+    ({"temperature": math.nan}, "sampling.temperature"),
+    ({"temperature": math.inf}, "sampling.temperature"),
+    ({"top_p": 0.0}, "sampling.top_p"),
+    ({"top_p": 1.5}, "sampling.top_p"),
+    ({"min_p": -0.1}, "sampling.min_p"),
+    ({"top_k": 10_000}, "sampling.top_k"),
+    ({"repetition_penalty": 0.0}, "sampling.repetition_penalty"),
+    ({"presence_penalty": 3.0}, "sampling.presence_penalty"),
+    ({"max_new_tokens": 0}, "sampling.max_new_tokens"),
+    ({"max_new_tokens": 5000}, "sampling.max_new_tokens"),
+    ({"max_new_tokens": 5, "min_new_tokens": 6}, "sampling.min_new_tokens"),
+    ({"stop": [""]}, "sampling.stop"),
+    ({"stop": ["x"] * 17}, "sampling.stop"),
+    ({"stop": ["x" * 300]}, "sampling.stop"),
+    ({"stop_token_ids": [10_000]}, "sampling.stop_token_ids"),
+    ({"logprobs": 21}, "sampling.logprobs"),
+    ({"num_draft_tokens": 0}, "speculation.num_draft_tokens"),
+    ({"num_draft_tokens": 17}, "speculation.num_draft_tokens"),
+    ({"drafter": "oracle"}, "speculation.drafter.name"),
+    ({"drafter_settings": {"depth": "9"}}, "speculation.drafter.settings"),
+    ({"mode": 2}, "speculation.mode"),
+    ({"mode": 3}, "speculation.mode"),
+    ({"resume_ids": [10_000]}, "resume_ids"),
+    ({"resume_ids": [1] * 6, "max_new_tokens": 5}, "resume_ids"),
+    ({"resume_ids": [0, 1]}, "resume_ids"),
+    ({"resume_ids": [1], "temperature": 1.0}, "sampling.seed"),
+    ({"tenant": "t" * 129}, "tenant"),
+    ({"adapter_id": "a"}, "adapter_id"),
+    ({"response_format": "json"}, "response_format"),
+    ({"n": 2}, "n"),
+]
+
+
+async def test_bad_input_names_the_field_and_every_other_stream_goes_on(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(step_s=0.001)
+    other = asyncio.ensure_future(cluster.generate(prompt_ids=[4, 5], max_new_tokens=400, ignore_eos=True))
+    for fields, field in BAD:
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await cluster.generate(**fields)
+        error = from_rpc_error(failed.value)
+        assert isinstance(error, InvalidArgumentError), (fields, error)
+        assert error.field.startswith(field), (fields, error)
+        assert error.value and error.limit, (fields, error)
+        assert error.request_id
+    assert (await other).ids == cluster.target_ids(400, [4, 5])
+    await cluster.until_idle()
+
+
+async def test_another_model_is_not_found(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster()
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await cluster.generate(model="other")
+    assert failed.value.code() is grpc.StatusCode.NOT_FOUND
+    assert "'fake'" in failed.value.details()
+
+
+async def test_invalid_utf8_is_refused(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster()
+    call = cluster.channel.unary_stream("/foretoken.v1.GenerationService/Generate")
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        async for _ in call(b"\x0a\x02\xff\xfe", timeout=5):
+            pass
+    assert failed.value.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.INTERNAL)
+    assert len((await cluster.generate(max_new_tokens=3)).ids) == 3
+
+
+async def test_without_a_verify_worker_the_answer_is_unavailable(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(wait_ready=False, ready_timeout_s=0.1, verify=("127.0.0.1:9",))
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await cluster.generate(max_new_tokens=3)
+    assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert "127.0.0.1:9" in failed.value.details()
+
+
+async def test_a_draining_router_refuses_and_lets_the_rest_finish(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(step_s=0.001)
+    running = asyncio.ensure_future(cluster.generate(prompt_ids=[4, 5], max_new_tokens=100, ignore_eos=True))
+    await cluster.until(lambda: cluster.router.admission.num_running == 1)
+    draining = asyncio.ensure_future(cluster.router.drain(10.0))
+    await asyncio.sleep(0)
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await cluster.generate(max_new_tokens=3)
+    assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert len((await running).ids) == 100
+    await draining

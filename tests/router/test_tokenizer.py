@@ -1,0 +1,83 @@
+"""The router's tokenizer is the model's, and its hash is the workers'."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from foretoken.engine.fingerprint import hash_tokenizer_json as engine_hash
+from foretoken.router.tokenizer import Tokenizer, TokenizerError, hash_tokenizer_json
+from foretoken.rpc.errors import InvalidArgumentError
+from tests.router.harness import CHAT_TEMPLATE, byte_tokenizer_json
+
+
+def save(directory: Path, **config: object) -> None:
+    (directory / "tokenizer.json").write_text(byte_tokenizer_json(), encoding="utf-8")
+    (directory / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"type": "BPE", "vocab": {"a": 0, "é": 1}, "merges": ["a é"]},
+        {"type": "BPE", "vocab": {"é": 1, "a": 0}, "merges": [["a", "é"]]},
+        {"type": "Unigram", "vocab": [["<unk>", 0.0], ["a", -1.5]]},
+        {"type": "WordLevel", "vocab": {"a": 0}},
+    ],
+)
+def test_hash_is_the_engines(model: dict[str, object]) -> None:
+    text = json.dumps({"model": model, "added_tokens": [{"id": 7, "content": "<s>", "special": True}]})
+    assert hash_tokenizer_json(text) == engine_hash(text)
+
+
+def test_hash_ignores_the_way_merges_are_written_and_sees_every_merge() -> None:
+    data = json.loads(byte_tokenizer_json())
+    pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in data["model"]["merges"]]
+    data["model"]["merges"] = pairs
+    as_pairs = hash_tokenizer_json(json.dumps(data))
+    data["model"]["merges"] = [" ".join(pair) for pair in pairs]
+    assert hash_tokenizer_json(json.dumps(data)) == as_pairs
+    data["model"]["merges"].pop()
+    assert hash_tokenizer_json(json.dumps(data)) != as_pairs
+
+
+def test_importing_the_router_and_loading_a_tokenizer_imports_no_torch(tmp_path: Path) -> None:
+    save(tmp_path)
+    code = (
+        "import sys, foretoken.router.__main__; from foretoken.router.tokenizer import Tokenizer; "
+        f"Tokenizer.load({str(tmp_path)!r}).encode('the'); "
+        "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'triton')))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_loads_a_directory_with_its_chat_template(tmp_path: Path) -> None:
+    save(tmp_path, chat_template=CHAT_TEMPLATE, eos_token={"content": "<eos>"})
+    tokenizer = Tokenizer.load(str(tmp_path))
+    ids = tokenizer.encode_messages([{"role": "user", "content": "hi"}])
+    assert tokenizer.decode(ids) == "<user>hi\n<assistant>"
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}{{ eos_token }}")
+    assert Tokenizer.load(str(tmp_path)).encode_messages([{"role": "user", "content": "a"}])[-1] == 0
+
+
+def test_a_template_that_refuses_or_misbehaves_is_the_requests_fault(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match="no tools"):
+        tokenizer.encode_messages([{"role": "tool", "content": "x"}])
+    save(tmp_path, chat_template="{{ messages.__class__.__mro__ }}")
+    with pytest.raises(InvalidArgumentError, match="messages"):
+        Tokenizer.load(str(tmp_path)).encode_messages([{"role": "user", "content": "x"}])
+
+
+def test_a_missing_or_broken_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json"):
+        Tokenizer.load(str(tmp_path))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(TokenizerError, match=str(tmp_path)):
+        Tokenizer.load(str(tmp_path))
+    save(tmp_path, chat_template="{% if %}")
+    with pytest.raises(TokenizerError, match="template"):
+        Tokenizer.load(str(tmp_path))
