@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from foretoken.bench.fake_model import FakeModel
 
+from foretoken.bench.fake_model import FakeModel
 from foretoken.router.tokenizer import Tokenizer
 from foretoken.v1 import generation_pb2 as pb
 from foretoken.v1.types_pb2 import (

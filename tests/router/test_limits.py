@@ -158,13 +158,30 @@ async def test_another_model_is_not_found(make_cluster: MakeCluster) -> None:
     assert "'fake'" in failed.value.details()
 
 
-async def test_invalid_utf8_is_refused(make_cluster: MakeCluster) -> None:
+def spoilt(text: str, **fields: Any) -> bytes:
+    """A request whose bytes for `text` are no UTF-8."""
+    return request(**fields).SerializeToString().replace(text.encode(), b"\xff" * len(text))
+
+
+@pytest.mark.parametrize(
+    ("data", "field"),
+    [
+        (spoilt("abc", prompt="abc"), "prompt"),
+        (spoilt("abc", messages=[("user", "x"), ("user", "abc")]), "messages.messages[1].content"),
+        (spoilt("abc", stop=["x", "abc"]), "sampling.stop[1]"),
+        (spoilt("abc", prompt="x", temperature=0.5, tenant="abc"), "tenant"),
+        (b"\x0a\x7fshort", "request"),
+        (b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", "request"),
+    ],
+)
+async def test_bytes_that_are_no_request_are_refused(make_cluster: MakeCluster, data: bytes, field: str) -> None:
     cluster = await make_cluster()
     call = cluster.channel.unary_stream("/foretoken.v1.GenerationService/Generate")
     with pytest.raises(grpc.aio.AioRpcError) as failed:
-        async for _ in call(b"\x0a\x02\xff\xfe", timeout=5):
+        async for _ in call(data, timeout=5):
             pass
-    assert failed.value.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.INTERNAL)
+    error = from_rpc_error(failed.value)
+    assert isinstance(error, InvalidArgumentError) and error.field == field
     assert len((await cluster.generate(max_new_tokens=3)).ids) == 3
 
 

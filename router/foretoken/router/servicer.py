@@ -8,34 +8,55 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+import grpc
+
 from foretoken.router import intake
 from foretoken.router.answer import FinishReason
 from foretoken.router.core import Event, Router
+from foretoken.router.decoding import Decoded, decoder
 from foretoken.router.draft_pool import DraftWorker
 from foretoken.router.outbox import Finished, Started, Tokens
 from foretoken.router.verify_pool import VerifyWorker
 from foretoken.rpc.sampling import NEUTRAL
 from foretoken.rpc.servicing import new_request_id, typed_errors
 from foretoken.v1 import generation_pb2 as pb
-from foretoken.v1.generation_pb2_grpc import GenerationServiceServicer
 from foretoken.v1.types_pb2 import WorkerHello
 
 _REASONS = {FinishReason.STOP: pb.FINISH_REASON_STOP, FinishReason.LENGTH: pb.FINISH_REASON_LENGTH}
 
 
-class GenerationServicer(GenerationServiceServicer):
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
+
+
+def register(servicer: GenerationServicer, server: Any) -> None:
+    """Add the service as the generated function does, but answer bytes that are no message with a typed error."""
+    handlers = {
+        "Generate": grpc.unary_stream_rpc_method_handler(
+            servicer.Generate, decoder(pb.GenerateRequest), pb.GenerateResponse.SerializeToString
+        ),
+        "GetModelInfo": grpc.unary_unary_rpc_method_handler(
+            servicer.GetModelInfo, decoder(pb.GetModelInfoRequest), pb.GetModelInfoResponse.SerializeToString
+        ),
+        "Tokenize": grpc.unary_unary_rpc_method_handler(
+            servicer.Tokenize, decoder(pb.TokenizeRequest), pb.TokenizeResponse.SerializeToString
+        ),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
+
+
+class GenerationServicer:
     """`foretoken.v1.GenerationService` over a `Router`."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
 
-    async def Generate(self, request: pb.GenerateRequest, context: Any) -> None:  # noqa: N802 (gRPC names it)
+    async def Generate(self, request: Decoded[pb.GenerateRequest], context: Any) -> None:  # noqa: N802 (gRPC names it)
         """Stream one generation."""
         request_id = new_request_id()
         async with typed_errors(context, request_id):
             model = await self._router.model()
             generation = await intake.prepare(
-                request,
+                request.open(),
                 self._router,
                 request_id=request_id,
                 traceparent=_traceparent(context),
@@ -48,10 +69,11 @@ class GenerationServicer(GenerationServiceServicer):
             await self._router.generate(generation, emit)
 
     async def GetModelInfo(  # noqa: N802
-        self, request: pb.GetModelInfoRequest, context: Any
+        self, request: Decoded[pb.GetModelInfoRequest], context: Any
     ) -> pb.GetModelInfoResponse:
         """Describe the served model and its workers."""
         async with typed_errors(context):
+            request.open()
             router = self._router
             model = await router.model()
             response = pb.GetModelInfoResponse(
@@ -73,10 +95,10 @@ class GenerationServicer(GenerationServiceServicer):
             return response
         raise AssertionError("unreachable: typed_errors ends the call")
 
-    async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:  # noqa: N802
+    async def Tokenize(self, request: Decoded[pb.TokenizeRequest], context: Any) -> pb.TokenizeResponse:  # noqa: N802
         """Turn text or chat messages into ids."""
         async with typed_errors(context):
-            return pb.TokenizeResponse(ids=await intake.tokenize(request, self._router))
+            return pb.TokenizeResponse(ids=await intake.tokenize(request.open(), self._router))
         raise AssertionError("unreachable: typed_errors ends the call")
 
 
