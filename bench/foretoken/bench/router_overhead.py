@@ -1,0 +1,150 @@
+"""What the router adds to a round: real router, real gRPC, workers without a model.
+
+    python -m foretoken.bench.router_overhead --tokenizer DIR
+
+Overhead of a round = its duration in the router less both workers' queue and forward times; p50 within a request, then
+the median over requests. With many streams rounds share the event loop, so it is also given per sequence, and as the
+router's own processor time per round, which does not depend on what else runs. The client runs on the same machine and
+takes its share. The last stdout line is one JSON object.
+"""
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+
+from foretoken.bench.machine import describe_hardware, describe_versions
+from foretoken.bench.prompts import OWN_PROMPTS, load_prompts
+from foretoken.bench.streams import TimedCompletion, generate, run_bounded, sampling, speculation
+from foretoken.cli.service_process import ServiceProcess
+from foretoken.client import AsyncClient
+
+READY_TIMEOUT_S = 60.0
+
+
+@asynccontextmanager
+async def fake_workers(tokenizer: str, step_ms: float, folder: Path) -> AsyncIterator[dict[str, int]]:
+    """Fake workers in a process of their own; gives the ports of "verify" and "draft"."""
+    ready_file = folder / "fake_workers.ready"
+    command = [sys.executable, "-m", "foretoken.bench.fake_workers", "--tokenizer", tokenizer]
+    command += ["--step-ms", str(step_ms), "--ready-file", str(ready_file)]
+    process = await asyncio.create_subprocess_exec(*command, stdin=subprocess.DEVNULL)
+    try:
+        async with asyncio.timeout(READY_TIMEOUT_S):
+            while not ready_file.exists():
+                if process.returncode is not None:
+                    raise RuntimeError(f"the fake workers ended with status {process.returncode}")
+                await asyncio.sleep(0.05)
+        yield json.loads(ready_file.read_text())
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        if await process.wait() != 0:
+            print(f"the fake workers ended with status {process.returncode}", file=sys.stderr)
+
+
+@asynccontextmanager
+async def router(tokenizer: str, ports: dict[str, int], folder: Path) -> AsyncIterator[ServiceProcess]:
+    """A real router over the fake workers."""
+    arguments = [part for role, port in ports.items() for part in (f"--{role}", f"127.0.0.1:{port}")]
+    service = ServiceProcess("router", "foretoken.router", [*arguments, "--tokenizer", tokenizer], directory=folder)
+    service.start()
+    try:
+        await asyncio.to_thread(_wait_until_ready, service)
+        yield service
+    finally:
+        service.terminate()
+        if not await asyncio.to_thread(service.wait, 15.0):
+            service.kill()
+
+
+def _wait_until_ready(service: ServiceProcess) -> None:
+    give_up_at = time.monotonic() + READY_TIMEOUT_S
+    while not service.is_ready():
+        if time.monotonic() > give_up_at:
+            raise TimeoutError(f"the router was not ready within {READY_TIMEOUT_S:g} s")
+        time.sleep(0.05)
+
+
+async def measure(
+    client: AsyncClient, process: psutil.Process, num_streams: int, options: argparse.Namespace
+) -> dict[str, float]:
+    """Overhead with so many streams at once; `process` is the router's."""
+    text = load_prompts(OWN_PROMPTS, 1)[0].text
+    how = speculation("model", options.num_draft_tokens)
+
+    async def work(seed: int) -> TimedCompletion:
+        return await generate(client, text, sampling(options.max_new_tokens, 0.8, seed=seed), how)
+
+    await run_bounded(range(num_streams), work, num_streams)
+    num_requests = max(options.requests, 4 * num_streams)
+    start, start_cpu_s = time.perf_counter(), _cpu_s(process)
+    timed = await run_bounded(range(num_requests), work, num_streams)
+    seconds, cpu_s = time.perf_counter() - start, _cpu_s(process) - start_cpu_s
+    stats = [answer.completion.speculation for answer in timed]
+    num_rounds = sum(s.num_drafts for s in stats)
+    overhead_ms = 1000 * median(s.router_overhead_p50_s for s in stats)
+    return {
+        "round_overhead_p50_ms": round(overhead_ms, 3),
+        "per_sequence_ms": round(overhead_ms / num_streams, 4),
+        "router_cpu_ms_per_round": round(1000 * cpu_s / max(1, num_rounds), 4),
+        "rounds_per_s": round(num_rounds / seconds, 1),
+        "tokens_per_s": round(sum(len(answer.completion.output_ids) for answer in timed) / seconds, 1),
+        "failed_drafts": sum(s.num_failed_drafts for s in stats),
+    }
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+async def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure every number of streams."""
+    with tempfile.TemporaryDirectory(prefix="foretoken-") as name:
+        folder = Path(name)
+        async with (
+            fake_workers(options.tokenizer, options.step_ms, folder) as ports,
+            router(options.tokenizer, ports, folder) as service,
+            AsyncClient(service.address) as client,
+        ):
+            process = psutil.Process(service.pid)
+            results = {}
+            for num_streams in options.streams:
+                results[str(num_streams)] = await measure(client, process, num_streams, options)
+                print(f"{num_streams:>4} streams: {results[str(num_streams)]}", flush=True)
+    return {
+        "streams": results,
+        "step_ms": options.step_ms,
+        "num_draft_tokens": options.num_draft_tokens,
+        "hardware": describe_hardware(),
+        "versions": describe_versions(),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m foretoken.bench.router_overhead", description=__doc__)
+    add = parser.add_argument
+    add("--tokenizer", default="models/target", help="directory or hub id with a tokenizer")
+    add("--streams", type=int, nargs="+", default=[1, 64], help="numbers of streams at once")
+    add("--step-ms", type=float, default=0.0, help="pretended duration of a forward")
+    add("--num-draft-tokens", type=int, default=4, help="tokens per draft block")
+    add("--max-new-tokens", type=int, default=128, help="tokens per answer")
+    add("--requests", type=int, default=16, help="fewest requests per number of streams")
+    print(json.dumps(asyncio.run(run(parser.parse_args(arguments)))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
