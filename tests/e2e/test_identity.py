@@ -12,7 +12,6 @@ CELLS = [
     "float32-t0-model-k4-c8",
     "float32-t0-ngram-k8-c1",
     "float32-t0.8-model-k4-c8",
-    "float32-t0.8-model-k4-c8-draft-killed",
     "bfloat16-t0-ngram-k4-c8-preemption",
     "bfloat16-t0.8-model-k4-c8-preemption",
 ]
