@@ -34,7 +34,7 @@ _OPTIONS = {
 
 
 def compile_call(call: ModelCall, example: tuple[Tensor, Tensor, Tensor], model: Any, cache_dir: Path) -> ModelCall:
-    """Trace `call` on `example` (at least two rows, all with logits) and compile it for any number of rows.
+    """Trace `call` on `example` (at least two rows with logits and more without) and compile it for any number of rows.
 
     The thread must have begun the example's step. Joined weights replace the separate ones in `model`.
 

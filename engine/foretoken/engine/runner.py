@@ -28,7 +28,9 @@ from foretoken.kernels.cpu.build import user_cache_dir
 _LOG = logging.getLogger(__name__)
 
 _EXAMPLE_ROWS = 8
-"""Rows of the batch a compiled forward is traced on."""
+_EXAMPLE_LOGITS = 6
+"""Rows of the batch a compiled forward is traced on, and how many of them yield logits: another number, or the tracer
+takes the two for one."""
 
 
 class ModelRunner:
@@ -113,7 +115,7 @@ class ModelRunner:
         page_ids, _ = self.page_table.allocate(range(_EXAMPLE_ROWS))
         try:
             example = build_batch(
-                [Segment(page_ids, 0, sequences[0][:_EXAMPLE_ROWS], _EXAMPLE_ROWS)], self.page_table.page_size, 256
+                [Segment(page_ids, 0, sequences[0][:_EXAMPLE_ROWS], _EXAMPLE_LOGITS)], self.page_table.page_size, 256
             )
             forward.model_call = compile_call(
                 eager_call, forward.begin(example), model, config.cache_dir or user_cache_dir()

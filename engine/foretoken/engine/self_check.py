@@ -69,6 +69,8 @@ def find_row_dependence(runner: "ModelRunner", sequences: list[list[int]]) -> st
         for chunk_rows in (1, 3, 6):
             if not torch.equal(whole, forward_in_chunks(runner, ids, chunk_rows)):
                 return f"logits of sequence {index} change between chunks of {chunk_rows} and a batch of three"
+        if not torch.equal(whole[-1:], forward_last(runner, ids)):
+            return f"the last logits of sequence {index} change when the rows before it yield none"
     return None
 
 
@@ -92,5 +94,17 @@ def forward_in_chunks(runner: "ModelRunner", ids: list[int], chunk_rows: int) ->
             chunk = ids[start : start + chunk_rows]
             parts.append(runner.forward([Segment(page_ids, start, chunk, len(chunk))]).clone())
         return torch.cat(parts)
+    finally:
+        runner.page_table.release(page_ids)
+
+
+def forward_last(runner: "ModelRunner", ids: list[int]) -> Tensor:
+    """Logits [1, V] of the last token, after a prefill chunk that yields none."""
+    page_ids, _ = runner.page_table.allocate(ids)
+    num_first = len(ids) // 2
+    try:
+        if num_first:
+            runner.forward([Segment(page_ids, 0, ids[:num_first], 0)])
+        return runner.forward([Segment(page_ids, num_first, ids[num_first:], 1)]).clone()
     finally:
         runner.page_table.release(page_ids)
