@@ -17,6 +17,7 @@ def _follow_parent() -> None:
     """Waits for the end of standard input, which comes with the parent's end; then asks, then insists."""
     while os.read(0, 4096):
         pass
+    sys.stderr.write("the process that started this service is gone; stopping\n")
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_GRACE_S)
     os.killpg(os.getpgid(0), signal.SIGKILL)

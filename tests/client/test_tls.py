@@ -1,0 +1,70 @@
+"""The clients and the command over TLS."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+from typer.testing import CliRunner
+
+from foretoken.cli.main import app
+from foretoken.client import AsyncClient, Client, ClientTls, RetryPolicy, UnavailableError
+from foretoken.rpc.tls import ServerTls
+from foretoken.v1 import generation_pb2 as pb
+from foretoken.v1 import generation_pb2_grpc
+
+ONCE = RetryPolicy(max_retries=0)
+
+
+class Server(generation_pb2_grpc.GenerationServiceServicer):
+    def GetModelInfo(self, request: pb.GetModelInfoRequest, context: grpc.ServicerContext) -> pb.GetModelInfoResponse:
+        return pb.GetModelInfoResponse(model="tiny")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """server.{pem,key} for the name `router`; it signs itself."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the openssl command to make a certificate")
+    folder = tmp_path_factory.mktemp("tls")
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 -subj /CN=router"
+    command += " -keyout server.key -out server.pem -addext subjectAltName=DNS:router"
+    subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture
+def address(files: Path) -> Iterator[str]:
+    server = grpc.server(ThreadPoolExecutor(2))
+    generation_pb2_grpc.add_GenerationServiceServicer_to_server(Server(), server)
+    credentials = ServerTls(files / "server.pem", files / "server.key").credentials()
+    port = server.add_secure_port("127.0.0.1:0", credentials)
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(None)
+
+
+async def test_a_client_that_trusts_the_certificate_is_served(files: Path, address: str) -> None:
+    tls = ClientTls(ca_file=files / "server.pem", server_name="router")
+    with Client(address, tls=tls) as client:
+        assert client.model_info().model == "tiny"
+    async with AsyncClient(address, tls=tls) as client:
+        assert (await client.model_info()).model == "tiny"
+
+
+async def test_others_are_not(files: Path, address: str) -> None:
+    for tls in (None, ClientTls(server_name="router"), ClientTls(ca_file=files / "server.pem", server_name="other")):
+        with Client(address, tls=tls, retry=ONCE) as client, pytest.raises(UnavailableError):
+            client.model_info()
+
+
+def test_the_command_takes_certificates(files: Path, address: str) -> None:
+    options = ["--address", address, "--tls-ca-file", str(files / "server.pem"), "--tls-server-name", "router"]
+    result = CliRunner().invoke(app, ["info", "--json", *options])
+    assert json.loads(result.stdout)["model"] == "tiny"
+    missing = CliRunner().invoke(app, ["info", "--tls-ca-file", str(files / "none.pem")])
+    assert missing.exit_code == 1 and "none.pem" in missing.stderr

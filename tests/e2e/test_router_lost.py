@@ -1,0 +1,54 @@
+"""The router dies mid-stream: the SDK resumes on the one that takes its place, and the answer is the same."""
+
+import asyncio
+
+import pytest
+
+from foretoken.bench.stack import Stack
+from foretoken.client import AsyncClient, Completion, UnavailableError
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+NUM_TOKENS = 200
+OPTIONS = {"max_new_tokens": NUM_TOKENS, "temperature": 0.8, "seed": 11, "ignore_eos": True}
+
+
+async def until_back(stack: Stack) -> None:
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                await stack.client.model_info()
+            except UnavailableError:
+                await asyncio.sleep(0.1)
+            else:
+                return
+
+
+async def answer_through_a_restart(stack: Stack, prompt: str) -> Completion:
+    num_received = 0
+    restart: asyncio.Task[None] | None = None
+
+    def kill_and_restart() -> None:
+        stack.services.kill("router")
+        stack.services.restart("router")
+
+    async with AsyncClient(stack.services.address) as client:
+        generation = client.generate(prompt, **OPTIONS)
+        async for piece in generation:
+            num_received += len(piece.tokens)
+            if restart is None and num_received >= NUM_TOKENS // 4:
+                restart = asyncio.create_task(asyncio.to_thread(kill_and_restart))
+        assert restart is not None
+        await restart
+        return await generation.result()
+
+
+async def test_text_and_tokens_stay_the_same(stack: Stack, prompts: list[str]) -> None:
+    expected = await stack.client.complete(prompts[0], **OPTIONS)
+    try:
+        resumed = await answer_through_a_restart(stack, prompts[0])
+    finally:
+        await until_back(stack)
+    assert resumed.num_resumes > 0, "the answer was over before the router died"
+    assert resumed.output_ids == expected.output_ids and resumed.text == expected.text
+    assert resumed.usage == expected.usage and resumed.finish_reason == expected.finish_reason
+    assert await stack.all_pages_free()
