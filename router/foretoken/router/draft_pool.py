@@ -72,8 +72,8 @@ class DraftWorker:
         assert self.link.hello is not None
         return self.link.hello
 
-    def open(self, request: GenerationRequest, committed_ids: Sequence[int]) -> DraftSession:
-        """Open the request's sequence here.
+    def open(self, request: GenerationRequest, committed_ids: Sequence[int], drafter: DrafterChoice) -> DraftSession:
+        """Open the request's sequence here, for one of the drafters it hosts (name empty: its default).
 
         Raises:
             DraftFailedError: the worker has just gone.
@@ -81,7 +81,7 @@ class DraftWorker:
         sequence_id = self._pool.sequence_ids.next()
         session = DraftSession(sequence_id, self._pool.patience, self._send, self._close)
         try:
-            self.link.send(opens=[request.open_entry(sequence_id, committed_ids, for_draft=True)])
+            self.link.send(opens=[request.open_entry(sequence_id, committed_ids, drafter)])
         except UnavailableError as error:
             raise DraftFailedError(str(error)) from error
         self._sessions[sequence_id] = session
@@ -104,11 +104,10 @@ class DraftWorker:
             mode=VERIFICATION_MODE_COUPLED,
             eos_token_ids=(),
             max_length=_PROBE_MAX_LENGTH,
-            drafter=DrafterChoice(),
         )
         session: DraftSession | None = None
         try:
-            session = self.open(request, ())
+            session = self.open(request, (), DrafterChoice())
             await session.draft(len(_PROBE_IDS), 1, self.hello.vocab_size or 1, timeout_s)
             return True
         except (DraftFailedError, ForetokenError) as error:

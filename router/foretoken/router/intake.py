@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 from foretoken.router.core import Router
 from foretoken.router.request import GenerationRequest
-from foretoken.router.settings import RouterSettings
 from foretoken.rpc.errors import InvalidArgumentError, NotFoundError
 from foretoken.rpc.sampling import resolve_sampling
 from foretoken.rpc.validation import (
@@ -85,7 +84,8 @@ async def prepare(
         max_length=len(prompt_ids) + sampling.max_new_tokens,
         resume_ids=tuple(message.resume_ids),
         drafter=choose_drafter(message.speculation, router),
-        num_draft_tokens=_num_draft_tokens(message.speculation, model, settings),
+        is_drafter_fixed=bool(message.speculation.drafter.name or message.speculation.drafter.settings),
+        num_draft_tokens=message.speculation.num_draft_tokens or default_num_draft_tokens(model, router),
         tenant=message.tenant,
         traceparent=traceparent,
         deadline_s=deadline_s,
@@ -182,10 +182,10 @@ def _check_num_draft_tokens(speculation: Speculation, model: WorkerHello, router
         )
 
 
-def _num_draft_tokens(speculation: Speculation, model: WorkerHello, settings: RouterSettings) -> int:
-    if speculation.HasField("num_draft_tokens"):
-        return speculation.num_draft_tokens
-    return min(settings.num_draft_tokens, model.max_draft_tokens or settings.num_draft_tokens)
+def default_num_draft_tokens(model: WorkerHello, router: Router) -> int:
+    """Draft tokens per round of requests that say nothing."""
+    wanted = router.settings.num_draft_tokens
+    return min(wanted, max_draft_tokens(model, router) or wanted)
 
 
 def max_draft_tokens(model: WorkerHello, router: Router) -> int:

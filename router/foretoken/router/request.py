@@ -44,6 +44,8 @@ class GenerationRequest:
     """Output ids the client has already."""
     drafter: DrafterChoice | None = None
     """None: decode plainly."""
+    is_drafter_fixed: bool = False
+    """The client named the drafter: no other will do."""
     num_draft_tokens: int = 0
     """Draft tokens wanted per round."""
     tenant: str = ""
@@ -63,8 +65,11 @@ class GenerationRequest:
             max_new_tokens=self.max_length - len(self.prompt_ids),
         )
 
-    def open_entry(self, sequence_id: int, committed_ids: Sequence[int], *, for_draft: bool) -> OpenSequence:
-        """The link entry that opens, or re-opens, this sequence with the output decided so far."""
+    def open_entry(
+        self, sequence_id: int, committed_ids: Sequence[int], drafter: DrafterChoice | None = None
+    ) -> OpenSequence:
+        """The link entry that opens, or re-opens, this sequence with the output decided so far; `drafter` for draft
+        links only."""
         entry = OpenSequence(
             sequence_id=sequence_id,
             prompt_ids=self.prompt_ids,
@@ -75,9 +80,8 @@ class GenerationRequest:
             max_length=self.max_length,
             tenant=self.tenant,
             traceparent=self.traceparent,
+            drafter=drafter,
         )
         if self.deadline_s is not None:
             entry.deadline_ms = max(1, round((self.deadline_s - time.monotonic()) * 1000))
-        if for_draft and self.drafter is not None:
-            entry.drafter.CopyFrom(self.drafter)
         return entry

@@ -84,7 +84,7 @@ class GenerationServicer:
                 default_sampling=NEUTRAL,
                 drafters=router.draft.ready_drafters,
                 default_drafter=intake.default_drafter(router),
-                default_num_draft_tokens=router.settings.num_draft_tokens,
+                default_num_draft_tokens=intake.default_num_draft_tokens(model, router),
                 verification_modes=model.verification_modes,
                 verify_workers=[_worker_info(worker) for worker in router.verify.workers],
                 draft_workers=[_worker_info(worker) for worker in router.draft.workers],

@@ -12,6 +12,7 @@ from foretoken.router.draft_pool import DraftPool, DraftWorker
 from foretoken.router.draft_session import NO_DRAFT, Draft, DraftFailedError, DraftSession
 from foretoken.router.request import GenerationRequest
 from foretoken.rpc.errors import ForetokenError, InvalidArgumentError
+from foretoken.v1.types_pb2 import DrafterChoice
 
 _log = logging.getLogger(__name__)
 
@@ -31,17 +32,14 @@ class Speculator:
         self._worker: DraftWorker | None = None
         self._session: DraftSession | None = None
         self._has_drafted = False
+        self._is_refused = False
         self.num_failed = 0
         """Drafts that were late, wrong or failed."""
 
     @property
     def is_available(self) -> bool:
         """Whether a draft may be asked for."""
-        if self._request.drafter is None:
-            return False
-        if self._session is not None:
-            return True
-        return self._pool.least_loaded(self._request.drafter.name) is not None
+        return self._session is not None or self._choose() is not None
 
     async def draft(self, committed_ids: Sequence[int], num_tokens: int) -> Draft:
         """At most `num_tokens` guesses at what follows the prompt and `committed_ids`; empty when there are none.
@@ -52,13 +50,14 @@ class Speculator:
         base_length = len(self._request.prompt_ids) + len(committed_ids)
         try:
             session = self._session or self._open(committed_ids)
+            assert self._worker is not None
             timeout_s = self._timeout_s if self._has_drafted else self._first_timeout_s
+            num_tokens = min(num_tokens, self._worker.hello.max_draft_tokens or num_tokens)
             draft = await session.draft(base_length, num_tokens, self._vocab_size, timeout_s)
         except (DraftFailedError, ForetokenError) as error:
             self._failed(error)
             return NO_DRAFT
         self._has_drafted = True
-        assert self._worker is not None
         self._worker.breaker.record_success()
         return draft
 
@@ -74,21 +73,37 @@ class Speculator:
         if session is not None:
             session.close()
 
+    def _choose(self) -> DraftWorker | None:
+        """A worker with the wanted drafter, else with any, unless the client named one."""
+        drafter = self._request.drafter
+        if drafter is None or self._is_refused:
+            return None
+        worker = self._pool.least_loaded(drafter.name)
+        if worker is None and not self._request.is_drafter_fixed:
+            worker = self._pool.least_loaded("")
+        return worker
+
     def _open(self, committed_ids: Sequence[int]) -> DraftSession:
-        assert self._request.drafter is not None
-        self._worker = self._pool.least_loaded(self._request.drafter.name)
-        if self._worker is None:
+        worker, drafter = self._choose(), self._request.drafter
+        if worker is None or drafter is None:
             raise DraftFailedError("no draft worker")
-        self._session = self._worker.open(self._request, committed_ids)
+        self._worker = worker
+        if drafter.name not in worker.drafters:
+            drafter = DrafterChoice()  # the worker's default
+        self._session = worker.open(self._request, committed_ids, drafter)
         return self._session
 
     def _failed(self, error: Exception) -> None:
         self.num_failed += 1
-        drafter = self._request.drafter
-        is_refusal = isinstance(error, InvalidArgumentError) and not self._has_drafted
         self.close()
-        if is_refusal and drafter is not None and drafter.settings:
-            raise InvalidArgumentError("speculation.drafter.settings", dict(drafter.settings), str(error)) from error
-        if self._worker is not None:
-            self._worker.breaker.record_failure()
-            _log.info("request %s: no draft from %s: %s", self._request.request_id, self._worker.link.address, error)
+        worker, drafter = self._worker, self._request.drafter
+        if isinstance(error, InvalidArgumentError):  # this request's own fault: others may go on drafting there
+            self._is_refused = True
+            if drafter is not None and drafter.settings:
+                raise InvalidArgumentError(
+                    "speculation.drafter.settings", dict(drafter.settings), str(error)
+                ) from error
+        elif worker is not None:
+            worker.breaker.record_failure()
+        address = worker.link.address if worker is not None else "anywhere"
+        _log.info("request %s: no draft from %s: %s", self._request.request_id, address, error)

@@ -19,6 +19,7 @@ from foretoken.rpc.errors import (
     ForetokenError,
     InternalError,
     NotFoundError,
+    ResourceExhaustedError,
     UnavailableError,
     from_link_error,
 )
@@ -27,6 +28,7 @@ from foretoken.v1.types_pb2 import CloseSequence, WorkerHello
 from foretoken.v1.verify_pb2 import DraftBlock, VerifyLinkResponse
 
 _log = logging.getLogger(__name__)
+_FULL_RETRY_AFTER_S = 1.0  # links carry no advice; other routers fill the worker too
 _LOST = (UnavailableError, InternalError, NotFoundError, FailedPreconditionError)
 
 
@@ -98,7 +100,7 @@ class VerifyWorker:
             self._close,
         )
         try:
-            self.link.send(opens=[request.open_entry(sequence_id, committed_ids, for_draft=False)])
+            self.link.send(opens=[request.open_entry(sequence_id, committed_ids)])
         except UnavailableError as error:
             raise SequenceLostError(str(error)) from error
         self._sessions[sequence_id] = session
@@ -133,7 +135,7 @@ class VerifyWorker:
             session = sessions.pop(entry.sequence_id, None)
             if session is not None:
                 self.link.send(closes=[CloseSequence(sequence_id=entry.sequence_id)])
-                session.fail(SequenceLostError(str(error)) if isinstance(error, _LOST) else error)
+                session.fail(_for_session(error))
 
     def _up(self, _link: Any) -> None:
         self._pool.changed()
@@ -231,6 +233,14 @@ class VerifyPool:
     async def close(self) -> None:
         """Drain and close all links."""
         await asyncio.gather(*(worker.link.close() for worker in self.workers))
+
+
+def _for_session(error: ForetokenError) -> Exception:
+    if isinstance(error, _LOST):
+        return SequenceLostError(str(error))
+    if isinstance(error, ResourceExhaustedError):
+        return ResourceExhaustedError(str(error), retry_after_s=_FULL_RETRY_AFTER_S)
+    return error
 
 
 def _describe(identity: WorkerIdentity) -> str:
