@@ -15,10 +15,13 @@ from foretoken.router.answer import FinishReason
 from foretoken.router.core import Event, Router
 from foretoken.router.decoding import Decoded, decoder
 from foretoken.router.draft_pool import DraftWorker
+from foretoken.router.metrics import RequestMetrics, describe_answer, describe_request
 from foretoken.router.outbox import Finished, Started, Tokens
 from foretoken.router.verify_pool import VerifyWorker
+from foretoken.rpc.names import SPAN_GENERATE
 from foretoken.rpc.sampling import NEUTRAL
 from foretoken.rpc.servicing import new_request_id, typed_errors
+from foretoken.rpc.trace import SpanKind, context_from, span, traceparent_of
 from foretoken.v1 import generation_pb2 as pb
 from foretoken.v1.types_pb2 import WorkerHello
 
@@ -49,24 +52,32 @@ class GenerationServicer:
 
     def __init__(self, router: Router) -> None:
         self._router = router
+        self._metrics = RequestMetrics(router.admission)
 
     async def Generate(self, request: Decoded[pb.GenerateRequest], context: Any) -> None:  # noqa: N802 (gRPC names it)
         """Stream one generation."""
         request_id = new_request_id()
+        client = context_from(_traceparent(context))
         async with typed_errors(context, request_id):
-            model = await self._router.model()
-            generation = await intake.prepare(
-                request.open(),
-                self._router,
-                request_id=request_id,
-                traceparent=_traceparent(context),
-                timeout_s=context.time_remaining(),
-            )
+            with self._metrics.counted(), span(SPAN_GENERATE, kind=SpanKind.SERVER, parent=client) as own_span:
+                message = request.open()
+                model = await self._router.model()
+                generation = await intake.prepare(
+                    message,
+                    self._router,
+                    request_id=request_id,
+                    traceparent=traceparent_of(own_span),
+                    timeout_s=context.time_remaining(),
+                )
+                describe_request(own_span, generation, model.model_id, message.HasField("messages"))
 
-            async def emit(event: Event) -> None:
-                await context.write(_response(event, model))
+                async def emit(event: Event) -> None:
+                    await context.write(_response(event, model))
+                    if isinstance(event, Finished):
+                        describe_answer(own_span, event)
+                        self._metrics.finished(event, generation.drafter.name if generation.drafter else "")
 
-            await self._router.generate(generation, emit)
+                await self._router.generate(generation, emit)
 
     async def GetModelInfo(  # noqa: N802
         self, request: Decoded[pb.GetModelInfoRequest], context: Any

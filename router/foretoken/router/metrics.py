@@ -1,0 +1,114 @@
+"""What the router tells OpenTelemetry: one span and a handful of counters per request, nothing per round or token.
+
+Without an exporter all of it is a no-op. Prompts and text never enter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from opentelemetry.metrics import CallbackOptions, Observation
+from opentelemetry.util.types import AttributeValue
+
+from foretoken.router.admission import Admission
+from foretoken.router.outbox import Finished
+from foretoken.router.request import GenerationRequest
+from foretoken.rpc import names, telemetry
+from foretoken.rpc.errors import ForetokenError
+from foretoken.rpc.trace import Span
+
+
+class RequestMetrics:
+    """Instruments of one router. Make it after telemetry is configured."""
+
+    def __init__(self, admission: Admission) -> None:
+        meter = telemetry.meter()
+        self._requests = meter.create_counter(names.METRIC_REQUESTS)
+        self._duration = meter.create_histogram(names.METRIC_REQUEST_DURATION, "s")
+        self._first_token = meter.create_histogram(names.METRIC_TIME_TO_FIRST_TOKEN, "s")
+        self._per_token = meter.create_histogram(names.METRIC_TIME_PER_OUTPUT_TOKEN, "s")
+        self._overhead = meter.create_histogram(names.METRIC_ROUND_OVERHEAD, "s")
+        self._drafts = meter.create_counter(names.METRIC_DRAFTS)
+        self._draft_tokens = meter.create_counter(names.METRIC_DRAFT_TOKENS)
+        self._accepted = meter.create_counter(names.METRIC_ACCEPTED_TOKENS)
+        self._accepted_per_position = meter.create_counter(names.METRIC_ACCEPTED_TOKENS_PER_POSITION)
+        self._emitted = meter.create_counter(names.METRIC_EMITTED_TOKENS)
+        self._failed_drafts = meter.create_counter(names.METRIC_FAILED_DRAFTS)
+        self._failovers = meter.create_counter(names.METRIC_FAILOVERS)
+
+        def running(_: CallbackOptions) -> Iterable[Observation]:
+            return (Observation(admission.num_running),)
+
+        def waiting(_: CallbackOptions) -> Iterable[Observation]:
+            return (Observation(admission.num_waiting),)
+
+        meter.create_observable_gauge(names.METRIC_REQUESTS_RUNNING, [running])
+        meter.create_observable_gauge(names.METRIC_REQUESTS_WAITING, [waiting])
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count a request by how it ended."""
+        outcome = "OK"
+        try:
+            yield
+        except ForetokenError as error:
+            outcome = error.code.name
+            raise
+        except BaseException as error:
+            outcome = type(error).__name__
+            raise
+        finally:
+            self._requests.add(1, {names.RPC_RESPONSE_STATUS_CODE: outcome})
+
+    def finished(self, event: Finished, drafter: str) -> None:
+        """Record an answer that came to its end."""
+        counts, attributes = event.counts, {names.DRAFTER: drafter}
+        self._duration.record(event.duration_ns / 1e9)
+        if event.time_to_first_token_ns:
+            self._first_token.record(event.time_to_first_token_ns / 1e9)
+        if counts.num_emitted_tokens > 1:
+            decode_ns = event.duration_ns - event.time_to_first_token_ns
+            self._per_token.record(decode_ns / 1e9 / (counts.num_emitted_tokens - 1))
+        if counts.router_overhead_p50_ns:
+            self._overhead.record(counts.router_overhead_p50_ns / 1e9)
+        self._drafts.add(counts.num_drafts, attributes)
+        self._draft_tokens.add(counts.num_draft_tokens, attributes)
+        self._accepted.add(counts.num_accepted_tokens, attributes)
+        for position, num_accepted in enumerate(counts.num_accepted_per_position):
+            self._accepted_per_position.add(num_accepted, attributes | {names.DRAFT_POSITION: position})
+        self._emitted.add(counts.num_emitted_tokens)
+        self._failed_drafts.add(counts.num_failed_drafts, attributes)
+        self._failovers.add(counts.num_failovers)
+
+
+def describe_request(span: Span, request: GenerationRequest, model: str, is_chat: bool) -> None:
+    """A request's span attributes, once it is known to be valid."""
+    sampling = request.sampling
+    attributes: dict[str, AttributeValue] = {
+        names.GEN_AI_OPERATION_NAME: names.OPERATION_CHAT if is_chat else names.OPERATION_TEXT_COMPLETION,
+        names.GEN_AI_PROVIDER_NAME: names.PROVIDER_FORETOKEN,
+        names.GEN_AI_REQUEST_MODEL: model,
+        names.GEN_AI_REQUEST_MAX_TOKENS: sampling.max_new_tokens,
+        names.GEN_AI_REQUEST_TEMPERATURE: sampling.temperature,
+        names.GEN_AI_REQUEST_TOP_P: sampling.top_p,
+        names.GEN_AI_REQUEST_TOP_K: sampling.top_k,
+        names.GEN_AI_USAGE_INPUT_TOKENS: len(request.prompt_ids),
+        names.REQUEST_ID: request.request_id,
+        names.TENANT: request.tenant,
+        names.DRAFTER: request.drafter.name if request.drafter is not None else "",
+        names.NUM_DRAFT_TOKENS: request.num_draft_tokens,
+    }
+    span.set_attributes(attributes)
+
+
+def describe_answer(span: Span, event: Finished) -> None:
+    """An answer's span attributes."""
+    span.set_attributes(
+        {
+            names.GEN_AI_RESPONSE_FINISH_REASONS: (event.reason.value,),
+            names.GEN_AI_USAGE_OUTPUT_TOKENS: event.num_output_tokens,
+            names.NUM_ACCEPTED: event.counts.num_accepted_tokens,
+            names.QUEUE_MS: event.queue_ns / 1e6,
+        }
+    )
