@@ -131,6 +131,27 @@ time.sleep(60)
     assert not is_alive(pid)
 
 
+@pytest.mark.parametrize(
+    "host, address",
+    [
+        ("127.0.0.1", "127.0.0.1:0"),
+        ("0.0.0.0", "127.0.0.1:0"),
+        ("::", "[::1]:0"),
+        ("[::1]", "[::1]:0"),
+        ("box", "box:0"),
+    ],
+)
+def test_an_address_can_be_dialled(tmp_path: Path, host: str, address: str) -> None:
+    assert ServiceProcess("one", "none", [], directory=tmp_path, host=host).address == address
+
+
+def test_only_the_router_listens_where_it_is_told_to(fake_modules: Path) -> None:
+    config = LocalServicesConfig("t", host="0.0.0.0", drafters=(), log_directory=fake_modules)
+    with LocalServices(config) as services:
+        assert options_of(services, "router")["host"] == "0.0.0.0"
+        assert options_of(services, "verify")["host"] == "127.0.0.1"
+
+
 def test_a_service_is_started_once(fake_modules: Path) -> None:
     service = ServiceProcess("one", "fake_service", [], directory=fake_modules)
     with pytest.raises(RuntimeError, match="never started"):

@@ -17,6 +17,7 @@ from typing import Self
 from foretoken.cli.service_process import Progress, ServiceFailedError, ServiceProcess
 from foretoken.client import Client, ClientTls
 
+LOOPBACK = "127.0.0.1"
 _POLL_S = 0.02
 VERIFY_MODULE = "foretoken.verify_worker"
 DRAFT_MODULE = "foretoken.draft_worker"
@@ -43,7 +44,8 @@ class LocalServicesConfig:
     """"auto", "on" or "off", for both models."""
     num_verify_workers: int = 1
     num_draft_workers: int = 1
-    host: str = "127.0.0.1"
+    host: str = LOOPBACK
+    """Address the router listens on; workers are reachable from this machine only."""
     port: int = 0
     """Of the router; 0 = any free one. Workers always take free ones."""
     verify_options: Sequence[str] = ()
@@ -161,12 +163,10 @@ class LocalServices:
 
     def _start(self, role: str, module: str, arguments: Sequence[str], count: int) -> list[ServiceProcess]:
         names = [role] if count == 1 else [f"{role}-{index}" for index in range(1, count + 1)]
-        port = self.config.port if role == "router" else 0
+        host, port = (self.config.host, self.config.port) if role == "router" else (LOOPBACK, 0)
         started = []
         for name in names:
-            service = ServiceProcess(
-                name, module, arguments, directory=self._directory, host=self.config.host, port=port
-            )
+            service = ServiceProcess(name, module, arguments, directory=self._directory, host=host, port=port)
             self.services[name] = service
             service.start()
             started.append(service)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 _LOG_TAIL_LINES = 12
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class ServiceFailedError(RuntimeError):
@@ -67,8 +68,9 @@ class ServiceProcess:
 
     @property
     def address(self) -> str:
-        """`host:port`; good once the service is ready."""
-        return f"{self.host}:{self.port}"
+        """`host:port` to reach it at from this machine; good once the service is ready."""
+        host = _LOOPBACK.get(self.host.strip("[]"), self.host.strip("[]"))
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
     @property
     def pid(self) -> int:

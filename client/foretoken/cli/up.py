@@ -44,7 +44,7 @@ def up(
     drafters: Annotated[str, typer.Option(help="Hosted drafters, the default first; empty = none.")] = "model,ngram",
     dtype: Annotated[str, typer.Option(help="bfloat16, float16, float32 or auto.")] = "bfloat16",
     compile: Annotated[str, typer.Option(help="auto, on or off.")] = "auto",
-    host: Annotated[str, typer.Option(help="Address all services listen on.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address the router listens on; 0.0.0.0 or :: for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the router; 0 = any free one.")] = 50051,
     threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads of a verify worker.", rich_help_panel=_WORKERS)
