@@ -124,8 +124,8 @@ class FakeDraftWorker(FakeWorker):
             if not 1 <= request.num_tokens <= self.hello.max_draft_tokens:
                 self.violations.append(f"{request.num_tokens} tokens asked for")
             sequence.request, sequence.arrived_ns = request, now_ns
-        for entry in frame.closes:
-            self.close(link, entry.sequence_id)
+        for closing in frame.closes:
+            self.close(link, closing.sequence_id)
         self.work.set()
 
     def has_work(self) -> bool:

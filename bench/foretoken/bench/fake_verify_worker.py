@@ -120,8 +120,8 @@ class FakeVerifyWorker(FakeWorker):
             else:
                 self._check_block(sequence, block)
                 sequence.blocks.append((block, now_ns))
-        for entry in frame.closes:
-            self.close(link, entry.sequence_id)
+        for closing in frame.closes:
+            self.close(link, closing.sequence_id)
         self.work.set()
 
     def has_work(self) -> bool:
@@ -226,7 +226,7 @@ class FakeVerifyWorker(FakeWorker):
         self._errors.append((link, LinkError(sequence_id=sequence_id, code=code, message="fake refusal")))
 
     def _spoil(self, fault: str) -> bool:
-        left = getattr(self.faults, fault)
+        left: int = getattr(self.faults, fault)
         if left > 0:
             setattr(self.faults, fault, left - 1)
         return left > 0
