@@ -17,8 +17,8 @@ TOKENIZER = Tokenizer(byte_tokenizer_json(), {"eos_token": "<eos>"}, CHAT_TEMPLA
 TEXT = "naïve 日本語 👩‍🚀 the end\n"
 
 
-def detokenizer(prompt_ids: Sequence[int] = ()) -> Detokenizer:
-    return Detokenizer(TOKENIZER.decode, TOKENIZER.piece, prompt_ids)
+def detokenizer(prompt_ids: Sequence[int] = (), *, is_fast: bool = True) -> Detokenizer:
+    return Detokenizer(TOKENIZER.decode, TOKENIZER.piece, prompt_ids, is_concatenative=is_fast)
 
 
 def answer(
@@ -39,9 +39,15 @@ def blocks(ids: Sequence[int], sizes: Sequence[int]) -> Iterator[Sequence[int]]:
 SIZES = st.lists(st.integers(1, 9), max_size=40)
 
 
-@given(ids=st.lists(st.integers(0, TOKENIZER.vocab_size - 1), max_size=80), sizes=SIZES)
-def test_streamed_text_is_the_decoded_whole_for_any_ids(ids: list[int], sizes: list[int]) -> None:
-    stream = detokenizer()
+@given(
+    ids=st.lists(st.integers(0, TOKENIZER.vocab_size - 1) | st.integers(30, 90), max_size=80),
+    sizes=SIZES,
+    is_fast=st.booleans(),
+)
+@settings(max_examples=300, deadline=None)
+def test_streamed_text_is_the_decoded_whole_for_any_ids(ids: list[int], sizes: list[int], is_fast: bool) -> None:
+    assert TOKENIZER.is_concatenative
+    stream = detokenizer(is_fast=is_fast)
     text = ""
     for block in blocks(ids, sizes):
         if block:

@@ -128,7 +128,10 @@ class Router:
             raise
 
     def _answer(self, request: GenerationRequest) -> Answer:
-        detokenizer = Detokenizer(self.tokenizer.decode, self.tokenizer.piece, request.prompt_ids)
+        tokenizer = self.tokenizer
+        detokenizer = Detokenizer(
+            tokenizer.decode, tokenizer.piece, request.prompt_ids, is_concatenative=tokenizer.is_concatenative
+        )
         answer = Answer(request.stop_rules(), detokenizer)
         num_kept = answer.append(request.resume_ids).num_tokens if request.resume_ids else 0
         if num_kept < len(request.resume_ids):

@@ -16,17 +16,36 @@ class Detokenizer:
     """Text of one sequence. A window of recent ids gives each step the context a decoder needs."""
 
     def __init__(
-        self, decode: Callable[[Sequence[int]], str], piece: Callable[[int], str], context_ids: Sequence[int]
+        self,
+        decode: Callable[[Sequence[int]], str],
+        piece: Callable[[int], str],
+        context_ids: Sequence[int],
+        *,
+        is_concatenative: bool = False,
     ) -> None:
         """`decode` gives the text of ids, `piece` that of one id alone; `context_ids` are the prompt's, whose text is
-        not part of the answer."""
+        not part of the answer. `is_concatenative`: the bytes of ids are those of each id, one after the other."""
         self._decode = decode
         self._piece = piece
+        self._is_concatenative = is_concatenative
         self._window: list[int] = list(context_ids[-_MIN_WINDOW:])
         self._text = decode(self._window) if self._window else ""
+        self._has_text = True  # whether _text is the text of _window
 
     def step(self, ids: Sequence[int]) -> tuple[str, list[int]]:
         """Append `ids`: the text that became final, and how many of its characters did so with each id."""
+        if self._is_concatenative and not (self._has_text and self._text.endswith(_REPLACEMENT)):
+            pieces = [self._piece(token_id) for token_id in ids]
+            text = "".join(pieces)
+            if _REPLACEMENT not in text:  # whole characters after whole characters: no need to decode again
+                self._window = [*self._window, *ids][-_MIN_WINDOW:]
+                self._has_text = False
+                return text, [len(piece) for piece in pieces]
+        return self._step_in_window(ids)
+
+    def _step_in_window(self, ids: Sequence[int]) -> tuple[str, list[int]]:
+        if not self._has_text:
+            self._text, self._has_text = self._decode(self._window), True
         released = _stable(self._text)
         window = [*self._window, *ids]
         self._text = self._decode(window)
@@ -40,8 +59,8 @@ class Detokenizer:
 
     def flush(self) -> str:
         """What was held back at the end of the answer: the replacement characters of incomplete UTF-8, or nothing."""
-        text = self._text[_stable(self._text) :]
-        self._window, self._text = [], ""
+        text = self._text[_stable(self._text) :] if self._has_text else ""
+        self._window, self._text, self._has_text = [], "", True
         return text
 
     def _split(self, ids: Sequence[int], released: int, text: str) -> list[int]:

@@ -39,6 +39,8 @@ class Tokenizer:
         self._fast.no_padding()
         self.vocab_size = self._fast.get_vocab_size()
         """Number of ids, without padding of the model's output layer."""
+        self.is_concatenative = (json.loads(text).get("decoder") or {}).get("type") == "ByteLevel"
+        """Whether the bytes of ids are those of each id, one after the other."""
         self._pieces: dict[int, str] = {}
         try:
             self.chat_template = ChatTemplate(chat_template, _special_tokens(config)) if chat_template else None
