@@ -1,0 +1,70 @@
+"""The router as a process: options, refusals, ready file, drain on SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from pathlib import Path
+
+import grpc
+import pytest
+
+from foretoken.bench.fake_model import FakeModel
+from foretoken.bench.fake_verify_worker import FakeVerifyWorker, verify_hello
+from foretoken.router.tokenizer import Tokenizer
+from foretoken.v1.generation_pb2_grpc import GenerationServiceStub
+from tests.router.harness import Reply, add_event, byte_tokenizer_json, request
+
+
+async def start(*arguments: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "foretoken.router", *arguments, stderr=asyncio.subprocess.PIPE
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "named"),
+    [
+        (["--tokenizer", "x"], 2, "--verify"),
+        (["--verify", "localhost", "--tokenizer", "x"], 2, "--verify"),
+        (["--verify", "a:1,a:1", "--tokenizer", "x"], 2, "--verify"),
+        (["--verify", "a:1", "--tokenizer", "x", "--max-queue", "-1"], 2, "--max-queue"),
+        (["--verify", "a:1", "--tokenizer", "/nowhere/at/all"], 1, "/nowhere/at/all"),
+    ],
+)
+async def test_a_bad_option_stops_the_start_and_is_named(arguments: list[str], status: int, named: str) -> None:
+    process = await start(*arguments)
+    _, stderr = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == status
+    assert named in stderr.decode()
+
+
+async def test_serves_and_drains_on_sigterm(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    (tmp_path / "tokenizer.json").write_text(byte_tokenizer_json(), encoding="utf-8")
+    model = FakeModel(vocab_size=tokenizer.vocab_size)
+    verifier = FakeVerifyWorker(model, verify_hello(model, tokenizer.hash), step_s=0.002)
+    await verifier.start()
+    ready_file = tmp_path / "ready"
+    process = await start(
+        *("--verify", verifier.address, "--tokenizer", str(tmp_path), "--ready-file", str(ready_file), "--port", "0")
+    )
+    try:
+        async with asyncio.timeout(60):
+            while not ready_file.exists():  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{json.loads(ready_file.read_text())['port']}") as channel:
+            reply = Reply()
+            call = GenerationServiceStub(channel).Generate(request(max_new_tokens=200, ignore_eos=True), timeout=30)
+            async for event in call:
+                add_event(reply, event)
+                if len(reply.tokens) == 5:
+                    process.send_signal(signal.SIGTERM)
+        assert len(reply.ids) == 200 and reply.finish.usage.output_tokens == 200
+        assert await asyncio.wait_for(process.wait(), 20) == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await verifier.kill()
+    assert not verifier.violations
