@@ -39,6 +39,7 @@ class ModelInfo:
     """What a worker tells about its model."""
 
     model_id: str
+    """The hub id, or the directory's name."""
     dtype: str
     """`bfloat16`, `float16` or `float32`."""
     vocab_size: int
@@ -91,7 +92,7 @@ def load_model(config: EngineConfig, progress: Progress) -> tuple[Any, ModelInfo
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     generation = _generation_config(directory, model)
     info = ModelInfo(
-        model_id=config.model,
+        model_id=directory.resolve().name if Path(config.model).expanduser().is_dir() else config.model,
         dtype=str(model.dtype).removeprefix("torch."),
         vocab_size=model.get_output_embeddings().weight.shape[0],
         max_context=max_context,
