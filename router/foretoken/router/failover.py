@@ -22,6 +22,15 @@ _RETRY_PAUSE_S = 0.05
 _MAX_RETRY_PAUSE_S = 1.0
 
 
+class _AttemptFailedError(Exception):
+    """A worker could not take the sequence up; another one, or the same one later, may."""
+
+    def __init__(self, worker: VerifyWorker, reason: Exception) -> None:
+        super().__init__(str(reason))
+        self.worker = worker
+        self.reason = reason
+
+
 class Failover:
     """Re-opens sequences; shared by all requests."""
 
@@ -57,8 +66,8 @@ class Failover:
                 async with asyncio.timeout(deadline - time.monotonic()):
                     await asyncio.sleep(pause_s)
                     return await run_bounded(self._reopens, self._try(request, committed_ids, identity, lost, deadline))
-            except (SequenceLostError, ResourceExhaustedError) as error:
-                reason = error
+            except _AttemptFailedError as failed:
+                lost, reason = failed.worker, failed.reason  # the next attempt goes elsewhere if it can
                 pause_s = min(_MAX_RETRY_PAUSE_S, max(_RETRY_PAUSE_S, pause_s * 2))
             except TimeoutError:
                 raise UnavailableError(
@@ -76,11 +85,17 @@ class Failover:
         worker = self._verify.least_loaded(identity, avoid=lost)
         if worker is None:
             worker = await self._verify.wait_ready(max(0.0, deadline - time.monotonic()), identity)
-        session = worker.open(request, committed_ids)
+        try:
+            session = worker.open(request, committed_ids)
+        except SequenceLostError as error:
+            raise _AttemptFailedError(worker, error) from error
         try:
             base_length = len(request.prompt_ids) + len(committed_ids)
             session.grant(base_length, 1)
             return worker, session, await session.next_plain(base_length)
+        except (SequenceLostError, ResourceExhaustedError) as error:
+            session.close()
+            raise _AttemptFailedError(worker, error) from error
         except BaseException:
             session.close()
             raise
