@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._inductor as inductor
 from torch import Tensor, fx
-from torch._inductor import config as inductor_config
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from foretoken.engine.forward import ModelCall
@@ -41,12 +39,15 @@ def compile_call(call: ModelCall, example: tuple[Tensor, Tensor, Tensor], model:
     Raises:
         Exception: whatever the tracer or the compiler raises for a model they cannot take.
     """
-    # Inductor reads its cache directory from the environment only.
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir / "inductor"))
+    import torch._inductor as inductor  # at import it looks for compilers
+    from torch._inductor import config as inductor_config
+
+    _set_inductor_cache(cache_dir / "inductor")
     start = time.monotonic()
     with torch.no_grad():
         graph = make_fx(call, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*example)
         join_linears(graph, model)
+        keep_angles(graph)
         traced = time.monotonic()
         with inductor_config.patch(_OPTIONS):
             artifact = inductor.standalone_compile(graph, list(example), dynamic_shapes="from_graph")
@@ -58,6 +59,25 @@ def compile_call(call: ModelCall, example: tuple[Tensor, Tensor, Tensor], model:
         return logits
 
     return run
+
+
+def _set_inductor_cache(directory: Path) -> None:
+    """Inductor reads its cache directory from the environment only, and writes its own default there."""
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    name = "TORCHINDUCTOR_CACHE_DIR"
+    if os.environ.get(name) in (None, os.path.abspath(default_cache_dir())):
+        os.environ[name] = str(directory)
+
+
+def keep_angles(graph: fx.GraphModule) -> None:
+    """Compute the rotary sines and cosines once a forward: inductor would compute them again in every layer."""
+    for node in list(graph.graph.nodes):
+        if node.op == "call_function" and node.target in (torch.ops.aten.cos.default, torch.ops.aten.sin.default):
+            with graph.graph.inserting_after(node):
+                kept = graph.graph.call_function(torch.ops.foretoken.materialize.default, (node,))
+            node.replace_all_uses_with(kept, delete_user_cb=lambda user, kept=kept: user is not kept)
+    graph.recompile()
 
 
 def join_linears(graph: fx.GraphModule, model: Any) -> int:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from foretoken.kernels.cpu.build import BuildError, build
+from foretoken.kernels.cpu.build import BuildError, build_library
 
 __all__ = ["CPU_DTYPES", "BuildError", "CpuCache", "CpuKernels", "load_cpu_kernels"]
 
@@ -95,7 +95,7 @@ def load_cpu_kernels(cache_dir: Path | None = None) -> CpuKernels | None:
     with _lock:
         if _loaded is None and _failure is None:
             try:
-                _loaded = CpuKernels(build(cache_dir))
+                _loaded = CpuKernels(build_library(cache_dir))
             except (BuildError, OSError) as error:
                 _failure = str(error)
                 _LOG.warning("the CPU kernels are not available, their slow references run instead: %s", error)
@@ -116,5 +116,8 @@ def _register_shapes() -> None:
     ) -> Tensor:
         return query.new_empty(query.shape[0], query.shape[1], value.shape[2])
 
-    for function in (linear, expert_linear, attend):
+    def materialize(x: Tensor) -> Tensor:
+        return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+    for function in (linear, expert_linear, attend, materialize):
         torch.library.register_fake(f"foretoken::{function.__name__}", function)

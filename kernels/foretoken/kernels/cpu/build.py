@@ -39,7 +39,7 @@ def find_compiler() -> str | None:
     return next((path for name in names if (path := shutil.which(name))), None)
 
 
-def build(cache_dir: Path | None) -> Path:
+def build_library(cache_dir: Path | None) -> Path:
     """The shared library, compiled now unless the cache holds it.
 
     Raises:

@@ -1,8 +1,9 @@
 // The kernels as torch operators. `attend` and `attend_` find the batch in the step that the calling thread has begun,
 // so that a compiled graph carries neither page tables nor caches.
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
+#include <ATen/ops/clone.h>
 #include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
 #include <torch/library.h>
 
 #include "attention.h"
@@ -178,9 +179,13 @@ at::Tensor expert_linear(const at::Tensor& x, const at::Tensor& packed, const st
   return out;
 }
 
+// A copy that a compiler may not fold into its readers.
+at::Tensor materialize(const at::Tensor& x) { return x.clone(at::MemoryFormat::Contiguous); }
+
 }  // namespace
 
 TORCH_LIBRARY(foretoken, library) {
+  library.def("materialize(Tensor x) -> Tensor");
   library.def("pack_linear(Tensor weight) -> Tensor");
   library.def("linear(Tensor x, Tensor packed, Tensor? bias, int n) -> Tensor");
   library.def("expert_linear(Tensor x, Tensor packed, Tensor? bias, Tensor expert_ids, int n) -> Tensor");
@@ -192,6 +197,7 @@ TORCH_LIBRARY(foretoken, library) {
 }
 
 TORCH_LIBRARY_IMPL(foretoken, CPU, library) {
+  library.impl("materialize", materialize);
   library.impl("pack_linear", pack_linear);
   library.impl("linear", linear_op);
   library.impl("expert_linear", expert_linear);

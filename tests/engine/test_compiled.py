@@ -1,0 +1,59 @@
+"""The compiled forward: the eager one to rounding, and its own rows to the last bit."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from foretoken.engine.batch import Segment
+from foretoken.engine.config import EngineConfig
+from foretoken.engine.runner import ModelRunner
+from foretoken.engine.self_check import forward_in_chunks, forward_together
+from foretoken.kernels.cpu.build import find_compiler
+from tests.engine.tiny import CONFIGS, save_tiny
+
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
+
+
+def check(family: str, dtype: str, directory: Path) -> None:
+    saved = save_tiny(directory, family)
+    generator = torch.Generator().manual_seed(1)
+    sequences = [torch.randint(1, 101, (length,), generator=generator).tolist() for length in (37, 1, 300, 18)]
+    eager, compiled = (
+        ModelRunner.load(EngineConfig(saved, dtype=dtype, num_pages=64, max_batch_rows=512, compile=choice))  # type: ignore[arg-type]
+        for choice in ("off", "on")
+    )
+    assert compiled.is_compiled and not eager.is_compiled
+    together = forward_together(compiled, sequences)
+    for ids, whole, plain in zip(sequences, together, forward_together(eager, sequences), strict=True):
+        scale = plain.float().abs().mean().item()
+        limit = 1e-4 if dtype == "float32" else 5e-2
+        assert (whole.float() - plain.float()).abs().mean().item() < scale * limit
+        for chunk_rows in (1, 2, 5, 16, 33):
+            assert torch.equal(forward_in_chunks(compiled, ids, chunk_rows), whole)
+    page_ids, _ = compiled.page_table.allocate(range(8))
+    assert compiled.forward([Segment(page_ids, 0, [1, 2, 3], 0)]).shape == (0, 101)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
+def test_compiled_rows_have_the_same_bits_in_any_company(dtype: str, tmp_path: Path) -> None:
+    check("llama", dtype, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("family", [family for family in CONFIGS if family != "llama"])
+def test_every_family_compiles(family: str, dtype: str, tmp_path: Path) -> None:
+    check(family, dtype, tmp_path)
+
+
+def test_a_model_that_cannot_be_compiled_runs_eagerly_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("it reads the weather")
+
+    monkeypatch.setattr("foretoken.engine.runner.compile_call", fail)
+    runner = ModelRunner.load(EngineConfig(save_tiny(tmp_path, "llama"), num_pages=32))
+    assert not runner.is_compiled and "reads the weather" in caplog.text
+    runner.page_table.check_integrity([])

@@ -1,0 +1,93 @@
+"""The compiled CPU kernels: packed products against torch, row by row; the build and its absence."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from foretoken.kernels import cpu
+from foretoken.kernels.cpu import CpuKernels, build, load_cpu_kernels
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3])
+def kernels(request: pytest.FixtureRequest) -> CpuKernels:
+    loaded = load_cpu_kernels()
+    if loaded is None:
+        pytest.skip("no compiler: the CPU kernels cannot be built here")
+    loaded.set_num_threads(request.param)
+    return loaded
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(640, 384), (64, 32), (101, 50), (1, 3), (33, 257)])
+def test_product_is_torchs_and_equal_per_row(
+    kernels: CpuKernels, num_outputs: int, num_inputs: int, dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(3)
+    weight = torch.randn(num_outputs, num_inputs, generator=generator).to(dtype)
+    bias = torch.randn(num_outputs, generator=generator).to(dtype)
+    x = torch.randn(70, num_inputs, generator=generator).to(dtype)
+    packed = torch.ops.foretoken.pack_linear(weight)
+    for given in (bias, None):
+        out = torch.ops.foretoken.linear(x, packed, given, num_outputs)
+        expected = x.double() @ weight.double().T + (0 if given is None else given.double())
+        tolerance = 1e-5 if dtype == torch.float32 else 8e-3
+        assert (out.double() - expected).abs().max() <= tolerance * expected.abs().max()
+        for num_rows in (1, 2, 3, 4, 5, 8, 15, 16, 17, 31, 33, 64):
+            assert torch.equal(torch.ops.foretoken.linear(x[:num_rows], packed, given, num_outputs), out[:num_rows])
+            assert torch.equal(torch.ops.foretoken.linear(x[-num_rows:], packed, given, num_outputs), out[-num_rows:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_each_row_goes_through_its_own_expert(kernels: CpuKernels, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(4)
+    weights = torch.randn(5, 48, 40, generator=generator).to(dtype)
+    bias = torch.randn(5, 48, generator=generator).to(dtype)
+    x = torch.randn(23, 40, generator=generator).to(dtype)
+    expert_ids = torch.randint(0, 5, (23,), generator=generator)
+    packed = torch.stack([torch.ops.foretoken.pack_linear(weight) for weight in weights])
+    out = torch.ops.foretoken.expert_linear(x, packed, bias, expert_ids, 48)
+    for row, expert in enumerate(expert_ids.tolist()):
+        alone = torch.ops.foretoken.linear(x[row : row + 1], packed[expert], bias[expert], 48)
+        assert torch.equal(out[row : row + 1], alone)
+
+
+def test_the_library_is_built_once_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[Path] = []
+
+    def compile_nothing(compiler: str, source: Path, library: Path) -> None:
+        compiled.append(library)
+        library.write_bytes(b"")
+
+    if build.find_compiler() is None:
+        pytest.skip("no compiler")
+    monkeypatch.setattr(build, "_compile", compile_nothing)
+    assert build.build_library(tmp_path) == build.build_library(tmp_path) == compiled[0]
+    assert len(compiled) == 1 and compiled[0].is_relative_to(tmp_path)
+
+
+def test_without_a_compiler_the_reason_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(cpu, "_loaded", None)
+    monkeypatch.setattr(cpu, "_failure", None)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert load_cpu_kernels(tmp_path) is None and load_cpu_kernels(tmp_path) is None
+    assert [record for record in caplog.records if "no C++ compiler" in record.getMessage()] == caplog.records
+
+
+def test_a_compiler_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = tmp_path / "broken-compiler"
+    broken.write_text("#!/bin/sh\necho it is raining >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    with pytest.raises(build.BuildError, match="raining"):
+        build.build_library(tmp_path / "cache")
+    assert not list(tmp_path.glob("cache/**/*.so"))
+
+
+def test_the_cache_lies_where_the_platform_wants_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert build.user_cache_dir() == tmp_path / "foretoken"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert build.user_cache_dir().name == "foretoken" and Path.home() in build.user_cache_dir().parents
