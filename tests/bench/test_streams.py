@@ -40,7 +40,8 @@ async def test_an_error_is_raised_and_the_rest_is_cancelled() -> None:
     assert sorted(ended) == [1, 2]
 
 
-async def test_the_disturber_strikes_and_mends_in_turn_and_leaves_it_mended() -> None:
+@pytest.mark.parametrize(("num_tokens", "num_strikes"), [(0, 0), (6, 1), (32, 2), (100, len(STRIKE_SHARES))])
+async def test_the_disturber_strikes_and_mends_in_turn_and_leaves_it_mended(num_tokens: int, num_strikes: int) -> None:
     events: list[str] = []
 
     async def strike() -> None:
@@ -50,12 +51,12 @@ async def test_the_disturber_strikes_and_mends_in_turn_and_leaves_it_mended() ->
         events.append("mend")
 
     disturber = Disturber(100, strike, mend)
-    task = asyncio.ensure_future(disturber.run())
-    for _ in range(85):
-        disturber.streamed(1)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    assert events == ["strike", "mend"] * len(STRIKE_SHARES)
-    assert disturber.num_strikes == len(STRIKE_SHARES)
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        tasks.create_task(disturber.run())
+        for _ in range(num_tokens):
+            disturber.streamed(1)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        disturber.finish()
+    assert events == ["strike", "mend"] * num_strikes
+    assert disturber.num_strikes == num_strikes

@@ -15,32 +15,39 @@ MEND_AFTER_SHARE = 0.12
 
 @dataclass(slots=True)
 class Disturber:
-    """Strikes and mends in turn; tell it of tokens with `streamed`, await `run` in a task of its own."""
+    """Strikes and mends in turn; tell it of tokens with `streamed`, of the end with `finish`."""
 
     expected_tokens: int
     strike: Callable[[], Awaitable[None]]
     mend: Callable[[], Awaitable[None]]
     num_strikes: int = 0
-    _streamed: int = 0
+    _num_streamed: int = 0
+    _is_finished: bool = False
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def streamed(self, num_tokens: int) -> None:
         """Count tokens that reached a client."""
-        self._streamed += num_tokens
+        self._num_streamed += num_tokens
+        self._changed.set()
+
+    def finish(self) -> None:
+        """No more tokens will come: `run` mends what is harmed and returns."""
+        self._is_finished = True
         self._changed.set()
 
     async def run(self) -> None:
-        """Strike and mend until cancelled; always leaves the worker mended."""
+        """Strike and mend until all strikes are done or the run is over; leaves the worker mended."""
         for share in STRIKE_SHARES:
-            await self._wait_until(share * self.expected_tokens)
+            if not await self._reaches(share):
+                return
             await self.strike()
             self.num_strikes += 1
-            try:
-                await self._wait_until((share + MEND_AFTER_SHARE) * self.expected_tokens)
-            finally:
-                await asyncio.shield(self.mend())
+            await self._reaches(share + MEND_AFTER_SHARE)
+            await self.mend()
 
-    async def _wait_until(self, num_tokens: float) -> None:
-        while self._streamed < num_tokens:
+    async def _reaches(self, share: float) -> bool:
+        """Wait for that share of the expected tokens; False when the run is over before it."""
+        while self._num_streamed < share * self.expected_tokens and not self._is_finished:
             self._changed.clear()
             await self._changed.wait()
+        return not self._is_finished

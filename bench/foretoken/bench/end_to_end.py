@@ -10,6 +10,7 @@ The last stdout line is one JSON object.
 import asyncio
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
@@ -24,7 +25,7 @@ from foretoken.bench.prompts import Prompt, load_prompts
 from foretoken.bench.stack import Stack
 from foretoken.bench.streams import TimedCompletion, generate, run_bounded, sampling, speculation
 from foretoken.cli.local_services import LocalServicesConfig
-from foretoken.client import ModelInfo
+from foretoken.client import ModelInfo, SpeculationStats
 
 FORETOKEN, FORETOKEN_OFF = "foretoken", "foretoken_off"
 BASELINE_METHODS = (PLAIN, ASSISTED, PROMPT_LOOKUP)
@@ -125,6 +126,7 @@ def report(options: Options, measurements: Measurements, info: ModelInfo) -> dic
     identity = measurements.identity
     result: dict[str, Any] = {
         "options": options.as_json(),
+        "num_prompts": len({timed.completion.prompt_ids for timed in measurements.drafted}),
         "identical": identity.identical,
         "compared": identity.compared,
         "near_ties": identity.near_ties,
@@ -136,10 +138,24 @@ def report(options: Options, measurements: Measurements, info: ModelInfo) -> dic
             "concurrent_tokens_per_s": measurements.concurrent,
             "block_efficiency": round(sum(s.num_emitted_tokens for s in stats) / max(1, num_forwards), 3),
             "acceptance_rate": round(sum(s.num_accepted_tokens for s in stats) / max(1, num_drafted), 3),
+            "acceptance_per_position": _acceptance_per_position(stats),
             "router_overhead_ms": {"p50": round(1000 * median(overheads), 3) if overheads else None},
             "target_step_ms": _step_times(info),
         }
     return result | {"hardware": describe_hardware(), "versions": describe_versions()}
+
+
+def _acceptance_per_position(stats: Sequence[SpeculationStats]) -> list[float]:
+    """Accepted at draft position i over tokens drafted there."""
+    depth = max((len(s.num_accepted_per_position) for s in stats), default=0)
+    accepted, drafted = [0] * depth, [0] * depth
+    for s in stats:
+        for position, (num_accepted, num_drafted) in enumerate(
+            zip(s.num_accepted_per_position, s.num_drafted_per_position, strict=True)
+        ):
+            accepted[position] += num_accepted
+            drafted[position] += num_drafted
+    return [round(a / d, 3) for a, d in zip(accepted, drafted, strict=True) if d]
 
 
 def _step_times(info: ModelInfo) -> dict[str, float]:

@@ -163,11 +163,11 @@ def _harm(cell: Cell, stack: Stack) -> tuple[Callable[[], Any], Callable[[], Any
 @asynccontextmanager
 async def _running(disturber: Disturber) -> AsyncIterator[None]:
     async with asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(disturber.run())
+        tasks.create_task(disturber.run())
         try:
             yield
         finally:
-            task.cancel()
+            disturber.finish()
 
 
 def _block_efficiency(completions: Sequence[Completion]) -> float:
