@@ -70,7 +70,8 @@ def summarize(cells: Sequence[Cell], store: IdentityStore) -> dict[str, Any]:
 def _print_cell(record: dict[str, Any]) -> None:
     state = "passed" if record["passed"] else "FAILED"
     counts = f"{record['identical']}/{record['compared']} identical, {record['near_ties']} near-ties"
-    extra = f", {record['num_strikes']} strikes" if record["num_strikes"] else ""
+    disturbances = {"strikes": record["num_strikes"], "preemptions": record["num_preemptions"]}
+    extra = "".join(f", {count} {what}" for what, count in disturbances.items() if count)
     pages = "" if record["are_pages_free"] else ", PAGES LEAKED"
     print(f"{record['cell']:<42} {state}  {counts}{extra}{pages}  {record['seconds']:.0f} s", flush=True)
     for difference in record["differences"]:

@@ -82,6 +82,7 @@ class MatrixRunner:
 
     async def _run_cell(self, cell: Cell, stack: Stack) -> dict[str, Any]:
         start = time.monotonic()
+        num_preemptions_before = await stack.num_preemptions()
         completions, num_strikes = await self._answers(cell, stack)
         if cell.is_reference:
             self._store.save_reference(cell.name, [completion.output_ids for completion in completions])
@@ -91,17 +92,25 @@ class MatrixRunner:
             comparison = await self._compare(cell, prompt, completion, ids, stack)
             count.add(comparison, with_transformers=cell.meets_transformers)
         are_pages_free = await stack.all_pages_free()
+        num_preemptions = await stack.num_preemptions() - num_preemptions_before
+        is_disturbed = {
+            Disturbance.NONE: True,
+            Disturbance.PREEMPTION: num_preemptions > 0,
+            Disturbance.DRAFT_KILLED: num_strikes > 0,
+            Disturbance.DRAFT_HUNG: num_strikes > 0,
+        }
         return {
             "cell": cell.name,
             "compared": count.compared,
             "identical": count.identical,
             "near_ties": count.near_ties,
             "failed": count.failed,
-            "passed": count.holds and are_pages_free and (num_strikes > 0 or not cell.harms_draft_worker),
+            "passed": count.holds and are_pages_free and is_disturbed[cell.disturbance],
             "against": "own and transformers" if cell.meets_transformers else "own",
             "differences": count.differences,
             "are_pages_free": are_pages_free,
             "num_strikes": num_strikes,
+            "num_preemptions": num_preemptions,
             "num_failed_drafts": sum(completion.speculation.num_failed_drafts for completion in completions),
             "block_efficiency": _block_efficiency(completions),
             "seconds": round(time.monotonic() - start, 1),

@@ -61,6 +61,10 @@ class Stack:
                 return False
             await asyncio.sleep(POLL_INTERVAL_S)
 
+    async def num_preemptions(self) -> int:
+        """Preemptions of all verify workers since their start."""
+        return sum(worker.preemptions for worker in (await self.client.model_info()).verify_workers)
+
     async def kill_draft_worker(self) -> None:
         """End it as a crash would."""
         await asyncio.to_thread(self.services.kill, "draft")

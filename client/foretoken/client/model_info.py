@@ -60,6 +60,8 @@ class WorkerStatus:
     free_pages: int
     """Free KV pages; all of them when idle."""
     total_pages: int
+    preemptions: int
+    """Times since its start that a sequence lost its pages to another and was to be recomputed."""
 
     @classmethod
     def from_proto(cls, message: pb.WorkerInfo, role: str) -> WorkerStatus:
@@ -83,6 +85,7 @@ class WorkerStatus:
             waiting=load.waiting,
             free_pages=load.free_pages,
             total_pages=load.total_pages,
+            preemptions=load.preemptions,
         )
 
 

@@ -167,4 +167,6 @@ class VerifyCore:
     def _load(self) -> WorkerLoad:
         table = self._runner.page_table
         num_waiting = sum(seq.wants_forward and not seq.page_ids for seq in self._sequences.values())
-        return WorkerLoad(len(self._sequences) - num_waiting, num_waiting, table.num_free, table.num_pages)
+        num_running = len(self._sequences) - num_waiting
+        num_preemptions = self._scheduler.num_preemptions
+        return WorkerLoad(num_running, num_waiting, table.num_free, table.num_pages, num_preemptions)

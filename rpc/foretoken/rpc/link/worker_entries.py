@@ -39,12 +39,13 @@ CoreCall = Callable[[CoreT], None]
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """Sequences at work, sequences waiting, KV pages."""
+    """Sequences at work, sequences waiting, KV pages, preemptions since the start."""
 
     num_running: int
     num_waiting: int
     num_free_pages: int
     num_pages: int
+    num_preemptions: int = 0
 
     def to_message(self) -> Load:
         return Load(
@@ -52,6 +53,7 @@ class WorkerLoad:
             waiting=self.num_waiting,
             free_pages=self.num_free_pages,
             total_pages=self.num_pages,
+            preemptions=self.num_preemptions,
         )
 
 
