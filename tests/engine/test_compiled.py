@@ -9,10 +9,11 @@ from foretoken.engine.batch import Segment
 from foretoken.engine.config import EngineConfig
 from foretoken.engine.runner import ModelRunner
 from foretoken.engine.self_check import forward_in_chunks, forward_together
-from foretoken.kernels.cpu.build import find_compiler
+from foretoken.kernels.build import find_compiler
+from foretoken.kernels.cpu import LIBRARY
 from tests.engine.tiny import CONFIGS, save_tiny
 
-pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
+pytestmark = pytest.mark.skipif(find_compiler(LIBRARY) is None, reason="no C++ compiler")
 
 
 def check(family: str, dtype: str, directory: Path) -> None:

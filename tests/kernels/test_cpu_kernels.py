@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from foretoken.kernels import cpu
-from foretoken.kernels.cpu import CpuKernels, build, load_cpu_kernels
+from foretoken.kernels import build, cpu
+from foretoken.kernels.cpu import CpuKernels, load_cpu_kernels
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3])
@@ -55,14 +55,14 @@ def test_each_row_goes_through_its_own_expert(kernels: CpuKernels, dtype: torch.
 def test_the_library_is_built_once_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[Path] = []
 
-    def compile_nothing(compiler: str, source: Path, library: Path) -> None:
-        compiled.append(library)
-        library.write_bytes(b"")
+    def compile_nothing(compiler: str, library: build.Library, path: Path) -> None:
+        compiled.append(path)
+        path.write_bytes(b"")
 
-    if build.find_compiler() is None:
+    if build.find_compiler(cpu.LIBRARY) is None:
         pytest.skip("no compiler")
     monkeypatch.setattr(build, "_compile", compile_nothing)
-    assert build.build_library(tmp_path) == build.build_library(tmp_path) == compiled[0]
+    assert build.build(cpu.LIBRARY, tmp_path) == build.build(cpu.LIBRARY, tmp_path) == compiled[0]
     assert len(compiled) == 1 and compiled[0].is_relative_to(tmp_path)
 
 
@@ -73,7 +73,7 @@ def test_without_a_compiler_the_reason_is_logged_once(
     monkeypatch.setattr(cpu, "_failure", None)
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert load_cpu_kernels(tmp_path) is None and load_cpu_kernels(tmp_path) is None
-    assert [record for record in caplog.records if "no C++ compiler" in record.getMessage()] == caplog.records
+    assert [record for record in caplog.records if "no compiler" in record.getMessage()] == caplog.records
 
 
 def test_a_compiler_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_compiler_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, tmp_pat
     broken.chmod(0o755)
     monkeypatch.setenv("CXX", str(broken))
     with pytest.raises(build.BuildError, match="raining"):
-        build.build_library(tmp_path / "cache")
+        build.build(cpu.LIBRARY, tmp_path / "cache")
     assert not list(tmp_path.glob("cache/**/*.so"))
 
 

@@ -22,8 +22,8 @@ from foretoken.engine.page_table import PageTable
 from foretoken.engine.row_linear import BlockLinear, replace_linears
 from foretoken.engine.self_check import check_against_eager, eager_logits, find_row_dependence, sample_sequences
 from foretoken.engine.step_costs import StepCost, measure_step_costs
+from foretoken.kernels.build import user_cache_dir
 from foretoken.kernels.cpu import CPU_DTYPES, CpuKernels, load_cpu_kernels
-from foretoken.kernels.cpu.build import user_cache_dir
 
 _LOG = logging.getLogger(__name__)
 

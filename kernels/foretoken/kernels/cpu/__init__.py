@@ -5,6 +5,7 @@ They are torch operators `torch.ops.foretoken.*` plus a few plain C functions. L
 
 import ctypes
 import logging
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from threading import Lock
@@ -14,11 +15,23 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from foretoken.kernels.cpu.build import BuildError, build_library
+from foretoken.kernels.build import BuildError, Library, build
 
-__all__ = ["CPU_DTYPES", "BuildError", "CpuCache", "CpuKernels", "load_cpu_kernels"]
+__all__ = ["CPU_DTYPES", "LIBRARY", "CpuCache", "CpuKernels", "load_cpu_kernels"]
 
 _LOG = logging.getLogger(__name__)
+
+_FOLDER = Path(__file__).parent
+_TORCH = Path(torch.__file__).parent
+LIBRARY = Library(
+    name="cpu-kernels",
+    source=_FOLDER / "ops.cpp",
+    headers=tuple(sorted(_FOLDER.glob("*.h"))),
+    compiler_variable="CXX",
+    compilers=("g++", "c++"),
+    flags=("-std=c++20", "-Wno-psabi", "-pthread", f"-isystem{_TORCH / 'include'}"),
+    links=(f"-L{_TORCH / 'lib'}", "-ltorch_cpu", "-lc10"),
+)
 
 CPU_DTYPES = (torch.bfloat16, torch.float32)
 """What the kernels compute in; always with float32 sums."""
@@ -95,7 +108,9 @@ def load_cpu_kernels(cache_dir: Path | None = None) -> CpuKernels | None:
     with _lock:
         if _loaded is None and _failure is None:
             try:
-                _loaded = CpuKernels(build_library(cache_dir))
+                if sys.platform != "linux":
+                    raise BuildError(f"the kernels are written for Linux, this is {sys.platform}")
+                _loaded = CpuKernels(build(LIBRARY, cache_dir))
             except (BuildError, OSError) as error:
                 _failure = str(error)
                 _LOG.warning("the CPU kernels are not available, their slow references run instead: %s", error)

@@ -7,24 +7,26 @@ no op's contract: arguments are validated by the ops.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import logging
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
 from functools import lru_cache
 from pathlib import Path
 
 import torch
 
+from foretoken.kernels.build import BuildError, Library, build
+
 _logger = logging.getLogger(__name__)
 
-_SOURCE = Path(__file__).with_name("kernels.c")
-# No contraction into fused multiply-adds: the bits are part of the contract.
-_FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
-_COMPILE_TIMEOUT_S = 60
+LIBRARY = Library(
+    name="native-kernels",
+    source=Path(__file__).with_name("kernels.c"),
+    headers=(),
+    compiler_variable="CC",
+    compilers=("cc", "gcc", "clang"),
+    # No contraction into fused multiply-adds: the bits are part of the contract.
+    flags=("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
+    links=("-lm",),
+)
 
 
 def is_available() -> bool:
@@ -124,14 +126,10 @@ def _loaded() -> ctypes.CDLL:
 
 @lru_cache(maxsize=1)
 def _library() -> ctypes.CDLL | None:
-    compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        _logger.info("no C compiler found: noise and sampling run on their torch references")
-        return None
     try:
-        library = ctypes.CDLL(str(_compiled(compiler)))
-    except (OSError, subprocess.SubprocessError) as error:
-        _logger.warning("compiling the native kernels failed (%s): the torch references run instead", error)
+        library = ctypes.CDLL(str(build(LIBRARY)))
+    except (BuildError, OSError) as error:
+        _logger.warning("the native kernels are not available, their torch references run instead: %s", error)
         return None
     integer, pointer, word = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int32
     library.foretoken_gumbel.argtypes = [integer, integer, pointer, pointer, ctypes.c_uint32, pointer]
@@ -141,43 +139,3 @@ def _library() -> ctypes.CDLL | None:
     library.foretoken_logits_adjust.argtypes = [integer, integer, pointer, word, pointer, integer, *[pointer] * 6]
     library.foretoken_logits_adjust.restype = ctypes.c_int32
     return library
-
-
-def _compiled(compiler: str) -> Path:
-    """Path of the shared library, compiled unless the cache has it for this source, compiler and processor."""
-    identity = "\n".join((_SOURCE.read_text(), compiler, " ".join(_FLAGS), platform.machine(), _processor()))
-    name = f"kernels-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
-    path = _cache_folder() / name
-    if not path.exists():
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            built = Path(folder) / name
-            subprocess.run(
-                [compiler, *_FLAGS, "-o", str(built), str(_SOURCE), "-lm"],
-                check=True,
-                capture_output=True,
-                timeout=_COMPILE_TIMEOUT_S,
-            )
-            os.replace(built, path)  # atomic: several processes may build at once
-    return path
-
-
-def _cache_folder() -> Path:
-    """A folder of this user's alone; loading code from one that others can write would be a hole."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "foretoken"
-    try:
-        base.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = base.stat()
-        if os.access(base, os.W_OK) and status.st_uid == os.getuid() and not status.st_mode & 0o022:
-            return base
-    except (OSError, RuntimeError):
-        pass
-    return Path(tempfile.mkdtemp(prefix="foretoken-"))
-
-
-def _processor() -> str:
-    """What -march=native depends on."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return "\n".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))

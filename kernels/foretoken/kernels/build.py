@@ -1,0 +1,117 @@
+"""Compiles the CPU kernels with the machine's own compiler, once, and keeps the libraries in the user's cache.
+
+A file name carries a hash of sources, compiler, flags, processor and torch, so that nothing stale is ever loaded.
+It does not know what the kernels do.
+"""
+
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+_LOG = logging.getLogger(__name__)
+_COMMON_FLAGS = ("-O3", "-march=native", "-shared", "-fPIC")
+_TIMEOUT_S = 600
+
+
+class BuildError(Exception):
+    """A library cannot be compiled here; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """What to compile."""
+
+    name: str
+    source: Path
+    headers: tuple[Path, ...]
+    """Files the source includes; their text counts for the hash."""
+    compiler_variable: str
+    """Environment variable that names the compiler: CC or CXX."""
+    compilers: tuple[str, ...]
+    """Looked for on the search path when the variable is not set."""
+    flags: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()
+    """Arguments after the source."""
+
+
+def user_cache_dir() -> Path:
+    """Where this user's caches lie: XDG_CACHE_HOME or the platform's default, then `foretoken`."""
+    given = os.environ.get("XDG_CACHE_HOME")
+    if given:
+        return Path(given) / "foretoken"
+    return Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "foretoken"
+
+
+def find_compiler(library: Library) -> str | None:
+    """Path of the library's compiler, None when this machine has none."""
+    given = os.environ.get(library.compiler_variable)
+    names = (given,) if given else library.compilers
+    return next((path for name in names if (path := shutil.which(name))), None)
+
+
+def build(library: Library, cache_dir: Path | None = None) -> Path:
+    """The shared library, compiled now unless the cache holds it.
+
+    Raises:
+        BuildError: no compiler, or the compiler's own complaint.
+    """
+    compiler = find_compiler(library)
+    if compiler is None:
+        names = ", ".join((library.compiler_variable, *library.compilers))
+        raise BuildError(f"no compiler for {library.name} was found ({names})")
+    path = _private_folder(cache_dir or user_cache_dir()) / f"{library.name}-{_key(compiler, library)}.so"
+    if not path.is_file():
+        _compile(compiler, library, path)
+    return path
+
+
+def _private_folder(wanted: Path) -> Path:
+    """`wanted` if it is this user's alone, else a temporary one: loading code that others can write would be a hole."""
+    try:
+        wanted.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = wanted.stat()
+        if os.access(wanted, os.W_OK) and status.st_uid == os.getuid() and not status.st_mode & 0o022:
+            return wanted
+    except OSError as error:
+        _LOG.debug("no cache in %s: %s", wanted, error)
+    return Path(tempfile.mkdtemp(prefix="foretoken-"))
+
+
+def _key(compiler: str, library: Library) -> str:
+    digest = hashlib.sha256()
+    for source in (library.source, *library.headers):
+        digest.update(source.read_bytes())
+    # What -march=native means here; compilers without this option (clang) are told apart by their version alone.
+    target = _output([compiler, "-march=native", "-Q", "--help=target"], allow_failure=True)
+    for part in (_output([compiler, "--version"]), target, torch.__version__, platform.machine(), *library.flags):
+        digest.update(b"\0" + part.encode())
+    return digest.hexdigest()[:24]
+
+
+def _compile(compiler: str, library: Library, path: Path) -> None:
+    """Into a temporary file, then an atomic rename: two processes may build at once."""
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix="building-") as scratch:
+        made = Path(scratch) / path.name
+        _LOG.info("compiling %s: %s", library.name, path)
+        _output([compiler, *_COMMON_FLAGS, *library.flags, str(library.source), "-o", str(made), *library.links])
+        made.replace(path)
+
+
+def _output(command: Sequence[str], *, allow_failure: bool = False) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"{command[0]}: {error}") from error
+    if done.returncode and not allow_failure:
+        raise BuildError(f"{command[0]} failed: {done.stderr.strip()[-2000:]}")
+    return done.stdout
