@@ -32,6 +32,8 @@ def check(family: str, dtype: str, directory: Path) -> None:
         assert (whole.float() - plain.float()).abs().mean().item() < scale * limit
         for chunk_rows in (1, 2, 5, 16, 33):
             assert torch.equal(forward_in_chunks(compiled, ids, chunk_rows), whole)
+    unchecked = ModelRunner.load(EngineConfig(saved, dtype=dtype, num_pages=64, compile="on", self_check=False))  # type: ignore[arg-type]
+    assert torch.equal(forward_in_chunks(unchecked, sequences[0], 7), together[0])  # compiled, not eager
     page_ids, _ = compiled.page_table.allocate(range(8))
     assert compiled.forward([Segment(page_ids, 0, [1, 2, 3], 0)]).shape == (0, 101)
 

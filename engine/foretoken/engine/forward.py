@@ -75,6 +75,11 @@ class CpuForward:
         self.model_call: ModelCall = call_redirected
         self._redirected: tuple[BareProducts, ModelCall] | None = (bare_products, call)  # until the first forward
 
+    def use(self, model_call: ModelCall) -> None:
+        """Call the model in another way from now on."""
+        self.model_call = model_call
+        self._redirected = None
+
     def begin(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Begin the batch's step on this thread and return the model call's arguments."""
         self._cache.begin_step(batch.layout, batch.num_rows, batch.num_segments)

@@ -117,9 +117,8 @@ class ModelRunner:
             example = build_batch(
                 [Segment(page_ids, 0, sequences[0][:_EXAMPLE_ROWS], _EXAMPLE_LOGITS)], self.page_table.page_size, 256
             )
-            forward.model_call = compile_call(
-                eager_call, forward.begin(example), model, config.cache_dir or user_cache_dir()
-            )
+            arguments = forward.begin(example)
+            forward.use(compile_call(eager_call, arguments, model, config.cache_dir or user_cache_dir()))
             reason = self._find_fault(sequences, expected) if config.self_check else None
         except Exception as error:  # tracer and compiler raise many types; an eager forward is always correct
             _LOG.debug("compilation failed", exc_info=True)
@@ -129,7 +128,7 @@ class ModelRunner:
         if reason is None:
             self.is_compiled = True
             return
-        forward.model_call = eager_call
+        forward.use(eager_call)
         if config.compile == "on":
             raise ModelRefusedError(f"the model cannot be compiled: {reason}")
         _LOG.warning("the model runs eagerly, which is slower: %s", reason)
