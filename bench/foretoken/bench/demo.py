@@ -26,6 +26,7 @@ from rich.text import Text
 
 from foretoken.bench.baseline import PLAIN, Baseline, BaselineSampling
 from foretoken.bench.machine import describe_hardware, describe_versions
+from foretoken.bench.matrix import NO_DRAFTER
 from foretoken.bench.near_tie import first_difference, is_near_tie
 from foretoken.bench.prompts import OWN_PROMPTS, load_prompts
 from foretoken.bench.streams import sampling, speculation
@@ -106,7 +107,7 @@ class Demo:
             self._answer(client, is_drafted)
 
     def _answer(self, client: Client, is_drafted: bool) -> Timed:
-        how = speculation(self._options.drafter if is_drafted else "none")
+        how = speculation(self._options.drafter if is_drafted else NO_DRAFTER)
         start = perf_counter()
         completion = client.complete(self._prompt, sampling=self._sampling(), speculation=how)
         return Timed(completion, perf_counter() - start)
@@ -116,13 +117,14 @@ class Demo:
         columns = {"with speculation": Text(), "without": Text()}
         tokens: list[Token] = []
         with Live(_beside(columns), console=self._console, auto_refresh=False) as live:
-            for column, drafter in zip(columns.values(), (self._options.drafter, "none"), strict=True):
+            for column, drafter in zip(columns.values(), (self._options.drafter, NO_DRAFTER), strict=True):
                 answer = client.generate(self._prompt, sampling=self._sampling(), speculation=speculation(drafter))
                 for piece in answer:
                     for token in piece.tokens:
                         column.append(token.text, STYLES.get(token.provenance, STYLES["unknown"]))
                     live.update(_beside(columns), refresh=True)
-                tokens += answer.result().tokens
+                tokens += answer.result().tokens if drafter != NO_DRAFTER else ()
+        self._console.print()
         self._console.print(legend(tokens))
 
     def _check_against_transformers(self) -> tuple[bool, str]:

@@ -139,6 +139,7 @@ def report(options: Options, measurements: Measurements, info: ModelInfo) -> dic
             "block_efficiency": round(sum(s.num_emitted_tokens for s in stats) / max(1, num_forwards), 3),
             "acceptance_rate": round(sum(s.num_accepted_tokens for s in stats) / max(1, num_drafted), 3),
             "acceptance_per_position": _acceptance_per_position(stats),
+            "round_ms": _round_times(stats),
             "router_overhead_ms": {"p50": round(1000 * median(overheads), 3) if overheads else None},
             "target_step_ms": _step_times(info),
         }
@@ -156,6 +157,20 @@ def _acceptance_per_position(stats: Sequence[SpeculationStats]) -> list[float]:
             accepted[position] += num_accepted
             drafted[position] += num_drafted
     return [round(a / d, 3) for a, d in zip(accepted, drafted, strict=True) if d]
+
+
+def _round_times(stats: Sequence[SpeculationStats]) -> dict[str, float]:
+    """Where the mean drafted round goes, milliseconds; the two verify figures are per target forward."""
+    num_drafts = max(1, sum(s.num_drafts for s in stats))
+    num_forwards = max(1, sum(s.num_verify_forwards for s in stats))
+    seconds = {
+        "whole": sum(s.round_s for s in stats) / num_drafts,
+        "draft_queue": sum(s.draft_queue_s for s in stats) / num_drafts,
+        "draft_forward": sum(s.draft_forward_s for s in stats) / num_drafts,
+        "verify_queue": sum(s.verify_queue_s for s in stats) / num_forwards,
+        "verify_forward": sum(s.verify_forward_s for s in stats) / num_forwards,
+    }
+    return {name: round(1000 * value, 3) for name, value in seconds.items()}
 
 
 def _step_times(info: ModelInfo) -> dict[str, float]:
