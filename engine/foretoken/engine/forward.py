@@ -26,6 +26,9 @@ _ROW_MULTIPLE = 4  # stock matrix products are equal per row only for row counts
 class Forward(Protocol):
     """Runs one batch: writes its KV, returns logits [len(batch.logit_rows), V]."""
 
+    name: str
+    """Device and kernels: what the bits depend on besides weights and batch."""
+
     def __call__(self, batch: Batch) -> Tensor: ...
 
 
@@ -59,6 +62,9 @@ class CpuForward:
     """Eager or compiled model call over the CPU kernels; no padding is needed. Changes the model's layers in place."""
 
     def __init__(self, model: Any, kernels: CpuKernels, pool: KvPool) -> None:
+        self.name = (
+            f"cpu {torch.backends.cpu.get_cpu_capability()}, {'tile' if kernels.has_tiles else 'vector'} kernels"
+        )
         self._cache: CpuCache = kernels.create_cache(pool.keys, pool.values)
         context = CpuContext()
         use_packed_experts(model)
@@ -103,6 +109,9 @@ class ReferenceForward:
     """Eager model call over the torch references, on any device; rows padded to a multiple."""
 
     def __init__(self, model: Any, pool: KvPool, scratch_page: int) -> None:
+        is_cuda = model.device.type == "cuda"
+        device = torch.cuda.get_device_name(model.device) if is_cuda else torch.backends.cpu.get_cpu_capability()
+        self.name = f"{model.device.type} {device}, reference kernels"
         self._model = model
         self._pool = pool
         self._scratch_page = scratch_page  # belongs to nobody: padding rows write there

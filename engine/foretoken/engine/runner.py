@@ -87,6 +87,11 @@ class ModelRunner:
         _LOG.info("model loaded: %s, %s, %d KV pages", info.model_id, info.dtype, num_pages)
         return runner
 
+    @property
+    def numerics(self) -> str:
+        """Name of the arithmetic: runners with equal weights, dtype and name give equal bits."""
+        return f"{self._forward.name}, {'compiled' if self.is_compiled else 'eager'}, torch {torch.__version__}"
+
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment]) -> Tensor:
         """Write the KV of the segments' tokens and return logits [sum(num_logits), V] in the model's dtype.

@@ -39,11 +39,12 @@ class WorkerIdentity:
     weights_fingerprint: str
     dtype: str
     tensor_parallel_degree: int
+    numerics: str
 
     @classmethod
     def of(cls, hello: WorkerHello) -> WorkerIdentity:
         """The identity a handshake announces."""
-        return cls(hello.weights_fingerprint, hello.dtype, max(1, hello.tensor_parallel_degree))
+        return cls(hello.weights_fingerprint, hello.dtype, max(1, hello.tensor_parallel_degree), hello.numerics)
 
 
 class VerifyWorker:
@@ -246,5 +247,5 @@ def _for_session(error: ForetokenError) -> Exception:
 def _describe(identity: WorkerIdentity) -> str:
     return (
         f"weights {identity.weights_fingerprint[:16]}, {identity.dtype}, "
-        f"tensor parallel {identity.tensor_parallel_degree}"
+        f"tensor parallel {identity.tensor_parallel_degree}, {identity.numerics or 'arithmetic not named'}"
     )

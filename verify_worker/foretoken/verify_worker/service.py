@@ -64,6 +64,7 @@ def _load(settings: VerifyWorkerSettings, results: VerifyResults, hello: WorkerH
             supports_trees=False,
             max_draft_tokens=settings.max_draft_tokens,
             page_size=settings.page_size,
+            numerics=runner.numerics,
         )
     )
     scheduler = Scheduler(runner.page_table, settings.max_batch_rows, settings.max_prefill_rows)
