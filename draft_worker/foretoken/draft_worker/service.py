@@ -8,6 +8,7 @@ from foretoken.draft_worker.handler import DraftLinkHandler, DraftResults
 from foretoken.draft_worker.model_drafter import ModelDrafter
 from foretoken.draft_worker.ngram_drafter import NgramDrafter
 from foretoken.draft_worker.settings import DraftWorkerSettings
+from foretoken.engine.config import EngineConfig
 from foretoken.engine.errors import ModelRefusedError
 from foretoken.engine.model_thread import ModelThread
 from foretoken.engine.runner import ModelRunner
@@ -51,7 +52,9 @@ async def run(settings: DraftWorkerSettings) -> None:
 def _load(settings: DraftWorkerSettings, results: DraftResults, hello: WorkerHello) -> DraftCore:
     """The core, and the hello filled in; runs on the model thread."""
     progress = LoadProgress(settings.ready_file)
-    runner = ModelRunner.load(settings.engine, progress) if "model" in settings.drafters else None
+    runner = (
+        ModelRunner.load(EngineConfig(**settings.engine_options()), progress) if "model" in settings.drafters else None
+    )
     drafters: dict[str, Drafter] = {}
     for name in settings.drafters:
         if name == "model":

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from foretoken.engine.config import EngineConfig
 from foretoken.engine.errors import ModelRefusedError
 from foretoken.engine.model_thread import ModelThread
 from foretoken.engine.runner import ModelRunner
@@ -51,7 +52,7 @@ async def run(settings: VerifyWorkerSettings) -> None:
 def _load(settings: VerifyWorkerSettings, results: VerifyResults, hello: WorkerHello) -> VerifyCore:
     """The core, and the hello filled in; runs on the model thread."""
     progress = LoadProgress(settings.ready_file)
-    runner = ModelRunner.load(settings.engine, progress)
+    runner = ModelRunner.load(EngineConfig(**settings.engine_options(), max_context=settings.max_context), progress)
     progress("measuring step times", 1.0)
     hello.CopyFrom(
         worker_hello(

@@ -1,0 +1,48 @@
+"""The options both kinds of worker share: which model, in which arithmetic, with how much memory and how large batches.
+
+Knows the options' names and bounds, not the engine that honours them.
+"""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from foretoken.rpc.settings import ServiceSettings
+
+_ENGINE_FIELDS = (
+    *("model", "revision", "dtype", "device", "num_pages", "kv_memory_bytes", "page_size"),
+    *("max_batch_rows", "compile", "cache_dir"),
+)
+
+
+class WorkerSettings(ServiceSettings):
+    """Options of a process that runs a model."""
+
+    model: str = Field(description="Model: a directory in Hugging Face format, or a hub id.")
+    revision: str | None = Field(None, description="Hub revision of the model.")
+    dtype: Literal["bfloat16", "float16", "float32", "auto"] = Field(
+        "bfloat16", description="Type of weights, activations and KV; auto = the checkpoint's own."
+    )
+    device: str = Field("cpu", description="Torch device of the model, e.g. cpu or cuda:0.")
+    threads: int | None = Field(None, ge=1, le=1024, description="CPU threads of a forward; default: torch's choice.")
+    compile: Literal["auto", "on", "off"] = Field(
+        "auto", description="Compile the model's step; off = eager. auto compiles where it can be done."
+    )
+    num_pages: int | None = Field(None, ge=1, description="KV pages; default: what --kv-memory-bytes holds.")
+    kv_memory_bytes: int = Field(1 << 30, ge=1 << 20, description="Memory for KV pages, bytes.")
+    page_size: int = Field(16, ge=1, le=1024, description="Slots of a KV page, tokens.")
+    max_sequences: int = Field(64, ge=1, le=4096, description="Sequences held open at once; more are refused.")
+    max_draft_tokens: int = Field(16, ge=1, le=512, description="Most draft tokens of one block.")
+    max_batch_rows: int = Field(256, ge=2, le=16384, description="Most tokens of one forward.")
+    max_prefill_rows: int = Field(
+        64, ge=1, le=16384, description="Most prompt tokens of a forward while other sequences are at work."
+    )
+    worker_id: str = Field("", description="Name of this worker in logs; default: made from role, host and pid.")
+    cache_dir: Path | None = Field(
+        None, description="Where compiled code is kept; default: the user's cache directory."
+    )
+
+    def engine_options(self) -> dict[str, Any]:
+        """The keyword arguments of `foretoken.engine.config.EngineConfig`."""
+        return {name: getattr(self, name) for name in _ENGINE_FIELDS} | {"num_threads": self.threads}
