@@ -302,6 +302,7 @@ async def test_a_router_that_does_not_read_loses_its_link_only(start_worker, sta
     call = raw_call(worker.address)
     await call.write(GOOD_HELLO)
     await call.read()
+    await eventually(lambda: len(worker.handler.links) == 2)
     peer = worker.handler.links[1]
     for _ in range(200):
         peer.send(VerifyLinkResponse(verdicts=[Verdict(sequence_id=1, features=b"x" * 500_000)]))
