@@ -148,7 +148,8 @@ samples that share their noise, which is the acceptance rule of coupled verifica
   constant to 40 %, then linear to zero; bfloat16 autocast; seed {facts.seed}.
 - **Draft**: from scratch on the same text and schedule, 0.9 KL(target || draft) + 0.1 cross-entropy over the whole
   vocabulary.
-- **Where**: {_hardware(facts)}; {versions}.
+- **Where**: {_hardware(facts)};
+  {versions}.
 
 A budget in minutes depends on the machine's speed and is not reproducible to the bit; one in tokens
 (`--target-tokens`, `--draft-tokens`) is, on one machine.
