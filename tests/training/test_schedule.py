@@ -16,8 +16,8 @@ def test_the_rate_rises_stays_and_falls_to_zero() -> None:
 
 
 def test_windows_are_short_for_eighty_percent() -> None:
-    assert sum(window_tokens(fraction, 256, 1024) == 256 for fraction in FRACTIONS) == 800
-    assert window_tokens(0.0, 256, 1024) == 256 and window_tokens(0.999, 256, 1024) == 1024
+    assert sum(window_tokens(fraction, 256, 1024, 0.8) == 256 for fraction in FRACTIONS) == 800
+    assert window_tokens(0.0, 256, 1024, 0.8) == 256 and window_tokens(0.999, 256, 1024, 0.8) == 1024
 
 
 def test_a_budget_counts_tokens_or_minutes() -> None:

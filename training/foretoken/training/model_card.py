@@ -31,6 +31,8 @@ class TrainedModel:
     progress: Progress
     position_losses: torch.Tensor
     """Held-out loss in nats at every position, `[window]`."""
+    long_from: float
+    """Fraction of the budget after which it saw windows of 1024 tokens."""
 
 
 @dataclass(frozen=True)
@@ -143,11 +145,11 @@ samples that share their noise, which is the acceptance rule of coupled verifica
   To train on: {training["files"]} files, {training["bytes"] / 1e6:.1f} MB, {training["tokens"] / 1e6:.2f}M tokens.
   Held out: {held_out["files"]} files, {held_out["tokens"] / 1e3:.0f}k tokens (index % 25 == 7, outside `test/`).
   Corpus {facts.corpus["fingerprint"]}.
-- **Target**: next-token prediction. Windows of 256 tokens for the first 80 % of the budget, 1024 for the rest;
-  batches of {facts.batch_tokens} tokens; Muon for the hidden matrices, AdamW for embeddings and norms; 2 % warm-up,
+- **Target**: next-token prediction. Windows of 256 tokens for the first {100 * target.long_from:.0f} % of the budget,
+  1024 for the rest; batches of {facts.batch_tokens} tokens; Muon for the hidden matrices, AdamW for embeddings and norms; 2 % warm-up,
   constant to 40 %, then linear to zero; bfloat16 autocast; seed {facts.seed}.
-- **Draft**: from scratch on the same text and schedule, 0.9 KL(target || draft) + 0.1 cross-entropy over the whole
-  vocabulary.
+- **Draft**: from scratch on the same text, 0.9 KL(target || draft) + 0.1 cross-entropy over the whole vocabulary;
+  windows of 1024 tokens after {100 * draft.long_from:.0f} % of the budget, all else as for the target.
 - **Where**: {_hardware(facts)};
   {versions}.
 

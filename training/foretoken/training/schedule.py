@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 WARMUP_FRACTION = 0.02
 DECAY_FROM = 0.4
-LONG_FROM = 0.8
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,6 @@ def learning_rate_scale(fraction: float) -> float:
     return min(1.0, (1 - fraction) / (1 - DECAY_FROM))
 
 
-def window_tokens(fraction: float, short: int, long: int) -> int:
-    """Window length: `short` for the first 80 % of the budget, `long` for the rest."""
-    return short if fraction < LONG_FROM else long
+def window_tokens(fraction: float, short: int, long: int, long_from: float) -> int:
+    """Window length: `short` until `long_from` of the budget is spent, `long` for the rest."""
+    return short if fraction < long_from else long

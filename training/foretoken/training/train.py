@@ -38,6 +38,8 @@ class TrainSettings:
     weight_decay: float = 0.02
     short_window: int = 256
     long_window: int = 1024
+    long_from: float = 0.8
+    """Fraction of the budget after which windows are long."""
     checkpoint_every_s: float = 240.0
     log_every_s: float = 20.0
     compile: bool = False
@@ -103,7 +105,7 @@ def train(
     logged_tokens = progress.num_tokens
     num_steps_left = stop_after_steps
     while (fraction := settings.budget.fraction(progress.num_tokens, progress.elapsed_s)) < 1 and num_steps_left != 0:
-        length = window_tokens(fraction, settings.short_window, settings.long_window)
+        length = window_tokens(fraction, settings.short_window, settings.long_window, settings.long_from)
         inputs, targets = (ids.to(device) for ids in windows.batch(progress.num_steps, length))
         loss = step_loss(model, inputs, targets)
         torch.autograd.backward(loss)
