@@ -29,9 +29,6 @@ GEN_AI_REQUEST_MAX_TOKENS = "gen_ai.request.max_tokens"
 GEN_AI_REQUEST_TEMPERATURE = "gen_ai.request.temperature"
 GEN_AI_REQUEST_TOP_K = "gen_ai.request.top_k"
 GEN_AI_REQUEST_TOP_P = "gen_ai.request.top_p"
-GEN_AI_REQUEST_SEED = "gen_ai.request.seed"
-GEN_AI_REQUEST_FREQUENCY_PENALTY = "gen_ai.request.frequency_penalty"
-GEN_AI_REQUEST_PRESENCE_PENALTY = "gen_ai.request.presence_penalty"
 GEN_AI_RESPONSE_FINISH_REASONS = "gen_ai.response.finish_reasons"
 GEN_AI_USAGE_INPUT_TOKENS = "gen_ai.usage.input_tokens"
 GEN_AI_USAGE_OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
@@ -43,17 +40,12 @@ OPERATION_CHAT = "chat"
 REQUEST_ID = "foretoken.request_id"
 SEQUENCE_ID = "foretoken.sequence_id"
 TENANT = "foretoken.tenant"
-WORKER_ADDRESS = "foretoken.worker.address"
 WORKER_ROLE = "foretoken.worker.role"
 DRAFTER = "foretoken.drafter"
-VERIFICATION_MODE = "foretoken.verification_mode"
 NUM_DRAFT_TOKENS = "foretoken.num_draft_tokens"
 NUM_ACCEPTED = "foretoken.num_accepted"
 DRAFT_POSITION = "foretoken.draft_position"
-OUTCOME = "foretoken.outcome"
-LOOKUP_HIT = "foretoken.lookup_hit"
 QUEUE_MS = "foretoken.queue_ms"
-FORWARD_MS = "foretoken.forward_ms"
 
 # Generation metrics (semantic conventions), seconds.
 METRIC_REQUEST_DURATION = "gen_ai.server.request.duration"
@@ -73,14 +65,6 @@ METRIC_REQUESTS_RUNNING = "foretoken.requests.running"
 METRIC_REQUESTS_WAITING = "foretoken.requests.waiting"
 METRIC_ROUND_DURATION = "foretoken.round.duration"
 METRIC_ROUND_OVERHEAD = "foretoken.round.overhead"
-METRIC_FORWARD_DURATION = "foretoken.worker.forward.duration"
-METRIC_QUEUE_DURATION = "foretoken.worker.queue.duration"
-METRIC_FORWARD_ROWS = "foretoken.worker.forward.rows"
-METRIC_PAGES_FREE = "foretoken.worker.pages.free"
-METRIC_PAGES_TOTAL = "foretoken.worker.pages.total"
-METRIC_SEQUENCES_RUNNING = "foretoken.worker.sequences.running"
-METRIC_SEQUENCES_WAITING = "foretoken.worker.sequences.waiting"
-METRIC_PREEMPTIONS = "foretoken.worker.preemptions"
 
 SECONDS_BUCKETS = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.075, 0.1),
@@ -93,7 +77,5 @@ SECONDS_METRICS = (
     METRIC_TIME_PER_OUTPUT_TOKEN,
     METRIC_ROUND_DURATION,
     METRIC_ROUND_OVERHEAD,
-    METRIC_FORWARD_DURATION,
-    METRIC_QUEUE_DURATION,
 )
 """Metrics that take `SECONDS_BUCKETS`."""
