@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from foretoken.bench.fake_model import FakeCursor, FakeModel
-from foretoken.bench.fake_worker import FakeLink, FakeWorker
+from foretoken.bench.fake_worker import LOOPBACK, FakeLink, FakeWorker
 from foretoken.v1.draft_pb2 import DraftedBlock, DraftLinkRequest, DraftLinkResponse, DraftRequest
 from foretoken.v1.draft_pb2_grpc import add_DraftServiceServicer_to_server
 from foretoken.v1.types_pb2 import (
@@ -82,8 +82,15 @@ class FakeDraftWorker(FakeWorker):
 
     role = "draft"
 
-    def __init__(self, model: FakeModel, hello: WorkerHello, agreement: float = 0.8, step_s: float = 0.0) -> None:
-        super().__init__(hello, step_s)
+    def __init__(
+        self,
+        model: FakeModel,
+        hello: WorkerHello,
+        agreement: float = 0.8,
+        step_s: float = 0.0,
+        host: str = LOOPBACK,
+    ) -> None:
+        super().__init__(hello, step_s, host)
         self.model = model
         self.agreement = agreement
         self.faults = DraftFaults()

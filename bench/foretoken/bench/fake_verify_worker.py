@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 
 from foretoken.bench.fake_model import FakeCursor, FakeModel
-from foretoken.bench.fake_worker import FakeLink, FakeWorker
+from foretoken.bench.fake_worker import LOOPBACK, FakeLink, FakeWorker
 from foretoken.v1.types_pb2 import (
     VERIFICATION_MODE_COUPLED,
     Drain,
@@ -85,8 +85,8 @@ class FakeVerifyWorker(FakeWorker):
 
     role = "verify"
 
-    def __init__(self, model: FakeModel, hello: WorkerHello, step_s: float = 0.0) -> None:
-        super().__init__(hello, step_s)
+    def __init__(self, model: FakeModel, hello: WorkerHello, step_s: float = 0.0, host: str = LOOPBACK) -> None:
+        super().__init__(hello, step_s, host)
         self.model = model
         self.faults = VerifyFaults()
         self.num_blocks = 0

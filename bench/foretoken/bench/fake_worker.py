@@ -26,6 +26,7 @@ _NO_SETTING = (
     "max_new_tokens",
     "min_new_tokens",
 )
+LOOPBACK = "127.0.0.1"
 _starts = itertools.count(1)
 
 
@@ -42,8 +43,9 @@ class FakeWorker(ABC):
 
     role = ""
 
-    def __init__(self, hello: WorkerHello, step_s: float = 0.0) -> None:
-        """`step_s` is the pretended duration of a forward."""
+    def __init__(self, hello: WorkerHello, step_s: float = 0.0, host: str = LOOPBACK) -> None:
+        """`step_s` is the pretended duration of a forward; `host` an address or `unix:/PATH`."""
+        self.host = host
         self.hello = hello
         self.step_s = step_s
         self.violations: list[str] = []
@@ -62,7 +64,7 @@ class FakeWorker(ABC):
     @property
     def address(self) -> str:
         """Where it listens."""
-        return f"127.0.0.1:{self.port}"
+        return self.host if self.host.startswith("unix:") else f"{self.host}:{self.port}"
 
     @property
     def num_open(self) -> int:
@@ -74,7 +76,7 @@ class FakeWorker(ABC):
         self.hello.worker_id = f"fake-{next(_starts)}"
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         self._register(self._server)
-        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        self.port = self._server.add_insecure_port(self.address)
         await self._server.start()
         self._stepper = asyncio.ensure_future(self._run_steps())
 

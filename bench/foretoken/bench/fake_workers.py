@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import signal
 from pathlib import Path
 
@@ -16,21 +15,27 @@ from foretoken.bench.fake_model import FakeModel
 from foretoken.bench.fake_verify_worker import FakeVerifyWorker, verify_hello
 from foretoken.router.tokenizer import Tokenizer
 
+READY_FILE = "ready"
+
 
 async def run(arguments: argparse.Namespace) -> None:
     """Serve until SIGTERM or SIGINT."""
     tokenizer = Tokenizer.load(arguments.tokenizer)
     model = FakeModel(vocab_size=tokenizer.vocab_size)
     step_s = arguments.step_ms / 1000
-    verifier = FakeVerifyWorker(model, verify_hello(model, tokenizer.hash, max_sequences=1024), step_s)
+    verifier = FakeVerifyWorker(
+        model, verify_hello(model, tokenizer.hash, max_sequences=1024), step_s, f"unix:{arguments.folder}/verify.sock"
+    )
     drafter = FakeDraftWorker(
-        model, draft_hello(model, tokenizer.hash, max_sequences=1024), arguments.agreement, step_s
+        model,
+        draft_hello(model, tokenizer.hash, max_sequences=1024),
+        arguments.agreement,
+        step_s,
+        f"unix:{arguments.folder}/draft.sock",
     )
     await verifier.start()
     await drafter.start()
-    partial = arguments.ready_file.with_suffix(".partial")
-    partial.write_text(json.dumps({"verify": verifier.port, "draft": drafter.port}) + "\n")
-    partial.replace(arguments.ready_file)
+    (arguments.folder / READY_FILE).touch()
     stopped = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stopped.set)
@@ -46,7 +51,9 @@ def main() -> None:
     """Parse options and run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokenizer", required=True, help="directory or hub id, for vocabulary size and hash")
-    parser.add_argument("--ready-file", type=Path, required=True, help='file for {"verify": PORT, "draft": PORT}')
+    parser.add_argument(
+        "--folder", type=Path, required=True, help=f"for the sockets verify.sock and draft.sock, and then {READY_FILE}"
+    )
     parser.add_argument("--agreement", type=float, default=0.8, help="probability that a drafted token is right")
     parser.add_argument("--step-ms", type=float, default=0.0, help="pretended duration of a forward")
     asyncio.run(run(parser.parse_args()))

@@ -23,29 +23,29 @@ from typing import Any
 
 import psutil
 
+from foretoken.bench.fake_workers import READY_FILE
 from foretoken.bench.machine import describe_hardware, describe_versions
 from foretoken.bench.prompts import OWN_PROMPTS, load_prompts
 from foretoken.bench.streams import TimedCompletion, generate, run_bounded, sampling, speculation
-from foretoken.cli.service_process import ServiceProcess
+from foretoken.cli.service_process import ServiceProcess, service_environment
 from foretoken.client import AsyncClient
 
 READY_TIMEOUT_S = 60.0
 
 
 @asynccontextmanager
-async def fake_workers(tokenizer: str, step_ms: float, folder: Path) -> AsyncIterator[dict[str, int]]:
-    """Fake workers in a process of their own; gives the ports of "verify" and "draft"."""
-    ready_file = folder / "fake_workers.ready"
+async def fake_workers(tokenizer: str, step_ms: float, folder: Path) -> AsyncIterator[None]:
+    """Fake workers in a process of their own, on the sockets `verify.sock` and `draft.sock` of `folder`."""
     command = [sys.executable, "-m", "foretoken.bench.fake_workers", "--tokenizer", tokenizer]
-    command += ["--step-ms", str(step_ms), "--ready-file", str(ready_file)]
-    process = await asyncio.create_subprocess_exec(*command, stdin=subprocess.DEVNULL)
+    command += ["--step-ms", str(step_ms), "--folder", str(folder)]
+    process = await asyncio.create_subprocess_exec(*command, stdin=subprocess.DEVNULL, env=service_environment())
     try:
         async with asyncio.timeout(READY_TIMEOUT_S):
-            while not ready_file.exists():
+            while not (folder / READY_FILE).exists():
                 if process.returncode is not None:
                     raise RuntimeError(f"the fake workers ended with status {process.returncode}")
                 await asyncio.sleep(0.05)
-        yield json.loads(ready_file.read_text())
+        yield
     finally:
         if process.returncode is None:
             process.terminate()
@@ -54,9 +54,9 @@ async def fake_workers(tokenizer: str, step_ms: float, folder: Path) -> AsyncIte
 
 
 @asynccontextmanager
-async def router(tokenizer: str, ports: dict[str, int], folder: Path) -> AsyncIterator[ServiceProcess]:
+async def router(tokenizer: str, folder: Path) -> AsyncIterator[ServiceProcess]:
     """A real router over the fake workers."""
-    arguments = [part for role, port in ports.items() for part in (f"--{role}", f"127.0.0.1:{port}")]
+    arguments = [part for role in ("verify", "draft") for part in (f"--{role}", f"unix:{folder}/{role}.sock")]
     service = ServiceProcess("router", "foretoken.router", [*arguments, "--tokenizer", tokenizer], directory=folder)
     service.start()
     try:
@@ -114,8 +114,8 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="foretoken-") as name:
         folder = Path(name)
         async with (
-            fake_workers(options.tokenizer, options.step_ms, folder) as ports,
-            router(options.tokenizer, ports, folder) as service,
+            fake_workers(options.tokenizer, options.step_ms, folder),
+            router(options.tokenizer, folder) as service,
             AsyncClient(service.address) as client,
         ):
             process = psutil.Process(service.pid)

@@ -19,6 +19,7 @@ from foretoken.client import Client, ClientTls
 
 LOOPBACK = "127.0.0.1"
 _POLL_S = 0.02
+_MAX_SOCKET_PATH_BYTES = 100
 VERIFY_MODULE = "foretoken.verify_worker"
 DRAFT_MODULE = "foretoken.draft_worker"
 ROUTER_MODULE = "foretoken.router"
@@ -47,7 +48,7 @@ class LocalServicesConfig:
     host: str = LOOPBACK
     """Address the router listens on; workers are reachable from this machine only."""
     port: int = 0
-    """Of the router; 0 = any free one. Workers always take free ones."""
+    """Of the router; 0 = any free one. Workers listen on Unix sockets."""
     verify_options: Sequence[str] = ()
     """Further command-line options of the verify workers."""
     draft_options: Sequence[str] = ()
@@ -163,14 +164,19 @@ class LocalServices:
 
     def _start(self, role: str, module: str, arguments: Sequence[str], count: int) -> list[ServiceProcess]:
         names = [role] if count == 1 else [f"{role}-{index}" for index in range(1, count + 1)]
-        host, port = (self.config.host, self.config.port) if role == "router" else (LOOPBACK, 0)
         started = []
         for name in names:
+            host, port = (self.config.host, self.config.port) if role == "router" else (self._worker_host(name), 0)
             service = ServiceProcess(name, module, arguments, directory=self._directory, host=host, port=port)
             self.services[name] = service
             service.start()
             started.append(service)
         return started
+
+    def _worker_host(self, name: str) -> str:
+        """A Unix socket, which costs less than a port, where its path is short enough for one."""
+        path = str(self._directory.resolve() / f"{name}.sock")
+        return f"unix:{path}" if len(path.encode()) <= _MAX_SOCKET_PATH_BYTES else LOOPBACK
 
     def _wait_until_ready(self, services: Sequence[ServiceProcess], deadline: float) -> None:
         told: dict[str, Progress] = {}

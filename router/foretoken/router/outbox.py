@@ -81,7 +81,7 @@ class Outbox:
         tokens.logprobs += logprobs
         tokens.text += text
         tokens.num_chars += num_chars
-        _wake(self._reader)
+        asyncio.get_running_loop().call_soon(_wake, self._reader)  # one turn late: the next request leaves first
 
     async def room(self) -> None:
         """Return once the reader has caught up; at once unless it is far behind."""

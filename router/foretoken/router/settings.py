@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from pydantic import Field, field_validator
 
-from foretoken.rpc.settings import CommaSeparated, ServiceSettings
+from foretoken.rpc.settings import UNIX_PREFIX, CommaSeparated, ServiceSettings
 
 
 class RouterSettings(ServiceSettings):
     """Command line beats `FORETOKEN_*` environment beats these defaults."""
 
     port: int = Field(50051, ge=0, le=65535, description="Port to listen on; 0 = any free one (see --ready-file).")
-    verify: CommaSeparated = Field(description="Verify workers, HOST:PORT[,HOST:PORT...]; at least one.")
-    draft: CommaSeparated = Field((), description="Draft workers, HOST:PORT[,HOST:PORT...]; none = plain decoding.")
+    verify: CommaSeparated = Field(description="Verify workers: HOST:PORT or unix:/PATH each; one or more.")
+    draft: CommaSeparated = Field((), description="Draft workers, likewise; none = plain decoding.")
     tokenizer: str = Field(
         min_length=1, description="Directory or hub id with the target's tokenizer.json and chat template."
     )
@@ -60,8 +60,9 @@ class RouterSettings(ServiceSettings):
     def _check_addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for address in value:
             host, colon, port = address.rpartition(":")
-            if not (colon and host and port.isdecimal() and 0 < int(port) < 65536):
-                raise ValueError(f"{address!r} is not HOST:PORT")
+            is_unix = address.startswith(f"{UNIX_PREFIX}/")
+            if not is_unix and not (colon and host and port.isdecimal() and 0 < int(port) < 65536):
+                raise ValueError(f"{address!r} is neither HOST:PORT nor {UNIX_PREFIX}/PATH")
         if len(set(value)) != len(value):
             raise ValueError("an address is named twice")
         return value

@@ -21,7 +21,7 @@ from foretoken.rpc import telemetry
 from foretoken.rpc.decoding import TypedDecoding
 from foretoken.rpc.errors import FailedPreconditionError, ForetokenError
 from foretoken.rpc.logs import configure_logging
-from foretoken.rpc.settings import ServiceSettings
+from foretoken.rpc.settings import UNIX_PREFIX, ServiceSettings
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ async def serve(
     Args:
         on_drain: gets the seconds running work may take; refuses new work, returns when none is left. It is cancelled
             when they are over. None: the server itself refuses new calls and waits for open ones.
-        on_ready: gets the bound port once the service takes requests.
+        on_ready: gets the bound port (0: a Unix socket) once the service takes requests.
         stop: ends serving when set; given by callers that handle signals themselves.
 
     Raises:
@@ -79,7 +79,7 @@ async def serve(
     try:
         await _set_health(health_servicer, services, health_pb2.HealthCheckResponse.SERVING)
         _write_ready_file(settings.ready_file, port)
-        _log.info("serving %s on %s:%d", ", ".join(service.name for service in services), settings.host, port)
+        _log.info("serving %s on %s, port %d", ", ".join(service.name for service in services), settings.host, port)
         if on_ready is not None:
             on_ready(port)
         await stopping.requested.wait()
@@ -167,14 +167,17 @@ def _server_options(settings: ServiceSettings) -> list[tuple[str, Any]]:
 
 
 def _bind(server: grpc.aio.Server, settings: ServiceSettings) -> int:
+    is_unix = settings.host.startswith(UNIX_PREFIX)
     host = f"[{settings.host}]" if ":" in settings.host and not settings.host.startswith("[") else settings.host
-    address = f"{host}:{settings.port}"
+    address = settings.host if is_unix else f"{host}:{settings.port}"
     try:
         if settings.server_tls is None:
-            return server.add_insecure_port(address)
-        return server.add_secure_port(address, settings.server_tls.credentials())
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, settings.server_tls.credentials())
+        return 0 if is_unix else port
     except RuntimeError as error:
-        raise FailedPreconditionError(f"cannot listen on {address}: is the port in use?") from error
+        raise FailedPreconditionError(f"cannot listen on {address}: is it in use?") from error
     except OSError as error:
         raise FailedPreconditionError(f"cannot read a TLS file: {error}") from error
 

@@ -9,12 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, NoDecode, SettingsConfigDict
 
 from foretoken.rpc.tls import ServerTls
 
 ENV_PREFIX = "FORETOKEN_"
+UNIX_PREFIX = "unix:"
+"""Begins the address of a Unix socket, as gRPC writes it."""
+MAX_UNIX_PATH_BYTES = 107  # sockaddr_un holds 108 with the final zero
 
 
 def _split(value: Any) -> Any:
@@ -45,7 +48,9 @@ class ServiceSettings(BaseSettings):
         protected_namespaces=(),
     )
 
-    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 or [::] for all.")
+    host: str = Field(
+        "127.0.0.1", description="Address to listen on; 0.0.0.0 or [::] for all; unix:/PATH = a socket of this machine."
+    )
     port: int = Field(0, ge=0, le=65535, description="Port to listen on; 0 = any free one (see --ready-file).")
     ready_file: Path | None = Field(
         None, description='File to write {"port": ..., "pid": ...} to once the service takes requests.'
@@ -67,6 +72,21 @@ class ServiceSettings(BaseSettings):
         "", description="OTLP/gRPC endpoint for traces and metrics, e.g. http://localhost:4317; empty = none are sent."
     )
     metrics_interval_s: float = Field(10.0, gt=0, le=3600, description="Interval of metric export, seconds.")
+
+    @field_validator("host")
+    @classmethod
+    def _check_host(cls, value: str) -> str:
+        if value.startswith(UNIX_PREFIX):
+            path = value.removeprefix(UNIX_PREFIX)
+            if not path.startswith("/") or len(path.encode()) > MAX_UNIX_PATH_BYTES:
+                raise ValueError(f"{value!r} is not {UNIX_PREFIX}/PATH of at most {MAX_UNIX_PATH_BYTES} bytes")
+        return value
+
+    @model_validator(mode="after")
+    def _check_port(self) -> Self:
+        if self.host.startswith(UNIX_PREFIX) and self.port and "port" in self.model_fields_set:
+            raise ValueError(f"--port {self.port}: a Unix socket has no port")
+        return self
 
     @model_validator(mode="after")
     def _check_tls(self) -> Self:
