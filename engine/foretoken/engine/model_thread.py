@@ -7,9 +7,9 @@ It does not know what the core computes, nor who is asking.
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from queue import Empty, SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
 logger = logging.getLogger(__name__)
@@ -40,8 +40,7 @@ class ModelThread(Generic[CoreT]):
 
     def __init__(self, build: Callable[[], CoreT], name: str) -> None:
         self._build = build
-        self._inbox: deque[Callable[[CoreT], None]] = deque()
-        self._wake = threading.Condition()
+        self._inbox: SimpleQueue[Callable[[CoreT], None]] = SimpleQueue()
         self._is_stopping = False
         self._ready: Future[CoreT] = Future()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -53,15 +52,12 @@ class ModelThread(Generic[CoreT]):
 
     def submit(self, call: Callable[[CoreT], None]) -> None:
         """Run `call(core)` on the thread before its next step; thread-safe, never blocks."""
-        with self._wake:
-            self._inbox.append(call)
-            self._wake.notify()
+        self._inbox.put(call)
 
     def stop(self, timeout_s: float) -> None:
         """Let the current step finish and end the thread."""
-        with self._wake:
-            self._is_stopping = True
-            self._wake.notify()
+        self._is_stopping = True
+        self._inbox.put(lambda core: None)  # wakes it
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
@@ -72,18 +68,18 @@ class ModelThread(Generic[CoreT]):
             return
         self._ready.set_result(core)
         while not self._is_stopping:
-            for call in self._take(core):
-                call(core)
+            next_deadline_s = core.expire(time.monotonic())
+            self._run_submitted(core, next_deadline_s)
             if core.has_work:
                 core.step()
 
-    def _take(self, core: CoreT) -> list[Callable[[CoreT], None]]:
-        """Everything submitted; waits for something, or for the next deadline, when the core is idle."""
-        next_deadline_s = core.expire(time.monotonic())
-        with self._wake:
-            if not self._inbox and not core.has_work and not self._is_stopping:
+    def _run_submitted(self, core: CoreT, next_deadline_s: float | None) -> None:
+        """Make the calls submitted so far; when the core is idle, wait for one, or for the next deadline."""
+        try:
+            if not core.has_work:
                 wait_s = None if next_deadline_s is None else max(0.0, next_deadline_s - time.monotonic())
-                self._wake.wait(wait_s)
-            calls = list(self._inbox)
-            self._inbox.clear()
-        return calls
+                self._inbox.get(timeout=wait_s)(core)
+            for _ in range(self._inbox.qsize()):
+                self._inbox.get_nowait()(core)
+        except Empty:
+            pass
