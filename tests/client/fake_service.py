@@ -50,7 +50,8 @@ replace(ready.with_name(ready.name + ".progress"), {"stage": "warming up", "frac
 time.sleep(0.2)
 server = grpc.server(ThreadPoolExecutor(2))
 generation_pb2_grpc.add_GenerationServiceServicer_to_server(Service(), server)
-port = server.add_insecure_port(f"{options.host}:{options.port}")
+is_unix = options.host.startswith("unix:")
+port = server.add_insecure_port(options.host if is_unix else f"{options.host}:{options.port}")
 server.start()
 replace(ready, {"port": port, "pid": os.getpid()})
 while True:

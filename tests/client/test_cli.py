@@ -181,6 +181,7 @@ def test_services_are_replaced_by_their_module(monkeypatch: pytest.MonkeyPatch) 
     program, arguments, environment = executed[0]
     assert program == sys.executable and arguments[1:] == ["-m", "foretoken.router", "--help"]
     assert environment["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert environment["GRPC_EXPERIMENTS"] == "-event_engine_client,-event_engine_listener"
     with pytest.raises(typer.Exit):
         services.become("foretoken.router", [], extra="router", needs=("no_such_package",))
 

@@ -139,6 +139,7 @@ time.sleep(60)
         ("::", "[::1]:0"),
         ("[::1]", "[::1]:0"),
         ("box", "box:0"),
+        ("unix:/run/one.sock", "unix:/run/one.sock"),
     ],
 )
 def test_an_address_can_be_dialled(tmp_path: Path, host: str, address: str) -> None:
@@ -149,6 +150,12 @@ def test_only_the_router_listens_where_it_is_told_to(fake_modules: Path) -> None
     config = LocalServicesConfig("t", host="0.0.0.0", drafters=(), log_directory=fake_modules)
     with LocalServices(config) as services:
         assert options_of(services, "router")["host"] == "0.0.0.0"
+        assert options_of(services, "verify")["host"] == f"unix:{fake_modules}/verify.sock"
+
+
+def test_workers_get_ports_where_the_path_is_too_long_for_a_socket(fake_modules: Path) -> None:
+    config = LocalServicesConfig("t", drafters=(), log_directory=fake_modules / ("x" * 100))
+    with LocalServices(config) as services:
         assert options_of(services, "verify")["host"] == "127.0.0.1"
 
 

@@ -100,6 +100,16 @@ async def test_ready_file_health_and_reflection(tmp_path):
     assert not ready_file.exists()
 
 
+async def test_a_unix_socket_serves_and_is_replaced(tmp_path):
+    host = f"unix:{tmp_path}/service.sock"
+    for _ in range(2):  # the second start finds what the first has left
+        async with asyncio.TaskGroup() as tasks:
+            running = Running(tasks, ServiceSettings(host=host))
+            assert (await running.address()).endswith(":0")
+            assert await health_of(host) == SERVING
+            running.stop.set()
+
+
 async def test_open_calls_finish_and_new_ones_are_refused_while_draining():
     async with asyncio.TaskGroup() as tasks:
         running = Running(tasks, ServiceSettings(drain_grace_s=5))
