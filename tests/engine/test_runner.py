@@ -90,7 +90,6 @@ def test_a_forward_without_logits_gives_none(tmp_path: Path) -> None:
         (Segment([0], 15, [1, 2], 1), "do not cover"),
         (Segment([0], 0, [101], 1), "outside"),
         (Segment(range(64), 640, [1], 1), "position"),
-        (Segment([0], 0, [1, 2, 3], 1, parents=[-1, 0, 0]), "parents"),
         (Segment(range(20), 0, [1] * 300, 1), "rows"),
     ],
 )

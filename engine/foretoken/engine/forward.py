@@ -15,7 +15,7 @@ from foretoken.engine.experts import BareProducts, use_packed_experts
 from foretoken.engine.kv_pool import KvPool, PagedContext
 from foretoken.engine.row_linear import PackedLinear, replace_linears
 from foretoken.kernels.cpu import CpuCache, CpuKernels
-from foretoken.kernels.rows import PagedRows
+from foretoken.kernels.rows import PagedRows, TreePaths
 
 ModelCall = Callable[[Tensor, Tensor, Tensor], Tensor]
 """token ids [1, R], positions [1, R], indices of the rows that yield logits [L] -> logits [L, V]."""
@@ -88,7 +88,7 @@ class CpuForward:
 
     def begin(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Begin the batch's step on this thread and return the model call's arguments."""
-        self._cache.begin_step(batch.layout, batch.num_rows, batch.num_segments)
+        self._cache.begin_step(batch.layout, batch.num_rows, batch.num_segments, batch.has_trees)
         return (
             torch.tensor([batch.token_ids]),
             torch.tensor([batch.positions]),
@@ -130,14 +130,17 @@ class ReferenceForward:
 
     def _padded_rows(self, batch: Batch, num_padding: int) -> PagedRows:
         """The batch's rows and one more segment: token 0 at position 0 of no sequence."""
-        bounds = [batch.num_rows, 2 * batch.num_rows, 2 * batch.num_rows + batch.num_segments + 1]
-        positions, segments, starts, page_ids = (
-            torch.tensor(part, device=self._model.device)
-            for part in (
-                batch.layout[: bounds[0]].tolist() + [0] * num_padding,
-                batch.layout[bounds[0] : bounds[1]].tolist() + [batch.num_segments] * num_padding,
-                batch.layout[bounds[1] : bounds[2]].tolist() + [len(batch.layout) - bounds[2] + 1],
-                batch.layout[bounds[2] :].tolist() + [self._scratch_page],
-            )
-        )
-        return PagedRows(positions.int(), segments.int(), starts.int(), page_ids.int())
+        positions, segments, page_starts, page_ids, path_starts, path_slots = (part.tolist() for part in batch.parts())
+        columns = [
+            positions + [0] * num_padding,
+            segments + [batch.num_segments] * num_padding,
+            page_starts + [len(page_ids) + 1],
+            page_ids + [self._scratch_page],
+        ]
+        if batch.has_trees:
+            columns += [path_starts + [len(path_slots)] * num_padding, path_slots]
+        tensors = [torch.tensor(column, dtype=torch.int32, device=self._model.device) for column in columns]
+        rows = PagedRows(tensors[0], tensors[1], tensors[2], tensors[3])
+        if batch.has_trees:
+            rows.paths = TreePaths(tensors[4], tensors[5])
+        return rows

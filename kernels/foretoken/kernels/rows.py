@@ -1,4 +1,8 @@
-"""Where each row of a flat ragged batch lives in the paged KV cache. Shared by the attention and kv_write kernels."""
+"""Where each row of a flat ragged batch lives in the paged KV cache. Shared by the attention and KV kernels.
+
+Positions are logical: the number of tokens before a row on its own path. Slots are physical: the order of writing. For
+a chain both are the same number; for the nodes of a draft tree they are not.
+"""
 
 from dataclasses import dataclass
 
@@ -6,14 +10,39 @@ from torch import Tensor
 
 
 @dataclass(slots=True)
+class TreePaths:
+    """The slots of rows that stand in draft trees.
+
+    Of row r the last n = starts[r + 1] - starts[r] positions, its own included, lie in the slots
+    `slots[starts[r] : starts[r + 1]]` of its sequence, in order of position; earlier positions t lie in slot t. A row
+    whose path lies in order has n = 0. So every row finds its keys by position, and siblings never see each other.
+    """
+
+    starts: Tensor  # [R + 1] int32, from 0
+    slots: Tensor  # [starts[R]] int32
+
+
+@dataclass(slots=True)
 class PagedRows:
     """R rows of S sequences; sequence s owns pages `page_ids[page_starts[s] : page_starts[s + 1]]`.
 
-    The key of position t of sequence s lies in page `page_ids[page_starts[s] + t // page_size]`, slot t % page_size.
+    Slot t of sequence s lies in page `page_ids[page_starts[s] + t // page_size]`, offset t % page_size.
     All tensors are int32 and lie on the device of the caches.
     """
 
-    positions: Tensor  # [R], absolute position of the row's token
+    positions: Tensor  # [R], position of the row's token
     row_segments: Tensor  # [R], ascending
     page_starts: Tensor  # [S + 1]
     page_ids: Tensor  # [number of pages of all sequences]
+    paths: TreePaths | None = None
+    """None: slot t holds position t throughout."""
+
+    def own_slots(self) -> Tensor:
+        """The slot of each row's own token within its sequence: [R] int32."""
+        if self.paths is None:
+            return self.positions
+        starts, slots = self.paths.starts.long(), self.paths.slots
+        if not len(slots):
+            return self.positions
+        last = slots[(starts[1:] - 1).clamp_min(0)]
+        return last.where(starts.diff() > 0, self.positions)

@@ -1,4 +1,4 @@
-"""Causal attention of a flat ragged batch over paged keys and values. It does not know models or sequences."""
+"""Attention of a flat ragged batch, chains and trees, over paged keys and values. It knows no models or sequences."""
 
 from collections.abc import Callable
 
@@ -23,10 +23,11 @@ def attention(
     window: int = 0,
     softcap: float = 0.0,
 ) -> Tensor:
-    """Attend row r to positions [max(0, pos - window + 1), pos] of its own sequence.
+    """Attend row r to positions [max(0, pos - window + 1), pos] of its own path.
 
     A row's result depends on its own query, position and keys only: the reduction runs in float32 over fixed chunks of
-    256 absolute positions, in order, so neither the number of rows nor their neighbours change a bit of it.
+    256 absolute positions, in order, so neither the number of rows nor their neighbours change a bit of it. Keys are
+    found by position, wherever they lie, so a node of a tree has the bits of the same path decoded as a chain.
 
     Args:
         query: [R, Hq, D]; head h reads key head h // (Hq // H).
@@ -69,6 +70,8 @@ def attention_native(
         rows.row_segments,
         rows.page_starts,
         rows.page_ids,
+        None if rows.paths is None else rows.paths.starts,
+        None if rows.paths is None else rows.paths.slots,
         scale,
         window,
         softcap,
@@ -85,3 +88,5 @@ def _check(query: Tensor, key_cache: Tensor, value_cache: Tensor, rows: PagedRow
         raise ValueError(f"dtypes differ: {query.dtype}, {key_cache.dtype}, {value_cache.dtype}")
     if len(rows.positions) != len(query) or len(rows.row_segments) != len(query):
         raise ValueError(f"{len(query)} queries, {len(rows.positions)} positions, {len(rows.row_segments)} segments")
+    if rows.paths is not None and len(rows.paths.starts) != len(query) + 1:
+        raise ValueError(f"{len(query)} queries need {len(query) + 1} path starts, got {len(rows.paths.starts)}")

@@ -24,15 +24,22 @@ def attention_reference(
     out = torch.empty(num_rows, num_heads, value_cache.shape[3], dtype=query.dtype, device=query.device)
     starts = rows.page_starts.tolist()
     segments = rows.row_segments.tolist()
-    gathered: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # (sequence, chunk) -> keys, values in float32
+    paths = _paths(rows)
+    gathered: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}  # (sequence, chunk, row) -> keys, values
     for row, position in enumerate(rows.positions.tolist()):
         page_ids = rows.page_ids[starts[segments[row]] : starts[segments[row] + 1]]
+        fork = position + 1 - len(paths[row])
         first = max(0, position - window + 1) if window else 0
         running = None
         for chunk in range(first // CHUNK_SIZE, position // CHUNK_SIZE + 1):
-            place = (segments[row], chunk)
+            is_shared = fork >= min(position + 1, (chunk + 1) * CHUNK_SIZE)
+            place = (segments[row], chunk, -1 if is_shared else row)
             if place not in gathered:
-                gathered[place] = _gather(key_cache, value_cache, page_ids, chunk)
+                slots = torch.arange(chunk * CHUNK_SIZE, (chunk + 1) * CHUNK_SIZE, device=page_ids.device)
+                if not is_shared:
+                    on_path = (slots >= fork) & (slots <= position)
+                    slots[on_path] = paths[row][slots[on_path] - fork]
+                gathered[place] = _gather(key_cache, value_cache, page_ids, slots)
             part = _chunk(query[row].float() * scale, *gathered[place], chunk, first, position, softcap)
             running = part if running is None else _combine(running, part)
         assert running is not None  # position // CHUNK_SIZE is always visited
@@ -40,14 +47,21 @@ def attention_reference(
     return out
 
 
-def _gather(key_cache: Tensor, value_cache: Tensor, page_ids: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-    """Keys [H, D, 256] and values [H, 256, E] of one chunk in float32; slots without a page are 0."""
+def _paths(rows: PagedRows) -> list[Tensor]:
+    """Each row's own slots, int64, of its last positions; empty for rows of chains."""
+    if rows.paths is None:
+        return [rows.positions[:0].long()] * len(rows.positions)
+    slots, starts = rows.paths.slots.long(), rows.paths.starts.tolist()
+    return [slots[start:end] for start, end in zip(starts, starts[1:], strict=False)]
+
+
+def _gather(key_cache: Tensor, value_cache: Tensor, page_ids: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys [H, D, 256] and values [H, 256, E] of one chunk's slots [256] in float32; slots without a page are 0."""
     page_size = key_cache.shape[1]
-    positions = torch.arange(chunk * CHUNK_SIZE, (chunk + 1) * CHUNK_SIZE, device=page_ids.device)
-    index = positions // page_size
+    index = slots // page_size
     known = index < len(page_ids)
     pages = page_ids[index.clamp(max=len(page_ids) - 1)].long()
-    offsets = positions % page_size
+    offsets = slots % page_size
     keys = key_cache[pages, offsets].float().masked_fill(~known[:, None, None], 0.0)
     values = value_cache[pages, offsets].float().masked_fill(~known[:, None, None], 0.0)
     return keys.permute(1, 2, 0).contiguous(), values.permute(1, 0, 2).contiguous()

@@ -47,7 +47,7 @@ class CpuKernels:
         self._library.foretoken_cache_create.argtypes = [ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
         self._library.foretoken_cache_destroy.argtypes = [ctypes.c_void_p]
         self._begin_step = self._library.foretoken_begin_step
-        self._begin_step.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
+        self._begin_step.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int]
         _register_shapes()
 
     @property
@@ -82,14 +82,16 @@ class CpuCache:
         page_size = self._tensors[0][0].shape[1]
         self._handle = kernels._library.foretoken_cache_create(page_size, len(numbers), numbers.ctypes.data)
 
-    def begin_step(self, layout: npt.NDArray[np.int32], num_rows: int, num_segments: int) -> None:
+    def begin_step(
+        self, layout: npt.NDArray[np.int32], num_rows: int, num_segments: int, has_trees: bool = False
+    ) -> None:
         """Let this thread's next `attend` operators run over a batch, until the next call.
 
         Args:
-            layout: positions [R], row_segments [R], page_starts [S + 1] and page_ids, one after the other; the caller
-                keeps it alive through the step.
+            layout: positions [R], row_segments [R], page_starts [S + 1], page_ids and, with trees, the starts [R + 1]
+                and slots of `TreePaths`, one after the other; the caller keeps it alive through the step.
         """
-        self._kernels._begin_step(self._handle, layout.ctypes.data, num_rows, num_segments)
+        self._kernels._begin_step(self._handle, layout.ctypes.data, num_rows, num_segments, has_trees)
 
     def __del__(self) -> None:
         handle, self._handle = getattr(self, "_handle", None), None

@@ -98,11 +98,14 @@ at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tens
 // The attention kernel over explicit caches; writes nothing.
 at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& key_cache, const at::Tensor& value_cache,
                            const at::Tensor& positions, const at::Tensor& row_segments, const at::Tensor& page_starts,
-                           const at::Tensor& page_ids, double scale, int64_t window, double softcap) {
+                           const at::Tensor& page_ids, const std::optional<at::Tensor>& path_starts,
+                           const std::optional<at::Tensor>& path_slots, double scale, int64_t window, double softcap) {
   const Layer layer{key_cache.data_ptr(), value_cache.data_ptr(), key_cache.size(2), key_cache.size(3),
                     value_cache.size(3)};
   const Rows rows{positions.data_ptr<int32_t>(), row_segments.data_ptr<int32_t>(), page_starts.data_ptr<int32_t>(),
-                  page_ids.data_ptr<int32_t>(),  query.size(0),                   page_starts.size(0) - 1};
+                  page_ids.data_ptr<int32_t>(),  query.size(0),                   page_starts.size(0) - 1,
+                  path_starts ? path_starts->data_ptr<int32_t>() : nullptr,
+                  path_slots ? path_slots->data_ptr<int32_t>() : nullptr};
   return attend_any(with_dense_rows(query), nullptr, nullptr, layer, key_cache.size(1), rows, scale, window, softcap);
 }
 
@@ -193,7 +196,8 @@ TORCH_LIBRARY(foretoken, library) {
       "attend(Tensor query, Tensor key, Tensor value, int layer, float scale, int window, float softcap) -> Tensor");
   library.def(
       "paged_attention(Tensor query, Tensor key_cache, Tensor value_cache, Tensor positions, Tensor row_segments, "
-      "Tensor page_starts, Tensor page_ids, float scale, int window, float softcap) -> Tensor");
+      "Tensor page_starts, Tensor page_ids, Tensor? path_starts, Tensor? path_slots, float scale, int window, "
+      "float softcap) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(foretoken, CPU, library) {
@@ -224,11 +228,15 @@ void* foretoken_cache_create(int64_t page_size, int64_t num_layers, const int64_
 
 void foretoken_cache_destroy(void* cache) { delete static_cast<foretoken::Cache*>(cache); }
 
-// The calling thread's next `attend`s run over this batch: positions [R], row_segments [R], page_starts [S + 1], page_ids.
-void foretoken_begin_step(void* cache, const int32_t* numbers, int64_t num_rows, int64_t num_segments) {
+// The calling thread's next `attend`s run over this batch: positions [R], row_segments [R], page_starts [S + 1], page_ids
+// and, with trees, path_starts [R + 1], path_slots.
+void foretoken_begin_step(void* cache, const int32_t* numbers, int64_t num_rows, int64_t num_segments, int has_trees) {
+  const int32_t* page_starts = numbers + 2 * num_rows;
+  const int32_t* page_ids = page_starts + num_segments + 1;
+  const int32_t* path_starts = has_trees ? page_ids + page_starts[num_segments] : nullptr;
   foretoken::step.cache = static_cast<const foretoken::Cache*>(cache);
-  foretoken::step.rows = {numbers,  numbers + num_rows,        numbers + 2 * num_rows, numbers + 2 * num_rows + num_segments + 1,
-                          num_rows, num_segments};
+  foretoken::step.rows = {numbers,  numbers + num_rows, page_starts, page_ids,
+                          num_rows, num_segments,       path_starts, has_trees ? path_starts + num_rows + 1 : nullptr};
   foretoken::Pool::get().wake();
 }
 }

@@ -9,7 +9,7 @@ __all__ = ["kv_write", "kv_write_reference"]
 
 
 def kv_write(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, rows: PagedRows) -> None:
-    """Store row r at its position's slot.
+    """Store row r in its own slot.
 
     Args:
         key: [R, H, D], value: [R, H, E], the caches' dtype.

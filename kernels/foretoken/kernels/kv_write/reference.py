@@ -8,8 +8,9 @@ from foretoken.kernels.rows import PagedRows
 def kv_write_reference(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, rows: PagedRows) -> None:
     """See `foretoken.kernels.kv_write.kv_write`."""
     page_size = key_cache.shape[1]
-    page_index = rows.page_starts[rows.row_segments.long()] + rows.positions // page_size
+    slots = rows.own_slots()
+    page_index = rows.page_starts[rows.row_segments.long()] + slots // page_size
     pages = rows.page_ids[page_index.long()].long()
-    offsets = (rows.positions % page_size).long()
+    offsets = (slots % page_size).long()
     key_cache[pages, offsets] = key
     value_cache[pages, offsets] = value

@@ -1,0 +1,32 @@
+"""Draft trees as lists of parents: depths, and where the nodes of a sequence's tree stand.
+
+A tree is `parents` [n]: the index of each node's parent, -1 for the token before the tree, each below the node's own
+index. It knows no token ids, no pages and no model.
+"""
+
+from collections.abc import Sequence
+
+
+def node_depths(parents: Sequence[int]) -> list[int]:
+    """Depth of every node; children of the token before the tree have depth 0."""
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(depths[parent] + 1 if parent >= 0 else 0)
+    return depths
+
+
+def place_nodes(parents: Sequence[int], tree_start: int, first_node: int = 0) -> tuple[list[int], dict[int, list[int]]]:
+    """Where the nodes from `first_node` on stand, in a tree whose node i lies in slot tree_start + i.
+
+    Returns:
+        Their positions; and for each node whose path does not lie in order, the slots of its path from the first on
+        whose number is not the position's. Keys are node - first_node.
+    """
+    first_node = max(0, first_node)
+    depths = node_depths(parents)
+    paths: list[list[int]] = []
+    for node, parent in enumerate(parents):
+        before = paths[parent] if parent >= 0 else []
+        paths.append([*before, tree_start + node] if before or depths[node] != node else [])
+    placed = [tree_start + depth for depth in depths[first_node:]]
+    return placed, {node: path for node, path in enumerate(paths[first_node:]) if path}
