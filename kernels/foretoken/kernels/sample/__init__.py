@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 
 from foretoken.kernels import dispatch, native
+from foretoken.kernels.checks import NOISE_COLUMNS, SAMPLING_COLUMNS, check_columns, check_logits
 from foretoken.kernels.sample import reference
 from foretoken.kernels.sample.logprobs import token_logprobs
 
@@ -20,16 +21,6 @@ IMPLEMENTATIONS: dict[dispatch.PathName, Callable[..., torch.Tensor]] = {
     "reference": reference.sample,
     "native": native.sample,
 }
-
-_LOGITS_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_ROW_DTYPES = (
-    ("seeds", torch.int64),
-    ("positions", torch.int64),
-    ("temperature", torch.float32),
-    ("top_k", torch.int32),
-    ("top_p", torch.float32),
-    ("min_p", torch.float32),
-)
 
 
 def greedy(logits: torch.Tensor) -> torch.Tensor:
@@ -42,7 +33,7 @@ def greedy(logits: torch.Tensor) -> torch.Tensor:
     Raises:
         ValueError: a shape, stride or dtype other than above.
     """
-    _check_logits(logits)
+    check_logits(logits)
     return reference.argmax_rows(logits.to(torch.float32))
 
 
@@ -77,21 +68,8 @@ def sample(
     Source:
         Gumbel-max sampling; shared noise for drafts: Daliri, Musco, Suresh, arXiv:2408.07978.
     """
-    _check_logits(logits)
+    check_logits(logits)
     per_row = (seeds, positions, temperature, top_k, top_p, min_p)
-    for (name, dtype), tensor in zip(_ROW_DTYPES, per_row, strict=True):
-        if tensor.shape != logits.shape[:1] or tensor.dtype != dtype or not tensor.is_contiguous():
-            raise ValueError(
-                f"{name} must be contiguous [{logits.shape[0]}] {dtype}, got {list(tensor.shape)} {tensor.dtype}"
-            )
-        if tensor.device != logits.device:
-            raise ValueError(f"{name} must be on {logits.device}, got {tensor.device}")
+    check_columns(logits, NOISE_COLUMNS + SAMPLING_COLUMNS, per_row)
     _, implementation = dispatch.select(logits.device, IMPLEMENTATIONS)
     return implementation(logits, *per_row)
-
-
-def _check_logits(logits: torch.Tensor) -> None:
-    if logits.dim() != 2 or logits.dtype not in _LOGITS_DTYPES or not logits.is_contiguous() or logits.shape[1] < 1:
-        raise ValueError(
-            f"logits must be contiguous [R, V] bfloat16, float16 or float32, got {list(logits.shape)} {logits.dtype}"
-        )

@@ -26,7 +26,7 @@ def sample(
     if bool(is_sampled.any()):
         # A greedy row passes through with neutral filters and noise times 0.
         divisor = torch.where(is_sampled, temperature, 1.0)
-        is_kept = _survivors(
+        is_kept = survivors(
             scores / divisor.unsqueeze(1),
             torch.where(is_sampled, top_k, 0),
             torch.where(is_sampled, top_p, 1.0),
@@ -53,7 +53,7 @@ def descending_rows(scores: torch.Tensor) -> torch.Tensor:
     return scores.sort(dim=1, descending=True).values
 
 
-def _survivors(
+def survivors(
     scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
 ) -> torch.Tensor | None:
     """Which ids pass top_k, then top_p, then min_p: [R, V] bool, None for all. `scaled` is logits / temperature."""
