@@ -4,6 +4,7 @@ Also: the modules the SDK shares with the services load with the base install al
 """
 
 import ast
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -120,6 +121,18 @@ def test_rpc_never_loads_torch():
         if package == "rpc"
     ]
     assert loaded_by(*modules) & {"torch", "transformers", "triton"} == set()
+
+
+def test_ops_on_a_cpu_never_load_triton():
+    program = (
+        "import sys, torch; from foretoken.kernels import dispatch, noise\n"
+        "with dispatch.recording() as taken: noise.gumbel([1], [2], 300)\n"
+        "print(*taken, 'triton' in sys.modules)"
+    )
+    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    command = [sys.executable, "-c", program]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert result.stdout.split() in (["native", "False"], ["reference", "False"]), result.stderr
 
 
 @pytest.mark.parametrize("package", ["client", "router"])

@@ -2,6 +2,7 @@
 
 import math
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -36,36 +37,8 @@ def test_known_answer() -> None:
 
 # (seed, position, id, stream) -> bits of the Gumbel value.
 NOISE_TABLE = [
-    (0x0, 0, 0, 0, 0x3F2CC257),
-    (0x0, 0, 256, 0, 0xBF40EB1B),
-    (0x0, 0, 512, 0, 0xBE9249CA),
-    (0x0, 0, 768, 0, 0x3D946D1A),
-    (0x1, 0, 0, 0, 0xBF4AF6B1),
-    (0x0, 1, 0, 0, 0x3F1DBF22),
-    (0x0, 0, 1, 0, 0xBFA3658A),
-    (0x0, 0, 1024, 0, 0xBEB6461A),
-    (0x0, 0, 0, 1, 0x3EA33013),
-    (0x0, 0, 0, 2, 0x406B75EC),
-    (0x0, 0, 0, 3, 0xBF84768E),
-    (0xFFFFFFFFFFFFFFFF, 2147483647, 4095, 0, 0x3FDC248F),
-    (0x8000000000000000, 7, 63, 0, 0x3F81560A),
-    (0x100000000, 7, 63, 0, 0xBFA67551),
-    (0xFFFFFFFF, 7, 63, 0, 0x3F207BCC),
-    (0x91B7584A2265B1F5, 16543, 2089, 0, 0xBE17CCC5),
-    (0x7ED4D57B1E2FEB89, 199481, 3682, 0, 0x40A589B0),
-    (0xA6CECC1B78E51061, 99513, 1719, 0, 0xBF92F4C4),
-    (0x7CE42C8218072E8C, 7431, 3193, 0, 0x3F3E758E),
-    (0x9B810E766EC9D286, 199827, 17, 0, 0xBF246E6D),
-    (0x7204E52DB2221A58, 69816, 1874, 0, 0x3EDD8ABD),
-    (0xF1FD42A29755D4C1, 26798, 2600, 0, 0x3F0AEA8F),
-    (0x5B6E6E307D4BEDC, 6670, 75, 0, 0xBE03412E),
-    (0xE1988AD9F06C144A, 99930, 1774, 0, 0x3E5105D3),
-    (0x6C0FD4F5F8130C42, 190277, 237, 0, 0x3FB36D1F),
-    (0x38C0C8FD8712B8BC, 114789, 4061, 0, 0x3EA89538),
-    (0x3BAB6C398D88348A, 90623, 1891, 0, 0xBE7AD51D),
-    (0x5, 19, 1960, 0, 0x4145A616),
-    (0x5, 26, 4080, 0, 0xC01FC0FA),
-    (0x4D, 1234, 151935, 0, 0x3FEAB404),
+    [int(number, 0) for number in line.split(",")]
+    for line in Path(__file__).with_name("noise_table.csv").read_text().splitlines()[1:]
 ]
 
 

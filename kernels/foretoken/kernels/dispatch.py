@@ -1,13 +1,15 @@
 """Which implementation of an op runs: by device, with one override for all ops.
 
 Ops pass a table {path name: implementation} that holds at least "reference". "native" is the C library and falls back
-to "reference" where it cannot be built. Nothing is probed at import, and the environment is not read.
+to "reference" where it cannot be built; "triton" is loaded at its first call. Nothing is probed at import, and the
+environment is not read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -20,6 +22,16 @@ Implementation = TypeVar("Implementation", bound=Callable[..., Any])
 # Fastest first; an op that lacks one falls through to the next.
 _PREFERENCE: dict[str, tuple[PathName, ...]] = {"cpu": ("native", "reference"), "cuda": ("triton", "reference")}
 _override: PathName | None = None
+_taken: list[PathName] | None = None
+
+
+def triton(module: str, name: str) -> Callable[..., Any]:
+    """The function `name` of a module that is imported at the first call: the CPU path never loads Triton."""
+
+    def call(*args: Any) -> Any:
+        return getattr(import_module(module), name)(*args)
+
+    return call
 
 
 @contextmanager
@@ -33,11 +45,29 @@ def override(path: PathName) -> Iterator[None]:
         _override = previous
 
 
+@contextmanager
+def recording() -> Iterator[list[PathName]]:
+    """Collects the path of every op that runs until the block ends, in all threads; for tests."""
+    global _taken
+    previous, _taken = _taken, []
+    try:
+        yield _taken
+    finally:
+        _taken = previous
+
+
 def select(device: torch.device, table: Mapping[PathName, Implementation]) -> tuple[PathName, Implementation]:
     """The path to take on a device, and its implementation."""
+    path = _path(device, table)
+    if _taken is not None:
+        _taken.append(path)
+    return path, table[path]
+
+
+def _path(device: torch.device, table: Mapping[PathName, Implementation]) -> PathName:
     if _override is not None and _override in table:
-        return _override, table[_override]
+        return _override
     for path in _PREFERENCE.get(device.type, ()):
         if path in table and (path != "native" or native.is_available()):
-            return path, table[path]
-    return "reference", table["reference"]
+            return path
+    return "reference"

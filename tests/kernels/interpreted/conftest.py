@@ -1,0 +1,123 @@
+"""Runs this folder's tests in one process of their own, where Triton interprets its kernels on CPU tensors.
+
+Triton decides when a kernel is decorated, so the process that runs the other tests cannot switch. That process sends
+the selected tests to a child with TRITON_INTERPRET=1 and reports each outcome as its own. Tests marked `gpu` stay in
+it: there the same kernels run compiled. A test takes the fixture `device`, and `takes_triton` around what it tests.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from foretoken.kernels import dispatch
+
+HERE = Path(__file__).parent
+IS_INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+class Child:
+    """The interpreting process and what it has reported so far, by test."""
+
+    def __init__(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        self._config = config
+        self._arguments = tempfile.NamedTemporaryFile("w", suffix=".txt")
+        self._arguments.write("\n".join(item.nodeid for item in items))
+        self._arguments.flush()
+        self._complaints = tempfile.TemporaryFile("w+")
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / "child.py"), f"@{self._arguments.name}"],
+            cwd=config.rootpath,
+            env={**os.environ, "TRITON_INTERPRET": "1"},
+            stdout=subprocess.PIPE,
+            stderr=self._complaints,
+            text=True,
+        )
+        self._reports: dict[str, list[pytest.TestReport]] = {}
+
+    def reports(self, item: pytest.Item) -> list[pytest.TestReport]:
+        """Waits for the test's reports; one that says why if the child has none."""
+        assert self._process.stdout is not None
+        while not any(report.when == "teardown" for report in self._reports.get(item.nodeid, ())):
+            line = self._process.stdout.readline()
+            if not line:
+                self._process.wait()
+                return [*self._reports.get(item.nodeid, ()), self._lost(item)]
+            report = self._config.hook.pytest_report_from_serializable(config=self._config, data=json.loads(line))
+            if isinstance(report.longrepr, list):
+                report.longrepr = tuple(report.longrepr)  # a skip's (path, line, reason), which JSON made a list
+            self._reports.setdefault(report.nodeid, []).append(report)
+        return self._reports.pop(item.nodeid)
+
+    def _lost(self, item: pytest.Item) -> pytest.TestReport:
+        self._complaints.seek(0)
+        text = f"the interpreting process ended with {self._process.returncode}\n{self._complaints.read()[-4000:]}"
+        return pytest.TestReport(item.nodeid, item.location, dict.fromkeys(item.keywords, 1), "failed", text, "call")
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._arguments.close()
+        self._complaints.close()
+
+
+CHILD = pytest.StashKey[Child]()
+
+
+def is_delegated(item: pytest.Item) -> bool:
+    return item.path.is_relative_to(HERE) and item.get_closest_marker("gpu") is None
+
+
+def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+    """Reports what the child found instead of running the test here."""
+    if IS_INTERPRETING or not is_delegated(item):
+        return None
+    config = item.config
+    if CHILD not in config.stash:
+        config.stash[CHILD] = Child(config, [other for other in item.session.items if is_delegated(other)])
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for report in config.stash[CHILD].reports(item):
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if CHILD in config.stash:
+        config.stash[CHILD].stop()
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """The interpreter's device, and the one where the kernels are compiled."""
+    return torch.device(request.param)
+
+
+@pytest.fixture
+def takes_triton(monkeypatch: pytest.MonkeyPatch) -> Callable[[], AbstractContextManager[None]]:
+    """A block in which every op must take its Triton path and finds new tensors filled with NaN or -7."""
+
+    def filled(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def call(*args: Any, **kwargs: Any) -> torch.Tensor:
+            tensor = make(*args, **kwargs)
+            return tensor.fill_(torch.nan if tensor.is_floating_point() else -7)
+
+        return call
+
+    @contextmanager
+    def block() -> Iterator[None]:
+        with monkeypatch.context() as patch, dispatch.override("triton"), dispatch.recording() as taken:
+            for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
+                patch.setattr(owner, name, filled(getattr(owner, name)))
+            yield
+        assert set(taken) == {"triton"}
+
+    return block
