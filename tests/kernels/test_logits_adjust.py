@@ -24,20 +24,20 @@ def path(request: pytest.FixtureRequest) -> Iterator[str]:
 def adjust(
     logits: torch.Tensor, rows: list[dict[int, tuple[float, float, float]]], allowed: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """`rows`: per row {id: (bias, scale, penalty)}."""
+    """The logits after adjustment; `rows`: per row {id: (bias, scale, penalty)}."""
     offsets = [0]
     for row in rows:
         offsets.append(offsets[-1] + len(row))
     entries = torch.tensor([values for row in rows for values in row.values()], dtype=torch.float32).view(-1, 3)
     ids = torch.tensor([token_id for row in rows for token_id in row], dtype=torch.int64)
-    return logits_adjust(logits, torch.tensor(offsets), ids, *entries.t().contiguous(), allowed)
+    adjusted = logits.clone()
+    logits_adjust(adjusted, torch.tensor(offsets), ids, *entries.t().contiguous(), allowed)
+    return adjusted
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_bias_then_scale_then_penalty(dtype: torch.dtype) -> None:
-    logits = torch.tensor([[1.0, -1.0, 0.5, 3.0], [1.0, -1.0, 0.5, 3.0]], dtype=dtype)
+def test_bias_then_scale_then_penalty() -> None:
+    logits = torch.tensor([[1.0, -1.0, 0.5, 3.0], [1.0, -1.0, 0.5, 3.0]])
     adjusted = adjust(logits, [{0: (1.0, 2.0, 0.25), 1: (-1.0, 2.0, 0.25)}, {3: (-4.0, 2.0, 0.0), 2: (0.0, 1.0, 9.0)}])
-    assert adjusted.dtype == torch.float32
     assert adjusted.tolist() == [[0.75, -4.25, 0.5, 3.0], [1.0, -1.0, -8.5, -2.0]]
 
 
@@ -57,17 +57,15 @@ def test_bitmask(vocab_size: int) -> None:
     assert torch.equal(adjusted > -torch.inf, is_allowed)
 
 
-def test_no_entries_is_a_copy() -> None:
+def test_no_entries_change_nothing() -> None:
     logits = torch.randn(4, 5)
-    adjusted = adjust(logits, [{}] * 4)
-    assert torch.equal(adjusted, logits) and adjusted.data_ptr() != logits.data_ptr()
+    assert torch.equal(adjust(logits, [{}] * 4), logits)
 
 
 @pytest.mark.skipif(not native.is_available(), reason="no C compiler")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_native_equals_reference(dtype: torch.dtype) -> None:
+def test_native_equals_reference() -> None:
     generator = torch.Generator().manual_seed(3)
-    logits = (torch.randn(9, 63, generator=generator) * 5).to(dtype)
+    logits = torch.randn(9, 63, generator=generator) * 5
     logits[:, 5] = -torch.inf
     values = torch.randn(9, 63, 3, generator=generator)
     rows = [
@@ -98,7 +96,7 @@ def test_bad_arguments_are_refused(broken: str) -> None:
     logits, offsets, ids = torch.zeros(2, 40), torch.tensor([0, 1, 1]), torch.tensor([3])
     bias, allowed = torch.zeros(1), torch.zeros(2, 2, dtype=torch.int32)
     if broken == "logits":
-        logits = logits.double()
+        logits = logits.bfloat16()
     elif broken == "strides":
         logits = torch.zeros(40, 2).t()
     elif broken == "offsets":

@@ -133,8 +133,9 @@ def _adjust(logits: torch.Tensor, groups: Sequence[SampleGroup]) -> torch.Tensor
     ids, bias, scale, penalty = (
         torch.from_numpy(np.concatenate(parts)).to(device) for parts in zip(*pieces, strict=True)
     )
-    return logits_adjust(
-        logits,
+    adjusted = logits.to(torch.float32, copy=True)
+    logits_adjust(
+        adjusted,
         torch.from_numpy(np.cumsum(num_entries)).to(device),
         ids,
         bias,
@@ -142,6 +143,7 @@ def _adjust(logits: torch.Tensor, groups: Sequence[SampleGroup]) -> torch.Tensor
         penalty,
         None if allowed is None else torch.from_numpy(allowed).to(device),
     )
+    return adjusted
 
 
 def _rules(group: SampleGroup) -> list[LogitsRule]:

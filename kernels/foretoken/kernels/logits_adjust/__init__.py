@@ -1,4 +1,4 @@
-"""Sparse adjustments and bitmasks applied to rows of logits, in the order `transformers` applies its own.
+"""Sparse adjustments and bitmasks applied in place to rows of logits, in the order `transformers` applies its own.
 
 It knows no rules: which id gets which bias, scale or penalty is the caller's business.
 """
@@ -12,12 +12,11 @@ import torch
 from foretoken.kernels import dispatch, native
 from foretoken.kernels.logits_adjust import reference
 
-IMPLEMENTATIONS: dict[dispatch.PathName, Callable[..., torch.Tensor]] = {
+IMPLEMENTATIONS: dict[dispatch.PathName, Callable[..., None]] = {
     "reference": reference.logits_adjust,
     "native": native.logits_adjust,
+    "triton": dispatch.triton("foretoken.kernels.logits_adjust.kernel", "logits_adjust"),
 }
-
-_LOGITS_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def logits_adjust(
@@ -28,31 +27,29 @@ def logits_adjust(
     scale: torch.Tensor,
     penalty: torch.Tensor,
     allowed: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Applies per-row lists of adjustments; a new float32 tensor, the input is left alone.
+) -> None:
+    """Applies per-row lists of adjustments in place; what no entry and no mask names is not touched.
 
     An entry (row, id) turns its float32 logit x into y - penalty, where y is x + bias divided by scale if x + bias is
     not negative and multiplied by it otherwise. Then ids whose bit is 0 in `allowed` become -inf.
 
     Args:
-        logits: [R, V] bfloat16, float16 or float32, rows contiguous.
+        logits: [R, V] float32, contiguous: in a narrower type the adjustments would be rounded.
         row_offsets: [R + 1] int64; row r owns the entries [row_offsets[r], row_offsets[r + 1]).
         ids: [N] int64 vocabulary ids, unique within a row.
         bias: [N] float32. Neutral: 0.
         scale: [N] float32, above 0: the repetition penalty. Neutral: 1.
         penalty: [N] float32; +inf masks the id. Neutral: 0.
         allowed: [R, ceil(V / 32)] int32 bitmask, bit v & 31 of word v >> 5; None allows all.
-    Returns:
-        [R, V] float32.
     Raises:
         ValueError: a shape, stride, dtype or device other than above; on CPU also ids or offsets out of range.
     """
-    if logits.dim() != 2 or logits.dtype not in _LOGITS_DTYPES:
-        raise ValueError(f"logits must be [R, V] bfloat16, float16 or float32, got {list(logits.shape)} {logits.dtype}")
+    if logits.dim() != 2:
+        raise ValueError(f"logits must be [R, V], got {list(logits.shape)}")
     num_rows, vocab_size = logits.shape
     num_entries = ids.shape[0] if ids.dim() == 1 else -1
     expected = [
-        ("logits", logits, (num_rows, vocab_size), logits.dtype),
+        ("logits", logits, (num_rows, vocab_size), torch.float32),
         ("row_offsets", row_offsets, (num_rows + 1,), torch.int64),
         ("ids", ids, (num_entries,), torch.int64),
         ("bias", bias, (num_entries,), torch.float32),
@@ -69,4 +66,4 @@ def logits_adjust(
         if tensor.device != logits.device:
             raise ValueError(f"{name} must be on {logits.device}, got {tensor.device}")
     _, implementation = dispatch.select(logits.device, IMPLEMENTATIONS)
-    return implementation(logits, row_offsets, ids, bias, scale, penalty, allowed)
+    implementation(logits, row_offsets, ids, bias, scale, penalty, allowed)

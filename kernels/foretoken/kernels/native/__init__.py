@@ -90,19 +90,15 @@ def logits_adjust(
     scale: torch.Tensor,
     penalty: torch.Tensor,
     allowed: torch.Tensor | None,
-) -> torch.Tensor:
+) -> None:
     """`logits_adjust.logits_adjust` for validated CPU tensors.
 
     Raises:
         ValueError: an offset or an id is out of range.
     """
-    if logits.dtype == torch.float16:
-        logits = logits.to(torch.float32)
-    out = torch.empty(logits.shape, dtype=torch.float32)
     status = _loaded().foretoken_logits_adjust(
         *logits.shape,
         logits.data_ptr(),
-        logits.dtype == torch.bfloat16,
         row_offsets.data_ptr(),
         ids.shape[0],
         ids.data_ptr(),
@@ -110,11 +106,9 @@ def logits_adjust(
         scale.data_ptr(),
         penalty.data_ptr(),
         None if allowed is None else allowed.data_ptr(),
-        out.data_ptr(),
     )
     if status != 0:
         raise ValueError(f"row_offsets must go from 0 to {ids.shape[0]}, ids must be 0 to {logits.shape[1] - 1}")
-    return out
 
 
 def _loaded() -> ctypes.CDLL:
@@ -136,6 +130,6 @@ def _library() -> ctypes.CDLL | None:
     library.foretoken_gumbel.restype = None
     library.foretoken_sample.argtypes = [integer, integer, pointer, word, *[pointer] * 9]
     library.foretoken_sample.restype = None
-    library.foretoken_logits_adjust.argtypes = [integer, integer, pointer, word, pointer, integer, *[pointer] * 6]
+    library.foretoken_logits_adjust.argtypes = [integer, integer, pointer, pointer, integer, *[pointer] * 5]
     library.foretoken_logits_adjust.restype = ctypes.c_int32
     return library

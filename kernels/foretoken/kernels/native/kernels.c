@@ -265,12 +265,11 @@ void foretoken_sample(int64_t num_rows, int64_t vocab_size, const void *logits, 
     }
 }
 
-/* logits_adjust.logits_adjust: logits [R, V] as above, entries [row_offsets[r], row_offsets[r + 1]), out [R, V].
- * Returns 0, or -1 when an offset or an id is out of range: nothing is read or written there. */
-int32_t foretoken_logits_adjust(int64_t num_rows, int64_t vocab_size, const void *logits, int32_t is_bfloat16,
-                                const int64_t *row_offsets, int64_t num_entries, const int64_t *ids,
-                                const float *bias, const float *scale, const float *penalty, const uint32_t *allowed,
-                                float *out) {
+/* logits_adjust.logits_adjust: logits [R, V] float32, changed in place by entries [row_offsets[r], row_offsets[r + 1]).
+ * Returns 0, or -1 when an offset or an id is out of range: then nothing is changed. */
+int32_t foretoken_logits_adjust(int64_t num_rows, int64_t vocab_size, float *logits, const int64_t *row_offsets,
+                                int64_t num_entries, const int64_t *ids, const float *bias, const float *scale,
+                                const float *penalty, const uint32_t *allowed) {
     int64_t num_words = (vocab_size + 31) / 32;
     if (row_offsets[0] != 0 || row_offsets[num_rows] != num_entries) return -1;
     for (int64_t row = 0; row < num_rows; row++)
@@ -278,11 +277,7 @@ int32_t foretoken_logits_adjust(int64_t num_rows, int64_t vocab_size, const void
     for (int64_t entry = 0; entry < num_entries; entry++)
         if (ids[entry] < 0 || ids[entry] >= vocab_size) return -1;
     for (int64_t row = 0; row < num_rows; row++) {
-        float *y = out + row * vocab_size;
-        if (is_bfloat16)
-            convert_bfloat16((const uint16_t *)logits + row * vocab_size, vocab_size, y);
-        else
-            memcpy(y, (const float *)logits + row * vocab_size, (size_t)vocab_size * sizeof(float));
+        float *y = logits + row * vocab_size;
         for (int64_t entry = row_offsets[row]; entry < row_offsets[row + 1]; entry++) {
             float value = y[ids[entry]] + bias[entry];
             y[ids[entry]] = (value < 0.0f ? value * scale[entry] : value / scale[entry]) - penalty[entry];
