@@ -5,7 +5,7 @@ import time
 import pytest
 
 from foretoken.draft_worker.core import DraftCore
-from foretoken.draft_worker.drafter import DraftSequence
+from foretoken.draft_worker.drafter import Drafted, DraftSequence
 from foretoken.draft_worker.model_drafter import ModelDrafter
 from foretoken.draft_worker.ngram_drafter import NgramDrafter
 from foretoken.engine.sampling import SamplingParams
@@ -65,7 +65,7 @@ class Bench:
                 break
             self.core.step()
             self.core.check_integrity()
-        return {answer.key[1]: answer.draft_ids for answer in self.sink.answers}
+        return {answer.key[1]: answer.drafted.draft_ids for answer in self.sink.answers}
 
 
 @pytest.fixture
@@ -183,3 +183,84 @@ def test_deadlines_and_limits(fake_runner_class):
     assert bench.core.expire(4.0) == 5.0
     bench.core.expire(6.0)
     assert isinstance(bench.sink.failures[(1, 1)], DeadlineExceededError)
+
+
+class FaultyDrafter:
+    """Drafts the last id again, and raises or answers nonsense where it is told to."""
+
+    def __init__(self):
+        self.fault, self.requests, self.open_keys = "", {}, set()
+
+    @property
+    def has_work(self):
+        return bool(self.requests)
+
+    def _maybe_raise(self, where):
+        if self.fault == where:
+            self.fault = ""
+            raise RuntimeError(f"no {where} today")
+
+    def open(self, sequence):
+        self._maybe_raise("open")
+        assert sequence.key not in self.open_keys
+        self.open_keys.add(sequence.key)
+
+    def commit(self, sequence, ids):
+        self._maybe_raise("commit")
+
+    def request(self, sequence, num_tokens):
+        self._maybe_raise("request")
+        self.requests[sequence] = num_tokens
+
+    def close(self, sequence):
+        self.requests.pop(sequence, None)
+        self.open_keys.discard(sequence.key)
+        self._maybe_raise("close")
+
+    def step(self):
+        self._maybe_raise("step")
+        requests, self.requests = self.requests, {}
+        return [Drafted(seq, *self._nodes(seq, num_tokens)) for seq, num_tokens in requests.items()]
+
+    def _nodes(self, seq, num_tokens):
+        fault, self.fault = self.fault, ""
+        ids = [seq.ids[-1]] * num_tokens
+        return {
+            "negative id": ([-1], None, None),
+            "no id": (["x"], None, None),
+            "bad parents": (ids, [0] * num_tokens, None),
+            "few parents": (ids, [-1], None),
+            "few sources": (ids, None, [1]),
+        }.get(fault, (ids, None, None))
+
+    def check_integrity(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    "fault", ["commit", "request", "step", "negative id", "no id", "bad parents", "few parents", "few sources"]
+)
+def test_any_fault_of_a_drafter_costs_one_round_and_is_logged(bench, caplog, fault):
+    drafter = FaultyDrafter()
+    bench.core = DraftCore({"model": drafter}, None, bench.sink, 8)
+    bench.open(1, [1, 2, 3])
+    assert bench.draft(1, num_tokens=3) == {1: [3, 3, 3]}
+    drafter.fault = fault
+    bench.core.commit((1, 1), 3, [5])
+    assert bench.draft(1, num_tokens=3) == {1: [5, 5, 5] if fault == "commit" else []}
+    assert "drafter model failed" in caplog.text
+    assert bench.draft(1, num_tokens=3) == {1: [5, 5, 5]}
+    assert not bench.sink.failures and drafter.open_keys == {(1, 1)}
+
+
+@pytest.mark.parametrize("fault", ["open", "close"])
+def test_a_drafter_that_cannot_open_or_close_loses_that_sequence_only(bench, caplog, fault):
+    drafter = FaultyDrafter()
+    bench.core = DraftCore({"model": drafter}, None, bench.sink, 8)
+    bench.open(1, [1, 2, 3])
+    drafter.fault = fault
+    bench.open(2, [4])
+    bench.core.close((1, 2))
+    assert "drafter model failed" in caplog.text
+    assert list(bench.sink.failures) == ([(1, 2)] if fault == "open" else [])
+    assert bench.draft(1, num_tokens=2) == {1: [3, 3]}

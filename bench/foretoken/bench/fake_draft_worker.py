@@ -94,6 +94,8 @@ class FakeDraftWorker(FakeWorker):
         self.model = model
         self.agreement = agreement
         self.faults = DraftFaults()
+        self.makes_trees = False
+        """Whether it answers with trees where they are taken."""
         self.num_blocks = 0
         """Blocks answered."""
         self._errors: list[tuple[FakeLink, LinkError]] = []
@@ -163,11 +165,15 @@ class FakeDraftWorker(FakeWorker):
     ) -> None:
         assert sequence.request is not None
         faults, num_tokens = self.faults, sequence.request.num_tokens
-        sequence.request = None
         if faults.error_code:
             frame.errors.append(LinkError(sequence_id=sequence_id, code=faults.error_code, message="fake error"))
             link.sequences.pop(sequence_id)
             return
+        if self.makes_trees and sequence.request.takes_trees:
+            frame.blocks.append(self._tree(sequence_id, sequence, num_tokens))
+            sequence.request = None
+            return
+        sequence.request = None
         ids: list[int] = []
         cursor = sequence.cursor.copy()
         for _ in range(0 if faults.is_empty else num_tokens + 3 * faults.too_many):
@@ -187,6 +193,20 @@ class FakeDraftWorker(FakeWorker):
             )
         )
         self.num_blocks += 1
+
+    def _tree(self, sequence_id: int, sequence: _Sequence, num_tokens: int) -> DraftedBlock:
+        """Two children a level, a wrong one of the source n-gram before the guess of the source model."""
+        block = DraftedBlock(sequence_id=sequence_id, base_length=sequence.length)
+        cursor, parent = sequence.cursor.copy(), -1
+        while len(block.ids) + 2 <= num_tokens:
+            guess = cursor.guess(self.agreement)
+            block.ids.extend([(guess + 2) % self.model.vocab_size, guess])
+            block.parents.extend([parent, parent])
+            block.sources.extend([DRAFT_SOURCE_NGRAM, DRAFT_SOURCE_MODEL])
+            cursor.push(guess)
+            parent = len(block.ids) - 1
+        self.num_blocks += 1
+        return block
 
     def _is_ignored(self, sequence: _Sequence) -> bool:
         return self.faults.is_silent

@@ -74,6 +74,8 @@ class VerifyFaults:
     """Verdicts for another length."""
     bad_accepted: int = 0
     """Verdicts that accept more than was proposed."""
+    bad_path: int = 0
+    """Verdicts on trees whose path is none, where something was accepted."""
     error_code: int = 0
     """google.rpc.Code given to the next open or block; 0 = none."""
     open_error_code: int = 0
@@ -149,7 +151,7 @@ class FakeVerifyWorker(FakeWorker):
     ) -> None:
         if not sequence.blocks:
             if self._is_granted(sequence):
-                frame.verdicts.append(self._verdict(sequence_id, sequence, (), 0))
+                frame.verdicts.append(self._verdict(sequence_id, sequence, DraftBlock(), 0))
             return
         block, arrived_ns = sequence.blocks.popleft()
         if self.faults.error_code:
@@ -160,31 +162,25 @@ class FakeVerifyWorker(FakeWorker):
         if not block.draft_ids:
             sequence.granted_length = max(sequence.granted_length, block.base_length + max(1, block.num_plain_steps))
             if self._is_granted(sequence):
-                frame.verdicts.append(self._verdict(sequence_id, sequence, (), started_ns - arrived_ns))
+                frame.verdicts.append(self._verdict(sequence_id, sequence, block, started_ns - arrived_ns))
         elif block.base_length != sequence.length or self._spoil("stale"):
             sequence.granted_length = 0
             frame.stales.append(Stale(sequence_id=sequence_id, length=sequence.length))
         else:
             self.num_blocks += 1
-            frame.verdicts.append(self._verdict(sequence_id, sequence, block.draft_ids, started_ns - arrived_ns))
+            frame.verdicts.append(self._verdict(sequence_id, sequence, block, started_ns - arrived_ns))
 
-    def _verdict(self, sequence_id: int, sequence: _Sequence, draft_ids: Any, queue_ns: int) -> Verdict:
+    def _verdict(self, sequence_id: int, sequence: _Sequence, block: DraftBlock, queue_ns: int) -> Verdict:
         verdict = Verdict(
             sequence_id=sequence_id,
             base_length=sequence.length,
-            num_draft_tokens=len(draft_ids),
+            num_draft_tokens=len(block.draft_ids),
             queue_ns=max(0, queue_ns),
         )
-        emitted = []
-        for draft_id in draft_ids:
-            emitted.append(sequence.cursor.next_id())
-            sequence.cursor.push(emitted[-1])
-            if emitted[-1] != draft_id:
-                break
-            verdict.num_accepted += 1
-        if verdict.num_accepted == len(draft_ids):
-            emitted.append(sequence.cursor.next_id())
-            sequence.cursor.push(emitted[-1])
+        emitted, path = self._walk(sequence.cursor, block)
+        verdict.num_accepted = len(path)
+        if block.parents:
+            verdict.path.extend(path)
         verdict.next_id = emitted[-1]
         sequence.length += len(emitted)
         if sequence.entry.sampling.HasField("logprobs"):
@@ -197,8 +193,25 @@ class FakeVerifyWorker(FakeWorker):
         if self._spoil("bad_base"):
             verdict.base_length += 1
         if self._spoil("bad_accepted"):
-            verdict.num_accepted = len(draft_ids) + 1
+            verdict.num_accepted = len(block.draft_ids) + 1
+        if self._spoil("bad_path") and path:
+            verdict.path[0] = len(block.draft_ids)
         return verdict
+
+    @staticmethod
+    def _walk(cursor: FakeCursor, block: DraftBlock) -> tuple[list[int], list[int]]:
+        """The tokens decided, which the cursor then has, and the nodes accepted."""
+        parents = block.parents or range(-1, len(block.draft_ids) - 1)
+        emitted: list[int] = []
+        path: list[int] = []
+        while True:
+            emitted.append(cursor.next_id())
+            cursor.push(emitted[-1])
+            last = path[-1] if path else -1
+            children = [n for n, parent in enumerate(parents) if parent == last and block.draft_ids[n] == emitted[-1]]
+            if not children:
+                return emitted, path
+            path.append(children[0])
 
     def _check_block(self, sequence: _Sequence, block: DraftBlock) -> None:
         num_draft = len(block.draft_ids)
@@ -208,6 +221,8 @@ class FakeVerifyWorker(FakeWorker):
             self.violations.append("a drafted block during a grant")
         if num_draft > sequence.entry.max_length - block.base_length - 1:
             self.violations.append(f"{num_draft} draft tokens at {block.base_length} of {sequence.entry.max_length}")
+        if block.parents and not self.hello.supports_trees:
+            self.violations.append("a tree for a worker that takes chains")
         if num_draft > self.hello.max_draft_tokens:
             self.violations.append(f"{num_draft} draft tokens in a block")
         if any(token_id >= self.model.vocab_size for token_id in block.draft_ids):

@@ -31,7 +31,7 @@ class DraftAnswer:
 
     key: SequenceKey
     base_length: int
-    draft_ids: list[int]
+    drafted: Drafted
     drafter: str
     queue_ns: int
     forward_ns: int
@@ -94,6 +94,10 @@ class DraftCore:
         except ForetokenError as error:
             self._sink.failed(sequence.key, error)
             return
+        except Exception:
+            logger.exception("drafter %s failed", name)
+            self._sink.failed(sequence.key, InternalError("the drafter failed"))
+            return
         self._sequences[sequence.key] = _Open(sequence, name)
 
     def commit(self, key: SequenceKey, base_length: int, ids: list[int]) -> None:
@@ -112,9 +116,13 @@ class DraftCore:
         else:
             seq.ids.extend(ids)
             seq.output_ids.extend(ids)
-            self._drafters[entry.drafter_name].commit(seq, ids)
+            try:
+                self._drafters[entry.drafter_name].commit(seq, ids)
+            except Exception:
+                logger.exception("drafter %s failed", entry.drafter_name)
+                self._restart(entry)
 
-    def request(self, key: SequenceKey, num_tokens: int, arrived_ns: int) -> None:
+    def request(self, key: SequenceKey, num_tokens: int, arrived_ns: int, takes_trees: bool = False) -> None:
         """Ask the sequence's drafter for a block."""
         entry = self._sequences.get(key)
         if entry is None:
@@ -124,13 +132,21 @@ class DraftCore:
         else:
             entry.requested_ns = arrived_ns
             entry.started_ns = time.perf_counter_ns()
-            self._drafters[entry.drafter_name].request(entry.sequence, num_tokens)
+            entry.sequence.takes_trees = takes_trees
+            try:
+                self._drafters[entry.drafter_name].request(entry.sequence, num_tokens)
+            except Exception:
+                logger.exception("drafter %s failed", entry.drafter_name)
+                self._hand_out(self._abandon([entry]))
 
     def close(self, key: SequenceKey) -> None:
         """Forget a sequence and free what its drafter holds; unknown keys are ignored."""
         entry = self._sequences.pop(key, None)
         if entry is not None:
-            self._drafters[entry.drafter_name].close(entry.sequence)
+            try:
+                self._drafters[entry.drafter_name].close(entry.sequence)
+            except Exception:
+                logger.exception("drafter %s failed", entry.drafter_name)
             entry.sequence.span.end()
             self.report_load()
 
@@ -162,35 +178,47 @@ class DraftCore:
                 continue
             try:
                 finished = drafter.step()
+                for drafted in finished:
+                    self._check(drafted)
             except Exception:
                 # A drafter that fails costs its sequences this round's drafts, never their streams.
                 logger.exception("drafter %s failed", name)
-                finished = self._abandon(name)
-            if finished:
-                self._sink.drafted([self._answer(drafted) for drafted in finished], self._load())
+                waiting = [entry for entry in self._sequences.values() if entry.requested_ns is not None]
+                finished = self._abandon([entry for entry in waiting if entry.drafter_name == name])
+            self._hand_out(finished)
 
     def check_integrity(self) -> None:
         """Re-derive the page accounting; raises when it is off."""
         for drafter in self._drafters.values():
             drafter.check_integrity()
 
-    def _abandon(self, name: str) -> list[Drafted]:
-        """Start the drafter's waiting sequences afresh, each answered with an empty draft."""
-        drafter = self._drafters[name]
-        abandoned = []
-        for key, entry in list(self._sequences.items()):
-            if entry.drafter_name != name or entry.requested_ns is None:
-                continue
+    def _check(self, drafted: Drafted) -> None:
+        entry = self._sequences.get(drafted.sequence.key)
+        if entry is None or entry.requested_ns is None:
+            raise ValueError("a draft that nobody asked for")
+        drafted.check()
+
+    def _abandon(self, entries: list[_Open]) -> list[Drafted]:
+        """Take waiting sequences in afresh, each answered with an empty draft."""
+        return [Drafted(entry.sequence, []) for entry in entries if self._restart(entry)]
+
+    def _restart(self, entry: _Open) -> bool:
+        """Whether the drafter, after a fault, took the sequence in again; otherwise it is closed."""
+        drafter = self._drafters[entry.drafter_name]
+        try:
             drafter.close(entry.sequence)
-            try:
-                drafter.open(entry.sequence)
-            except Exception:
-                logger.exception("drafter %s cannot take its sequence again", name)
-                del self._sequences[key]
-                self._sink.failed(key, InternalError("the drafter failed"))
-                continue
-            abandoned.append(Drafted(entry.sequence, []))
-        return abandoned
+            drafter.open(entry.sequence)
+        except Exception:
+            logger.exception("drafter %s cannot take its sequence again", entry.drafter_name)
+            del self._sequences[entry.sequence.key]
+            entry.sequence.span.end()
+            self._sink.failed(entry.sequence.key, InternalError("the drafter failed"))
+            return False
+        return True
+
+    def _hand_out(self, finished: list[Drafted]) -> None:
+        if finished:
+            self._sink.drafted([self._answer(drafted) for drafted in finished], self._load())
 
     def _answer(self, drafted: Drafted) -> DraftAnswer:
         seq = drafted.sequence
@@ -200,7 +228,7 @@ class DraftCore:
         answer = DraftAnswer(
             key=seq.key,
             base_length=len(seq.ids),
-            draft_ids=drafted.draft_ids,
+            drafted=drafted,
             drafter=entry.drafter_name,
             queue_ns=max(0, entry.started_ns - entry.requested_ns),
             forward_ns=now_ns - entry.started_ns,

@@ -1,5 +1,6 @@
 """The `Drafter` protocol: one way of guessing, for any number of sequences. Knows no links and no target."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -7,6 +8,9 @@ from opentelemetry.trace import INVALID_SPAN, Span
 
 from foretoken.engine.sampling import SamplingParams
 from foretoken.rpc.link.worker_entries import SequenceKey
+from foretoken.v1.types_pb2 import DraftSource
+
+MAX_TOKEN_ID = 1 << 31
 
 
 @dataclass(slots=True, eq=False)
@@ -22,6 +26,8 @@ class DraftSequence:
     settings: dict[str, str] = field(default_factory=dict)
     deadline_s: float | None = None
     """On the `time.monotonic` clock."""
+    takes_trees: bool = False
+    """Whether the target takes trees; as the last request said."""
     span: Span = INVALID_SPAN
     """Ends when the sequence does."""
     ids: list[int] = field(init=False)
@@ -38,6 +44,29 @@ class Drafted:
 
     sequence: DraftSequence
     draft_ids: list[int]
+    parents: list[int] | None = None
+    """[K] index of each node's parent, -1 = the last committed token, parents before children; None = a chain. Only
+    where the sequence takes trees, and the likeliest chain first."""
+    sources: Sequence[DraftSource] | None = None
+    """[K] who proposed each token; None = the drafter itself."""
+
+    def check(self) -> None:
+        """Raises:
+        ValueError: the lists do not fit each other, an id is no token id, or a parent does not come before its child.
+        """
+        num_nodes = len(self.draft_ids)
+        if not all(isinstance(token_id, int) and 0 <= token_id < MAX_TOKEN_ID for token_id in self.draft_ids):
+            raise ValueError("draft_ids: not all are token ids")
+        if self.sources is not None:
+            if len(self.sources) != num_nodes or not all(isinstance(source, int) for source in self.sources):
+                raise ValueError(f"{num_nodes} draft ids with sources {self.sources}")
+        if self.parents is None:
+            return
+        if len(self.parents) != num_nodes:
+            raise ValueError(f"{num_nodes} draft ids with {len(self.parents)} parents")
+        for index, parent in enumerate(self.parents):
+            if not -1 <= parent < index:
+                raise ValueError(f"parents[{index}] = {parent}: must be -1 to {index - 1}")
 
 
 class Drafter(Protocol):
@@ -61,7 +90,7 @@ class Drafter(Protocol):
         ...
 
     def request(self, sequence: DraftSequence, num_tokens: int) -> None:
-        """Queue a draft of at most `num_tokens` after all committed ids."""
+        """Queue a draft of at most `num_tokens` after all committed ids; of a tree, that many nodes in all."""
         ...
 
     def close(self, sequence: DraftSequence) -> None:

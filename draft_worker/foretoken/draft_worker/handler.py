@@ -24,10 +24,10 @@ from foretoken.rpc.link.worker_entries import (
 from foretoken.rpc.sampling import sampling_fields
 from foretoken.rpc.validation import validate_commit, validate_draft_request, validate_open
 from foretoken.v1.draft_pb2 import Commit, DraftedBlock, DraftLinkRequest, DraftLinkResponse, DraftRequest
-from foretoken.v1.types_pb2 import DRAFT_SOURCE_MODEL, DRAFT_SOURCE_NGRAM, OpenSequence
+from foretoken.v1.types_pb2 import DRAFT_SOURCE_CUSTOM, DRAFT_SOURCE_MODEL, DRAFT_SOURCE_NGRAM, OpenSequence
 
 SOURCES = {"model": DRAFT_SOURCE_MODEL, "ngram": DRAFT_SOURCE_NGRAM}
-"""Provenance of a drafter's tokens, by the drafter's name."""
+"""Provenance of a drafter's tokens, by the drafter's name; any other drafter is a plug-in."""
 
 # Ids and contexts are the target's. What a drafter does not know or cannot hold it answers with an empty draft.
 ANY_VOCAB_SIZE = 1 << 31
@@ -88,16 +88,19 @@ class DraftLinkHandler(EntryHandler[DraftCore, DraftLinkResponse]):
 
     def _request(self, key: SequenceKey, entry: DraftRequest) -> CoreCall[DraftCore]:
         validate_draft_request(entry, max_draft_tokens=self._max_draft_tokens)
-        num_tokens, arrived_ns = entry.num_tokens, self._arrived_ns
-        return lambda core: core.request(key, num_tokens, arrived_ns)
+        num_tokens, takes_trees, arrived_ns = entry.num_tokens, entry.takes_trees, self._arrived_ns
+        return lambda core: core.request(key, num_tokens, arrived_ns, takes_trees)
 
 
 def _block(answer: DraftAnswer) -> DraftedBlock:
+    drafted = answer.drafted
+    own_source = SOURCES.get(answer.drafter, DRAFT_SOURCE_CUSTOM)
     return DraftedBlock(
         sequence_id=answer.key[1],
         base_length=answer.base_length,
-        ids=answer.draft_ids,
-        sources=[SOURCES[answer.drafter]] * len(answer.draft_ids),
+        ids=drafted.draft_ids,
+        parents=drafted.parents or (),
+        sources=drafted.sources or [own_source] * len(drafted.draft_ids),
         queue_ns=answer.queue_ns,
         forward_ns=answer.forward_ns,
     )

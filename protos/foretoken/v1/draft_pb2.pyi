@@ -20,12 +20,14 @@ class Commit(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ..., base_length: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., features: _Optional[bytes] = ...) -> None: ...
 
 class DraftRequest(_message.Message):
-    __slots__ = ("sequence_id", "num_tokens")
+    __slots__ = ("sequence_id", "num_tokens", "takes_trees")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TAKES_TREES_FIELD_NUMBER: _ClassVar[int]
     sequence_id: int
     num_tokens: int
-    def __init__(self, sequence_id: _Optional[int] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+    takes_trees: bool
+    def __init__(self, sequence_id: _Optional[int] = ..., num_tokens: _Optional[int] = ..., takes_trees: _Optional[bool] = ...) -> None: ...
 
 class Outcome(_message.Message):
     __slots__ = ("num_accepted", "next_id", "first_index", "num_ids")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from foretoken.router import draft_tree
 from foretoken.router.mailbox import Mailbox, Patience
 from foretoken.v1.draft_pb2 import Commit, DraftedBlock, DraftRequest
 from foretoken.v1.types_pb2 import DraftSource
@@ -19,13 +20,25 @@ class DraftFailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A chain of guesses for one round; empty = none."""
+    """A chain or tree of guesses for one round; empty = none."""
 
     ids: Sequence[int] = ()
     sources: Sequence[DraftSource] = ()
     """Who proposed each id; one per id, or empty."""
     queue_ns: int = 0
     forward_ns: int = 0
+    parents: Sequence[int] = ()
+    """Parent index per id, -1 = the last committed token; empty = a chain."""
+
+    @property
+    def depth(self) -> int:
+        """Most ids that can be accepted."""
+        return draft_tree.depth(self.parents) if self.parents else len(self.ids)
+
+    def is_exhausted_by(self, path: Sequence[int]) -> bool:
+        """Whether nothing was proposed after the accepted `path`."""
+        last = path[-1] if path else -1
+        return last not in self.parents if self.parents else last == len(self.ids) - 1
 
 
 NO_DRAFT = Draft()
@@ -53,22 +66,27 @@ class DraftSession:
         """Tell the drafter, with the next request, what the target decided after `base_length` tokens."""
         self._commits.append(Commit(sequence_id=self.sequence_id, base_length=base_length, ids=ids))
 
-    async def draft(self, base_length: int, num_tokens: int, vocab_size: int, timeout_s: float) -> Draft:
+    async def draft(
+        self, base_length: int, num_tokens: int, vocab_size: int, timeout_s: float, *, takes_trees: bool = False
+    ) -> Draft:
         """At most `num_tokens` guesses, each below `vocab_size`, that extend `base_length` committed tokens.
+
+        A chain, unless the target `takes_trees`.
 
         Raises:
             DraftFailedError: too late, or not an answer to this request; the session is of no more use.
             ForetokenError: the worker's own error.
         """
         commits, self._commits = self._commits, []
-        self._send(commits, DraftRequest(sequence_id=self.sequence_id, num_tokens=num_tokens))
+        request = DraftRequest(sequence_id=self.sequence_id, num_tokens=num_tokens, takes_trees=takes_trees)
+        self._send(commits, request)
         try:
             block = await self._mailbox.get(timeout_s)
         except TimeoutError:
             raise DraftFailedError(f"no draft within {timeout_s:g} s") from None
         if block.base_length != base_length:
             raise DraftFailedError(f"a draft for length {block.base_length}, not {base_length}")
-        return _usable(block, num_tokens, vocab_size)
+        return _usable(block, num_tokens, vocab_size, takes_trees)
 
     def close(self) -> None:
         """Free the sequence on the worker; idempotent."""
@@ -83,19 +101,19 @@ class DraftSession:
         self._mailbox.fail(error)
 
 
-def _usable(block: DraftedBlock, num_tokens: int, vocab_size: int) -> Draft:
-    """The block's leading chain, cut to its first `num_tokens` ids and before the first id unknown to the target."""
-    ids = list(block.ids)
-    if len(ids) > num_tokens:
-        del ids[num_tokens:]
+def _usable(block: DraftedBlock, num_tokens: int, vocab_size: int, takes_trees: bool) -> Draft:
+    """The block's first `num_tokens` nodes, up to the first that no target of this vocabulary or kind could take."""
+    ids = list(block.ids[:num_tokens])
+    parents = list(block.parents[: len(ids)])
+    if parents:
+        num_kept = draft_tree.num_sound(parents) if takes_trees else draft_tree.leading_chain(parents)
+        del ids[num_kept:]
     if ids and max(ids) >= vocab_size:
         del ids[next(index for index, token_id in enumerate(ids) if token_id >= vocab_size) :]
-    if block.parents:
-        for index, parent in enumerate(block.parents[: len(ids)]):
-            if parent != index - 1:
-                del ids[index:]
-                break
+    del parents[len(ids) :]
+    if draft_tree.leading_chain(parents) == len(parents):
+        parents = []
     sources = list(block.sources[: len(ids)])
     if len(sources) < len(ids):
         sources = []
-    return Draft(ids, sources, block.queue_ns, block.forward_ns)
+    return Draft(ids, sources, block.queue_ns, block.forward_ns, parents)

@@ -24,6 +24,7 @@ from foretoken.v1.types_pb2 import (
     TOKEN_ORIGIN_BONUS,
     TOKEN_ORIGIN_PLAIN,
     TOKEN_ORIGIN_RECOVERED,
+    VERIFICATION_MODE_COUPLED,
 )
 from foretoken.v1.verify_pb2 import Verdict
 
@@ -106,28 +107,30 @@ class Generation:
 
     async def _draft(self) -> Draft:
         num_tokens = min(self._request.num_draft_tokens, self._answer.room - 1)
-        return await self._speculator.draft(self._answer.output_ids, num_tokens)
+        # The modes that look at draft distributions take chains only.
+        takes_trees = self._request.mode == VERIFICATION_MODE_COUPLED and self._worker.hello.supports_trees
+        return await self._speculator.draft(self._answer.output_ids, num_tokens, takes_trees)
 
     async def _verify(self, session: VerifySession, draft: Draft) -> Verdict:
         if draft.ids:
-            return await session.verify(self._length, draft.ids, draft.sources)
+            return await session.verify(self._length, draft)
         session.grant(self._length, 1)
         return await session.next_plain(self._length)
 
     async def _commit(self, draft: Draft, verdict: Verdict) -> None:
         """Append what the target decided, tell the drafter and the client."""
-        num_accepted = verdict.num_accepted
-        emitted = [*draft.ids[:num_accepted], verdict.next_id]
+        path = verdict.path if draft.parents else range(verdict.num_accepted)
+        emitted = [*(draft.ids[node] for node in path), verdict.next_id]
         self.counts.add_forward(len(emitted), verdict.queue_ns, verdict.forward_ns)
         if draft.ids:
-            self.counts.add_draft(len(draft.ids), num_accepted)
+            self.counts.add_draft(len(draft.ids), draft.depth, len(path))
         kept = self._answer.append(emitted)
         if not self.first_token_ns:
             self.first_token_ns = time.perf_counter_ns()
         if self._answer.finish is None:
             self._speculator.commit(self._length, emitted)
         self._length += kept.num_tokens
-        self._emit(draft, num_accepted, emitted[: kept.num_tokens], verdict, kept)
+        self._emit(draft, path, emitted[: kept.num_tokens], verdict, kept)
         await self._outbox.room()
 
     async def _plain_step(self, session: VerifySession) -> None:
@@ -140,23 +143,19 @@ class Generation:
         verdict = await session.next_plain(self._length)
         await self._commit(NO_DRAFT, verdict)
 
-    def _emit(self, draft: Draft, num_accepted: int, ids: Sequence[int], verdict: Verdict, kept: Kept) -> None:
-        num_draft = len(draft.ids)
-        if len(ids) <= num_accepted:  # the answer ended inside the accepted prefix
-            num_accepted = len(ids)
-            origins = [TOKEN_ORIGIN_ACCEPTED] * num_accepted
+    def _emit(self, draft: Draft, path: Sequence[int], ids: Sequence[int], verdict: Verdict, kept: Kept) -> None:
+        origins = [TOKEN_ORIGIN_ACCEPTED] * len(path)
+        if not draft.ids:
+            origins.append(TOKEN_ORIGIN_PLAIN)
+        elif draft.is_exhausted_by(path):
+            origins.append(TOKEN_ORIGIN_BONUS)
         else:
-            last = (
-                TOKEN_ORIGIN_PLAIN
-                if not num_draft
-                else TOKEN_ORIGIN_BONUS
-                if num_accepted == num_draft
-                else TOKEN_ORIGIN_RECOVERED
-            )
-            origins = [TOKEN_ORIGIN_ACCEPTED] * num_accepted + [last]
+            origins.append(TOKEN_ORIGIN_RECOVERED)
+        origins = origins[: len(ids)]  # the answer may have ended inside the accepted prefix
         sources = [DRAFT_SOURCE_UNSPECIFIED] * len(ids)
         if draft.sources:
-            sources[:num_accepted] = draft.sources[:num_accepted]
+            accepted = [draft.sources[node] for node in path][: len(ids)]
+            sources[: len(accepted)] = accepted
         logprobs = verdict.logprobs[: len(ids)] if verdict.logprobs else ()
         self._outbox.put(ids, origins, sources, logprobs, kept.text, kept.num_chars)
 

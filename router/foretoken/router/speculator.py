@@ -41,8 +41,10 @@ class Speculator:
         """Whether a draft may be asked for."""
         return self._session is not None or self._choose() is not None
 
-    async def draft(self, committed_ids: Sequence[int], num_tokens: int) -> Draft:
+    async def draft(self, committed_ids: Sequence[int], num_tokens: int, takes_trees: bool) -> Draft:
         """At most `num_tokens` guesses at what follows the prompt and `committed_ids`; empty when there are none.
+
+        They are a chain, unless the target `takes_trees`.
 
         Raises:
             InvalidArgumentError: the drafter refuses the request's own settings for it.
@@ -53,7 +55,7 @@ class Speculator:
             assert self._worker is not None
             timeout_s = self._timeout_s if self._has_drafted else self._first_timeout_s
             num_tokens = min(num_tokens, self._worker.hello.max_draft_tokens or num_tokens)
-            draft = await session.draft(base_length, num_tokens, self._vocab_size, timeout_s)
+            draft = await session.draft(base_length, num_tokens, self._vocab_size, timeout_s, takes_trees=takes_trees)
         except (DraftFailedError, ForetokenError) as error:
             self._failed(error)
             return NO_DRAFT

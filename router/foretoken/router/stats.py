@@ -42,16 +42,16 @@ class SpeculationCounts:
         self.verify_queue_ns += queue_ns
         self.verify_forward_ns += forward_ns
 
-    def add_draft(self, num_draft_tokens: int, num_accepted: int) -> None:
-        """A verified draft block of at least one token."""
+    def add_draft(self, num_draft_tokens: int, depth: int, num_accepted: int) -> None:
+        """A verified draft block of at least one token; `depth` < `num_draft_tokens` for a tree with branches."""
         self.num_drafts += 1
         self.num_draft_tokens += num_draft_tokens
         self.num_accepted_tokens += num_accepted
-        missing = num_draft_tokens - len(self.num_drafted_per_position)
+        missing = depth - len(self.num_drafted_per_position)
         if missing > 0:
             self.num_drafted_per_position += [0] * missing
             self.num_accepted_per_position += [0] * missing
-        for position in range(num_draft_tokens):
+        for position in range(depth):
             self.num_drafted_per_position[position] += 1
         for position in range(num_accepted):
             self.num_accepted_per_position[position] += 1

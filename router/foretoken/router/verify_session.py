@@ -5,11 +5,12 @@ Checks every verdict against what was asked; knows neither drafts' origin nor te
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeAlias
 
+from foretoken.router.draft_session import Draft
+from foretoken.router.draft_tree import is_path
 from foretoken.router.mailbox import Mailbox, Patience
-from foretoken.v1.types_pb2 import DraftSource
 from foretoken.v1.verify_pb2 import DraftBlock, Stale, Verdict
 
 Decision: TypeAlias = Verdict | Stale
@@ -42,17 +43,22 @@ class VerifySession:
         self._close = close
         self._mailbox: Mailbox[Decision] = Mailbox(patience)
 
-    async def verify(self, base_length: int, draft_ids: Sequence[int], sources: Sequence[DraftSource]) -> Verdict:
+    async def verify(self, base_length: int, draft: Draft) -> Verdict:
         """The target's decision on a block that extends `base_length` committed tokens; no grant may be running.
 
         Raises:
             SequenceLostError: re-open the sequence.
             ForetokenError: the worker refused the sequence for good.
         """
-        self._send_block(
-            DraftBlock(sequence_id=self.sequence_id, base_length=base_length, draft_ids=draft_ids, sources=sources)
-        )
-        return await self._decision(base_length, len(draft_ids))
+        block = DraftBlock(sequence_id=self.sequence_id, base_length=base_length)
+        block.draft_ids.extend(draft.ids)
+        block.parents.extend(draft.parents)
+        block.sources.extend(draft.sources)
+        self._send_block(block)
+        verdict = await self._decision(base_length, len(draft.ids))
+        if draft.parents and not (len(verdict.path) == verdict.num_accepted and is_path(verdict.path, draft.parents)):
+            raise SequenceLostError(f"a verdict that cannot be: accepted {verdict.num_accepted} along {verdict.path}")
+        return verdict
 
     def grant(self, base_length: int, num_steps: int) -> None:
         """Let the worker decode alone up to `base_length + num_steps`."""
