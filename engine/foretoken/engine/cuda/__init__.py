@@ -1,0 +1,1 @@
+"""The forward on NVIDIA GPUs: row-invariant operators, captured graphs per bucket of rows, memory measured first."""

@@ -1,0 +1,96 @@
+"""A batch through a model on a GPU: a captured graph of the bucket that holds its rows, or eagerly beyond the largest.
+
+Graph or eager, whatever the bucket: a row has the same bits. It knows tensors and pages, not sequences or requests.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretoken.engine.batch import Batch
+from foretoken.engine.cuda.buckets import choose_bucket
+from foretoken.engine.cuda.graphs import Recorder
+from foretoken.engine.cuda.operators import StepContext
+from foretoken.engine.cuda.row_invariance import RowInvariance
+from foretoken.engine.cuda.step_inputs import StepInputs
+from foretoken.engine.forward import ModelCall, call_model
+from foretoken.engine.kv_pool import KvPool, PagedContext
+
+_PATH_SLOTS_PER_ROW = 16
+"""Slots of tree paths a graph has room for, for each of its rows; a batch with more runs eagerly."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A recorded forward."""
+
+    inputs: StepInputs
+    replay: Callable[[], None]
+    logits: Tensor  # [B, V], written by every replay
+
+
+class CudaForward:
+    """Eager until `record` was called. The last page of the pool is the scratch page: padding rows write there."""
+
+    def __init__(self, model: Any, pool: KvPool, name: str, is_row_invariant: bool) -> None:
+        self.name = name
+        self._device: torch.device = model.device
+        self._context = StepContext()
+        self._steps: dict[int, _Step] = {}
+        self._sizes: list[int] = []
+        self.use_pool(pool)
+
+        def call(*tensors: Tensor) -> Tensor:
+            mode: AbstractContextManager[Any] = RowInvariance() if is_row_invariant else nullcontext()
+            with mode:
+                return call_model(model, self._context, *tensors)
+
+        self.model_call: ModelCall = call
+
+    def use_pool(self, pool: KvPool) -> None:
+        """Keep keys and values there from now on; forgets what was recorded over another pool."""
+        self._pool = pool
+        self._scratch_page = pool.num_pages - 1
+        self._steps.clear()
+        self._sizes = []
+
+    def __call__(self, batch: Batch) -> Tensor:
+        size = choose_bucket(self._sizes, batch.num_rows)
+        step = None if size is None else self._steps[size]
+        if step is not None and step.inputs.fits(batch):
+            step.inputs.fill(batch)
+            step.replay()
+            logits = step.logits
+        else:
+            logits = self._run(StepInputs.for_batch(batch, self._scratch_page, self._device))
+        return logits[: len(batch.logit_rows)]
+
+    @torch.inference_mode()
+    def run_padding(self, num_rows: int) -> Tensor:
+        """A forward of padding rows alone, all with logits [num_rows, V]: what a batch of that size needs in memory."""
+        return self._run(StepInputs(num_rows, num_rows, 1, self._scratch_page, self._device))
+
+    @torch.inference_mode()
+    def record(self, sizes: Sequence[int], recorder: Recorder, progress: Callable[[int], None]) -> None:
+        """Record a forward for each number of rows, given in ascending order; `progress` gets how many are done."""
+        steps: dict[int, _Step] = {}
+        shared = torch.empty_like(self.run_padding(sizes[-1]))  # one for all: logits are read before the next step
+        for size in reversed(sizes):  # the memory of a larger recording serves the smaller ones
+            progress(len(steps))
+            # Every page of the pool may be in a batch, and none is in two sequences of it.
+            tail_size = self._pool.num_pages + _PATH_SLOTS_PER_ROW * size
+            inputs = StepInputs(size, size, tail_size, self._scratch_page, self._device)
+            steps[size] = _Step(inputs, *recorder.record(self._writing(inputs, shared[:size])))
+        self._steps = steps
+        self._sizes = list(sizes)
+
+    def _writing(self, inputs: StepInputs, out: Tensor) -> Callable[[], Tensor]:
+        return lambda: out.copy_(self._run(inputs))
+
+    def _run(self, inputs: StepInputs) -> Tensor:
+        self._context.paged = PagedContext(self._pool, inputs.rows)
+        return self.model_call(*inputs.model_arguments())

@@ -1,0 +1,91 @@
+"""The operators of a forward on a GPU, as torch operators: opaque to tracers, the same bits for a row in any company.
+
+`torch.ops.foretoken_rows.{linear,row_sum,attend}`. They run on any device for which the kernels have a path.
+"""
+
+from collections.abc import Callable
+from itertools import count
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from foretoken.engine.kv_pool import PagedContext
+from foretoken.kernels.linear import linear
+from foretoken.kernels.row_sum import row_sum
+
+NAMESPACE = "foretoken_rows"
+
+_numbers = count()
+_contexts: "WeakValueDictionary[int, StepContext]" = WeakValueDictionary()
+
+
+class StepContext:
+    """Attention context whose pool and rows are those of the step that is being run or recorded."""
+
+    def __init__(self) -> None:
+        self.paged: PagedContext | None = None
+        """Set before every call of the model."""
+        self._number = next(_numbers)  # an operator takes numbers and tensors, not objects
+        _contexts[self._number] = self
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int, softcap: float
+    ) -> Tensor:
+        """See `AttentionContext.attend`."""
+        arguments = (query, key, value, self._number, layer, scale, window, softcap)
+        out: Tensor = torch.ops.foretoken_rows.attend(*arguments)
+        return out
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    context: int,
+    layer: int,
+    scale: float,
+    window: int,
+    softcap: float,
+) -> Tensor:
+    paged = _contexts[context].paged
+    assert paged is not None, "the context's rows are set before the model is called"
+    return paged.attend(layer, query, key, value, scale, window, softcap)
+
+
+def _attend_shape(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    context: int,
+    layer: int,
+    scale: float,
+    window: int,
+    softcap: float,
+) -> Tensor:
+    return query.new_empty(query.shape[0], query.shape[1], value.shape[2])
+
+
+def _linear_shape(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty(x.shape[0], weight.shape[0])
+
+
+def _row_sum_shape(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], dtype=torch.float32)
+
+
+def _define(name: str, schema: str, run: Callable[..., Tensor], shape: Callable[..., Tensor]) -> None:
+    torch.library.define(f"{NAMESPACE}::{name}", schema)
+    torch.library.impl(f"{NAMESPACE}::{name}", "CompositeExplicitAutograd", run)
+    torch.library.register_fake(f"{NAMESPACE}::{name}", shape)
+
+
+_define("linear", "(Tensor x, Tensor weight, Tensor? bias) -> Tensor", linear, _linear_shape)
+_define("row_sum", "(Tensor x) -> Tensor", row_sum, _row_sum_shape)
+_define(
+    "attend",
+    "(Tensor query, Tensor key, Tensor value, int context, int layer, float scale, int window, float softcap)"
+    " -> Tensor",
+    _attend,
+    _attend_shape,
+)

@@ -1,0 +1,80 @@
+"""Makes a loaded model ready on a GPU: linear layers, memory measured, KV pool, graphs. Asks the device, once, at load."""
+
+import logging
+from typing import Any
+
+import torch
+
+from foretoken.engine.config import EngineConfig
+from foretoken.engine.cuda.buckets import bucket_sizes
+from foretoken.engine.cuda.forward import CudaForward
+from foretoken.engine.cuda.graphs import GraphRecorder
+from foretoken.engine.cuda.memory import count_pages, measure_forward
+from foretoken.engine.cuda.row_linear import RowLinear
+from foretoken.engine.errors import ModelRefusedError
+from foretoken.engine.kv_pool import KvPool, LayerShape
+from foretoken.engine.loading import Progress
+from foretoken.engine.row_linear import replace_linears
+
+_LOG = logging.getLogger(__name__)
+
+_START, _END = 0.2, 0.3
+"""Where in loading this stands, as fractions."""
+
+
+def prepare_cuda(
+    config: EngineConfig, model: Any, max_context: int, shapes: dict[int, LayerShape], progress: Progress
+) -> tuple[CudaForward, int] | None:
+    """The forward and the number of KV pages; None if the model uses operators that are not known to be row-invariant.
+
+    The calling thread becomes the one that uses the device.
+
+    Raises:
+        ModelRefusedError: the device's memory is too small.
+    """
+    torch.cuda.set_device(model.device)
+    if config.batch_invariant:
+        replace_linears(model, RowLinear)
+    try:
+        progress("measuring memory", _START)
+        scratch = KvPool(shapes, 1, config.page_size, model.dtype, model.device)
+        forward = CudaForward(model, scratch, _name(config, model.device), config.batch_invariant)
+        try:
+            use = measure_forward(lambda: forward.run_padding(config.max_batch_rows), model.device)
+        except ModelRefusedError as error:
+            _LOG.warning("%s: the reference path runs instead, which is slow", error)
+            return None
+        page_bytes = sum(shape.page_bytes(config.page_size, model.dtype.itemsize) for shape in shapes.values())
+        if config.num_pages is None and config.kv_memory_bytes is None:
+            num_pages = count_pages(use, config.kv_memory_fraction, page_bytes, config.page_size, max_context)
+        else:
+            num_pages = config.num_pages_in(config.kv_memory_bytes or 0, page_bytes, max_context)
+        forward.use_pool(KvPool(shapes, num_pages + 1, config.page_size, model.dtype, model.device))
+        _record(config, forward, progress)
+    except torch.OutOfMemoryError as error:
+        raise ModelRefusedError(f"the device's memory is too small: {error}") from error
+    return forward, num_pages
+
+
+def _record(config: EngineConfig, forward: CudaForward, progress: Progress) -> None:
+    """Record graphs, or say why forwards stay eager."""
+    sizes = bucket_sizes(min(config.max_graph_rows, config.max_batch_rows))
+    if not sizes:
+        return
+
+    def report(num_done: int) -> None:
+        progress(f"recording graph {num_done + 1} of {len(sizes)}", _START + (_END - _START) * num_done / len(sizes))
+
+    try:
+        forward.record(sizes, GraphRecorder(), report)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:  # CUDA's own complaint about what cannot be recorded
+        _LOG.warning("forwards are not recorded as graphs, which is slower: %s", error)
+
+
+def _name(config: EngineConfig, device: torch.device) -> str:
+    import triton  # what compiles the kernels: part of what their bits depend on
+
+    products = "row-invariant kernels" if config.batch_invariant else "cublas products: rows depend on the batch"
+    return f"cuda {torch.cuda.get_device_name(device)}, {products}, triton {triton.__version__}"

@@ -1,0 +1,88 @@
+"""Tensors that hold any batch of up to so many rows, always in the same memory, filled by one copy to the device.
+
+All are int32 and lie one after the other: token_ids [B], positions [B], row_segments [B], logit_rows [L],
+page_starts [B + 2], path_starts [B + 1], tail. The tail holds the page ids, then the slots of tree paths, so that only
+what a batch uses of it is copied. Rows beyond the batch are padding: token 0 at position 0 of a page that is nobody's.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from foretoken.engine.batch import Batch
+from foretoken.kernels.rows import PagedRows, TreePaths
+
+
+class StepInputs:
+    """Device tensors of one forward of exactly `num_rows` rows, `num_logits` of which yield logits."""
+
+    def __init__(self, num_rows: int, num_logits: int, tail_size: int, scratch_page: int, device: torch.device) -> None:
+        self._num_rows = num_rows
+        self._num_logits = num_logits
+        self._scratch_page = scratch_page
+        sizes = (num_rows, num_rows, num_rows, num_logits, num_rows + 2, num_rows + 1, tail_size)
+        is_cuda = device.type == "cuda"
+        self._host = torch.zeros(sum(sizes), dtype=torch.int32, pin_memory=is_cuda)
+        self._device = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
+        self._columns = np.split(self._host.numpy(), np.cumsum(sizes[:-1]))
+        self._copied = torch.cuda.Event() if is_cuda else None  # type: ignore[no-untyped-call]
+        parts = torch.split(self._device, list(sizes))
+        parts[-1].fill_(scratch_page)  # until it is filled, all rows are padding
+        self.token_ids, self.positions, row_segments, self.logit_rows, page_starts, path_starts, tail = parts
+        self.rows = PagedRows(self.positions, row_segments, page_starts, tail, TreePaths(path_starts, tail))
+        """The tail serves as page ids and as slots: both are found through starts."""
+
+    @classmethod
+    def for_batch(cls, batch: Batch, scratch_page: int, device: torch.device) -> "StepInputs":
+        """Inputs of just this batch's size, filled."""
+        inputs = cls(batch.num_rows, max(1, len(batch.logit_rows)), _tail_length(batch), scratch_page, device)
+        inputs.fill(batch)
+        return inputs
+
+    def fits(self, batch: Batch) -> bool:
+        """Whether `fill` can take the batch."""
+        return (
+            batch.num_rows <= self._num_rows
+            and len(batch.logit_rows) <= self._num_logits
+            and _tail_length(batch) <= len(self._columns[-1])
+        )
+
+    def fill(self, batch: Batch) -> None:
+        """Put a batch that fits in place; the copy is ordered with what the current stream runs next."""
+        if self._copied is not None:
+            self._copied.synchronize()  # the device may still be reading what was filled in last
+        positions, row_segments, page_starts, page_ids, starts, slots = batch.parts()
+        num_tail = _tail_length(batch)
+        num_page_ids = len(page_ids) + 1
+        tail = self._columns[-1]
+        tail[: len(page_ids)] = page_ids
+        tail[len(page_ids)] = self._scratch_page
+        tail[num_page_ids:num_tail] = slots
+        path_starts = starts + num_page_ids
+        filled: tuple[tuple[Sequence[int] | npt.NDArray[np.int32], int], ...] = (
+            (batch.token_ids, 0),
+            (positions, 0),
+            (row_segments, batch.num_segments),
+            (batch.logit_rows, 0),
+            (page_starts, num_page_ids),
+            (path_starts, int(path_starts[-1]) if batch.has_trees else 0),
+        )
+        for column, (values, padding) in zip(self._columns[:-1], filled, strict=True):
+            column[: len(values)] = values
+            column[len(values) :] = padding
+        num_used = len(self._host) - len(tail) + num_tail
+        self._device[:num_used].copy_(self._host[:num_used], non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+
+    def model_arguments(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The arguments of a `ModelCall`, int64, made on the device."""
+        return self.token_ids.long()[None], self.positions.long()[None], self.logit_rows.long()
+
+
+def _tail_length(batch: Batch) -> int:
+    page_ids, slots = batch.parts()[3], batch.parts()[5]
+    return len(page_ids) + 1 + len(slots)

@@ -1,0 +1,105 @@
+"""Batches through buckets, with recordings that run their call again: the device is not needed for what is tested."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from foretoken.engine.attention import register_attention
+from foretoken.engine.batch import Batch, Segment, build_batch
+from foretoken.engine.cuda.buckets import bucket_sizes
+from foretoken.engine.cuda.forward import CudaForward
+from foretoken.engine.cuda.row_linear import RowLinear
+from foretoken.engine.forward import ReferenceForward
+from foretoken.engine.kv_pool import KvPool
+from foretoken.engine.row_linear import replace_linears
+from foretoken.engine.runner import _probe
+from tests.engine.tiny import CONFIGS, save_tiny
+
+NUM_PAGES = 24
+PAGE_SIZE = 4
+
+
+class FakeRecorder:
+    """Runs the call again where a device would replay it; like a graph it gives back the same tensor every time."""
+
+    def __init__(self) -> None:
+        self.num_replays = 0
+
+    def record(self, call: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+        result = call()
+
+        def replay() -> None:
+            self.num_replays += 1
+            assert call().data_ptr() == result.data_ptr()
+
+        return replay, result
+
+
+def load(directory: Path, family: str) -> tuple[CudaForward, ReferenceForward, KvPool]:
+    """Our forward, the reference's over a pool and a model of its own, and our pool."""
+    register_attention()
+    saved = save_tiny(directory, family)
+    models = [
+        AutoModelForCausalLM.from_pretrained(saved, dtype="float32", attn_implementation="foretoken").eval()
+        for _ in range(2)
+    ]
+    pools = [KvPool(_probe(model), NUM_PAGES + 1, PAGE_SIZE, model.dtype, model.device) for model in models]
+    replace_linears(models[0], RowLinear)
+    forward = CudaForward(models[0], pools[0], "fake", is_row_invariant=True)
+    return forward, ReferenceForward(models[1], pools[1], scratch_page=NUM_PAGES), pools[0]
+
+
+def batches() -> list[Batch]:
+    """Prefill of two sequences, a block beside a plain step, a tree, a forward without logits, and the one after it."""
+    first, second = [3, 1, 4, 15, 2, 9], [7, 11]
+    plan = [
+        [Segment(first, 0, list(range(1, 12)), 0), Segment(second, 0, [5, 6, 7], 1)],
+        [Segment(first, 11, [20, 21, 22, 23], 4), Segment(second, 3, [8], 1)],
+        [Segment(first, 13, [30, 31, 32, 33], 4, parents=[-1, -1, 0, 2])],
+        [Segment(first, 13, [40], 0)],
+        [Segment(first, 14, [41], 1)],
+    ]
+    return [build_batch(segments, PAGE_SIZE, 64) for segments in plan]
+
+
+@pytest.mark.parametrize("family", [family for family in CONFIGS if family != "mixtral"])
+@torch.inference_mode()
+def test_buckets_give_the_reference_logits_and_the_eager_bits(family: str, tmp_path: Path) -> None:
+    forward, reference, pool = load(tmp_path, family)
+    expected = [reference(batch).clone() for batch in batches()]
+    eager = [forward(batch).clone() for batch in batches()]
+    recorder, reported = FakeRecorder(), []
+    for cache in (*pool.keys.values(), *pool.values.values()):
+        cache[:-1].fill_(1e4)  # what is not written anew shows
+    forward.record(bucket_sizes(40), recorder, reported.append)
+    assert reported == [0, 1, 2]
+    recorded = [forward(batch).clone() for batch in batches()]
+    assert recorder.num_replays == len(recorded)
+    for ours, unrecorded, theirs in zip(recorded, eager, expected, strict=True):
+        assert ours.shape == theirs.shape and torch.equal(ours, unrecorded)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_a_batch_beyond_the_largest_bucket_runs_eagerly(tmp_path: Path) -> None:
+    forward, reference, _ = load(tmp_path, "llama")
+    recorder = FakeRecorder()
+    forward.record([16], recorder, lambda num_done: None)
+    batch = build_batch([Segment(list(range(10)), 0, list(range(1, 18)), 2)], PAGE_SIZE, 64)
+    torch.testing.assert_close(forward(batch), reference(batch), rtol=0, atol=1e-5)
+    assert recorder.num_replays == 0
+    forward(build_batch([Segment([0], 0, [1], 1)], PAGE_SIZE, 64))
+    assert recorder.num_replays == 1
+
+
+@torch.inference_mode()
+def test_another_pool_forgets_the_recordings(tmp_path: Path) -> None:
+    forward, _, pool = load(tmp_path, "llama")
+    recorder = FakeRecorder()
+    forward.record([16], recorder, lambda num_done: None)
+    forward.use_pool(pool)
+    forward(build_batch([Segment([0], 0, [1], 1)], PAGE_SIZE, 64))
+    assert recorder.num_replays == 0

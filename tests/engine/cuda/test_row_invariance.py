@@ -1,0 +1,98 @@
+"""The mode that keeps a model to row-independent operators: it changes no value, and refuses what it does not know."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.nn import functional
+from transformers import AutoModelForCausalLM
+
+from foretoken.engine.attention import register_attention
+from foretoken.engine.cuda.operators import StepContext
+from foretoken.engine.cuda.row_invariance import RowInvariance
+from foretoken.engine.errors import ModelRefusedError
+from foretoken.engine.forward import call_model
+from foretoken.engine.kv_pool import KvPool, PagedContext
+from foretoken.engine.runner import _probe
+from foretoken.kernels import dispatch
+from foretoken.kernels.rows import PagedRows
+from tests.engine.tiny import CONFIGS
+
+X = torch.linspace(-1, 1, 5 * 24).reshape(5, 24)
+WEIGHT = torch.linspace(1, -1, 7 * 24).reshape(7, 24)
+BIAS = torch.arange(7.0)
+
+REPLACED: dict[str, Callable[[], torch.Tensor]] = {
+    "linear": lambda: functional.linear(X, WEIGHT, BIAS),
+    "linear of three dimensions": lambda: functional.linear(X[None], WEIGHT),
+    "product": lambda: X @ WEIGHT.T,
+    "product of three dimensions": lambda: X[None] @ WEIGHT.T,
+    "addmm": lambda: torch.addmm(BIAS, X, WEIGHT.T.contiguous()),
+    "mean": lambda: X.pow(2).mean(-1, keepdim=True),
+    "mean in a half type": lambda: X.bfloat16().mean(-1),
+    "sum": lambda: X.sum(dim=1),
+}
+REFUSED: dict[str, Callable[[], torch.Tensor]] = {
+    "topk": lambda: X.topk(2).values,
+    "bmm": lambda: torch.bmm(X[None], WEIGHT.T[None]),
+    "mean over rows": lambda: X.mean(0),
+    "sum of all": lambda: X.sum(dim=(0, 1)),
+    "sum of whole numbers": lambda: X.int().sum(dim=1),
+    "softmax over rows": lambda: X.softmax(0),
+    "cumsum": lambda: X.cumsum(1),
+    "scaled addmm": lambda: torch.addmm(BIAS, X, WEIGHT.T, beta=2),
+}
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_sums_are_ours_and_right(name: str) -> None:
+    call = REPLACED[name]
+    with dispatch.override("reference"), dispatch.recording() as taken, RowInvariance(), torch.inference_mode():
+        ours = call()
+    assert taken == ["reference"]
+    theirs = call()
+    assert ours.dtype == theirs.dtype
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_known_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ModelRefusedError, match="the model"), RowInvariance():
+        REFUSED[name]()
+
+
+def test_a_product_of_one_term_and_a_rows_softmax_pass() -> None:
+    left, right = X[:, :1], X[:1]
+    with RowInvariance():
+        assert torch.equal(torch.bmm(left[None], right[None])[0], left * right)
+        assert torch.equal(X.softmax(-1), torch.softmax(X, 1))
+
+
+@pytest.mark.parametrize("family", [family for family in CONFIGS if family != "mixtral"])
+@torch.inference_mode()
+def test_a_familys_forward_is_the_same_under_it(family: str) -> None:
+    model, context = load(family)
+    arguments = (torch.tensor([[1, 2, 3, 4, 5]]), torch.arange(5)[None], torch.tensor([0, 2, 4]))
+    plain = call_model(model, context, *arguments)
+    with RowInvariance():
+        ours = call_model(model, context, *arguments)
+    torch.testing.assert_close(ours, plain, rtol=0, atol=plain.abs().mean().item() * 1e-5)
+
+
+@torch.inference_mode()
+def test_experts_are_refused() -> None:
+    model, context = load("mixtral")
+    arguments = (torch.tensor([[1, 2, 3, 4, 5]]), torch.arange(5)[None], torch.tensor([0]))
+    with pytest.raises(ModelRefusedError, match="aten"), RowInvariance():
+        call_model(model, context, *arguments)
+
+
+def load(family: str) -> tuple[torch.nn.Module, StepContext]:
+    """A random model, and a context for five rows of one sequence."""
+    register_attention()
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIGS[family](), attn_implementation="foretoken").eval()
+    context = StepContext()
+    rows = PagedRows(*(torch.tensor(part, dtype=torch.int32) for part in (range(5), [0] * 5, [0, 1], [1])))
+    context.paged = PagedContext(KvPool(_probe(model), 2, 16, model.dtype, model.device), rows)
+    return model, context
