@@ -28,14 +28,21 @@ class EngineConfig:
     """CPU threads of the model's forward; None leaves torch's own choice."""
     num_pages: int | None = None
     """KV pages; None derives them from `kv_memory_bytes`."""
-    kv_memory_bytes: int = 1 << 30
-    """Memory for KV when `num_pages` is None; at least one full-length sequence is always given room."""
+    kv_memory_bytes: int | None = None
+    """Memory for KV when `num_pages` is None; at least one full-length sequence is always given room. None: on a GPU
+    `kv_memory_fraction` of what is left there, elsewhere 1 GiB."""
+    kv_memory_fraction: float = 0.9
+    """On a GPU: part of the memory that the largest forward leaves which KV takes."""
     max_context: int | None = None
     """Longest sequence in tokens; None is the model's own limit, which it may not exceed."""
     page_size: int = 16
     """Slots per page."""
     max_batch_rows: int = 256
     """Most new tokens one forward may hold."""
+    max_graph_rows: int = 256
+    """On a GPU: forwards of up to so many new tokens run as captured graphs; 0 for none."""
+    batch_invariant: bool = True
+    """On a GPU: products whose rows do not depend on the batch. False takes cuBLAS, and with it tokens that do."""
     compile: Literal["auto", "on", "off"] = "auto"
     """`auto`: compiled on a CPU that has a C++ compiler, else eager. `on`: fail if that is not possible."""
     cache_dir: Path | None = None
@@ -54,3 +61,13 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}: {value} is below 1")
+        if self.max_graph_rows < 0:
+            raise ValueError(f"max_graph_rows: {self.max_graph_rows} is below 0")
+        if not 0.0 < self.kv_memory_fraction <= 1.0:
+            raise ValueError(f"kv_memory_fraction: {self.kv_memory_fraction} is outside (0, 1]")
+
+    def num_pages_in(self, kv_bytes: int, page_bytes: int, max_context: int) -> int:
+        """`num_pages`, or the pages of `page_bytes` that `kv_bytes` hold and a sequence of `max_context` needs."""
+        if self.num_pages is not None:
+            return self.num_pages
+        return max(kv_bytes // page_bytes, -(-max_context // self.page_size))

@@ -14,6 +14,7 @@ from foretoken.engine.attention import CONTEXT_KEYWORD, ProbeContext
 from foretoken.engine.batch import Batch, Segment, build_batch
 from foretoken.engine.compiled import compile_call
 from foretoken.engine.config import EngineConfig
+from foretoken.engine.cuda.prepare import prepare_cuda
 from foretoken.engine.errors import ModelRefusedError
 from foretoken.engine.forward import CpuForward, Forward, ReferenceForward
 from foretoken.engine.kv_pool import KvPool, LayerShape
@@ -27,6 +28,7 @@ from foretoken.kernels.cpu import CPU_DTYPES, CpuKernels, load_cpu_kernels
 
 _LOG = logging.getLogger(__name__)
 
+_KV_MEMORY_BYTES = 1 << 30
 _EXAMPLE_ROWS = 8
 _EXAMPLE_LOGITS = 6
 """Rows of the batch a compiled forward is traced on, and how many of them yield logits: another number, or the tracer
@@ -59,26 +61,15 @@ class ModelRunner:
         torch.set_num_threads(num_threads)
         model, info = load_model(config, report)
         shapes = _probe(model)
-        num_pages = _num_pages(config, info, shapes, model.dtype)
-        # The pool has one page more than the table: padding rows write there.
-        pool = KvPool(shapes, num_pages + 1, config.page_size, model.dtype, model.device)
         sequences = sample_sequences(info.vocab_size, info.max_context)
         expected = eager_logits(model, sequences) if config.self_check else []
         report("preparing the kernels", 0.2)
-        kernels = _kernels_for(config, model, pool)
-        forward: Forward
-        if kernels is None:
-            if model.dtype != torch.bfloat16:
-                replace_linears(model, BlockLinear)
-            forward = ReferenceForward(model, pool, scratch_page=num_pages)
-        else:
-            kernels.set_num_threads(num_threads)
-            forward = CpuForward(model, kernels, pool)
+        forward, num_pages = _prepare(config, model, info.max_context, shapes, num_threads, report)
         runner = cls(info, PageTable(num_pages, config.page_size), forward, config.max_batch_rows)
         if config.self_check:
             report("checking against the model's own forward", 0.3)
             check_against_eager(runner, sequences, expected)
-            if reason := find_row_dependence(runner, sequences):
+            if config.batch_invariant and (reason := find_row_dependence(runner, sequences)):
                 raise ModelRefusedError(f"rows are not independent: {reason}")
         if config.compile != "off":
             report("compiling", 0.4)
@@ -171,8 +162,25 @@ def _probe(model: Any) -> dict[int, LayerShape]:
     return {layer: LayerShape(*shape) for layer, shape in context.shapes.items()}
 
 
-def _num_pages(config: EngineConfig, info: ModelInfo, shapes: dict[int, LayerShape], dtype: torch.dtype) -> int:
-    if config.num_pages is not None:
-        return config.num_pages
-    page_bytes = sum(shape.page_bytes(config.page_size, dtype.itemsize) for shape in shapes.values())
-    return max(config.kv_memory_bytes // page_bytes, -(-info.max_context // config.page_size))
+def _prepare(
+    config: EngineConfig,
+    model: Any,
+    max_context: int,
+    shapes: dict[int, LayerShape],
+    num_threads: int,
+    progress: Progress,
+) -> tuple[Forward, int]:
+    """The device's way to run a batch, and the number of KV pages."""
+    if model.device.type == "cuda" and (prepared := prepare_cuda(config, model, max_context, shapes, progress)):
+        return prepared
+    page_bytes = sum(shape.page_bytes(config.page_size, model.dtype.itemsize) for shape in shapes.values())
+    num_pages = config.num_pages_in(config.kv_memory_bytes or _KV_MEMORY_BYTES, page_bytes, max_context)
+    # The pool has one page more than the table: padding rows write there.
+    pool = KvPool(shapes, num_pages + 1, config.page_size, model.dtype, model.device)
+    kernels = _kernels_for(config, model, pool)
+    if kernels is None:
+        if model.dtype != torch.bfloat16:
+            replace_linears(model, BlockLinear)
+        return ReferenceForward(model, pool, scratch_page=num_pages), num_pages
+    kernels.set_num_threads(num_threads)
+    return CpuForward(model, kernels, pool), num_pages

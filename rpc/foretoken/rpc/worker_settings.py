@@ -12,7 +12,7 @@ from foretoken.rpc.settings import ServiceSettings
 
 _ENGINE_FIELDS = (
     *("model", "revision", "dtype", "device", "num_pages", "kv_memory_bytes", "page_size"),
-    *("max_batch_rows", "compile", "cache_dir"),
+    *("kv_memory_fraction", "max_batch_rows", "max_graph_rows", "compile", "batch_invariant", "cache_dir"),
 )
 
 
@@ -30,11 +30,22 @@ class WorkerSettings(ServiceSettings):
         "auto", description="Compile the model's step; off = eager. auto compiles where it can be done."
     )
     num_pages: int | None = Field(None, ge=1, description="KV pages; default: what --kv-memory-bytes holds.")
-    kv_memory_bytes: int = Field(1 << 30, ge=1 << 20, description="Memory for KV pages, bytes.")
+    kv_memory_bytes: int | None = Field(
+        None, ge=1 << 20, description="Memory for KV pages, bytes; default: 1 GiB, on a GPU --kv-memory-fraction."
+    )
+    kv_memory_fraction: float = Field(
+        0.9, gt=0, le=1, description="On a GPU: part of the memory that the largest forward leaves which KV takes."
+    )
     page_size: int = Field(16, ge=1, le=1024, description="Slots of a KV page, tokens.")
     max_sequences: int = Field(64, ge=1, le=4096, description="Sequences held open at once; more are refused.")
     max_draft_tokens: int = Field(16, ge=1, le=512, description="Most draft tokens of one block.")
     max_batch_rows: int = Field(256, ge=2, le=16384, description="Most tokens of one forward.")
+    max_graph_rows: int = Field(
+        256, ge=0, le=4096, description="On a GPU: forwards of up to so many tokens run as captured graphs; 0 = none."
+    )
+    batch_invariant: bool = Field(
+        True, description="On a GPU: products that do not depend on the batch; false = cuBLAS, and tokens that do."
+    )
     max_prefill_rows: int = Field(
         64, ge=1, le=16384, description="Most prompt tokens of a forward while other sequences are at work."
     )

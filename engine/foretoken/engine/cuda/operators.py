@@ -38,6 +38,13 @@ class StepContext:
         return out
 
 
+def linear_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The operator `linear` over the last dimension: x [..., K], weight [N, K], bias [N] -> [..., N]."""
+    rows = x.reshape(-1, x.shape[-1]).contiguous()
+    out: Tensor = torch.ops.foretoken_rows.linear(rows, weight, bias)
+    return out.reshape(*x.shape[:-1], -1)
+
+
 def _attend(
     query: Tensor,
     key: Tensor,

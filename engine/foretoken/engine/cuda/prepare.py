@@ -1,4 +1,4 @@
-"""Makes a loaded model ready on a GPU: linear layers, memory measured, KV pool, graphs. Asks the device, once, at load."""
+"""Makes a loaded model ready on a GPU: linear layers, memory measured, KV pool, graphs. It asks the device once."""
 
 import logging
 from typing import Any
@@ -10,7 +10,7 @@ from foretoken.engine.cuda.buckets import bucket_sizes
 from foretoken.engine.cuda.forward import CudaForward
 from foretoken.engine.cuda.graphs import GraphRecorder
 from foretoken.engine.cuda.memory import count_pages, measure_forward
-from foretoken.engine.cuda.row_linear import RowLinear
+from foretoken.engine.cuda.row_linear import RowLinear, find_row_dependence
 from foretoken.engine.errors import ModelRefusedError
 from foretoken.engine.kv_pool import KvPool, LayerShape
 from foretoken.engine.loading import Progress
@@ -30,11 +30,15 @@ def prepare_cuda(
     The calling thread becomes the one that uses the device.
 
     Raises:
-        ModelRefusedError: the device's memory is too small.
+        ModelRefusedError: the device's memory is too small, or it multiplies a row differently in other company.
     """
     torch.cuda.set_device(model.device)
     if config.batch_invariant:
         replace_linears(model, RowLinear)
+        if reason := find_row_dependence(model):
+            raise ModelRefusedError(
+                f"{reason} on this device: set batch_invariant to false to serve without the promise"
+            )
     try:
         progress("measuring memory", _START)
         scratch = KvPool(shapes, 1, config.page_size, model.dtype, model.device)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from foretoken.engine.cuda.operators import NAMESPACE
+from foretoken.engine.cuda.operators import NAMESPACE, linear_rows
 from foretoken.engine.errors import ModelRefusedError
 
 _ATEN = torch.ops.aten
@@ -82,9 +82,7 @@ def _is_independent(func: Any) -> bool:
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    rows = x.reshape(-1, x.shape[-1]).contiguous()
-    out: Tensor = torch.ops.foretoken_rows.linear(rows, weight.contiguous(), bias)
-    return out.reshape(*x.shape[:-1], weight.shape[0])
+    return linear_rows(x, weight.contiguous(), bias)
 
 
 def _mm(left: Tensor, right: Tensor) -> Tensor:
