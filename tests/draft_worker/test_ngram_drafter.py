@@ -1,36 +1,108 @@
-"""The n-gram index finds what a literal search finds."""
+"""N-gram drafts go on as the text did: chains as the most recent time, trees as most often."""
 
 import random
 
 import pytest
 
-from foretoken.draft_worker.ngram_drafter import NgramIndex
+from foretoken.draft_worker.ngram_drafter import NgramLookup, NgramSettings
+from foretoken.rpc.errors import InvalidArgumentError
 
 
-def literal_search(ids, min_ngram, max_ngram):
+def propose(ids, num_tokens=6, takes_trees=True, **settings):
+    return NgramLookup(NgramSettings(**settings), list(ids)).propose(num_tokens, takes_trees)
+
+
+def literal_chain(ids, num_tokens, min_ngram, max_ngram):
     """Longest suffix first, most recent earlier occurrence with a token after it."""
     for n in range(min(max_ngram, len(ids)), min_ngram - 1, -1):
         for start in range(len(ids) - n - 1, -1, -1):
             if ids[start : start + n] == ids[-n:]:
-                return start + n
-    return None
+                period = len(ids) - start - n
+                return [ids[start + n + i % period] for i in range(num_tokens)]
+    return []
 
 
 @pytest.mark.parametrize(("min_ngram", "max_ngram"), [(1, 1), (1, 3), (2, 4), (3, 3)])
-def test_the_index_equals_a_literal_search_at_every_length(min_ngram, max_ngram):
+def test_chains_equal_a_literal_search_at_every_length(min_ngram, max_ngram):
     rng = random.Random(max_ngram)
-    ids = []
-    index = NgramIndex(min_ngram, max_ngram)
-    num_found = 0
-    for _ in range(400):
+    settings = NgramSettings(min_ngram, max_ngram, max_branches=1, draft_factor=0)
+    ids, num_found = [], 0
+    lookup = NgramLookup(settings, ids)
+    for _ in range(300):
         ids += [rng.randrange(5) for _ in range(rng.randrange(1, 4))]
-        index.extend(ids)
-        assert index.find(ids) == literal_search(ids, min_ngram, max_ngram)
-        num_found += index.find(ids) is not None
+        lookup.follow()
+        expected = literal_chain(ids, 5, min_ngram, max_ngram)
+        assert lookup.propose(5, takes_trees=True) == (expected, None)
+        num_found += bool(expected)
     assert num_found > 100
 
 
-def test_a_token_never_matches_itself():
-    index = NgramIndex(1, 2)
-    index.extend([1, 2, 3])
-    assert index.find([1, 2, 3]) is None
+def test_a_tree_prefers_what_followed_most_often():
+    draft_ids, parents = propose([1, 2, 3, 10, 1, 2, 3, 11, 1, 2, 3, 12, 1, 2, 4, 13, 1, 2], num_tokens=3)
+    assert (draft_ids[0], parents[0]) == (3, -1)
+    assert 4 in draft_ids and parents[draft_ids.index(4)] == -1
+
+
+def test_a_target_that_takes_chains_gets_the_most_recent_one():
+    assert propose([1, 2, 3, 1, 2, 4, 1, 2], num_tokens=3, takes_trees=False) == ([4, 1, 2], None)
+    assert propose([1, 2, 3, 1, 2, 4, 1, 2], num_tokens=3, max_branches=1) == ([4, 1, 2], None)
+
+
+def test_one_way_to_go_on_is_a_chain_that_runs_into_the_present():
+    assert propose([1, 2, 3, 1, 2], num_tokens=7) == ([3, 1, 2, 3, 1, 2, 3], None)
+
+
+def test_a_short_match_gives_a_short_draft():
+    ids = [9, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert len(propose(ids, num_tokens=8, draft_factor=3)[0]) == 3
+    assert len(propose(ids, num_tokens=8, draft_factor=0)[0]) == 8
+
+
+def test_matches_shorter_than_asked_for_are_none():
+    assert propose([1, 2, 1], min_ngram=2) == ([], None)
+    assert propose([1, 2, 3], min_ngram=1) == ([], None)
+
+
+def test_trees_are_sound_and_every_path_goes_on_as_the_text_did():
+    rng = random.Random(1)
+    num_branched = 0
+    for _ in range(300):
+        ids = [rng.randrange(4) for _ in range(rng.randrange(2, 50))]
+        limit, branches, factor = rng.randrange(1, 12), rng.randrange(2, 5), rng.randrange(1, 4)
+        lookup = NgramLookup(NgramSettings(max_branches=branches, draft_factor=factor), ids)
+        draft_ids, parents = lookup.propose(limit, takes_trees=True)
+        num_branched += parents is not None
+        parents = parents or range(-1, len(draft_ids) - 1)
+        assert len(draft_ids) <= limit
+        assert all(-1 <= parent < node for node, parent in enumerate(parents))
+        for parent in {-1, *parents}:
+            children = [draft_ids[node] for node, above in enumerate(parents) if above == parent]
+            assert len(children) == len(set(children)) <= branches
+        grams = {tuple(ids[i : i + 2]) for i in range(len(ids) - 1)}
+        for node, parent in enumerate(parents):
+            before = ids[-1] if parent < 0 else draft_ids[parent]
+            assert (before, draft_ids[node]) in grams
+    assert num_branched > 100
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"min_ngram": "0"}, "drafter.settings.min_ngram"),
+        ({"max_ngram": "x"}, "drafter.settings.max_ngram"),
+        ({"max_ngram": "99999999999999"}, "drafter.settings.max_ngram"),
+        ({"max_branches": "0"}, "drafter.settings.max_branches"),
+        ({"draft_factor": "-1"}, "drafter.settings.draft_factor"),
+        ({"min_ngram": "5", "max_ngram": "4"}, "drafter.settings.min_ngram"),
+        ({"ngram": "1"}, "drafter.settings"),
+    ],
+)
+def test_bad_settings_are_refused_by_name(settings, field):
+    with pytest.raises(InvalidArgumentError) as caught:
+        NgramSettings().override(settings)
+    assert caught.value.field == field
+
+
+def test_settings_of_a_sequence_replace_the_workers():
+    new = NgramSettings().override({"min_ngram": "2", "max_branches": "1"})
+    assert new == NgramSettings(min_ngram=2, max_branches=1)

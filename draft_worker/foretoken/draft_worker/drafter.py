@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from opentelemetry.trace import INVALID_SPAN, Span
 
@@ -15,7 +15,7 @@ MAX_TOKEN_ID = 1 << 31
 
 @dataclass(slots=True, eq=False)
 class DraftSequence:
-    """One open sequence as every drafter sees it; `state` belongs to its drafter."""
+    """One open sequence as every drafter sees it; equal to itself only, so that it is a key."""
 
     key: SequenceKey
     params: SamplingParams
@@ -32,7 +32,6 @@ class DraftSequence:
     """Ends when the sequence does."""
     ids: list[int] = field(init=False)
     """Prompt + committed output."""
-    state: Any = None
 
     def __post_init__(self) -> None:
         self.ids = self.prompt_ids + self.output_ids
@@ -46,7 +45,7 @@ class Drafted:
     draft_ids: list[int]
     parents: list[int] | None = None
     """[K] index of each node's parent, -1 = the last committed token, parents before children; None = a chain. Only
-    where the sequence takes trees, and the likeliest chain first."""
+    where the sequence takes trees."""
     sources: Sequence[DraftSource] | None = None
     """[K] who proposed each token; None = the drafter itself."""
 

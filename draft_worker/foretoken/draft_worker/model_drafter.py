@@ -8,10 +8,10 @@ Source: shared-noise drafting, Daliri, Musco, Suresh, arXiv:2408.07978.
 from dataclasses import dataclass, field
 
 from foretoken.draft_worker.drafter import Drafted, DraftSequence
+from foretoken.draft_worker.drafter_settings import check_names
 from foretoken.engine.batch import Segment
 from foretoken.engine.runner import ModelRunner
 from foretoken.engine.sampler import SampleGroup, choose_tokens
-from foretoken.rpc.errors import InvalidArgumentError
 
 
 @dataclass(slots=True)
@@ -43,8 +43,7 @@ class ModelDrafter:
         return any(kv.num_wanted is not None for kv in self._caches.values())
 
     def open(self, sequence: DraftSequence) -> None:
-        for name in sequence.settings:
-            raise InvalidArgumentError("drafter.settings", name, "must be empty: the model drafter has no settings")
+        check_names(sequence.settings, ())
         self._caches[sequence] = DraftKV(has_foreign_ids=self._has_foreign_ids(sequence.ids))
 
     def commit(self, sequence: DraftSequence, ids: list[int]) -> None:

@@ -1,96 +1,114 @@
-"""Prompt lookup: the text repeats itself, so continue the way an earlier occurrence of the last few tokens went on.
+"""Prompt lookup: the text repeats itself, so continue the way earlier occurrences of the last few tokens went on.
 
-Source: Saxena, "Prompt Lookup Decoding" (2023); here over prompt + output, longest match first, most recent occurrence.
-Needs no model and no device.
+Source: Saxena, "Prompt Lookup Decoding" (2023); here over prompt + output, longest match first, most recent occurrence,
+or a tree of the most frequent continuations where the target takes trees. Needs no model and no device.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from foretoken.draft_worker.drafter import Drafted, DraftSequence
+from foretoken.draft_worker.drafter_settings import check_names, integer
+from foretoken.draft_worker.immediate_drafter import ImmediateDrafter
+from foretoken.draft_worker.ngram_tree import grow_tree
+from foretoken.draft_worker.suffix_automaton import SuffixAutomaton
 from foretoken.rpc.errors import InvalidArgumentError
 
-
-class NgramIndex:
-    """Where each n-gram of a growing id list last occurred with a token after it; adding one token is O(max_ngram)."""
-
-    def __init__(self, min_ngram: int, max_ngram: int) -> None:
-        self._min_ngram = min_ngram
-        self._max_ngram = max_ngram
-        self._num_indexed = 0
-        self._next_positions: dict[tuple[int, ...], int] = {}
-
-    def extend(self, ids: list[int]) -> None:
-        """Index `ids`, of which everything indexed before is a prefix."""
-        # The n-gram that ends at `last` counts once the token after it exists: the suffix never matches itself.
-        for last in range(self._num_indexed, len(ids) - 1):
-            for n in range(self._min_ngram, min(self._max_ngram, last + 1) + 1):
-                self._next_positions[tuple(ids[last + 1 - n : last + 1])] = last + 1
-        self._num_indexed = max(self._num_indexed, len(ids) - 1)
-
-    def find(self, ids: list[int]) -> int | None:
-        """Position after the most recent earlier occurrence of the longest suffix of `ids`, None without a match."""
-        for n in range(min(self._max_ngram, len(ids)), self._min_ngram - 1, -1):
-            position = self._next_positions.get(tuple(ids[-n:]))
-            if position is not None:
-                return position
-        return None
+MAX_NGRAM = 1024
+MAX_BRANCHES = 16
+MAX_DRAFT_FACTOR = 512
 
 
-@dataclass(slots=True)
-class NgramDrafter:
-    """Answers each request from the sequence's own index. Settings: `min_ngram`, `max_ngram`, tokens, 1 to 16."""
+@dataclass(frozen=True, slots=True)
+class NgramSettings:
+    """How to look up; every field may be set per sequence by its name."""
 
     min_ngram: int = 1
-    max_ngram: int = 4
-    _requests: dict[DraftSequence, int] = field(default_factory=dict)
+    """Shortest match that is drafted from, tokens."""
+    max_ngram: int = 0
+    """Longest match that is looked for, tokens; 0 = any."""
+    max_branches: int = 4
+    """Continuations per node of a tree; 1 = always the most recent one, as a chain."""
+    draft_factor: int = 4
+    """A draft is at most so many times as long as its match; 0 = as long as asked for."""
 
-    @property
-    def has_work(self) -> bool:
-        return bool(self._requests)
+    def override(self, settings: Mapping[str, str]) -> "NgramSettings":
+        """These settings with a sequence's own.
+
+        Raises:
+            InvalidArgumentError: an unknown name, or a value outside its limits.
+        """
+        check_names(settings, tuple(self.__slots__))
+        new = NgramSettings(
+            integer(settings, "min_ngram", self.min_ngram, 1, MAX_NGRAM),
+            integer(settings, "max_ngram", self.max_ngram, 0, MAX_NGRAM),
+            integer(settings, "max_branches", self.max_branches, 1, MAX_BRANCHES),
+            integer(settings, "draft_factor", self.draft_factor, 0, MAX_DRAFT_FACTOR),
+        )
+        if new.max_ngram and new.min_ngram > new.max_ngram:
+            limit = f"must be at most max_ngram = {new.max_ngram}"
+            raise InvalidArgumentError("drafter.settings.min_ngram", new.min_ngram, limit)
+        return new
+
+
+class NgramLookup:
+    """One sequence's text, and what it says of its own continuation."""
+
+    def __init__(self, settings: NgramSettings, ids: list[int]) -> None:
+        """Follows `ids`, which the caller goes on appending to."""
+        self._settings = settings
+        self._ids = ids
+        self._automaton = SuffixAutomaton()
+        self.follow()
+
+    def follow(self) -> None:
+        """Take in what was appended."""
+        self._automaton.extend(self._ids[self._automaton.num_ids :])
+
+    def propose(self, num_tokens: int, takes_trees: bool) -> tuple[list[int], list[int] | None]:
+        """At most `num_tokens` ids, and their parents if they are no chain."""
+        settings = self._settings
+        state, length = self._automaton.match(settings.max_ngram or None)
+        if length < settings.min_ngram:
+            return [], None
+        max_depth = min(num_tokens, length * settings.draft_factor or num_tokens)
+        if not takes_trees or settings.max_branches == 1:
+            return self._chain(state, max_depth), None
+        draft_ids, parents = grow_tree(
+            self._automaton,
+            self._ids,
+            (state, length),
+            num_nodes=num_tokens,
+            max_branches=settings.max_branches,
+            max_depth=max_depth,
+        )
+        is_chain = all(parent == index - 1 for index, parent in enumerate(parents))
+        return draft_ids, None if is_chain else parents
+
+    def _chain(self, state: int, num_tokens: int) -> list[int]:
+        """As the most recent occurrence went on; one that runs into the present repeats with its own period."""
+        position = self._automaton.next_position(state)
+        period = len(self._ids) - position
+        return [self._ids[position + index % period] for index in range(num_tokens)]
+
+
+class NgramDrafter(ImmediateDrafter):
+    """Answers each request from the sequence's own text. Settings: the fields of `NgramSettings`."""
+
+    def __init__(self, settings: NgramSettings | None = None) -> None:
+        super().__init__()
+        self._settings = settings or NgramSettings()
+        self._lookups: dict[DraftSequence, NgramLookup] = {}
 
     def open(self, sequence: DraftSequence) -> None:
-        min_ngram = _setting(sequence.settings, "min_ngram", self.min_ngram)
-        max_ngram = _setting(sequence.settings, "max_ngram", self.max_ngram)
-        for name in sequence.settings.keys() - {"min_ngram", "max_ngram"}:
-            raise InvalidArgumentError("drafter.settings", name, "must be min_ngram or max_ngram")
-        if min_ngram > max_ngram:
-            raise InvalidArgumentError(
-                "drafter.settings.min_ngram", min_ngram, f"must be at most max_ngram = {max_ngram}"
-            )
-        index = NgramIndex(min_ngram, max_ngram)
-        index.extend(sequence.ids)
-        sequence.state = index
+        self._lookups[sequence] = NgramLookup(self._settings.override(sequence.settings), sequence.ids)
 
     def commit(self, sequence: DraftSequence, ids: list[int]) -> None:
-        sequence.state.extend(sequence.ids)
-
-    def request(self, sequence: DraftSequence, num_tokens: int) -> None:
-        self._requests[sequence] = num_tokens
+        self._lookups[sequence].follow()
 
     def close(self, sequence: DraftSequence) -> None:
-        self._requests.pop(sequence, None)
+        super().close(sequence)
+        self._lookups.pop(sequence, None)
 
-    def step(self) -> list[Drafted]:
-        requests, self._requests = self._requests, {}
-        return [Drafted(seq, self._look_up(seq, num_tokens)) for seq, num_tokens in requests.items()]
-
-    def check_integrity(self) -> None:
-        """Nothing is accounted for: an index belongs to its sequence."""
-
-    def _look_up(self, sequence: DraftSequence, num_tokens: int) -> list[int]:
-        """Up to `num_tokens` ids; a continuation that runs into the present repeats with its own period."""
-        ids = sequence.ids
-        position = sequence.state.find(ids)
-        if position is None:
-            return []
-        period = len(ids) - position
-        return [ids[position + i % period] for i in range(num_tokens)]
-
-
-def _setting(settings: dict[str, str], name: str, default: int) -> int:
-    text = settings.get(name)
-    if text is None:
-        return default
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 16:
-        raise InvalidArgumentError(f"drafter.settings.{name}", text, "must be an integer from 1 to 16")
-    return int(text)
+    def propose(self, sequence: DraftSequence, num_tokens: int) -> Drafted:
+        return Drafted(sequence, *self._lookups[sequence].propose(num_tokens, sequence.takes_trees))

@@ -6,7 +6,7 @@ from foretoken.draft_worker.core import DraftCore
 from foretoken.draft_worker.drafter import Drafter
 from foretoken.draft_worker.handler import DraftLinkHandler, DraftResults
 from foretoken.draft_worker.model_drafter import ModelDrafter
-from foretoken.draft_worker.ngram_drafter import NgramDrafter
+from foretoken.draft_worker.ngram_drafter import NgramDrafter, NgramSettings
 from foretoken.draft_worker.settings import DraftWorkerSettings
 from foretoken.engine.config import EngineConfig
 from foretoken.engine.errors import ModelRefusedError
@@ -61,7 +61,7 @@ def _load(settings: DraftWorkerSettings, results: DraftResults, hello: WorkerHel
             assert runner is not None
             drafters[name] = ModelDrafter(runner, settings.max_batch_rows, settings.max_prefill_rows)
         else:
-            drafters[name] = NgramDrafter(settings.min_ngram, settings.max_ngram)
+            drafters[name] = NgramDrafter(_ngram_settings(settings))
     progress("measuring step times", 1.0)
     hello.CopyFrom(
         worker_hello(
@@ -76,3 +76,7 @@ def _load(settings: DraftWorkerSettings, results: DraftResults, hello: WorkerHel
         )
     )
     return DraftCore(drafters, runner.page_table if runner is not None else None, results, settings.max_sequences)
+
+
+def _ngram_settings(settings: DraftWorkerSettings) -> NgramSettings:
+    return NgramSettings(settings.min_ngram, settings.max_ngram, settings.max_branches, settings.draft_factor)

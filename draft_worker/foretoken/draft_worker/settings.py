@@ -18,8 +18,12 @@ class DraftWorkerSettings(WorkerSettings):
     )
     model: str = Field("", description="Draft model: a directory in Hugging Face format, or a hub id; for `model`.")
     kv_memory_bytes: int = Field(256 << 20, ge=1 << 20, description="Memory for KV pages, bytes.")
-    min_ngram: int = Field(1, ge=1, le=16, description="Shortest n-gram that is looked up, tokens.")
-    max_ngram: int = Field(4, ge=1, le=16, description="Longest n-gram that is looked up, tokens.")
+    min_ngram: int = Field(1, ge=1, le=1024, description="Shortest match `ngram` drafts from, tokens.")
+    max_ngram: int = Field(0, ge=0, le=1024, description="Longest match `ngram` looks for, tokens; 0 = any.")
+    max_branches: int = Field(4, ge=1, le=16, description="Children per node of an n-gram tree; 1 = chains.")
+    draft_factor: int = Field(
+        4, ge=0, le=512, description="An n-gram draft is at most so many times as long as its match; 0 = no limit."
+    )
 
     @model_validator(mode="after")
     def _check_drafters(self) -> Self:
@@ -30,6 +34,6 @@ class DraftWorkerSettings(WorkerSettings):
             raise ValueError("--drafters: must name at least one drafter, each once")
         if "model" in self.drafters and not self.model:
             raise ValueError("--model: must be given for the drafter `model`")
-        if self.min_ngram > self.max_ngram:
+        if self.max_ngram and self.min_ngram > self.max_ngram:
             raise ValueError(f"--min-ngram = {self.min_ngram}: must be at most --max-ngram = {self.max_ngram}")
         return self
