@@ -38,7 +38,7 @@ class Bench:
         self.runner = runner
         self.sink = RecordingSink()
         drafters = {"model": ModelDrafter(runner, max_rows=16, max_prefill_rows=6), "ngram": NgramDrafter()}
-        self.core = DraftCore(drafters, runner.page_table, self.sink, max_sequences)
+        self.core = DraftCore(drafters, [runner.page_table], self.sink, max_sequences)
 
     def open(
         self, sequence_id, prompt_ids, drafter="model", output_ids=(), max_length=200, deadline_s=None, **settings
@@ -242,7 +242,7 @@ class FaultyDrafter:
 )
 def test_any_fault_of_a_drafter_costs_one_round_and_is_logged(bench, caplog, fault):
     drafter = FaultyDrafter()
-    bench.core = DraftCore({"model": drafter}, None, bench.sink, 8)
+    bench.core = DraftCore({"model": drafter}, [], bench.sink, 8)
     bench.open(1, [1, 2, 3])
     assert bench.draft(1, num_tokens=3) == {1: [3, 3, 3]}
     drafter.fault = fault
@@ -256,7 +256,7 @@ def test_any_fault_of_a_drafter_costs_one_round_and_is_logged(bench, caplog, fau
 @pytest.mark.parametrize("fault", ["open", "close"])
 def test_a_drafter_that_cannot_open_or_close_loses_that_sequence_only(bench, caplog, fault):
     drafter = FaultyDrafter()
-    bench.core = DraftCore({"model": drafter}, None, bench.sink, 8)
+    bench.core = DraftCore({"model": drafter}, [], bench.sink, 8)
     bench.open(1, [1, 2, 3])
     drafter.fault = fault
     bench.open(2, [4])

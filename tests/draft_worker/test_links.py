@@ -34,7 +34,7 @@ async def link(fake_runner_class):
     runner = fake_runner_class()
     results = DraftResults()
     drafters = {"model": ModelDrafter(runner, 32, 8), "ngram": NgramDrafter()}
-    thread = ModelThread(lambda: DraftCore(drafters, runner.page_table, results, 8), "fake")
+    thread = ModelThread(lambda: DraftCore(drafters, [runner.page_table], results, 8), "fake")
     await asyncio.wrap_future(thread.start())
     servicer = LinkServicer(WorkerHello, DraftLinkHandler(thread.submit, results, 8), DraftLinkResponse)
     server = grpc.aio.server()

@@ -5,7 +5,7 @@ Runs on the model thread. It knows no protobuf and no streams: results leave thr
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -67,11 +67,11 @@ class DraftCore:
     """Hosts drafters by name; the first is the default."""
 
     def __init__(
-        self, drafters: Mapping[str, Drafter], page_table: PageTable | None, sink: DraftSink, max_sequences: int
+        self, drafters: Mapping[str, Drafter], page_tables: Sequence[PageTable], sink: DraftSink, max_sequences: int
     ) -> None:
         self._drafters = dict(drafters)
         self._default_drafter = next(iter(self._drafters))
-        self._page_table = page_table
+        self._page_tables = page_tables
         self._sink = sink
         self._max_sequences = max_sequences
         self._sequences: dict[SequenceKey, _Open] = {}
@@ -241,7 +241,6 @@ class DraftCore:
         self._sink.failed(key, error)
 
     def _load(self) -> WorkerLoad:
-        num_free, num_pages = 0, 0
-        if self._page_table is not None:
-            num_free, num_pages = self._page_table.num_free, self._page_table.num_pages
+        num_free = sum(table.num_free for table in self._page_tables)
+        num_pages = sum(table.num_pages for table in self._page_tables)
         return WorkerLoad(len(self._sequences), 0, num_free, num_pages)

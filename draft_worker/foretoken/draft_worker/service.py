@@ -3,16 +3,10 @@
 import asyncio
 
 from foretoken.draft_worker.core import DraftCore
-from foretoken.draft_worker.drafter import Drafter
 from foretoken.draft_worker.handler import DraftLinkHandler, DraftResults
-from foretoken.draft_worker.model_drafter import ModelDrafter
-from foretoken.draft_worker.ngram_drafter import NgramDrafter, NgramSettings
+from foretoken.draft_worker.hosting import load_drafters
 from foretoken.draft_worker.settings import DraftWorkerSettings
-from foretoken.engine.config import EngineConfig
-from foretoken.engine.errors import ModelRefusedError
 from foretoken.engine.model_thread import ModelThread
-from foretoken.engine.runner import ModelRunner
-from foretoken.rpc.errors import FailedPreconditionError
 from foretoken.rpc.hello import worker_hello
 from foretoken.rpc.link import LinkServicer, OutboxLimits
 from foretoken.rpc.progress import LoadProgress
@@ -26,15 +20,12 @@ async def run(settings: DraftWorkerSettings) -> None:
     """Load, then serve until SIGTERM or SIGINT.
 
     Raises:
-        FailedPreconditionError: the model cannot be served, or the address cannot be bound.
+        FailedPreconditionError: a model or a plug-in cannot be served, or the address cannot be bound.
     """
     results = DraftResults()
     hello = WorkerHello()
     thread = ModelThread(lambda: _load(settings, results, hello), "draft-model")
-    try:
-        await asyncio.wrap_future(thread.start())
-    except ModelRefusedError as error:
-        raise FailedPreconditionError(f"--model = {settings.model}: {error}") from error
+    await asyncio.wrap_future(thread.start())
     handler = DraftLinkHandler(thread.submit, results, settings.max_draft_tokens)
     servicer: LinkServicer[DraftLinkRequest, DraftLinkResponse] = LinkServicer(
         lambda: hello,
@@ -52,17 +43,9 @@ async def run(settings: DraftWorkerSettings) -> None:
 def _load(settings: DraftWorkerSettings, results: DraftResults, hello: WorkerHello) -> DraftCore:
     """The core, and the hello filled in; runs on the model thread."""
     progress = LoadProgress(settings.ready_file)
-    runner = (
-        ModelRunner.load(EngineConfig(**settings.engine_options()), progress) if "model" in settings.drafters else None
-    )
-    drafters: dict[str, Drafter] = {}
-    for name in settings.drafters:
-        if name == "model":
-            assert runner is not None
-            drafters[name] = ModelDrafter(runner, settings.max_batch_rows, settings.max_prefill_rows)
-        else:
-            drafters[name] = NgramDrafter(_ngram_settings(settings))
+    hosted = load_drafters(settings, progress)
     progress("measuring step times", 1.0)
+    runner = hosted.runners[0] if hosted.runners else None
     hello.CopyFrom(
         worker_hello(
             "draft",
@@ -75,8 +58,5 @@ def _load(settings: DraftWorkerSettings, results: DraftResults, hello: WorkerHel
             page_size=settings.page_size,
         )
     )
-    return DraftCore(drafters, runner.page_table if runner is not None else None, results, settings.max_sequences)
-
-
-def _ngram_settings(settings: DraftWorkerSettings) -> NgramSettings:
-    return NgramSettings(settings.min_ngram, settings.max_ngram, settings.max_branches, settings.draft_factor)
+    page_tables = [runner.page_table for runner in hosted.runners]
+    return DraftCore(hosted.drafters, page_tables, results, settings.max_sequences)

@@ -4,17 +4,20 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from foretoken.draft_worker.plugin import is_plugin_path
 from foretoken.rpc.settings import CommaSeparated
 from foretoken.rpc.worker_settings import WorkerSettings
 
-KNOWN_DRAFTERS = ("model", "ngram")
+BUILT_IN_DRAFTERS = ("model", "ngram")
+_DEFAULT_DRAFTERS = ("model", "ngram")
 
 
 class DraftWorkerSettings(WorkerSettings):
     """Options of `foretoken draft-worker`."""
 
     drafters: CommaSeparated = Field(
-        KNOWN_DRAFTERS, description="Drafters hosted, the first is the default: model, ngram."
+        _DEFAULT_DRAFTERS,
+        description=f"Drafters hosted, the default first: {', '.join(BUILT_IN_DRAFTERS)}, or package.module:Class.",
     )
     model: str = Field("", description="Draft model: a directory in Hugging Face format, or a hub id; for `model`.")
     kv_memory_bytes: int = Field(256 << 20, ge=1 << 20, description="Memory for KV pages, bytes.")
@@ -28,8 +31,9 @@ class DraftWorkerSettings(WorkerSettings):
     @model_validator(mode="after")
     def _check_drafters(self) -> Self:
         for name in self.drafters:
-            if name not in KNOWN_DRAFTERS:
-                raise ValueError(f"--drafters = {name!r}: must be among {', '.join(KNOWN_DRAFTERS)}")
+            if name not in BUILT_IN_DRAFTERS and not is_plugin_path(name):
+                known = ", ".join(BUILT_IN_DRAFTERS)
+                raise ValueError(f"--drafters = {name!r}: must be among {known}, or a path package.module:Class")
         if not self.drafters or len(set(self.drafters)) != len(self.drafters):
             raise ValueError("--drafters: must name at least one drafter, each once")
         if "model" in self.drafters and not self.model:
