@@ -9,12 +9,12 @@ from scipy import stats
 
 from foretoken.kernels import dispatch, native, noise
 from foretoken.kernels.sample import IMPLEMENTATIONS, greedy, sample, token_logprobs
+from tests.kernels.sample_cases import SIZES, as_columns, random_case
 
 PATHS = [
     "reference",
     pytest.param("native", marks=pytest.mark.skipif(not native.is_available(), reason="no C compiler")),
 ]
-SIZES = [1, 63, 1000, 4096]
 
 
 @pytest.fixture(params=PATHS)
@@ -24,48 +24,9 @@ def path(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
-def as_columns(num_rows: int, settings: dict[str, float | list]) -> dict[str, torch.Tensor]:
-    """Arguments of `sample` beside the logits; every setting is one value for all rows or a list."""
-    values = {
-        "seeds": 0,
-        "positions": list(range(num_rows)),
-        "temperature": 1.0,
-        "top_k": 0,
-        "top_p": 1.0,
-        "min_p": 0.0,
-    }
-    values.update(settings)
-    dtypes = {"seeds": torch.int64, "positions": torch.int64, "top_k": torch.int32}
-    return {
-        name: torch.tensor(
-            value if isinstance(value, list) else [value] * num_rows, dtype=dtypes.get(name, torch.float32)
-        )
-        for name, value in values.items()
-    }
-
-
 def draw(logits: torch.Tensor, **settings: float | list) -> torch.Tensor:
     """One id per row."""
     return sample(logits, **as_columns(logits.shape[0], settings))
-
-
-def random_case(index: int, vocab_size: int, num_rows: int = 7) -> tuple[torch.Tensor, dict[str, list]]:
-    """Logits of all dtypes and spreads, with ties, masked ids and both zeros; settings on and off."""
-    rng = np.random.default_rng(index)
-    dtype = (torch.float32, torch.bfloat16, torch.float16)[index % 3]
-    logits = torch.from_numpy(rng.normal(size=(num_rows, vocab_size)) * rng.choice([0.0, 0.5, 4.0, 30.0]))
-    logits[:, rng.integers(0, vocab_size, 3)] = -0.0
-    if vocab_size > 1:
-        logits[:, rng.permutation(vocab_size)[: vocab_size // 3]] = -torch.inf
-    settings = {
-        "seeds": [int(seed) for seed in rng.integers(-(2**63), 2**63, num_rows)],
-        "positions": rng.integers(0, 2**31, num_rows).tolist(),
-        "temperature": (rng.choice([0.0, 0.01, 0.5, 1.0, 3.0], num_rows)).tolist(),
-        "top_k": rng.choice([0, 1, 2, 50, 5000], num_rows).tolist(),
-        "top_p": rng.choice([1.0, 0.999999, 0.95, 0.5, 1e-6], num_rows).tolist(),
-        "min_p": rng.choice([0.0, 0.0, 0.05, 1.0], num_rows).tolist(),
-    }
-    return logits.to(dtype), settings
 
 
 @pytest.mark.skipif(not native.is_available(), reason="no C compiler")

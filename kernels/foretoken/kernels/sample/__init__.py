@@ -20,6 +20,12 @@ __all__ = ["greedy", "sample", "token_logprobs"]
 IMPLEMENTATIONS: dict[dispatch.PathName, Callable[..., torch.Tensor]] = {
     "reference": reference.sample,
     "native": native.sample,
+    "triton": dispatch.triton("foretoken.kernels.sample.kernel", "sample"),
+}
+
+GREEDY_IMPLEMENTATIONS: dict[dispatch.PathName, Callable[[torch.Tensor], torch.Tensor]] = {
+    "reference": reference.greedy,
+    "triton": dispatch.triton("foretoken.kernels.sample.kernel", "greedy"),
 }
 
 
@@ -34,7 +40,8 @@ def greedy(logits: torch.Tensor) -> torch.Tensor:
         ValueError: a shape, stride or dtype other than above.
     """
     check_logits(logits)
-    return reference.argmax_rows(logits.to(torch.float32))
+    _, implementation = dispatch.select(logits.device, GREEDY_IMPLEMENTATIONS)
+    return implementation(logits)
 
 
 def sample(

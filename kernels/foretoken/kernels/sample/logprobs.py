@@ -5,7 +5,11 @@ It knows nothing of sampling: no temperature, no filters, no noise.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+
+from foretoken.kernels import dispatch
 
 
 def token_logprobs(
@@ -29,6 +33,13 @@ def token_logprobs(
         )
     if not 0 <= num_top <= logits.shape[1]:
         raise ValueError(f"num_top must be 0 to {logits.shape[1]}, got {num_top}")
+    _, implementation = dispatch.select(logits.device, IMPLEMENTATIONS)
+    return implementation(logits, token_ids, num_top)
+
+
+def _reference(
+    logits: torch.Tensor, token_ids: torch.Tensor, num_top: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     logprobs = torch.log_softmax(logits.to(torch.float32), dim=1)
     chosen = logprobs.gather(1, token_ids.unsqueeze(1)).squeeze(1)
     if num_top == 0:
@@ -43,3 +54,12 @@ def token_logprobs(
     top_ids, top_logprobs = top_ids.gather(1, by_id), top_logprobs.gather(1, by_id)
     by_logprob = top_logprobs.argsort(dim=1, descending=True, stable=True)[:, :num_top]
     return chosen, top_ids.gather(1, by_logprob), top_logprobs.gather(1, by_logprob)
+
+
+IMPLEMENTATIONS: dict[
+    dispatch.PathName,
+    Callable[[torch.Tensor, torch.Tensor, int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]],
+] = {
+    "reference": _reference,
+    "triton": dispatch.triton("foretoken.kernels.sample.logprobs_kernel", "token_logprobs"),
+}
