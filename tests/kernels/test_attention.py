@@ -2,78 +2,11 @@
 
 import pytest
 import torch
-from torch import Tensor
-from torch.nn import functional
 
 from foretoken.kernels.attention import attention, attention_native, attention_reference
 from foretoken.kernels.cpu import load_cpu_kernels
-from foretoken.kernels.kv_write import kv_write
 from foretoken.kernels.rows import PagedRows
-
-PAGE_SIZE = 16
-
-
-def make_case(
-    lengths: list[tuple[int, int]],
-    num_heads: int = 4,
-    num_key_heads: int = 2,
-    key_size: int = 64,
-    value_size: int = 64,
-    dtype: torch.dtype = torch.float32,
-    page_size: int = PAGE_SIZE,
-) -> tuple[Tensor, Tensor, Tensor, PagedRows, list[tuple[Tensor, Tensor]]]:
-    """Sequences of (length, new rows) in shuffled pages; slots that nobody wrote hold 100, so a stray read shows."""
-    generator = torch.Generator().manual_seed(7)
-    page_counts = [-(-length // page_size) for length, _ in lengths]
-    order = torch.randperm(sum(page_counts) + 3, generator=generator).int()
-    key_cache = torch.full((len(order), page_size, num_key_heads, key_size), 100.0, dtype=dtype)
-    value_cache = torch.full((len(order), page_size, num_key_heads, value_size), 100.0, dtype=dtype)
-    starts = torch.tensor([0, *page_counts]).cumsum(0).int()
-    sequences, positions, segments = [], [], []
-    for index, (length, num_new) in enumerate(lengths):
-        key = torch.randn(length, num_key_heads, key_size, generator=generator).to(dtype)
-        value = torch.randn(length, num_key_heads, value_size, generator=generator).to(dtype)
-        everything = PagedRows(
-            torch.arange(length).int(), torch.full((length,), index).int(), starts, order[: sum(page_counts)]
-        )
-        kv_write(key, value, key_cache, value_cache, everything)
-        sequences.append((key, value))
-        positions += range(length - num_new, length)
-        segments += [index] * num_new
-    query = torch.randn(len(positions), num_heads, key_size, generator=generator).to(dtype)
-    rows = PagedRows(torch.tensor(positions).int(), torch.tensor(segments).int(), starts, order[: sum(page_counts)])
-    return query, key_cache, value_cache, rows, sequences
-
-
-def by_definition(
-    query: Tensor, sequences: list[tuple[Tensor, Tensor]], rows: PagedRows, scale: float, window: int, softcap: float
-) -> Tensor:
-    """Softmax attention in float64, row by row."""
-    out = []
-    for row, (position, segment) in enumerate(zip(rows.positions.tolist(), rows.row_segments.tolist(), strict=True)):
-        first = max(0, position - window + 1) if window else 0
-        key, value = (part[first : position + 1].double() for part in sequences[segment])
-        group = query.shape[1] // key.shape[1]
-        scores = torch.einsum("hd,thd->ht", query[row].double(), key.repeat_interleave(group, 1)) * scale
-        if softcap:
-            scores = softcap * torch.tanh(scores / softcap)
-        out.append(torch.einsum("ht,thd->hd", functional.softmax(scores, -1), value.repeat_interleave(group, 1)))
-    return torch.stack(out)
-
-
-CASES = {
-    "one token": {"lengths": [(1, 1)]},
-    "decode beside prefill": {"lengths": [(300, 1), (17, 17), (600, 5), (16, 16)]},
-    "chunk borders": {"lengths": [(255, 2), (256, 2), (257, 2), (513, 3)]},
-    "window": {"lengths": [(300, 40), (20, 3)], "window": 19},
-    "window over a chunk": {"lengths": [(900, 3)], "window": 300},
-    "soft cap": {"lengths": [(40, 9)], "softcap": 3.0},
-    "many heads a key": {"lengths": [(50, 3)], "num_heads": 24, "num_key_heads": 1},
-    "odd sizes": {"lengths": [(33, 5)], "key_size": 24, "value_size": 40},
-    "large heads": {"lengths": [(70, 6)], "key_size": 256, "value_size": 256},
-    "wide by half": {"lengths": [(70, 6)], "key_size": 96, "value_size": 96},
-    "odd pages": {"lengths": [(70, 6), (9, 2)], "page_size": 5},
-}
+from tests.kernels.paged import CASES, by_definition, make_case
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -9,34 +9,18 @@ from foretoken.kernels.attention import attention, attention_native, attention_r
 from foretoken.kernels.cpu import load_cpu_kernels
 from foretoken.kernels.kv_write import kv_write
 from foretoken.kernels.rows import PagedRows, TreePaths
-from tests.kernels.trees import make_tree_case, random_parents
+from tests.kernels.trees import TREE_CASES, make_tree_case, random_parents
 
-RNG = random.Random(3)
-CASES: dict[str, dict] = {
-    "at once": {"parents": [-1, -1, -1], "tree_start": 0},
-    "two siblings": {"parents": [-1, -1], "tree_start": 5},
-    "a chain": {"parents": [-1, 0, 1, 2], "tree_start": 17},
-    "bushy": {"parents": random_parents(RNG, 40, 30), "tree_start": 100},
-    "deep": {"parents": random_parents(RNG, 40, 2), "tree_start": 30},
-    "over a chunk border": {"parents": random_parents(RNG, 50, 4), "tree_start": 246},
-    "after a chunk": {"parents": random_parents(RNG, 20, 6), "tree_start": 256},
-    "window": {"parents": random_parents(RNG, 30, 3), "tree_start": 300, "window": 9},
-    "window in the tree": {"parents": random_parents(RNG, 40, 2), "tree_start": 20, "window": 5},
-    "soft cap": {"parents": random_parents(RNG, 20, 5), "tree_start": 40, "softcap": 3.0},
-    "many heads a key": {"parents": random_parents(RNG, 9, 5), "tree_start": 40, "num_heads": 24, "num_key_heads": 1},
-    "odd sizes": {"parents": random_parents(RNG, 20, 5), "tree_start": 33, "key_size": 24, "value_size": 40},
-    "odd pages": {"parents": random_parents(RNG, 20, 5), "tree_start": 33, "page_size": 5},
-}
 IMPLEMENTATIONS = {"reference": attention_reference, "native": attention_native}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("path", IMPLEMENTATIONS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", TREE_CASES)
 def test_a_node_has_the_bits_of_its_path_as_a_chain(name: str, path: str, dtype: torch.dtype) -> None:
     if path == "native" and load_cpu_kernels() is None:
         pytest.skip("no compiler: the CPU kernel cannot be built here")
-    case = dict(CASES[name])
+    case = dict(TREE_CASES[name])
     options = {"scale": 0.125, "window": case.pop("window", 0), "softcap": case.pop("softcap", 0.0)}
     tree = make_tree_case(**case, dtype=dtype)
     together = IMPLEMENTATIONS[path](tree.query, tree.key_cache, tree.value_cache, tree.rows, **options)

@@ -14,6 +14,24 @@ def random_parents(rng: random.Random, num_nodes: int, reach: int) -> list[int]:
     return [max(-1, node - 1 - rng.randrange(reach)) for node in range(num_nodes)]
 
 
+_RNG = random.Random(3)
+TREE_CASES: dict[str, dict] = {
+    "at once": {"parents": [-1, -1, -1], "tree_start": 0},
+    "two siblings": {"parents": [-1, -1], "tree_start": 5},
+    "a chain": {"parents": [-1, 0, 1, 2], "tree_start": 17},
+    "bushy": {"parents": random_parents(_RNG, 40, 30), "tree_start": 100},
+    "deep": {"parents": random_parents(_RNG, 40, 2), "tree_start": 30},
+    "over a chunk border": {"parents": random_parents(_RNG, 30, 4), "tree_start": 250},
+    "after a chunk": {"parents": random_parents(_RNG, 20, 6), "tree_start": 256},
+    "window": {"parents": random_parents(_RNG, 30, 3), "tree_start": 300, "window": 9},
+    "window in the tree": {"parents": random_parents(_RNG, 40, 2), "tree_start": 20, "window": 5},
+    "soft cap": {"parents": random_parents(_RNG, 20, 5), "tree_start": 40, "softcap": 3.0},
+    "many heads a key": {"parents": random_parents(_RNG, 9, 5), "tree_start": 40, "num_heads": 24, "num_key_heads": 1},
+    "odd sizes": {"parents": random_parents(_RNG, 20, 5), "tree_start": 33, "key_size": 24, "value_size": 40},
+    "odd pages": {"parents": random_parents(_RNG, 20, 5), "tree_start": 33, "page_size": 5},
+}
+
+
 @dataclass
 class TreeCase:
     """One sequence of `tree_start` tokens and a tree; `rows` are the nodes' as a tree."""

@@ -28,8 +28,8 @@ _taken: list[PathName] | None = None
 def triton(module: str, name: str) -> Callable[..., Any]:
     """The function `name` of a module that is imported at the first call: the CPU path never loads Triton."""
 
-    def call(*args: Any) -> Any:
-        return getattr(import_module(module), name)(*args)
+    def call(*args: Any, **keywords: Any) -> Any:
+        return getattr(import_module(module), name)(*args, **keywords)
 
     return call
 

@@ -4,8 +4,9 @@ Positions are logical: the number of tokens before a row on its own path. Slots 
 a chain both are the same number; for the nodes of a draft tree they are not.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 
@@ -18,8 +19,8 @@ class TreePaths:
     whose path lies in order has n = 0. So every row finds its keys by position, and siblings never see each other.
     """
 
-    starts: Tensor  # [R + 1] int32, from 0
-    slots: Tensor  # [starts[R]] int32
+    starts: Tensor  # [R + 1] int32
+    slots: Tensor  # int32
 
 
 @dataclass(slots=True)
@@ -36,6 +37,16 @@ class PagedRows:
     page_ids: Tensor  # [number of pages of all sequences]
     paths: TreePaths | None = None
     """None: slot t holds position t throughout."""
+    max_length: int | None = None
+    """No position reaches it; None where the host does not know. With it a launch of few rows divides their keys."""
+    _row_starts: Tensor | None = field(default=None, init=False, repr=False, compare=False)
+
+    def row_starts(self) -> Tensor:
+        """The first row of each sequence, then R: [S + 1] int32; computed once: the rows must not change after."""
+        if self._row_starts is None:
+            sequences = torch.arange(len(self.page_starts), dtype=torch.int32, device=self.row_segments.device)
+            self._row_starts = torch.searchsorted(self.row_segments, sequences, out_int32=True)
+        return self._row_starts
 
     def own_slots(self) -> Tensor:
         """The slot of each row's own token within its sequence: [R] int32."""

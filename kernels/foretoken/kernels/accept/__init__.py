@@ -9,14 +9,15 @@ from collections.abc import Callable
 
 import torch
 
-from foretoken.kernels import dispatch
+from foretoken.kernels import checks, dispatch
 from foretoken.kernels.accept import reference
 from foretoken.kernels.accept.reference import accept_block
 
 __all__ = ["accept", "accept_block"]
 
 IMPLEMENTATIONS: dict[dispatch.PathName, Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]] = {
-    "reference": reference.accept
+    "reference": reference.accept,
+    "triton": dispatch.triton("foretoken.kernels.accept.kernel", "accept"),
 }
 
 
@@ -42,27 +43,25 @@ def accept(
         num_accepted [B] int64; path [N] int64: block b's accepted nodes, by index within the block and root first,
         from offsets[b] on, then -1; next_id [B] int64: the target's token after the accepted path.
     Raises:
-        ValueError: a shape, dtype or device other than above, or bad offsets or parents.
+        ValueError: a shape, dtype or device other than above; on CPU also bad offsets or parents.
     """
-    for name, tensor in (("target_ids", target_ids), ("draft_ids", draft_ids), ("offsets", offsets)):
-        if tensor.dim() != 1 or tensor.dtype != torch.int64 or tensor.device != target_ids.device:
-            raise ValueError(
-                f"{name} must be 1-d int64 on {target_ids.device}, "
-                f"got {list(tensor.shape)} {tensor.dtype} on {tensor.device}"
-            )
-    num_nodes, num_blocks = draft_ids.shape[0], offsets.shape[0] - 1
-    if num_blocks < 0 or target_ids.shape[0] != num_nodes + num_blocks:
-        raise ValueError(
-            f"target_ids must have one row per node and block, {num_nodes + num_blocks}, got {target_ids.shape[0]}"
-        )
-    if int(offsets[0]) != 0 or int(offsets[-1]) != num_nodes or bool((offsets.diff() < 0).any()):
-        raise ValueError(f"offsets must go from 0 to {num_nodes} without decreasing, got {offsets.tolist()}")
+    num_nodes, num_blocks = draft_ids.numel(), offsets.numel() - 1
+    checks.check_column("draft_ids", draft_ids, num_nodes, torch.int64, target_ids.device)
+    checks.check_column("offsets", offsets, num_blocks + 1, torch.int64, target_ids.device)
+    checks.check_column("target_ids", target_ids, num_nodes + num_blocks, torch.int64, target_ids.device)
+    if num_blocks < 0:
+        raise ValueError("offsets must not be empty")
+    checks.check_offsets("offsets", offsets, num_nodes)
     if parents is not None:
-        if parents.shape != draft_ids.shape or parents.dtype != torch.int64 or parents.device != target_ids.device:
-            raise ValueError(f"parents must be [{num_nodes}] int64, got {list(parents.shape)} {parents.dtype}")
-        index = torch.arange(num_nodes, device=parents.device)
-        index -= torch.repeat_interleave(offsets[:-1], offsets.diff())
-        if bool(((parents < -1) | (parents >= index)).any()):
-            raise ValueError("parents must be -1 or a smaller index of the same block")
+        checks.check_column("parents", parents, num_nodes, torch.int64, target_ids.device)
+        _check_parents(parents, offsets)
     _, implementation = dispatch.select(target_ids.device, IMPLEMENTATIONS)
     return implementation(target_ids, draft_ids, parents, offsets)
+
+
+def _check_parents(parents: torch.Tensor, offsets: torch.Tensor) -> None:
+    if parents.device.type != "cpu":  # reading values of a device would be a synchronisation
+        return
+    index = torch.arange(parents.shape[0]) - torch.repeat_interleave(offsets[:-1], offsets.diff())
+    if bool(((parents < -1) | (parents >= index)).any()):
+        raise ValueError("parents must be -1 or a smaller index of the same block")

@@ -12,6 +12,8 @@ from foretoken.kernels.rows import PagedRows
 
 __all__ = ["CHUNK_SIZE", "attention", "attention_native", "attention_reference"]
 
+_TRITON = dispatch.triton("foretoken.kernels.attention.kernel", "attention_triton")
+
 
 def attention(
     query: Tensor,
@@ -44,7 +46,7 @@ def attention(
         ValueError: shapes or dtypes that do not fit each other.
     """
     _check(query, key_cache, value_cache, rows)
-    table: dict[dispatch.PathName, Callable[..., Tensor]] = {"reference": attention_reference}
+    table: dict[dispatch.PathName, Callable[..., Tensor]] = {"reference": attention_reference, "triton": _TRITON}
     if query.device.type == "cpu" and query.dtype in CPU_DTYPES and load_cpu_kernels() is not None:
         table["native"] = attention_native
     _, implementation = dispatch.select(query.device, table)

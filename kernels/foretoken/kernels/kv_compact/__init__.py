@@ -1,0 +1,41 @@
+"""Move the keys and values of accepted tree paths to where a chain would have put them."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from foretoken.kernels import checks, dispatch
+from foretoken.kernels.kv_compact.reference import kv_compact_reference
+
+__all__ = ["kv_compact", "kv_compact_reference"]
+
+IMPLEMENTATIONS: dict[dispatch.PathName, Callable[..., None]] = {
+    "reference": kv_compact_reference,
+    "triton": dispatch.triton("foretoken.kernels.kv_compact.kernel", "kv_compact_triton"),
+}
+
+
+def kv_compact(key_cache: Tensor, value_cache: Tensor, sources: Tensor, targets: Tensor, starts: Tensor) -> None:
+    """Copy slot sources[i] to slot targets[i] for every i, in order within a group.
+
+    Group g owns the moves [starts[g], starts[g + 1]); no group touches another's slots. Within a group sources and
+    targets ascend in the sequence and no target comes after its source, so a move never destroys a later one's source.
+
+    Args:
+        key_cache: [num_pages, page_size, H, D], value_cache: [num_pages, page_size, H, E]; changed in place.
+        sources, targets: [M] int64, slots of the pool: page * page_size + offset.
+        starts: [G + 1] int64, from 0 to M, not decreasing.
+
+    Raises:
+        ValueError: a shape, stride, dtype or device other than above; on CPU also bad starts or slots.
+    """
+    if key_cache.shape[:3] != value_cache.shape[:3] or not key_cache.is_contiguous() or not value_cache.is_contiguous():
+        raise ValueError(f"keys {list(key_cache.shape)} and values {list(value_cache.shape)} must be dense and alike")
+    for name, column, length in (("sources", sources, sources.numel()), ("targets", targets, sources.numel())):
+        checks.check_column(name, column, length, torch.int64, key_cache.device)
+        checks.check_ids(name, column, key_cache.shape[0] * key_cache.shape[1])
+    checks.check_column("starts", starts, max(1, starts.numel()), torch.int64, key_cache.device)
+    checks.check_offsets("starts", starts, sources.numel())
+    _, implementation = dispatch.select(key_cache.device, IMPLEMENTATIONS)
+    implementation(key_cache, value_cache, sources, targets, starts)
