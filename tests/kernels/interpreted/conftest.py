@@ -76,7 +76,7 @@ def is_delegated(item: pytest.Item) -> bool:
     return item.path.is_relative_to(HERE) and item.get_closest_marker("gpu") is None
 
 
-def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     """Reports what the child found instead of running the test here."""
     if IS_INTERPRETING or not is_delegated(item):
         return None
@@ -87,6 +87,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
     for report in config.stash[CHILD].reports(item):
         item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    item.session._setupstate.teardown_exact(nextitem)  # the last test run here left open what it shares with this one
     return True
 
 
