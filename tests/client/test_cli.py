@@ -40,7 +40,7 @@ cli = CliRunner()
 @pytest.fixture
 def answering(router, script):
     router.will(
-        script.start(seed=5),
+        script.start(seed=5, mode=types_pb2.VERIFICATION_MODE_TYPICAL),
         script.tokens("ab", 5, 6, **ACCEPTED),
         script.tokens("c", 7, origin=types_pb2.TOKEN_ORIGIN_RECOVERED),
         script.finish(3, speculation=STATS),
@@ -68,6 +68,7 @@ def test_json_is_one_object(answering) -> None:
     answer = json.loads(line)
     assert answer["text"] == "abc" and answer["output_ids"] == [5, 6, 7] and answer["seed"] == 5
     assert answer["tokens"][0] == {"id": 5, "text": "a", "origin": "accepted", "source": "model"}
+    assert answer["mode"] == "typical"
     assert answer["finish_reason"] == "length" and answer["usage"]["output_tokens"] == 3
     assert answer["speculation"]["block_efficiency"] == 3 and answer["speculation"]["acceptance_rate"] == 0.5
     assert answer["speculation"]["acceptance_per_position"] == [1, 1, 0, 0]
@@ -172,6 +173,22 @@ def test_the_table_names_speed_and_acceptance() -> None:
     output = console.file.getvalue()
     for words in ("tokens/s", "2.00 of 4.0 drafted", "█ 100%", "3.00 tokens per target forward", "stop string '\\n'"):
         assert words in output
+
+
+@pytest.mark.parametrize(
+    ("mode", "note"),
+    [
+        (types_pb2.VERIFICATION_MODE_COUPLED, None),
+        (types_pb2.VERIFICATION_MODE_REJECTION, "rejection: the target's distribution"),
+        (types_pb2.VERIFICATION_MODE_TYPICAL, "typical: lossy"),
+    ],
+)
+def test_the_table_says_what_a_mode_does_not_promise(mode: int, note: str | None) -> None:
+    completion = Completion.from_proto(pb.GenerateStart(mode=mode), [], pb.GenerateFinish(), 0)
+    console = Console(file=StringIO(), width=100)
+    console.print(report.table(completion, 0.5))
+    assert (note or "tokens/s") in console.file.getvalue()
+    assert ("verification" in console.file.getvalue()) == (note is not None)
 
 
 def test_services_are_replaced_by_their_module(monkeypatch: pytest.MonkeyPatch) -> None:

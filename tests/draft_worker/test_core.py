@@ -1,5 +1,6 @@
 """The draft core drafts what its drafters say, follows commits by ids, and outlives a drafter that raises."""
 
+import math
 import time
 
 import pytest
@@ -41,9 +42,18 @@ class Bench:
         self.core = DraftCore(drafters, [runner.page_table], self.sink, max_sequences)
 
     def open(
-        self, sequence_id, prompt_ids, drafter="model", output_ids=(), max_length=200, deadline_s=None, **settings
+        self,
+        sequence_id,
+        prompt_ids,
+        drafter="model",
+        output_ids=(),
+        max_length=200,
+        deadline_s=None,
+        wants_probs=False,
+        temperature=0.0,
+        **settings,
     ):
-        params = SamplingParams(temperature=0.0, eos_token_ids=(96,), ignore_eos=True)
+        params = SamplingParams(temperature=temperature, eos_token_ids=(96,), ignore_eos=True, seed=sequence_id)
         sequence = DraftSequence(
             key=(1, sequence_id),
             params=params,
@@ -52,6 +62,7 @@ class Bench:
             max_length=max_length,
             settings=settings,
             deadline_s=deadline_s,
+            wants_probs=wants_probs,
         )
         self.core.open(sequence, drafter)
 
@@ -140,6 +151,27 @@ def test_ngram_and_model_are_chosen_per_sequence(bench):
     assert drafts[2] == drafts[3] == bench.runner.complete([1, 2, 3, 4, 1, 2], 3)
 
 
+def test_a_sequence_that_wants_probabilities_gets_what_each_token_was_sampled_from(bench):
+    for n in (1, 2):
+        bench.open(n, [1, 2, 3], wants_probs=n == 1, temperature=2.0)
+    bench.open(3, [1, 2, 3, 1, 2], "ngram", wants_probs=True, temperature=2.0)
+    bench.open(4, [1, 2, 3], temperature=2.0)
+    alone = {n: bench.draft(n)[n] for n in (2, 4)}
+    together = bench.draft(1, 2, 3, 4)
+    answers = {answer.key[1]: answer.drafted for answer in bench.sink.answers}
+    assert {n: together[n] for n in alone} == alone, "what one sequence wants changes no other"
+    assert [len(answers[n].draft_probs) for n in (1, 2, 3, 4)] == [4, 0, 0, 0]
+    context = [1, 2, 3]
+    for draft_id, sparse in zip(answers[1].draft_ids, answers[1].draft_probs, strict=True):
+        assert len(sparse.token_ids) == len(set(sparse.token_ids)) == 64
+        assert sum(sparse.probs) == pytest.approx(1, abs=1e-5)
+        assert draft_id in sparse.token_ids
+        assert sparse.token_ids[0] == bench.runner.next_id(context), "the most likely id after the draft so far"
+        assert sparse.probs[0] == pytest.approx(math.exp(4.5) / (math.exp(4.5) + 63), rel=1e-5)
+        context.append(draft_id)
+    assert bench.draft(1)[1] == answers[1].draft_ids, "a repeated request is answered the same"
+
+
 def test_a_drafter_that_raises_costs_one_round(bench):
     bench.open(1, [1, 2, 3])
     bench.runner.fail_next = True
@@ -152,7 +184,7 @@ def test_faults_are_typed(bench):
     bench.open(1, [1], "nonsense")
     bench.open(2, [1], "ngram", min_ngram="0")
     bench.open(3, [1], "ngram", typo="1")
-    bench.open(4, [1], "model", temperature="1")
+    bench.open(4, [1], "model", typo="1")
     bench.open(5, [1])
     bench.core.commit((1, 5), 7, [1])
     bench.core.request((1, 6), 4, 0)

@@ -12,6 +12,7 @@ from foretoken.draft_worker.ngram_drafter import NgramDrafter
 from foretoken.engine.model_thread import ModelThread
 from foretoken.rpc.errors import from_link_error
 from foretoken.rpc.link import LinkServicer
+from foretoken.rpc.validation import validate_distribution
 from foretoken.v1 import draft_pb2_grpc
 from foretoken.v1.draft_pb2 import Commit, DraftLinkRequest, DraftLinkResponse, DraftRequest
 from foretoken.v1.types_pb2 import (
@@ -86,6 +87,23 @@ async def test_drafts_carry_their_source_and_follow_commits(link):
     await call.write(DraftLinkRequest(requests=requests[:1], commits=commits))
     frame = await read_until(call, lambda frame: frame.blocks)
     assert list(frame.blocks[0].ids) == runner.complete([*PROMPT, 9], 3)
+
+
+async def test_only_rejection_above_temperature_0_gets_distributions(link):
+    call, _ = link
+    opens = [opening(1, "model"), opening(2, "model"), opening(3, "model")]
+    for entry, mode, temperature in zip(opens, (2, 2, 3), (1.0, 0.0, 1.0), strict=True):
+        entry.mode = mode
+        entry.sampling.CopyFrom(SamplingParams(temperature=temperature, seed=5))
+    requests = [DraftRequest(sequence_id=n, num_tokens=3) for n in (1, 2, 3)]
+    await call.write(DraftLinkRequest(opens=opens, requests=requests))
+    blocks = {}
+    while len(blocks) < 3:
+        frame = await read_until(call, lambda frame: frame.blocks)
+        blocks |= {block.sequence_id: block for block in frame.blocks}
+    assert [len(blocks[n].draft_probs) for n in (1, 2, 3)] == [3, 0, 0]
+    for token_id, sparse in zip(blocks[1].ids, blocks[1].draft_probs, strict=True):
+        validate_distribution("draft_probs", sparse, token_id, vocab_size=97)
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def two_tokens(drafter: str, settings: tuple[float, int, float, float]) -> np.nd
         positions = torch.full((NUM_SEQUENCES,), position)
         if drafter == "sparse":  # the four most likely of eight
             logits = torch.from_numpy(DRAFT).to(torch.float32)[previous]
-            previous, ids, probs = sample_truncated(logits, seeds, positions, *per_position, 4)
+            previous, ids, probs = sample_truncated(logits, 4, seeds, positions, *per_position)
             distributions.append(list(zip(ids.tolist(), probs.tolist(), strict=True)))
         else:  # whatever the previous token was, the next one up
             previous = (previous + 1) % VOCAB_SIZE
@@ -209,7 +209,7 @@ def test_drafts_have_the_distribution_that_is_reported() -> None:
     logits = torch.from_numpy(DRAFT[0]).to(torch.float32).repeat(NUM_SEQUENCES, 1)
     settings = (0.8, 6, 1.0, 0.0)
     token_ids, ids, probs = sample_truncated(
-        logits, seeds, torch.zeros_like(seeds), *columns(NUM_SEQUENCES, *settings), 5
+        logits, 5, seeds, torch.zeros_like(seeds), *columns(NUM_SEQUENCES, *settings)
     )
     full = target_distribution(DRAFT[0], *settings)
     best = np.argsort(-full)[:5]
@@ -265,4 +265,4 @@ def test_bad_arguments_are_refused(changes: dict) -> None:
 def test_a_draft_needs_at_least_one_id() -> None:
     row = (torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), *columns(1, *NEUTRAL))
     with pytest.raises(ValueError, match="max_ids"):
-        sample_truncated(torch.zeros(1, 4), *row, 0)
+        sample_truncated(torch.zeros(1, 4), 0, *row)

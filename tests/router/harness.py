@@ -169,12 +169,12 @@ async def running_cluster(
     for fields in verify_hellos or [{}] * num_verifiers:
         hello = verify_hello(model, tokenizer.hash)
         for name, value in fields.items():
-            setattr(hello, name, value)
+            _set(hello, name, value)
         cluster.verifiers.append(FakeVerifyWorker(model, hello, step_s))
     for fields in draft_hellos or [{}] * num_drafters:
         hello = draft_hello(model, tokenizer.hash)
         for name, value in fields.items():
-            setattr(hello, name, value)
+            _set(hello, name, value)
         cluster.drafters.append(FakeDraftWorker(model, hello, agreement))
     for worker in (*cluster.verifiers, *cluster.drafters):
         await worker.start()

@@ -35,7 +35,6 @@ from foretoken.v1.types_pb2 import DrafterChoice, LogitBias, OpenSequence, Sampl
 from foretoken.v1.verify_pb2 import DraftBlock, Verdict
 
 VOCAB, CONTEXT = 64, 32
-REJECTION = types_pb2.VERIFICATION_MODE_REJECTION
 
 
 def check(sampling: SamplingParams) -> None:
@@ -283,6 +282,10 @@ REFUSED_BLOCKS = [
         {"draft_probs": [SparseDistribution(token_ids=[1], probs=[0.5])] * 2},
         "block.draft_probs[0].probs = a sum of 0.5: must sum to 1",
     ),
+    (
+        {"draft_probs": [SparseDistribution(token_ids=[1, 5], probs=[1.0, 0.0])] * 2},
+        "block.draft_probs[0].token_ids = 5: the draft token must have a probability above 0",
+    ),
 ]
 
 
@@ -300,9 +303,7 @@ def test_a_block_is_accepted():
     validate_block(blocked(parents=[-1, 0], sources=[1, 2]), chains)
     validate_block(blocked(parents=[-1, -1]), trees)
     probs = [SparseDistribution(token_ids=[1, 2], probs=[0.25, 0.75])] * 2
-    validate_block(blocked(draft_probs=probs), chains, REJECTION)
-    with pytest.raises(InvalidArgumentError, match="must be absent in this mode"):
-        validate_block(blocked(parents=[-1, 0]), trees, REJECTION)
+    validate_block(blocked(draft_ids=[1, 2], draft_probs=probs), chains)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,9 @@ import time
 
 import pytest
 
+from foretoken.engine.draft_probs import SparseProbs
 from foretoken.engine.sampling import SamplingParams
+from foretoken.engine.verification import VerificationMode as Mode
 from foretoken.rpc.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
@@ -48,7 +50,9 @@ class Bench:
         self.scheduler = Scheduler(runner.page_table, max_rows, max_prefill_rows)
         self.core = VerifyCore(runner, self.scheduler, self.sink, max_sequences)
 
-    def open(self, sequence_id, prompt_ids, output_ids=(), max_length=200, deadline_s=None, **params):
+    def open(
+        self, sequence_id, prompt_ids, output_ids=(), max_length=200, deadline_s=None, mode=Mode.COUPLED, **params
+    ):
         params = {"temperature": 0.0, "eos_token_ids": (EOS,), "ignore_eos": True} | params
         self.core.open(
             VerifySequence(
@@ -58,12 +62,14 @@ class Bench:
                 output_ids=list(output_ids),
                 max_length=max_length,
                 opened_ns=time.perf_counter_ns(),
+                mode=mode,
                 deadline_s=deadline_s,
             )
         )
 
-    def block(self, sequence_id, base_length, draft_ids, num_plain_steps=0):
-        self.core.verify((1, sequence_id), base_length, Block(list(draft_ids), time.perf_counter_ns()), num_plain_steps)
+    def block(self, sequence_id, base_length, draft_ids, num_plain_steps=0, **fields):
+        block = Block(list(draft_ids), time.perf_counter_ns(), **fields)
+        self.core.verify((1, sequence_id), base_length, block, num_plain_steps)
 
     def run(self):
         for _ in range(1000):
@@ -312,3 +318,64 @@ def test_a_broken_link_frees_only_its_own_sequences(bench):
     bench.core.close_link(1)
     assert not bench.core._sequences
     assert bench.sink.load.num_free_pages == bench.sink.load.num_pages
+
+
+CERTAIN_OF = [SparseProbs([7, 8], [0.25, 0.75]), SparseProbs([9], [1.0])]
+
+
+def judged(bench, modes):
+    """(num_accepted, next_id) by sequence of the same sampled block in each of the modes."""
+    for n, mode in modes.items():
+        bench.open(n, [1, 2, 3], mode=mode, temperature=1.0, seed=11)
+        bench.block(n, 3, [8, 9], draft_probs=CERTAIN_OF if mode is Mode.REJECTION else [])
+    bench.run()
+    return {d.key[1]: (d.num_accepted, d.next_id) for d in bench.sink.decisions}
+
+
+def test_each_sequence_of_a_forward_has_its_own_mode(fake_runner_class):
+    modes = {1: Mode.COUPLED, 2: Mode.REJECTION, 3: Mode.TYPICAL, 4: Mode.REJECTION}
+    together = Bench(fake_runner_class())
+    results = judged(together, modes)
+    assert len(together.runner.forwards) == 1
+    for n, mode in modes.items():
+        assert judged(Bench(fake_runner_class()), {n: mode}) == {n: results[n]}
+    assert results[2] == results[4]
+
+
+def test_typical_accepts_what_is_likely_enough_and_rejection_what_the_draft_found_no_likelier(fake_runner_class):
+    """After [1, 2, 3] the model gives its own token about 0.99."""
+    bench = Bench(fake_runner_class())
+    truth = bench.runner.complete([1, 2, 3], 3)
+    for n, mode in enumerate((Mode.REJECTION, Mode.TYPICAL), start=1):
+        bench.open(n, [1, 2, 3], mode=mode, temperature=1.0, seed=3)
+        certain = [SparseProbs([token_id], [0.9]) for token_id in truth[:2]]
+        bench.block(n, 3, truth[:2], draft_probs=certain if mode is Mode.REJECTION else [])
+    bench.run()
+    assert [decision.num_accepted for decision in bench.sink.decisions] == [2, 2]
+
+
+@pytest.mark.parametrize("mode", [Mode.REJECTION, Mode.TYPICAL])
+def test_greedy_gives_the_target_s_tokens_in_every_mode(bench, mode):
+    truth = bench.runner.complete([1, 2, 3], 3)
+    bench.open(1, [1, 2, 3], mode=mode)
+    bench.block(1, 3, [truth[0], (truth[1] + 1) % 90])
+    bench.run()
+    (decision,) = bench.sink.decisions
+    assert (decision.num_accepted, decision.next_id) == (1, truth[1])
+
+
+@pytest.mark.parametrize(
+    ("mode", "fields", "field"),
+    [
+        (Mode.REJECTION, {"parents": [-1, 0]}, "block.parents"),
+        (Mode.TYPICAL, {"parents": [-1, 0]}, "block.parents"),
+        (Mode.TYPICAL, {"draft_probs": CERTAIN_OF}, "block.draft_probs"),
+        (Mode.COUPLED, {"draft_probs": CERTAIN_OF}, "block.draft_probs"),
+    ],
+)
+def test_what_a_mode_does_not_know_is_refused(bench, mode, fields, field):
+    bench.open(1, [1, 2, 3], mode=mode, temperature=1.0)
+    bench.block(1, 3, [8, 9], **fields)
+    error = bench.sink.failures[(1, 1)]
+    assert isinstance(error, InvalidArgumentError)
+    assert (error.field, error.limit) == (field, f"must be absent in the mode {mode.name}")

@@ -75,7 +75,10 @@ def generate(
         int | None, typer.Option(help="Draft tokens per round.", rich_help_panel=_SPECULATION)
     ] = None,
     off: Annotated[bool, typer.Option("--off", help="Decode plainly.", rich_help_panel=_SPECULATION)] = False,
-    mode: Annotated[VerificationMode | None, typer.Option(rich_help_panel=_SPECULATION)] = None,
+    mode: Annotated[
+        VerificationMode | None,
+        typer.Option(help="rejection: exact in distribution; typical: lossy.", rich_help_panel=_SPECULATION),
+    ] = None,
     address: c.Address = c.DEFAULT_ADDRESS,
     tls: c.TlsFlag = False,
     tls_ca_file: c.TlsCaFile = None,

@@ -10,8 +10,12 @@ from typing import Any
 
 from rich.table import Table
 
-from foretoken.client import Completion, Token
+from foretoken.client import Completion, Token, VerificationMode
 
+_MODE_NOTES = {
+    VerificationMode.REJECTION: "the target's distribution, but the tokens depend on the draft",
+    VerificationMode.TYPICAL: "lossy, not the target's distribution",
+}
 _BARS = " ▁▂▃▄▅▆▇█"
 
 
@@ -23,6 +27,8 @@ def table(completion: Completion, elapsed_s: float) -> Table:
     grid.add_column()
     grid.add_row("tokens", f"{len(completion.tokens)} in {elapsed_s:.2f} s, ended by {_ending(completion)}")
     grid.add_row("tokens/s", f"{tokens_per_s(completion, elapsed_s):.1f}")
+    if completion.mode in _MODE_NOTES:
+        grid.add_row("verification", f"{completion.mode}: {_MODE_NOTES[completion.mode]}")
     grid.add_row("first token", f"{completion.time_to_first_token_s * 1e3:.0f} ms")
     if stats.num_drafts:
         drafted = stats.num_draft_tokens / stats.num_drafts

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from foretoken.client.config import VerificationMode
+from foretoken.client.modes import FROM_PROTO
 from foretoken.client.piece import Piece, Token
 from foretoken.v1 import generation_pb2 as pb
 
@@ -129,12 +131,14 @@ class Completion:
     prompt_ids: tuple[int, ...]
     """The prompt as the model saw it."""
     seed: int
-    """With it, the same request gives the same tokens."""
+    """With it, the same request gives the same tokens; in modes other than COUPLED with the same drafts only."""
     model: str
     request_id: str
     """For the router's logs."""
     drafter: str
     """In force; empty = plain decoding."""
+    mode: VerificationMode
+    """In force."""
     num_resumes: int
     """Times the stream broke and was taken up again."""
     queue_s: float
@@ -169,6 +173,7 @@ class Completion:
             model=start.model,
             request_id=start.request_id,
             drafter=start.drafter,
+            mode=FROM_PROTO.get(start.mode, VerificationMode.COUPLED),
             num_resumes=num_resumes,
             queue_s=finish.queue_ns * _NS,
             time_to_first_token_s=finish.time_to_first_token_ns * _NS,

@@ -9,14 +9,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from foretoken.client.config import Sampling, VerificationMode
+from foretoken.client.modes import FROM_PROTO
 from foretoken.v1 import generation_pb2 as pb
 from foretoken.v1 import types_pb2
 
-_MODES = {
-    types_pb2.VERIFICATION_MODE_COUPLED: VerificationMode.COUPLED,
-    types_pb2.VERIFICATION_MODE_REJECTION: VerificationMode.REJECTION,
-    types_pb2.VERIFICATION_MODE_TYPICAL: VerificationMode.TYPICAL,
-}
 _LISTS = ("stop", "stop_token_ids")
 
 
@@ -123,7 +119,7 @@ class ModelInfo:
             drafters=tuple(message.drafters),
             default_drafter=message.default_drafter,
             default_num_draft_tokens=message.default_num_draft_tokens,
-            verification_modes=tuple(_MODES[mode] for mode in message.verification_modes if mode in _MODES),
+            verification_modes=tuple(FROM_PROTO[mode] for mode in message.verification_modes if mode in FROM_PROTO),
             verify_workers=tuple(WorkerStatus.from_proto(worker, "verify") for worker in message.verify_workers),
             draft_workers=tuple(WorkerStatus.from_proto(worker, "draft") for worker in message.draft_workers),
             has_chat_template=message.has_chat_template,

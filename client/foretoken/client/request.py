@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, TypedDict, cast
 from google.protobuf.descriptor import FieldDescriptor
 
 from foretoken.client.config import GenerateOptions, Sampling, Speculation, VerificationMode
+from foretoken.client.modes import TO_PROTO
 from foretoken.rpc.errors import InvalidArgumentError
 from foretoken.v1 import generation_pb2 as pb
 from foretoken.v1 import types_pb2
@@ -29,11 +30,6 @@ class ChatMessage(TypedDict):
 Prompt: TypeAlias = str | Sequence[int] | Sequence[ChatMessage]
 """Text, or token ids, or chat messages."""
 
-_MODES: Mapping[VerificationMode, types_pb2.VerificationMode] = {
-    VerificationMode.COUPLED: types_pb2.VERIFICATION_MODE_COUPLED,
-    VerificationMode.REJECTION: types_pb2.VERIFICATION_MODE_REJECTION,
-    VerificationMode.TYPICAL: types_pb2.VERIFICATION_MODE_TYPICAL,
-}
 _SAMPLING_FIELDS = tuple(field.name for field in fields(Sampling))
 _SPECULATION_FIELDS = tuple(field.name for field in fields(Speculation))
 _OTHER_FIELDS = ("model", "tenant", "resume_ids")
@@ -126,9 +122,9 @@ def _set_speculation(message: pb.Speculation, values: dict[str, Any]) -> None:
             message.drafter.settings[name] = str(value)
     if mode is not None:
         try:
-            message.mode = _MODES[VerificationMode(mode)]
+            message.mode = TO_PROTO[VerificationMode(mode)]
         except ValueError:
-            raise InvalidArgumentError("speculation.mode", mode, f"must be one of {', '.join(_MODES)}") from None
+            raise InvalidArgumentError("speculation.mode", mode, f"must be one of {', '.join(TO_PROTO)}") from None
     _fill(message, values, "speculation.")
 
 

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from opentelemetry.trace import INVALID_SPAN, Span
 
+from foretoken.engine.draft_probs import SparseProbs
 from foretoken.engine.sampling import SamplingParams
 from foretoken.rpc.link.worker_entries import SequenceKey
 from foretoken.v1.types_pb2 import DraftSource
@@ -28,6 +29,8 @@ class DraftSequence:
     """On the `time.monotonic` clock."""
     takes_trees: bool = False
     """Whether the target takes trees; as the last request said."""
+    wants_probs: bool = False
+    """Whether each draft token should come with the distribution it was sampled from (verification by rejection)."""
     span: Span = INVALID_SPAN
     """Ends when the sequence does."""
     ids: list[int] = field(init=False)
@@ -48,6 +51,8 @@ class Drafted:
     where the sequence takes trees."""
     sources: Sequence[DraftSource] | None = None
     """[K] who proposed each token; None = the drafter itself."""
+    draft_probs: Sequence[SparseProbs] = ()
+    """[K] what each token was sampled from, where the sequence wants it; empty = each was certain."""
 
     def check(self) -> None:
         """Raises:
@@ -59,6 +64,8 @@ class Drafted:
         if self.sources is not None:
             if len(self.sources) != num_nodes or not all(isinstance(source, int) for source in self.sources):
                 raise ValueError(f"{num_nodes} draft ids with sources {self.sources}")
+        if self.draft_probs and (len(self.draft_probs) != num_nodes or self.parents is not None):
+            raise ValueError(f"{num_nodes} draft ids with {len(self.draft_probs)} distributions; chains only")
         if self.parents is None:
             return
         if len(self.parents) != num_nodes:

@@ -24,7 +24,14 @@ from foretoken.rpc.link.worker_entries import (
 from foretoken.rpc.sampling import sampling_fields
 from foretoken.rpc.validation import validate_commit, validate_draft_request, validate_open
 from foretoken.v1.draft_pb2 import Commit, DraftedBlock, DraftLinkRequest, DraftLinkResponse, DraftRequest
-from foretoken.v1.types_pb2 import DRAFT_SOURCE_CUSTOM, DRAFT_SOURCE_MODEL, DRAFT_SOURCE_NGRAM, OpenSequence
+from foretoken.v1.types_pb2 import (
+    DRAFT_SOURCE_CUSTOM,
+    DRAFT_SOURCE_MODEL,
+    DRAFT_SOURCE_NGRAM,
+    VERIFICATION_MODE_REJECTION,
+    OpenSequence,
+    SparseDistribution,
+)
 
 SOURCES = {"model": DRAFT_SOURCE_MODEL, "ngram": DRAFT_SOURCE_NGRAM}
 """Provenance of a drafter's tokens, by the drafter's name; any other drafter is a plug-in."""
@@ -75,6 +82,8 @@ class DraftLinkHandler(EntryHandler[DraftCore, DraftLinkResponse]):
             output_ids=list(entry.committed_ids),
             max_length=entry.max_length,
             settings=dict(entry.drafter.settings),
+            # A greedy draft is certain.
+            wants_probs=entry.mode == VERIFICATION_MODE_REJECTION and params.temperature > 0.0,
             span=sequence_span(entry, "draft"),
             deadline_s=time.monotonic() + entry.deadline_ms / 1000 if entry.deadline_ms else None,
         )
@@ -101,6 +110,9 @@ def _block(answer: DraftAnswer) -> DraftedBlock:
         ids=drafted.draft_ids,
         parents=drafted.parents or (),
         sources=drafted.sources or [own_source] * len(drafted.draft_ids),
+        draft_probs=[
+            SparseDistribution(token_ids=sparse.token_ids, probs=sparse.probs) for sparse in drafted.draft_probs
+        ],
         queue_ns=answer.queue_ns,
         forward_ns=answer.forward_ns,
     )

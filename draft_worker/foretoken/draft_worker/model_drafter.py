@@ -2,14 +2,19 @@
 
 Every step runs one forward over all drafting sequences: their next row each, and chunks of what their KV still misses.
 Rejected drafts need no undoing: KV is kept by ids, and whatever agrees with the committed ids stays (resync by ids).
+For verification by rejection the noise is the drafter's own, and each draft token comes with what it was sampled from.
 Source: shared-noise drafting, Daliri, Musco, Suresh, arXiv:2408.07978.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from torch import Tensor
 
 from foretoken.draft_worker.drafter import Drafted, DraftSequence
 from foretoken.draft_worker.drafter_settings import check_names
 from foretoken.engine.batch import Segment
+from foretoken.engine.draft_probs import SparseProbs, sample_drafts
 from foretoken.engine.runner import ModelRunner
 from foretoken.engine.sampler import SampleGroup, choose_tokens
 
@@ -23,6 +28,8 @@ class DraftKV:
     """Ids whose KV is written, at positions [0, len(kv_ids))."""
     draft_ids: list[int] = field(default_factory=list)
     """The draft under way."""
+    draft_probs: list[SparseProbs] = field(default_factory=list)
+    """What each of its ids was sampled from, for sequences that want it."""
     num_wanted: int | None = None
     """Draft tokens wanted in all; None = no request is open."""
     has_foreign_ids: bool = False
@@ -57,7 +64,7 @@ class ModelDrafter:
 
     def request(self, sequence: DraftSequence, num_tokens: int) -> None:
         kv = self._caches[sequence]
-        kv.draft_ids = []
+        kv.draft_ids, kv.draft_probs = [], []
         room = self._runner.info.max_context - len(sequence.ids)
         kv.num_wanted = 0 if kv.has_foreign_ids else max(0, min(num_tokens, room))
         del kv.kv_ids[len(sequence.ids) - 1 :]  # the last committed id is always fed: its row gives the first draft
@@ -73,10 +80,11 @@ class ModelDrafter:
         logits = self._runner.forward([segment for _, segment in planned]) if planned else None
         drafting = [seq for seq, segment in planned if segment.num_logits]
         if drafting and logits is not None:
-            chosen = choose_tokens(logits, [self._sample_group(seq) for seq in drafting])
-            for seq, draft_id in zip(drafting, chosen.token_ids, strict=True):
+            for seq, (draft_id, probs) in zip(drafting, self._sample(logits, drafting), strict=True):
                 kv = self._caches[seq]
                 kv.draft_ids.append(draft_id)
+                if probs is not None:
+                    kv.draft_probs.append(probs)
                 if draft_id in seq.params.eos_token_ids and not seq.params.ignore_eos:
                     kv.num_wanted = len(kv.draft_ids)  # nothing follows the end of the answer
         return self._take_finished()
@@ -112,6 +120,16 @@ class ModelDrafter:
             rows_left -= num_rows
         return planned
 
+    def _sample(self, logits: Tensor, drafting: Sequence[DraftSequence]) -> list[tuple[int, SparseProbs | None]]:
+        """Each row's draft token, with its distribution for sequences that want one."""
+        groups = [self._sample_group(seq) for seq in drafting]
+        tokens: list[tuple[int, SparseProbs | None]] = [(i, None) for i in choose_tokens(logits, groups).token_ids]
+        rows = [row for row, seq in enumerate(drafting) if seq.wants_probs]
+        if rows:
+            for row, token in zip(rows, sample_drafts(logits[rows], [groups[row] for row in rows]), strict=True):
+                tokens[row] = token
+        return tokens
+
     def _sample_group(self, seq: DraftSequence) -> SampleGroup:
         output_ids = seq.output_ids + self._caches[seq].draft_ids
         return SampleGroup(params=seq.params, prompt_ids=seq.prompt_ids, output_ids=output_ids, draft_ids=())
@@ -120,9 +138,9 @@ class ModelDrafter:
         finished = []
         for seq, kv in self._caches.items():
             if kv.num_wanted is not None and len(kv.draft_ids) >= kv.num_wanted:
-                finished.append(Drafted(seq, kv.draft_ids))
+                finished.append(Drafted(seq, kv.draft_ids, draft_probs=kv.draft_probs))
                 kv.num_wanted = None
-                kv.draft_ids = []
+                kv.draft_ids, kv.draft_probs = [], []
         return finished
 
     def _make_room(self, kv: DraftKV, length: int) -> bool:

@@ -71,37 +71,62 @@ def choose_tokens(logits: torch.Tensor, groups: Sequence[SampleGroup]) -> Chosen
     Raises:
         ValueError: the rows do not add up, or the logits are not as above.
     """
-    num_rows = sum(len(group.draft_ids) + 1 for group in groups)
+    adjusted = adjust_rows(logits, groups)
+    token_ids = sample_rows(adjusted, groups)
+    return Chosen(token_ids.tolist(), logprobs_of_rows(logits, token_ids, groups))
+
+
+def adjust_rows(logits: torch.Tensor, groups: Sequence[SampleGroup]) -> torch.Tensor:
+    """[R, V] the logits after every group's rules, float32; the logits themselves if no rule applies.
+
+    Raises:
+        ValueError: the rows do not add up.
+    """
+    num_rows = sum(group.num_rows for group in groups)
     if logits.dim() != 2 or logits.shape[0] != num_rows:
         raise ValueError(f"the groups have {num_rows} rows, the logits are {list(logits.shape)}")
-    adjusted = _adjust(logits, groups) if any(group.has_rules for group in groups) else logits
+    return _adjust(logits, groups) if any(group.has_rules for group in groups) else logits
+
+
+def sample_rows(adjusted: torch.Tensor, groups: Sequence[SampleGroup]) -> torch.Tensor:
+    """[R] int64 the coupled token of every row of adjusted logits."""
     if all(group.params.temperature == 0.0 for group in groups):
-        token_ids = greedy(adjusted)
-    else:
-        token_ids = _sample(adjusted, groups)
-    logprobs: list[TokenLogprob | None] = [None] * num_rows
+        return greedy(adjusted)
+    return sample(adjusted, *noise_columns(groups, adjusted.device), *sampling_columns(groups, adjusted.device))
+
+
+def logprobs_of_rows(
+    logits: torch.Tensor, token_ids: torch.Tensor, groups: Sequence[SampleGroup]
+) -> list[TokenLogprob | None]:
+    """One entry per row: of the row's token id ([R] int64) under the raw logits, where its sequence asked for them."""
+    logprobs: list[TokenLogprob | None] = [None] * logits.shape[0]
     if any(group.params.num_logprobs is not None for group in groups):
         _fill_logprobs(logprobs, logits, token_ids, groups)
-    return Chosen(token_ids.tolist(), logprobs)
+    return logprobs
 
 
-def _sample(logits: torch.Tensor, groups: Sequence[SampleGroup]) -> torch.Tensor:
-    """[R] int64 ids."""
+def noise_columns(groups: Sequence[SampleGroup], device: torch.device) -> tuple[torch.Tensor, ...]:
+    """Seed and position of every row, as the kernels take them."""
     positions: list[int] = []
-    rows: list[SamplingParams] = []
+    seeds: list[int] = []
     for group in groups:
         first = len(group.prompt_ids) + len(group.output_ids)
         positions += range(first, first + group.num_rows)
-        rows += [group.params] * group.num_rows
+        seeds += [group.params.seed] * group.num_rows
+    columns = (np.array(seeds, dtype=np.uint64).view(np.int64), np.array(positions, dtype=np.int64))
+    return tuple(torch.from_numpy(column).to(device) for column in columns)
+
+
+def sampling_columns(groups: Sequence[SampleGroup], device: torch.device) -> tuple[torch.Tensor, ...]:
+    """Temperature, top_k, top_p and min_p of every row, as the kernels take them."""
+    rows = [params for group in groups for params in [group.params] * group.num_rows]
     columns = (
-        np.array([params.seed for params in rows], dtype=np.uint64).view(np.int64),
-        np.array(positions, dtype=np.int64),
         np.array([params.temperature for params in rows], dtype=np.float32),
         np.array([params.top_k for params in rows], dtype=np.int32),
         np.array([params.top_p for params in rows], dtype=np.float32),
         np.array([params.min_p for params in rows], dtype=np.float32),
     )
-    return sample(logits, *(torch.from_numpy(column).to(logits.device) for column in columns))
+    return tuple(torch.from_numpy(column).to(device) for column in columns)
 
 
 def _adjust(logits: torch.Tensor, groups: Sequence[SampleGroup]) -> torch.Tensor:

@@ -21,7 +21,14 @@ from foretoken.router.request import GenerationRequest, SequenceIds
 from foretoken.rpc.errors import ForetokenError, UnavailableError, from_link_error
 from foretoken.rpc.link import DraftLink, LinkCallbacks, LinkOptions, LinkState
 from foretoken.v1.draft_pb2 import Commit, DraftLinkResponse, DraftRequest
-from foretoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED, CloseSequence, DrafterChoice, SamplingParams, WorkerHello
+from foretoken.v1.types_pb2 import (
+    VERIFICATION_MODE_COUPLED,
+    VERIFICATION_MODE_REJECTION,
+    CloseSequence,
+    DrafterChoice,
+    SamplingParams,
+    WorkerHello,
+)
 
 _log = logging.getLogger(__name__)
 _PROBE_IDS = (0,)
@@ -79,7 +86,8 @@ class DraftWorker:
             DraftFailedError: the worker has just gone.
         """
         sequence_id = self._pool.sequence_ids.next()
-        session = DraftSession(sequence_id, self._pool.patience, self._send, self._close)
+        has_probs = request.mode == VERIFICATION_MODE_REJECTION
+        session = DraftSession(sequence_id, self._pool.patience, self._send, self._close, has_probs)
         try:
             self.link.send(opens=[request.open_entry(sequence_id, committed_ids, drafter)])
         except UnavailableError as error:

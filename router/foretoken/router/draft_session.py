@@ -6,12 +6,14 @@ Whatever comes back is checked and cut to what the target can verify; a fault ra
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from foretoken.router import draft_tree
 from foretoken.router.mailbox import Mailbox, Patience
+from foretoken.rpc.errors import InvalidArgumentError
+from foretoken.rpc.validation import validate_distribution
 from foretoken.v1.draft_pb2 import Commit, DraftedBlock, DraftRequest
-from foretoken.v1.types_pb2 import DraftSource
+from foretoken.v1.types_pb2 import DraftSource, SparseDistribution
 
 
 class DraftFailedError(Exception):
@@ -29,6 +31,8 @@ class Draft:
     forward_ns: int = 0
     parents: Sequence[int] = ()
     """Parent index per id, -1 = the last committed token; empty = a chain."""
+    probs: Sequence[SparseDistribution] = ()
+    """What each id was sampled from; empty = each was certain."""
 
     @property
     def depth(self) -> int:
@@ -47,7 +51,7 @@ NO_DRAFT = Draft()
 class DraftSession:
     """The router's end of an open sequence."""
 
-    __slots__ = ("_close", "_commits", "_mailbox", "_send", "sequence_id")
+    __slots__ = ("_close", "_commits", "_has_probs", "_mailbox", "_send", "sequence_id")
 
     def __init__(
         self,
@@ -55,11 +59,14 @@ class DraftSession:
         patience: Patience,
         send: Callable[[Sequence[Commit], DraftRequest], None],
         close: Callable[[DraftSession], None],
+        has_probs: bool = False,
     ) -> None:
+        """`has_probs`: whether drafts bring the distributions they were sampled from to the verify worker."""
         self.sequence_id = sequence_id
         self._send = send
         self._commits: list[Commit] = []
         self._close = close
+        self._has_probs = has_probs
         self._mailbox: Mailbox[DraftedBlock] = Mailbox(patience)
 
     def commit(self, base_length: int, ids: Sequence[int]) -> None:
@@ -86,7 +93,10 @@ class DraftSession:
             raise DraftFailedError(f"no draft within {timeout_s:g} s") from None
         if block.base_length != base_length:
             raise DraftFailedError(f"a draft for length {block.base_length}, not {base_length}")
-        return _usable(block, num_tokens, vocab_size, takes_trees)
+        draft = _usable(block, num_tokens, vocab_size, takes_trees)
+        if self._has_probs and block.draft_probs:
+            return replace(draft, probs=_usable_probs(block, draft.ids, vocab_size))
+        return draft
 
     def close(self) -> None:
         """Free the sequence on the worker; idempotent."""
@@ -117,3 +127,17 @@ def _usable(block: DraftedBlock, num_tokens: int, vocab_size: int, takes_trees: 
     if len(sources) < len(ids):
         sources = []
     return Draft(ids, sources, block.queue_ns, block.forward_ns, parents)
+
+
+def _usable_probs(block: DraftedBlock, ids: Sequence[int], vocab_size: int) -> list[SparseDistribution]:
+    """One distribution per id. Where the drafter's is none, the id counts as certain: that is as exact for any id that
+    was chosen without the verify worker's noise."""
+    probs = []
+    for index, token_id in enumerate(ids):
+        try:
+            distribution = block.draft_probs[index]
+            validate_distribution("draft_probs", distribution, token_id, vocab_size)
+        except (IndexError, InvalidArgumentError):
+            distribution = SparseDistribution(token_ids=[token_id], probs=[1.0])
+        probs.append(distribution)
+    return probs

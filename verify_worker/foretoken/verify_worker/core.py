@@ -8,6 +8,7 @@ import time
 from typing import Protocol
 
 from foretoken.engine.runner import ModelRunner
+from foretoken.engine.verification import VerificationMode
 from foretoken.rpc.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
@@ -88,6 +89,8 @@ class VerifyCore:
             self._grant(seq, base_length, max(1, num_plain_steps))
         elif seq.block is not None:
             self._fail(key, FailedPreconditionError("a block of this sequence is still unanswered"))
+        elif (error := _refusal_in_mode(block, seq.mode)) is not None:
+            self._fail(key, error)
         elif base_length != seq.committed_length:
             seq.plain_until = 0
             self._sink.stale(key, seq.committed_length)
@@ -170,3 +173,13 @@ class VerifyCore:
         num_running = len(self._sequences) - num_waiting
         num_preemptions = self._scheduler.num_preemptions
         return WorkerLoad(num_running, num_waiting, table.num_free, table.num_pages, num_preemptions)
+
+
+def _refusal_in_mode(block: Block, mode: VerificationMode) -> InvalidArgumentError | None:
+    """Why a sequence of this mode cannot take the block; None if it can."""
+    limit = f"must be absent in the mode {mode.name}"
+    if block.parents and mode is not VerificationMode.COUPLED:
+        return InvalidArgumentError("block.parents", f"{len(block.parents)} entries", limit)
+    if block.draft_probs and mode is not VerificationMode.REJECTION:
+        return InvalidArgumentError("block.draft_probs", f"{len(block.draft_probs)} entries", limit)
+    return None

@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from foretoken.engine.draft_probs import SparseProbs
 from foretoken.engine.sampling import SamplingParams
+from foretoken.engine.verification import VerificationMode
 from foretoken.rpc.errors import InvalidArgumentError
 from foretoken.rpc.link import LinkPeer
 from foretoken.rpc.link.worker_entries import (
@@ -21,10 +23,18 @@ from foretoken.rpc.link.worker_entries import (
 )
 from foretoken.rpc.sampling import sampling_fields
 from foretoken.rpc.validation import BlockLimits, validate_block, validate_open
-from foretoken.v1.types_pb2 import VERIFICATION_MODE_UNSPECIFIED, OpenSequence, VerificationMode, WorkerHello
+from foretoken.v1 import types_pb2 as pb
+from foretoken.v1.types_pb2 import OpenSequence, WorkerHello
 from foretoken.v1.verify_pb2 import DraftBlock, Stale, Verdict, VerifyLinkRequest, VerifyLinkResponse
 from foretoken.verify_worker.core import VerifyCore
 from foretoken.verify_worker.sequence import Block, Decision, VerifySequence
+
+MODES = {
+    pb.VERIFICATION_MODE_COUPLED: VerificationMode.COUPLED,
+    pb.VERIFICATION_MODE_REJECTION: VerificationMode.REJECTION,
+    pb.VERIFICATION_MODE_TYPICAL: VerificationMode.TYPICAL,
+}
+"""Verification modes, as the links name them."""
 
 
 class VerifyResults(LinkResults[VerifyLinkResponse]):
@@ -63,9 +73,10 @@ class VerifyLinkHandler(EntryHandler[VerifyCore, VerifyLinkResponse]):
 
     def _open(self, key: SequenceKey, entry: OpenSequence) -> CoreCall[VerifyCore]:
         validate_open(entry, vocab_size=self._hello.vocab_size, max_context=self._hello.max_context)
-        if entry.mode not in (VERIFICATION_MODE_UNSPECIFIED, *self._hello.verification_modes):
-            offered = ", ".join(VerificationMode.Name(mode) for mode in self._hello.verification_modes)
-            raise InvalidArgumentError("open.mode", VerificationMode.Name(entry.mode), f"must be one of {offered}")
+        mode = entry.mode or pb.VERIFICATION_MODE_COUPLED
+        if mode not in self._hello.verification_modes:
+            offered = ", ".join(pb.VerificationMode.Name(mode) for mode in self._hello.verification_modes)
+            raise InvalidArgumentError("open.mode", pb.VerificationMode.Name(mode), f"must be one of {offered}")
         sequence = VerifySequence(
             key=key,
             params=SamplingParams(**sampling_fields(entry)),
@@ -73,6 +84,7 @@ class VerifyLinkHandler(EntryHandler[VerifyCore, VerifyLinkResponse]):
             output_ids=list(entry.committed_ids),
             max_length=entry.max_length,
             opened_ns=self._arrived_ns,
+            mode=MODES[mode],
             span=sequence_span(entry, "verify"),
             deadline_s=time.monotonic() + entry.deadline_ms / 1000 if entry.deadline_ms else None,
         )
@@ -80,7 +92,12 @@ class VerifyLinkHandler(EntryHandler[VerifyCore, VerifyLinkResponse]):
 
     def _block(self, key: SequenceKey, entry: DraftBlock) -> CoreCall[VerifyCore]:
         validate_block(entry, self._block_limits)
-        block = Block(list(entry.draft_ids), self._arrived_ns)
+        block = Block(
+            list(entry.draft_ids),
+            self._arrived_ns,
+            list(entry.parents),
+            [SparseProbs(list(sparse.token_ids), list(sparse.probs)) for sparse in entry.draft_probs],
+        )
         base_length, num_plain_steps = entry.base_length, entry.num_plain_steps
         return lambda core: core.verify(key, base_length, block, num_plain_steps)
 

@@ -4,8 +4,10 @@ from dataclasses import dataclass, field
 
 from opentelemetry.trace import INVALID_SPAN, Span
 
+from foretoken.engine.draft_probs import SparseProbs
 from foretoken.engine.sampler import TokenLogprob
 from foretoken.engine.sampling import SamplingParams
+from foretoken.engine.verification import VerificationMode
 from foretoken.rpc.link.worker_entries import SequenceKey
 
 
@@ -16,6 +18,10 @@ class Block:
     draft_ids: list[int]
     arrived_ns: int
     """`time.perf_counter_ns` at arrival."""
+    parents: list[int] = field(default_factory=list)
+    """As sent; empty = a chain."""
+    draft_probs: list[SparseProbs] = field(default_factory=list)
+    """What each draft id was sampled from; empty = each was certain."""
 
 
 @dataclass(slots=True, eq=False)
@@ -29,6 +35,7 @@ class VerifySequence:
     max_length: int
     """Largest prompt + output, tokens."""
     opened_ns: int
+    mode: VerificationMode = VerificationMode.COUPLED
     deadline_s: float | None = None
     """On the `time.monotonic` clock."""
     span: Span = INVALID_SPAN

@@ -12,14 +12,12 @@ from foretoken.rpc.link import LinkServicer, OutboxLimits
 from foretoken.rpc.progress import LoadProgress
 from foretoken.rpc.server import Service, serve
 from foretoken.v1 import verify_pb2_grpc
-from foretoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED, WorkerHello
+from foretoken.v1.types_pb2 import WorkerHello
 from foretoken.v1.verify_pb2 import VerifyLinkRequest, VerifyLinkResponse
 from foretoken.verify_worker.core import VerifyCore
-from foretoken.verify_worker.handler import VerifyLinkHandler, VerifyResults
+from foretoken.verify_worker.handler import MODES, VerifyLinkHandler, VerifyResults
 from foretoken.verify_worker.scheduler import Scheduler
 from foretoken.verify_worker.settings import VerifyWorkerSettings
-
-MODES = (VERIFICATION_MODE_COUPLED,)
 
 
 async def run(settings: VerifyWorkerSettings) -> None:
@@ -61,7 +59,7 @@ def _load(settings: VerifyWorkerSettings, results: VerifyResults, hello: WorkerH
             runner.info,
             runner.measure_step_costs(),
             max_sequences=settings.max_sequences,
-            verification_modes=MODES,
+            verification_modes=tuple(MODES),
             supports_trees=False,
             max_draft_tokens=settings.max_draft_tokens,
             page_size=settings.page_size,

@@ -2,8 +2,8 @@
 
     token(pos) = argmax_v logits'(v) + T * gumbel(seed, pos, v)
 
-The rule does not mention the draft, so a draft token is accepted exactly when it is the target's own token.
-Knows no scheduling and no links.
+The rule does not mention the draft, so a draft token is accepted exactly when it is the target's own token. Sequences
+of the other verification modes share the forward. Knows no scheduling and no links.
 """
 
 import time
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from foretoken.engine.batch import Segment
 from foretoken.engine.runner import ModelRunner
-from foretoken.engine.sampler import Chosen, SampleGroup, choose_tokens
-from foretoken.kernels.accept import accept_block
+from foretoken.engine.sampler import SampleGroup
+from foretoken.engine.verification import BlockGroup, Verified, verify_blocks
 from foretoken.verify_worker.scheduler import Work
 from foretoken.verify_worker.sequence import Decision
 
@@ -26,18 +26,15 @@ def verify_step(runner: ModelRunner, planned: Sequence[Work]) -> list[Decision]:
     started_ns = time.perf_counter_ns()
     logits = runner.forward([_segment(work) for work in planned])
     verified = [work for work in planned if work.takes_block]
-    chosen = choose_tokens(logits, [_sample_group(work) for work in verified]) if verified else None
+    judged = iter(verify_blocks(logits, [_block_group(work) for work in verified]) if verified else ())
     forward_ns = time.perf_counter_ns() - started_ns
 
     decisions: list[Decision] = []
-    first_row = 0
     for work in planned:
         if not work.takes_block:
             work.sequence.kv_length += work.num_prefill
             continue
-        assert chosen is not None
-        decisions.append(_decide(work, chosen, first_row, started_ns, forward_ns))
-        first_row += len(work.draft_ids) + 1
+        decisions.append(_decide(work, next(judged), started_ns, forward_ns))
     return decisions
 
 
@@ -50,32 +47,30 @@ def _segment(work: Work) -> Segment:
     return Segment(page_ids=seq.page_ids, kv_length=seq.kv_length, ids=ids, num_logits=num_logits)
 
 
-def _sample_group(work: Work) -> SampleGroup:
+def _block_group(work: Work) -> BlockGroup:
     seq = work.sequence
-    return SampleGroup(
-        params=seq.params, prompt_ids=seq.prompt_ids, output_ids=seq.output_ids, draft_ids=work.draft_ids
+    return BlockGroup(
+        SampleGroup(params=seq.params, prompt_ids=seq.prompt_ids, output_ids=seq.output_ids, draft_ids=work.draft_ids),
+        seq.mode,
+        seq.block.draft_probs if seq.block is not None else (),
     )
 
 
-def _decide(work: Work, chosen: Chosen, first_row: int, started_ns: int, forward_ns: int) -> Decision:
+def _decide(work: Work, verified: Verified, started_ns: int, forward_ns: int) -> Decision:
     """Accept, commit, and report; the sequence's committed length grows by num_accepted + 1."""
     seq = work.sequence
     num_draft_tokens = len(work.draft_ids)
-    target_ids = chosen.token_ids[first_row : first_row + num_draft_tokens + 1]
-    path, next_id = accept_block(target_ids, work.draft_ids)
-    num_accepted = len(path)
     base_length = seq.committed_length
     seq.num_draft_tokens += num_draft_tokens
-    seq.num_accepted += num_accepted
-    seq.commit(target_ids[: num_accepted + 1])
-    logprobs = [lp for lp in chosen.logprobs[first_row : first_row + num_accepted + 1] if lp is not None]
+    seq.num_accepted += verified.num_accepted
+    seq.commit(verified.emitted_ids)
     return Decision(
         key=seq.key,
         base_length=base_length,
         num_draft_tokens=num_draft_tokens,
-        num_accepted=num_accepted,
-        next_id=next_id,
-        logprobs=logprobs,
+        num_accepted=verified.num_accepted,
+        next_id=verified.emitted_ids[-1],
+        logprobs=verified.logprobs,
         queue_ns=max(0, started_ns - seq.waiting_since_ns),
         forward_ns=forward_ns,
     )

@@ -16,19 +16,19 @@ from foretoken.kernels.weights import target_weights
 
 def sample_truncated(
     logits: torch.Tensor,
+    max_ids: int,
     seeds: torch.Tensor,
     positions: torch.Tensor,
     temperature: torch.Tensor,
     top_k: torch.Tensor,
     top_p: torch.Tensor,
     min_p: torch.Tensor,
-    max_ids: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Samples every row from its `max_ids` most likely ids, with the drafter's own noise (stream 3).
 
     Args:
-        logits, seeds, positions, temperature, top_k, top_p, min_p: as in `foretoken.kernels.sample.sample`.
         max_ids: n, at least 1.
+        logits, seeds, positions, temperature, top_k, top_p, min_p: as in `foretoken.kernels.sample.sample`.
     Returns:
         token_ids [R] int64; ids [R, min(n, V)] int64, most likely first; probs [R, min(n, V)] float32 summing to 1,
         0 for ids that the filters removed.

@@ -24,7 +24,6 @@ _SUM_TOLERANCE = 1e-3  # float32 probabilities, each rounded
 
 _MODES = frozenset(VerificationMode.values())
 _SOURCES = frozenset(DraftSource.values())
-_CHAIN_ONLY = (VerificationMode.VERIFICATION_MODE_REJECTION, VerificationMode.VERIFICATION_MODE_TYPICAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +67,8 @@ def validate_open(entry: OpenSequence, *, vocab_size: int, max_context: int) -> 
     check_drafter("open.drafter", entry.drafter)
 
 
-def validate_block(
-    block: DraftBlock, limits: BlockLimits, mode: int = VerificationMode.VERIFICATION_MODE_COUPLED
-) -> None:
-    """Check a `DraftBlock` for a sequence opened with `mode`.
+def validate_block(block: DraftBlock, limits: BlockLimits) -> None:
+    """Check a `DraftBlock`; what the sequence's verification mode allows is its worker's to know.
 
     Raises:
         InvalidArgumentError: the first field outside its limits.
@@ -86,7 +83,7 @@ def validate_block(
     if block.num_plain_steps > MAX_PLAIN_STEPS:
         raise InvalidArgumentError("block.num_plain_steps", block.num_plain_steps, f"must be 0 to {MAX_PLAIN_STEPS}")
     if block.parents:
-        _check_parents(block.parents, num_drafts, limits.supports_trees, mode)
+        _check_parents(block.parents, num_drafts, limits.supports_trees)
     if block.sources:
         _check_per_node("block.sources", len(block.sources), num_drafts)
         if not _SOURCES.issuperset(block.sources):
@@ -94,8 +91,30 @@ def validate_block(
                 check_enum(f"block.sources[{index}]", source, _SOURCES)
     if block.draft_probs:
         _check_per_node("block.draft_probs", len(block.draft_probs), num_drafts)
-        for index, distribution in enumerate(block.draft_probs):
-            _check_distribution(f"block.draft_probs[{index}]", distribution, limits.vocab_size)
+        for index, (distribution, draft_id) in enumerate(zip(block.draft_probs, block.draft_ids, strict=True)):
+            validate_distribution(f"block.draft_probs[{index}]", distribution, draft_id, limits.vocab_size)
+
+
+def validate_distribution(field: str, distribution: SparseDistribution, draft_id: int, vocab_size: int) -> None:
+    """Check what `draft_id` was sampled from.
+
+    Raises:
+        InvalidArgumentError: the first part of `field` outside its limits.
+    """
+    ids, probs = distribution.token_ids, distribution.probs
+    check_count(f"{field}.token_ids", len(ids), 1, MAX_DISTRIBUTION_IDS)
+    if len(probs) != len(ids):
+        raise InvalidArgumentError(f"{field}.probs", f"{len(probs)} entries", f"must be one per token id, {len(ids)}")
+    check_ids(f"{field}.token_ids", ids, vocab_size)
+    if len(set(ids)) != len(ids):
+        raise InvalidArgumentError(f"{field}.token_ids", "a repeated id", "must be unique")
+    for index, prob in enumerate(probs):
+        if not (math.isfinite(prob) and prob >= 0):
+            raise InvalidArgumentError(f"{field}.probs[{index}]", prob, "must be finite and at least 0")
+    if abs(math.fsum(probs) - 1) > _SUM_TOLERANCE:
+        raise InvalidArgumentError(f"{field}.probs", f"a sum of {math.fsum(probs):g}", "must sum to 1")
+    if not any(token_id == draft_id and prob > 0 for token_id, prob in zip(ids, probs, strict=True)):
+        raise InvalidArgumentError(f"{field}.token_ids", draft_id, "the draft token must have a probability above 0")
 
 
 def validate_commit(commit: Commit, *, vocab_size: int, max_context: int) -> None:
@@ -145,9 +164,7 @@ def _check_per_node(field: str, count: int, num_drafts: int) -> None:
         raise InvalidArgumentError(field, f"{count} entries", f"must be absent or one per draft token, {num_drafts}")
 
 
-def _check_parents(parents: Sequence[int], num_drafts: int, supports_trees: bool, mode: int) -> None:
-    if mode in _CHAIN_ONLY:
-        raise InvalidArgumentError("block.parents", f"{len(parents)} entries", "must be absent in this mode")
+def _check_parents(parents: Sequence[int], num_drafts: int, supports_trees: bool) -> None:
     _check_per_node("block.parents", len(parents), num_drafts)
     for index, parent in enumerate(parents):
         if not -1 <= parent < index:
@@ -156,18 +173,3 @@ def _check_parents(parents: Sequence[int], num_drafts: int, supports_trees: bool
         if not supports_trees and parent != index - 1:
             limit = f"must be {index - 1}: this worker takes chains only"
             raise InvalidArgumentError(f"block.parents[{index}]", parent, limit)
-
-
-def _check_distribution(field: str, distribution: SparseDistribution, vocab_size: int) -> None:
-    ids, probs = distribution.token_ids, distribution.probs
-    check_count(f"{field}.token_ids", len(ids), 1, MAX_DISTRIBUTION_IDS)
-    if len(probs) != len(ids):
-        raise InvalidArgumentError(f"{field}.probs", f"{len(probs)} entries", f"must be one per token id, {len(ids)}")
-    check_ids(f"{field}.token_ids", ids, vocab_size)
-    if len(set(ids)) != len(ids):
-        raise InvalidArgumentError(f"{field}.token_ids", "a repeated id", "must be unique")
-    for index, prob in enumerate(probs):
-        if not (math.isfinite(prob) and prob >= 0):
-            raise InvalidArgumentError(f"{field}.probs[{index}]", prob, "must be finite and at least 0")
-    if abs(math.fsum(probs) - 1) > _SUM_TOLERANCE:
-        raise InvalidArgumentError(f"{field}.probs", f"a sum of {math.fsum(probs):g}", "must sum to 1")

@@ -1,0 +1,144 @@
+"""Which tokens a block of drafts turns into: the three ways of comparing them with the target, mixed in one batch.
+
+Turns sequences into the arguments of the kernels and knows no algorithm of its own. What becomes of a sequence depends
+on its own rows alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from itertools import accumulate
+
+import torch
+
+from foretoken.engine.draft_probs import SparseProbs
+from foretoken.engine.sampler import (
+    SampleGroup,
+    TokenLogprob,
+    adjust_rows,
+    logprobs_of_rows,
+    noise_columns,
+    sample_rows,
+    sampling_columns,
+)
+from foretoken.kernels.accept import accept_block
+from foretoken.kernels.rejection import DraftProbs, rejection
+from foretoken.kernels.typical import typical
+
+
+class VerificationMode(Enum):
+    """How draft tokens are compared with the target."""
+
+    COUPLED = auto()
+    """A draft token stays if it is the target's own; the draft changes no token."""
+    REJECTION = auto()
+    """Speculative sampling; the target's distribution, but the tokens depend on the draft."""
+    TYPICAL = auto()
+    """Typical acceptance; lossy."""
+
+
+@dataclass(slots=True)
+class BlockGroup:
+    """The rows of one sequence, and how its draft is judged."""
+
+    rows: SampleGroup
+    mode: VerificationMode = VerificationMode.COUPLED
+    draft_probs: Sequence[SparseProbs] = ()
+    """REJECTION: what each draft id was sampled from; empty = each was certain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What a block turned into: emitted_ids are its first num_accepted draft ids and one token of the target's."""
+
+    num_accepted: int
+    emitted_ids: list[int]
+    logprobs: list[TokenLogprob]
+    """One per emitted token when asked for, else empty."""
+
+
+def verify_blocks(logits: torch.Tensor, groups: Sequence[BlockGroup]) -> list[Verified]:
+    """Judges every group's draft.
+
+    Args:
+        logits: [R, V] bfloat16, float16 or float32, contiguous.
+        groups: sequences in row order; their rows add up to R.
+    Raises:
+        ValueError: the rows do not add up, or the logits are not as above.
+    """
+    rows = [group.rows for group in groups]
+    adjusted = adjust_rows(logits, rows)
+    target_ids = sample_rows(adjusted, rows)
+    chosen_ids = target_ids.tolist()
+    first_rows = _first_rows(rows)
+    num_accepted = [0] * len(groups)
+    for mode in {group.mode for group in groups}:
+        members = [index for index, group in enumerate(groups) if group.mode is mode]
+        places = [(groups[index], first_rows[index]) for index in members]
+        if mode is VerificationMode.COUPLED:
+            judged = _judge_equality(chosen_ids, places)
+        else:
+            judged = _judge_probabilities(mode, adjusted, target_ids, places)
+        for index, (count, next_id) in zip(members, judged, strict=True):
+            num_accepted[index] = count
+            first = first_rows[index]
+            chosen_ids[first : first + count + 1] = [*rows[index].draft_ids[:count], next_id]
+    logprobs = logprobs_of_rows(logits, torch.tensor(chosen_ids, device=logits.device), rows)
+    return [
+        Verified(
+            count,
+            chosen_ids[first : first + count + 1],
+            [logprob for logprob in logprobs[first : first + count + 1] if logprob is not None],
+        )
+        for first, count in zip(first_rows, num_accepted, strict=True)
+    ]
+
+
+def _judge_equality(chosen_ids: Sequence[int], places: Sequence[tuple[BlockGroup, int]]) -> list[tuple[int, int]]:
+    """(num_accepted, next_id) of COUPLED groups, each with its first row."""
+    judged = []
+    for group, first in places:
+        path, next_id = accept_block(chosen_ids[first : first + group.rows.num_rows], group.rows.draft_ids)
+        judged.append((len(path), next_id))
+    return judged
+
+
+def _judge_probabilities(
+    mode: VerificationMode,
+    adjusted: torch.Tensor,
+    target_ids: torch.Tensor,
+    places: Sequence[tuple[BlockGroup, int]],
+) -> list[tuple[int, int]]:
+    """(num_accepted, next_id) of groups of one mode other than COUPLED, each with its first row."""
+    device = adjusted.device
+    groups = [group.rows for group, _ in places]
+    rows = torch.tensor([first + i for group, first in places for i in range(group.rows.num_rows)], device=device)
+    draft_ids = torch.tensor([draft_id for group in groups for draft_id in group.draft_ids], dtype=torch.int64)
+    offsets = torch.tensor([0, *accumulate(len(group.draft_ids) for group in groups)])
+    chains = (adjusted[rows], target_ids[rows], draft_ids.to(device), offsets.to(device))
+    columns = sampling_columns(groups, device)
+    if mode is VerificationMode.TYPICAL:
+        results = typical(*chains, *columns)
+    else:
+        probs = DraftProbs.from_lists([pair for group, _ in places for pair in _distributions(group)], device)
+        results = rejection(*chains, probs, *noise_columns(groups, device), *columns)
+    num_accepted, next_ids = (result.tolist() for result in results)
+    return list(zip(num_accepted, next_ids, strict=True))
+
+
+def _distributions(group: BlockGroup) -> list[tuple[list[int], list[float]]]:
+    """Ids and probabilities per draft token of a group."""
+    if not group.draft_probs:
+        return [([], [])] * len(group.rows.draft_ids)
+    return [(sparse.token_ids, sparse.probs) for sparse in group.draft_probs]
+
+
+def _first_rows(groups: Sequence[SampleGroup]) -> list[int]:
+    """Where each group's rows begin."""
+    first_rows, row = [], 0
+    for group in groups:
+        first_rows.append(row)
+        row += group.num_rows
+    return first_rows

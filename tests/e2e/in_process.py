@@ -1,0 +1,123 @@
+"""All three services in one process, over real gRPC, with a tiny random pair: quick to start, and never out of time."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from foretoken.client import AsyncClient, RetryPolicy
+from foretoken.draft_worker import service as draft_service
+from foretoken.draft_worker.handler import DraftLinkHandler, DraftResults
+from foretoken.draft_worker.settings import DraftWorkerSettings
+from foretoken.engine.model_thread import ModelThread
+from foretoken.router.core import Router
+from foretoken.router.servicer import GenerationServicer, register
+from foretoken.router.settings import RouterSettings
+from foretoken.router.tokenizer import Tokenizer
+from foretoken.rpc.link import LinkServicer
+from foretoken.v1 import draft_pb2_grpc, verify_pb2_grpc
+from foretoken.v1.draft_pb2 import DraftLinkResponse
+from foretoken.v1.types_pb2 import WorkerHello
+from foretoken.v1.verify_pb2 import VerifyLinkResponse
+from foretoken.verify_worker import service as verify_service
+from foretoken.verify_worker.handler import VerifyLinkHandler, VerifyResults
+from foretoken.verify_worker.settings import VerifyWorkerSettings
+from tests.router.harness import CHAT_TEMPLATE, byte_tokenizer_json
+
+VOCAB_SIZE = 272
+PATIENCE = {"draft_timeout_s": 60.0, "first_draft_timeout_s": 60.0}
+ENGINE: dict[str, Any] = {"dtype": "float32", "threads": 1, "compile": "off", "num_pages": 256}
+
+
+def save_pair(folder: Path) -> None:
+    """Writes a random target and, as its draft, the same weights with noise."""
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCAB_SIZE,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            max_position_embeddings=256,
+            bos_token_id=0,
+            eos_token_id=0,
+            initializer_range=0.35,
+        )
+    )
+    for name in ("target", "draft"):
+        model.save_pretrained(folder / name)
+        (folder / name / "tokenizer.json").write_text(byte_tokenizer_json())
+        for weight in model.parameters():
+            weight.data += 0.02 * torch.randn_like(weight)
+
+
+@asynccontextmanager
+async def served(register_servicer: Callable[[Any], None]) -> AsyncIterator[str]:
+    server = grpc.aio.server()
+    register_servicer(server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0.2)
+
+
+@asynccontextmanager
+async def worker(
+    load: Callable[[Any, WorkerHello], Any], results: Any, serve: Callable[..., Any]
+) -> AsyncIterator[str]:
+    """A worker's address; `load` makes its core on the model thread, `serve` its (servicer, registration)."""
+    hello = WorkerHello()
+    thread: ModelThread[Any] = ModelThread(lambda: load(results, hello), "model")
+    await asyncio.wrap_future(thread.start())
+    try:
+        async with served(lambda server: serve(thread, hello, server)) as address:
+            yield address
+    finally:
+        await asyncio.to_thread(thread.stop, 5.0)
+
+
+@asynccontextmanager
+async def services(folder: Path) -> AsyncIterator[AsyncClient]:
+    """A client of a router with one verify and one draft worker that serve the pair in `folder`."""
+    verify_results, draft_results = VerifyResults(), DraftResults()
+    verify_settings = VerifyWorkerSettings(model=str(folder / "target"), **ENGINE)
+    draft_settings = DraftWorkerSettings(model=str(folder / "draft"), **ENGINE)
+
+    def serve_verify(thread: ModelThread[Any], hello: WorkerHello, server: Any) -> None:
+        handler = VerifyLinkHandler(thread.submit, verify_results, hello)
+        servicer = LinkServicer(lambda: hello, handler, VerifyLinkResponse)
+        verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server)
+
+    def serve_draft(thread: ModelThread[Any], hello: WorkerHello, server: Any) -> None:
+        handler = DraftLinkHandler(thread.submit, draft_results, draft_settings.max_draft_tokens)
+        servicer = LinkServicer(lambda: hello, handler, DraftLinkResponse)
+        draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server)
+
+    async with AsyncExitStack() as stack:
+        verify = await stack.enter_async_context(
+            worker(lambda *args: verify_service._load(verify_settings, *args), verify_results, serve_verify)
+        )
+        draft = await stack.enter_async_context(
+            worker(lambda *args: draft_service._load(draft_settings, *args), draft_results, serve_draft)
+        )
+        tokenizer = Tokenizer(byte_tokenizer_json(), {"eos_token": "<eos>"}, CHAT_TEMPLATE, "test")
+        router = Router(RouterSettings(verify=(verify,), draft=(draft,), tokenizer="test", **PATIENCE), tokenizer)
+        links = asyncio.ensure_future(router.run())
+        stack.callback(links.cancel)
+        stack.push_async_callback(router.close)
+        address = await stack.enter_async_context(served(lambda server: register(GenerationServicer(router), server)))
+        client = AsyncClient(address, retry=RetryPolicy(max_retries=0))
+        stack.push_async_callback(client.close)
+        async with asyncio.timeout(30):
+            while not (await client.model_info()).drafters:  # noqa: ASYNC110 - offered once the draft worker has passed its probe
+                await asyncio.sleep(0.02)
+        yield client
