@@ -57,9 +57,21 @@ class ModelRunner:
             ModelRefusedError: the model cannot be served exactly, with the reason.
         """
         report = progress or (lambda stage, fraction: None)
-        num_threads = config.num_threads or torch.get_num_threads()
-        torch.set_num_threads(num_threads)
+        torch.set_num_threads(config.num_threads or torch.get_num_threads())
         model, info = load_model(config, report)
+        return cls.from_model(config, model, info, report)
+
+    @classmethod
+    def from_model(
+        cls, config: EngineConfig, model: Any, info: ModelInfo, progress: Progress | None = None
+    ) -> "ModelRunner":
+        """The same for a model that is loaded already, on its device, with our attention; its layers are replaced.
+
+        Raises:
+            ModelRefusedError: the model cannot be served exactly, with the reason.
+        """
+        report = progress or (lambda stage, fraction: None)
+        num_threads = config.num_threads or torch.get_num_threads()
         shapes = _probe(model)
         sequences = sample_sequences(info.vocab_size, info.max_context)
         expected = eager_logits(model, sequences) if config.self_check else []

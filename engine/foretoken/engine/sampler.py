@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from foretoken.engine.logits_rules import LogitsRule, follow_rules, rules_for
 from foretoken.engine.sampling import SamplingParams
+from foretoken.engine.staging import to_device
 from foretoken.kernels.logits_adjust import logits_adjust
 from foretoken.kernels.sample import greedy, sample, token_logprobs
 
@@ -114,7 +115,7 @@ def noise_columns(groups: Sequence[SampleGroup], device: torch.device) -> tuple[
         positions += range(first, first + group.num_rows)
         seeds += [group.params.seed] * group.num_rows
     columns = (np.array(seeds, dtype=np.uint64).view(np.int64), np.array(positions, dtype=np.int64))
-    return tuple(torch.from_numpy(column).to(device) for column in columns)
+    return tuple(to_device(columns, device))
 
 
 def sampling_columns(groups: Sequence[SampleGroup], device: torch.device) -> tuple[torch.Tensor, ...]:
@@ -126,7 +127,7 @@ def sampling_columns(groups: Sequence[SampleGroup], device: torch.device) -> tup
         np.array([params.top_p for params in rows], dtype=np.float32),
         np.array([params.min_p for params in rows], dtype=np.float32),
     )
-    return tuple(torch.from_numpy(column).to(device) for column in columns)
+    return tuple(to_device(columns, device))
 
 
 def _adjust(logits: torch.Tensor, groups: Sequence[SampleGroup]) -> torch.Tensor:
@@ -154,20 +155,12 @@ def _adjust(logits: torch.Tensor, groups: Sequence[SampleGroup]) -> torch.Tensor
         first = end
     if not pieces:
         return logits
-    device = logits.device
-    ids, bias, scale, penalty = (
-        torch.from_numpy(np.concatenate(parts)).to(device) for parts in zip(*pieces, strict=True)
+    entries = [np.cumsum(num_entries), *(np.concatenate(parts) for parts in zip(*pieces, strict=True))]
+    row_offsets, ids, bias, scale, penalty, *masks = to_device(
+        entries if allowed is None else [*entries, allowed], logits.device
     )
     adjusted = logits.to(torch.float32, copy=True)
-    logits_adjust(
-        adjusted,
-        torch.from_numpy(np.cumsum(num_entries)).to(device),
-        ids,
-        bias,
-        scale,
-        penalty,
-        None if allowed is None else torch.from_numpy(allowed).to(device),
-    )
+    logits_adjust(adjusted, row_offsets, ids, bias, scale, penalty, masks[0] if masks else None)
     return adjusted
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from foretoken.engine.cuda.buckets import bucket_sizes, choose_bucket
+from foretoken.engine.cuda.buckets import bucket_sizes, choose_bucket, length_bounds
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,17 @@ def test_rows_go_to_the_smallest_bucket_that_holds_them() -> None:
         assert all(size < num_rows for size in sizes if size < chosen)
     assert choose_bucket(sizes, sizes[-1] + 1) is None
     assert choose_bucket([], 1) is None
+
+
+@pytest.mark.parametrize(
+    ("max_context", "expected"),
+    [
+        (640, [640]),
+        (1024, [1024]),
+        (1025, [1024, 1025]),
+        (8192, [1024, 4096, 8192]),
+        (131072, [1024, 4096, 16384, 65536, 131072]),
+    ],
+)
+def test_lengths_ascend_to_the_longest_sequence(max_context: int, expected: list[int]) -> None:
+    assert length_bounds(max_context) == expected

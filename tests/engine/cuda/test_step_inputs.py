@@ -18,7 +18,7 @@ def batch(*segments: Segment) -> Batch:
 
 def pages(inputs: StepInputs) -> list[list[int]]:
     """The page ids of every row's sequence."""
-    rows = inputs.rows
+    rows = inputs.make_rows(64)
     starts = rows.page_starts.tolist()
     return [rows.page_ids[starts[segment] : starts[segment + 1]].tolist() for segment in rows.row_segments.tolist()]
 
@@ -30,28 +30,31 @@ def test_padding_rows_are_nobodys_and_leave_nothing_behind() -> None:
     inputs.fill(batch(Segment([5, 4], 3, [1, 2], 1)))
     assert inputs.token_ids.tolist() == [1, 2, 0, 0, 0, 0, 0, 0]
     assert inputs.logit_rows.tolist() == [1, 0, 0, 0, 0, 0, 0, 0]
-    assert inputs.rows.positions.tolist() == [3, 4, 0, 0, 0, 0, 0, 0]
+    assert inputs.positions.tolist() == [3, 4, 0, 0, 0, 0, 0, 0]
     assert pages(inputs) == [[5, 4]] * 2 + [[SCRATCH_PAGE]] * 6
-    assert inputs.rows.paths is not None and inputs.rows.paths.starts.diff().tolist() == [0] * 8
+    paths = inputs.make_rows(64).paths
+    assert paths is not None and paths.starts.diff().tolist() == [0] * 8
 
 
 def test_all_rows_are_padding_until_the_first_batch() -> None:
     inputs = make()
-    page_of_first_slot = inputs.rows.page_ids[inputs.rows.page_starts[inputs.rows.row_segments.long()].long()]
+    rows = inputs.make_rows(64)
+    page_of_first_slot = rows.page_ids[rows.page_starts[rows.row_segments.long()].long()]
     assert page_of_first_slot.tolist() == [SCRATCH_PAGE] * 8
-    assert inputs.rows.own_slots().tolist() == [0] * 8
+    assert rows.own_slots().tolist() == [0] * 8
 
 
 def test_paths_of_a_tree_are_found_behind_the_pages() -> None:
     inputs = make()
     inputs.fill(batch(Segment([5, 4], 3, [1, 2, 3], 3, parents=[-1, -1, 1])))
-    assert inputs.rows.paths is not None
-    starts, slots = inputs.rows.paths.starts.tolist(), inputs.rows.paths.slots.tolist()
+    rows = inputs.make_rows(64)
+    assert rows.paths is not None
+    starts, slots = rows.paths.starts.tolist(), rows.paths.slots.tolist()
     paths = [slots[start:end] for start, end in zip(starts, starts[1:], strict=False)]
     assert paths == [[], [4], [4, 5]] + [[]] * 5
-    assert inputs.rows.own_slots().tolist() == [3, 4, 5, 0, 0, 0, 0, 0]
+    assert inputs.make_rows(64).own_slots().tolist() == [3, 4, 5, 0, 0, 0, 0, 0]
     inputs.fill(batch(Segment([5, 4], 3, [1], 1)))
-    assert inputs.rows.own_slots().tolist() == [3, 0, 0, 0, 0, 0, 0, 0]
+    assert inputs.make_rows(64).own_slots().tolist() == [3, 0, 0, 0, 0, 0, 0, 0]
 
 
 def test_what_does_not_fit_is_said_not_to() -> None:

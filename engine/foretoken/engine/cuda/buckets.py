@@ -1,4 +1,4 @@
-"""Which numbers of rows a graph is captured for. Knows numbers only."""
+"""Which numbers of rows, and which longest contexts, a graph is captured for. Knows numbers only."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -7,6 +7,10 @@ _MULTIPLES = ((64, 16), (128, 32), (256, 64))
 """Up to so many rows a bucket is a multiple of this; beyond them of 128. A linear layer's smallest tile has 16 rows, so
 that fewer rows would not be faster."""
 _LARGE_MULTIPLE = 128
+
+_FIRST_LENGTH = 1024
+_LENGTH_FACTOR = 4
+"""An attention launch of few rows divides as many keys as the longest sequence may have: bounds this far apart."""
 
 
 def bucket_sizes(max_rows: int) -> list[int]:
@@ -18,7 +22,15 @@ def bucket_sizes(max_rows: int) -> list[int]:
     return sizes
 
 
-def choose_bucket(sizes: Sequence[int], num_rows: int) -> int | None:
-    """The smallest bucket that holds the rows, None beyond the largest."""
-    index = bisect_left(sizes, num_rows)
+def length_bounds(max_context: int) -> list[int]:
+    """Ascending bounds on a sequence's length; the last one is `max_context`."""
+    bounds = [_FIRST_LENGTH]
+    while bounds[-1] < max_context:
+        bounds.append(bounds[-1] * _LENGTH_FACTOR)
+    return [*bounds[:-1], max_context]
+
+
+def choose_bucket(sizes: Sequence[int], number: int) -> int | None:
+    """The smallest of ascending sizes that holds the number, None beyond the largest."""
+    index = bisect_left(sizes, number)
     return sizes[index] if index < len(sizes) else None

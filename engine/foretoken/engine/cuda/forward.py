@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from foretoken.engine.batch import Batch
-from foretoken.engine.cuda.buckets import choose_bucket
+from foretoken.engine.cuda.buckets import choose_bucket, length_bounds
 from foretoken.engine.cuda.graphs import Recorder
 from foretoken.engine.cuda.operators import StepContext
 from foretoken.engine.cuda.row_invariance import RowInvariance
@@ -25,23 +25,24 @@ _PATH_SLOTS_PER_ROW = 16
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
-    """A recorded forward."""
+class _Bucket:
+    """The recorded forwards of one number of rows."""
 
     inputs: StepInputs
-    replay: Callable[[], None]
     logits: Tensor  # [B, V], written by every replay
+    replays: dict[int, Callable[[], None]]
+    """By the bound on the longest sequence."""
 
 
 class CudaForward:
     """Eager until `record` was called. The last page of the pool is the scratch page: padding rows write there."""
 
-    def __init__(self, model: Any, pool: KvPool, name: str, is_row_invariant: bool) -> None:
+    def __init__(self, model: Any, pool: KvPool, max_context: int, name: str, is_row_invariant: bool) -> None:
         self.name = name
         self._device: torch.device = model.device
         self._context = StepContext()
-        self._steps: dict[int, _Step] = {}
-        self._sizes: list[int] = []
+        self._lengths = length_bounds(max_context)
+        self._buckets: dict[int, _Bucket] = {}
         self.use_pool(pool)
 
         def call(*tensors: Tensor) -> Tensor:
@@ -51,46 +52,56 @@ class CudaForward:
 
         self.model_call: ModelCall = call
 
+    @property
+    def lengths(self) -> Sequence[int]:
+        """The bounds on the longest sequence that forwards are recorded for, ascending."""
+        return self._lengths
+
     def use_pool(self, pool: KvPool) -> None:
         """Keep keys and values there from now on; forgets what was recorded over another pool."""
         self._pool = pool
         self._scratch_page = pool.num_pages - 1
-        self._steps.clear()
-        self._sizes = []
+        self._buckets = {}
 
     def __call__(self, batch: Batch) -> Tensor:
-        size = choose_bucket(self._sizes, batch.num_rows)
-        step = None if size is None else self._steps[size]
-        if step is not None and step.inputs.fits(batch):
-            step.inputs.fill(batch)
-            step.replay()
-            logits = step.logits
+        size = choose_bucket(list(self._buckets), batch.num_rows)
+        length = choose_bucket(self._lengths, max(batch.positions) + 1)
+        assert length is not None, "the runner refuses positions beyond max_context"
+        bucket = None if size is None else self._buckets[size]
+        if bucket is not None and bucket.inputs.fits(batch):
+            bucket.inputs.fill(batch)
+            bucket.replays[length]()
+            logits = bucket.logits
         else:
-            logits = self._run(StepInputs.for_batch(batch, self._scratch_page, self._device))
+            logits = self._run(StepInputs.for_batch(batch, self._scratch_page, self._device), length)
         return logits[: len(batch.logit_rows)]
 
     @torch.inference_mode()
     def run_padding(self, num_rows: int) -> Tensor:
-        """A forward of padding rows alone, all with logits [num_rows, V]: what a batch of that size needs in memory."""
-        return self._run(StepInputs(num_rows, num_rows, 1, self._scratch_page, self._device))
+        """A forward of padding rows alone, all with logits [num_rows, V]; it takes the memory of the longest."""
+        return self._run(StepInputs(num_rows, num_rows, 1, self._scratch_page, self._device), self._lengths[-1])
 
     @torch.inference_mode()
-    def record(self, sizes: Sequence[int], recorder: Recorder, progress: Callable[[int], None]) -> None:
-        """Record a forward for each number of rows, given in ascending order; `progress` gets how many are done."""
-        steps: dict[int, _Step] = {}
+    def record(self, sizes: Sequence[int], recorder: Recorder, progress: Callable[[float], None]) -> None:
+        """Record forwards for each number of rows, given in ascending order; `progress` gets the fraction done."""
+        buckets: dict[int, _Bucket] = {}
         shared = torch.empty_like(self.run_padding(sizes[-1]))  # one for all: logits are read before the next step
         for size in reversed(sizes):  # the memory of a larger recording serves the smaller ones
-            progress(len(steps))
+            progress(len(buckets) / len(sizes))
             # Every page of the pool may be in a batch, and none is in two sequences of it.
             tail_size = self._pool.num_pages + _PATH_SLOTS_PER_ROW * size
             inputs = StepInputs(size, size, tail_size, self._scratch_page, self._device)
-            steps[size] = _Step(inputs, *recorder.record(self._writing(inputs, shared[:size])))
-        self._steps = steps
-        self._sizes = list(sizes)
+            logits = shared[:size]
+            replays = {n: recorder.record(self._writing(inputs, n, logits)) for n in reversed(self._lengths)}
+            buckets[size] = _Bucket(inputs, logits, replays)
+        self._buckets = dict(sorted(buckets.items()))
 
-    def _writing(self, inputs: StepInputs, out: Tensor) -> Callable[[], Tensor]:
-        return lambda: out.copy_(self._run(inputs))
+    def _writing(self, inputs: StepInputs, length: int, logits: Tensor) -> Callable[[], None]:
+        def write() -> None:
+            logits.copy_(self._run(inputs, length))
 
-    def _run(self, inputs: StepInputs) -> Tensor:
-        self._context.paged = PagedContext(self._pool, inputs.rows)
+        return write
+
+    def _run(self, inputs: StepInputs, length: int) -> Tensor:
+        self._context.paged = PagedContext(self._pool, inputs.make_rows(length))
         return self.model_call(*inputs.model_arguments())

@@ -4,14 +4,13 @@ from collections.abc import Callable
 from typing import Protocol
 
 import torch
-from torch import Tensor
 
 
 class Recorder(Protocol):
     """Records calls; all recordings share one pool of memory, so record the largest first."""
 
-    def record(self, call: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """Return what runs the call again, and the tensor that holds its result after every run."""
+    def record(self, call: Callable[[], None]) -> Callable[[], None]:
+        """Return what runs the call again."""
         ...
 
 
@@ -23,7 +22,7 @@ class GraphRecorder:
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
 
-    def record(self, call: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+    def record(self, call: Callable[[], None]) -> Callable[[], None]:
         """See `Recorder.record`."""
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
@@ -34,5 +33,6 @@ class GraphRecorder:
         graph = torch.cuda.CUDAGraph()
         # Other threads of a service may use the device meanwhile: their calls do not end this recording.
         with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
-            result = call()
-        return graph.replay, result
+            call()
+        replay: Callable[[], None] = graph.replay
+        return replay

@@ -42,7 +42,7 @@ def prepare_cuda(
     try:
         progress("measuring memory", _START)
         scratch = KvPool(shapes, 1, config.page_size, model.dtype, model.device)
-        forward = CudaForward(model, scratch, _name(config, model.device), config.batch_invariant)
+        forward = CudaForward(model, scratch, max_context, _name(config, model.device), config.batch_invariant)
         try:
             use = measure_forward(lambda: forward.run_padding(config.max_batch_rows), model.device)
         except ModelRefusedError as error:
@@ -66,8 +66,8 @@ def _record(config: EngineConfig, forward: CudaForward, progress: Progress) -> N
     if not sizes:
         return
 
-    def report(num_done: int) -> None:
-        progress(f"recording graph {num_done + 1} of {len(sizes)}", _START + (_END - _START) * num_done / len(sizes))
+    def report(fraction: float) -> None:
+        progress("recording graphs", _START + (_END - _START) * fraction)
 
     try:
         forward.record(sizes, GraphRecorder(), report)

@@ -31,9 +31,7 @@ class StepInputs:
         self._copied = torch.cuda.Event() if is_cuda else None  # type: ignore[no-untyped-call]
         parts = torch.split(self._device, list(sizes))
         parts[-1].fill_(scratch_page)  # until it is filled, all rows are padding
-        self.token_ids, self.positions, row_segments, self.logit_rows, page_starts, path_starts, tail = parts
-        self.rows = PagedRows(self.positions, row_segments, page_starts, tail, TreePaths(path_starts, tail))
-        """The tail serves as page ids and as slots: both are found through starts."""
+        self.token_ids, self.positions, self._row_segments, self.logit_rows, *self._starts, self._tail = parts
 
     @classmethod
     def for_batch(cls, batch: Batch, scratch_page: int, device: torch.device) -> "StepInputs":
@@ -77,6 +75,15 @@ class StepInputs:
         self._device[:num_used].copy_(self._host[:num_used], non_blocking=True)
         if self._copied is not None:
             self._copied.record()
+
+    def make_rows(self, max_length: int) -> PagedRows:
+        """Where the rows and their keys live; a new object each time, since it keeps what was derived from the batch.
+
+        `max_length` bounds every sequence's length. The tail serves as page ids and as slots: starts lead to both.
+        """
+        page_starts, path_starts = self._starts
+        paths = TreePaths(path_starts, self._tail)
+        return PagedRows(self.positions, self._row_segments, page_starts, self._tail, paths, max_length)
 
     def model_arguments(self) -> tuple[Tensor, Tensor, Tensor]:
         """The arguments of a `ModelCall`, int64, made on the device."""
