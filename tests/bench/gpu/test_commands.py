@@ -1,0 +1,112 @@
+"""The two commands where there is no GPU, and what they would run where there is one, at a small size on the CPU."""
+
+from itertools import chain
+from types import ModuleType
+
+import pytest
+import torch
+
+from foretoken.bench import kernels, step
+from foretoken.bench.gpu.case import Case
+from foretoken.bench.gpu.paged_cases import Shape, paged_cases
+from foretoken.bench.gpu.product_cases import product_cases
+from foretoken.bench.gpu.sampling_cases import peaked_logits, sampling_cases
+from foretoken.bench.gpu.step_baseline import StaticCacheSteps
+from foretoken.bench.gpu.step_models import MODEL_NAMES, describe, make_model, read_bytes, share_weights
+from foretoken.engine.config import EngineConfig
+from foretoken.engine.runner import ModelRunner
+from foretoken.kernels import dispatch
+
+CPU = torch.device("cpu")
+SMALL = {
+    "vocab_size": 301,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "eos_token_id": 1,
+}
+CASES = list(
+    chain(
+        sampling_cases(CPU, vocab_size=600),
+        paged_cases(CPU, Shape(num_heads=4, num_key_heads=2, size=16), max_context=40),
+        product_cases(CPU, layers=((24, 40),)),
+    )
+)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to measure")
+@pytest.mark.parametrize("command", [kernels, step])
+def test_without_a_gpu_the_command_says_so_in_one_line(command: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.count("\n") == 1
+    assert command.PROGRAM in printed.err and "no CUDA device" in printed.err
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op} {case.shape}")
+def test_every_cases_inputs_are_fresh_and_suit_the_op(case: Case) -> None:
+    first, second = case.fresh(), case.fresh()
+    assert any(not torch.equal(a, b) for a, b in zip(first, second, strict=True) if isinstance(a, torch.Tensor))
+    with dispatch.override("reference"):
+        outputs = case.run(*first)
+    assert case.num_bytes > 0 and all(isinstance(output, torch.Tensor) for output in outputs)
+    eager = next(side for side in case.others if side.name.startswith("torch eager"))
+    eager.call(*second)
+
+
+def test_logits_are_peaked_as_stated() -> None:
+    logits = peaked_logits(3, 5000, torch.float32, CPU)
+    top = logits.sort(dim=1, descending=True).values[:, :10]
+    assert torch.equal(top, (16 - torch.arange(10) / 2).expand(3, 10))
+
+
+def test_read_bytes_leave_out_a_table_that_is_only_looked_up() -> None:
+    untied = make_model("llama-3-8b", CPU, **SMALL)
+    tied = make_model("llama-3-1b", CPU, **SMALL)
+    table = 301 * 64 * 2
+    num_parameters = [sum(parameter.numel() for parameter in model.parameters()) for model in (untied, tied)]
+    assert read_bytes(untied) == 2 * num_parameters[0] - table and read_bytes(tied) == 2 * num_parameters[1]
+
+
+@pytest.mark.parametrize("name", MODEL_NAMES)
+def test_our_steps_and_transformers_steps_choose_alike(name: str) -> None:
+    torch.manual_seed(0)
+    model = make_model(name, CPU, torch.float32, initializer_range=0.2, **SMALL)
+    twin = share_weights(model)
+    assert all(a is b for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    config = EngineConfig("random", dtype="float32", num_pages=8, compile="off")
+    stream = step.Stream(ModelRunner.from_model(config, model, describe(name, model)), list(range(3, 40)), 6)
+    baseline = StaticCacheSteps(twin, list(range(3, 40)), 6, is_compiled=False)
+    with torch.inference_mode():
+        for block in ([5, 6, 7, 8, 9, 10], [90, 80, 70, 60, 50, 40]):
+            assert stream.step(block) == baseline.step(block)
+    assert step.find_faults(stream, stream, [[5, 6, 7], [11]]) == []
+    stream.close()
+
+
+def test_a_step_whose_rows_differ_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    class Off:
+        """Logits that depend on the number of rows."""
+
+        def logits(self, block: list[int], offset: int = 0) -> torch.Tensor:
+            return torch.full((len(block), 3), float(len(block)))
+
+    class Other:
+        def logits(self, block: list[int], offset: int = 0) -> torch.Tensor:
+            return torch.full((len(block), 3), 1.0)
+
+    faults = step.find_faults(Off(), Off(), [[1, 2]])  # type: ignore[arg-type]
+    assert faults == ["2 rows: a row among them is not the row alone"]
+    assert step.find_faults(Other(), Off(), [[1, 2]]) == ["2 rows: the recorded forward is not the eager one"]  # type: ignore[arg-type]
+    step.print_report({"model": "random", "faults": faults})
+    assert "no speeds" in capsys.readouterr().out
+
+
+def test_only_the_named_ops_are_measured() -> None:
+    assert {case.op for case in CASES} == {
+        *("sample", "logits_adjust", "accept", "attention", "kv_write", "kv_compact", "linear", "row_sum")
+    }
+    assert kernels.PROGRAM in kernels.__doc__ and step.PROGRAM in step.__doc__
