@@ -30,7 +30,7 @@ SMALL = {
 }
 CASES = list(
     chain(
-        sampling_cases(CPU, vocab_size=600),
+        sampling_cases(CPU, vocab_size=600, row_counts=(3,)),
         paged_cases(CPU, Shape(num_heads=4, num_key_heads=2, size=16), max_context=40),
         product_cases(CPU, layers=((24, 40),)),
     )

@@ -3,7 +3,7 @@
 Logits are peaked as a language model's are: normal with deviation 2, and 20 random ids a row at 16, 15.5, ... 6.5.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -31,13 +31,15 @@ def peaked_logits(num_rows: int, vocab_size: int, dtype: torch.dtype, device: to
     return logits.scatter_(1, peaks, heights.expand(num_rows, -1)).to(dtype)
 
 
-def sampling_cases(device: torch.device, vocab_size: int = VOCAB_SIZE) -> Iterator[Case]:
+def sampling_cases(
+    device: torch.device, vocab_size: int = VOCAB_SIZE, row_counts: Sequence[int] = (6, 192)
+) -> Iterator[Case]:
     """Every case of this file."""
-    for num_rows in (6, 192):
+    for num_rows in row_counts:
         yield _sample_case(device, num_rows, vocab_size, top_k=0, top_p=0.95)
         yield _sample_case(device, num_rows, vocab_size, top_k=50, top_p=1.0)
         yield _sample_case(device, num_rows, vocab_size, top_k=0, top_p=1.0)
-    yield _adjust_case(device, num_rows=192, vocab_size=vocab_size, entries_per_row=512)
+    yield _adjust_case(device, num_rows=row_counts[-1], vocab_size=vocab_size, entries_per_row=512)
     yield _accept_case(device, num_blocks=32, num_nodes=5, is_tree=False, vocab_size=vocab_size)
     yield _accept_case(device, num_blocks=32, num_nodes=64, is_tree=True, vocab_size=vocab_size)
 

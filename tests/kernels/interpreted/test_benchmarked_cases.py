@@ -1,0 +1,26 @@
+"""Every case that `foretoken.bench.kernels` times passes that benchmark's own gate, at a small size."""
+
+import pytest
+import torch
+
+from foretoken.bench.gpu.case import Case, find_fault
+from foretoken.bench.gpu.paged_cases import Shape, paged_cases
+from foretoken.bench.gpu.product_cases import product_cases
+from foretoken.bench.gpu.sampling_cases import sampling_cases
+
+
+def small_cases(device: torch.device) -> list[Case]:
+    return [
+        *sampling_cases(device, vocab_size=600, row_counts=(3,)),
+        *paged_cases(device, Shape(num_heads=4, num_key_heads=2, size=16), max_context=40),
+        *product_cases(device, layers=((24, 40),)),
+    ]
+
+
+NAMES = [f"{case.op} {case.shape}" for case in small_cases(torch.device("cpu"))]
+
+
+@pytest.mark.parametrize("index", range(len(NAMES)), ids=NAMES)
+def test_a_benchmarked_case_is_right(index: int, device: torch.device) -> None:
+    torch.manual_seed(index)
+    assert find_fault(small_cases(device)[index]) is None
