@@ -6,6 +6,10 @@ from typing import Literal
 
 COMPILE_CHOICES = ("auto", "on", "off")
 DTYPE_CHOICES = ("bfloat16", "float16", "float32", "auto")
+_POSITIVE = (
+    *("num_layers", "num_threads", "num_pages", "kv_memory_bytes"),
+    *("max_context", "page_size", "max_batch_rows"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,8 @@ class EngineConfig:
     """Type of weights, activations and KV; `auto` takes the checkpoint's own."""
     device: str = "cpu"
     """A torch device."""
+    num_layers: int | None = None
+    """Load the first so many decoder layers only, with the model's own norm and head; None loads all."""
     num_threads: int | None = None
     """CPU threads of the model's forward; None leaves torch's own choice."""
     num_pages: int | None = None
@@ -57,7 +63,7 @@ class EngineConfig:
             raise ValueError(f"dtype: {self.dtype!r} is not one of {', '.join(DTYPE_CHOICES)}")
         if self.compile not in COMPILE_CHOICES:
             raise ValueError(f"compile: {self.compile!r} is not one of {', '.join(COMPILE_CHOICES)}")
-        for name in ("num_threads", "num_pages", "kv_memory_bytes", "max_context", "page_size", "max_batch_rows"):
+        for name in _POSITIVE:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}: {value} is below 1")

@@ -1,7 +1,8 @@
 """Find a checkpoint, load it as an unmodified transformers model, and say what it is. It knows no pages or batches."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -87,8 +88,11 @@ def load_model(config: EngineConfig, progress: Progress) -> tuple[Any, ModelInfo
     text_config = model_config.get_text_config(decoder=True)
     max_context = _max_context(text_config, config.max_context)
     check_config(text_config, max_context)
+    if config.num_layers is not None:
+        _keep_first_layers(text_config, config.num_layers)
+        fingerprint += f":{config.num_layers}"
     progress("loading weights", 0.05)
-    model = _load_weights(directory, config)
+    model = _load_weights(directory, model_config, config)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     generation = _generation_config(directory, model)
     info = ModelInfo(
@@ -105,7 +109,17 @@ def load_model(config: EngineConfig, progress: Progress) -> tuple[Any, ModelInfo
     return model, info
 
 
-def _load_weights(directory: Path, config: EngineConfig) -> Any:
+def _keep_first_layers(text_config: Any, num_layers: int) -> None:
+    """Describe a model of the first layers only: of what the checkpoint holds for the others nothing is then read."""
+    num_all = text_config.num_hidden_layers
+    if num_layers > num_all:
+        raise ModelRefusedError(f"num_layers: {num_layers} is above the model's {num_all}")
+    text_config.num_hidden_layers = num_layers
+    if getattr(text_config, "layer_types", None):
+        text_config.layer_types = text_config.layer_types[:num_layers]
+
+
+def _load_weights(directory: Path, model_config: Any, config: EngineConfig) -> Any:
     register_attention()
     disable_progress_bar()  # type: ignore[no-untyped-call]  # standard error is the log
     keywords: dict[str, Any] = {
@@ -113,7 +127,10 @@ def _load_weights(directory: Path, config: EngineConfig) -> Any:
         "attn_implementation": ATTENTION_NAME,
     }
     try:
-        model = AutoModelForCausalLM.from_pretrained(directory, local_files_only=True, **keywords)
+        with _quiet_about_other_layers(config.num_layers is not None):
+            model = AutoModelForCausalLM.from_pretrained(
+                directory, config=model_config, local_files_only=True, **keywords
+            )
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ModelRefusedError(f"{config.model}: {error}") from error
     if cast(Any, model).get_output_embeddings() is None:
@@ -122,6 +139,19 @@ def _load_weights(directory: Path, config: EngineConfig) -> Any:
         # The experts' default multiplies the rows that share an expert together: a row's bits would depend on them.
         model.set_experts_implementation("batched_mm")
     return cast(Any, model).to(config.device).eval().requires_grad_(False)
+
+
+@contextmanager
+def _quiet_about_other_layers(is_quiet: bool) -> Iterator[None]:
+    """transformers reports the weights it leaves alone, at length."""
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    if is_quiet:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _max_context(text_config: Any, asked: int | None) -> int:

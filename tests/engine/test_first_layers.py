@@ -1,0 +1,49 @@
+"""A model cut to its first layers is exactly that: their weights, the model's own norm and head, nothing else."""
+
+import pytest
+import torch
+from tests.engine.tiny import CONFIGS, save_tiny
+from transformers import AutoModelForCausalLM
+
+from foretoken.engine.batch import Segment
+from foretoken.engine.config import EngineConfig
+from foretoken.engine.errors import ModelRefusedError
+from foretoken.engine.loading import load_model
+from foretoken.engine.runner import ModelRunner
+
+IDS = [3, 1, 4, 1, 5, 9]
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_one_layer_gives_what_the_models_own_first_layer_gives(tmp_path, family):
+    directory = save_tiny(tmp_path, family)
+    config = EngineConfig(directory, dtype="float32", num_layers=1, num_pages=8, compile="off", cache_dir=tmp_path)
+    runner = ModelRunner.load(config)
+    page_ids, _ = runner.page_table.allocate(IDS)
+    logits = runner.forward([Segment(page_ids, 0, IDS, len(IDS))])
+    whole = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager").eval()
+    decoder = whole.get_decoder()
+    layers = decoder.h if hasattr(decoder, "h") else decoder.layers
+    del layers[1:]
+    whole.config.num_hidden_layers = 1
+    with torch.no_grad():
+        expected = whole(torch.tensor([IDS]), use_cache=False).logits[0]
+    torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_only_their_weights_are_loaded_and_the_fingerprint_says_so(tmp_path, caplog):
+    directory = save_tiny(tmp_path, "llama")
+    models = [load_model(EngineConfig(directory, num_layers=n), lambda stage, part: None) for n in (None, 2, 1)]
+    (whole, all_info), (_, both_info), (cut, cut_info) = models
+    names = {name for name, _ in whole.named_parameters()}
+    assert {name for name, _ in cut.named_parameters()} == {name for name in names if ".layers.1." not in name}
+    assert both_info.num_parameters == all_info.num_parameters > cut_info.num_parameters
+    assert len({info.weights_fingerprint for _, info in models}) == 3
+    assert "UNEXPECTED" not in caplog.text
+
+
+def test_more_layers_than_there_are_is_refused(tmp_path):
+    with pytest.raises(ModelRefusedError, match="num_layers: 3 is above the model's 2"):
+        load_model(EngineConfig(save_tiny(tmp_path, "llama"), num_layers=3), lambda stage, part: None)
+    with pytest.raises(ValueError, match="num_layers: 0"):
+        EngineConfig("x", num_layers=0)
