@@ -38,8 +38,10 @@ class Bench:
     def __init__(self, runner, max_sequences=8):
         self.runner = runner
         self.sink = RecordingSink()
-        drafters = {"model": ModelDrafter(runner, max_rows=16, max_prefill_rows=6), "ngram": NgramDrafter()}
-        self.core = DraftCore(drafters, [runner.page_table], self.sink, max_sequences)
+        self.core = DraftCore(self.drafters(), [runner.page_table], self.sink, max_sequences)
+
+    def drafters(self):
+        return {"model": ModelDrafter(self.runner, max_rows=16, max_prefill_rows=6), "ngram": NgramDrafter()}
 
     def open(
         self,

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from tests.engine.tiny import CONFIGS, save_tiny
 from transformers import AutoModelForCausalLM
 
 from foretoken.engine.batch import Segment
@@ -10,6 +9,7 @@ from foretoken.engine.config import EngineConfig
 from foretoken.engine.errors import ModelRefusedError
 from foretoken.engine.loading import load_model
 from foretoken.engine.runner import ModelRunner
+from tests.engine.tiny import CONFIGS, save_tiny
 
 IDS = [3, 1, 4, 1, 5, 9]
 

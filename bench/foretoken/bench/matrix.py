@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 NO_DRAFTER = "none"
-DRAFTERS = ("model", "ngram")
+DRAFTERS = ("model", "ngram", "early_exit", "staged", "fused")
 DRAFT_LENGTHS = (1, 4, 8)
 CONCURRENCIES = (1, 8)
 DTYPES = ("float32", "bfloat16")

@@ -15,7 +15,7 @@ from foretoken.bench.baseline import PLAIN, Baseline, BaselineRun, BaselineSampl
 from foretoken.bench.disturber import Disturber
 from foretoken.bench.identity_check import Comparison, IdentityCount, Outcome, compare_ids, compare_with_transformers
 from foretoken.bench.identity_store import IdentityStore
-from foretoken.bench.matrix import TOP_P, Cell, Disturbance
+from foretoken.bench.matrix import DRAFTERS, TOP_P, Cell, Disturbance
 from foretoken.bench.prompts import Prompt
 from foretoken.bench.stack import Stack
 from foretoken.bench.streams import generate, run_bounded, sampling, speculation
@@ -56,18 +56,21 @@ class MatrixRunner:
         missing = [cell for cell in cells if cell.name not in self._store.done]
         try:
             for (dtype, has_few_pages), group in groupby(missing, key=lambda cell: (cell.dtype, cell.has_few_pages)):
-                async with Stack(self._services(dtype, has_few_pages)) as stack:
-                    for cell in group:
+                neighbours = list(group)
+                drafters = _hosted_for(neighbours)
+                async with Stack(self._services(dtype, has_few_pages, drafters)) as stack:
+                    for cell in neighbours:
                         await self._run_with_reference(cell, stack)
         finally:
             if self._baseline is not None:
                 self._baseline.close()
 
-    def _services(self, dtype: str, has_few_pages: bool) -> LocalServicesConfig:
+    def _services(self, dtype: str, has_few_pages: bool, drafters: Sequence[str]) -> LocalServicesConfig:
         config = self._config
         return LocalServicesConfig(
             target=config.target,
             draft=config.draft,
+            drafters=drafters,
             dtype=dtype,
             compile=config.compile,
             verify_options=("--num-pages", str(config.few_pages)) if has_few_pages else (),
@@ -160,6 +163,12 @@ class MatrixRunner:
         if self._baseline is None:
             self._baseline = Baseline(self._config.target, None, "float32", BaselineSampling())
         return self._baseline
+
+
+def _hosted_for(cells: Sequence[Cell]) -> list[str]:
+    """The cells' drafters, and always those that `fused` has to choose from."""
+    wanted = {"model", "ngram"} | {cell.drafter for cell in cells}
+    return [name for name in DRAFTERS if name in wanted]
 
 
 def _harm(cell: Cell, stack: Stack) -> tuple[Callable[[], Any], Callable[[], Any]]:

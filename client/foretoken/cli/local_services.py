@@ -23,6 +23,8 @@ _MAX_SOCKET_PATH_BYTES = 100
 VERIFY_MODULE = "foretoken.verify_worker"
 DRAFT_MODULE = "foretoken.draft_worker"
 ROUTER_MODULE = "foretoken.router"
+NEED_DRAFT_MODEL = ("model", "staged")
+"""Drafters that are left out where there is no draft model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ class LocalServicesConfig:
     target: str
     """Target model: a directory or hub id. Its tokenizer is the router's."""
     draft: str = ""
-    """Draft model: a directory or hub id; empty = no drafter `model`."""
+    """Draft model: a directory or hub id; empty = without the drafters that need one."""
     drafters: Sequence[str] = ("model", "ngram")
     """Drafters of each draft worker, the default first; empty = no draft worker at all."""
     dtype: str = "bfloat16"
@@ -214,7 +216,7 @@ class LocalServices:
                 time.sleep(_POLL_S)
 
     def _drafters(self) -> list[str]:
-        return [name for name in self.config.drafters if name != "model" or self.config.draft]
+        return [name for name in self.config.drafters if self.config.draft or name not in NEED_DRAFT_MODEL]
 
     def _verify_arguments(self) -> list[str]:
         config = self.config
@@ -222,9 +224,9 @@ class LocalServices:
         return [*_options(options | {"threads": config.verify_threads}), *config.verify_options]
 
     def _draft_arguments(self) -> list[str]:
-        config = self.config
-        options = {"drafters": ",".join(self._drafters()), "model": config.draft, "dtype": config.dtype}
-        options |= {"compile": config.compile}
+        config, drafters = self.config, self._drafters()
+        options = {"drafters": ",".join(drafters), "model": config.draft, "dtype": config.dtype}
+        options |= {"compile": config.compile, "early-exit-model": config.target if "early_exit" in drafters else ""}
         return [*_options(options | {"threads": config.draft_threads}), *config.draft_options]
 
     def _router_arguments(self, verifiers: Sequence[ServiceProcess], drafters: Sequence[ServiceProcess]) -> list[str]:

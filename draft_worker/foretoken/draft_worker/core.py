@@ -32,7 +32,6 @@ class DraftAnswer:
     key: SequenceKey
     base_length: int
     drafted: Drafted
-    drafter: str
     queue_ns: int
     forward_ns: int
 
@@ -183,8 +182,7 @@ class DraftCore:
             except Exception:
                 # A drafter that fails costs its sequences this round's drafts, never their streams.
                 logger.exception("drafter %s failed", name)
-                waiting = [entry for entry in self._sequences.values() if entry.requested_ns is not None]
-                finished = self._abandon([entry for entry in waiting if entry.drafter_name == name])
+                finished = self._abandon([entry for entry in self._sequences.values() if self._waits_for(entry, name)])
             self._hand_out(finished)
 
     def check_integrity(self) -> None:
@@ -197,6 +195,11 @@ class DraftCore:
         if entry is None or entry.requested_ns is None:
             raise ValueError("a draft that nobody asked for")
         drafted.check()
+
+    def _waits_for(self, entry: _Open, name: str) -> bool:
+        """Whether the failed drafter owed the sequence an answer; one without work of its own leaves it to others."""
+        is_own = entry.drafter_name == name or not self._drafters[entry.drafter_name].has_work
+        return entry.requested_ns is not None and is_own
 
     def _abandon(self, entries: list[_Open]) -> list[Drafted]:
         """Take waiting sequences in afresh, each answered with an empty draft."""
@@ -229,7 +232,6 @@ class DraftCore:
             key=seq.key,
             base_length=len(seq.ids),
             drafted=drafted,
-            drafter=entry.drafter_name,
             queue_ns=max(0, entry.started_ns - entry.requested_ns),
             forward_ns=now_ns - entry.started_ns,
         )

@@ -50,7 +50,7 @@ class Drafted:
     """[K] index of each node's parent, -1 = the last committed token, parents before children; None = a chain. Only
     where the sequence takes trees."""
     sources: Sequence[DraftSource] | None = None
-    """[K] who proposed each token; None = the drafter itself."""
+    """[K] who proposed each token; None = a plug-in."""
     draft_probs: Sequence[SparseProbs] = ()
     """[K] what each token was sampled from, where the sequence wants it; empty = each was certain."""
 

@@ -26,15 +26,10 @@ from foretoken.rpc.validation import validate_commit, validate_draft_request, va
 from foretoken.v1.draft_pb2 import Commit, DraftedBlock, DraftLinkRequest, DraftLinkResponse, DraftRequest
 from foretoken.v1.types_pb2 import (
     DRAFT_SOURCE_CUSTOM,
-    DRAFT_SOURCE_MODEL,
-    DRAFT_SOURCE_NGRAM,
     VERIFICATION_MODE_REJECTION,
     OpenSequence,
     SparseDistribution,
 )
-
-SOURCES = {"model": DRAFT_SOURCE_MODEL, "ngram": DRAFT_SOURCE_NGRAM}
-"""Provenance of a drafter's tokens, by the drafter's name; any other drafter is a plug-in."""
 
 # Ids and contexts are the target's. What a drafter does not know or cannot hold it answers with an empty draft.
 ANY_VOCAB_SIZE = 1 << 31
@@ -103,13 +98,12 @@ class DraftLinkHandler(EntryHandler[DraftCore, DraftLinkResponse]):
 
 def _block(answer: DraftAnswer) -> DraftedBlock:
     drafted = answer.drafted
-    own_source = SOURCES.get(answer.drafter, DRAFT_SOURCE_CUSTOM)
     return DraftedBlock(
         sequence_id=answer.key[1],
         base_length=answer.base_length,
         ids=drafted.draft_ids,
         parents=drafted.parents or (),
-        sources=drafted.sources or [own_source] * len(drafted.draft_ids),
+        sources=drafted.sources or [DRAFT_SOURCE_CUSTOM] * len(drafted.draft_ids),
         draft_probs=[
             SparseDistribution(token_ids=sparse.token_ids, probs=sparse.probs) for sparse in drafted.draft_probs
         ],

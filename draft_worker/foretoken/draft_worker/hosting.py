@@ -3,18 +3,22 @@
 Knows every drafter there is; knows no links.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from foretoken.draft_worker.drafter import Drafter
+from foretoken.draft_worker.fused_drafter import FusedDrafter
 from foretoken.draft_worker.model_drafter import ModelDrafter
 from foretoken.draft_worker.ngram_drafter import NgramDrafter, NgramSettings
 from foretoken.draft_worker.plugin import is_plugin_path, load_plugin
 from foretoken.draft_worker.settings import DraftWorkerSettings
+from foretoken.draft_worker.staged_drafter import StagedDrafter
 from foretoken.engine.config import EngineConfig
 from foretoken.engine.errors import ModelRefusedError
 from foretoken.engine.loading import Progress
 from foretoken.engine.runner import ModelRunner
 from foretoken.rpc.errors import FailedPreconditionError
+from foretoken.v1.types_pb2 import DRAFT_SOURCE_EARLY_EXIT, DRAFT_SOURCE_MODEL, DraftSource
 
 
 @dataclass(slots=True)
@@ -35,22 +39,45 @@ def load_drafters(settings: DraftWorkerSettings, progress: Progress) -> Hosted:
     """
     made: dict[str, Drafter] = {name: load_plugin(name) for name in settings.drafters if is_plugin_path(name)}
     hosted = Hosted()
+    ngram_settings = NgramSettings(settings.min_ngram, settings.max_ngram, settings.max_branches, settings.draft_factor)
     if "ngram" in settings.drafters:
-        made["ngram"] = NgramDrafter(_ngram_settings(settings))
-    if "model" in settings.drafters:
-        runner = _load_model("--model", EngineConfig(**settings.engine_options()), progress)
-        hosted.runners.append(runner)
-        made["model"] = ModelDrafter(runner, settings.max_batch_rows, settings.max_prefill_rows)
+        made["ngram"] = NgramDrafter(ngram_settings)
+    if "model" in settings.drafters or "staged" in settings.drafters:
+        model = _model_drafter(hosted, settings, "--model", settings.model, DRAFT_SOURCE_MODEL, progress)
+        made["model"] = model
+        made["staged"] = StagedDrafter(model, ngram_settings)
+    if "early_exit" in settings.drafters:
+        name = settings.early_exit_model
+        made["early_exit"] = _model_drafter(
+            hosted, settings, "--early-exit-model", name, DRAFT_SOURCE_EARLY_EXIT, progress, settings.early_exit_layers
+        )
+    if "fused" in settings.drafters:
+        made["fused"] = FusedDrafter({name: made[name] for name in settings.drafters if name != "fused"})
     hosted.drafters = {name: made[name] for name in settings.drafters}
+    _check_tokenizers(hosted.runners)
     return hosted
 
 
-def _load_model(option: str, config: EngineConfig, progress: Progress) -> ModelRunner:
+def _model_drafter(
+    hosted: Hosted,
+    settings: DraftWorkerSettings,
+    option: str,
+    model: str,
+    source: DraftSource,
+    progress: Progress,
+    num_layers: int | None = None,
+) -> ModelDrafter:
+    config = EngineConfig(**settings.engine_options() | {"model": model, "num_layers": num_layers})
     try:
-        return ModelRunner.load(config, progress)
+        runner = ModelRunner.load(config, progress)
     except ModelRefusedError as error:
-        raise FailedPreconditionError(f"{option} = {config.model}: {error}") from error
+        raise FailedPreconditionError(f"{option} = {model}: {error}") from error
+    hosted.runners.append(runner)
+    return ModelDrafter(runner, settings.max_batch_rows, settings.max_prefill_rows, source)
 
 
-def _ngram_settings(settings: DraftWorkerSettings) -> NgramSettings:
-    return NgramSettings(settings.min_ngram, settings.max_ngram, settings.max_branches, settings.draft_factor)
+def _check_tokenizers(runners: Sequence[ModelRunner]) -> None:
+    """One handshake speaks for all models."""
+    hashes = {runner.info.model_id: runner.info.tokenizer_hash for runner in runners if runner.info.tokenizer_hash}
+    if len(set(hashes.values())) > 1:
+        raise FailedPreconditionError(f"--model, --early-exit-model: {' and '.join(hashes)} have different tokenizers")

@@ -13,6 +13,7 @@ from foretoken.draft_worker.immediate_drafter import ImmediateDrafter
 from foretoken.draft_worker.ngram_tree import grow_tree
 from foretoken.draft_worker.suffix_automaton import SuffixAutomaton
 from foretoken.rpc.errors import InvalidArgumentError
+from foretoken.v1.types_pb2 import DRAFT_SOURCE_NGRAM
 
 MAX_NGRAM = 1024
 MAX_BRANCHES = 16
@@ -54,6 +55,8 @@ class NgramSettings:
 class NgramLookup:
     """One sequence's text, and what it says of its own continuation."""
 
+    source = DRAFT_SOURCE_NGRAM
+
     def __init__(self, settings: NgramSettings, ids: list[int]) -> None:
         """Follows `ids`, which the caller goes on appending to."""
         self._settings = settings
@@ -85,6 +88,18 @@ class NgramLookup:
         is_chain = all(parent == index - 1 for index, parent in enumerate(parents))
         return draft_ids, None if is_chain else parents
 
+    def guess(self, draft_ids: list[int], num_tokens: int) -> list[int]:
+        """At most `num_tokens` ids, as a chain, after `draft_ids` more than the text has."""
+        settings = self._settings
+        match = self._automaton.match(settings.max_ngram or None)
+        for draft_id in draft_ids:
+            match = self._automaton.read(match, draft_id)
+        state, length = match
+        if length < settings.min_ngram:
+            return []
+        position = self._automaton.next_position(state)
+        return self._ids[position : position + min(num_tokens, length * settings.draft_factor or num_tokens)]
+
     def _chain(self, state: int, num_tokens: int) -> list[int]:
         """As the most recent occurrence went on; one that runs into the present repeats with its own period."""
         position = self._automaton.next_position(state)
@@ -111,4 +126,5 @@ class NgramDrafter(ImmediateDrafter):
         self._lookups.pop(sequence, None)
 
     def propose(self, sequence: DraftSequence, num_tokens: int) -> Drafted:
-        return Drafted(sequence, *self._lookups[sequence].propose(num_tokens, sequence.takes_trees))
+        draft_ids, parents = self._lookups[sequence].propose(num_tokens, sequence.takes_trees)
+        return Drafted(sequence, draft_ids, parents, [DRAFT_SOURCE_NGRAM] * len(draft_ids))

@@ -8,7 +8,7 @@ from foretoken.draft_worker.plugin import is_plugin_path
 from foretoken.rpc.settings import CommaSeparated
 from foretoken.rpc.worker_settings import WorkerSettings
 
-BUILT_IN_DRAFTERS = ("model", "ngram")
+BUILT_IN_DRAFTERS = ("model", "ngram", "early_exit", "staged", "fused")
 _DEFAULT_DRAFTERS = ("model", "ngram")
 
 
@@ -19,7 +19,13 @@ class DraftWorkerSettings(WorkerSettings):
         _DEFAULT_DRAFTERS,
         description=f"Drafters hosted, the default first: {', '.join(BUILT_IN_DRAFTERS)}, or package.module:Class.",
     )
-    model: str = Field("", description="Draft model: a directory in Hugging Face format, or a hub id; for `model`.")
+    model: str = Field(
+        "", description="Draft model: a directory in Hugging Face format, or a hub id; for model, staged."
+    )
+    early_exit_model: str = Field(
+        "", description="Target model, of whose first layers `early_exit` makes a drafter: a directory, or a hub id."
+    )
+    early_exit_layers: int = Field(2, ge=1, le=1024, description="How many of its layers `early_exit` runs.")
     kv_memory_bytes: int = Field(256 << 20, ge=1 << 20, description="Memory for KV pages, bytes.")
     min_ngram: int = Field(1, ge=1, le=1024, description="Shortest match `ngram` drafts from, tokens.")
     max_ngram: int = Field(0, ge=0, le=1024, description="Longest match `ngram` looks for, tokens; 0 = any.")
@@ -36,8 +42,11 @@ class DraftWorkerSettings(WorkerSettings):
                 raise ValueError(f"--drafters = {name!r}: must be among {known}, or a path package.module:Class")
         if not self.drafters or len(set(self.drafters)) != len(self.drafters):
             raise ValueError("--drafters: must name at least one drafter, each once")
-        if "model" in self.drafters and not self.model:
-            raise ValueError("--model: must be given for the drafter `model`")
+        for name, option in (("model", "model"), ("staged", "model"), ("early_exit", "early_exit_model")):
+            if name in self.drafters and not getattr(self, option):
+                raise ValueError(f"--{option.replace('_', '-')}: must be given for the drafter `{name}`")
+        if "fused" in self.drafters and len(self.drafters) < 3:
+            raise ValueError("--drafters: `fused` chooses among the others, of which there must be two at least")
         if self.max_ngram and self.min_ngram > self.max_ngram:
             raise ValueError(f"--min-ngram = {self.min_ngram}: must be at most --max-ngram = {self.max_ngram}")
         return self

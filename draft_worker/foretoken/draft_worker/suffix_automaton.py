@@ -43,6 +43,18 @@ class SuffixAutomaton:
             state = self._links[state]
         return state, max_length
 
+    def read(self, match: tuple[int, int], token_id: int) -> tuple[int, int]:
+        """The match of a text after one more id, which is not appended; (0, 0) if none."""
+        state, length = match
+        while state and token_id not in self._transitions[state]:
+            state = self._links[state]
+            length = self._lengths[state]
+        target = self._transitions[state].get(token_id, 0)
+        if target == self._last:  # ends where the ids do: what follows is known of shorter matches only
+            target = self._links[target]
+            return target, min(length + 1, self._lengths[target])
+        return target, length + 1 if target else 0
+
     def next_position(self, state: int) -> int:
         """Index of the id after the most recent earlier occurrence of a matched state."""
         return self._ends[state] + 1

@@ -1,0 +1,83 @@
+"""What a draft worker is told to host is what it hosts; what cannot be hosted stops it, by name."""
+
+import pytest
+from pydantic import ValidationError
+
+from foretoken.draft_worker.core import DraftCore
+from foretoken.draft_worker.drafter import DraftSequence
+from foretoken.draft_worker.hosting import load_drafters
+from foretoken.draft_worker.settings import DraftWorkerSettings
+from foretoken.engine.sampling import SamplingParams
+from foretoken.rpc.errors import FailedPreconditionError
+from foretoken.v1.types_pb2 import DRAFT_SOURCE_EARLY_EXIT, DRAFT_SOURCE_MODEL
+from tests.draft_worker.test_core import RecordingSink
+from tests.engine.tiny import save_tiny
+
+ALL = ("model", "ngram", "early_exit", "staged", "fused")
+
+
+def no_progress(stage, fraction):
+    pass
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A tiny model's directory; it is draft model and target here."""
+    return save_tiny(tmp_path_factory.mktemp("tiny"), "llama")
+
+
+def settings(tiny, tmp_path, **options):
+    defaults = {"model": tiny, "early_exit_model": tiny, "early_exit_layers": 1, "num_pages": 40}
+    return DraftWorkerSettings(**defaults | {"compile": "off", "cache_dir": tmp_path, "threads": 1} | options)
+
+
+def test_all_drafters_work_side_by_side(tiny, tmp_path):
+    hosted = load_drafters(settings(tiny, tmp_path, drafters=ALL), no_progress)
+    assert tuple(hosted.drafters) == ALL
+    sink = RecordingSink()
+    core = DraftCore(hosted.drafters, [runner.page_table for runner in hosted.runners], sink, 16)
+    params = SamplingParams(temperature=0.0, ignore_eos=True)
+    for index, name in enumerate(ALL):
+        core.open(DraftSequence((1, index), params, [5, 6, 7, 8, 5, 6], [], 100), name)
+        core.request((1, index), 4, 0)
+    while core.has_work:
+        core.step()
+        core.check_integrity()
+    answers = {ALL[answer.key[1]]: answer.drafted for answer in sink.answers}
+    assert sorted(answers) == sorted(ALL) and not sink.failures
+    assert answers["staged"].draft_ids == answers["model"].draft_ids
+    assert answers["ngram"].draft_ids == [7, 8, 5, 6]
+    assert set(answers["early_exit"].sources) == {DRAFT_SOURCE_EARLY_EXIT}
+    assert set(answers["model"].sources) == {DRAFT_SOURCE_MODEL}
+    core.close_link(1)
+    assert sink.load.num_free_pages == sink.load.num_pages == 2 * 40
+
+
+def test_a_model_is_loaded_once_for_all_that_use_it(tiny, tmp_path):
+    hosted = load_drafters(settings(tiny, tmp_path, drafters=("staged", "model")), no_progress)
+    assert len(hosted.runners) == 1
+
+
+def test_more_layers_than_there_are_stop_the_worker(tiny, tmp_path):
+    asked = settings(tiny, tmp_path, drafters=("early_exit",), early_exit_layers=3)
+    with pytest.raises(FailedPreconditionError, match="--early-exit-model = .*: num_layers: 3 is above the model's 2"):
+        load_drafters(asked, no_progress)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"drafters": ("nonsense",)}, "must be among model, ngram, early_exit, staged, fused"),
+        ({"drafters": ()}, "must name at least one drafter"),
+        ({"drafters": ("ngram", "ngram")}, "each once"),
+        ({"drafters": ("model",), "model": ""}, "--model: must be given for the drafter `model`"),
+        ({"drafters": ("staged",), "model": ""}, "--model: must be given for the drafter `staged`"),
+        ({"drafters": ("early_exit",), "early_exit_model": ""}, "--early-exit-model: must be given"),
+        ({"drafters": ("fused", "ngram")}, "there must be two at least"),
+        ({"early_exit_layers": 0}, "early_exit_layers"),
+        ({"min_ngram": 5, "max_ngram": 4}, "--min-ngram = 5"),
+    ],
+)
+def test_bad_settings_are_refused_by_name(tmp_path, options, message):
+    with pytest.raises(ValidationError, match=message):
+        settings("somewhere", tmp_path, **options)
