@@ -56,7 +56,7 @@ def _experts_forward(module: Any, hidden: Tensor, expert_ids: Tensor, expert_wei
     up = _expert_linear(module, module.up_name, rows, flat_ids)
     active = module._apply_gate(up) if module.has_gate else module.act_fn(up)
     down = _expert_linear(module, "down_proj", active, flat_ids)
-    if module.has_post_expert_norm:
+    if getattr(module, "has_post_expert_norm", False):  # not known to transformers 5.17
         down = module.post_expert_norm(down)
     weighted = (down * expert_weights.reshape(-1, 1)).view(num_rows, num_choices, -1)
     total = weighted[:, 0]
