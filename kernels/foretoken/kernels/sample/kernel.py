@@ -13,7 +13,11 @@ import triton.language as tl
 
 from foretoken.kernels.noise import COUPLED
 from foretoken.kernels.sample.narrowing import by_word, load_listed, narrow, relative_error
+from foretoken.kernels.sample.ranks import key_of, kth_key, weight_above, weight_of_row
 from foretoken.kernels.triton_math import EXACT, exp_f32, gumbel_f32, noise_words
+
+COUPLED_STREAM: tl.constexpr = tl.constexpr(COUPLED)
+NO_ID: tl.constexpr = tl.constexpr(0x7FFFFFFF)
 
 _DRAWN_GROUPS = 16
 _TESTED_GROUPS = 32
@@ -139,8 +143,9 @@ def _decide(
     row = tl.program_id(0).to(tl.int64)
     split = tl.arange(0, SPLITS)
     score = tl.load(scores + row * num_splits + split, mask=split < num_splits, other=float("-inf"))
-    drawn = tl.load(ids + row * num_splits + split, mask=split < num_splits, other=0x7FFFFFFF)
-    token = tl.min(tl.where(score == tl.max(score, axis=0), drawn, 0x7FFFFFFF), axis=0)
+    drawn = tl.load(ids + row * num_splits + split, mask=split < num_splits, other=NO_ID)
+    token = tl.min(tl.where(score == tl.max(score, axis=0), drawn, NO_ID), axis=0)
+    token = tl.where(token == NO_ID, 0, token)  # a row of NaN or -inf: any id, but one that can be read
 
     heat = tl.load(temperature + row)
     k = tl.load(top_k + row)
@@ -153,25 +158,25 @@ def _decide(
         most = tl.load(largest + row)
         top = tl.div_rn(most, heat)
         bound = p * tl.load(mass + row)
-        doubt = bound * 2.0 * relative_error(most, heat) + vocab_size * 9.094947017729282e-13  # 2^-40 an id
+        doubt = bound * relative_error(most, heat) + vocab_size * 9.094947017729282e-13  # 2^-40 an id
         total = tl.full([], -1, tl.int64)  # -1: not known exactly
         if has_top_k & has_top_p:
-            kth = _kth_key(start, heat, k, top, groups, row, count, vocab_size, num_groups, GROUPS)
-            _, total = _above(start, heat, top, kth - 1, groups, row, count, vocab_size, num_groups, GROUPS)
+            kth = kth_key(start, heat, k, top, groups, row, count, vocab_size, num_groups, GROUPS)
+            _, total = weight_above(start, heat, top, kth - 1, groups, row, count, vocab_size, num_groups, GROUPS)
         is_dropped = True
         while is_dropped:
             x = tl.load(start + token).to(tl.float32)
-            key = _key(tl.div_rn(x, heat))
-            num_above, above = _above(start, heat, top, key, groups, row, count, vocab_size, num_groups, GROUPS)
+            key = key_of(tl.div_rn(x, heat))
+            num_above, above = weight_above(start, heat, top, key, groups, row, count, vocab_size, num_groups, GROUPS)
             share = above.to(tl.float32) * 9.094947017729282e-13
             if has_top_p & (total < 0) & (tl.abs(share - bound) <= doubt):
-                total = _total(start, heat, top, vocab_size)
+                total = weight_of_row(start, heat, top, vocab_size)
             is_light = share < bound
             if total >= 0:
                 is_light = above.to(tl.float64) < p.to(tl.float64) * total.to(tl.float64)
             is_dropped = (has_top_k & (num_above >= k)) | (has_top_p & (is_light == 0))
             if is_dropped:
-                _, token = _best(
+                _, above_id = _best(
                     start,
                     tl.load(seeds + row),
                     tl.load(positions + row),
@@ -188,6 +193,8 @@ def _decide(
                     GROUPS,
                     GROUPS,
                 )
+                is_dropped = above_id != NO_ID  # always, but for NaN: it must not loop forever
+                token = tl.where(is_dropped, above_id, token)
     tl.store(out + row, token.to(tl.int64))
 
 
@@ -211,9 +218,10 @@ def _best(
 ):
     """The best perturbed logit above `floor`, min_p applied, and its id, over listed groups first, first + step, ..."""
     best = tl.full([GROUPS, 16, 2, 2], float("-inf"), tl.float32)
-    best_id = tl.full([GROUPS, 16, 2, 2], 0x7FFFFFFF, tl.int32)
+    best_id = tl.full([GROUPS, 16, 2, 2], NO_ID, tl.int32)
     divisor = tl.where(heat > 0.0, heat, 1.0)
-    for place in range(first, count, step):
+    place = first
+    while place < count:
         x, ids, call = load_listed(start, groups, row, num_groups, place, count, vocab_size, GROUPS)
         word0, word1, word2, word3 = noise_words(seed, position, COUPLED_STREAM, call)
         score = x + heat * gumbel_f32(by_word(word0, word1, word2, word3))
@@ -223,70 +231,6 @@ def _best(
         is_better = is_kept & ((score > best) | ((score == best) & (ids < best_id)))
         best = tl.where(is_better, score, best)
         best_id = tl.where(is_better, ids, best_id)
+        place += step
     highest = tl.max(best)
-    return highest, tl.min(tl.where(best == highest, best_id, 0x7FFFFFFF))
-
-
-COUPLED_STREAM: tl.constexpr = tl.constexpr(COUPLED)
-
-
-@triton.jit
-def _key(scaled):
-    """Integers in the order of the floats they stand for; both zeros are one."""
-    bits = (scaled + 0.0).to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
-@triton.jit
-def _weight(scaled, top):
-    """The integer weight of `reference.WEIGHT_ONE`."""
-    return (exp_f32(scaled - top) * 1099511627776.0).to(tl.int64)
-
-
-@triton.jit
-def _above(start, heat, top, key, groups, row, count, vocab_size, num_groups, GROUPS: tl.constexpr):
-    """How many listed ids lie above a key, and their weight."""
-    number = tl.zeros([GROUPS, 16, 2, 2], tl.int32)
-    weight = tl.zeros([GROUPS, 16, 2, 2], tl.int64)
-    for place in range(0, count, GROUPS):
-        x, _, _ = load_listed(start, groups, row, num_groups, place, count, vocab_size, GROUPS)
-        scaled = tl.div_rn(x, heat)
-        is_above = (_key(scaled) > key) & (x > float("-inf"))
-        number += is_above.to(tl.int32)
-        weight += tl.where(is_above, _weight(scaled, top), 0)
-    return tl.sum(number), tl.sum(weight)
-
-
-@triton.jit
-def _kth_key(start, heat, k, top, groups, row, count, vocab_size, num_groups, GROUPS: tl.constexpr):
-    """The key of the k-th largest quotient: bisection between keys that occur."""
-    low = tl.full([], -2139095041, tl.int32)  # the key of -inf
-    high = _key(top)
-    while low < high:
-        middle = (low & high) + ((low ^ high) >> 1)
-        number = tl.zeros([GROUPS, 16, 2, 2], tl.int32)
-        next_above = tl.full([GROUPS, 16, 2, 2], 0x7FFFFFFF, tl.int32)
-        next_below = tl.full([GROUPS, 16, 2, 2], -2139095041, tl.int32)
-        for place in range(0, count, GROUPS):
-            x, _, _ = load_listed(start, groups, row, num_groups, place, count, vocab_size, GROUPS)
-            key = _key(tl.div_rn(x, heat))
-            is_above = key > middle
-            number += is_above.to(tl.int32)
-            next_above = tl.where(is_above, tl.minimum(next_above, key), next_above)
-            next_below = tl.where(is_above, next_below, tl.maximum(next_below, key))
-        if tl.sum(number) >= k:
-            low = tl.min(next_above)
-        else:
-            high = tl.max(next_below)
-    return high
-
-
-@triton.jit
-def _total(start, heat, top, vocab_size):
-    """The weight of the whole row: read only where the approximate sum leaves a doubt."""
-    weight = tl.zeros([1024], tl.int64)
-    for first in range(0, vocab_size, 1024):
-        ids = first + tl.arange(0, 1024)
-        x = tl.load(start + ids, mask=ids < vocab_size, other=float("-inf")).to(tl.float32)
-        weight += _weight(tl.div_rn(x, heat), top)
-    return tl.sum(weight, axis=0)
+    return highest, tl.min(tl.where(best == highest, best_id, NO_ID))

@@ -9,7 +9,7 @@ import triton.language as tl
 from foretoken.kernels.sample.narrowing import load_listed, narrow
 from foretoken.kernels.triton_math import EXACT, log_f32
 
-_GROUPS = 16
+_GROUPS = 32
 
 
 def token_logprobs(
@@ -71,17 +71,21 @@ def _rank(
     tl.store(chosen + row, (tl.load(start + tl.load(token_ids + row)).to(tl.float32) - most) - log_mass)
     last = float("inf")
     last_id = -1
-    for rank in range(num_top):
+    rank = 0
+    while rank < num_top:
         best = tl.full([GROUPS, 16, 2, 2], float("-inf"), tl.float32)
         best_id = tl.full([GROUPS, 16, 2, 2], 0x7FFFFFFF, tl.int32)
-        for place in range(0, count, GROUPS):
+        place = 0
+        while place < count:
             x, ids, _ = load_listed(start, groups, row, num_groups, place, count, vocab_size, GROUPS)
             logprob = (x - most) - log_mass
             is_next = (logprob < last) | ((logprob == last) & (ids > last_id))
             is_better = is_next & ((logprob > best) | ((logprob == best) & (ids < best_id)))
             best = tl.where(is_better, logprob, best)
             best_id = tl.where(is_better, ids, best_id)
+            place += GROUPS
         last = tl.max(best)
         last_id = tl.min(tl.where(best == last, best_id, 0x7FFFFFFF))
         tl.store(top_ids + row * num_top + rank, last_id.to(tl.int64))
         tl.store(top_logprobs + row * num_top + rank, last)
+        rank += 1

@@ -131,7 +131,7 @@ def inverse_temperature(temperature):
 @triton.jit
 def relative_error(largest, temperature):
     """Above the relative error of a sum of exp2 against the sum of the exact weights."""
-    return 1.52587890625e-05 + tl.abs(largest) / tl.where(temperature > 0.0, temperature, 1.0) * 9.5367431640625e-07
+    return 1.52587890625e-05 + tl.abs(largest) / tl.where(temperature > 0.0, temperature, 1.0) * 4.76837158203125e-07
 
 
 @triton.jit
@@ -163,8 +163,9 @@ def _scan(
     largest = tl.max(tl.max(by_group, axis=1), axis=0)
     factor = inverse_temperature(tl.load(temperature + row))
     shift = tl.where(largest == float("-inf"), 0.0, largest)
-    mass = tl.exp2((x0 - shift) * factor) + tl.exp2((x1 - shift) * factor)
-    mass += tl.exp2((x2 - shift) * factor) + tl.exp2((x3 - shift) * factor)
+    offset = -shift * factor
+    mass = tl.exp2(tl.fma(x0, factor, offset)) + tl.exp2(tl.fma(x1, factor, offset))
+    mass += tl.exp2(tl.fma(x2, factor, offset)) + tl.exp2(tl.fma(x3, factor, offset))
     tl.store(chunk_maxima + row * num_chunks + chunk, largest)
     tl.store(chunk_masses + row * num_chunks + chunk, tl.sum(tl.sum(mass, axis=1), axis=0))
 
