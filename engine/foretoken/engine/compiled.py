@@ -42,7 +42,7 @@ def compile_call(call: ModelCall, example: tuple[Tensor, Tensor, Tensor], model:
     import torch._inductor as inductor  # at import it looks for compilers
     from torch._inductor import config as inductor_config
 
-    _set_inductor_cache(cache_dir / "inductor")
+    set_inductor_cache(cache_dir / "inductor")
     start = time.monotonic()
     with torch.no_grad():
         graph = make_fx(call, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*example)
@@ -61,7 +61,7 @@ def compile_call(call: ModelCall, example: tuple[Tensor, Tensor, Tensor], model:
     return run
 
 
-def _set_inductor_cache(directory: Path) -> None:
+def set_inductor_cache(directory: Path) -> None:
     """Inductor reads its cache directory from the environment only, and writes its own default there."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 

@@ -14,6 +14,7 @@ from foretoken.engine.attention import CONTEXT_KEYWORD, ProbeContext
 from foretoken.engine.batch import Batch, Segment, build_batch
 from foretoken.engine.compiled import compile_call
 from foretoken.engine.config import EngineConfig
+from foretoken.engine.cuda.forward import CudaForward
 from foretoken.engine.cuda.prepare import prepare_cuda
 from foretoken.engine.errors import ModelRefusedError
 from foretoken.engine.forward import CpuForward, Forward, ReferenceForward
@@ -115,6 +116,9 @@ class ModelRunner:
     def _compile(self, config: EngineConfig, model: Any, sequences: list[list[int]], expected: list[Tensor]) -> None:
         """Switch to a compiled forward if that is possible and equal per row; say why where it is not."""
         forward = self._forward
+        if isinstance(forward, CudaForward):  # compiled before it was recorded
+            self.is_compiled = forward.is_compiled
+            return
         if not isinstance(forward, CpuForward):
             if config.compile == "on":
                 raise ModelRefusedError("compile=on needs the CPU kernels")

@@ -6,6 +6,7 @@ Graph or eager, whatever the bucket: a row has the same bits. It knows tensors a
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from foretoken.engine.batch import Batch
 from foretoken.engine.cuda.buckets import choose_bucket, length_bounds
+from foretoken.engine.cuda.compiled import compile_call
 from foretoken.engine.cuda.graphs import Recorder
 from foretoken.engine.cuda.operators import StepContext
 from foretoken.engine.cuda.row_invariance import RowInvariance
@@ -22,6 +24,11 @@ from foretoken.engine.kv_pool import KvPool, PagedContext
 
 _PATH_SLOTS_PER_ROW = 16
 """Slots of tree paths a graph has room for, for each of its rows; a batch with more runs eagerly."""
+
+_EXAMPLE_ROWS = 8
+_EXAMPLE_LOGITS = 6
+"""Rows of the batch a compiled forward is traced on, and how many of them yield logits: another number, or the tracer
+takes the two for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +46,8 @@ class CudaForward:
 
     def __init__(self, model: Any, pool: KvPool, max_context: int, name: str, is_row_invariant: bool) -> None:
         self.name = name
+        self.is_compiled = False
+        """Whether the model runs as one compiled function."""
         self._device: torch.device = model.device
         self._context = StepContext()
         self._lengths = length_bounds(max_context)
@@ -75,6 +84,17 @@ class CudaForward:
         else:
             logits = self._run(StepInputs.for_batch(batch, self._scratch_page, self._device), length)
         return logits[: len(batch.logit_rows)]
+
+    def compile(self, cache_dir: Path) -> None:
+        """Run the model as one compiled function from now on; its code is kept in `cache_dir`.
+
+        Raises:
+            Exception: whatever the tracer or the compiler raises for a model they cannot take.
+        """
+        inputs = StepInputs(_EXAMPLE_ROWS, _EXAMPLE_LOGITS, 1, self._scratch_page, self._device)
+        self._context.paged = PagedContext(self._pool, inputs.make_rows(self._lengths[0]))
+        self.model_call = compile_call(self.model_call, inputs.model_arguments(), cache_dir)
+        self.is_compiled = True
 
     @torch.inference_mode()
     def run_padding(self, num_rows: int) -> Tensor:

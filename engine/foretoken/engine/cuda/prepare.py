@@ -15,6 +15,7 @@ from foretoken.engine.errors import ModelRefusedError
 from foretoken.engine.kv_pool import KvPool, LayerShape
 from foretoken.engine.loading import Progress
 from foretoken.engine.row_linear import replace_linears
+from foretoken.kernels.build import user_cache_dir
 
 _LOG = logging.getLogger(__name__)
 
@@ -30,7 +31,8 @@ def prepare_cuda(
     The calling thread becomes the one that uses the device.
 
     Raises:
-        ModelRefusedError: the device's memory is too small, or it multiplies a row differently in other company.
+        ModelRefusedError: the device's memory is too small, it multiplies a row differently in other company, or the
+            model was to be compiled and cannot be.
     """
     torch.cuda.set_device(model.device)
     if config.batch_invariant:
@@ -53,11 +55,21 @@ def prepare_cuda(
             num_pages = count_pages(use, config.kv_memory_fraction, page_bytes, config.page_size, max_context)
         else:
             num_pages = config.num_pages_in(config.kv_memory_bytes or 0, page_bytes, max_context)
+        if config.compile == "on":
+            _compile(config, forward, progress)
         forward.use_pool(KvPool(shapes, num_pages + 1, config.page_size, model.dtype, model.device))
         _record(config, forward, progress)
     except torch.OutOfMemoryError as error:
         raise ModelRefusedError(f"the device's memory is too small: {error}") from error
     return forward, num_pages
+
+
+def _compile(config: EngineConfig, forward: CudaForward, progress: Progress) -> None:
+    progress("compiling", _START)
+    try:
+        forward.compile(config.cache_dir or user_cache_dir())
+    except Exception as error:  # tracer and compiler raise many types
+        raise ModelRefusedError(f"the model cannot be compiled: {type(error).__name__}: {error}") from error
 
 
 def _record(config: EngineConfig, forward: CudaForward, progress: Progress) -> None:

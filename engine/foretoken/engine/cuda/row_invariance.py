@@ -77,7 +77,7 @@ def _is_independent(func: Any) -> bool:
         torch.Tag.pointwise in func.tags
         or func.is_view
         or func.overloadpacket in _PASSING
-        or func.namespace == NAMESPACE
+        or func.namespace in (NAMESPACE, "prim")  # prim: questions about a tensor, which tracers ask
     )
 
 

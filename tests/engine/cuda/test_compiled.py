@@ -1,0 +1,55 @@
+"""The traced forward: nothing in it adds numbers up but our own operators, and it holds for any number of rows."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from foretoken.engine.batch import Segment, build_batch
+from foretoken.engine.cuda import forward as cuda_forward
+from foretoken.engine.cuda.compiled import compile_call, trace_call
+from tests.engine.cuda.test_forward import PAGE_SIZE, batches, load
+
+SUMS = ("mm", "addmm", "bmm", "baddbmm", "linear", "mean", "sum", "matmul", "cumsum")
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
+@torch.inference_mode()
+def test_a_trace_has_our_sums_only_and_the_eager_bits(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward, _, _ = load(tmp_path, family)
+    eager = [forward(batch).clone() for batch in batches()]
+    graphs: list[torch.fx.GraphModule] = []
+
+    def trace_only(*arguments: object) -> object:
+        graphs.append(trace_call(*arguments[:2]))  # type: ignore[arg-type]
+        return graphs[0]
+
+    monkeypatch.setattr(cuda_forward, "compile_call", trace_only)
+    forward.compile(tmp_path)
+    called = [node.target for node in graphs[0].graph.nodes if node.op == "call_function"]
+    names = [f"{target.namespace}.{target._opname}" for target in called if isinstance(target, torch._ops.OpOverload)]
+    assert not {f"aten.{name}" for name in SUMS} & set(names)
+    assert names.count("foretoken_rows.attend") == 2 and "foretoken_rows.linear" in names
+    assert forward.is_compiled
+    for batch, plain in zip(batches(), eager, strict=True):
+        assert torch.equal(forward(batch), plain)
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_compiled_rows_have_the_same_bits_in_any_company(tmp_path: Path) -> None:
+    forward, reference, _ = load(tmp_path, "llama")
+    ids, pages = list(range(1, 41)), list(range(10))
+    whole_batch = build_batch([Segment(pages, 0, ids, 40)], PAGE_SIZE, 64)
+    expected = reference(whole_batch)
+    assert cuda_forward.compile_call is compile_call
+    forward.compile(tmp_path)
+    whole = forward(whole_batch).clone()
+    torch.testing.assert_close(whole, expected, rtol=0, atol=1e-4)
+    for num_rows in (1, 3, 16):
+        for start in range(0, 40, num_rows):
+            chunk = ids[start : start + num_rows]
+            batch = build_batch([Segment(pages, start, chunk, len(chunk))], PAGE_SIZE, 64)
+            assert torch.equal(forward(batch), whole[start : start + len(chunk)])
