@@ -38,8 +38,8 @@ def test_any_number_of_rows(num_rows: int, device: torch.device, takes_triton) -
 @pytest.mark.slow
 @pytest.mark.parametrize("vocab_size", [50257, 128256])
 def test_large_vocabularies(vocab_size: int, device: torch.device, takes_triton) -> None:
-    for index in range(6):
-        logits, settings = random_case(index, vocab_size)
+    for index in range(3):
+        logits, settings = random_case(index, vocab_size, num_rows=2)
         assert_equals_reference(logits, settings, device, takes_triton)
 
 

@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from foretoken.kernels.triton_math import EXACT
+
 _ENTRIES = 256
 _MASKED_IDS = 4096
 
@@ -40,11 +42,11 @@ def logits_adjust(
             NUM_HALVINGS=(num_rows - 1).bit_length(),
             BLOCK=_ENTRIES,
             num_warps=4,
-            enable_fp_fusion=False,
+            **EXACT,
         )
     if num_rows > 0 and allowed is not None:
         grid = (num_rows, triton.cdiv(vocab_size, _MASKED_IDS))
-        _mask[grid](logits, allowed, vocab_size, allowed.shape[1], BLOCK=_MASKED_IDS, num_warps=4)
+        _mask[grid](logits, allowed, vocab_size, allowed.shape[1], BLOCK=_MASKED_IDS, num_warps=4, **EXACT)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_entries"])

@@ -13,6 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
+from foretoken.kernels.triton_math import EXACT
+
 CALLS_PER_GROUP = 16
 _IDS_PER_TILE = 1024  # 256 calls, 16 groups
 _TILES_PER_CHUNK = 4
@@ -68,6 +70,7 @@ def narrow(
         num_chunks,
         TILES=_TILES_PER_CHUNK,
         num_warps=4,
+        **EXACT,
     )
     padded = triton.next_power_of_2(num_groups)
     _narrow[(num_rows,)](
@@ -90,6 +93,7 @@ def narrow(
         GROUPS=padded,
         CHUNKS=triton.next_power_of_2(num_chunks),
         num_warps=min(max(padded // _MAX_GROUPS_PER_WARP, 4), 16),
+        **EXACT,
     )
     return Candidates(groups, counts, largest, mass, floor)
 

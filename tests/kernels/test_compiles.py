@@ -1,0 +1,64 @@
+"""The sampling kernels compile for a GPU where there is none: what the interpreter lets pass, the compiler may not."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from foretoken.kernels.logits_adjust import kernel as adjusting
+from foretoken.kernels.noise import kernel as noise
+from foretoken.kernels.sample import kernel as sampling
+from foretoken.kernels.sample import logprobs_kernel, narrowing
+from foretoken.kernels.triton_math import EXACT
+
+HOPPER = GPUTarget("cuda", 90, 32)
+INTEGERS = {"vocab_size", "num_groups", "num_chunks", "num_splits", "num_top", "num_rows", "num_entries", "num_words"}
+INT32 = {"top_k", "groups", "counts", "allowed"}
+INT64 = {"seeds", "positions", "row_offsets", "token_ids", "top_ids"}
+# kernel, constants, types that differ from the above
+KERNELS = [
+    (noise._gumbel, {"CALLS": 256}, {"stream": "i32"}),
+    (adjusting._adjust, {"NUM_HALVINGS": 8, "BLOCK": 256}, {"ids": "*i64"}),
+    (adjusting._mask, {"BLOCK": 4096}, {}),
+    (narrowing._scan, {"TILES": 4}, {}),
+    (narrowing._narrow, {"KEEPS_TOP_K": False, "GROUPS": 2048, "CHUNKS": 32}, {}),
+    (sampling._draw, {"GROUPS": 16}, {"ids": "*i32"}),
+    (sampling._decide, {"GROUPS": 32, "SPLITS": 4}, {"ids": "*i32", "out": "*i64"}),
+    (logprobs_kernel._rank, {"GROUPS": 32}, {}),
+]
+
+
+def argument_type(name: str, types: dict[str, str], logits_type: str) -> str:
+    if name in types:
+        return types[name]
+    if name in INTEGERS:
+        return "i32"
+    if name in ("logits", "maxima"):
+        return f"*{logits_type}"
+    return "*i32" if name in INT32 else "*i64" if name in INT64 else "*fp32"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("logits_type", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize(("kernel", "constants", "types"), KERNELS, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_kernel_compiles(
+    kernel: Any,
+    constants: dict[str, Any],
+    types: dict[str, str],
+    logits_type: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    names = kernel.arg_names
+    signature = {name: "constexpr" if name in constants else argument_type(name, types, logits_type) for name in names}
+    places = {(names.index(name),): value for name, value in constants.items()}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if signature[name].startswith("*")}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=places, attrs=aligned)
+    compiled = triton.compile(source, target=HOPPER, options={"num_warps": 4, **EXACT})
+    assert len(compiled.asm["cubin"]) > 0
+    asks_for_fma = kernel is narrowing._scan
+    assert ("fma.rn.f32" in compiled.asm["ptx"]) == asks_for_fma
