@@ -46,15 +46,33 @@ class FakeRunner:
         self.forwards.append(sum(len(segment.ids) for segment in segments))
         rows = []
         for segment in segments:
+            parents = list(segment.parents or ())
             for offset, token_id in enumerate(segment.ids):
                 self.slots[self._slot(segment.page_ids, segment.kv_length + offset)] = token_id
             length = segment.kv_length + len(segment.ids)
-            context = [self.slots[self._slot(segment.page_ids, position)] for position in range(length)]
+            context = [self.slots[self._slot(segment.page_ids, slot)] for slot in range(length)]
             for row in range(len(segment.ids) - segment.num_logits, len(segment.ids)):
                 logits = torch.zeros(self.vocab_size)
-                logits[self.next_id(context[: segment.kv_length + row + 1])] = 9.0
+                path = self._path(segment.kv_length + row, length - len(parents), parents)
+                logits[self.next_id([context[slot] for slot in path])] = 9.0
                 rows.append(logits)
         return torch.stack(rows) if rows else torch.empty(0, self.vocab_size)
+
+    def compact(self, paths: Sequence) -> None:
+        for path in paths:
+            for i, node in enumerate(path.nodes):
+                source, target = (self._slot(path.page_ids, path.tree_start + place) for place in (node, i))
+                self.slots[target] = self.slots[source]
+
+    @staticmethod
+    def _path(slot: int, tree_start: int, parents: list[int]) -> list[int]:
+        """The slots that a row in `slot` sees, in order of position."""
+        path: list[int] = []
+        node = slot - tree_start
+        while node >= 0:
+            path.insert(0, tree_start + node)
+            node = parents[node]
+        return [*range(min(slot + 1, tree_start)), *path]
 
     def _slot(self, page_ids: Sequence[int], position: int) -> int:
         size = self.page_table.page_size

@@ -63,6 +63,18 @@ def test_a_block_equals_its_rows_one_by_one() -> None:
         assert choose_tokens(logits, groups) == rows_one_by_one(logits, groups)
 
 
+def test_a_node_of_a_tree_equals_its_path_as_committed_output() -> None:
+    draft_ids, parents = [9, 8, 5, 8, 8, 3], [-1, -1, 0, 0, 3, 1]
+    paths = [[], [9], [8], [9, 5], [9, 8], [9, 8, 8], [8, 3]]
+    for seed in range(20):
+        params = dataclasses.replace(EVERYTHING, seed=seed)
+        logits = random_logits(11, seed=seed)
+        tree = SampleGroup(params, [5, 6, 7], [8, 8, 1], draft_ids, parents=parents)
+        chain = SampleGroup(params, [4], [2], [7, 7, 7])
+        alone = [SampleGroup(params, [5, 6, 7], [8, 8, 1, *path], []) for path in paths]
+        assert choose_tokens(logits, [tree, chain]) == rows_one_by_one(logits, [*alone, chain])
+
+
 def test_a_sequence_does_not_depend_on_the_others() -> None:
     groups = [
         SampleGroup(
@@ -119,7 +131,7 @@ class NoRepeat(LogitsRule):
 
     def adjust(self, path: BlockPath) -> None:
         for row in range(len(path.draft_ids) + 1):
-            last = [*path.output_ids, *path.draft_ids[:row]][-1]
+            last = path.followed_by(row)[-1]
             mask = np.full(3, -1, dtype=np.int32)
             mask[last >> 5] &= ~np.int32(1 << (last & 31))
             path.allow(row, mask)
@@ -130,6 +142,13 @@ def test_a_rule_may_mask_rows_of_a_block() -> None:
     logits[:, 40], logits[:, 2] = 2.0, 1.0
     groups = [SampleGroup(GREEDY, [1], [40], [2, 40], extra_rules=[NoRepeat()]), SampleGroup(GREEDY, [1], [40], [])]
     assert choose_tokens(logits, groups).token_ids == [2, 40, 2, 40]
+
+
+def test_a_rule_sees_each_node_s_own_path() -> None:
+    logits = torch.zeros(4, 70)
+    logits[:, 40], logits[:, 2] = 2.0, 1.0
+    group = SampleGroup(GREEDY, [1], [40], [2, 40, 40], extra_rules=[NoRepeat()], parents=[-1, -1, 0])
+    assert choose_tokens(logits, [group]).token_ids == [2, 40, 2, 2]
 
 
 def test_logprobs_are_of_the_raw_logits() -> None:

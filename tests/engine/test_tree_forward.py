@@ -9,7 +9,7 @@ import torch
 from foretoken.engine.batch import Segment, build_batch
 from foretoken.engine.config import EngineConfig
 from foretoken.engine.runner import ModelRunner
-from foretoken.engine.tree import node_depths, place_nodes
+from foretoken.engine.tree import KeptPath, node_depths, place_nodes
 from tests.engine.tiny import save_tiny
 
 
@@ -72,6 +72,24 @@ def test_a_tree_may_grow_over_forwards(tmp_path: Path) -> None:
     for node, row in enumerate(torch.cat(rows)):
         ids = prompt + [drafts[i] for i in path_of(parents, node)]
         assert torch.equal(row, chain_logits(runner, ids, 1)[0])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_after_compaction_a_path_is_a_chain(dtype: str, tmp_path: Path) -> None:
+    runner = load(save_tiny(tmp_path, "llama"), dtype)
+    rng = random.Random(7)
+    prompt = [rng.randrange(101) for _ in range(14)]
+    parents = [-1, -1, 0, 1, 1, 2, 4, 3, 6, 0]
+    drafts, after = ([rng.randrange(101) for _ in range(n)] for n in (len(parents), 5))
+    for node in (0, 5, 8):
+        path = path_of(parents, node)
+        ids = prompt + [drafts[i] for i in path]
+        pages, _ = runner.page_table.allocate(range(40))
+        runner.forward([Segment(pages, 0, prompt + drafts, 1, parents)])
+        runner.compact([KeptPath(pages, len(prompt), path)])
+        logits = runner.forward([Segment(pages, len(ids), after, len(after))])
+        assert torch.equal(logits, chain_logits(runner, ids + after, len(after)))
+        runner.page_table.release(pages)
 
 
 def test_the_reference_forward_takes_trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

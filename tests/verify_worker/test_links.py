@@ -38,6 +38,7 @@ async def worker(fake_runner_class):
         vocab_size=runner.vocab_size,
         max_context=256,
         max_draft_tokens=8,
+        supports_trees=True,
         verification_modes=[VERIFICATION_MODE_COUPLED],
     )
     thread = ModelThread(lambda: VerifyCore(runner, Scheduler(runner.page_table, 32, 8), results, 8), "fake")
@@ -104,6 +105,19 @@ def grant(sequence_id, num_plain_steps=5):
     return DraftBlock(sequence_id=sequence_id, base_length=len(PROMPT), num_plain_steps=num_plain_steps)
 
 
+async def test_a_tree_s_verdict_names_the_accepted_path(worker):
+    address, runner = worker
+    truth = runner.complete(PROMPT, 3)
+    block = DraftBlock(
+        sequence_id=1, base_length=len(PROMPT), draft_ids=[truth[0], 9, truth[1], 9], parents=[-1, -1, 0, 1]
+    )
+    async with link_to(address) as link:
+        await link.send(opens=[opening(1)], blocks=[block])
+        frame = await link.until(lambda frame: frame.verdicts)
+    (verdict,) = frame.verdicts
+    assert (list(verdict.path), verdict.num_accepted, verdict.next_id) == ([0, 2], 2, truth[2])
+
+
 async def test_open_and_block_in_one_frame_give_the_target_s_tokens(worker):
     address, runner = worker
     truth = runner.complete(PROMPT, 4)
@@ -147,7 +161,7 @@ async def test_a_bad_open_is_refused_by_name_while_another_sequence_goes_on(work
         ("block.draft_ids[1]", {"draft_ids": [1, 97]}),
         ("block.draft_ids", {"draft_ids": [1] * 9}),
         ("block.num_plain_steps", {"num_plain_steps": 1025}),
-        ("block.parents[1]", {"draft_ids": [1, 2], "parents": [-1, -1]}),
+        ("block.parents[1]", {"draft_ids": [1, 2], "parents": [-1, 1]}),
     ],
 )
 async def test_a_bad_block_ends_its_sequence_only(worker, field, block):

@@ -29,6 +29,11 @@ class Forward(Protocol):
     name: str
     """Device and kernels: what the bits depend on besides weights and batch."""
 
+    @property
+    def pool(self) -> KvPool:
+        """Where it keeps keys and values."""
+        ...
+
     def __call__(self, batch: Batch) -> Tensor: ...
 
 
@@ -65,6 +70,7 @@ class CpuForward:
         self.name = (
             f"cpu {torch.backends.cpu.get_cpu_capability()}, {'tile' if kernels.has_tiles else 'vector'} kernels"
         )
+        self.pool = pool
         self._cache: CpuCache = kernels.create_cache(pool.keys, pool.values)
         context = CpuContext()
         use_packed_experts(model)
@@ -113,7 +119,7 @@ class ReferenceForward:
         device = torch.cuda.get_device_name(model.device) if is_cuda else torch.backends.cpu.get_cpu_capability()
         self.name = f"{model.device.type} {device}, reference kernels"
         self._model = model
-        self._pool = pool
+        self.pool = pool
         self._scratch_page = scratch_page  # belongs to nobody: padding rows write there
 
     def __call__(self, batch: Batch) -> Tensor:
@@ -121,7 +127,7 @@ class ReferenceForward:
         kept = batch.logit_rows + [0] * (-len(batch.logit_rows) % _ROW_MULTIPLE)
         logits = call_model(
             self._model,
-            PagedContext(self._pool, self._padded_rows(batch, num_padding)),
+            PagedContext(self.pool, self._padded_rows(batch, num_padding)),
             torch.tensor([batch.token_ids + [0] * num_padding], device=self._model.device),
             torch.tensor([batch.positions + [0] * num_padding], device=self._model.device),
             torch.tensor(kept or [0] * _ROW_MULTIPLE, device=self._model.device),

@@ -1,11 +1,16 @@
 """The paged KV tensors of a model. It knows layers, pages and slots, not sequences."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from foretoken.engine.staging import to_device
+from foretoken.engine.tree import KeptPath
 from foretoken.kernels.attention import attention
+from foretoken.kernels.kv_compact import kv_compact
 from foretoken.kernels.kv_write import kv_write
 from foretoken.kernels.rows import PagedRows
 
@@ -37,6 +42,26 @@ class KvPool:
             lead = (num_pages, page_size, shape.num_heads)
             self.keys[layer] = torch.zeros(*lead, shape.key_size, dtype=dtype, device=device)
             self.values[layer] = torch.zeros(*lead, shape.value_size, dtype=dtype, device=device)
+
+    def compact(self, paths: Sequence[KeptPath]) -> None:
+        """Move the keys and values of each path to where a chain would have put them; no two paths share a page."""
+        sources: list[int] = []
+        targets: list[int] = []
+        starts = [0]
+        for path in paths:
+            moves = [(path.tree_start + node, path.tree_start + i) for i, node in enumerate(path.nodes) if node != i]
+            sources += [self._pool_slot(path.page_ids, source) for source, _ in moves]
+            targets += [self._pool_slot(path.page_ids, target) for _, target in moves]
+            starts.append(len(sources))
+        if not sources:
+            return
+        device = next(iter(self.keys.values())).device
+        columns = to_device([np.array(column, np.int64) for column in (sources, targets, starts)], device)
+        for layer, keys in self.keys.items():
+            kv_compact(keys, self.values[layer], *columns)
+
+    def _pool_slot(self, page_ids: Sequence[int], slot: int) -> int:
+        return page_ids[slot // self.page_size] * self.page_size + slot % self.page_size
 
 
 class PagedContext:

@@ -1,7 +1,7 @@
 """Logits rules: pure functions of (prompt ids, path ids) that adjust the logits of a block's rows.
 
-A rule sees all rows of one sequence at once: row i follows the committed output and the first i draft ids. It knows no
-logits and no model; the adjustments are applied by `foretoken.kernels.logits_adjust`.
+A rule sees all rows of one sequence at once: row 0 follows the committed output, row i + 1 draft id i and what that one
+follows. It knows no logits and no model; the adjustments are applied by `foretoken.kernels.logits_adjust`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretoken.engine.sampling import SamplingParams
+from foretoken.engine.tree import node_depths
 
 
 @dataclass(slots=True)
@@ -25,8 +26,12 @@ class BlockPath:
 
     prompt_ids: Sequence[int]
     output_ids: Sequence[int]
-    """Committed output; row i follows output_ids + draft_ids[:i]."""
+    """Committed output."""
     draft_ids: Sequence[int]
+    parents: Sequence[int]
+    """Of each draft id, the index of the one it follows, -1 for the committed output."""
+    num_drafts: NDArray[np.int64]
+    """[rows] how many draft ids a row follows."""
     token_ids: NDArray[np.int64]
     """[M] vocabulary ids, ascending and unique."""
     in_prompt: NDArray[np.bool_]
@@ -41,6 +46,15 @@ class BlockPath:
     """[rows, M] then subtracted; +inf masks."""
     allowed: NDArray[np.int32] | None = None
     """[rows, ceil(V / 32)] bitmask of allowed ids, bit v & 31 of word v >> 5; None allows all."""
+
+    def followed_by(self, row: int) -> list[int]:
+        """The output and draft ids a row follows."""
+        followed: list[int] = []
+        node = row - 1
+        while node >= 0:
+            followed.append(self.draft_ids[node])
+            node = self.parents[node]
+        return [*self.output_ids, *reversed(followed)]
 
     def allow(self, row: int, mask: NDArray[np.int32]) -> None:
         """Narrows what a row allows to the bits of `mask`, [ceil(V / 32)]."""
@@ -120,8 +134,8 @@ class MinNewTokensRule(LogitsRule):
         return num_outputs < self._min_new_tokens
 
     def adjust(self, path: BlockPath) -> None:
-        num_short = self._min_new_tokens - len(path.output_ids)  # rows of a block follow ever longer outputs
-        path.penalty[:num_short, path.places(self.own_ids)] = np.inf
+        is_short = len(path.output_ids) + path.num_drafts < self._min_new_tokens
+        path.penalty[np.ix_(is_short, path.places(self.own_ids))] = np.inf
 
 
 @lru_cache(maxsize=4096)
@@ -141,15 +155,23 @@ def rules_for(params: SamplingParams) -> tuple[LogitsRule, ...]:
 
 
 def follow_rules(
-    rules: Sequence[LogitsRule], prompt_ids: Sequence[int], output_ids: Sequence[int], draft_ids: Sequence[int]
+    rules: Sequence[LogitsRule],
+    prompt_ids: Sequence[int],
+    output_ids: Sequence[int],
+    draft_ids: Sequence[int],
+    parents: Sequence[int] | None = None,
 ) -> BlockPath:
     """Applies rules to the len(draft_ids) + 1 rows of a block: one scan of the history, then an update per draft id.
 
     Args:
         rules: in the order they apply.
-        prompt_ids, output_ids: committed; draft_ids: row i follows the first i of them.
+        prompt_ids, output_ids: committed.
+        draft_ids: row i + 1 follows draft id i.
+        parents: of each draft id, the index of the one it follows, -1 for the committed output; None for a chain.
     """
     num_rows = len(draft_ids) + 1
+    if parents is None:
+        parents = range(-1, len(draft_ids) - 1)
     reads_output = any(rule.reads_output for rule in rules)
     prompt = np.asarray(prompt_ids if any(rule.reads_prompt for rule in rules) else (), dtype=np.int64)
     output = np.asarray(output_ids if reads_output else (), dtype=np.int64)
@@ -162,11 +184,14 @@ def follow_rules(
     counts = np.empty((num_rows, num_ids), dtype=np.int64)
     counts[:] = np.bincount(np.searchsorted(token_ids, output), minlength=num_ids)
     for i, place in enumerate(np.searchsorted(token_ids, drafts)):
-        counts[i + 1 :, place] += 1
+        counts[i + 1] = counts[parents[i] + 1]
+        counts[i + 1, place] += 1
     path = BlockPath(
         prompt_ids=prompt_ids,
         output_ids=output_ids,
         draft_ids=draft_ids,
+        parents=parents,
+        num_drafts=np.array([0, *(depth + 1 for depth in node_depths(parents))], dtype=np.int64),
         token_ids=token_ids,
         in_prompt=in_prompt,
         counts=counts,

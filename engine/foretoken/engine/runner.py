@@ -24,6 +24,7 @@ from foretoken.engine.page_table import PageTable
 from foretoken.engine.row_linear import BlockLinear, replace_linears
 from foretoken.engine.self_check import check_against_eager, eager_logits, find_row_dependence, sample_sequences
 from foretoken.engine.step_costs import StepCost, measure_step_costs
+from foretoken.engine.tree import KeptPath
 from foretoken.kernels.build import user_cache_dir
 from foretoken.kernels.cpu import CPU_DTYPES, CpuKernels, load_cpu_kernels
 
@@ -106,6 +107,11 @@ class ModelRunner:
         batch = build_batch(segments, self.page_table.page_size, self.max_batch_rows)
         self._check_range(batch)
         return self._forward(batch)
+
+    @torch.inference_mode()
+    def compact(self, paths: Sequence[KeptPath]) -> None:
+        """Make chains of accepted tree paths: afterwards their KV lies as if nothing else had been drafted."""
+        self._forward.pool.compact(paths)
 
     def measure_step_costs(
         self, rows: Sequence[int] = (1, 2, 4, 6, 8, 16, 32), contexts: Sequence[int] = (512,)

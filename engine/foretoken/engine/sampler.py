@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from foretoken.engine.logits_rules import LogitsRule, follow_rules, rules_for
 from foretoken.engine.sampling import SamplingParams
 from foretoken.engine.staging import to_device
+from foretoken.engine.tree import node_depths
 from foretoken.kernels.logits_adjust import logits_adjust
 from foretoken.kernels.sample import greedy, sample, token_logprobs
 
@@ -25,8 +26,9 @@ from foretoken.kernels.sample import greedy, sample, token_logprobs
 class SampleGroup:
     """The rows of one sequence, consecutive in the logits.
 
-    Row i (0 <= i <= len(draft_ids)) follows output_ids + draft_ids[:i] and chooses the token at position
-    len(prompt_ids) + len(output_ids) + i.
+    Row 0 follows output_ids, row i + 1 draft_ids[i] and what that one follows: draft_ids[parents[i]] and so on, in a
+    chain draft_ids[:i]. A row that follows n draft ids chooses the token at position
+    len(prompt_ids) + len(output_ids) + n.
     """
 
     params: SamplingParams
@@ -36,6 +38,8 @@ class SampleGroup:
     draft_ids: Sequence[int]
     extra_rules: Sequence[LogitsRule] = ()
     """Rules that apply after those of the parameters."""
+    parents: Sequence[int] | None = None
+    """Tree: index of each draft id's parent, -1 = the last committed token; None = a chain."""
 
     @property
     def has_rules(self) -> bool:
@@ -112,7 +116,10 @@ def noise_columns(groups: Sequence[SampleGroup], device: torch.device) -> tuple[
     seeds: list[int] = []
     for group in groups:
         first = len(group.prompt_ids) + len(group.output_ids)
-        positions += range(first, first + group.num_rows)
+        if group.parents is None:
+            positions += range(first, first + group.num_rows)
+        else:
+            positions += [first, *(first + 1 + depth for depth in node_depths(group.parents))]
         seeds += [group.params.seed] * group.num_rows
     columns = (np.array(seeds, dtype=np.uint64).view(np.int64), np.array(positions, dtype=np.int64))
     return tuple(to_device(columns, device))
@@ -141,7 +148,7 @@ def _adjust(logits: torch.Tensor, groups: Sequence[SampleGroup]) -> torch.Tensor
         end = first + group.num_rows
         rules = _rules(group)
         if rules:
-            path = follow_rules(rules, group.prompt_ids, group.output_ids, group.draft_ids)
+            path = follow_rules(rules, group.prompt_ids, group.output_ids, group.draft_ids, group.parents)
             num_known = int(np.searchsorted(path.token_ids, vocab_size))  # a draft model may know fewer ids
             columns = (path.bias, path.scale, path.penalty)
             pieces.append(

@@ -1,10 +1,22 @@
-"""Draft trees as lists of parents: depths, and where the nodes of a sequence's tree stand.
+"""Draft trees as lists of parents: depths, where the nodes of a sequence's tree stand, and which of them to keep.
 
 A tree is `parents` [n]: the index of each node's parent, -1 for the token before the tree, each below the node's own
 index. It knows no token ids, no pages and no model.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class KeptPath:
+    """Nodes of a sequence's tree that become its chain: the KV of nodes[i] moves to slot tree_start + i."""
+
+    page_ids: Sequence[int]
+    tree_start: int
+    """Slot of node 0."""
+    nodes: Sequence[int]
+    """Ascending."""
 
 
 def node_depths(parents: Sequence[int]) -> list[int]:

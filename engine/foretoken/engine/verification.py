@@ -51,12 +51,19 @@ class BlockGroup:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What a block turned into: emitted_ids are its first num_accepted draft ids and one token of the target's."""
+    """What a block turned into."""
 
-    num_accepted: int
+    path: list[int]
+    """Accepted drafts by index, root first; the leading ones of a chain."""
     emitted_ids: list[int]
+    """The accepted draft ids and one token of the target's."""
     logprobs: list[TokenLogprob]
     """One per emitted token when asked for, else empty."""
+
+    @property
+    def num_accepted(self) -> int:
+        """Length of the path."""
+        return len(self.path)
 
 
 def verify_blocks(logits: torch.Tensor, groups: Sequence[BlockGroup]) -> list[Verified]:
@@ -73,7 +80,7 @@ def verify_blocks(logits: torch.Tensor, groups: Sequence[BlockGroup]) -> list[Ve
     target_ids = sample_rows(adjusted, rows)
     chosen_ids = target_ids.tolist()
     first_rows = _first_rows(rows)
-    num_accepted = [0] * len(groups)
+    paths: list[list[int]] = [[] for _ in groups]
     for mode in {group.mode for group in groups}:
         members = [index for index, group in enumerate(groups) if group.mode is mode]
         places = [(groups[index], first_rows[index]) for index in members]
@@ -81,28 +88,33 @@ def verify_blocks(logits: torch.Tensor, groups: Sequence[BlockGroup]) -> list[Ve
             judged = _judge_equality(chosen_ids, places)
         else:
             judged = _judge_probabilities(mode, adjusted, target_ids, places)
-        for index, (count, next_id) in zip(members, judged, strict=True):
-            num_accepted[index] = count
-            first = first_rows[index]
-            chosen_ids[first : first + count + 1] = [*rows[index].draft_ids[:count], next_id]
+        for index, (path, next_id) in zip(members, judged, strict=True):
+            paths[index] = path
+            emitted_ids = [*(rows[index].draft_ids[node] for node in path), next_id]
+            for row, token_id in zip(_rows_of(path, first_rows[index]), emitted_ids, strict=True):
+                chosen_ids[row] = token_id
     logprobs = logprobs_of_rows(logits, torch.tensor(chosen_ids, device=logits.device), rows)
     return [
         Verified(
-            count,
-            chosen_ids[first : first + count + 1],
-            [logprob for logprob in logprobs[first : first + count + 1] if logprob is not None],
+            path,
+            [chosen_ids[row] for row in _rows_of(path, first)],
+            [logprob for row in _rows_of(path, first) if (logprob := logprobs[row]) is not None],
         )
-        for first, count in zip(first_rows, num_accepted, strict=True)
+        for first, path in zip(first_rows, paths, strict=True)
     ]
 
 
-def _judge_equality(chosen_ids: Sequence[int], places: Sequence[tuple[BlockGroup, int]]) -> list[tuple[int, int]]:
-    """(num_accepted, next_id) of COUPLED groups, each with its first row."""
-    judged = []
-    for group, first in places:
-        path, next_id = accept_block(chosen_ids[first : first + group.rows.num_rows], group.rows.draft_ids)
-        judged.append((len(path), next_id))
-    return judged
+def _rows_of(path: Sequence[int], first_row: int) -> list[int]:
+    """The rows that chose what a block with this accepted path emits."""
+    return [first_row, *(first_row + 1 + node for node in path)]
+
+
+def _judge_equality(chosen_ids: Sequence[int], places: Sequence[tuple[BlockGroup, int]]) -> list[tuple[list[int], int]]:
+    """(path, next_id) of COUPLED groups, each with its first row."""
+    return [
+        accept_block(chosen_ids[first : first + group.rows.num_rows], group.rows.draft_ids, group.rows.parents)
+        for group, first in places
+    ]
 
 
 def _judge_probabilities(
@@ -110,8 +122,8 @@ def _judge_probabilities(
     adjusted: torch.Tensor,
     target_ids: torch.Tensor,
     places: Sequence[tuple[BlockGroup, int]],
-) -> list[tuple[int, int]]:
-    """(num_accepted, next_id) of groups of one mode other than COUPLED, each with its first row."""
+) -> list[tuple[list[int], int]]:
+    """(path, next_id) of groups of one mode other than COUPLED, chains all, each with its first row."""
     device = adjusted.device
     groups = [group.rows for group, _ in places]
     rows = torch.tensor([first + i for group, first in places for i in range(group.rows.num_rows)], device=device)
@@ -125,7 +137,7 @@ def _judge_probabilities(
         probs = DraftProbs.from_lists([pair for group, _ in places for pair in _distributions(group)], device)
         results = rejection(*chains, probs, *noise_columns(groups, device), *columns)
     num_accepted, next_ids = (result.tolist() for result in results)
-    return list(zip(num_accepted, next_ids, strict=True))
+    return [(list(range(count)), next_id) for count, next_id in zip(num_accepted, next_ids, strict=True)]
 
 
 def _distributions(group: BlockGroup) -> list[tuple[list[int], list[float]]]:

@@ -94,9 +94,9 @@ class VerifyCore:
         elif base_length != seq.committed_length:
             seq.plain_until = 0
             self._sink.stale(key, seq.committed_length)
-        elif base_length + len(block.draft_ids) + 1 > seq.max_length:
-            limit = f"must be at most {seq.max_length - base_length - 1} ids, what fits before max_length"
-            self._fail(key, InvalidArgumentError("block.draft_ids", f"{len(block.draft_ids)} ids", limit))
+        elif base_length + block.depth + 1 > seq.max_length:
+            limit = f"must be at most {seq.max_length - base_length - 1} ids deep, what fits before max_length"
+            self._fail(key, InvalidArgumentError("block.draft_ids", f"{block.depth} ids", limit))
         else:
             seq.block = block
             seq.waiting_since_ns = block.arrived_ns

@@ -112,6 +112,8 @@ def _verdict(decision: Decision) -> Verdict:
         forward_ns=decision.forward_ns,
         num_draft_tokens=decision.num_draft_tokens,
     )
+    if decision.path is not None:
+        verdict.path.extend(decision.path)
     for logprob in decision.logprobs:
         verdict.logprobs.add(logprob=logprob.logprob, top_ids=logprob.top_ids, top_logprobs=logprob.top_logprobs)
     return verdict

@@ -15,12 +15,16 @@ from foretoken.verify_worker.sequence import VerifySequence
 
 @dataclass(slots=True)
 class Work:
-    """The rows of one sequence in a forward: prefill [kv_length, kv_length + num_prefill), then the block, if any."""
+    """The rows of one sequence in a forward: prefill [kv_length, kv_length + num_prefill), then the block, if any.
+
+    The nodes of a tree take slots like the ids of a chain, in the order they came.
+    """
 
     sequence: VerifySequence
     num_prefill: int
     takes_block: bool
     draft_ids: list[int]
+    parents: list[int] | None = None
 
     @property
     def num_rows(self) -> int:
@@ -71,11 +75,17 @@ class Scheduler:
         """As much of the sequence's work as the rows allow, None when that is nothing."""
         num_missing = seq.num_missing_kv
         num_prefill = min(num_missing, rows_left, prefill_left)
-        draft_ids = seq.block.draft_ids if seq.block is not None else []
+        draft_ids, parents = (seq.block.draft_ids, seq.block.parents or None) if seq.block is not None else ([], None)
+        if parents is not None:
+            # A tree may have more nodes than there are slots; its first nodes are a tree, and drafts may be missing.
+            room = self._page_table.num_pages * self._page_table.page_size - seq.committed_length
+            draft_ids, parents = draft_ids[:room], parents[:room]
         takes_block = seq.has_block and num_prefill == num_missing and num_prefill + 1 + len(draft_ids) <= rows_left
         if not takes_block and num_prefill == 0:
             return None
-        return Work(seq, num_prefill, takes_block, draft_ids if takes_block else [])
+        if not takes_block:
+            return Work(seq, num_prefill, takes_block, [])
+        return Work(seq, num_prefill, takes_block, draft_ids, parents)
 
     def _make_room(
         self, seq: VerifySequence, length: int, sequences: Iterable[VerifySequence], planned: list[Work]

@@ -7,6 +7,7 @@ from opentelemetry.trace import INVALID_SPAN, Span
 from foretoken.engine.draft_probs import SparseProbs
 from foretoken.engine.sampler import TokenLogprob
 from foretoken.engine.sampling import SamplingParams
+from foretoken.engine.tree import node_depths
 from foretoken.engine.verification import VerificationMode
 from foretoken.rpc.link.worker_entries import SequenceKey
 
@@ -19,9 +20,14 @@ class Block:
     arrived_ns: int
     """`time.perf_counter_ns` at arrival."""
     parents: list[int] = field(default_factory=list)
-    """As sent; empty = a chain."""
+    """Tree: index of each draft id's parent, -1 = the last committed token; empty = a chain."""
     draft_probs: list[SparseProbs] = field(default_factory=list)
     """What each draft id was sampled from; empty = each was certain."""
+
+    @property
+    def depth(self) -> int:
+        """The most draft tokens that can be accepted."""
+        return max(node_depths(self.parents)) + 1 if self.parents else len(self.draft_ids)
 
 
 @dataclass(slots=True, eq=False)
@@ -103,6 +109,8 @@ class Decision:
     base_length: int
     num_draft_tokens: int
     num_accepted: int
+    path: list[int] | None
+    """The accepted nodes of a tree, root first; None for chains."""
     next_id: int
     logprobs: list[TokenLogprob]
     """One per emitted token when asked for, else empty."""

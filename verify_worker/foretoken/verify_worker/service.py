@@ -60,7 +60,7 @@ def _load(settings: VerifyWorkerSettings, results: VerifyResults, hello: WorkerH
             runner.measure_step_costs(),
             max_sequences=settings.max_sequences,
             verification_modes=tuple(MODES),
-            supports_trees=False,
+            supports_trees=True,
             max_draft_tokens=settings.max_draft_tokens,
             page_size=settings.page_size,
             numerics=runner.numerics,

@@ -66,6 +66,11 @@ class CudaForward:
         """The bounds on the longest sequence that forwards are recorded for, ascending."""
         return self._lengths
 
+    @property
+    def pool(self) -> KvPool:
+        """Where it keeps keys and values."""
+        return self._pool
+
     def use_pool(self, pool: KvPool) -> None:
         """Keep keys and values there from now on; forgets what was recorded over another pool."""
         self._pool = pool

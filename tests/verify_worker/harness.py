@@ -1,0 +1,78 @@
+"""A verify core over any runner, and a sink that records what it says."""
+
+import time
+
+from foretoken.engine.sampling import SamplingParams
+from foretoken.engine.verification import VerificationMode as Mode
+from foretoken.verify_worker.core import VerifyCore
+from foretoken.verify_worker.scheduler import Scheduler
+from foretoken.verify_worker.sequence import Block, VerifySequence
+
+EOS = 96
+
+
+class RecordingSink:
+    def __init__(self):
+        self.decisions, self.stales, self.failures, self.load = [], [], {}, None
+
+    def decided(self, decisions, load):
+        self.decisions += decisions
+        self.load = load
+
+    def stale(self, key, length):
+        self.stales.append((key, length))
+
+    def failed(self, key, error):
+        self.failures[key] = error
+
+    def load_changed(self, load):
+        self.load = load
+
+
+class Bench:
+    """A core with its fake model and sink."""
+
+    def __init__(self, runner, max_rows=32, max_prefill_rows=8, max_sequences=16):
+        self.runner = runner
+        self.sink = RecordingSink()
+        self.scheduler = Scheduler(runner.page_table, max_rows, max_prefill_rows)
+        self.core = VerifyCore(runner, self.scheduler, self.sink, max_sequences)
+
+    def open(
+        self, sequence_id, prompt_ids, output_ids=(), max_length=200, deadline_s=None, mode=Mode.COUPLED, **params
+    ):
+        params = {"temperature": 0.0, "eos_token_ids": (EOS,), "ignore_eos": True} | params
+        self.core.open(
+            VerifySequence(
+                key=(1, sequence_id),
+                params=SamplingParams(**params),
+                prompt_ids=list(prompt_ids),
+                output_ids=list(output_ids),
+                max_length=max_length,
+                opened_ns=time.perf_counter_ns(),
+                mode=mode,
+                deadline_s=deadline_s,
+            )
+        )
+
+    def block(self, sequence_id, base_length, draft_ids, num_plain_steps=0, **fields):
+        block = Block(list(draft_ids), time.perf_counter_ns(), **fields)
+        self.core.verify((1, sequence_id), base_length, block, num_plain_steps)
+
+    def run(self):
+        for _ in range(1000):
+            if not self.core.has_work:
+                return
+            self.core.step()
+            self.core.check_integrity()
+        raise AssertionError("the core never came to rest")
+
+    def emitted(self, sequence_id, drafts):
+        """Ids decided for a sequence, given the draft block of each decision by base length."""
+        ids = []
+        for decision in self.sink.decisions:
+            if decision.key == (1, sequence_id):
+                draft_ids = drafts.get(decision.base_length, [])
+                path = range(decision.num_accepted) if decision.path is None else decision.path
+                ids += [*(draft_ids[node] for node in path), decision.next_id]
+        return ids
