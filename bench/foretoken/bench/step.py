@@ -168,12 +168,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return NO_DEVICE_STATUS
     torch.manual_seed(0)
     results = []
-    with torch.inference_mode():
-        options.copy_bytes_per_s = DeviceTimer(device).copy_bytes_per_s()
-        for name in options.models:
-            results.append(measure_model(name, device, options))
-            print_report(results[-1])
-            torch.cuda.empty_cache()
+    options.copy_bytes_per_s = DeviceTimer(device).copy_bytes_per_s()
+    for name in options.models:
+        results.append(measure_model(name, device, options))
+        print_report(results[-1])
+        torch.cuda.empty_cache()
     about = {"device": describe_device(device), "hardware": describe_hardware(), "versions": describe_versions()}
     copy_gb_per_s = round(options.copy_bytes_per_s / 1e9, 1)
     print(json.dumps({"bench": "step", "copy_gb_per_s": copy_gb_per_s, "models": results} | about))

@@ -71,3 +71,12 @@ def test_inputs_of_one_batch_have_its_size() -> None:
     token_ids, positions, logit_rows = inputs.model_arguments()
     assert (token_ids.tolist(), positions.tolist(), logit_rows.tolist()) == ([[1, 2]], [[3, 4]], [0])
     assert {tensor.dtype for tensor in (token_ids, positions, logit_rows)} == {torch.int64}
+
+
+def test_every_column_is_aligned_whatever_the_number_of_rows() -> None:
+    for num_rows in range(1, 9):
+        inputs = make(num_rows, num_rows)
+        rows = inputs.make_rows(64)
+        assert rows.paths is not None
+        columns = (rows.positions, rows.row_segments, rows.page_starts, rows.page_ids, rows.paths.starts)
+        assert {(column.data_ptr() - inputs.token_ids.data_ptr()) % 16 for column in columns} == {0}

@@ -6,6 +6,7 @@ what a batch uses of it is copied. Rows beyond the batch are padding: token 0 at
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -24,12 +25,15 @@ class StepInputs:
         self._num_logits = num_logits
         self._scratch_page = scratch_page
         sizes = (num_rows, num_rows, num_rows, num_logits, num_rows + 2, num_rows + 1, tail_size)
+        bounds = list(accumulate((_aligned(size) for size in sizes), initial=0))
+        places = [slice(start, start + size) for start, size in zip(bounds, sizes, strict=False)]
         is_cuda = device.type == "cuda"
-        self._host = torch.zeros(sum(sizes), dtype=torch.int32, pin_memory=is_cuda)
-        self._device = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
-        self._columns = np.split(self._host.numpy(), np.cumsum(sizes[:-1]))
+        self._host = torch.zeros(bounds[-1], dtype=torch.int32, pin_memory=is_cuda)
+        self._device = torch.zeros(bounds[-1], dtype=torch.int32, device=device)
+        self._columns = [self._host.numpy()[place] for place in places]
+        self._tail_start = bounds[-2]
         self._copied = torch.cuda.Event() if is_cuda else None  # type: ignore[no-untyped-call]
-        parts = torch.split(self._device, list(sizes))
+        parts = [self._device[place] for place in places]
         parts[-1].fill_(scratch_page)  # until it is filled, all rows are padding
         self.token_ids, self.positions, self._row_segments, self.logit_rows, *self._starts, self._tail = parts
 
@@ -71,7 +75,7 @@ class StepInputs:
         for column, (values, padding) in zip(self._columns[:-1], filled, strict=True):
             column[: len(values)] = values
             column[len(values) :] = padding
-        num_used = len(self._host) - len(tail) + num_tail
+        num_used = self._tail_start + num_tail
         self._device[:num_used].copy_(self._host[:num_used], non_blocking=True)
         if self._copied is not None:
             self._copied.record()
@@ -91,5 +95,11 @@ class StepInputs:
 
 
 def _tail_length(batch: Batch) -> int:
-    page_ids, slots = batch.parts()[3], batch.parts()[5]
-    return len(page_ids) + 1 + len(slots)
+    """The batch's page ids, the scratch page, and the slots of its paths."""
+    num_starts = batch.num_segments + 1 + (batch.num_rows + 1 if batch.has_trees else 0)
+    return len(batch.layout) - 2 * batch.num_rows - num_starts + 1
+
+
+def _aligned(size: int) -> int:
+    """Every column starts at a multiple of 16 bytes: kernels are compiled anew for pointers of another alignment."""
+    return -(-size // 4) * 4
