@@ -1,0 +1,60 @@
+"""The kernels of paged keys and of acceptance compile for a GPU where there is none, and nothing rounds once for twice."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from foretoken.kernels.accept import kernel as accepting
+from foretoken.kernels.attention import kernel as attending
+from foretoken.kernels.kv_compact import kernel as compacting
+from foretoken.kernels.kv_write import kernel as writing
+
+HOPPER = GPUTarget("cuda", 90, 32)
+CACHED = {"query", "key", "value", "key_cache", "value_cache", "out"}
+FLOATS = {"part_maximum", "part_total", "part_sums"}
+INT64 = {"sources", "targets", "starts", "target_ids", "draft_ids", "parents", "offsets", "num_accepted", "path"}
+SCALARS = {"scale": "fp32", "softcap": "fp32", "window": "i32", "num_segments": "i32", "num_chunks": "i32"}
+SIZES = {"NUM_HEADS": 8, "KEY_SIZE": 128, "VALUE_SIZE": 128}
+ATTEND = SIZES | {"GROUP": 4, "PAGE_SIZE": 16, "ROWS": 8, "BLOCK_M": 32, "BLOCK_N": 64, "BLOCK_D": 128, "BLOCK_E": 128}
+EVERYTHING = {"HAS_WINDOW": True, "HAS_SOFTCAP": True, "HAS_TREES": True}
+NOTHING = dict.fromkeys(EVERYTHING, False)
+# kernel, constants
+KERNELS = [
+    (attending._attend, ATTEND | EVERYTHING | {"IS_SPLIT": False, "IS_INTERPRETED": False}),
+    (attending._attend, ATTEND | NOTHING | {"IS_SPLIT": True, "IS_INTERPRETED": False}),
+    (attending._fold_chunks, {"NUM_QUERY_HEADS": 32, "VALUE_SIZE": 128, "BLOCK_E": 128, "HAS_WINDOW": True}),
+    (writing._write, SIZES | {"PAGE_SIZE": 16, "BLOCK": 128, "HAS_TREES": True}),
+    (compacting._compact, SIZES | {"BLOCK": 128}),
+    (accepting._accept, {"IS_CHAIN": False, "BLOCK": 128}),
+]
+
+
+def argument_type(name: str) -> str:
+    if name in SCALARS or name.endswith("_stride") or name == "num_splits":
+        return SCALARS.get(name, "i32")
+    if name in CACHED:
+        return "*bf16"
+    return "*fp32" if name in FLOATS else "*i64" if name in INT64 or name == "next_id" else "*i32"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kernel", "constants"), KERNELS, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_kernel_compiles(
+    kernel: Any, constants: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    names = kernel.arg_names
+    signature = {name: "constexpr" if name in constants else argument_type(name) for name in names}
+    places = {(names.index(name),): value for name, value in constants.items()}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if signature[name].startswith("*")}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=places, attrs=aligned)
+    compiled = triton.compile(source, target=HOPPER, options={"num_warps": 4, "enable_fp_fusion": False})
+    assert len(compiled.asm["cubin"]) > 0
+    assert "fma.rn.f32" not in compiled.asm["ptx"]
+    # The keys are read ahead of the tensor cores that multiply them.
+    is_attention = kernel is attending._attend
+    assert ("mma.sync" in compiled.asm["ptx"]) == ("cp.async" in compiled.asm["ptx"]) == is_attention
