@@ -1,4 +1,4 @@
-"""The kernels of paged keys and of acceptance compile for a GPU where there is none, and nothing rounds once for twice."""
+"""The kernels of paged keys and of acceptance compile for a GPU where there is none, without fused rounding."""
 
 from pathlib import Path
 from typing import Any
