@@ -17,6 +17,7 @@ __all__ = ["MAX_DRAFT_PROBS", "DraftProbs", "rejection"]
 
 IMPLEMENTATIONS: dict[dispatch.PathName, Callable[..., tuple[torch.Tensor, torch.Tensor]]] = {
     "reference": reference.rejection,
+    "triton": dispatch.triton("foretoken.kernels.rejection.kernel", "rejection"),
 }
 
 

@@ -17,6 +17,7 @@ __all__ = ["DELTA", "EPSILON", "typical"]
 
 IMPLEMENTATIONS: dict[dispatch.PathName, Callable[..., tuple[torch.Tensor, torch.Tensor]]] = {
     "reference": reference.typical,
+    "triton": dispatch.triton("foretoken.kernels.typical.kernel", "typical"),
 }
 
 
