@@ -21,6 +21,8 @@ from foretoken.bench.matrix import TOP_P, Cell, all_cells
 from foretoken.bench.matrix_runner import MatrixRunner, RunnerConfig
 from foretoken.bench.near_tie import MAX_GAP
 from foretoken.bench.prompts import OWN_PROMPTS, fingerprint, load_prompts
+from foretoken.engine.fingerprint import hash_weights
+from foretoken.engine.loading import resolve_directory
 
 RULE = (
     f"near-tie rule (float32 against transformers only): at the first differing position the two best logits are less "
@@ -37,8 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(cell.name for cell in cells))
         return 0
     manifest = {
-        "target": Path(options.target).name,
-        "draft": Path(options.draft).name,
+        "target": hash_weights(resolve_directory(options.target, None)),
+        "draft": hash_weights(resolve_directory(options.draft, None)),
         "prompts": fingerprint(prompts),
         "num_prompts": len(prompts),
         "max_new_tokens": options.max_new_tokens,
