@@ -3,7 +3,8 @@
     python -m foretoken.bench.end_to_end --target DIR --draft DIR --prompts FILE --drafter model --dtype bfloat16
 
 Speeds are per stream, in tokens per second of wall time, prefill included. No speed is printed unless every sequence is
-identical: Foretoken with and without speculation, and in greedy float32 Foretoken and `generate()` (near-ties excused).
+identical: Foretoken with and without speculation (twice with it where --mode lets tokens depend on the draft), and in
+greedy float32 Foretoken and `generate()` (near-ties excused).
 The last stdout line is one JSON object.
 """
 
@@ -77,7 +78,8 @@ async def _measure_prompt(
     measurements.drafted.append(drafted)
     for side, timed in ((FORETOKEN, drafted), (FORETOKEN_OFF, plain)):
         measurements.add_speed(side, len(timed.completion.output_ids), timed.seconds)
-    measurements.identity.add(compare_equal(prompt, drafted.completion, plain.completion))
+    reference = plain if options.is_drafted_as_plain else await _foretoken(options, stack, options.drafter, prompt)
+    measurements.identity.add(compare_equal(prompt, drafted.completion, reference.completion))
     if baseline is None:
         return
     runs: dict[str, BaselineRun] = {}
@@ -105,6 +107,8 @@ async def measure_concurrent(
             totals[side].append(sum(len(answer.completion.output_ids) for answer in timed) / seconds)
             answers.append(timed)
         for prompt, drafted, plain in zip(requests, *answers, strict=True):
+            if not options.is_drafted_as_plain:
+                continue  # each prompt was compared with its repetition, one stream at a time
             identity.add(compare_equal(prompt, drafted.completion, plain.completion))
     return {"streams": options.concurrency, **{side: round(median(speeds), 1) for side, speeds in totals.items()}}
 
@@ -114,7 +118,7 @@ async def _foretoken(options: Options, stack: Stack, drafter: str, prompt: Promp
         stack.client,
         prompt.text,
         sampling(options.max_new_tokens, options.temperature, options.top_p, seed=prompt.index),
-        speculation(drafter, options.num_draft_tokens),
+        speculation(drafter, options.num_draft_tokens, options.mode),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from foretoken.bench.matrix import DRAFTERS, DTYPES, NO_DRAFTER
 from foretoken.bench.prompts import OWN_PROMPTS
+from foretoken.client import VerificationMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class Options:
     max_new_tokens: int
     drafter: str
     num_draft_tokens: int | None
+    mode: VerificationMode
     temperature: float
     top_p: float
     dtype: str
@@ -35,6 +37,11 @@ class Options:
     def is_comparable_with_transformers(self) -> bool:
         """Whether `generate()` must give the same ids: greedy float32."""
         return self.dtype == "float32" and self.temperature == 0
+
+    @property
+    def is_drafted_as_plain(self) -> bool:
+        """Whether speculation must change no token."""
+        return self.mode is VerificationMode.COUPLED or self.temperature == 0
 
     def as_json(self) -> dict[str, Any]:
         """The options; paths by their last part, so that no machine's layout enters a report."""
@@ -53,6 +60,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     add("--max-new-tokens", type=_positive, default=128, help="tokens per answer")
     add("--drafter", choices=(NO_DRAFTER, *DRAFTERS), default="model", help="who guesses")
     add("--num-draft-tokens", type=_positive, help="tokens per draft block (default: the router's choice)")
+    add("--mode", type=VerificationMode, choices=list(VerificationMode), default="coupled", help="of verification")
     add("--temperature", type=float, default=0.0, help="0 = greedy")
     add("--top-p", type=float, default=1.0, help="nucleus, for both sides")
     add("--dtype", choices=DTYPES, default="bfloat16", help="of all models on both sides")

@@ -12,7 +12,7 @@ from typing import TypeVar
 from asyncio_pool import AioPool
 
 from foretoken.bench.matrix import NO_DRAFTER
-from foretoken.client import AsyncClient, Completion, Sampling, Speculation
+from foretoken.client import AsyncClient, Completion, Sampling, Speculation, VerificationMode
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -31,11 +31,11 @@ class TimedCompletion:
         return len(self.completion.output_ids) / self.seconds
 
 
-def speculation(drafter: str, num_draft_tokens: int | None = None) -> Speculation:
+def speculation(drafter: str, num_draft_tokens: int | None = None, mode: VerificationMode | None = None) -> Speculation:
     """Names a drafter, or turns speculation off for "none"."""
     if drafter == NO_DRAFTER:
         return Speculation(off=True)
-    return Speculation(drafter=drafter, num_draft_tokens=num_draft_tokens)
+    return Speculation(drafter=drafter, num_draft_tokens=num_draft_tokens, mode=mode)
 
 
 def sampling(max_new_tokens: int, temperature: float, top_p: float = 1.0, seed: int | None = None) -> Sampling:
