@@ -62,11 +62,14 @@ class Pool {
       return;
     }
     const uint32_t epoch = epoch_.load(std::memory_order_relaxed) + 1;
+    // A worker that is late may still compare a cursor of the last job with its end: no end may grow under that cursor.
+    for (int i = 0; i < num_threads_; ++i)
+      cursors_[i].value.store(uint64_t(epoch) << 32 | kExhausted, std::memory_order_release);
     job_ = job;
     task_ = task;
     remaining_.store(num_tasks, std::memory_order_relaxed);
     for (int i = 0; i < num_threads_; ++i) {
-      ends_[i].store(static_cast<int>(int64_t(num_tasks) * (i + 1) / num_threads_), std::memory_order_relaxed);
+      ends_[i].store(static_cast<int>(int64_t(num_tasks) * (i + 1) / num_threads_), std::memory_order_release);
       const uint64_t begin = int64_t(num_tasks) * i / num_threads_;
       cursors_[i].value.store(uint64_t(epoch) << 32 | begin, std::memory_order_release);
     }
@@ -82,6 +85,7 @@ class Pool {
 
  private:
   static constexpr int kMaxThreads = 256;
+  static constexpr uint64_t kExhausted = 0x7fffffff;  // not below any end
   static constexpr auto kSpin = std::chrono::microseconds(60);
 
   struct alignas(64) Cursor {
@@ -95,7 +99,7 @@ class Pool {
       const int from = (self + i) % num_threads;
       std::atomic<uint64_t>& cursor = cursors_[from].value;
       uint64_t seen = cursor.load(std::memory_order_acquire);
-      while (uint32_t(seen >> 32) == epoch && int(uint32_t(seen)) < ends_[from].load(std::memory_order_relaxed)) {
+      while (uint32_t(seen >> 32) == epoch && int(uint32_t(seen)) < ends_[from].load(std::memory_order_acquire)) {
         if (!cursor.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel)) continue;
         task_(job_, int(uint32_t(seen)));
         remaining_.fetch_sub(1, std::memory_order_release);

@@ -1,0 +1,21 @@
+"""The thread pool of the CPU kernels: every task of every job runs exactly once."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from foretoken.kernels import build, cpu
+
+
+@pytest.mark.parametrize("num_threads", [2, 8])
+def test_every_task_runs_once(tmp_path: Path, num_threads: int) -> None:
+    compiler = build.find_compiler(cpu.LIBRARY)
+    if compiler is None:
+        pytest.skip("no compiler: there is no pool to test")
+    program = tmp_path / "pool_stress"
+    headers, source = cpu.LIBRARY.source.parent, Path(__file__).with_name("pool_stress.cpp")
+    command = [compiler, "-O2", "-std=c++17", "-pthread", f"-I{headers}", str(source), "-o", str(program)]
+    subprocess.run(command, check=True, timeout=120)
+    finished = subprocess.run([program, "1500000", str(num_threads)], capture_output=True, check=True, timeout=120)
+    assert finished.stdout == b"0\n"
