@@ -109,6 +109,8 @@ async def test_complete_gives_the_whole_answer(router, script, runner) -> None:
         num_verify_forwards=2,
         num_emitted_tokens=4,
         round_ns=2_000_000,
+        num_rounds=3,
+        first_draft_forward_ns=500_000,
     )
     logprobs = types_pb2.TokenLogprobs(logprob=-0.5, top_ids=[9, 8], top_logprobs=[-0.5, -1.5])
     message = pb.GenerateTokens(text="x", tokens=[pb.GeneratedToken(id=9, origin=99, logprobs=logprobs)])
@@ -124,6 +126,8 @@ async def test_complete_gives_the_whole_answer(router, script, runner) -> None:
     assert answer.tokens[0].origin is TokenOrigin.UNKNOWN
     assert answer.speculation.acceptance_rate == 0.25 and answer.speculation.block_efficiency == 2
     assert answer.speculation.acceptance_per_position == (0.5, 0.0)
+    assert answer.speculation.num_rounds == 3
+    assert answer.speculation.first_draft_forward_s == pytest.approx(0.0005)
     assert answer.speculation.round_s == pytest.approx(0.002) and answer.duration_s == pytest.approx(0.005)
 
 

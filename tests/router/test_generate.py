@@ -171,7 +171,18 @@ async def test_provenance_and_statistics_add_up(make_cluster: MakeCluster) -> No
         assert token.source == (DRAFT_SOURCE_NGRAM if is_accepted else DRAFT_SOURCE_UNSPECIFIED)
     assert stats.num_failed_drafts == stats.num_failovers == 0
     assert 0 < stats.router_overhead_p50_ns < stats.round_ns
+    assert stats.num_rounds == stats.num_drafts
+    assert 0 < stats.first_draft_forward_ns < stats.draft_forward_ns
     assert reply.finish.duration_ns >= reply.finish.time_to_first_token_ns > 0
+
+
+async def test_rounds_whose_draft_was_empty_count_as_rounds(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster()
+    cluster.drafters[0].faults.is_empty = True
+    stats = (await cluster.generate(max_new_tokens=20, ignore_eos=True)).finish.speculation
+    # The first token comes from such a round too; the last one needs no draft.
+    assert (stats.num_drafts, stats.num_rounds, stats.num_verify_forwards) == (0, 19, 20)
+    assert 0 < stats.first_draft_forward_ns < stats.draft_forward_ns < stats.round_ns
 
 
 async def test_sources_name_the_drafter(make_cluster: MakeCluster) -> None:

@@ -164,13 +164,13 @@ def _acceptance_per_position(stats: Sequence[SpeculationStats]) -> list[float]:
 
 
 def _round_times(stats: Sequence[SpeculationStats]) -> dict[str, float]:
-    """Where the mean drafted round goes, milliseconds; the two verify figures are per target forward."""
-    num_drafts = max(1, sum(s.num_drafts for s in stats))
+    """Where the mean round goes, milliseconds; the two verify figures are per target forward."""
+    num_rounds = max(1, sum(s.num_rounds for s in stats))
     num_forwards = max(1, sum(s.num_verify_forwards for s in stats))
     seconds = {
-        "whole": sum(s.round_s for s in stats) / num_drafts,
-        "draft_queue": sum(s.draft_queue_s for s in stats) / num_drafts,
-        "draft_forward": sum(s.draft_forward_s for s in stats) / num_drafts,
+        "whole": sum(s.round_s for s in stats) / num_rounds,
+        "draft_queue": sum(s.draft_queue_s for s in stats) / num_rounds,
+        "draft_forward": sum(s.draft_forward_s for s in stats) / num_rounds,
         "verify_queue": sum(s.verify_queue_s for s in stats) / num_forwards,
         "verify_forward": sum(s.verify_forward_s for s in stats) / num_forwards,
     }

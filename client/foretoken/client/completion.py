@@ -73,6 +73,10 @@ class SpeculationStats:
     """Times the sequence was re-opened on another or restarted verify worker."""
     router_overhead_p50_s: float
     """Median over rounds of the time in neither worker."""
+    num_rounds: int
+    """Rounds that asked for a draft and got an answer, an empty one included."""
+    first_draft_forward_s: float
+    """Of the first of them, which includes the drafter's prefill of the prompt."""
 
     @property
     def acceptance_rate(self) -> float:
@@ -113,6 +117,8 @@ class SpeculationStats:
             num_failed_drafts=message.num_failed_drafts,
             num_failovers=message.num_failovers,
             router_overhead_p50_s=message.router_overhead_p50_ns * _NS,
+            num_rounds=message.num_rounds,
+            first_draft_forward_s=message.first_draft_forward_ns * _NS,
         )
 
 

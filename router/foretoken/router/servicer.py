@@ -168,6 +168,8 @@ def _finish(event: Finished) -> pb.GenerateFinish:
             num_failed_drafts=counts.num_failed_drafts,
             num_failovers=counts.num_failovers,
             router_overhead_p50_ns=counts.router_overhead_p50_ns,
+            num_rounds=counts.num_rounds,
+            first_draft_forward_ns=counts.first_draft_forward_ns,
         ),
         queue_ns=event.queue_ns,
         time_to_first_token_ns=event.time_to_first_token_ns,

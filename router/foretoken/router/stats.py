@@ -28,6 +28,8 @@ class SpeculationCounts:
     round_ns: int = 0
     num_failed_drafts: int = 0
     num_failovers: int = 0
+    num_rounds: int = 0
+    first_draft_forward_ns: int = 0
     _overheads_ns: array[int] = field(default_factory=lambda: array("q"))
 
     @property
@@ -58,6 +60,9 @@ class SpeculationCounts:
 
     def add_round(self, round_ns: int, draft_queue_ns: int, draft_forward_ns: int, verify_ns: int) -> None:
         """A round that asked for a draft and got one: from asking to the verdict."""
+        if not self.num_rounds:
+            self.first_draft_forward_ns = draft_forward_ns
+        self.num_rounds += 1
         self.round_ns += round_ns
         self.draft_queue_ns += draft_queue_ns
         self.draft_forward_ns += draft_forward_ns
