@@ -15,6 +15,12 @@ from typing import Any
 from foretoken.bench.machine import num_cores
 
 PLAIN, ASSISTED, PROMPT_LOOKUP = "plain", "assisted", "prompt_lookup"
+BASELINE_NAMES = {
+    PLAIN: "transformers_generate",
+    ASSISTED: "transformers_assisted",
+    PROMPT_LOOKUP: "transformers_prompt_lookup",
+}
+"""Method to its name in reports."""
 # Passive waiting suits several processes that share cores; this one is alone when it is timed.
 SERVICE_ONLY_VARIABLES = ("OMP_WAIT_POLICY", "OMP_NUM_THREADS")
 

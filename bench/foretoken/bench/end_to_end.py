@@ -11,26 +11,24 @@ The last stdout line is one JSON object.
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
 from typing import Any
 
-from foretoken.bench.baseline import ASSISTED, PLAIN, PROMPT_LOOKUP, Baseline, BaselineRun, BaselineSampling
+from foretoken.bench.baseline import ASSISTED, BASELINE_NAMES, PLAIN, Baseline, BaselineRun, BaselineSampling
 from foretoken.bench.end_to_end_options import Options, parse_options
 from foretoken.bench.identity_check import IdentityCount, compare_equal, compare_with_transformers
 from foretoken.bench.machine import describe_hardware, describe_versions
 from foretoken.bench.matrix import NO_DRAFTER
 from foretoken.bench.prompts import Prompt, load_prompts
+from foretoken.bench.speculation_totals import acceptance_per_position, acceptance_rate, block_efficiency, round_times
 from foretoken.bench.stack import Stack
 from foretoken.bench.streams import TimedCompletion, generate, run_bounded, sampling, speculation
 from foretoken.cli.local_services import LocalServicesConfig
-from foretoken.client import ModelInfo, SpeculationStats
+from foretoken.client import ModelInfo
 
 FORETOKEN, FORETOKEN_OFF = "foretoken", "foretoken_off"
-BASELINE_METHODS = (PLAIN, ASSISTED, PROMPT_LOOKUP)
-NAMES = {PLAIN: "transformers_generate", ASSISTED: "transformers_assisted", PROMPT_LOOKUP: "transformers_prompt_lookup"}
 TRIAL_TOKENS = 48
 
 
@@ -65,7 +63,7 @@ async def _warm_up(options: Options, stack: Stack, baseline: Baseline | None, pr
         for drafter in (options.drafter, NO_DRAFTER):
             await _foretoken(options, stack, drafter, prompt)
     if baseline is not None:
-        methods = [method for method in BASELINE_METHODS if method != ASSISTED or options.draft]
+        methods = [method for method in BASELINE_NAMES if method != ASSISTED or options.draft]
         best = await asyncio.to_thread(baseline.choose_num_threads, methods, prompts[0].text, TRIAL_TOKENS)
         print(f"transformers, best number of threads: {best}")
 
@@ -85,7 +83,7 @@ async def _measure_prompt(
     runs: dict[str, BaselineRun] = {}
     for method in baseline.num_threads:
         run = await asyncio.to_thread(baseline.generate, method, prompt.text, options.max_new_tokens, seed=prompt.index)
-        measurements.add_speed(NAMES[method], len(run.ids), run.seconds)
+        measurements.add_speed(BASELINE_NAMES[method], len(run.ids), run.seconds)
         runs[method] = run
     if options.is_comparable_with_transformers:
         verdict = await compare_with_transformers(prompt, drafted.completion, runs[PLAIN], stack.client, baseline)
@@ -125,8 +123,6 @@ async def _foretoken(options: Options, stack: Stack, drafter: str, prompt: Promp
 def report(options: Options, measurements: Measurements, info: ModelInfo) -> dict[str, Any]:
     """The JSON object; speeds only when identity held."""
     stats = [timed.completion.speculation for timed in measurements.drafted]
-    num_drafted = sum(s.num_draft_tokens for s in stats)
-    num_forwards = sum(s.num_verify_forwards for s in stats)
     identity = measurements.identity
     result: dict[str, Any] = {
         "options": options.as_json(),
@@ -140,41 +136,14 @@ def report(options: Options, measurements: Measurements, info: ModelInfo) -> dic
         result |= {
             "tokens_per_s": {side: round(median(speeds), 1) for side, speeds in measurements.tokens_per_s.items()},
             "concurrent_tokens_per_s": measurements.concurrent,
-            "block_efficiency": round(sum(s.num_emitted_tokens for s in stats) / max(1, num_forwards), 3),
-            "acceptance_rate": round(sum(s.num_accepted_tokens for s in stats) / max(1, num_drafted), 3),
-            "acceptance_per_position": _acceptance_per_position(stats),
-            "round_ms": _round_times(stats),
+            "block_efficiency": block_efficiency(stats),
+            "acceptance_rate": acceptance_rate(stats),
+            "acceptance_per_position": acceptance_per_position(stats),
+            "round_ms": round_times(stats),
             "router_overhead_ms": {"p50": round(1000 * median(overheads), 3) if overheads else None},
             "target_step_ms": _step_times(info),
         }
     return result | {"hardware": describe_hardware(), "versions": describe_versions()}
-
-
-def _acceptance_per_position(stats: Sequence[SpeculationStats]) -> list[float]:
-    """Accepted at draft position i over tokens drafted there."""
-    depth = max((len(s.num_accepted_per_position) for s in stats), default=0)
-    accepted, drafted = [0] * depth, [0] * depth
-    for s in stats:
-        for position, (num_accepted, num_drafted) in enumerate(
-            zip(s.num_accepted_per_position, s.num_drafted_per_position, strict=True)
-        ):
-            accepted[position] += num_accepted
-            drafted[position] += num_drafted
-    return [round(a / d, 3) for a, d in zip(accepted, drafted, strict=True) if d]
-
-
-def _round_times(stats: Sequence[SpeculationStats]) -> dict[str, float]:
-    """Where the mean round goes, milliseconds; the two verify figures are per target forward."""
-    num_rounds = max(1, sum(s.num_rounds for s in stats))
-    num_forwards = max(1, sum(s.num_verify_forwards for s in stats))
-    seconds = {
-        "whole": sum(s.round_s for s in stats) / num_rounds,
-        "draft_queue": sum(s.draft_queue_s for s in stats) / num_rounds,
-        "draft_forward": sum(s.draft_forward_s for s in stats) / num_rounds,
-        "verify_queue": sum(s.verify_queue_s for s in stats) / num_forwards,
-        "verify_forward": sum(s.verify_forward_s for s in stats) / num_forwards,
-    }
-    return {name: round(1000 * value, 3) for name, value in seconds.items()}
 
 
 def _step_times(info: ModelInfo) -> dict[str, float]:
@@ -184,9 +153,9 @@ def _step_times(info: ModelInfo) -> dict[str, float]:
 
 def _print_table(result: dict[str, Any], num_threads: dict[str, int]) -> None:
     speeds: dict[str, float] = result["tokens_per_s"]
-    plain = speeds.get(NAMES[PLAIN])
+    plain = speeds.get(BASELINE_NAMES[PLAIN])
     print(f"\n{'side':<28}{'tokens/s':>10}{'x plain':>9}{'threads':>9}")
-    threads = {NAMES[method]: n for method, n in num_threads.items()}
+    threads = {BASELINE_NAMES[method]: n for method, n in num_threads.items()}
     for side, speed in speeds.items():
         print(f"{side:<28}{speed:>10.1f}{f'{speed / plain:.2f}' if plain else '':>9}{threads.get(side, ''):>9}")
     print(f"\nblock efficiency {result['block_efficiency']}, acceptance rate {result['acceptance_rate']}, ", end="")
@@ -221,7 +190,7 @@ async def run(options: Options) -> int:
         _print_table(result, num_threads)
     else:
         print("identity failed: no speeds")
-    print(json.dumps(result | {"transformers_num_threads": {NAMES[m]: n for m, n in num_threads.items()}}))
+    print(json.dumps(result | {"transformers_num_threads": {BASELINE_NAMES[m]: n for m, n in num_threads.items()}}))
     return 0 if measurements.identity.holds else 1
 
 

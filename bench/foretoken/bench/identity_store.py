@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from foretoken.bench.record_file import RecordFile, check_manifest
+
 Ids = tuple[int, ...]
 
 
@@ -21,15 +23,15 @@ class IdentityStore:
         """
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        self._cells_file = folder / "cells.jsonl"
-        self._transformers_file = folder / "transformers.jsonl"
-        self._check(manifest)
-        self.done: dict[str, dict[str, Any]] = {record["cell"]: record for record in _lines(self._cells_file)}
-        self._transformers = {record["index"]: record for record in _lines(self._transformers_file)}
+        self._cells = RecordFile(folder / "cells.jsonl")
+        self._transformers_runs = RecordFile(folder / "transformers.jsonl")
+        check_manifest(folder / "manifest.json", manifest)
+        self.done: dict[str, dict[str, Any]] = {record["cell"]: record for record in self._cells.read()}
+        self._transformers = {record["index"]: record for record in self._transformers_runs.read()}
 
     def append(self, record: dict[str, Any]) -> None:
         """Keep a finished cell."""
-        _append(self._cells_file, record)
+        self._cells.append(record)
         self.done[record["cell"]] = record
 
     def save_reference(self, name: str, ids: list[Ids]) -> None:
@@ -43,7 +45,7 @@ class IdentityStore:
     def save_transformers(self, index: int, prompt_ids: list[int], ids: list[int]) -> None:
         """Keep what `generate()` gave for one prompt."""
         record = {"index": index, "prompt_ids": prompt_ids, "ids": ids}
-        _append(self._transformers_file, record)
+        self._transformers_runs.append(record)
         self._transformers[index] = record
 
     def transformers(self, index: int) -> tuple[list[int], list[int]] | None:
@@ -53,36 +55,3 @@ class IdentityStore:
 
     def _reference_file(self, name: str) -> Path:
         return self._folder / f"reference-{name}.json"
-
-    def _check(self, manifest: dict[str, Any]) -> None:
-        path = self._folder / "manifest.json"
-        if not path.exists():
-            path.write_text(json.dumps(manifest, indent=2))
-            return
-        found = json.loads(path.read_text())
-        for name, value in manifest.items():
-            if found.get(name) != value:
-                raise ValueError(f"{self._folder} was made with {name} {found.get(name)!r}, this run has {value!r}")
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """Records of a file; a last line cut off by an interruption is dropped."""
-    records: list[dict[str, Any]] = []
-    if path.exists():
-        for line in path.read_text().splitlines(keepends=True):
-            if line.endswith("\n"):
-                records.append(json.loads(line))
-    return records
-
-
-def _append(path: Path, record: dict[str, Any]) -> None:
-    _drop_cut_line(path)
-    with path.open("a") as file:
-        file.write(json.dumps(record) + "\n")
-
-
-def _drop_cut_line(path: Path) -> None:
-    if path.exists():
-        text = path.read_text()
-        if text and not text.endswith("\n"):
-            path.write_text(text[: text.rfind("\n") + 1])

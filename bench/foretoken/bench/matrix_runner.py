@@ -17,6 +17,7 @@ from foretoken.bench.identity_check import Comparison, IdentityCount, Outcome, c
 from foretoken.bench.identity_store import IdentityStore
 from foretoken.bench.matrix import DRAFTERS, TOP_P, Cell, Disturbance
 from foretoken.bench.prompts import Prompt
+from foretoken.bench.speculation_totals import block_efficiency
 from foretoken.bench.stack import Stack
 from foretoken.bench.streams import generate, run_bounded, sampling, speculation
 from foretoken.cli.local_services import LocalServicesConfig
@@ -115,7 +116,7 @@ class MatrixRunner:
             "num_strikes": num_strikes,
             "num_preemptions": num_preemptions,
             "num_failed_drafts": sum(completion.speculation.num_failed_drafts for completion in completions),
-            "block_efficiency": _block_efficiency(completions),
+            "block_efficiency": block_efficiency([completion.speculation for completion in completions]),
             "seconds": round(time.monotonic() - start, 1),
         }
 
@@ -186,9 +187,3 @@ async def _running(disturber: Disturber) -> AsyncIterator[None]:
             yield
         finally:
             disturber.finish()
-
-
-def _block_efficiency(completions: Sequence[Completion]) -> float:
-    stats = [completion.speculation for completion in completions]
-    num_forwards = sum(s.num_verify_forwards for s in stats)
-    return round(sum(s.num_emitted_tokens for s in stats) / max(1, num_forwards), 3)
