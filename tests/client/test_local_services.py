@@ -154,7 +154,7 @@ def test_only_the_router_listens_where_it_is_told_to(fake_modules: Path) -> None
 
 
 def test_workers_get_ports_where_the_path_is_too_long_for_a_socket(fake_modules: Path) -> None:
-    config = LocalServicesConfig("t", drafters=(), log_directory=fake_modules / ("x" * 100))
+    config = LocalServicesConfig("t", drafters=(), log_directory=fake_modules / ("x" * 107))
     with LocalServices(config) as services:
         assert options_of(services, "verify")["host"] == "127.0.0.1"
 

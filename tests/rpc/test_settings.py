@@ -46,7 +46,7 @@ def test_switches():
         (["--drain-grace-s", "nan"], ["--drain-grace-s"]),
         (["--host", "unix:relative.sock"], ["--host", "'unix:relative.sock' is not unix:/PATH"]),
         (["--host", f"unix:/{'x' * 107}"], ["--host", "at most 107 bytes"]),
-        (["--host", "unix:/tmp/x.sock", "--port", "1"], ["--port 1: a Unix socket has no port"]),
+        (["--host", "unix:/run/x.sock", "--port", "1"], ["--port 1: a Unix socket has no port"]),
         (["--tls-cert-file", "c.pem"], ["--tls-cert-file and --tls-key-file go together"]),
         (["--tls-client-ca-file", "c.pem"], ["--tls-client-ca-file needs --tls-cert-file"]),
         (["--port", "1", "--bogus", "2"], ["unrecognized arguments: --bogus"]),

@@ -19,7 +19,8 @@ from foretoken.client import Client, ClientTls
 
 LOOPBACK = "127.0.0.1"
 _POLL_S = 0.02
-_MAX_SOCKET_PATH_BYTES = 100
+_MAX_SOCKET_PATH_BYTES = 107
+"""Linux's limit, the closing zero not counted."""
 VERIFY_MODULE = "foretoken.verify_worker"
 DRAFT_MODULE = "foretoken.draft_worker"
 ROUTER_MODULE = "foretoken.router"

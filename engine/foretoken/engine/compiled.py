@@ -7,6 +7,7 @@ not told the number of threads: those few operations run on the calling thread.
 import logging
 import os
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,25 +33,47 @@ _OPTIONS = {
 
 
 def compile_call(call: ModelCall, example: tuple[Tensor, Tensor, Tensor], model: Any, cache_dir: Path) -> ModelCall:
-    """Trace `call` on `example` (at least two rows with logits and more without) and compile it for any number of rows.
+    """Trace `call` on `example` (see `trace_call`) and compile it for any number of rows.
 
     The thread must have begun the example's step. Joined weights replace the separate ones in `model`.
 
     Raises:
         Exception: whatever the tracer or the compiler raises for a model they cannot take.
     """
+
+    def trace() -> fx.GraphModule:
+        graph = trace_call(call, example)
+        join_linears(graph, model)
+        keep_angles(graph)
+        return graph
+
+    return compile_traced(trace, example, _OPTIONS, cache_dir)
+
+
+def trace_call(call: ModelCall, example: Sequence[Tensor]) -> fx.GraphModule:
+    """The operators of `call` on `example`: at least two rows with logits, and more without."""
+    with torch.no_grad():
+        graph: fx.GraphModule = make_fx(call, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*example)
+    return graph
+
+
+def compile_traced(
+    trace: Callable[[], fx.GraphModule], example: Sequence[Tensor], options: dict[str, Any], cache_dir: Path
+) -> ModelCall:
+    """Compile what `trace` returns, for any number of rows, with these options of inductor.
+
+    Raises:
+        Exception: whatever the tracer or the compiler raises.
+    """
     import torch._inductor as inductor  # at import it looks for compilers
     from torch._inductor import config as inductor_config
 
     set_inductor_cache(cache_dir / "inductor")
     start = time.monotonic()
-    with torch.no_grad():
-        graph = make_fx(call, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*example)
-        join_linears(graph, model)
-        keep_angles(graph)
-        traced = time.monotonic()
-        with inductor_config.patch(_OPTIONS):
-            artifact = inductor.standalone_compile(graph, list(example), dynamic_shapes="from_graph")
+    graph = trace()
+    traced = time.monotonic()
+    with torch.no_grad(), inductor_config.patch(options):
+        artifact: Any = inductor.standalone_compile(graph, list(example), dynamic_shapes="from_graph")
     _LOG.info("compiled: traced in %.1f s, compiled in %.1f s", traced - start, time.monotonic() - traced)
 
     def run(token_ids: Tensor, positions: Tensor, logit_rows: Tensor) -> Tensor:

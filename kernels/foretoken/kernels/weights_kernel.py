@@ -72,6 +72,21 @@ def weight_of(x, ids, heat, least, top, floor, likeliest):
 
 
 @triton.jit
+def weight_at(logits, row, token_id, temperature, min_p, tops, floors, likeliest, vocab_size):
+    """The integer weight [1] of one id of a row."""
+    x = tl.load(logits + row * vocab_size + token_id).to(tl.float32) + tl.zeros([1], tl.float32)
+    return weight_of(
+        x,
+        token_id,
+        tl.load(temperature + row),
+        tl.load(min_p + row),
+        tl.load(tops + row),
+        tl.load(floors + row),
+        tl.load(likeliest + row),
+    )
+
+
+@triton.jit
 def _scaled(start, first, vocab_size, heat, BLOCK: tl.constexpr):
     """logit / T of the ids [first, first + BLOCK), -inf where there is none."""
     ids = first + tl.arange(0, BLOCK)

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from foretoken.engine.batch import Segment, build_batch
+from foretoken.engine.compiled import trace_call
 from foretoken.engine.cuda import forward as cuda_forward
-from foretoken.engine.cuda.compiled import compile_call, trace_call
+from foretoken.engine.cuda.compiled import compile_call
 from tests.engine.cuda.test_forward import PAGE_SIZE, batches, load
 
 SUMS = ("mm", "addmm", "bmm", "baddbmm", "linear", "mean", "sum", "matmul", "cumsum")

@@ -9,7 +9,7 @@ import triton.language as tl
 from foretoken.kernels import noise
 from foretoken.kernels.rejection.draft_probs import MAX_DRAFT_PROBS, DraftProbs
 from foretoken.kernels.triton_math import EXACT, gumbel_f32, log_f32, noise_words, token_id
-from foretoken.kernels.weights_kernel import row_weights, weight_of
+from foretoken.kernels.weights_kernel import row_weights, weight_at, weight_of
 
 _CALLS = 256
 _ACCEPT: tl.constexpr = tl.constexpr(noise.ACCEPT)
@@ -92,16 +92,7 @@ def _reject(
     while node < stop:
         row = node + block
         draft_id = tl.load(draft_ids + node)
-        x = tl.load(logits + row * vocab_size + draft_id).to(tl.float32) + tl.zeros([1], tl.float32)
-        weight = weight_of(
-            x,
-            draft_id,
-            tl.load(temperature + row),
-            tl.load(min_p + row),
-            tl.load(tops + row),
-            tl.load(floors + row),
-            tl.load(likeliest + row),
-        )
+        weight = weight_at(logits, row, draft_id, temperature, min_p, tops, floors, likeliest, vocab_size)
         ids, shares = _draft_probs(draft_id, node, prob_offsets, prob_ids, probs, PROBS)
         share = tl.sum(tl.where(ids == draft_id, shares, 0.0), axis=0)
         call = tl.zeros([1], tl.int32)

@@ -9,7 +9,7 @@ import triton.language as tl
 from foretoken.kernels.sample.reference import WEIGHT_ONE
 from foretoken.kernels.triton_math import EXACT, exp_f32
 from foretoken.kernels.typical import reference
-from foretoken.kernels.weights_kernel import row_weights, weight_of
+from foretoken.kernels.weights_kernel import row_weights, weight_at
 
 _EPSILON: tl.constexpr = tl.constexpr(reference.EPSILON)
 _SCALED_DELTA: tl.constexpr = tl.constexpr(reference.DELTA * WEIGHT_ONE)
@@ -75,16 +75,7 @@ def _typical(
     while node < stop:
         row = node + block
         draft_id = tl.load(draft_ids + node)
-        x = tl.load(logits + row * vocab_size + draft_id).to(tl.float32) + tl.zeros([1], tl.float32)
-        weight = weight_of(
-            x,
-            draft_id,
-            tl.load(temperature + row),
-            tl.load(min_p + row),
-            tl.load(tops + row),
-            tl.load(floors + row),
-            tl.load(likeliest + row),
-        )
+        weight = weight_at(logits, row, draft_id, temperature, min_p, tops, floors, likeliest, vocab_size)
         total = tl.load(totals + row).to(tl.float64) + tl.zeros([1], tl.float64)
         mean_below = (tl.load(spreads + row).to(tl.float64) / total).to(tl.float32)
         bound = tl.minimum(total * _EPSILON, exp_f32(-mean_below).to(tl.float64) * _SCALED_DELTA)

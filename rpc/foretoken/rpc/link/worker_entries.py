@@ -57,20 +57,27 @@ class WorkerLoad:
         )
 
 
+@dataclass(slots=True)
+class _Listener(Generic[Response]):
+    """A router's link."""
+
+    link: LinkPeer[Response]
+    told: WorkerLoad | None = None
+    """What it heard last."""
+
+
 class LinkResults(Generic[Response]):
     """Sends frames to links by id, from any thread; what is for a link that has ended is dropped."""
 
     def __init__(self, response_type: type[Response]) -> None:
         self._response_type = response_type
-        self._links: dict[int, LinkPeer[Response]] = {}
-        self._told: dict[int, WorkerLoad] = {}  # what each link was told last
+        self._listeners: dict[int, _Listener[Response]] = {}
 
     def add(self, link: LinkPeer[Response]) -> None:
-        self._links[link.id] = link
+        self._listeners[link.id] = _Listener(link)
 
     def remove(self, link_id: int) -> None:
-        self._links.pop(link_id, None)
-        self._told.pop(link_id, None)
+        self._listeners.pop(link_id, None)
 
     def send(self, field: str, entries: Iterable[tuple[SequenceKey, Message]], load: WorkerLoad | None = None) -> None:
         """Send entries of the repeated `field`, as one frame per link, in order."""
@@ -79,10 +86,12 @@ class LinkResults(Generic[Response]):
             frame: Any = frames.get(link_id)
             if frame is None:
                 frame = frames[link_id] = self._response_type()
-                self._tell(frame, link_id, load)
             getattr(frame, field).append(entry)
         for link_id, frame in frames.items():
-            self._send_frame(link_id, frame)
+            listener = self._listeners.get(link_id)
+            if listener is not None:
+                _add_load(frame, listener, load)
+                listener.link.send(frame)
 
     def failed(self, key: SequenceKey, error: ForetokenError) -> None:
         """Tell the sequence's router that it is closed, and why."""
@@ -90,22 +99,19 @@ class LinkResults(Generic[Response]):
 
     def load_changed(self, load: WorkerLoad) -> None:
         """Tell every router that does not know it."""
-        for link_id in list(self._links):
+        for listener in list(self._listeners.values()):
             frame: Any = self._response_type()
-            if self._tell(frame, link_id, load):
-                self._send_frame(link_id, frame)
+            if _add_load(frame, listener, load):
+                listener.link.send(frame)
 
-    def _tell(self, frame: Any, link_id: int, load: WorkerLoad | None) -> bool:
-        if load is None or self._told.get(link_id) == load:
-            return False
-        self._told[link_id] = load
-        frame.load.CopyFrom(load.to_message())
-        return True
 
-    def _send_frame(self, link_id: int, frame: Response) -> None:
-        link = self._links.get(link_id)
-        if link is not None:
-            link.send(frame)
+def _add_load(frame: Any, listener: _Listener[Response], load: WorkerLoad | None) -> bool:
+    """Put the load into a frame, if the listener does not know it; whether that was so."""
+    if load is None or listener.told == load:
+        return False
+    listener.told = load
+    frame.load.CopyFrom(load.to_message())
+    return True
 
 
 class EntryHandler(Generic[CoreT, Response]):
