@@ -67,9 +67,7 @@ class CpuForward:
     """Eager or compiled model call over the CPU kernels; no padding is needed. Changes the model's layers in place."""
 
     def __init__(self, model: Any, kernels: CpuKernels, pool: KvPool) -> None:
-        self.name = (
-            f"cpu {torch.backends.cpu.get_cpu_capability()}, {'tile' if kernels.has_tiles else 'vector'} kernels"
-        )
+        self.name = f"cpu {torch.backends.cpu.get_cpu_capability()}, {kernels.products} kernels"
         self.pool = pool
         self._cache: CpuCache = kernels.create_cache(pool.keys, pool.values)
         context = CpuContext()

@@ -46,14 +46,16 @@ class CpuKernels:
         self._library.foretoken_cache_create.restype = ctypes.c_void_p
         self._library.foretoken_cache_create.argtypes = [ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
         self._library.foretoken_cache_destroy.argtypes = [ctypes.c_void_p]
+        self._library.foretoken_products.restype = ctypes.c_char_p
         self._begin_step = self._library.foretoken_begin_step
         self._begin_step.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int]
         _register_shapes()
 
     @property
-    def has_tiles(self) -> bool:
-        """Whether bf16 products run on tile registers (AMX)."""
-        return bool(self._library.foretoken_has_tiles())
+    def products(self) -> str:
+        """How bf16 products run: "tile" registers (AMX), "dot" products of pairs (AVX512-BF16), or plain "vector"s."""
+        name: bytes = self._library.foretoken_products()
+        return name.decode()
 
     def set_num_threads(self, num_threads: int) -> None:
         """Threads of one operator, the calling one included; for the whole process."""

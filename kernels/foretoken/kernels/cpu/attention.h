@@ -29,6 +29,42 @@ int64_t padded_width(const Attention<T>& job) {
   return (job.value_size + kLanes - 1) / kLanes * kLanes;
 }
 
+// Whether queries are kept as bf16 pairs, which products of pairs take, on tiles or without.
+template <class T>
+bool use_pairs(const Attention<T>& job) {
+#if defined(__AVX512BF16__)
+  return use_tiles(job) || (sizeof(T) == 2 && job.key_size % 2 == 0);
+#else
+  return use_tiles(job);
+#endif
+}
+
+#if defined(__AVX512BF16__)
+// Scores of places [begin, end) by dot products of pairs, eight keys at a time.
+inline void scores_dots(const Attention<bf16>& job, const bf16* keys_of_head, int64_t begin, int64_t end,
+                        Scratch& scratch) {
+  constexpr int kKeys = 8;
+  const int64_t slot_size = job.num_heads * job.key_size;
+  for (int64_t place = begin; place < end; place += kKeys) {
+    const bf16* keys[kKeys];
+    __m512 sums[kKeys];
+    for (int i = 0; i < kKeys; ++i) {
+      keys[i] = keys_of_head + scratch.slots[std::min<int64_t>(place + i, end - 1)] * slot_size;
+      sums[i] = _mm512_setzero_ps();
+    }
+    for (int64_t d = 0; d < job.key_size; d += 2) {
+      const __m512bh queries = (__m512bh)_mm512_loadu_si512(&scratch.pairs[d * kLanes]);
+      for (int i = 0; i < kKeys; ++i) {
+        int32_t pair;
+        std::memcpy(&pair, keys[i] + d, sizeof pair);
+        sums[i] = _mm512_dpbf16_ps(sums[i], queries, (__m512bh)_mm512_set1_epi32(pair));
+      }
+    }
+    for (int i = 0; i < kKeys && place + i < end; ++i) store16(scratch.scores[place + i], (F16)sums[i]);
+  }
+}
+#endif
+
 // Scores of places [begin, end) of a chunk; raw products, neither scaled nor masked.
 template <class T>
 void chunk_scores(const Attention<T>& job, int64_t head, int64_t begin, int64_t end, Scratch& scratch) {
@@ -43,6 +79,10 @@ void chunk_scores(const Attention<T>& job, int64_t head, int64_t begin, int64_t 
       return;
     }
   }
+#endif
+#if defined(__AVX512BF16__)
+  if constexpr (sizeof(T) == 2)
+    if (use_pairs(job)) return scores_dots(job, keys_of_head, begin, end, scratch);
 #endif
   constexpr int kKeys = 4;
   for (int64_t place = begin; place < end; place += kKeys) {
@@ -98,8 +138,8 @@ struct Lanes {
 template <class T>
 Lanes load_queries(const Attention<T>& job, const Block& block, int64_t head, Scratch& scratch) {
   Lanes lanes;
-  const bool tiles = use_tiles(job);
-  if (tiles) scratch.pairs.assign(job.key_size * kLanes, 0);
+  const bool pairs = use_pairs(job);
+  if (pairs) scratch.pairs.assign(job.key_size * kLanes, 0);
   else scratch.query.assign(job.key_size * kLanes, 0.0f);
   for (int i = 0; i < kLanes; ++i) {
     if (i >= block.num_queries) {
@@ -114,7 +154,7 @@ Lanes load_queries(const Attention<T>& job, const Block& block, int64_t head, Sc
     lanes.begin = std::min<int64_t>(lanes.begin, lanes.first[i]);
     lanes.stop = std::max<int64_t>(lanes.stop, lanes.last[i] + 1);
     if (job.rows.path_length(row)) lanes.fork = std::min(lanes.fork, job.rows.fork(row));
-    if (tiles) {
+    if (pairs) {
       for (int64_t d = 0; d < job.key_size; d += 2)
         std::memcpy(&scratch.pairs[d / 2 * 32 + i * 2], query + d, sizeof(uint32_t));
     } else {

@@ -4,6 +4,8 @@
 // Packed bf16 weights: groups of 64 columns, [N/64][K/32][4 tiles][16 pairs of k][16 columns][2]; K and N padded with 0.
 // Packed float weights: groups of 32 columns, [N/32][K][32].
 #pragma once
+#include <utility>
+
 #include "pool.h"
 #include "simd.h"
 
@@ -106,7 +108,36 @@ inline void linear_tiles(const Linear<bf16>& job, int64_t group) {
 }
 #endif
 
-// One group of 64 columns of bf16 without tiles: R rows, the pairs of k split into even and odd.
+#if defined(__AVX512BF16__)
+// One group of 64 columns by dot products of pairs: R rows. Weights are read in the order they lie, at the memory's pace;
+// unrolled further, the compiler would keep so many values of x that it runs out of registers.
+template <int R>
+inline void linear_dots(const Linear<bf16>& job, int64_t group, int64_t row) {
+  const bf16* weights = job.packed + group * kGroupBf16 * job.k;
+  const bf16* x = job.x + row * job.k;
+  __m512 sums[R][4];
+  for (int r = 0; r < R; ++r)
+    for (int tile = 0; tile < 4; ++tile) sums[r][tile] = _mm512_setzero_ps();
+  for (int64_t i = 0; i < job.k; i += kDepth, weights += 4 * 512)
+#pragma GCC unroll 4
+    for (int tile = 0; tile < 4; ++tile)
+#pragma GCC unroll 4
+      for (int pair = 0; pair < 16; ++pair) {
+        const __m512bh columns = (__m512bh)_mm512_loadu_si512(weights + tile * 512 + pair * 32);
+        for (int r = 0; r < R; ++r) {
+          int32_t values;
+          std::memcpy(&values, x + r * job.k + i + 2 * pair, sizeof values);
+          sums[r][tile] = _mm512_dpbf16_ps(sums[r][tile], columns, (__m512bh)_mm512_set1_epi32(values));
+        }
+      }
+  for (int tile = 0; tile < 4; ++tile) {
+    const int64_t column = group * kGroupBf16 + tile * 16;
+    for (int r = 0; r < R && column < job.n; ++r) job.finish(row + r, column, (F16)sums[r][tile]);
+  }
+}
+#endif
+
+// One group of 64 columns of bf16 with neither: R rows, the pairs of k split into even and odd.
 template <int R>
 inline void linear_pairs(const Linear<bf16>& job, int64_t group, int64_t row) {
   const bf16* weights = job.packed + group * kGroupBf16 * job.k;
@@ -144,18 +175,28 @@ inline void linear_floats(const Linear<float>& job, int64_t group, int64_t row) 
         job.finish(row + r, group * kGroupFloat + half * kLanes, sums[r][half]);
 }
 
-template <template <int> class Kernel, class Job>
+// As few passes over the weights as MOST rows a pass allow, of even size.
+template <template <int> class Kernel, int MOST, class Job>
 void by_rows(const Job& job, int64_t group) {
-  int64_t row = 0;
-  for (; row + 8 <= job.rows; row += 8) Kernel<8>::run(job, group, row);
-  for (; row + 4 <= job.rows; row += 4) Kernel<4>::run(job, group, row);
-  for (; row < job.rows; ++row) Kernel<1>::run(job, group, row);
+  const int64_t num_passes = (job.rows + MOST - 1) / MOST;
+  for (int64_t pass = 0; pass < num_passes; ++pass) {
+    const int64_t row = job.rows * pass / num_passes, num_rows = job.rows * (pass + 1) / num_passes - row;
+    [&]<int... I>(std::integer_sequence<int, I...>) {
+      (void)((num_rows == I + 1 && (Kernel<I + 1>::run(job, group, row), true)) || ...);
+    }(std::make_integer_sequence<int, MOST>());
+  }
 }
 
 template <int R>
 struct Pairs {
   static void run(const Linear<bf16>& job, int64_t group, int64_t row) { linear_pairs<R>(job, group, row); }
 };
+#if defined(__AVX512BF16__)
+template <int R>
+struct Dots {
+  static void run(const Linear<bf16>& job, int64_t group, int64_t row) { linear_dots<R>(job, group, row); }
+};
+#endif
 template <int R>
 struct Floats {
   static void run(const Linear<float>& job, int64_t group, int64_t row) { linear_floats<R>(job, group, row); }
@@ -165,9 +206,13 @@ inline void linear_group(const Linear<bf16>& job, int64_t group) {
 #if defined(__AMX_BF16__)
   if (has_tiles()) return linear_tiles(job, group);
 #endif
-  by_rows<Pairs>(job, group);
+#if defined(__AVX512BF16__)
+  by_rows<Dots, 6>(job, group);
+#else
+  by_rows<Pairs, 8>(job, group);
+#endif
 }
-inline void linear_group(const Linear<float>& job, int64_t group) { by_rows<Floats>(job, group); }
+inline void linear_group(const Linear<float>& job, int64_t group) { by_rows<Floats, 8>(job, group); }
 
 template <class T>
 void linear(const Linear<T>& job) {

@@ -215,7 +215,14 @@ extern "C" {
 
 void foretoken_set_num_threads(int num_threads) { foretoken::Pool::get().set_num_threads(num_threads); }
 
-int foretoken_has_tiles() { return foretoken::has_tiles(); }
+// How bf16 products are computed here.
+const char* foretoken_products() {
+#if defined(__AVX512BF16__)
+  return foretoken::has_tiles() ? "tile" : "dot";
+#else
+  return foretoken::has_tiles() ? "tile" : "vector";
+#endif
+}
 
 // layers: five numbers a layer: keys, values (addresses), heads, key size, value size.
 void* foretoken_cache_create(int64_t page_size, int64_t num_layers, const int64_t* layers) {

@@ -1,0 +1,53 @@
+"""The CPU kernels as other processors get them: compiled for less than this one has, in a process of their own."""
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from foretoken.kernels.cpu import load_cpu_kernels
+
+ROOT = Path(__file__).parents[2]
+TESTS = ("test_cpu_kernels.py", "test_attention.py", "test_tree_attention.py")
+
+# Swaps the library's flags before anything loads it, then runs the tests of products and attention on it.
+CHILD = """
+import dataclasses, sys
+import pytest
+from foretoken.kernels import cpu
+flags, products, tests = sys.argv[1].split(), sys.argv[2], sys.argv[3:]
+cpu.LIBRARY = dataclasses.replace(cpu.LIBRARY, flags=(*cpu.LIBRARY.flags, *flags))
+kernels = cpu.load_cpu_kernels()
+assert kernels is not None and kernels.products == products, kernels and kernels.products
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-k", "product or definition or path_as_a_chain", *tests]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("flags", "products"),
+    [
+        pytest.param("-march=x86-64-v3", "vector", id="avx2"),
+        pytest.param("-mno-amx-bf16 -mno-amx-tile", "dot", id="avx512-bf16"),
+    ],
+)
+def test_kernels_hold_where_the_processor_has_less(flags: str, products: str) -> None:
+    native = load_cpu_kernels()
+    if platform.machine() != "x86_64" or native is None:
+        pytest.skip("other x86 processors need a compiler on an x86 machine")
+    if products == native.products:
+        pytest.skip("this processor is such a one: all other tests are about it")
+    if products == "dot" and native.products != "tile":
+        pytest.skip("this processor has no AVX512-BF16")
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, flags, products, *(str(ROOT / "tests/kernels" / name) for name in TESTS)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
