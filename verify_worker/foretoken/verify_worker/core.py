@@ -57,13 +57,16 @@ class VerifyCore:
         self._max_sequences = max_sequences
         self._sequences: dict[SequenceKey, VerifySequence] = {}
         self._num_opened = 0
+        self._retry_at_s: float | None = None
+        """When to plan again (`time.monotonic`) if nothing happens before: all that waits wants pages of idle ones."""
 
     @property
     def has_work(self) -> bool:
-        return any(seq.wants_forward for seq in self._sequences.values())
+        return self._retry_at_s is None and any(seq.wants_forward for seq in self._sequences.values())
 
     def open(self, sequence: VerifySequence) -> None:
         """Take a sequence in; its prefill starts with the next forward."""
+        self._retry_at_s = None
         if len(self._sequences) >= self._max_sequences:
             limit = f"{self._max_sequences} sequences are open, the most this worker holds"
             self._sink.failed(sequence.key, ResourceExhaustedError(limit))
@@ -82,6 +85,7 @@ class VerifyCore:
 
     def verify(self, key: SequenceKey, base_length: int, block: Block, num_plain_steps: int) -> None:
         """Queue a draft block (or, without draft ids, a grant of plain steps) for the next forward."""
+        self._retry_at_s = None
         seq = self._sequences.get(key)
         if seq is None:
             self._sink.failed(key, NotFoundError("the sequence is not open"))
@@ -106,6 +110,7 @@ class VerifyCore:
         """Forget a sequence and free its pages; unknown keys are ignored."""
         seq = self._sequences.pop(key, None)
         if seq is not None:
+            self._retry_at_s = None
             self._scheduler.release(seq)
             seq.span.set_attributes({NUM_DRAFT_TOKENS: seq.num_draft_tokens, NUM_ACCEPTED: seq.num_accepted})
             seq.span.end()
@@ -121,17 +126,24 @@ class VerifyCore:
         self._sink.load_changed(self._load())
 
     def expire(self, now_s: float) -> float | None:
-        """Close what is past its deadline; return the next deadline (`time.monotonic`), None without one."""
+        """Close what is past its deadline; return when to call again (`time.monotonic`), None without a time."""
         deadlines = [(seq.deadline_s, key) for key, seq in self._sequences.items() if seq.deadline_s is not None]
         for deadline_s, key in deadlines:
             if deadline_s <= now_s:
                 self._fail(key, DeadlineExceededError("the request's deadline passed"))
-        return min((deadline_s for deadline_s, _ in deadlines if deadline_s > now_s), default=None)
+        times_s = [deadline_s for deadline_s, _ in deadlines if deadline_s > now_s]
+        if self._retry_at_s is not None and self._retry_at_s <= now_s:
+            self._retry_at_s = None
+        elif self._retry_at_s is not None:
+            times_s.append(self._retry_at_s)
+        return min(times_s, default=None)
 
     def step(self) -> None:
         """Schedule, run one forward, hand out its decisions. A failing forward ends the sequences that were in it."""
         planned = self._scheduler.plan(self._sequences.values())
-        assert planned, "the oldest waiting sequence can take every page, so something always fits"
+        if not planned:
+            self._retry_at_s = time.monotonic() + self._scheduler.idle_grace_s
+            return
         try:
             decisions = verify_step(self._runner, planned)
         except Exception:

@@ -1,16 +1,21 @@
 """Which sequences share the next forward, and who gives up pages when they run out. Knows ids and pages, no tensors.
 
 Oldest waiting work goes first; a draft block is never split; prefill comes in chunks so that a long prompt does not
-stall running streams. When pages run out the youngest sequence, or one that waits for its next block, loses its own
-and is recomputed later, which changes nothing in its tokens since every row is batch-invariant. The oldest waiting
-sequence can always take all pages, so something always advances.
+stall running streams. When pages run out the youngest sequence loses its own and is recomputed later, which changes
+nothing in its tokens since every row is batch-invariant. A younger sequence takes pages from an older one only if that
+has waited for its next block for a while: between two rounds all of them wait for a moment, and taking turns would
+cost each its KV every time. The oldest waiting sequence can in the end take all pages, so something always advances.
 """
 
+import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from foretoken.engine.page_table import PageTable
 from foretoken.verify_worker.sequence import VerifySequence
+
+IDLE_GRACE_S = 0.1
+"""How long a sequence without a block keeps its pages from younger ones: many rounds, short for one that waits."""
 
 
 @dataclass(slots=True)
@@ -34,14 +39,17 @@ class Work:
 class Scheduler:
     """Plans forwards of at most `max_rows` rows; prefill takes at most `max_prefill_rows` while others decode."""
 
-    def __init__(self, page_table: PageTable, max_rows: int, max_prefill_rows: int) -> None:
+    def __init__(
+        self, page_table: PageTable, max_rows: int, max_prefill_rows: int, idle_grace_s: float = IDLE_GRACE_S
+    ) -> None:
+        self.idle_grace_s = idle_grace_s
         self._page_table = page_table
         self._max_rows = max_rows
         self._max_prefill_rows = max_prefill_rows
         self.num_preemptions = 0
 
     def plan(self, sequences: Collection[VerifySequence]) -> list[Work]:
-        """The next forward's work; empty when nothing can run."""
+        """The next forward's work; empty when nothing can run before a sequence has been idle for `idle_grace_s`."""
         waiting = [seq for seq in sequences if seq.wants_forward]
         waiting.sort(key=lambda seq: seq.waiting_since_ns)
         is_decoding = any(seq.num_missing_kv == 0 for seq in waiting)
@@ -91,6 +99,7 @@ class Scheduler:
         self, seq: VerifySequence, length: int, sequences: Iterable[VerifySequence], planned: list[Work]
     ) -> bool:
         """Whether pages for `length` slots can be had, after preempting others if need be."""
+        idle_before_ns = time.perf_counter_ns() - round(self.idle_grace_s * 1e9)
         while not self._page_table.can_extend(seq.page_ids, length):
             taking_part = {id(work.sequence) for work in planned}
             preemptible = [
@@ -99,7 +108,7 @@ class Scheduler:
                 if other is not seq
                 and other.page_ids
                 and id(other) not in taking_part
-                and (other.order > seq.order or not other.wants_forward)
+                and (other.order > seq.order or other.is_idle_since(idle_before_ns))
             ]
             if not preemptible:
                 return False

@@ -61,6 +61,7 @@ class VerifySequence:
     plain_until: int = 0
     """Committed length up to which the worker may decode alone."""
     waiting_since_ns: int = field(init=False)
+    """When the block that waits arrived, or, without one, when the last was decided: `time.perf_counter_ns`."""
     num_draft_tokens: int = 0
     num_accepted: int = 0
 
@@ -89,6 +90,10 @@ class VerifySequence:
     def wants_forward(self) -> bool:
         """Whether there is something to compute; a preempted sequence starts over only when its next block is there."""
         return self.has_block or (self.num_missing_kv > 0 and not self.is_preempted)
+
+    def is_idle_since(self, time_ns: int) -> bool:
+        """Whether it has had nothing to compute since then (`time.perf_counter_ns`)."""
+        return not self.wants_forward and self.waiting_since_ns <= time_ns
 
     def commit(self, emitted_ids: list[int]) -> None:
         """Append decided tokens. The KV of all but the last was written by the forward that decided them."""
