@@ -75,6 +75,9 @@ def test_more_layers_than_there_are_stop_the_worker(tiny, tmp_path):
         ({"drafters": ("early_exit",), "early_exit_model": ""}, "--early-exit-model: must be given"),
         ({"drafters": ("fused", "ngram")}, "there must be two at least"),
         ({"early_exit_layers": 0}, "early_exit_layers"),
+        ({"model_branches": 0}, "model_branches"),
+        ({"model_branches": 17}, "model_branches"),
+        ({"model_depth": -1}, "model_depth"),
         ({"min_ngram": 5, "max_ngram": 4}, "--min-ngram = 5"),
     ],
 )

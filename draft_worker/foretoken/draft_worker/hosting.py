@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from foretoken.draft_worker.drafter import Drafter
 from foretoken.draft_worker.fused_drafter import FusedDrafter
 from foretoken.draft_worker.model_drafter import ModelDrafter
+from foretoken.draft_worker.model_sequence import ModelSettings
 from foretoken.draft_worker.ngram_drafter import NgramDrafter, NgramSettings
 from foretoken.draft_worker.plugin import is_plugin_path, load_plugin
 from foretoken.draft_worker.settings import DraftWorkerSettings
@@ -73,7 +74,8 @@ def _model_drafter(
     except ModelRefusedError as error:
         raise FailedPreconditionError(f"{option} = {model}: {error}") from error
     hosted.runners.append(runner)
-    return ModelDrafter(runner, settings.max_batch_rows, settings.max_prefill_rows, source)
+    model_settings = ModelSettings(settings.model_branches, settings.model_depth)
+    return ModelDrafter(runner, settings.max_batch_rows, settings.max_prefill_rows, source, model_settings)
 
 
 def _check_tokenizers(runners: Sequence[ModelRunner]) -> None:

@@ -4,61 +4,23 @@ Every step runs one forward over all drafting sequences: their next row each, an
 Rejected drafts need no undoing: KV is kept by ids, and whatever agrees with the committed ids stays (resync by ids).
 For verification by rejection the noise is the drafter's own, and each draft token comes with what it was sampled from.
 Guesses at its own next tokens, where a sequence brings some, are verified in the same forward by the target's own rule.
+Where branches are wanted and the sequence takes trees, the draft is a tree (`model_tree`) grown by the same forwards.
 Source: shared-noise drafting, Daliri, Musco, Suresh, arXiv:2408.07978.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from itertools import accumulate
-from typing import Protocol
 
 from torch import Tensor
 
 from foretoken.draft_worker.drafter import Drafted, DraftSequence
-from foretoken.draft_worker.drafter_settings import check_names
-from foretoken.engine.batch import Segment
-from foretoken.engine.draft_probs import SparseProbs, sample_drafts
+from foretoken.draft_worker.model_sequence import DraftKV, Guesser, ModelSettings, Planned, chain_part, tree_part
+from foretoken.draft_worker.model_tree import ERROR_SCALE, ModelTree
+from foretoken.engine.draft_probs import sample_drafts
 from foretoken.engine.runner import ModelRunner
-from foretoken.engine.sampler import SampleGroup, choose_tokens
+from foretoken.engine.sampler import SampleGroup, choose_tokens, perturbed_top
 from foretoken.kernels.accept import accept_block
 from foretoken.v1.types_pb2 import DRAFT_SOURCE_MODEL, DraftSource
-
-
-class Guesser(Protocol):
-    """Guesses what a draft model will say."""
-
-    @property
-    def source(self) -> DraftSource:
-        """The provenance of its guesses."""
-        ...
-
-    def follow(self) -> None:
-        """The sequence's committed ids have grown."""
-        ...
-
-    def guess(self, draft_ids: list[int], num_tokens: int) -> list[int]:
-        """At most `num_tokens` guesses at what the model says after the committed ids and `draft_ids`."""
-        ...
-
-
-@dataclass(slots=True)
-class DraftKV:
-    """What the draft model has computed of a sequence, and the draft under way."""
-
-    page_ids: list[int] = field(default_factory=list)
-    kv_ids: list[int] = field(default_factory=list)
-    """Ids whose KV is written, at positions [0, len(kv_ids))."""
-    draft_ids: list[int] = field(default_factory=list)
-    """The draft under way."""
-    draft_probs: list[SparseProbs] = field(default_factory=list)
-    """What each of its ids was sampled from, for sequences that want it."""
-    sources: list[DraftSource] = field(default_factory=list)
-    """Who proposed each of its ids."""
-    guesser: Guesser | None = None
-    """Guesses at this model's own tokens."""
-    num_wanted: int | None = None
-    """Draft tokens wanted in all; None = no request is open."""
-    has_foreign_ids: bool = False
-    """Whether the target committed an id this model does not have (a padded vocabulary): nothing is drafted then."""
 
 
 class ModelDrafter:
@@ -70,9 +32,11 @@ class ModelDrafter:
         max_rows: int,
         max_prefill_rows: int,
         source: DraftSource = DRAFT_SOURCE_MODEL,
+        settings: ModelSettings | None = None,
     ) -> None:
-        """`source`: the provenance of its tokens."""
+        """`source`: the provenance of its tokens. `settings`: of sequences that have none of their own."""
         self._source = source
+        self._settings = settings or ModelSettings()
         self._runner = runner
         self._max_rows = max_rows
         self._max_prefill_rows = max_prefill_rows
@@ -83,11 +47,11 @@ class ModelDrafter:
         return any(kv.num_wanted is not None for kv in self._caches.values())
 
     def open(self, sequence: DraftSequence) -> None:
-        check_names(sequence.settings, ())
-        self.open_guessed(sequence, None)
+        settings = self._settings.override(sequence.settings)
+        self._caches[sequence] = DraftKV(settings=settings, has_foreign_ids=self._has_foreign_ids(sequence.ids))
 
-    def open_guessed(self, sequence: DraftSequence, guesser: Guesser | None) -> None:
-        """`open`, whatever the settings, with guesses at the model's tokens."""
+    def open_guessed(self, sequence: DraftSequence, guesser: Guesser) -> None:
+        """`open`, whatever the settings, with guesses at the model's tokens; its drafts are chains."""
         self._caches[sequence] = DraftKV(guesser=guesser, has_foreign_ids=self._has_foreign_ids(sequence.ids))
 
     def commit(self, sequence: DraftSequence, ids: list[int]) -> None:
@@ -106,6 +70,11 @@ class ModelDrafter:
         kv.draft_ids, kv.draft_probs, kv.sources = [], [], []
         room = self._runner.info.max_context - len(sequence.ids)
         kv.num_wanted = 0 if kv.has_foreign_ids else max(0, min(num_tokens, room))
+        takes_tree = kv.settings.max_branches > 1 and sequence.takes_trees and not sequence.wants_probs
+        if takes_tree and kv.num_wanted > 1:
+            end_ids = () if sequence.params.ignore_eos else sequence.params.eos_token_ids
+            max_depth = kv.settings.max_depth or kv.num_wanted
+            kv.tree = ModelTree(kv.num_wanted, kv.settings.max_branches, max_depth, end_ids)
         del kv.kv_ids[len(sequence.ids) - 1 :]  # the last committed id is always fed: its row gives the first draft
 
     def close(self, sequence: DraftSequence) -> None:
@@ -117,47 +86,48 @@ class ModelDrafter:
         """One forward over every drafting sequence; the drafts that are now complete."""
         planned = self._plan()
         if planned:
-            logits = self._runner.forward([segment for _, segment in planned])
-            for seq, segment in planned:
-                self._caches[seq].kv_ids.extend(segment.ids)
-            drafting = [(seq, _guesses(segment)) for seq, segment in planned if segment.num_logits]
-            if drafting:
-                self._take_tokens(drafting, logits)
+            logits = self._runner.forward([part.segment for part in planned])
+            for part in planned:
+                if part.segment.parents is None:
+                    self._caches[part.sequence].kv_ids.extend(part.segment.ids)
+            self._take_logits(planned, logits)
         return self._take_finished()
 
     def check_integrity(self) -> None:
         """Re-derive the page accounting from the open sequences; raises when it is off."""
         self._runner.page_table.check_integrity(kv.page_ids for kv in self._caches.values())
 
-    def _plan(self) -> list[tuple[DraftSequence, Segment]]:
-        """Segments of the next forward: short ones first, prefill chunks in what is left of the rows."""
-        waiting = [
-            (len(seq.ids) + len(kv.draft_ids) - len(kv.kv_ids), seq, kv)
-            for seq, kv in self._caches.items()
-            if kv.num_wanted is not None and len(kv.draft_ids) < kv.num_wanted
-        ]
+    def _plan(self) -> list[Planned]:
+        """The next forward: short segments first, prefill chunks in what is left of the rows."""
+        waiting = [(self._num_missing(seq, kv), seq, kv) for seq, kv in self._caches.items() if kv.is_drafting]
         waiting.sort(key=lambda entry: entry[0])
         rows_left = self._max_rows
-        planned: list[tuple[DraftSequence, Segment]] = []
+        planned: list[Planned] = []
         for num_missing, seq, kv in waiting:
             is_chunked = num_missing > self._max_prefill_rows and bool(planned)
             num_rows = min(num_missing, rows_left, self._max_prefill_rows if is_chunked else rows_left)
             if num_rows == 0:
                 break
-            kv_length = len(kv.kv_ids)
-            ids = (seq.ids[kv_length:] + kv.draft_ids[max(0, kv_length - len(seq.ids)) :])[:num_rows]
-            num_logits = 0
-            if num_rows == num_missing:
-                guesses = self._guess(seq, kv, rows_left - num_rows)
-                ids += guesses
-                num_logits = 1 + len(guesses)
-            if not self._make_room(kv, kv_length + len(ids)):
-                kv.num_wanted = len(kv.draft_ids)
+            guesses = self._guess(seq, kv, rows_left - num_rows) if num_rows == num_missing else []
+            length = kv.num_written + num_rows + len(guesses)
+            if not self._make_room(kv, length):
+                kv.stop()
                 continue
-            self._runner.page_table.extend(kv.page_ids, kv_length + len(ids))
-            planned.append((seq, Segment(page_ids=kv.page_ids, kv_length=kv_length, ids=ids, num_logits=num_logits)))
-            rows_left -= len(ids)
+            self._runner.page_table.extend(kv.page_ids, length)
+            if kv.tree is not None and kv.tree.is_begun:
+                part = tree_part(seq, kv, kv.tree, num_rows)
+            else:
+                part = chain_part(seq, kv, num_rows, guesses, is_whole=num_rows == num_missing)
+            planned.append(part)
+            rows_left -= len(part.segment.ids)
         return planned
+
+    @staticmethod
+    def _num_missing(seq: DraftSequence, kv: DraftKV) -> int:
+        """Rows until the model says something new."""
+        if kv.tree is not None and kv.tree.is_begun:
+            return len(kv.tree.to_expand())
+        return len(seq.ids) + len(kv.draft_ids) - len(kv.kv_ids)
 
     def _guess(self, seq: DraftSequence, kv: DraftKV, rows_left: int) -> list[int]:
         """Guesses at the next tokens but the last that is wanted, which the forward gives in any case."""
@@ -167,6 +137,34 @@ class ModelDrafter:
             return []
         guesses = kv.guesser.guess(kv.draft_ids, num_tokens)
         return [] if self._has_foreign_ids(guesses) else guesses
+
+    def _take_logits(self, planned: Sequence[Planned], logits: Tensor) -> None:
+        trees = [part for part in planned if part.nodes]
+        chains = [(part.sequence, part.guesses) for part in planned if part.has_tokens]
+        if trees and chains:
+            is_tree_row = [bool(part.nodes) for part in planned for _ in range(part.segment.num_logits)]
+            self._grow_trees(trees, logits[[row for row, is_tree in enumerate(is_tree_row) if is_tree]])
+            self._take_tokens(chains, logits[[row for row, is_tree in enumerate(is_tree_row) if not is_tree]])
+        elif trees:
+            self._grow_trees(trees, logits)
+        elif chains:
+            self._take_tokens(chains, logits)
+
+    def _grow_trees(self, planned: Sequence[Planned], logits: Tensor) -> None:
+        """Hang the model's likeliest tokens below the nodes it was asked about; rules apply along each node's path."""
+        places = [
+            (part.sequence, tree, node)
+            for part in planned
+            if (tree := self._caches[part.sequence].tree)
+            for node in part.nodes
+        ]
+        groups = [
+            SampleGroup(seq.params, seq.prompt_ids, seq.output_ids + tree.path_ids(node), ())
+            for seq, tree, node in places
+        ]
+        ids, log_shares = perturbed_top(logits, groups, max(tree.max_branches for _, tree, _ in places), ERROR_SCALE)
+        for (_, tree, node), *children in zip(places, ids.tolist(), log_shares.tolist(), strict=True):
+            tree.add_children(node, *children)
 
     def _take_tokens(self, drafting: list[tuple[DraftSequence, list[int]]], logits: Tensor) -> None:
         """Append what the model says in place of each sequence's guesses: those it agrees with, and its next token."""
@@ -198,11 +196,23 @@ class ModelDrafter:
     def _take_finished(self) -> list[Drafted]:
         finished = []
         for seq, kv in self._caches.items():
-            if kv.num_wanted is not None and len(kv.draft_ids) >= kv.num_wanted:
-                finished.append(Drafted(seq, kv.draft_ids, sources=kv.sources, draft_probs=kv.draft_probs))
-                kv.num_wanted = None
+            if kv.num_wanted is not None and not kv.is_drafting:
+                finished.append(self._finish_tree(seq, kv, kv.tree) if kv.tree is not None else self._finish(seq, kv))
+                kv.num_wanted, kv.tree = None, None
                 kv.draft_ids, kv.draft_probs, kv.sources = [], [], []
         return finished
+
+    @staticmethod
+    def _finish(seq: DraftSequence, kv: DraftKV) -> Drafted:
+        return Drafted(seq, kv.draft_ids, sources=kv.sources, draft_probs=kv.draft_probs)
+
+    def _finish_tree(self, seq: DraftSequence, kv: DraftKV, tree: ModelTree) -> Drafted:
+        # What of an accepted path lies elsewhere is computed again with the next draft's first forward, whose rows
+        # cost next to nothing; moving it would cost a call of its own.
+        kv.kv_ids.extend(tree.leading_ids())
+        draft_ids, parents = tree.best()
+        is_chain = all(parent == node - 1 for node, parent in enumerate(parents))
+        return Drafted(seq, draft_ids, None if is_chain else parents, [self._source] * len(draft_ids))
 
     def _make_room(self, kv: DraftKV, length: int) -> bool:
         """Whether pages for `length` slots can be had, after taking those of sequences that are not drafting."""
@@ -222,8 +232,3 @@ class ModelDrafter:
 
     def _has_foreign_ids(self, ids: list[int]) -> bool:
         return bool(ids) and max(ids) >= self._runner.info.vocab_size
-
-
-def _guesses(segment: Segment) -> list[int]:
-    """The segment's ids that are guesses: its last row but them gives the first token."""
-    return list(segment.ids[len(segment.ids) - segment.num_logits + 1 :])

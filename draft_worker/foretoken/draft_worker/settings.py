@@ -26,6 +26,12 @@ class DraftWorkerSettings(WorkerSettings):
         "", description="Target model, of whose first layers `early_exit` makes a drafter: a directory, or a hub id."
     )
     early_exit_layers: int = Field(2, ge=1, le=1024, description="How many of its layers `early_exit` runs.")
+    model_branches: int = Field(
+        1, ge=1, le=16, description="Children per node of a tree of `model` or `early_exit`; 1 = chains."
+    )
+    model_depth: int = Field(
+        0, ge=0, le=512, description="Ids on the longest path of such a tree; 0 = as many as its nodes."
+    )
     kv_memory_bytes: int = Field(256 << 20, ge=1 << 20, description="Memory for KV pages, bytes.")
     min_ngram: int = Field(1, ge=1, le=1024, description="Shortest match `ngram` drafts from, tokens.")
     max_ngram: int = Field(0, ge=0, le=1024, description="Longest match `ngram` looks for, tokens; 0 = any.")

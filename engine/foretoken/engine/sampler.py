@@ -20,6 +20,7 @@ from foretoken.engine.staging import to_device
 from foretoken.engine.tree import node_depths
 from foretoken.kernels.logits_adjust import logits_adjust
 from foretoken.kernels.sample import greedy, sample, token_logprobs
+from foretoken.kernels.sample.perturbed import perturbed_top as top_of_rows
 
 
 @dataclass(slots=True)
@@ -98,6 +99,26 @@ def sample_rows(adjusted: torch.Tensor, groups: Sequence[SampleGroup]) -> torch.
     if all(group.params.temperature == 0.0 for group in groups):
         return greedy(adjusted)
     return sample(adjusted, *noise_columns(groups, adjusted.device), *sampling_columns(groups, adjusted.device))
+
+
+def perturbed_top(
+    logits: torch.Tensor, groups: Sequence[SampleGroup], num_top: int, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first `num_top` candidates for every row's token, best first.
+
+    Args:
+        logits: [R, V] bfloat16, float16 or float32, contiguous.
+        groups: sequences in row order; their rows add up to R.
+        num_top: m, at least 1.
+        scale: above 0; see `foretoken.kernels.sample.perturbed`.
+    Returns:
+        ids [R, min(m, V)] int64, the first being what `choose_tokens` chooses; log_shares [R, min(m, V)] float32, how
+        likely each is another model's choice with the same noise.
+    Raises:
+        ValueError: the rows do not add up, or an argument is not as above.
+    """
+    columns = (*noise_columns(groups, logits.device), *sampling_columns(groups, logits.device))
+    return top_of_rows(adjust_rows(logits, groups), num_top, scale, *columns)
 
 
 def logprobs_of_rows(

@@ -82,6 +82,46 @@ def sample(
     return out
 
 
+def perturbed_top(
+    logits: torch.Tensor,
+    num_top: int,
+    scale: float,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`perturbed.perturbed_top` for validated CPU tensors."""
+    if logits.dtype == torch.float16:
+        logits = logits.to(torch.float32)
+    num_rows, vocab_size = logits.shape
+    scratch = torch.empty(5 * vocab_size, dtype=torch.float32)
+    weights = torch.empty(vocab_size, dtype=torch.int64)
+    ids = torch.empty((num_rows, min(num_top, vocab_size)), dtype=torch.int64)
+    log_shares = torch.empty(ids.shape, dtype=torch.float32)
+    _loaded().foretoken_perturbed_top(
+        num_rows,
+        vocab_size,
+        ids.shape[1],
+        scale,
+        logits.data_ptr(),
+        logits.dtype == torch.bfloat16,
+        seeds.data_ptr(),
+        positions.data_ptr(),
+        temperature.data_ptr(),
+        top_k.data_ptr(),
+        top_p.data_ptr(),
+        min_p.data_ptr(),
+        scratch.data_ptr(),
+        weights.data_ptr(),
+        ids.data_ptr(),
+        log_shares.data_ptr(),
+    )
+    return ids, log_shares
+
+
 def logits_adjust(
     logits: torch.Tensor,
     row_offsets: torch.Tensor,
@@ -130,6 +170,11 @@ def _library() -> ctypes.CDLL | None:
     library.foretoken_gumbel.restype = None
     library.foretoken_sample.argtypes = [integer, integer, pointer, word, *[pointer] * 9]
     library.foretoken_sample.restype = None
+    library.foretoken_perturbed_top.argtypes = [
+        *(integer, integer, integer, ctypes.c_float, pointer, word),
+        *[pointer] * 10,
+    ]
+    library.foretoken_perturbed_top.restype = None
     library.foretoken_logits_adjust.argtypes = [integer, integer, pointer, pointer, integer, *[pointer] * 5]
     library.foretoken_logits_adjust.restype = ctypes.c_int32
     return library

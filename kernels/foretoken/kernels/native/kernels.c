@@ -229,9 +229,9 @@ static int64_t perturbed_argmax(const float *x, const float *scaled, float thres
     return best_id;
 }
 
-static int64_t sample_row(const float *x, int64_t n, uint64_t seed, uint32_t position, float temperature, int32_t top_k,
-                          float top_p, float min_p, float *scaled, float *likelihood, uint32_t *keys, int64_t *weights) {
-    if (!(temperature > 0.0f)) return first_equal(x, n, largest_of(x, n));
+/* The smallest scaled logit that top_k and top_p leave. Fills scaled, and likelihood where top_p or min_p need it. */
+static float filter_row(const float *x, int64_t n, float temperature, int32_t top_k, float top_p, float min_p,
+                        float *scaled, float *likelihood, uint32_t *keys, int64_t *weights) {
     for (int64_t i = 0; i < n; i++) scaled[i] = x[i] / temperature + 0.0f; /* + 0: one zero, so that keys tie */
     float threshold = -INFINITY, largest = largest_of(scaled, n);
     if (top_k > 0 && top_k < n) threshold = top_k_threshold(scaled, n, top_k, keys);
@@ -241,7 +241,56 @@ static int64_t sample_row(const float *x, int64_t n, uint64_t seed, uint32_t pos
         float other = top_p_threshold(scaled, likelihood, n, threshold, top_p, keys, weights);
         threshold = other > threshold ? other : threshold;
     }
+    return threshold;
+}
+
+static int64_t sample_row(const float *x, int64_t n, uint64_t seed, uint32_t position, float temperature, int32_t top_k,
+                          float top_p, float min_p, float *scaled, float *likelihood, uint32_t *keys, int64_t *weights) {
+    if (!(temperature > 0.0f)) return first_equal(x, n, largest_of(x, n));
+    float threshold = filter_row(x, n, temperature, top_k, top_p, min_p, scaled, likelihood, keys, weights);
     return perturbed_argmax(x, scaled, threshold, min_p > 0.0f ? likelihood : NULL, min_p, n, temperature, seed, position);
+}
+
+/* What the row's token is the largest of, into scores: x + temperature * noise, -inf where perturbed_argmax would not
+ * look. */
+static void perturb_row(const float *x, const float *scaled, float threshold, const float *likelihood, float min_p,
+                        int64_t n, float temperature, uint64_t seed, uint32_t position, float *scores) {
+    float noise[GROUP];
+    for (int64_t first = 0; first < n; first += GROUP) {
+        int64_t count = n - first < GROUP ? n - first : GROUP, num_kept = 0;
+        for (int64_t i = first; i < first + count; i++) num_kept += scaled[i] >= threshold;
+        if (num_kept) gumbel_group(seed, position, 0, first, noise); /* likely ids are few, most groups have none */
+        for (int64_t i = 0; i < count; i++) {
+            int is_kept = scaled[first + i] >= threshold && (!likelihood || likelihood[first + i] >= min_p);
+            scores[first + i] = is_kept ? x[first + i] + temperature * noise[i] : -INFINITY;
+        }
+    }
+}
+
+/* The num_top largest scores, the first of equals first; what is missing is id 0 with -inf. */
+static void largest_ids(const float *scores, int64_t n, int64_t num_top, int64_t *ids, float *best) {
+    for (int64_t i = 0; i < num_top; i++) ids[i] = 0, best[i] = -INFINITY;
+    for (int64_t i = 0; i < n; i++) {
+        if (!(scores[i] > best[num_top - 1])) continue;
+        int64_t place = num_top - 1;
+        for (; place > 0 && scores[i] > best[place - 1]; place--) best[place] = best[place - 1], ids[place] = ids[place - 1];
+        best[place] = scores[i], ids[place] = i;
+    }
+}
+
+/* Replaces the best scores by their log-softmax among all scores / scale: 0 at most. */
+static void to_log_shares(const float *scores, int64_t n, float scale, int64_t num_top, float *best) {
+    float lanes[16] = {0}, total = 0.0f, largest = best[0];
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16)
+        for (int j = 0; j < 16; j++) lanes[j] += exp_f32((scores[i + j] - largest) / scale);
+    for (; i < n; i++) lanes[0] += exp_f32((scores[i] - largest) / scale);
+    for (int j = 0; j < 16; j++) total += lanes[j];
+    float log_total = logf(total);
+    for (int64_t k = 0; k < num_top; k++) {
+        float share = (best[k] - largest) / scale - log_total;
+        best[k] = share < 0.0f ? share : 0.0f;
+    }
 }
 
 static void convert_bfloat16(const uint16_t *halves, int64_t n, float *out) {
@@ -262,6 +311,32 @@ void foretoken_sample(int64_t num_rows, int64_t vocab_size, const void *logits, 
         }
         out[row] = sample_row(x, vocab_size, (uint64_t)seeds[row], (uint32_t)positions[row], temperature[row],
                               top_k[row], top_p[row], min_p[row], scaled, likelihood, keys, weights);
+    }
+}
+
+/* perturbed.perturbed_top: out [R, num_top] each; otherwise as foretoken_sample, with one more V of floats in scratch. */
+void foretoken_perturbed_top(int64_t num_rows, int64_t vocab_size, int64_t num_top, float scale, const void *logits,
+                             int32_t is_bfloat16, const int64_t *seeds, const int64_t *positions,
+                             const float *temperature, const int32_t *top_k, const float *top_p, const float *min_p,
+                             float *scratch, int64_t *weights, int64_t *ids, float *log_shares) {
+    float *converted = scratch, *scaled = scratch + vocab_size, *likelihood = scratch + 2 * vocab_size;
+    uint32_t *keys = (uint32_t *)(scratch + 3 * vocab_size);
+    for (int64_t row = 0; row < num_rows; row++) {
+        const float *x = (const float *)logits + row * vocab_size, *scores = x;
+        if (is_bfloat16) {
+            convert_bfloat16((const uint16_t *)logits + row * vocab_size, vocab_size, converted);
+            scores = x = converted;
+        }
+        if (temperature[row] > 0.0f) {
+            float *perturbed = scratch + 4 * vocab_size;
+            float threshold = filter_row(x, vocab_size, temperature[row], top_k[row], top_p[row], min_p[row], scaled,
+                                         likelihood, keys, weights);
+            perturb_row(x, scaled, threshold, min_p[row] > 0.0f ? likelihood : NULL, min_p[row], vocab_size,
+                        temperature[row], (uint64_t)seeds[row], (uint32_t)positions[row], perturbed);
+            scores = perturbed;
+        }
+        largest_ids(scores, vocab_size, num_top, ids + row * num_top, log_shares + row * num_top);
+        to_log_shares(scores, vocab_size, scale, num_top, log_shares + row * num_top);
     }
 }
 

@@ -21,7 +21,21 @@ def sample(
     min_p: torch.Tensor,
 ) -> torch.Tensor:
     """The rules of `foretoken.kernels.sample.sample`, any device."""
-    scores = logits.to(torch.float32)
+    return argmax_rows(perturb(logits, seeds, positions, temperature, top_k, top_p, min_p))
+
+
+def perturb(
+    logits: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+) -> torch.Tensor:
+    """What the token of each row is the largest of: logits + temperature * noise, -inf for filtered ids; a new [R, V]
+    float32."""
+    scores = logits.to(torch.float32, copy=True)
     is_sampled = temperature > 0.0
     if bool(is_sampled.any()):
         # A greedy row passes through with neutral filters and noise times 0.
@@ -33,10 +47,32 @@ def sample(
             torch.where(is_sampled, min_p, 0.0),
         )
         gumbel = noise.gumbel(seeds, positions, logits.shape[1])
-        scores = scores + temperature.unsqueeze(1) * gumbel
+        scores += temperature.unsqueeze(1) * gumbel
         if is_kept is not None:
             scores.masked_fill_(~is_kept, -torch.inf)
-    return argmax_rows(scores)
+    return scores
+
+
+def perturbed_top(
+    logits: torch.Tensor,
+    num_top: int,
+    scale: float,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rules of `foretoken.kernels.sample.perturbed.perturbed_top`, any device."""
+    scores = perturb(logits, seeds, positions, temperature, top_k, top_p, min_p)
+    total = (scores / scale).logsumexp(dim=1, keepdim=True)
+    ids, best = [], []
+    for _ in range(min(num_top, logits.shape[1])):  # few: cheaper than sorting, and equals have an order
+        ids.append(argmax_rows(scores).unsqueeze(1))
+        best.append(scores.gather(1, ids[-1]))
+        scores.scatter_(1, ids[-1], -torch.inf)
+    return torch.cat(ids, dim=1), (torch.cat(best, dim=1) / scale - total).clamp_max_(0.0)
 
 
 def greedy(logits: torch.Tensor) -> torch.Tensor:
