@@ -27,6 +27,11 @@ def test_reads_prompt_or_the_first_turn(tmp_path: Path, name: str) -> None:
     assert [p.text for p in load_prompts(path, limit=2)] == ["one", "two"]
 
 
+def test_a_category_is_the_files_own(tmp_path: Path) -> None:
+    path = write(tmp_path / "prompts.jsonl", {"turns": ["one"], "category": "qa"}, {"prompt": "two"})
+    assert [p.category for p in load_prompts(path)] == ["qa", ""]
+
+
 @pytest.mark.parametrize("record", [{"prompt": ""}, {"turns": []}, {"text": "x"}, ["x"]])
 def test_refuses_a_line_without_text_naming_it(tmp_path: Path, record: object) -> None:
     path = write(tmp_path / "prompts.jsonl", {"prompt": "fine"}, record)

@@ -15,7 +15,7 @@ from foretoken.v1 import generation_pb2 as pb
 from foretoken.v1 import generation_pb2_grpc
 
 parser = argparse.ArgumentParser()
-for name in "host port ready-file verify draft tokenizer model dtype compile threads drafters".split():
+for name in "host port ready-file verify draft tokenizer model dtype compile threads drafters early-exit-model".split():
     parser.add_argument("--" + name, default="")
 parser.add_argument("--fail", action="store_true")
 parser.add_argument("--stubborn", action="store_true")

@@ -88,6 +88,19 @@ def test_several_workers_are_numbered(fake_modules: Path) -> None:
     assert not logs.exists()
 
 
+def test_a_draft_worker_is_told_which_model_each_drafter_needs(fake_modules: Path) -> None:
+    with LocalServices(LocalServicesConfig("t", "d", drafters=("staged", "early_exit", "fused"))) as services:
+        options = options_of(services, "draft")
+    assert options["drafters"] == "staged,early_exit,fused"
+    assert (options["model"], options["early_exit_model"]) == ("d", "t")
+    with LocalServices(LocalServicesConfig("t", drafters=("model", "staged", "ngram", "early_exit"))) as services:
+        options = options_of(services, "draft")
+    assert options["drafters"] == "ngram,early_exit"
+    assert (options["model"], options["early_exit_model"]) == ("", "t")
+    with LocalServices(LocalServicesConfig("t", "d", drafters=("model", "ngram"))) as services:
+        assert options_of(services, "draft")["early_exit_model"] == ""
+
+
 def test_a_service_that_cannot_start_is_named_with_its_last_words(fake_modules: Path) -> None:
     services = LocalServices(LocalServicesConfig("t", draft_options=["--fail"]))
     with pytest.raises(ServiceFailedError, match="draft ended with exit status 1(.|\n)*the weights are missing"):

@@ -40,6 +40,8 @@ class BaselineSampling:
 
     temperature: float = 0.0
     top_p: float = 1.0
+    ignore_eos: bool = False
+    """EOS does not end the answer."""
 
 
 class BaselineError(RuntimeError):
@@ -100,6 +102,7 @@ class Baseline:
                 "seed": seed,
                 "temperature": self._sampling.temperature,
                 "top_p": self._sampling.top_p,
+                "ignore_eos": self._sampling.ignore_eos,
                 "num_threads": num_threads or self.num_threads.get(method, num_cores()),
                 "prompt_lookup_num_tokens": self._prompt_lookup_num_tokens,
             }
@@ -108,7 +111,8 @@ class Baseline:
 
     def gap(self, prompt: str, position: int) -> float:
         """Top-2 logit gap of greedy decoding at output position `position` (0-based)."""
-        return float(self._ask({"op": "gap", "prompt": prompt, "position": position})["gap"])
+        request = {"op": "gap", "prompt": prompt, "position": position, "ignore_eos": self._sampling.ignore_eos}
+        return float(self._ask(request)["gap"])
 
     def choose_num_threads(self, methods: Sequence[str], prompt: str, max_new_tokens: int) -> dict[str, int]:
         """Time each method on one prompt with 1, 2, 4, ... threads up to all cores; keep and return the fastest."""

@@ -75,9 +75,14 @@ def compare_ids(prompt: Prompt, ids: tuple[int, ...], reference_ids: tuple[int, 
 
 
 async def compare_with_transformers(
-    prompt: Prompt, completion: Completion, run: BaselineRun, client: AsyncClient, baseline: Baseline
+    prompt: Prompt,
+    completion: Completion,
+    run: BaselineRun,
+    client: AsyncClient,
+    baseline: Baseline,
+    ignore_eos: bool = False,
 ) -> Comparison:
-    """The near-tie rule; the two gaps are computed only where the ids differ."""
+    """The near-tie rule; the two gaps are computed only where the ids differ. `ignore_eos` as both sides had it."""
     if list(completion.prompt_ids) != run.prompt_ids:
         return Comparison(Outcome.DIFFERENT, f"prompt {prompt.index}: tokenized differently from transformers")
     comparison = compare_ids(prompt, completion.output_ids, tuple(run.ids))
@@ -86,7 +91,7 @@ async def compare_with_transformers(
         return comparison
     if position >= min(len(completion.output_ids), len(run.ids)):
         return comparison
-    gap = await top_two_gap(client, prompt.text, position)
+    gap = await top_two_gap(client, prompt.text, position, ignore_eos)
     reference_gap = await asyncio.to_thread(baseline.gap, prompt.text, position)
     outcome = Outcome.NEAR_TIE if is_near_tie(gap, reference_gap) else Outcome.DIFFERENT
     detail = f"{comparison.detail}; top-2 gap {gap:.2e}, in transformers {reference_gap:.2e}: {outcome}"

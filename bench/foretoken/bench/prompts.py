@@ -18,6 +18,8 @@ class Prompt:
 
     index: int
     text: str
+    category: str = ""
+    """As the file names it; empty where it does not."""
 
 
 def load_prompts(path: Path, limit: int | None = None) -> list[Prompt]:
@@ -32,7 +34,9 @@ def load_prompts(path: Path, limit: int | None = None) -> list[Prompt]:
             if limit is not None and len(prompts) >= limit:
                 break
             if line.strip():
-                prompts.append(Prompt(len(prompts), _text_of(json.loads(line), f"{path}:{number}")))
+                record = json.loads(line)
+                text = _text_of(record, f"{path}:{number}")
+                prompts.append(Prompt(len(prompts), text, str(record.get("category", ""))))
     if not prompts:
         raise ValueError(f"{path} holds no prompts")
     return prompts

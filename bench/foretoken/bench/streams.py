@@ -38,9 +38,13 @@ def speculation(drafter: str, num_draft_tokens: int | None = None, mode: Verific
     return Speculation(drafter=drafter, num_draft_tokens=num_draft_tokens, mode=mode)
 
 
-def sampling(max_new_tokens: int, temperature: float, top_p: float = 1.0, seed: int | None = None) -> Sampling:
+def sampling(
+    max_new_tokens: int, temperature: float, top_p: float = 1.0, seed: int | None = None, ignore_eos: bool = False
+) -> Sampling:
     """Sampling with every rule set, so that no default of the model's config takes part."""
-    return Sampling(temperature=temperature, top_k=0, top_p=top_p, seed=seed, max_new_tokens=max_new_tokens)
+    return Sampling(
+        temperature=temperature, top_k=0, top_p=top_p, seed=seed, max_new_tokens=max_new_tokens, ignore_eos=ignore_eos
+    )
 
 
 async def generate(
@@ -59,9 +63,10 @@ async def generate(
     return TimedCompletion(await generation.result(), time.perf_counter() - start)
 
 
-async def top_two_gap(client: AsyncClient, prompt: str, position: int) -> float:
+async def top_two_gap(client: AsyncClient, prompt: str, position: int, ignore_eos: bool = False) -> float:
     """Distance of the target's two best logits where greedy decoding chooses output token `position` (0-based)."""
-    completion = await client.complete(prompt, sampling=sampling(position + 1, temperature=0), off=True, logprobs=2)
+    greedy = sampling(position + 1, temperature=0, ignore_eos=ignore_eos)
+    completion = await client.complete(prompt, sampling=greedy, off=True, logprobs=2)
     logprobs = completion.tokens[-1].logprobs
     if logprobs is None or len(completion.tokens) != position + 1:
         raise ValueError(f"the answer ended before position {position} or came without logprobs")

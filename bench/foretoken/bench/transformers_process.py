@@ -41,7 +41,7 @@ class Models:
         torch.set_num_threads(request["num_threads"])
         torch.manual_seed(request.get("seed", 0))
         inputs = self.tokenizer(request["prompt"], return_tensors="pt")
-        arguments = {**_sampling(request), **self._method(request), "pad_token_id": self._pad_token_id()}
+        arguments = {**_sampling(request), **self._method(request), **self._end(request)}
         start = time.perf_counter()
         output = self.target.generate(**inputs, max_new_tokens=request["max_new_tokens"], **arguments)
         seconds = time.perf_counter() - start
@@ -59,7 +59,7 @@ class Models:
             **inputs,
             max_new_tokens=request["position"] + 1,
             do_sample=False,
-            pad_token_id=self._pad_token_id(),
+            **self._end(request),
             return_dict_in_generate=True,
             output_logits=True,
         )
@@ -77,10 +77,11 @@ class Models:
             case other:
                 raise ValueError(f"method is {other!r}, not one of {METHODS}")
 
-    def _pad_token_id(self) -> int:
-        config = self.target.generation_config
-        eos = config.eos_token_id
-        return int(eos[0] if isinstance(eos, list) else eos or 0)
+    def _end(self, request: dict[str, Any]) -> dict[str, int]:
+        """What ends an answer: the model's EOS, or where that is ignored an id that the model does not have."""
+        eos = self.target.generation_config.eos_token_id
+        arguments = {"pad_token_id": int(eos[0] if isinstance(eos, list) else eos or 0)}
+        return arguments | ({"eos_token_id": self.target.config.vocab_size} if request.get("ignore_eos") else {})
 
 
 def _sampling(request: dict[str, Any]) -> dict[str, Any]:

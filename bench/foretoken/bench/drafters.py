@@ -1,0 +1,97 @@
+"""The drafter table: every drafter, plain decoding and `transformers`, interleaved prompt by prompt in one run.
+
+    python -m foretoken.bench.drafters --target DIR --draft DIR --prompts FILE --prompts FILE --out DIR
+
+Finished prompts are kept in the --out folder, so that a long run can be made in pieces; --report prints what is there.
+No speed is printed unless every drafter's every sequence equals plain decoding. Of `turns` the first is the prompt, as
+plain text. Progress goes to stderr; the last stdout line is one JSON object.
+"""
+
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from foretoken.bench.baseline import Baseline, BaselineSampling
+from foretoken.bench.drafters_options import Options, parse_options
+from foretoken.bench.drafters_report import markdown, summarize, total_identity
+from foretoken.bench.drafters_runner import DraftersRunner
+from foretoken.bench.drafters_store import DraftersStore
+from foretoken.bench.machine import describe_hardware
+from foretoken.bench.prompts import fingerprint, load_prompts
+from foretoken.bench.sides import hosted_drafters
+from foretoken.bench.stack import Stack
+from foretoken.cli.local_services import LocalServicesConfig
+from foretoken.cli.service_process import ServiceFailedError
+from foretoken.engine.fingerprint import hash_weights
+from foretoken.engine.loading import resolve_directory
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure what is missing and print the table; 1 when a sequence differed, 2 when nothing could be measured."""
+    options = parse_options(arguments)
+    try:
+        store = DraftersStore.open(options.out) if options.report else asyncio.run(_measure(options))
+    except (ValueError, ServiceFailedError) as error:
+        print(f"python -m foretoken.bench.drafters: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"interrupted; what was measured is kept in {options.out}", file=sys.stderr)
+        return 130
+    return _report(store)
+
+
+async def _measure(options: Options) -> DraftersStore:
+    """Start the services, and `transformers` beside them; measure what the store lacks."""
+    prompts = {path.name: load_prompts(path) for path in options.prompts}
+    fingerprints = {name: fingerprint(of_file) for name, of_file in prompts.items()}
+    store = DraftersStore.open_for(options.out, _manifest(options), fingerprints)
+    async with Stack(_services(options)) as stack:
+        if options.no_transformers:
+            await DraftersRunner(options, stack, None, store).run(prompts)
+        else:
+            sampling = BaselineSampling(options.temperature, ignore_eos=True)
+            with Baseline(options.target, options.draft, options.dtype, sampling) as baseline:
+                await DraftersRunner(options, stack, baseline, store).run(prompts)
+    return store
+
+
+def _services(options: Options) -> LocalServicesConfig:
+    """One draft worker that hosts every drafter asked for."""
+    return LocalServicesConfig(
+        target=options.target,
+        draft=options.draft,
+        drafters=hosted_drafters(options.drafters),
+        dtype=options.dtype,
+        verify_threads=options.verify_threads,
+        draft_threads=options.draft_threads,
+        compile=options.compile,
+    )
+
+
+def _manifest(options: Options) -> dict[str, Any]:
+    weights = {
+        "target": hash_weights(resolve_directory(options.target, None)),
+        "draft": hash_weights(resolve_directory(options.draft, None)),
+    }
+    hardware = describe_hardware()
+    return weights | {name: hardware[name] for name in ("processor", "cores")} | options.decisive()
+
+
+def _report(store: DraftersStore) -> int:
+    result = summarize(store)
+    identity = total_identity(list(store.done.values()))
+    for line in identity.differences:
+        print(line)
+    if identity.holds:
+        for group in result["groups"]:
+            print(f"{markdown(group)}\n")
+    else:
+        print("identity failed: no speeds")
+    print(json.dumps(result))
+    return 0 if identity.holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""Ways of our own to answer a prompt, written as `drafter/setting=value/setting=value`: what a drafter table compares.
+
+Pure data; knows no services.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from foretoken.bench.matrix import DRAFTERS, NO_DRAFTER
+from foretoken.client import Speculation
+
+FUSED = "fused"
+DEFAULT_SIDES = DRAFTERS
+NUM_DRAFT_TOKENS = "num_draft_tokens"
+"""The one setting that is the request's and not the drafter's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A drafter with settings; `name` is how it was written."""
+
+    name: str
+    drafter: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+    num_draft_tokens: int | None = None
+
+    def speculation(self, num_draft_tokens: int | None) -> Speculation:
+        """What a request asks for; `num_draft_tokens` where the side names none."""
+        if self.drafter == NO_DRAFTER:
+            return Speculation(off=True)
+        return Speculation(
+            drafter=self.drafter,
+            drafter_settings=self.settings or None,
+            num_draft_tokens=self.num_draft_tokens or num_draft_tokens,
+        )
+
+
+PLAIN_DECODING = Side(NO_DRAFTER, NO_DRAFTER)
+
+
+def parse_side(text: str) -> Side:
+    """`ngram`, or with settings `ngram/max_branches=1/num_draft_tokens=8`.
+
+    Raises:
+        ValueError: a setting without a value, or a number of draft tokens that is none.
+    """
+    drafter, *parts = text.split("/")
+    settings = dict(_setting(text, part) for part in parts)
+    num_draft_tokens = settings.pop(NUM_DRAFT_TOKENS, None)
+    if num_draft_tokens is not None and not (num_draft_tokens.isdecimal() and int(num_draft_tokens) > 0):
+        raise ValueError(f"{text}: {NUM_DRAFT_TOKENS} = {num_draft_tokens!r}, must be a whole number above 0")
+    return Side(text, drafter, settings, int(num_draft_tokens) if num_draft_tokens else None)
+
+
+def hosted_drafters(sides: Sequence[Side]) -> list[str]:
+    """The drafters a draft worker must host for them, each once."""
+    return list(dict.fromkeys(side.drafter for side in sides if side.drafter != NO_DRAFTER))
+
+
+def _setting(text: str, part: str) -> tuple[str, str]:
+    name, equals, value = part.partition("=")
+    if not (name and equals and value):
+        raise ValueError(f"{text}: {part!r}, must be setting=value")
+    return name, value

@@ -1,0 +1,42 @@
+"""Made-up measurements for the tests of the drafter table."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from foretoken.bench.baseline import BASELINE_NAMES
+from foretoken.bench.drafters_store import PromptRun, SideRun, Task
+from foretoken.bench.identity_check import IdentityCount
+from foretoken.client import SpeculationStats
+from foretoken.v1 import generation_pb2 as pb
+
+NUM_TOKENS = 100
+STATS = replace(
+    SpeculationStats.from_proto(pb.SpeculationStats()),
+    num_drafts=20,
+    num_draft_tokens=100,
+    num_accepted_tokens=75,
+    num_accepted_per_position=(20, 19, 18, 18),
+    num_drafted_per_position=(25, 25, 25, 25),
+    num_verify_forwards=25,
+    num_emitted_tokens=100,
+    num_rounds=25,
+    draft_forward_s=0.058,
+    first_draft_forward_s=0.010,
+)
+
+
+def made_up_run(
+    index: int,
+    speeds: Mapping[str, float],
+    prompts: str = "file.jsonl",
+    category: str = "code",
+    repeat: int = 0,
+    identity: IdentityCount | None = None,
+) -> PromptRun:
+    """All sides at the given tokens per second; identical unless told otherwise."""
+    runs = {}
+    for name, speed in speeds.items():
+        has_stats = name != "none" and name not in BASELINE_NAMES.values()
+        runs[name] = SideRun(NUM_TOKENS, NUM_TOKENS / speed, STATS if has_stats else None)
+    identity = identity or IdentityCount(compared=len(speeds) - 1, identical=len(speeds) - 1)
+    return PromptRun(Task(prompts, index, repeat), category, runs, identity, "abc123", 0.5)

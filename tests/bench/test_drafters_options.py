@@ -1,0 +1,46 @@
+"""The drafter table's command line refuses what cannot run, before anything starts."""
+
+import pytest
+
+from foretoken.bench.drafters_options import parse_options
+from foretoken.bench.matrix import DRAFTERS
+
+MODELS = ["--target", "t", "--draft", "d"]
+
+
+def test_measures_every_drafter_there_is() -> None:
+    options = parse_options([*MODELS, "--prompts", "a/x.jsonl", "--prompts", "a/y.jsonl"])
+    assert [side.drafter for side in options.drafters] == list(DRAFTERS)
+    assert [path.name for path in options.prompts] == ["x.jsonl", "y.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--target must be given"),
+        (["--target", "t"], "--draft must be given"),
+        (MODELS, "--prompts must be given"),
+        ([*MODELS, "--prompts", "a/x.jsonl", "--prompts", "b/x.jsonl"], "kept by file name"),
+        ([*MODELS, "--prompts", "x", "--drafters", "fused,ngram"], "two are needed"),
+        ([*MODELS, "--prompts", "x", "--drafters", "fused,ngram,ngram/max_branches=1"], "two are needed"),
+        ([*MODELS, "--prompts", "x", "--drafters", "ngram,ngram"], "each once"),
+        ([*MODELS, "--prompts", "x", "--drafters", ","], "at least one"),
+        ([*MODELS, "--prompts", "x", "--drafters", "ngram/max_branches"], "must be setting=value"),
+        ([*MODELS, "--prompts", "x", "--repeats", "0"], "at least 1"),
+    ],
+)
+def test_refuses_in_words(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_options(arguments)
+    assert message in capsys.readouterr().err
+
+
+def test_a_report_needs_nothing_but_its_folder() -> None:
+    assert parse_options(["--report", "--out", "somewhere"]).out.name == "somewhere"
+
+
+def test_how_much_is_measured_is_not_what_decides_speeds() -> None:
+    few = parse_options([*MODELS, "--prompts", "x", "--limit", "2", "--repeats", "3", "--minutes", "9"])
+    many = parse_options([*MODELS, "--prompts", "x", "--prompts", "y"])
+    assert few.decisive() == many.decisive()
+    assert few.decisive() != parse_options([*MODELS, "--prompts", "x", "--verify-threads", "1"]).decisive()

@@ -1,0 +1,33 @@
+"""Sides as they are written on the command line."""
+
+import pytest
+
+from foretoken.bench.sides import PLAIN_DECODING, Side, hosted_drafters, parse_side
+from foretoken.client import Speculation
+
+
+def test_settings_follow_the_drafter() -> None:
+    assert parse_side("model") == Side("model", "model")
+    side = parse_side("ngram/max_branches=1/num_draft_tokens=8")
+    assert side == Side("ngram/max_branches=1/num_draft_tokens=8", "ngram", {"max_branches": "1"}, 8)
+    assert parse_side("my.module:Mine/a=b=c").settings == {"a": "b=c"}
+
+
+def test_a_sides_own_draft_length_wins() -> None:
+    assert parse_side("ngram/num_draft_tokens=8").speculation(5).num_draft_tokens == 8
+    assert parse_side("ngram").speculation(5) == Speculation(drafter="ngram", num_draft_tokens=5)
+    assert parse_side("ngram/a=1").speculation(None) == Speculation(drafter="ngram", drafter_settings={"a": "1"})
+    assert PLAIN_DECODING.speculation(5) == Speculation(off=True)
+
+
+@pytest.mark.parametrize(
+    "text", ["ngram/max_branches", "ngram/=1", "ngram/a=", "ngram/num_draft_tokens=0", "ngram/num_draft_tokens=x"]
+)
+def test_refuses_what_is_no_setting(text: str) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        parse_side(text)
+
+
+def test_a_drafter_is_hosted_once_however_often_it_is_asked_for() -> None:
+    sides = [PLAIN_DECODING, *map(parse_side, ["ngram", "model", "ngram/max_branches=1"])]
+    assert hosted_drafters(sides) == ["ngram", "model"]
