@@ -2,7 +2,17 @@
 
 from itertools import groupby, product
 
-from foretoken.bench.matrix import CONCURRENCIES, DRAFT_LENGTHS, DRAFTERS, DTYPES, TEMPERATURES, Disturbance, all_cells
+from foretoken.bench.matrix import (
+    CONCURRENCIES,
+    DRAFT_LENGTHS,
+    DRAFTERS,
+    DRAFTINGS,
+    DTYPES,
+    TEMPERATURES,
+    Disturbance,
+    all_cells,
+)
+from foretoken.draft_worker.settings import BUILT_IN_DRAFTERS
 
 CELLS = all_cells()
 
@@ -13,13 +23,21 @@ def test_names_are_unique() -> None:
 
 def test_every_combination_is_there() -> None:
     undisturbed = {
-        (cell.dtype, cell.temperature, cell.drafter, cell.num_draft_tokens, cell.concurrency)
+        (cell.dtype, cell.temperature, cell.drafting.label, cell.num_draft_tokens, cell.concurrency)
         for cell in CELLS
         if not cell.disturbance
     }
-    wanted = set(product(DTYPES, TEMPERATURES, DRAFTERS, DRAFT_LENGTHS, CONCURRENCIES))
+    labels = [drafting.label for drafting in DRAFTINGS]
+    wanted = set(product(DTYPES, TEMPERATURES, labels, DRAFT_LENGTHS, CONCURRENCIES))
     wanted |= set(product(DTYPES, TEMPERATURES, ["none"], [0], CONCURRENCIES))
     assert undisturbed == wanted
+
+
+def test_every_drafter_is_covered_and_every_one_that_can_branch_by_chains_and_by_trees() -> None:
+    assert sorted(DRAFTERS) == sorted(BUILT_IN_DRAFTERS)
+    assert {drafting.label for drafting in DRAFTINGS} >= set(DRAFTERS), "stores of results know these names"
+    ways = {drafter: [d for d in DRAFTINGS if d.drafter == drafter] for drafter in DRAFTERS}
+    assert {drafter for drafter, of in ways.items() if len(of) == 2} == {"model", "early_exit", "ngram"}
 
 
 def test_every_disturbance_meets_every_dtype_and_temperature() -> None:

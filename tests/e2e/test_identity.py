@@ -12,11 +12,13 @@ CELLS = [
     "float32-t0-model-k4-c8",
     "float32-t0-ngram-k8-c1",
     "float32-t0.8-model-k4-c8",
-    "float32-t0.8-early_exit-k4-c8",
+    "float32-t0-model_tree-k8-c8",
+    "float32-t0.8-ngram_chain-k4-c8",
+    "float32-t0.8-early_exit_tree-k4-c8",
     "float32-t0-staged-k4-c8",
     "float32-t0.8-fused-k4-c8",
     "bfloat16-t0-ngram-k4-c8-preemption",
-    "bfloat16-t0.8-model-k4-c8-preemption",
+    "bfloat16-t0.8-model_tree-k4-c8-preemption",
 ]
 
 

@@ -9,11 +9,32 @@ from enum import StrEnum
 
 NO_DRAFTER = "none"
 DRAFTERS = ("model", "ngram", "early_exit", "staged", "fused")
+"""Every drafter there is. One more is covered by adding its name here, with its trees or chains in `DRAFTINGS`."""
 DRAFT_LENGTHS = (1, 4, 8)
 CONCURRENCIES = (1, 8)
 DTYPES = ("float32", "bfloat16")
 TEMPERATURES = (0.0, 0.8)
 TOP_P = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """A drafter with its settings: one way to draft."""
+
+    label: str
+    """Its part of a cell's name."""
+    drafter: str
+    settings: tuple[tuple[str, str], ...] = ()
+
+
+NO_DRAFTING = Drafting(NO_DRAFTER, NO_DRAFTER)
+DRAFTINGS = (
+    *(Drafting(name, name) for name in DRAFTERS),
+    Drafting("model_tree", "model", (("max_branches", "3"),)),
+    Drafting("early_exit_tree", "early_exit", (("max_branches", "3"),)),
+    Drafting("ngram_chain", "ngram", (("max_branches", "1"),)),
+)
+"""As each drafter does it by default, `ngram` with trees; and chains or trees where that is the other way."""
 
 
 class Disturbance(StrEnum):
@@ -34,7 +55,7 @@ class Cell:
 
     dtype: str
     temperature: float
-    drafter: str = NO_DRAFTER
+    drafting: Drafting = NO_DRAFTING
     num_draft_tokens: int = 0
     concurrency: int = 1
     disturbance: Disturbance = Disturbance.NONE
@@ -42,7 +63,7 @@ class Cell:
     @property
     def name(self) -> str:
         """Unique, readable, stable between runs: what `--cells` matches."""
-        how = f"{self.drafter}-k{self.num_draft_tokens}-c{self.concurrency}"
+        how = f"{self.drafting.label}-k{self.num_draft_tokens}-c{self.concurrency}"
         suffix = f"-{self.disturbance}" if self.disturbance else ""
         return f"{self.dtype}-t{self.temperature:g}-{how}{suffix}"
 
@@ -79,13 +100,15 @@ def _cells_of(dtype: str, temperature: float) -> Iterator[Cell]:
     plain = Cell(dtype, temperature)
     for concurrency in CONCURRENCIES:
         yield replace(plain, concurrency=concurrency)
-        for drafter in DRAFTERS:
+        for drafting in DRAFTINGS:
             for num_draft_tokens in DRAFT_LENGTHS:
-                yield replace(plain, drafter=drafter, num_draft_tokens=num_draft_tokens, concurrency=concurrency)
-    drafted = replace(plain, drafter="model", num_draft_tokens=4, concurrency=8)
+                yield replace(plain, drafting=drafting, num_draft_tokens=num_draft_tokens, concurrency=concurrency)
+    by_label = {drafting.label: drafting for drafting in DRAFTINGS}
+    drafted = replace(plain, drafting=by_label["model"], num_draft_tokens=4, concurrency=8)
     few_pages = Disturbance.PREEMPTION
     yield replace(plain, concurrency=8, disturbance=few_pages)
     yield replace(drafted, disturbance=few_pages)
-    yield replace(drafted, drafter="ngram", disturbance=few_pages)
+    yield replace(drafted, drafting=by_label["ngram"], disturbance=few_pages)
+    yield replace(drafted, drafting=by_label["model_tree"], disturbance=few_pages)
     yield replace(drafted, disturbance=Disturbance.DRAFT_KILLED)
     yield replace(drafted, disturbance=Disturbance.DRAFT_HUNG)

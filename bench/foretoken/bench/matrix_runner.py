@@ -135,7 +135,7 @@ class MatrixRunner:
                     stack.client,
                     prompt.text,
                     sampling(max_new_tokens, cell.temperature, TOP_P, seed=prompt.index),
-                    speculation(cell.drafter, cell.num_draft_tokens),
+                    speculation(cell.drafting.drafter, cell.num_draft_tokens, settings=dict(cell.drafting.settings)),
                     disturber.streamed,
                 )
                 return timed.completion
@@ -168,7 +168,7 @@ class MatrixRunner:
 
 def _hosted_for(cells: Sequence[Cell]) -> list[str]:
     """The cells' drafters, and always those that `fused` has to choose from."""
-    wanted = {"model", "ngram"} | {cell.drafter for cell in cells}
+    wanted = {"model", "ngram"} | {cell.drafting.drafter for cell in cells}
     return [name for name in DRAFTERS if name in wanted]
 
 

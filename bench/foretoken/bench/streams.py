@@ -5,7 +5,7 @@ Knows no process; whoever calls it has services running and a client connected.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -31,11 +31,16 @@ class TimedCompletion:
         return len(self.completion.output_ids) / self.seconds
 
 
-def speculation(drafter: str, num_draft_tokens: int | None = None, mode: VerificationMode | None = None) -> Speculation:
-    """Names a drafter, or turns speculation off for "none"."""
+def speculation(
+    drafter: str,
+    num_draft_tokens: int | None = None,
+    mode: VerificationMode | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> Speculation:
+    """Names a drafter with its settings, or turns speculation off for "none"."""
     if drafter == NO_DRAFTER:
         return Speculation(off=True)
-    return Speculation(drafter=drafter, num_draft_tokens=num_draft_tokens, mode=mode)
+    return Speculation(drafter, settings or None, num_draft_tokens, mode=mode)
 
 
 def sampling(
