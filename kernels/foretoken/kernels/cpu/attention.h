@@ -2,7 +2,7 @@
 //
 // Sixteen queries (row, head) of one sequence and key head share a pass over the keys: lane i of every vector is query
 // i, so no query can change another's bits. Keys are reduced in chunks of 256 absolute positions, in order, in float32.
-// Where rows of a tree part ways, the chunk is reduced once for each of them, with the other lanes blind.
+// Where rows of a tree part ways, each path adds the places that are its own, for its lanes alone.
 #pragma once
 #include <algorithm>
 #include <limits>
@@ -42,7 +42,7 @@ bool use_pairs(const Attention<T>& job) {
 #if defined(__AVX512BF16__)
 // Scores of places [begin, end) by dot products of pairs, eight keys at a time.
 inline void scores_dots(const Attention<bf16>& job, const bf16* keys_of_head, int64_t begin, int64_t end,
-                        Scratch& scratch) {
+                        const Scratch& scratch, float (*scores)[kLanes]) {
   constexpr int kKeys = 8;
   const int64_t slot_size = job.num_heads * job.key_size;
   for (int64_t place = begin; place < end; place += kKeys) {
@@ -60,14 +60,15 @@ inline void scores_dots(const Attention<bf16>& job, const bf16* keys_of_head, in
         sums[i] = _mm512_dpbf16_ps(sums[i], queries, (__m512bh)_mm512_set1_epi32(pair));
       }
     }
-    for (int i = 0; i < kKeys && place + i < end; ++i) store16(scratch.scores[place + i], (F16)sums[i]);
+    for (int i = 0; i < kKeys && place + i < end; ++i) store16(scores[place + i], (F16)sums[i]);
   }
 }
 #endif
 
 // Scores of places [begin, end) of a chunk; raw products, neither scaled nor masked.
 template <class T>
-void chunk_scores(const Attention<T>& job, int64_t head, int64_t begin, int64_t end, Scratch& scratch) {
+void chunk_scores(const Attention<T>& job, int64_t head, int64_t begin, int64_t end, Scratch& scratch,
+                  float (*scores)[kLanes]) {
   const T* keys_of_head = job.key_cache + head * job.key_size;
   const int64_t slot_size = job.num_heads * job.key_size;
 #if defined(__AMX_BF16__)
@@ -75,14 +76,14 @@ void chunk_scores(const Attention<T>& job, int64_t head, int64_t begin, int64_t 
     if (use_tiles(job)) {
       for (int64_t place = begin; place < end; place += 16)
         scores_tiles(find_keys(keys_of_head, slot_size, job.key_size, place, end, scratch), scratch.pairs.data(),
-                     job.key_size, scratch.scores[place]);
+                     job.key_size, scores[place]);
       return;
     }
   }
 #endif
 #if defined(__AVX512BF16__)
   if constexpr (sizeof(T) == 2)
-    if (use_pairs(job)) return scores_dots(job, keys_of_head, begin, end, scratch);
+    if (use_pairs(job)) return scores_dots(job, keys_of_head, begin, end, scratch, scores);
 #endif
   constexpr int kKeys = 4;
   for (int64_t place = begin; place < end; place += kKeys) {
@@ -94,17 +95,20 @@ void chunk_scores(const Attention<T>& job, int64_t head, int64_t begin, int64_t 
       const F16 query = load16(&scratch.query[d * kLanes]);
       for (int i = 0; i < kKeys; ++i) sums[i] += query * to_float(keys[i][d]);
     }
-    for (int i = 0; i < kKeys && place + i < end; ++i) store16(scratch.scores[place + i], sums[i]);
+    for (int i = 0; i < kKeys && place + i < end; ++i) store16(scores[place + i], sums[i]);
   }
 }
 
-// Add the weighted values of places [begin, end) to sums [16][width]: 4 queries, V vectors of 16 at offset d.
+// Add the weighted values of places [begin, end) to parts [16][width]: 4 queries, V vectors of 16 at offset d. Inlined,
+// its sums would not stay in registers.
 template <int V, class T>
-inline void add_values(const Attention<T>& job, int64_t head, int64_t begin, int64_t end, int query, int64_t d,
-                       int64_t width, Scratch& scratch) {
+[[gnu::noinline]] void add_values(const Attention<T>& job, int64_t head, int64_t begin, int64_t end, int query, int64_t d,
+                       int64_t width, const float (*weights)[kLanes], Scratch& scratch) {
   const T* values = job.value_cache + head * job.value_size + d;
   const int64_t slot_size = job.num_heads * job.value_size;
-  F16 sums[4][V] = {};
+  F16 sums[4][V];
+  for (int q = 0; q < 4; ++q)
+    for (int v = 0; v < V; ++v) sums[q][v] = load16(&scratch.parts[(query + q) * width + d + v * kLanes]);
   for (int64_t place = begin; place < end; ++place) {
     const T* from = values + scratch.slots[place] * slot_size;
     F16 value[V];
@@ -116,15 +120,24 @@ inline void add_values(const Attention<T>& job, int64_t head, int64_t begin, int
         for (int64_t i = 0; d + v * kLanes + i < job.value_size; ++i) value[v][i] = to_float(from[v * kLanes + i]);
       }
     }
-    const float* weight = &scratch.scores[place][query];
+    const float* weight = &weights[place][query];
     for (int q = 0; q < 4; ++q)
       for (int v = 0; v < V; ++v) sums[q][v] += value[v] * weight[q];
   }
   for (int q = 0; q < 4; ++q)
-    for (int v = 0; v < V; ++v) {
-      float* to = &scratch.sums[(query + q) * width + d + v * kLanes];
-      store16(to, load16(to) + sums[q][v]);
-    }
+    for (int v = 0; v < V; ++v) store16(&scratch.parts[(query + q) * width + d + v * kLanes], sums[q][v]);
+}
+
+// The same for all dimensions of the queries [first, stop).
+template <class T>
+void add_values(const Attention<T>& job, int64_t head, int64_t begin, int64_t end, int first, int stop,
+                const float (*weights)[kLanes], Scratch& scratch) {
+  const int64_t width = padded_width(job);
+  for (int query = first / 4 * 4; query < stop; query += 4) {
+    int64_t d = 0;
+    for (; d + 64 <= width; d += 64) add_values<4>(job, head, begin, end, query, d, width, weights, scratch);
+    for (; d < width; d += 16) add_values<1>(job, head, begin, end, query, d, width, weights, scratch);
+  }
 }
 
 // The queries of a block: which positions each sees, and its softmax so far.
@@ -164,13 +177,12 @@ Lanes load_queries(const Attention<T>& job, const Block& block, int64_t head, Sc
   return lanes;
 }
 
-// Add places [from, to) of the chunk at `origin`, whose slots scratch holds, for lanes that see a key up to `last`.
+// Make weights of the scores of places [from, to) of the chunk at `origin`, for lanes that see a key up to `last`.
 template <class T>
-void reduce_chunk(const Attention<T>& job, const Block& block, int64_t head, int64_t origin, int64_t from, int64_t to,
-                  I16 last, Lanes& lanes, Scratch& scratch) {
+void weigh(const Attention<T>& job, const Block& block, int64_t origin, int64_t from, int64_t to, I16 last, Lanes& lanes,
+           Scratch& scratch) {
   const int64_t width = padded_width(job);
   const F16 lowest = splat(kLowest);
-  chunk_scores(job, head, from / 16 * 16, to, scratch);
   F16 top = lowest;
   for (int64_t place = from; place < to; ++place) {
     F16 score = load16(scratch.scores[place]) * job.scale;
@@ -194,6 +206,20 @@ void reduce_chunk(const Attention<T>& job, const Block& block, int64_t head, int
   for (int query = 0; query < block.num_queries; ++query)
     for (int64_t d = 0; d < width; d += kLanes)
       store16(&scratch.sums[query * width + d], load16(&scratch.sums[query * width + d]) * fade[query]);
+}
+
+// Close a chunk: its weighted values join the sums.
+inline void add_parts(Scratch& scratch) {
+  for (size_t i = 0; i < scratch.sums.size(); i += kLanes)
+    store16(&scratch.sums[i], load16(&scratch.sums[i]) + load16(&scratch.parts[i]));
+}
+
+// Add places [from, to) of the chunk at `origin`, whose slots scratch holds, for lanes that see a key up to `last`.
+template <class T>
+void reduce_chunk(const Attention<T>& job, const Block& block, int64_t head, int64_t origin, int64_t from, int64_t to,
+                  I16 last, Lanes& lanes, Scratch& scratch) {
+  chunk_scores(job, head, from / 16 * 16, to, scratch, scratch.scores);
+  weigh(job, block, origin, from, to, last, lanes, scratch);
 #if defined(__AMX_BF16__)
   if constexpr (sizeof(T) == 2) {
     if (use_tiles(job)) {
@@ -203,38 +229,99 @@ void reduce_chunk(const Attention<T>& job, const Block& block, int64_t head, int
     }
   }
 #endif
-  for (int query = 0; query < block.num_queries; query += 4) {
-    int64_t d = 0;
-    for (; d + 64 <= width; d += 64) add_values<4>(job, head, from, to, query, d, width, scratch);
-    for (; d < width; d += 16) add_values<1>(job, head, from, to, query, d, width, scratch);
+  scratch.parts.assign(scratch.sums.size(), 0.0f);
+  add_values(job, head, from, to, 0, block.num_queries, scratch.scores, scratch);
+  add_parts(scratch);
+}
+
+// Lanes whose keys lie in the same slots.
+struct Path {
+  int64_t row = -1;              // the tree's row; -1: all rows whose keys lie in order
+  int first = kLanes, stop = 0;  // its lanes are among [first, stop)
+  I16 last = I16{} - 1;          // the position of each of its lanes, -1 for the others
+  int64_t end = 0;               // the positions they see end before it
+};
+
+// visit(path) for the rows in order together, then for each other row of the block by itself.
+template <class T, class Visit>
+void for_each_path(const Attention<T>& job, const Block& block, const Lanes& lanes, Visit visit) {
+  const int64_t begin_row = block.row(0, job.group), end_row = block.row(block.num_queries - 1, job.group) + 1;
+  for (int64_t row = begin_row - 1; row < end_row; ++row) {
+    Path path;
+    if (row >= begin_row) {
+      if (!job.rows.path_length(row)) continue;
+      path.row = row;
+    }
+    for (int i = 0; i < block.num_queries; ++i) {
+      const int64_t own = block.row(i, job.group);
+      if (path.row < 0 ? job.rows.path_length(own) > 0 : own != path.row) continue;
+      path.first = std::min(path.first, i);
+      path.stop = i + 1;
+      path.last[i] = lanes.last[i];
+      path.end = std::max<int64_t>(path.end, lanes.last[i] + 1);
+    }
+    if (path.stop) visit(path);
   }
 }
 
-// A chunk in which rows of the block part ways: once for the rows whose path lies in order, then once for each other.
+template <class T>
+void find_slots_of(const Attention<T>& job, const Block& block, const Path& path, int64_t begin, int64_t end,
+                   int64_t* slots) {
+  const int32_t* pages = job.pages(block.segment);
+  if (path.row < 0) find_slots(job, pages, begin, end, slots);
+  else find_path_slots(job, pages, path.row, begin, end, slots);
+}
+
+#if defined(__AMX_BF16__)
+// A chunk in which rows of the block part ways, on tiles: the whole of it for each path, with the other lanes blind.
+template <class T>
+void reduce_forked_tiles(const Attention<T>& job, const Block& block, int64_t head, int64_t origin, Lanes& lanes,
+                         Scratch& scratch) {
+  const int64_t from = std::max(lanes.begin, origin) - origin, aligned = from / 16 * 16;
+  for_each_path(job, block, lanes, [&](const Path& path) {
+    const int64_t to = std::min(path.end, origin + kChunk) - origin;
+    if (to <= from) return;
+    find_slots_of(job, block, path, origin + aligned, origin + to, scratch.slots + aligned);
+    reduce_chunk(job, block, head, origin, from, to, path.last, lanes, scratch);
+  });
+}
+#endif
+
+// A chunk in which rows of the block part ways at place `fork`: what lies before it is common. Every lane has the sums
+// of a chunk that is all its own: its scores are its path's, and values are added in the order of places.
 template <class T>
 void reduce_forked_chunk(const Attention<T>& job, const Block& block, int64_t head, int64_t origin, Lanes& lanes,
                          Scratch& scratch) {
-  const int32_t* pages = job.pages(block.segment);
-  const int64_t from = std::max(lanes.begin, origin) - origin, aligned = from / 16 * 16;
-  const int64_t end_row = block.row(block.num_queries - 1, job.group) + 1;
-  for (int64_t path_row = block.row(0, job.group) - 1; path_row < end_row; ++path_row) {
-    const bool in_order = path_row < block.row(0, job.group);
-    if (!in_order && !job.rows.path_length(path_row)) continue;
-    I16 last = I16{} - 1;
-    int64_t stop = 0;
-    for (int i = 0; i < block.num_queries; ++i) {
-      const int64_t row = block.row(i, job.group);
-      if (in_order ? job.rows.path_length(row) > 0 : row != path_row) continue;
-      last[i] = lanes.last[i];
-      stop = std::max<int64_t>(stop, last[i] + 1);
-    }
-    const int64_t to = std::min(stop, origin + kChunk) - origin;
-    if (to <= from) continue;
-    int64_t* slots = scratch.slots + aligned;
-    if (in_order) find_slots(job, pages, origin + aligned, origin + to, slots);
-    else find_path_slots(job, pages, path_row, origin + aligned, origin + to, slots);
-    reduce_chunk(job, block, head, origin, from, to, last, lanes, scratch);
-  }
+#if defined(__AMX_BF16__)
+  if (use_tiles(job)) return reduce_forked_tiles(job, block, head, origin, lanes, scratch);
+#endif
+  const int64_t from = std::max(lanes.begin, origin) - origin, to = std::min(lanes.stop, origin + kChunk) - origin;
+  const int64_t fork = std::clamp(lanes.fork - origin, from, to);
+  find_slots(job, job.pages(block.segment), origin + from, origin + fork, scratch.slots + from);
+  chunk_scores(job, head, from, fork, scratch, scratch.scores);
+  const auto with_own_places = [&](auto visit) {
+    for_each_path(job, block, lanes, [&](const Path& path) {
+      const int64_t end = std::min(path.end, origin + kChunk) - origin;
+      if (end <= fork) return;
+      find_slots_of(job, block, path, origin + fork, origin + end, scratch.slots + fork);
+      visit(path, end);
+    });
+  };
+  with_own_places([&](const Path& path, int64_t end) {
+    chunk_scores(job, head, fork, end, scratch, scratch.branch);
+    for (int64_t place = fork; place < end; ++place)
+      store16(scratch.scores[place],
+              select(path.last >= 0, load16(scratch.branch[place]), load16(scratch.scores[place])));
+  });
+  weigh(job, block, origin, from, to, lanes.last, lanes, scratch);
+  scratch.parts.assign(scratch.sums.size(), 0.0f);
+  add_values(job, head, from, fork, 0, block.num_queries, scratch.scores, scratch);
+  with_own_places([&](const Path& path, int64_t end) {
+    for (int64_t place = fork; place < end; ++place)
+      store16(scratch.branch[place], select(path.last >= 0, load16(scratch.scores[place]), F16{}));
+    add_values(job, head, fork, end, path.first, path.stop, scratch.branch, scratch);
+  });
+  add_parts(scratch);
 }
 
 template <class T>

@@ -15,8 +15,10 @@ struct Scratch {
   std::vector<uint16_t> pairs;  // the same for tiles: [key_size / 2][16][2] bf16
   std::vector<float> sums;      // [16][value_size rounded up]
   std::vector<bf16> keys;       // a run of 16 keys that lie apart: [16][key_size]
+  std::vector<float> parts;     // the same of one chunk
   int64_t slots[kChunk];        // of the chunk's positions
   alignas(64) float scores[kChunk][kLanes];
+  alignas(64) float branch[kChunk][kLanes];                  // scores, then weights, of the lanes of one path
   alignas(64) uint16_t weights[2][kChunk / 32][kLanes][32];  // tiles of the weights: bf16, and what bf16 left over
   alignas(64) uint16_t values[4][16][32];                    // tiles of 32 values x 64 dimensions, keys paired
   alignas(64) float products[kLanes][64];
