@@ -86,11 +86,13 @@ async def worker(
 
 
 @asynccontextmanager
-async def services(folder: Path) -> AsyncIterator[AsyncClient]:
+async def services(
+    folder: Path, draft_options: dict[str, Any] | None = None, verify_options: dict[str, Any] | None = None
+) -> AsyncIterator[AsyncClient]:
     """A client of a router with one verify and one draft worker that serve the pair in `folder`."""
     verify_results, draft_results = VerifyResults(), DraftResults()
-    verify_settings = VerifyWorkerSettings(model=str(folder / "target"), **ENGINE)
-    draft_settings = DraftWorkerSettings(model=str(folder / "draft"), **ENGINE)
+    verify_settings = VerifyWorkerSettings(model=str(folder / "target"), **ENGINE | (verify_options or {}))
+    draft_settings = DraftWorkerSettings(model=str(folder / "draft"), **ENGINE | (draft_options or {}))
 
     def serve_verify(thread: ModelThread[Any], hello: WorkerHello, server: Any) -> None:
         handler = VerifyLinkHandler(thread.submit, verify_results, hello)
