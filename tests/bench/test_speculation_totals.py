@@ -8,6 +8,7 @@ from foretoken.bench.speculation_totals import (
     acceptance_per_position,
     acceptance_rate,
     block_efficiency,
+    draft_forwards_per_round,
     drafting_ms,
     first_drafting_ms,
     round_times,
@@ -40,6 +41,7 @@ LONG = replace(
     num_verify_forwards=5,
     num_emitted_tokens=6,
     num_rounds=5,
+    num_draft_forwards=9,
     draft_forward_s=0.018,
     first_draft_forward_s=0.010,
     draft_queue_s=0.005,
@@ -52,6 +54,7 @@ LONG = replace(
 def test_totals_are_ratios_of_sums() -> None:
     assert block_efficiency([SHORT, LONG]) == pytest.approx(11 / 6, abs=1e-3)
     assert acceptance_rate([SHORT, LONG]) == 0.5
+    assert draft_forwards_per_round([SHORT, LONG]) == 1.5
     assert acceptance_per_position([SHORT, LONG]) == [0.5, 0.25, 1.0, 1.0]
 
 
@@ -67,4 +70,5 @@ def test_drafting_leaves_out_the_first_round_and_the_queue() -> None:
 
 def test_without_speculation_there_is_nothing_to_divide() -> None:
     assert (block_efficiency([NONE]), acceptance_rate([]), acceptance_per_position([])) == (0, 0, [])
+    assert draft_forwards_per_round([NONE]) == 0
     assert drafting_ms([SHORT]) is None and first_drafting_ms([NONE]) is None

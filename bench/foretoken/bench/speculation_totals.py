@@ -17,6 +17,12 @@ def acceptance_rate(stats: Sequence[SpeculationStats]) -> float:
     return round(sum(s.num_accepted_tokens for s in stats) / max(1, num_drafted), 3)
 
 
+def draft_forwards_per_round(stats: Sequence[SpeculationStats]) -> float:
+    """Forwards of the drafter's models per round, prefill excluded."""
+    num_rounds = sum(s.num_rounds for s in stats)
+    return round(sum(s.num_draft_forwards for s in stats) / max(1, num_rounds), 3)
+
+
 def acceptance_per_position(stats: Sequence[SpeculationStats]) -> list[float]:
     """Accepted at draft position i over tokens drafted there."""
     depth = max((len(s.num_accepted_per_position) for s in stats), default=0)

@@ -35,6 +35,8 @@ def table(completion: Completion, elapsed_s: float) -> Table:
         grid.add_row("accepted per round", f"{stats.accepted_per_round:.2f} of {drafted:.1f} drafted")
         grid.add_row("acceptance rate", f"{stats.acceptance_rate:.0%}")
         grid.add_row("  by position", _by_position(stats.acceptance_per_position))
+    if stats.num_draft_forwards:
+        grid.add_row("draft forwards per round", f"{stats.draft_forwards_per_round:.2f}")
     if stats.num_verify_forwards:
         grid.add_row("block efficiency", f"{stats.block_efficiency:.2f} tokens per target forward")
     if stats.num_failed_drafts or stats.num_failovers or completion.num_resumes:
@@ -54,6 +56,7 @@ def as_json(completion: Completion, elapsed_s: float) -> dict[str, Any]:
         "acceptance_rate": stats.acceptance_rate,
         "accepted_per_round": stats.accepted_per_round,
         "acceptance_per_position": stats.acceptance_per_position,
+        "draft_forwards_per_round": stats.draft_forwards_per_round,
         "block_efficiency": stats.block_efficiency,
     }
     return fields | {"elapsed_s": elapsed_s, "tokens_per_s": tokens_per_s(completion, elapsed_s)}

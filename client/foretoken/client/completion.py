@@ -77,6 +77,8 @@ class SpeculationStats:
     """Rounds that asked for a draft and got an answer, an empty one included."""
     first_draft_forward_s: float
     """Of the first of them, which includes the drafter's prefill of the prompt."""
+    num_draft_forwards: int
+    """Forwards of the drafters' models, those between a draft and the next request included, prefill excluded."""
 
     @property
     def acceptance_rate(self) -> float:
@@ -87,6 +89,11 @@ class SpeculationStats:
     def accepted_per_round(self) -> float:
         """Mean accepted prefix length of a draft block; 0 without drafts."""
         return self.num_accepted_tokens / self.num_drafts if self.num_drafts else 0.0
+
+    @property
+    def draft_forwards_per_round(self) -> float:
+        """Mean forwards of the drafter's models from one round's draft to the next; 0 without rounds."""
+        return self.num_draft_forwards / self.num_rounds if self.num_rounds else 0.0
 
     @property
     def block_efficiency(self) -> float:
@@ -119,6 +126,7 @@ class SpeculationStats:
             router_overhead_p50_s=message.router_overhead_p50_ns * _NS,
             num_rounds=message.num_rounds,
             first_draft_forward_s=message.first_draft_forward_ns * _NS,
+            num_draft_forwards=message.num_draft_forwards,
         )
 
 

@@ -53,6 +53,8 @@ class Drafted:
     """[K] who proposed each token; None = a plug-in."""
     draft_probs: Sequence[SparseProbs] = ()
     """[K] what each token was sampled from, where the sequence wants it; empty = each was certain."""
+    num_forwards: int = 0
+    """Forwards that chose tokens of this sequence since its last block; prefill excluded."""
 
     def check(self) -> None:
         """Raises:

@@ -109,4 +109,5 @@ def _block(answer: DraftAnswer) -> DraftedBlock:
         ],
         queue_ns=answer.queue_ns,
         forward_ns=answer.forward_ns,
+        num_forwards=drafted.num_forwards,
     )

@@ -8,7 +8,7 @@ Where branches are wanted and the sequence takes trees, the draft is a tree (`mo
 Source: shared-noise drafting, Daliri, Musco, Suresh, arXiv:2408.07978.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch import Tensor
 from foretoken.draft_worker.drafter import Drafted, DraftSequence
 from foretoken.draft_worker.model_sequence import DraftKV, Guesser, ModelSettings, Planned, chain_part, tree_part
 from foretoken.draft_worker.model_tree import ERROR_SCALE, ModelTree
+from foretoken.draft_worker.shared_pages import SharedPages
 from foretoken.engine.draft_probs import sample_drafts
 from foretoken.engine.runner import ModelRunner
 from foretoken.engine.sampler import SampleGroup, choose_tokens, perturbed_top
@@ -33,14 +34,19 @@ class ModelDrafter:
         max_prefill_rows: int,
         source: DraftSource = DRAFT_SOURCE_MODEL,
         settings: ModelSettings | None = None,
+        pages: SharedPages | None = None,
     ) -> None:
-        """`source`: the provenance of its tokens. `settings`: of sequences that have none of their own."""
+        """`source`: the provenance of its tokens. `settings`: of sequences that have none of their own. `pages`: of the
+        runner, where other drafters use it too.
+        """
         self._source = source
         self._settings = settings or ModelSettings()
         self._runner = runner
         self._max_rows = max_rows
         self._max_prefill_rows = max_prefill_rows
         self._caches: dict[DraftSequence, DraftKV] = {}
+        self._pages = pages or SharedPages(runner.page_table)
+        self._pages.join(self)
 
     @property
     def has_work(self) -> bool:
@@ -88,14 +94,28 @@ class ModelDrafter:
         if planned:
             logits = self._runner.forward([part.segment for part in planned])
             for part in planned:
+                kv = self._caches[part.sequence]
+                kv.num_forwards += part.segment.num_logits > 0
                 if part.segment.parents is None:
-                    self._caches[part.sequence].kv_ids.extend(part.segment.ids)
+                    kv.kv_ids.extend(part.segment.ids)
             self._take_logits(planned, logits)
         return self._take_finished()
 
+    def page_lists(self) -> Iterator[list[int]]:
+        """Of every open sequence."""
+        return (kv.page_ids for kv in self._caches.values())
+
+    def free_idle(self) -> bool:
+        """Give back the pages of a sequence that is not drafting; whether there was one."""
+        for kv in reversed(self._caches.values()):
+            if kv.page_ids and kv.num_wanted is None:
+                self._release(kv)
+                return True
+        return False
+
     def check_integrity(self) -> None:
-        """Re-derive the page accounting from the open sequences; raises when it is off."""
-        self._runner.page_table.check_integrity(kv.page_ids for kv in self._caches.values())
+        """Re-derive the page accounting of the model; raises when it is off."""
+        self._pages.check_integrity()
 
     def _plan(self) -> list[Planned]:
         """The next forward: short segments first, prefill chunks in what is left of the rows."""
@@ -110,7 +130,7 @@ class ModelDrafter:
                 break
             guesses = self._guess(seq, kv, rows_left - num_rows) if num_rows == num_missing else []
             length = kv.num_written + num_rows + len(guesses)
-            if not self._make_room(kv, length):
+            if not self._pages.make_room(kv.page_ids, length):
                 kv.stop()
                 continue
             self._runner.page_table.extend(kv.page_ids, length)
@@ -197,8 +217,10 @@ class ModelDrafter:
         finished = []
         for seq, kv in self._caches.items():
             if kv.num_wanted is not None and not kv.is_drafting:
-                finished.append(self._finish_tree(seq, kv, kv.tree) if kv.tree is not None else self._finish(seq, kv))
-                kv.num_wanted, kv.tree = None, None
+                drafted = self._finish_tree(seq, kv, kv.tree) if kv.tree is not None else self._finish(seq, kv)
+                drafted.num_forwards = kv.num_forwards
+                finished.append(drafted)
+                kv.num_wanted, kv.tree, kv.num_forwards = None, None, 0
                 kv.draft_ids, kv.draft_probs, kv.sources = [], [], []
         return finished
 
@@ -213,16 +235,6 @@ class ModelDrafter:
         draft_ids, parents = tree.best()
         is_chain = all(parent == node - 1 for node, parent in enumerate(parents))
         return Drafted(seq, draft_ids, None if is_chain else parents, [self._source] * len(draft_ids))
-
-    def _make_room(self, kv: DraftKV, length: int) -> bool:
-        """Whether pages for `length` slots can be had, after taking those of sequences that are not drafting."""
-        table = self._runner.page_table
-        idle = [other for other in self._caches.values() if other.page_ids and other.num_wanted is None]
-        while not table.can_extend(kv.page_ids, length):
-            if not idle:
-                return False
-            self._release(idle.pop())
-        return True
 
     def _release(self, kv: DraftKV) -> None:
         if kv.page_ids:

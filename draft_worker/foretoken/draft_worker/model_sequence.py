@@ -75,6 +75,8 @@ class DraftKV:
     """Who proposed each of its ids."""
     guesser: Guesser | None = None
     """Guesses at this model's own tokens."""
+    num_forwards: int = 0
+    """Forwards that chose tokens of it since its last draft."""
     num_wanted: int | None = None
     """Draft tokens wanted in all; None = no request is open."""
     has_foreign_ids: bool = False

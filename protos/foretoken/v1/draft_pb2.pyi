@@ -42,7 +42,7 @@ class Outcome(_message.Message):
     def __init__(self, num_accepted: _Optional[int] = ..., next_id: _Optional[int] = ..., first_index: _Optional[int] = ..., num_ids: _Optional[int] = ...) -> None: ...
 
 class DraftedBlock(_message.Message):
-    __slots__ = ("sequence_id", "base_length", "ids", "parents", "sources", "outcomes", "draft_probs", "queue_ns", "forward_ns")
+    __slots__ = ("sequence_id", "base_length", "ids", "parents", "sources", "outcomes", "draft_probs", "queue_ns", "forward_ns", "num_forwards")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +52,7 @@ class DraftedBlock(_message.Message):
     DRAFT_PROBS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_NS_FIELD_NUMBER: _ClassVar[int]
     FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FORWARDS_FIELD_NUMBER: _ClassVar[int]
     sequence_id: int
     base_length: int
     ids: _containers.RepeatedScalarFieldContainer[int]
@@ -61,7 +62,8 @@ class DraftedBlock(_message.Message):
     draft_probs: _containers.RepeatedCompositeFieldContainer[_types_pb2.SparseDistribution]
     queue_ns: int
     forward_ns: int
-    def __init__(self, sequence_id: _Optional[int] = ..., base_length: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., sources: _Optional[_Iterable[_Union[_types_pb2.DraftSource, str]]] = ..., outcomes: _Optional[_Iterable[_Union[Outcome, _Mapping]]] = ..., draft_probs: _Optional[_Iterable[_Union[_types_pb2.SparseDistribution, _Mapping]]] = ..., queue_ns: _Optional[int] = ..., forward_ns: _Optional[int] = ...) -> None: ...
+    num_forwards: int
+    def __init__(self, sequence_id: _Optional[int] = ..., base_length: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., sources: _Optional[_Iterable[_Union[_types_pb2.DraftSource, str]]] = ..., outcomes: _Optional[_Iterable[_Union[Outcome, _Mapping]]] = ..., draft_probs: _Optional[_Iterable[_Union[_types_pb2.SparseDistribution, _Mapping]]] = ..., queue_ns: _Optional[int] = ..., forward_ns: _Optional[int] = ..., num_forwards: _Optional[int] = ...) -> None: ...
 
 class DraftLinkRequest(_message.Message):
     __slots__ = ("hello", "opens", "commits", "requests", "closes", "drain")

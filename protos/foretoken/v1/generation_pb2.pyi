@@ -126,7 +126,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class SpeculationStats(_message.Message):
-    __slots__ = ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_per_position", "num_drafted_per_position", "num_verify_forwards", "num_emitted_tokens", "draft_forward_ns", "draft_queue_ns", "verify_forward_ns", "verify_queue_ns", "round_ns", "num_failed_drafts", "num_failovers", "router_overhead_p50_ns", "num_rounds", "first_draft_forward_ns")
+    __slots__ = ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_per_position", "num_drafted_per_position", "num_verify_forwards", "num_emitted_tokens", "draft_forward_ns", "draft_queue_ns", "verify_forward_ns", "verify_queue_ns", "round_ns", "num_failed_drafts", "num_failovers", "router_overhead_p50_ns", "num_rounds", "first_draft_forward_ns", "num_draft_forwards")
     NUM_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -144,6 +144,7 @@ class SpeculationStats(_message.Message):
     ROUTER_OVERHEAD_P50_NS_FIELD_NUMBER: _ClassVar[int]
     NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     FIRST_DRAFT_FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_FORWARDS_FIELD_NUMBER: _ClassVar[int]
     num_drafts: int
     num_draft_tokens: int
     num_accepted_tokens: int
@@ -161,7 +162,8 @@ class SpeculationStats(_message.Message):
     router_overhead_p50_ns: int
     num_rounds: int
     first_draft_forward_ns: int
-    def __init__(self, num_drafts: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_accepted_per_position: _Optional[_Iterable[int]] = ..., num_drafted_per_position: _Optional[_Iterable[int]] = ..., num_verify_forwards: _Optional[int] = ..., num_emitted_tokens: _Optional[int] = ..., draft_forward_ns: _Optional[int] = ..., draft_queue_ns: _Optional[int] = ..., verify_forward_ns: _Optional[int] = ..., verify_queue_ns: _Optional[int] = ..., round_ns: _Optional[int] = ..., num_failed_drafts: _Optional[int] = ..., num_failovers: _Optional[int] = ..., router_overhead_p50_ns: _Optional[int] = ..., num_rounds: _Optional[int] = ..., first_draft_forward_ns: _Optional[int] = ...) -> None: ...
+    num_draft_forwards: int
+    def __init__(self, num_drafts: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_accepted_per_position: _Optional[_Iterable[int]] = ..., num_drafted_per_position: _Optional[_Iterable[int]] = ..., num_verify_forwards: _Optional[int] = ..., num_emitted_tokens: _Optional[int] = ..., draft_forward_ns: _Optional[int] = ..., draft_queue_ns: _Optional[int] = ..., verify_forward_ns: _Optional[int] = ..., verify_queue_ns: _Optional[int] = ..., round_ns: _Optional[int] = ..., num_failed_drafts: _Optional[int] = ..., num_failovers: _Optional[int] = ..., router_overhead_p50_ns: _Optional[int] = ..., num_rounds: _Optional[int] = ..., first_draft_forward_ns: _Optional[int] = ..., num_draft_forwards: _Optional[int] = ...) -> None: ...
 
 class GenerateFinish(_message.Message):
     __slots__ = ("reason", "stop", "usage", "speculation", "queue_ns", "time_to_first_token_ns", "duration_ns")

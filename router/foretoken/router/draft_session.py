@@ -33,6 +33,8 @@ class Draft:
     """Parent index per id, -1 = the last committed token; empty = a chain."""
     probs: Sequence[SparseDistribution] = ()
     """What each id was sampled from; empty = each was certain."""
+    num_forwards: int = 0
+    """Forwards of the drafter's models since its last answer."""
 
     @property
     def depth(self) -> int:
@@ -126,7 +128,7 @@ def _usable(block: DraftedBlock, num_tokens: int, vocab_size: int, takes_trees: 
     sources = list(block.sources[: len(ids)])
     if len(sources) < len(ids):
         sources = []
-    return Draft(ids, sources, block.queue_ns, block.forward_ns, parents)
+    return Draft(ids, sources, block.queue_ns, block.forward_ns, parents, num_forwards=block.num_forwards)
 
 
 def _usable_probs(block: DraftedBlock, ids: Sequence[int], vocab_size: int) -> list[SparseDistribution]:

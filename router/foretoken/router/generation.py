@@ -97,6 +97,7 @@ class Generation:
         draft = await self._draft()
         verdict = await self._verify(session, draft)
         if draft is not NO_DRAFT:
+            self.counts.num_draft_forwards += draft.num_forwards
             self.counts.add_round(
                 time.perf_counter_ns() - started_ns,
                 draft.queue_ns,

@@ -170,6 +170,7 @@ def _finish(event: Finished) -> pb.GenerateFinish:
             router_overhead_p50_ns=counts.router_overhead_p50_ns,
             num_rounds=counts.num_rounds,
             first_draft_forward_ns=counts.first_draft_forward_ns,
+            num_draft_forwards=counts.num_draft_forwards,
         ),
         queue_ns=event.queue_ns,
         time_to_first_token_ns=event.time_to_first_token_ns,

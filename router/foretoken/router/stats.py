@@ -30,6 +30,7 @@ class SpeculationCounts:
     num_failovers: int = 0
     num_rounds: int = 0
     first_draft_forward_ns: int = 0
+    num_draft_forwards: int = 0
     _overheads_ns: array[int] = field(default_factory=lambda: array("q"))
 
     @property
