@@ -37,7 +37,7 @@ def test_every_drafter_is_covered_and_every_one_that_can_branch_by_chains_and_by
     assert sorted(DRAFTERS) == sorted(BUILT_IN_DRAFTERS)
     assert {drafting.label for drafting in DRAFTINGS} >= set(DRAFTERS), "stores of results know these names"
     ways = {drafter: [d for d in DRAFTINGS if d.drafter == drafter] for drafter in DRAFTERS}
-    assert {drafter for drafter, of in ways.items() if len(of) == 2} == {"model", "early_exit", "ngram"}
+    assert {drafter for drafter, of in ways.items() if len(of) == 2} == {"model", "early_exit", "ngram", "lookahead"}
 
 
 def test_every_disturbance_meets_every_dtype_and_temperature() -> None:

@@ -13,7 +13,7 @@ from foretoken.v1.types_pb2 import DRAFT_SOURCE_EARLY_EXIT, DRAFT_SOURCE_MODEL
 from tests.draft_worker.test_core import RecordingSink
 from tests.engine.tiny import save_tiny
 
-ALL = ("model", "ngram", "early_exit", "staged", "fused")
+ALL = ("model", "ngram", "lookahead", "early_exit", "staged", "fused")
 
 
 def no_progress(stage, fraction):
@@ -49,13 +49,31 @@ def test_all_drafters_work_side_by_side(tiny, tmp_path):
     assert answers["ngram"].draft_ids == [7, 8, 5, 6]
     assert set(answers["early_exit"].sources) == {DRAFT_SOURCE_EARLY_EXIT}
     assert set(answers["model"].sources) == {DRAFT_SOURCE_MODEL}
+    assert answers["lookahead"].draft_ids == [], "nothing is in its pool yet"
     core.close_link(1)
     assert sink.load.num_free_pages == sink.load.num_pages == 2 * 40
 
 
-def test_a_model_is_loaded_once_for_all_that_use_it(tiny, tmp_path):
-    hosted = load_drafters(settings(tiny, tmp_path, drafters=("staged", "model")), no_progress)
+@pytest.mark.parametrize("lookahead_model", ["", "{tiny}", "{tiny}/."])
+def test_a_model_is_loaded_once_for_all_that_use_it(tiny, tmp_path, lookahead_model):
+    options = {"drafters": ("staged", "model", "lookahead"), "lookahead_model": lookahead_model.format(tiny=tiny)}
+    hosted = load_drafters(settings(tiny, tmp_path, **options), no_progress)
     assert len(hosted.runners) == 1
+
+
+def test_lookahead_may_iterate_a_model_of_its_own(tiny, tmp_path):
+    other = save_tiny(tmp_path / "other", "llama", seed=1)
+    asked = settings(tiny, tmp_path, drafters=("model", "lookahead"), lookahead_model=other)
+    hosted = load_drafters(asked, no_progress)
+    assert [runner.info.model_id for runner in hosted.runners] == [tiny.rsplit("/", 1)[1], "other"]
+    alone = settings("", tmp_path, drafters=("lookahead",), lookahead_model=other)
+    assert len(load_drafters(alone, no_progress).runners) == 1
+
+
+def test_a_model_that_cannot_be_iterated_stops_the_worker(tiny, tmp_path):
+    asked = settings(tiny, tmp_path, drafters=("lookahead",), lookahead_model=str(tmp_path / "nowhere"))
+    with pytest.raises(FailedPreconditionError, match="--lookahead-model = .*nowhere"):
+        load_drafters(asked, no_progress)
 
 
 def test_more_layers_than_there_are_stop_the_worker(tiny, tmp_path):
@@ -67,7 +85,7 @@ def test_more_layers_than_there_are_stop_the_worker(tiny, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"drafters": ("nonsense",)}, "must be among model, ngram, early_exit, staged, fused"),
+        ({"drafters": ("nonsense",)}, "must be among model, ngram, lookahead, early_exit, staged, fused"),
         ({"drafters": ()}, "must name at least one drafter"),
         ({"drafters": ("ngram", "ngram")}, "each once"),
         ({"drafters": ("model",), "model": ""}, "--model: must be given for the drafter `model`"),
@@ -78,6 +96,15 @@ def test_more_layers_than_there_are_stop_the_worker(tiny, tmp_path):
         ({"model_branches": 0}, "model_branches"),
         ({"model_branches": 17}, "model_branches"),
         ({"model_depth": -1}, "model_depth"),
+        ({"drafters": ("lookahead",), "model": ""}, "--lookahead-model or --model: must be given for the drafter"),
+        ({"lookahead_window": 1}, "lookahead_window"),
+        ({"lookahead_ngram_size": 1}, "lookahead_ngram_size"),
+        ({"lookahead_guesses": 0}, "lookahead_guesses"),
+        ({"lookahead_steps": 0}, "lookahead_steps"),
+        (
+            {"drafters": ("lookahead",), "lookahead_window": 100},
+            "--lookahead-window = 100 with --lookahead-ngram-size = 5: 400 rows .* --max-batch-rows = 256",
+        ),
         ({"min_ngram": 5, "max_ngram": 4}, "--min-ngram = 5"),
     ],
 )

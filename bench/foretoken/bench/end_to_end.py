@@ -22,7 +22,13 @@ from foretoken.bench.identity_check import IdentityCount, compare_equal, compare
 from foretoken.bench.machine import describe_hardware, describe_versions
 from foretoken.bench.matrix import NO_DRAFTER
 from foretoken.bench.prompts import Prompt, load_prompts
-from foretoken.bench.speculation_totals import acceptance_per_position, acceptance_rate, block_efficiency, round_times
+from foretoken.bench.speculation_totals import (
+    acceptance_per_position,
+    acceptance_rate,
+    block_efficiency,
+    draft_forwards_per_round,
+    round_times,
+)
 from foretoken.bench.stack import Stack
 from foretoken.bench.streams import TimedCompletion, generate, run_bounded, sampling, speculation
 from foretoken.cli.local_services import LocalServicesConfig
@@ -116,7 +122,7 @@ async def _foretoken(options: Options, stack: Stack, drafter: str, prompt: Promp
         stack.client,
         prompt.text,
         sampling(options.max_new_tokens, options.temperature, options.top_p, seed=prompt.index),
-        speculation(drafter, options.num_draft_tokens, options.mode),
+        speculation(drafter, options.num_draft_tokens, options.mode, settings=options.drafter_settings),
     )
 
 
@@ -139,6 +145,7 @@ def report(options: Options, measurements: Measurements, info: ModelInfo) -> dic
             "block_efficiency": block_efficiency(stats),
             "acceptance_rate": acceptance_rate(stats),
             "acceptance_per_position": acceptance_per_position(stats),
+            "draft_forwards_per_round": draft_forwards_per_round(stats),
             "round_ms": round_times(stats),
             "router_overhead_ms": {"p50": round(1000 * median(overheads), 3) if overheads else None},
             "target_step_ms": _step_times(info),
@@ -159,6 +166,7 @@ def _print_table(result: dict[str, Any], num_threads: dict[str, int]) -> None:
     for side, speed in speeds.items():
         print(f"{side:<28}{speed:>10.1f}{f'{speed / plain:.2f}' if plain else '':>9}{threads.get(side, ''):>9}")
     print(f"\nblock efficiency {result['block_efficiency']}, acceptance rate {result['acceptance_rate']}, ", end="")
+    print(f"draft forwards per round {result['draft_forwards_per_round']}, ", end="")
     print(f"router overhead p50 {result['router_overhead_ms']['p50']} ms")
     print("target step, rows: ms  " + "  ".join(f"{rows}: {ms}" for rows, ms in result["target_step_ms"].items()))
 
@@ -169,10 +177,14 @@ async def run(options: Options) -> int:
     services = LocalServicesConfig(
         target=options.target,
         draft=options.draft or "",
+        lookahead_model=options.lookahead_model,
+        drafters=options.hosted_drafters,
         dtype=options.dtype,
         verify_threads=options.verify_threads,
         draft_threads=options.draft_threads,
         compile=options.compile,
+        verify_options=options.worker_options,
+        draft_options=options.worker_options,
     )
     sampling = BaselineSampling(options.temperature, options.top_p)
     async with Stack(services) as stack:

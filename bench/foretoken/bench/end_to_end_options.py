@@ -9,6 +9,7 @@ from typing import Any
 from foretoken.bench.matrix import DRAFTERS, DTYPES, NO_DRAFTER
 from foretoken.bench.prompts import OWN_PROMPTS
 from foretoken.client import VerificationMode
+from foretoken.draft_worker.settings import DraftWorkerSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,8 @@ class Options:
     limit: int | None
     max_new_tokens: int
     drafter: str
+    drafter_settings: dict[str, str]
+    lookahead_model: str
     num_draft_tokens: int | None
     mode: VerificationMode
     temperature: float
@@ -32,6 +35,17 @@ class Options:
     draft_threads: int
     compile: str
     no_transformers: bool
+
+    @property
+    def hosted_drafters(self) -> list[str]:
+        """The draft worker's: those there always are and the one asked for; `fused` gets them as its sources."""
+        return list(dict.fromkeys(("model", "ngram", *(name for name in (self.drafter,) if name != NO_DRAFTER))))
+
+    @property
+    def worker_options(self) -> list[str]:
+        """Room for the draft blocks asked for."""
+        is_long = (self.num_draft_tokens or 0) > DraftWorkerSettings.model_fields["max_draft_tokens"].default
+        return ["--max-draft-tokens", str(self.num_draft_tokens)] if is_long else []
 
     @property
     def is_comparable_with_transformers(self) -> bool:
@@ -46,6 +60,7 @@ class Options:
     def as_json(self) -> dict[str, Any]:
         """The options; paths by their last part, so that no machine's layout enters a report."""
         names = {"target": Path(self.target).name, "prompts": self.prompts.name}
+        names["lookahead_model"] = Path(self.lookahead_model).name
         return asdict(self) | names | {"draft": Path(self.draft).name if self.draft else None}
 
 
@@ -59,6 +74,8 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     add("--limit", type=_positive, help="only the first so many prompts")
     add("--max-new-tokens", type=_positive, default=128, help="tokens per answer")
     add("--drafter", choices=(NO_DRAFTER, *DRAFTERS), default="model", help="who guesses")
+    add("--drafter-setting", dest="drafter_settings", type=_setting, action="append", metavar="KEY=VALUE", help="of it")
+    add("--lookahead-model", default="", help="what --drafter lookahead iterates (default: draft model, else target)")
     add("--num-draft-tokens", type=_positive, help="tokens per draft block (default: the router's choice)")
     add("--mode", type=VerificationMode, choices=list(VerificationMode), default="coupled", help="of verification")
     add("--temperature", type=float, default=0.0, help="0 = greedy")
@@ -70,10 +87,18 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     add("--draft-threads", type=_positive, default=1, help="threads of the draft worker")
     add("--compile", choices=("auto", "on", "off"), default="auto", help="torch.compile in the workers")
     add("--no-transformers", action="store_true", help="leave out the transformers side")
-    options = Options(**vars(parser.parse_args(arguments)))
+    given = vars(parser.parse_args(arguments))
+    options = Options(**given | {"drafter_settings": dict(given["drafter_settings"] or ())})
     if options.drafter == "model" and not options.draft:
         parser.error("--drafter model needs --draft")
     return options
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+    return name, value
 
 
 def _positive(text: str) -> int:

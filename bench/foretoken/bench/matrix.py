@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 NO_DRAFTER = "none"
-DRAFTERS = ("model", "ngram", "early_exit", "staged", "fused")
+DRAFTERS = ("model", "ngram", "lookahead", "early_exit", "staged", "fused")
 """Every drafter there is. One more is covered by adding its name here, with its trees or chains in `DRAFTINGS`."""
 DRAFT_LENGTHS = (1, 4, 8)
 CONCURRENCIES = (1, 8)
@@ -33,8 +33,9 @@ DRAFTINGS = (
     Drafting("model_tree", "model", (("max_branches", "3"),)),
     Drafting("early_exit_tree", "early_exit", (("max_branches", "3"),)),
     Drafting("ngram_chain", "ngram", (("max_branches", "1"),)),
+    Drafting("lookahead_chain", "lookahead", (("guesses", "1"),)),
 )
-"""As each drafter does it by default, `ngram` with trees; and chains or trees where that is the other way."""
+"""As each drafter does it by default, `ngram` and `lookahead` with trees; and the other of chains and trees."""
 
 
 class Disturbance(StrEnum):

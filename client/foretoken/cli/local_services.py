@@ -36,6 +36,8 @@ class LocalServicesConfig:
     """Target model: a directory or hub id. Its tokenizer is the router's."""
     draft: str = ""
     """Draft model: a directory or hub id; empty = without the drafters that need one."""
+    lookahead_model: str = ""
+    """Model that `lookahead` iterates; empty = the draft model, without one the target: a replica of it."""
     drafters: Sequence[str] = ("model", "ngram")
     """Drafters of each draft worker, the default first; empty = no draft worker at all."""
     dtype: str = "bfloat16"
@@ -228,6 +230,8 @@ class LocalServices:
         config, drafters = self.config, self._drafters()
         options = {"drafters": ",".join(drafters), "model": config.draft, "dtype": config.dtype}
         options |= {"compile": config.compile, "early-exit-model": config.target if "early_exit" in drafters else ""}
+        if "lookahead" in drafters:
+            options["lookahead-model"] = config.lookahead_model or ("" if config.draft else config.target)
         return [*_options(options | {"threads": config.draft_threads}), *config.draft_options]
 
     def _router_arguments(self, verifiers: Sequence[ServiceProcess], drafters: Sequence[ServiceProcess]) -> list[str]:

@@ -41,6 +41,9 @@ def up(
     draft: Annotated[
         str | None, typer.Option(help="Draft model, likewise; default: models/draft if the target is models/target.")
     ] = None,
+    lookahead_model: Annotated[
+        str, typer.Option(help="What the drafter `lookahead` iterates; default: the draft model, else the target.")
+    ] = "",
     drafters: Annotated[str, typer.Option(help="Hosted drafters, the default first; empty = none.")] = "model,ngram",
     dtype: Annotated[str, typer.Option(help="bfloat16, float16, float32 or auto.")] = "bfloat16",
     compile: Annotated[str, typer.Option(help="auto, on or off.")] = "auto",
@@ -71,6 +74,7 @@ def up(
     config = LocalServicesConfig(
         target=target,
         draft=draft,
+        lookahead_model=lookahead_model,
         drafters=[name.strip() for name in drafters.split(",") if name.strip()],
         dtype=dtype,
         verify_threads=threads,

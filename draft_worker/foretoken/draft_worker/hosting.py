@@ -5,14 +5,18 @@ Knows every drafter there is; knows no links.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from foretoken.draft_worker.drafter import Drafter
 from foretoken.draft_worker.fused_drafter import FusedDrafter
+from foretoken.draft_worker.lookahead.drafter import LookaheadDrafter
+from foretoken.draft_worker.lookahead.settings import LookaheadSettings
 from foretoken.draft_worker.model_drafter import ModelDrafter
 from foretoken.draft_worker.model_sequence import ModelSettings
 from foretoken.draft_worker.ngram_drafter import NgramDrafter, NgramSettings
 from foretoken.draft_worker.plugin import is_plugin_path, load_plugin
 from foretoken.draft_worker.settings import DraftWorkerSettings
+from foretoken.draft_worker.shared_pages import SharedPages
 from foretoken.draft_worker.staged_drafter import StagedDrafter
 from foretoken.engine.config import EngineConfig
 from foretoken.engine.errors import ModelRefusedError
@@ -30,6 +34,8 @@ class Hosted:
     """By name, the default first."""
     runners: list[ModelRunner] = field(default_factory=list)
     """Loaded models."""
+    pages: dict[tuple[str, int | None], SharedPages] = field(default_factory=dict)
+    """Of each loaded model, by its name and the number of layers asked for; in the order of `runners`."""
 
 
 def load_drafters(settings: DraftWorkerSettings, progress: Progress) -> Hosted:
@@ -52,6 +58,8 @@ def load_drafters(settings: DraftWorkerSettings, progress: Progress) -> Hosted:
         made["early_exit"] = _model_drafter(
             hosted, settings, "--early-exit-model", name, DRAFT_SOURCE_EARLY_EXIT, progress, settings.early_exit_layers
         )
+    if "lookahead" in settings.drafters:
+        made["lookahead"] = _lookahead_drafter(hosted, settings, progress)
     if "fused" in settings.drafters:
         made["fused"] = FusedDrafter({name: made[name] for name in settings.drafters if name != "fused"})
     hosted.drafters = {name: made[name] for name in settings.drafters}
@@ -68,18 +76,56 @@ def _model_drafter(
     progress: Progress,
     num_layers: int | None = None,
 ) -> ModelDrafter:
-    config = EngineConfig(**settings.engine_options() | {"model": model, "num_layers": num_layers})
-    try:
-        runner = ModelRunner.load(config, progress)
-    except ModelRefusedError as error:
-        raise FailedPreconditionError(f"{option} = {model}: {error}") from error
-    hosted.runners.append(runner)
+    runner, pages = _load(hosted, settings, option, model, progress, num_layers)
     model_settings = ModelSettings(settings.model_branches, settings.model_depth)
-    return ModelDrafter(runner, settings.max_batch_rows, settings.max_prefill_rows, source, model_settings)
+    return ModelDrafter(runner, settings.max_batch_rows, settings.max_prefill_rows, source, model_settings, pages)
+
+
+def _lookahead_drafter(hosted: Hosted, settings: DraftWorkerSettings, progress: Progress) -> LookaheadDrafter:
+    option, model = "--lookahead-model", settings.lookahead_model
+    if not model:
+        option, model = "--model", settings.model
+    runner, pages = _load(hosted, settings, option, model, progress)
+    lookahead_settings = LookaheadSettings(
+        window=settings.lookahead_window,
+        ngram_size=settings.lookahead_ngram_size,
+        guesses=settings.lookahead_guesses,
+        steps=settings.lookahead_steps,
+        seed_from_prompt=settings.lookahead_seed_from_prompt,
+    )
+    return LookaheadDrafter(runner, settings.max_batch_rows, settings.max_prefill_rows, lookahead_settings, pages)
+
+
+def _load(
+    hosted: Hosted,
+    settings: DraftWorkerSettings,
+    option: str,
+    model: str,
+    progress: Progress,
+    num_layers: int | None = None,
+) -> tuple[ModelRunner, SharedPages]:
+    """The model and its pages; loaded once for all drafters that name it.
+
+    Raises:
+        FailedPreconditionError: it cannot be served; the message names `option`.
+    """
+    path = Path(model).expanduser()
+    key = (str(path.resolve()) if path.is_dir() else model, num_layers)
+    if key not in hosted.pages:
+        config = EngineConfig(**settings.engine_options() | {"model": model, "num_layers": num_layers})
+        try:
+            runner = ModelRunner.load(config, progress)
+        except ModelRefusedError as error:
+            raise FailedPreconditionError(f"{option} = {model}: {error}") from error
+        hosted.runners.append(runner)
+        hosted.pages[key] = SharedPages(runner.page_table)
+    return hosted.runners[list(hosted.pages).index(key)], hosted.pages[key]
 
 
 def _check_tokenizers(runners: Sequence[ModelRunner]) -> None:
     """One handshake speaks for all models."""
     hashes = {runner.info.model_id: runner.info.tokenizer_hash for runner in runners if runner.info.tokenizer_hash}
     if len(set(hashes.values())) > 1:
-        raise FailedPreconditionError(f"--model, --early-exit-model: {' and '.join(hashes)} have different tokenizers")
+        raise FailedPreconditionError(
+            f"--model, --early-exit-model, --lookahead-model: {' and '.join(hashes)} have different tokenizers"
+        )

@@ -8,8 +8,15 @@ from foretoken.draft_worker.plugin import is_plugin_path
 from foretoken.rpc.settings import CommaSeparated
 from foretoken.rpc.worker_settings import WorkerSettings
 
-BUILT_IN_DRAFTERS = ("model", "ngram", "early_exit", "staged", "fused")
+BUILT_IN_DRAFTERS = ("model", "ngram", "lookahead", "early_exit", "staged", "fused")
 _DEFAULT_DRAFTERS = ("model", "ngram")
+_NEEDED = {
+    "model": ("model",),
+    "staged": ("model",),
+    "early_exit": ("early_exit_model",),
+    "lookahead": ("lookahead_model", "model"),
+}
+"""Options of which a drafter needs one."""
 
 
 class DraftWorkerSettings(WorkerSettings):
@@ -20,7 +27,7 @@ class DraftWorkerSettings(WorkerSettings):
         description=f"Drafters hosted, the default first: {', '.join(BUILT_IN_DRAFTERS)}, or package.module:Class.",
     )
     model: str = Field(
-        "", description="Draft model: a directory in Hugging Face format, or a hub id; for model, staged."
+        "", description="Draft model: a directory in Hugging Face format, or a hub id; for model, staged, lookahead."
     )
     early_exit_model: str = Field(
         "", description="Target model, of whose first layers `early_exit` makes a drafter: a directory, or a hub id."
@@ -31,6 +38,16 @@ class DraftWorkerSettings(WorkerSettings):
     )
     model_depth: int = Field(
         0, ge=0, le=512, description="Ids on the longest path of such a tree; 0 = as many as its nodes."
+    )
+    lookahead_model: str = Field(
+        "", description="Model that `lookahead` iterates: a directory, or a hub id; default: --model."
+    )
+    lookahead_window: int = Field(15, ge=2, le=256, description="W of `lookahead`: columns of its window.")
+    lookahead_ngram_size: int = Field(5, ge=2, le=64, description="N of `lookahead`: tokens of an n-gram.")
+    lookahead_guesses: int = Field(15, ge=1, le=256, description="G of `lookahead`: most guesses per token.")
+    lookahead_steps: int = Field(1, ge=1, le=64, description="Most steps of `lookahead` after each draft.")
+    lookahead_seed_from_prompt: bool = Field(
+        False, description="Pool the n-grams of the text itself too, prompt and committed output."
     )
     kv_memory_bytes: int = Field(256 << 20, ge=1 << 20, description="Memory for KV pages, bytes.")
     min_ngram: int = Field(1, ge=1, le=1024, description="Shortest match `ngram` drafts from, tokens.")
@@ -48,11 +65,17 @@ class DraftWorkerSettings(WorkerSettings):
                 raise ValueError(f"--drafters = {name!r}: must be among {known}, or a path package.module:Class")
         if not self.drafters or len(set(self.drafters)) != len(self.drafters):
             raise ValueError("--drafters: must name at least one drafter, each once")
-        for name, option in (("model", "model"), ("staged", "model"), ("early_exit", "early_exit_model")):
-            if name in self.drafters and not getattr(self, option):
-                raise ValueError(f"--{option.replace('_', '-')}: must be given for the drafter `{name}`")
+        for name, options in _NEEDED.items():
+            if name in self.drafters and not any(getattr(self, option) for option in options):
+                known = " or ".join(f"--{option.replace('_', '-')}" for option in options)
+                raise ValueError(f"{known}: must be given for the drafter `{name}`")
         if "fused" in self.drafters and len(self.drafters) < 3:
             raise ValueError("--drafters: `fused` chooses among the others, of which there must be two at least")
+        num_rows = self.lookahead_window * (self.lookahead_ngram_size - 1)
+        if "lookahead" in self.drafters and num_rows > self.max_batch_rows:
+            shape = f"--lookahead-ngram-size = {self.lookahead_ngram_size}"
+            limit = f"{num_rows} rows of a window exceed --max-batch-rows = {self.max_batch_rows}"
+            raise ValueError(f"--lookahead-window = {self.lookahead_window} with {shape}: {limit}")
         if self.max_ngram and self.min_ngram > self.max_ngram:
             raise ValueError(f"--min-ngram = {self.min_ngram}: must be at most --max-ngram = {self.max_ngram}")
         return self

@@ -1,0 +1,221 @@
+"""Lookahead decoding split over two devices: this one iterates and collects n-grams, the target verifies them.
+
+A request is answered from the pool at once; steps run on while the target verifies. One forward holds the lookahead
+branches of several sequences. Its tokens are chosen with the noise that the target will choose with at their positions.
+Source: Fu et al., arXiv:2402.02057, Algorithm 2; its verification branch is the verify worker.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from foretoken.draft_worker.drafter import Drafted, DraftSequence
+from foretoken.draft_worker.lookahead.pool import NgramPool, merge_guesses
+from foretoken.draft_worker.lookahead.settings import LookaheadSettings
+from foretoken.draft_worker.lookahead.window import Window
+from foretoken.draft_worker.shared_pages import SharedPages
+from foretoken.engine.batch import Segment
+from foretoken.engine.runner import ModelRunner
+from foretoken.engine.sampler import SampleGroup, choose_tokens
+from foretoken.v1.types_pb2 import DRAFT_SOURCE_LOOKAHEAD
+
+
+@dataclass(slots=True)
+class _Lookahead:
+    """An open sequence. KV is kept of committed ids only: what a step writes behind them the next one overwrites."""
+
+    settings: LookaheadSettings
+    window: Window
+    pool: NgramPool
+    page_ids: list[int] = field(default_factory=list)
+    num_kv: int = 0
+    """Committed ids whose KV is written."""
+    num_wanted: int | None = None
+    """Draft tokens asked for; None = no request is open."""
+    num_steps_left: int = 0
+    """Steps that its last request allows; above 0 it is at work."""
+    num_forwards: int = 0
+    """Steps since its last draft."""
+    num_pooled: int = 0
+    """Committed ids whose n-grams are in the pool; stays 0 unless the pool is seeded."""
+    has_foreign_ids: bool = False
+    """Whether the target committed an id this model does not have (a padded vocabulary): it cannot be run then."""
+
+
+class LookaheadDrafter:
+    """Hosts one model, the draft model or a replica of the target, for any number of sequences."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        max_rows: int,
+        max_prefill_rows: int,
+        settings: LookaheadSettings | None = None,
+        pages: SharedPages | None = None,
+    ) -> None:
+        """`settings`: of sequences without their own. `pages`: of the runner, where other drafters use it too.
+
+        Raises:
+            InvalidArgumentError: a window of these settings does not fit a forward.
+        """
+        self._runner = runner
+        self._max_rows = max_rows
+        self._max_prefill_rows = max_prefill_rows
+        self._settings = (settings or LookaheadSettings()).override({}, max_rows)
+        self._pages = pages or SharedPages(runner.page_table)
+        self._pages.join(self)
+        self._states: dict[DraftSequence, _Lookahead] = {}  # who waited longest for a forward comes first
+
+    @property
+    def has_work(self) -> bool:
+        return any(state.num_wanted is not None or state.num_steps_left for state in self._states.values())
+
+    def open(self, sequence: DraftSequence) -> None:
+        settings = self._settings.override(sequence.settings, self._max_rows)
+        rng = random.Random(sequence.params.seed)
+        window = Window(settings.window, settings.ngram_size, lambda: rng.choice(sequence.prompt_ids))
+        state = self._states[sequence] = _Lookahead(settings, window, NgramPool(settings.guesses))
+        self._follow(sequence, state, sequence.ids)
+
+    def commit(self, sequence: DraftSequence, ids: list[int]) -> None:
+        self._follow(sequence, self._states[sequence], ids)
+
+    def request(self, sequence: DraftSequence, num_tokens: int) -> None:
+        state = self._states[sequence]
+        state.num_wanted = num_tokens
+        state.num_steps_left = state.settings.steps if self._can_step(sequence, state) else 0
+
+    def close(self, sequence: DraftSequence) -> None:
+        state = self._states.pop(sequence, None)
+        if state is not None:
+            self._release(state)
+
+    def step(self) -> list[Drafted]:
+        """Answer every request from the pools; when none is open, one forward."""
+        waiting = [(seq, state) for seq, state in self._states.items() if state.num_wanted is not None]
+        if waiting:
+            return [self._answer(seq, state) for seq, state in waiting]
+        planned = self._plan()
+        try:
+            self._run(planned)
+        except Exception:
+            for seq, _ in planned:  # nobody waits for it: without this it would be tried again and again
+                self._states[seq].num_steps_left = 0
+            raise
+        return []
+
+    def page_lists(self) -> Iterator[list[int]]:
+        """Of every open sequence."""
+        return (state.page_ids for state in self._states.values())
+
+    def free_idle(self) -> bool:
+        """Give back the pages of a sequence without steps to do; whether there was one."""
+        for state in self._states.values():
+            if state.page_ids and not state.num_steps_left:
+                self._release(state)
+                return True
+        return False
+
+    def check_integrity(self) -> None:
+        """Re-derive the page accounting of the model; raises when it is off."""
+        self._pages.check_integrity()
+
+    def _answer(self, sequence: DraftSequence, state: _Lookahead) -> Drafted:
+        """The guesses at what follows the last committed id."""
+        assert state.num_wanted is not None
+        guesses = state.pool.guesses(sequence.ids[-1])
+        if not sequence.takes_trees:
+            del guesses[1:]
+        ids, parents = merge_guesses(guesses, state.num_wanted)
+        is_chain = all(parent == node - 1 for node, parent in enumerate(parents))
+        drafted = Drafted(
+            sequence,
+            ids,
+            None if is_chain else parents,
+            [DRAFT_SOURCE_LOOKAHEAD] * len(ids),
+            num_forwards=state.num_forwards,
+        )
+        state.num_wanted, state.num_forwards = None, 0
+        return drafted
+
+    def _plan(self) -> list[tuple[DraftSequence, Segment]]:
+        """Segments of the next forward: what the KV misses of the committed ids, and windows where they fit behind."""
+        active = [(seq, state) for seq, state in self._states.items() if state.num_steps_left]
+        max_prefill_rows = self._max_prefill_rows if len(active) > 1 else self._max_rows
+        rows_left = self._max_rows
+        planned: list[tuple[DraftSequence, Segment]] = []
+        for seq, state in active:
+            state.num_kv = min(state.num_kv, len(seq.ids) - 1)  # the last id is the window's first row, every time
+            num_missing = len(seq.ids) - 1 - state.num_kv
+            has_window = num_missing <= max_prefill_rows and num_missing + state.window.num_rows <= rows_left
+            num_rows = num_missing if has_window else min(num_missing, rows_left, max_prefill_rows)
+            segment = Segment(state.page_ids, state.num_kv, seq.ids[state.num_kv : state.num_kv + num_rows], 0)
+            if has_window:
+                state.window.attach(len(seq.ids) - 1, seq.ids[-1])
+                ids, segment.parents = state.window.nodes()
+                segment.ids = [*segment.ids, seq.ids[-1], *ids]
+                segment.num_logits = state.window.num_rows
+            if not segment.ids:
+                continue  # its window fits the next forward
+            length = state.num_kv + len(segment.ids)
+            if not self._pages.make_room(state.page_ids, length):
+                state.num_steps_left = 0
+                continue
+            self._pages.table.extend(state.page_ids, length)
+            planned.append((seq, segment))
+            rows_left -= len(segment.ids)
+        return planned
+
+    def _run(self, planned: list[tuple[DraftSequence, Segment]]) -> None:
+        if not planned:
+            return
+        logits = self._runner.forward([segment for _, segment in planned])
+        stepped = []
+        for seq, segment in planned:
+            state = self._states[seq] = self._states.pop(seq)
+            if segment.num_logits:
+                state.num_kv = len(seq.ids)
+                stepped.append((seq, state))
+            else:
+                state.num_kv += len(segment.ids)
+        if stepped:
+            self._take(stepped, logits)
+
+    def _take(self, stepped: list[tuple[DraftSequence, _Lookahead]], logits: Tensor) -> None:
+        """Choose the windows' next tokens from the logits of all their rows, and pool their n-grams."""
+        rows: list[int] = []
+        groups: list[SampleGroup] = []
+        first_row = 0
+        for seq, state in stepped:
+            for row, path in state.window.asked():
+                rows.append(first_row + row)
+                groups.append(SampleGroup(seq.params, seq.prompt_ids, seq.output_ids + path, ()))
+            first_row += state.window.num_rows
+        token_ids = choose_tokens(logits[rows], groups).token_ids
+        first = 0
+        for _, state in stepped:
+            num_answers = state.window.width + state.window.num_levels - 1
+            state.pool.add(state.window.take(token_ids[first : first + num_answers]))
+            state.num_steps_left -= 1
+            state.num_forwards += 1
+            first += num_answers
+
+    def _follow(self, sequence: DraftSequence, state: _Lookahead, new_ids: list[int]) -> None:
+        """Take in what was committed, and put its n-grams into the pool if that is asked for."""
+        state.has_foreign_ids = state.has_foreign_ids or max(new_ids, default=0) >= self._runner.info.vocab_size
+        if not state.settings.seed_from_prompt:
+            return
+        ids, size = sequence.ids, state.settings.ngram_size
+        first_end = max(size, state.num_pooled + 1)
+        state.pool.add(ids[end - size : end] for end in range(first_end, len(ids) + 1))
+        state.num_pooled = len(ids)
+
+    def _can_step(self, sequence: DraftSequence, state: _Lookahead) -> bool:
+        """Whether the model knows all the ids and has room for the window behind them."""
+        return not state.has_foreign_ids and len(sequence.ids) + state.window.reach <= self._runner.info.max_context
+
+    def _release(self, state: _Lookahead) -> None:
+        self._pages.table.release(state.page_ids)
+        state.num_kv = 0
