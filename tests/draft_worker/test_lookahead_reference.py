@@ -39,9 +39,9 @@ class Reference:
         self.prompt_ids, self.output_ids = list(prompt_ids), []
         self.window, self.ngram_size, self.max_guesses, self.is_seeded = window, ngram_size, guesses, is_seeded
         self.random = random.Random(params.seed)
-        self.trajectories = [self.drawn() for _ in range(window)]  # trajectory i has its first token at last + i
+        self.trajectories = []  # number i has its first token i positions after the last committed one
         self.pool = []  # n-grams in the order of their last use
-        self.num_steps_since_commit = 0
+        self.num_committed_since_step = 0
         if is_seeded:
             for end in range(ngram_size, len(prompt_ids) + 1):
                 self.use(prompt_ids[end - ngram_size : end])
@@ -74,25 +74,26 @@ class Reference:
             ([*tokens[1:], token], count + 1) for (tokens, count), token in zip(self.trajectories, new, strict=True)
         ]
         self.trajectories = [([last, *answers], self.ngram_size), *moved]
-        self.num_steps_since_commit += 1
 
     def attach(self):
-        """Before a step: exactly W trajectories, the first at the last committed token."""
+        """Before a step: exactly W trajectories, the first at the last committed token.
+
+        What it has moved past goes to the far end, but the very first.
+        """
+        passed = self.trajectories[: self.num_committed_since_step]
+        self.trajectories = self.trajectories[self.num_committed_since_step :] + passed[1:]
+        self.num_committed_since_step = 0
         while len(self.trajectories) < self.window:
             self.trajectories.append(self.drawn())
         self.trajectories = self.trajectories[: self.window]
 
     def commit(self, ids):
+        self.num_committed_since_step += len(ids)
         for token_id in ids:
             self.output_ids.append(token_id)
             text = self.prompt_ids + self.output_ids
             if self.is_seeded and len(text) >= self.ngram_size:
                 self.use(text[-self.ngram_size :])
-
-    def pass_by(self, num_tokens):
-        """The last committed token has moved on: the rest of what it passed goes to the far end."""
-        passed, ahead = self.trajectories[:num_tokens], self.trajectories[num_tokens:]
-        self.trajectories = ahead + passed[1:]
 
     def use(self, ngram):
         ngram = tuple(ngram)
@@ -129,7 +130,7 @@ def merged(guesses, num_nodes):
     return list(dict.fromkeys(prefixes))[:num_nodes]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     shapes=st.lists(
         st.tuples(st.integers(2, 6), st.integers(2, 5), st.integers(1, 4), st.booleans()), min_size=1, max_size=3
@@ -151,30 +152,31 @@ def test_drafts_equal_the_literal_reference(runner, shapes, sampling, seed, roun
         given = {"window": window, "ngram_size": ngram_size, "guesses": guesses, "seed_from_prompt": int(is_seeded)}
         core.open(DraftSequence((1, n), params, prompt_ids, [], 600, {k: str(v) for k, v in given.items()}), "")
         references[n] = Reference(runner, params, prompt_ids, window, ngram_size, guesses, is_seeded)
-    for num_steps, num_committed in rounds:
-        sink.answers.clear()
-        for state in drafter._states.values():
-            state.settings = replace(state.settings, steps=max(1, num_steps))
-        num_nodes = rng.randrange(1, 20)
-        asked = [n for n in references if num_steps or rng.random() < 0.5]
-        for n in asked:
-            core.request((1, n), num_nodes, 0, takes_trees=True)
-        while core.has_work:
-            core.step()
-            core.check_integrity()
-        drafted = {answer.key[1]: answer.drafted for answer in sink.answers}
-        for n, reference in references.items():
-            if n in asked:
-                assert tree_paths(drafted[n]) == merged(reference.guesses(), num_nodes)
-                for _ in range(max(1, num_steps)):
-                    reference.attach()
-                    reference.step()
-            ids = _commit(rng, reference, num_committed)
-            if ids:
-                core.commit((1, n), len(reference.prompt_ids) + len(reference.output_ids), ids)
-                reference.commit(ids)
-                reference.pass_by(len(ids))
-    core.close_link(1)
+    try:
+        for num_steps, num_committed in rounds:
+            sink.answers.clear()
+            for state in drafter._states.values():
+                state.settings = replace(state.settings, steps=max(1, num_steps))
+            num_nodes = rng.randrange(1, 20)
+            asked = [n for n in references if num_steps or rng.random() < 0.5]
+            for n in asked:
+                core.request((1, n), num_nodes, 0, takes_trees=True)
+            while core.has_work:
+                core.step()
+                core.check_integrity()
+            drafted = {answer.key[1]: answer.drafted for answer in sink.answers}
+            for n, reference in references.items():
+                if n in asked:
+                    assert tree_paths(drafted[n]) == merged(reference.guesses(), num_nodes)
+                    for _ in range(max(1, num_steps)):
+                        reference.attach()
+                        reference.step()
+                ids = _commit(rng, reference, num_committed)
+                if ids:
+                    core.commit((1, n), len(reference.prompt_ids) + len(reference.output_ids), ids)
+                    reference.commit(ids)
+    finally:
+        core.close_link(1)  # the runner is shared between examples
     assert not sink.failures
     assert runner.page_table.num_free == runner.page_table.num_pages
 
