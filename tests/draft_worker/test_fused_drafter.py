@@ -90,6 +90,91 @@ def test_a_source_that_raises_costs_one_round(bench):
     assert not bench.sink.failures
 
 
+def test_a_source_that_always_raises_is_given_up(bench):
+    bench.open(1, [5], "fused", max_length=10_000)
+    bench.slow.fails = True
+    drafts = []
+    for _ in range(120):
+        drafts.append(bench.draft(1)[1])
+        bench.now_ns += 1_000_000_000
+        entry = bench.core._sequences[(1, 1)].sequence
+        bench.core.commit((1, 1), len(entry.ids), [9])
+    assert drafts[-20:].count([2]) >= 18
+    assert not bench.sink.failures
+
+
+class CatchingUp(Clocked):
+    """The quick source takes nine times as long in the first round after others drafted."""
+
+    def round(self, sequence_id, rates):
+        quick_before = self.quick.num_rounds
+        number = super().round(sequence_id, rates)
+        is_first = self.quick.num_rounds > quick_before and self.last != 2
+        self.last = number
+        return number, is_first
+
+    def drafters(self):
+        self.last = 0
+        made = super().drafters()
+        drafter = self
+
+        class Late(NamedDrafter):
+            def propose(self, sequence, num_tokens):
+                if drafter.last != 2:
+                    drafter.now_ns += 8_000_000_000
+                return super().propose(sequence, num_tokens)
+
+        self.quick = Late(2)
+        sources = {"slow": self.slow, "quick": self.quick}
+        return {**made, **sources, "fused": FusedDrafter(sources, lambda: self.now_ns)}
+
+
+def test_catching_up_with_what_others_drafted_is_not_held_against_a_source(fake_runner_class):
+    bench = CatchingUp(fake_runner_class())
+    bench.open(1, [5], "fused", max_length=10_000)
+    chosen = [bench.round(1, {1: 3, 2: 4})[0] for _ in range(60)]
+    assert chosen[20:].count(2) / 40 > 0.6, "4 tokens a second against 3, once it has caught up"
+    bench.open(2, [5], "fused", max_length=10_000)
+    assert [bench.round(2, {1: 3, 2: 4})[0] for _ in range(6)] == [2] * 6
+
+
+class Counting(NamedDrafter):
+    """Counts what it is told of its sequences."""
+
+    def __init__(self, number):
+        super().__init__(number)
+        self.num_calls = 0
+
+    def open(self, sequence):
+        self.num_calls += 1
+        super().open(sequence)
+
+    def commit(self, sequence, ids):
+        self.num_calls += 1
+
+
+def test_a_source_hears_of_a_sequence_when_it_is_first_asked(fake_runner_class):
+    bench = Clocked(fake_runner_class())
+    first, second = Counting(1), Counting(2)
+    bench.core._drafters["fused"] = FusedDrafter({"first": first, "second": second}, lambda: bench.now_ns)
+    bench.core._drafters |= {"slow": first, "quick": second}
+    bench.open(1, [5], "fused", max_length=10_000)
+    assert first.num_calls == second.num_calls == 0
+    assert [bench.round(1, {1: 4, 2: 1}) for _ in range(2)] == [1, 1]
+    assert (first.num_calls, second.num_calls) == (3, 0)
+    bench.core.close((1, 1))
+    assert not bench.sink.failures
+
+
+def test_with_all_drafters_hosted_a_sequence_costs_no_forward_before_it_drafts(fake_runner_class):
+    bench = Real(fake_runner_class())
+    for n in range(1, 5):
+        bench.open(n, [n] * 20, "fused")
+    assert not bench.core.has_work and not bench.runner.forwards
+    bench.draft(1, num_tokens=1)
+    assert sum(bench.runner.forwards) == 20, "one source's prefill"
+
+
 def test_settings_are_refused(bench):
     bench.open(1, [5], "fused", min_ngram="2")
     assert isinstance(bench.sink.failures[(1, 1)], InvalidArgumentError)

@@ -5,13 +5,16 @@ from pydantic import ValidationError
 
 from foretoken.draft_worker.core import DraftCore
 from foretoken.draft_worker.drafter import DraftSequence
+from foretoken.draft_worker.handler import DraftResults
 from foretoken.draft_worker.hosting import load_drafters
+from foretoken.draft_worker.service import _load
 from foretoken.draft_worker.settings import DraftWorkerSettings
 from foretoken.engine.sampling import SamplingParams
 from foretoken.rpc.errors import FailedPreconditionError
-from foretoken.v1.types_pb2 import DRAFT_SOURCE_EARLY_EXIT, DRAFT_SOURCE_MODEL
+from foretoken.v1.types_pb2 import DRAFT_SOURCE_EARLY_EXIT, DRAFT_SOURCE_MODEL, WorkerHello
 from tests.draft_worker.test_core import RecordingSink
 from tests.engine.tiny import save_tiny
+from tests.router.harness import byte_tokenizer_json
 
 ALL = ("model", "ngram", "lookahead", "early_exit", "staged", "fused")
 
@@ -74,6 +77,18 @@ def test_a_model_that_cannot_be_iterated_stops_the_worker(tiny, tmp_path):
     asked = settings(tiny, tmp_path, drafters=("lookahead",), lookahead_model=str(tmp_path / "nowhere"))
     with pytest.raises(FailedPreconditionError, match="--lookahead-model = .*nowhere"):
         load_drafters(asked, no_progress)
+
+
+def test_the_handshake_has_the_tokenizer_of_whichever_model_has_one(tiny, tmp_path):
+    """The router refuses a worker with another tokenizer, so none may go unnamed."""
+    target = tmp_path / "target"
+    save_tiny(target, "llama")
+    (target / "tokenizer.json").write_text(byte_tokenizer_json())
+    hello = WorkerHello()
+    asked = settings(tiny, tmp_path, drafters=("model", "early_exit"), early_exit_model=str(target))
+    _load(asked, DraftResults(), hello)
+    runner = load_drafters(settings(str(target), tmp_path, drafters=("model",)), no_progress).runners[0]
+    assert hello.tokenizer_hash == runner.info.tokenizer_hash != ""
 
 
 def test_more_layers_than_there_are_stop_the_worker(tiny, tmp_path):

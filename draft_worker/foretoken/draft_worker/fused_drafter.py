@@ -7,7 +7,7 @@ Knows drafters by their protocol only; they are stepped by whoever hosts them.
 import copy
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from foretoken.draft_worker.drafter import Drafted, Drafter, DraftSequence
 from foretoken.draft_worker.drafter_settings import check_names
@@ -16,8 +16,16 @@ _DECAY = 0.9
 """Weight of the past, per round of a source."""
 _PRIOR_WEIGHT = 0.2
 """Weight, for a new sequence, of what other sequences taught."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 8, 64
-"""Rounds until a source that lost is tried again; doubled every time it loses once more."""
+_TRIAL_SHARE = 0.03
+"""Part of the time that trying other sources may cost, all together."""
+_TRIAL_ROUNDS = 2
+"""A trial's first round is not counted, its second is."""
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 8, 200
+"""Rounds from one trial of a source to the next."""
+
+_MAX_UNCOUNTED = 64
+"""Requests of a source before one must have counted; sequences may all begin at once."""
+_NO_SPEED = 1e-30
 
 
 @dataclass(slots=True)
@@ -33,8 +41,8 @@ class Rate:
 
     @property
     def tokens_per_ns(self) -> float:
-        """Infinite before the first round: what is not known is tried."""
-        return self.tokens / self.ns if self.ns else float("inf")
+        """0 before the first round."""
+        return self.tokens / self.ns if self.ns else 0.0
 
 
 @dataclass(slots=True)
@@ -45,8 +53,10 @@ class _Source:
     sequence: DraftSequence
     """The drafter's own view of the sequence; the id lists are shared with it."""
     rate: Rate
-    pause: int = _FIRST_PAUSE
-    next_try: int = _FIRST_PAUSE
+    is_open: bool = False
+    """Whether the drafter has it; not before it is asked, so that what is never asked costs nothing."""
+    last_round: int = 0
+    """When it was the fastest, or was tried."""
 
 
 @dataclass(slots=True)
@@ -55,11 +65,14 @@ class _Fused:
 
     sources: dict[str, _Source]
     num_rounds: int = 0
+    is_asked: bool = False
+    """Whether a round is under way."""
     asked: str = ""
-    """Who drafts in the round under way; empty between rounds."""
+    """Who drafts in the round under way, or drafted in the last one."""
     asked_ns: int = 0
-    used: set[str] = field(default_factory=set)
-    """Sources that have drafted before: a source's first round includes its prefill and is not counted."""
+    is_fresh: bool = False
+    """Whether `asked` did not draft the round before too. Such a round is not counted: it includes the prefill of the
+    prompt, or of what was committed while others drafted."""
 
 
 class FusedDrafter:
@@ -69,6 +82,8 @@ class FusedDrafter:
         self._sources = dict(sources)
         self._clock_ns = clock_ns
         self._rates = {name: Rate() for name in self._sources}
+        self._num_uncounted = dict.fromkeys(self._sources, 0)
+        """Requests in a row that came to nothing."""
         self._open: dict[DraftSequence, _Fused] = {}
 
     @property
@@ -80,24 +95,29 @@ class FusedDrafter:
         check_names(sequence.settings, ())
         fused = self._open[sequence] = _Fused({})
         for name, drafter in self._sources.items():
-            view = copy.copy(sequence)
-            drafter.open(view)
             prior = self._rates[name]
             rate = Rate(prior.tokens * _PRIOR_WEIGHT, prior.ns * _PRIOR_WEIGHT)
-            fused.sources[name] = _Source(drafter, view, rate)
+            fused.sources[name] = _Source(drafter, copy.copy(sequence), rate)
 
     def commit(self, sequence: DraftSequence, ids: list[int]) -> None:
         fused = self._open[sequence]
         for source in fused.sources.values():
-            source.drafter.commit(source.sequence, ids)
-        if fused.asked:
+            if source.is_open:
+                source.drafter.commit(source.sequence, ids)
+        if fused.is_asked:
             self._learn(fused, len(ids))
-            fused.asked = ""
+            fused.is_asked = False
 
     def request(self, sequence: DraftSequence, num_tokens: int) -> None:
         fused = self._open[sequence]
-        fused.asked, fused.asked_ns = self._choose(fused), self._clock_ns()
-        source = fused.sources[fused.asked]
+        name = self._choose(fused)
+        fused.is_fresh = name != fused.asked
+        fused.is_asked, fused.asked, fused.asked_ns = True, name, self._clock_ns()
+        self._num_uncounted[name] += 1
+        source = fused.sources[name]
+        if not source.is_open:
+            source.drafter.open(source.sequence)
+            source.is_open = True
         source.sequence.takes_trees = sequence.takes_trees
         source.drafter.request(source.sequence, num_tokens)
 
@@ -105,7 +125,8 @@ class FusedDrafter:
         fused = self._open.pop(sequence, None)
         if fused is not None:
             for source in fused.sources.values():
-                source.drafter.close(source.sequence)
+                if source.is_open:
+                    source.drafter.close(source.sequence)
 
     def step(self) -> list[Drafted]:
         return []
@@ -114,21 +135,37 @@ class FusedDrafter:
         """The sources account for what they hold."""
 
     def _choose(self, fused: _Fused) -> str:
-        """The fastest source, or one that is due to be tried again."""
+        """The fastest source, or one that is due to be tried again; each for two rounds, of which the second counts."""
         fused.num_rounds += 1
+        if fused.is_fresh:
+            return fused.asked
+        unknown = [name for name, source in fused.sources.items() if self._is_unknown(name, source)]
+        if unknown:
+            return unknown[0]
         fastest = max(fused.sources, key=lambda name: fused.sources[name].rate.tokens_per_ns)
+        most = max(fused.sources[fastest].rate.tokens_per_ns, _NO_SPEED)
+        fused.sources[fastest].last_round = fused.num_rounds
         for name, source in fused.sources.items():
-            if name == fastest:
-                source.pause, source.next_try = _FIRST_PAUSE, fused.num_rounds + _FIRST_PAUSE
-            elif fused.num_rounds >= source.next_try:
-                source.pause = min(2 * source.pause, _LONGEST_PAUSE)
-                source.next_try = fused.num_rounds + source.pause
+            if fused.num_rounds - source.last_round >= self._pause(source.rate.tokens_per_ns / most):
+                source.last_round = fused.num_rounds
                 return name
         return fastest
 
+    def _is_unknown(self, name: str, source: _Source) -> bool:
+        """Whether it is to be tried first; one that raises every time would for ever be."""
+        return not source.rate.ns and not self._rates[name].ns and self._num_uncounted[name] < _MAX_UNCOUNTED
+
+    def _pause(self, speed: float) -> float:
+        """Rounds after which a source is tried again: its trials cost no more than its part of `_TRIAL_SHARE`.
+
+        `speed`: its rate over the fastest source's.
+        """
+        share = _TRIAL_SHARE / max(1, len(self._sources) - 1)
+        return min(_LONGEST_PAUSE, max(_SHORTEST_PAUSE, _TRIAL_ROUNDS * (1.0 - speed) / share))
+
     def _learn(self, fused: _Fused, num_tokens: int) -> None:
-        if fused.asked in fused.used:
+        if not fused.is_fresh:
             duration_ns = max(1, self._clock_ns() - fused.asked_ns)
             fused.sources[fused.asked].rate.add(num_tokens, duration_ns)
             self._rates[fused.asked].add(num_tokens, duration_ns)
-        fused.used.add(fused.asked)
+            self._num_uncounted[fused.asked] = 0

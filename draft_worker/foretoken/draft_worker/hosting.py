@@ -36,6 +36,8 @@ class Hosted:
     """Loaded models."""
     pages: dict[tuple[str, int | None], SharedPages] = field(default_factory=dict)
     """Of each loaded model, by its name and the number of layers asked for; in the order of `runners`."""
+    tokenizer_hash: str = ""
+    """Of all models that have a tokenizer; empty = none has."""
 
 
 def load_drafters(settings: DraftWorkerSettings, progress: Progress) -> Hosted:
@@ -63,7 +65,7 @@ def load_drafters(settings: DraftWorkerSettings, progress: Progress) -> Hosted:
     if "fused" in settings.drafters:
         made["fused"] = FusedDrafter({name: made[name] for name in settings.drafters if name != "fused"})
     hosted.drafters = {name: made[name] for name in settings.drafters}
-    _check_tokenizers(hosted.runners)
+    hosted.tokenizer_hash = _shared_tokenizer(hosted.runners)
     return hosted
 
 
@@ -122,10 +124,12 @@ def _load(
     return hosted.runners[list(hosted.pages).index(key)], hosted.pages[key]
 
 
-def _check_tokenizers(runners: Sequence[ModelRunner]) -> None:
+def _shared_tokenizer(runners: Sequence[ModelRunner]) -> str:
     """One handshake speaks for all models."""
-    hashes = {runner.info.model_id: runner.info.tokenizer_hash for runner in runners if runner.info.tokenizer_hash}
-    if len(set(hashes.values())) > 1:
+    infos = [runner.info for runner in runners if runner.info.tokenizer_hash]
+    if len({info.tokenizer_hash for info in infos}) > 1:
+        names = " and ".join(info.model_id for info in infos)
         raise FailedPreconditionError(
-            f"--model, --early-exit-model, --lookahead-model: {' and '.join(hashes)} have different tokenizers"
+            f"--model, --early-exit-model, --lookahead-model: {names} have different tokenizers"
         )
+    return infos[0].tokenizer_hash if infos else ""

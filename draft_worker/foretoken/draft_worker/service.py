@@ -58,5 +58,7 @@ def _load(settings: DraftWorkerSettings, results: DraftResults, hello: WorkerHel
             page_size=settings.page_size,
         )
     )
+    # The first model may have come without a tokenizer; the router compares the others' with its own.
+    hello.tokenizer_hash = hosted.tokenizer_hash
     page_tables = [runner.page_table for runner in hosted.runners]
     return DraftCore(hosted.drafters, page_tables, results, settings.max_sequences)
