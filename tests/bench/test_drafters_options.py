@@ -23,6 +23,7 @@ def test_measures_every_drafter_there_is() -> None:
         ([*MODELS, "--prompts", "a/x.jsonl", "--prompts", "b/x.jsonl"], "kept by file name"),
         ([*MODELS, "--prompts", "x", "--drafters", "fused,ngram"], "two are needed"),
         ([*MODELS, "--prompts", "x", "--drafters", "fused,ngram,ngram/max_branches=1"], "two are needed"),
+        ([*MODELS, "--prompts", "x", "--drafters", "fused/--a=1,ngram,model"], "with the same options"),
         ([*MODELS, "--prompts", "x", "--drafters", "ngram,ngram"], "each once"),
         ([*MODELS, "--prompts", "x", "--drafters", ","], "at least one"),
         ([*MODELS, "--prompts", "x", "--drafters", "ngram/max_branches"], "must be setting=value"),
@@ -33,6 +34,25 @@ def test_refuses_in_words(arguments: list[str], message: str, capsys: pytest.Cap
     with pytest.raises(SystemExit):
         parse_options(arguments)
     assert message in capsys.readouterr().err
+
+
+def test_sides_that_differ_in_worker_options_have_services_of_their_own() -> None:
+    drafters = "early_exit,ngram,ngram/max_branches=1,early_exit/--early-exit-layers=4,staged/--model=target"
+    options = parse_options([*MODELS, "--prompts", "x", "--drafters", drafters])
+    plain, deep, large = map(options.services, options.variants)
+    assert (plain.drafters, plain.draft_options) == (["early_exit", "ngram"], [])
+    assert (deep.drafters, deep.draft_options) == (["early_exit"], ["--early-exit-layers", "4"])
+    assert (large.drafters, large.draft_options) == (["staged"], ["--model", "t"])
+
+
+def test_workers_take_the_longest_draft_asked_for() -> None:
+    short = parse_options([*MODELS, "--prompts", "x", "--num-draft-tokens", "16"]).services(())
+    assert (short.verify_options, short.draft_options) == ([], [])
+    drafters = "ngram/num_draft_tokens=60,early_exit/--early-exit-layers=4"
+    options = parse_options([*MODELS, "--prompts", "x", "--drafters", drafters])
+    for services in map(options.services, options.variants):
+        assert list(services.verify_options) == ["--max-draft-tokens", "60"]
+        assert list(services.draft_options)[-2:] == ["--max-draft-tokens", "60"]
 
 
 def test_a_report_needs_nothing_but_its_folder() -> None:

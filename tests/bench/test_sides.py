@@ -10,6 +10,8 @@ def test_settings_follow_the_drafter() -> None:
     assert parse_side("model") == Side("model", "model")
     side = parse_side("ngram/max_branches=1/num_draft_tokens=8")
     assert side == Side("ngram/max_branches=1/num_draft_tokens=8", "ngram", {"max_branches": "1"}, 8)
+    deep = parse_side("early_exit/--early-exit-layers=4/x=1")
+    assert (deep.worker_options, deep.settings) == ((("--early-exit-layers", "4"),), {"x": "1"})
     assert parse_side("my.module:Mine/a=b=c").settings == {"a": "b=c"}
 
 

@@ -1,4 +1,4 @@
-"""The drafter table through real processes, interrupted and resumed."""
+"""The drafter table through real processes: measured in pieces, and by its command."""
 
 import json
 from pathlib import Path
@@ -7,43 +7,57 @@ import pytest
 
 from foretoken.bench.baseline import BASELINE_NAMES
 from foretoken.bench.drafters import main
-from foretoken.bench.matrix import DRAFTERS
+from foretoken.bench.drafters_options import parse_options
+from foretoken.bench.drafters_report import summarize
+from foretoken.bench.drafters_runner import DraftersRunner
+from foretoken.bench.drafters_store import DraftersStore
+from foretoken.bench.prompts import load_prompts
 
 MAX_NEW_TOKENS = 24
+ENDING = "if __name__ == '__main__':\n    main()\n"
+"""What the embedded target ends its text after."""
+
+
+def write(path: Path, *records: object) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+async def test_what_one_piece_measured_the_next_leaves_alone(
+    stack, tmp_path: Path, prompts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = {"prompt": ENDING}, {"turns": [prompts[1], "more"], "category": "qa"}, {"prompt": "x = 1\n" * 2000}
+    file = write(tmp_path / "some.jsonl", *records)
+    command = ["--target", "t", "--draft", "d", "--prompts", str(file), "--drafters", "ngram,model"]
+    command += ["--max-new-tokens", str(MAX_NEW_TOKENS), "--no-transformers"]
+    for limit in (["--minutes", "0"], []):  # one prompt, then the rest
+        options = parse_options([*command, *limit])
+        store = DraftersStore.open_for(tmp_path / "out", options.decisive(), {})
+        await DraftersRunner(options, {(): stack}, None, store).run({file.name: load_prompts(file)})
+    assert "2 prompts, 1 measured already" in capsys.readouterr().err
+    result = summarize(DraftersStore.open(tmp_path / "out"))
+    sizes = [(group["category"], group["num_prompts"], group["num_left_out"]) for group in result["groups"]]
+    assert sizes == [("code", 1, 1), ("qa", 1, 0), ("all", 2, 0)]
+    assert (result["identical"], result["compared"]) == (4, 4)
+    assert all(group["num_tokens"] == group["num_prompts"] * MAX_NEW_TOKENS for group in result["groups"])
 
 
 @pytest.mark.timeout(900)
-def test_a_table_in_two_pieces(pair, tmp_path: Path, prompts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "some.jsonl"
-    ending = "if __name__ == '__main__':\n    main()\n"  # what the embedded target ends the text after
-    records = [{"prompt": ending}, {"turns": [prompts[1], "more"], "category": "qa"}, {"prompt": "x = 1\n" * 2000}]
-    file.write_text("".join(json.dumps(record) + "\n" for record in records))
-    arguments = ["--target", pair.target, "--draft", pair.draft, "--prompts", str(file), "--out", str(tmp_path / "out")]
-    arguments += ["--max-new-tokens", str(MAX_NEW_TOKENS), "--dtype", "float32", "--compile", "off"]
-
-    assert main([*arguments, "--minutes", "0"]) == 0  # one prompt, whatever it takes
-    first = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert first["num_prompts"] == 1
-
-    assert main([*arguments]) == 0
-    printed = capsys.readouterr()
-    assert "2 prompts, 1 measured already" in printed.err
-    result = json.loads(printed.out.splitlines()[-1])
-    assert [(group["category"], group["num_prompts"]) for group in result["groups"]] == [
-        ("code", 1),
-        ("qa", 1),
-        ("all", 2),
-    ]
-    assert result["groups"][0]["num_left_out"] == 1
+def test_the_command_with_sides_of_two_workers_beside_transformers(
+    pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sides = ["ngram", "ngram/max_branches=1", "early_exit/--early-exit-layers=1"]
+    file = write(tmp_path / "some.jsonl", {"prompt": ENDING})
+    command = ["--target", pair.target, "--draft", pair.draft, "--prompts", str(file), "--out", str(tmp_path / "out")]
+    command += ["--drafters", ",".join(sides), "--max-new-tokens", str(MAX_NEW_TOKENS)]
+    assert main([*command, "--dtype", "float32", "--compile", "off"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
     # Each drafter with plain decoding, and that with `generate()`, which float32 makes comparable.
-    assert result["compared"] == 2 * (len(DRAFTERS) + 1)
-    assert result["identical"] + result["near_ties"] == result["compared"]
-    for group in result["groups"]:
-        assert [side["side"] for side in group["sides"]] == ["none", *DRAFTERS, *BASELINE_NAMES.values()]
-        assert group["num_tokens"] == group["num_prompts"] * MAX_NEW_TOKENS
-        assert all(side["drafting_ms"] > 0 for side in group["sides"] if side["side"] in DRAFTERS)
-    runs = [json.loads(line) for line in (tmp_path / "out" / "runs.jsonl").read_text().splitlines()]
-    assert {side["num_tokens"] for run in runs for side in run["runs"].values()} == {MAX_NEW_TOKENS}
-
+    assert result["compared"] == result["identical"] + result["near_ties"] == len(sides) + 1
+    (group,) = result["groups"]
+    assert {side["side"] for side in group["sides"]} == {"none", *sides, *BASELINE_NAMES.values()}
+    assert all(side["drafting_ms"] > 0 for side in group["sides"] if side["side"] in sides)
+    (run,) = (json.loads(line) for line in (tmp_path / "out" / "runs.jsonl").read_text().splitlines())
+    assert {side["num_tokens"] for side in run["runs"].values()} == {MAX_NEW_TOKENS}
     assert main(["--report", "--out", str(tmp_path / "out")]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == result

@@ -11,6 +11,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
 from foretoken.bench.baseline import Baseline, BaselineSampling
@@ -20,9 +21,7 @@ from foretoken.bench.drafters_runner import DraftersRunner
 from foretoken.bench.drafters_store import DraftersStore
 from foretoken.bench.machine import describe_hardware
 from foretoken.bench.prompts import fingerprint, load_prompts
-from foretoken.bench.sides import hosted_drafters
 from foretoken.bench.stack import Stack
-from foretoken.cli.local_services import LocalServicesConfig
 from foretoken.cli.service_process import ServiceFailedError
 from foretoken.engine.fingerprint import hash_weights
 from foretoken.engine.loading import resolve_directory
@@ -47,27 +46,16 @@ async def _measure(options: Options) -> DraftersStore:
     prompts = {path.name: load_prompts(path) for path in options.prompts}
     fingerprints = {name: fingerprint(of_file) for name, of_file in prompts.items()}
     store = DraftersStore.open_for(options.out, _manifest(options), fingerprints)
-    async with Stack(_services(options)) as stack:
-        if options.no_transformers:
-            await DraftersRunner(options, stack, None, store).run(prompts)
-        else:
+    async with AsyncExitStack() as exits:
+        stacks = {
+            variant: await exits.enter_async_context(Stack(options.services(variant))) for variant in options.variants
+        }
+        baseline = None
+        if not options.no_transformers:
             sampling = BaselineSampling(options.temperature, ignore_eos=True)
-            with Baseline(options.target, options.draft, options.dtype, sampling) as baseline:
-                await DraftersRunner(options, stack, baseline, store).run(prompts)
+            baseline = exits.enter_context(Baseline(options.target, options.draft, options.dtype, sampling))
+        await DraftersRunner(options, stacks, baseline, store).run(prompts)
     return store
-
-
-def _services(options: Options) -> LocalServicesConfig:
-    """One draft worker that hosts every drafter asked for."""
-    return LocalServicesConfig(
-        target=options.target,
-        draft=options.draft,
-        drafters=hosted_drafters(options.drafters),
-        dtype=options.dtype,
-        verify_threads=options.verify_threads,
-        draft_threads=options.draft_threads,
-        compile=options.compile,
-    )
 
 
 def _manifest(options: Options) -> dict[str, Any]:

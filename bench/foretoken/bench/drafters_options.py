@@ -8,6 +8,8 @@ from typing import Any
 
 from foretoken.bench.matrix import DTYPES
 from foretoken.bench.sides import DEFAULT_SIDES, FUSED, Side, hosted_drafters, parse_side
+from foretoken.cli.local_services import LocalServicesConfig
+from foretoken.rpc.worker_settings import WorkerSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,37 @@ class Options:
     def is_comparable_with_transformers(self) -> bool:
         """Whether `generate()` must give the same ids: greedy float32."""
         return self.dtype == "float32" and self.temperature == 0
+
+    @property
+    def variants(self) -> list[tuple[tuple[str, str], ...]]:
+        """Draft worker options of the services needed: those without any first, then each that a side asks for."""
+        return list(dict.fromkeys([(), *(side.worker_options for side in self.drafters)]))
+
+    def hosted(self, variant: tuple[tuple[str, str], ...]) -> list[str]:
+        """Drafters of the draft worker with these options, each once."""
+        return hosted_drafters([side for side in self.drafters if side.worker_options == variant])
+
+    def services(self, variant: tuple[tuple[str, str], ...]) -> LocalServicesConfig:
+        """Services whose one draft worker hosts every side with these options.
+
+        An option of the value `target` or `draft` is given that model.
+        """
+        models = {"target": self.target, "draft": self.draft}
+        draft_options = [part for name, value in variant for part in (name, models.get(value, value))]
+        longest = max(self.num_draft_tokens or 0, *(side.num_draft_tokens or 0 for side in self.drafters))
+        is_long = longest > WorkerSettings.model_fields["max_draft_tokens"].default
+        room = ["--max-draft-tokens", str(longest)] if is_long else []
+        return LocalServicesConfig(
+            target=self.target,
+            draft=self.draft,
+            drafters=self.hosted(variant),
+            dtype=self.dtype,
+            verify_threads=self.verify_threads,
+            draft_threads=self.draft_threads,
+            compile=self.compile,
+            verify_options=room,
+            draft_options=[*draft_options, *room],
+        )
 
     def decisive(self) -> dict[str, Any]:
         """The options that speeds depend on, as JSON holds them: what runs into one folder must agree on."""
@@ -68,7 +101,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         "--drafters",
         type=_sides,
         default=_sides(",".join(DEFAULT_SIDES)),
-        help="drafter[/setting=value...], separated by commas",
+        help="drafter[/setting=value...][/--option=value...], separated by commas; options are the draft worker's",
     )
     add("--num-draft-tokens", type=_positive, help="tokens per draft block (default: the router's choice)")
     add("--repeats", type=_positive, default=1, help="passes over the prompts")
@@ -94,9 +127,10 @@ def _check(parser: argparse.ArgumentParser, options: Options) -> None:
     names = [path.name for path in options.prompts]
     if len(set(names)) < len(names):
         parser.error(f"--prompts {' '.join(names)}: results are kept by file name, which must differ")
-    hosted = hosted_drafters(options.drafters)
-    if FUSED in hosted and len(hosted) < 3:
-        parser.error(f"--drafters {','.join(hosted)}: `{FUSED}` chooses among the others, of which two are needed")
+    for hosted in map(options.hosted, options.variants):
+        if FUSED in hosted and len(hosted) < 3:
+            why = "chooses among the others with the same options, of which two are needed"
+            parser.error(f"--drafters {','.join(hosted)}: `{FUSED}` {why}")
 
 
 def _sides(text: str) -> list[Side]:

@@ -9,7 +9,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 
@@ -38,7 +38,8 @@ class DraftersRunner:
     """Runs what the store lacks."""
 
     options: Options
-    stack: Stack
+    stacks: Mapping[tuple[tuple[str, str], ...], Stack]
+    """Running services by the options of their draft worker; all but the one under way are idle."""
     baseline: Baseline | None
     store: DraftersStore
     _versions: dict[str, str] = field(default_factory=describe_versions)
@@ -75,7 +76,7 @@ class DraftersRunner:
             for prompt in of_file:
                 groups.setdefault((name, category_of(prompt, self.options.category)), []).append(prompt)
             for group, members in groups.items():
-                fitting = await self.stack.fitting(members, self.options.max_new_tokens)
+                fitting = await self.stacks[()].fitting(members, self.options.max_new_tokens)
                 if fitting:
                     selected[group] = fitting[: self.options.limit]
                 left_out.append(LeftOut(*group, len(members) - len(fitting)))
@@ -117,7 +118,7 @@ class DraftersRunner:
     async def _ours(self, side: Side, prompt: Prompt) -> TimedCompletion:
         options = self.options
         return await generate(
-            self.stack.client,
+            self.stacks[side.worker_options].client,
             prompt.text,
             sampling(options.max_new_tokens, options.temperature, seed=prompt.index, ignore_eos=True),
             side.speculation(options.num_draft_tokens),
@@ -143,7 +144,7 @@ class DraftersRunner:
                 detail = f"{name}: {comparison.detail}" if comparison.detail else ""
                 count.add(Comparison(comparison.outcome, detail))
         if self.baseline is not None and self.options.is_comparable_with_transformers:
-            run, client = theirs[BASELINE_NAMES[PLAIN]], self.stack.client
+            run, client = theirs[BASELINE_NAMES[PLAIN]], self.stacks[()].client
             verdict = await compare_with_transformers(prompt, plain, run, client, self.baseline, ignore_eos=True)
             count.add(verdict, with_transformers=True)
         return count
