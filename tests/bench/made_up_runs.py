@@ -20,6 +20,7 @@ STATS = replace(
     num_verify_forwards=25,
     num_emitted_tokens=100,
     num_rounds=25,
+    num_draft_forwards=125,
     draft_forward_s=0.058,
     first_draft_forward_s=0.010,
 )

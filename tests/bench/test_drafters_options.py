@@ -4,13 +4,15 @@ import pytest
 
 from foretoken.bench.drafters_options import parse_options
 from foretoken.bench.matrix import DRAFTERS
+from foretoken.cli.local_services import LocalServicesConfig
 
 MODELS = ["--target", "t", "--draft", "d"]
 
 
 def test_measures_every_drafter_there_is() -> None:
     options = parse_options([*MODELS, "--prompts", "a/x.jsonl", "--prompts", "a/y.jsonl"])
-    assert [side.drafter for side in options.drafters] == list(DRAFTERS)
+    assert {side.drafter for side in options.drafters} == set(DRAFTERS)
+    assert set(options.hosted(())) == set(DRAFTERS)
     assert [path.name for path in options.prompts] == ["x.jsonl", "y.jsonl"]
 
 
@@ -43,6 +45,14 @@ def test_sides_that_differ_in_worker_options_have_services_of_their_own() -> Non
     assert (plain.drafters, plain.draft_options) == (["early_exit", "ngram"], [])
     assert (deep.drafters, deep.draft_options) == (["early_exit"], ["--early-exit-layers", "4"])
     assert (large.drafters, large.draft_options) == (["staged"], ["--model", "t"])
+    replica = options_of_default_lookahead()
+    assert replica.drafters == ["lookahead"] and list(replica.draft_options)[:2] == ["--lookahead-model", "t"]
+
+
+def options_of_default_lookahead() -> LocalServicesConfig:
+    options = parse_options([*MODELS, "--prompts", "x"])
+    (variant,) = options.variants[1:]
+    return options.services(variant)
 
 
 def test_workers_take_the_longest_draft_asked_for() -> None:

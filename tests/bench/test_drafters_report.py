@@ -45,6 +45,7 @@ def test_rows_hold_medians_ratios_and_totals(tmp_path: Path) -> None:
         "ratio_to_plain": 2.0,
         "block_efficiency": 4.0,
         "acceptance_rate": 0.75,
+        "draft_forwards_per_round": 5.0,
         "drafting_ms": 2.0,
         "first_drafting_ms": 10.0,
         "num_rounds": 75,
@@ -91,17 +92,26 @@ def test_a_file_of_several_categories_is_also_told_as_a_whole(tmp_path: Path) ->
     runs = [made_up_run(i, SPEEDS, category="qa" if i % 2 else "rag") for i in range(4)]
     runs.append(made_up_run(0, SPEEDS, prompts="other.jsonl"))
     store = store_of(tmp_path, runs)
-    store.save_left_out([LeftOut("file.jsonl", "rag", 5)])
-    groups = summarize(store)["groups"]
-    names = [(group["prompts"], group["category"], group["num_prompts"]) for group in groups]
+    left_out = [("file.jsonl", "rag", 5), ("file.jsonl", "long", 3), ("other.jsonl", "code", 0)]
+    store.save_left_out([LeftOut(*entry) for entry in left_out])
+    result = summarize(store)
+    groups = result["groups"]
+    names = [tuple(group[name] for name in ("prompts", "category", "num_prompts", "num_left_out")) for group in groups]
     assert names == [
-        ("file.jsonl", "rag", 2),
-        ("file.jsonl", "qa", 2),
-        ("file.jsonl", "all", 4),
-        ("other.jsonl", "code", 1),
+        ("file.jsonl", "rag", 2, 5),
+        ("file.jsonl", "qa", 2, 0),
+        ("file.jsonl", "all", 4, 8),
+        ("other.jsonl", "code", 1, 0),
     ]
+    assert result["left_out"] == [{"prompts": "file.jsonl", "category": "long", "count": 3}]
     assert "fused_to_best" not in groups[2]
     assert "5 left out" in markdown(groups[0])
+
+
+def test_a_category_of_which_nothing_fits_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store_of(tmp_path, [made_up_run(0, SPEEDS)]).save_left_out([LeftOut("file.jsonl", "rag", 40)])
+    assert main(["--report", "--out", str(tmp_path)]) == 0
+    assert "**file.jsonl, rag**: all 40 prompts left out" in capsys.readouterr().out
 
 
 def test_markdown_is_a_table_with_its_verdict(tmp_path: Path) -> None:
@@ -109,9 +119,9 @@ def test_markdown_is_a_table_with_its_verdict(tmp_path: Path) -> None:
     text = markdown(group)
     lines = text.splitlines()
     assert lines[0] == "**file.jsonl, code** (20 prompts)"
-    assert lines[4] == "| none (plain decoding) | 100.0 | 1.00 |  |  |  |  |"
-    assert lines[5] == "| `model` | 200.0 | 2.00 | 4.00 | 0.75 | 2.00 | 10.0 |"
-    assert lines[8] == "| transformers generate | 50.0 | 0.50 |  |  |  |  |"
+    assert lines[4] == "| none (plain decoding) | 100.0 | 1.00 |  |  |  |  |  |"
+    assert lines[5] == "| `model` | 200.0 | 2.00 | 4.00 | 0.75 | 5.00 | 2.00 | 10.0 |"
+    assert lines[8] == "| transformers generate | 50.0 | 0.50 |  |  |  |  |  |"
     assert len({line.count("|") for line in lines[2:11]}) == 1
     assert lines[-1] == (
         "`fused` to the best single drafter, `model`: 0.900 [0.900, 0.900] over 20 pairs: not within 5 %"

@@ -15,7 +15,10 @@ from foretoken.v1 import generation_pb2 as pb
 from foretoken.v1 import generation_pb2_grpc
 
 parser = argparse.ArgumentParser()
-for name in "host port ready-file verify draft tokenizer model dtype compile threads drafters early-exit-model".split():
+NAMES = (
+    "host port ready-file verify draft tokenizer model dtype compile threads drafters early-exit-model lookahead-model"
+)
+for name in NAMES.split():
     parser.add_argument("--" + name, default="")
 parser.add_argument("--fail", action="store_true")
 parser.add_argument("--stubborn", action="store_true")

@@ -98,7 +98,21 @@ def test_a_draft_worker_is_told_which_model_each_drafter_needs(fake_modules: Pat
     assert options["drafters"] == "ngram,early_exit"
     assert (options["model"], options["early_exit_model"]) == ("", "t")
     with LocalServices(LocalServicesConfig("t", "d", drafters=("model", "ngram"))) as services:
-        assert options_of(services, "draft")["early_exit_model"] == ""
+        options = options_of(services, "draft")
+    assert (options["early_exit_model"], options["lookahead_model"]) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("draft", "lookahead_model", "given"),
+    [("d", "", ""), ("", "", "t"), ("d", "other", "other"), ("", "other", "other")],
+)
+def test_lookahead_iterates_the_draft_model_else_the_target(
+    fake_modules: Path, draft: str, lookahead_model: str, given: str
+) -> None:
+    config = LocalServicesConfig("t", draft, lookahead_model=lookahead_model, drafters=("lookahead",))
+    with LocalServices(config) as services:
+        options = options_of(services, "draft")
+    assert (options["model"], options["lookahead_model"]) == (draft, given)
 
 
 def test_a_service_that_cannot_start_is_named_with_its_last_words(fake_modules: Path) -> None:

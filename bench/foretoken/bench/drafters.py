@@ -16,7 +16,7 @@ from typing import Any
 
 from foretoken.bench.baseline import Baseline, BaselineSampling
 from foretoken.bench.drafters_options import Options, parse_options
-from foretoken.bench.drafters_report import markdown, summarize, total_identity
+from foretoken.bench.drafters_report import TOO_LONG, markdown, summarize, total_identity
 from foretoken.bench.drafters_runner import DraftersRunner
 from foretoken.bench.drafters_store import DraftersStore
 from foretoken.bench.machine import describe_hardware
@@ -75,6 +75,8 @@ def _report(store: DraftersStore) -> int:
     if identity.holds:
         for group in result["groups"]:
             print(f"{markdown(group)}\n")
+        for entry in result["left_out"]:
+            print(f"**{entry['prompts']}, {entry['category']}**: all {entry['count']} prompts {TOO_LONG}\n")
     else:
         print("identity failed: no speeds")
     print(json.dumps(result))

@@ -4,6 +4,7 @@ Works on what the store holds; measures nothing.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from statistics import median
 from typing import Any
 
@@ -13,11 +14,29 @@ from foretoken.bench.identity_check import IdentityCount
 from foretoken.bench.matrix import NO_DRAFTER
 from foretoken.bench.paired_ratio import PairedRatio, best_by_median, estimate
 from foretoken.bench.sides import FUSED, parse_side
-from foretoken.bench.speculation_totals import acceptance_rate, block_efficiency, drafting_ms, first_drafting_ms
+from foretoken.bench.speculation_totals import (
+    acceptance_rate,
+    block_efficiency,
+    draft_forwards_per_round,
+    drafting_ms,
+    first_drafting_ms,
+)
 
 ALL = "all"
+TOO_LONG = "left out: longer than the context"
 """Of a file with several categories."""
-_COLUMNS = ("drafter", "tokens/s", "x plain", "block efficiency", "acceptance", "drafting, ms a round", "first round")
+_COLUMNS = {
+    "drafter": "",
+    "tokens/s": "tokens_per_s",
+    "x plain": "ratio_to_plain",
+    "block efficiency": "block_efficiency",
+    "acceptance": "acceptance_rate",
+    "draft forwards a round": "draft_forwards_per_round",
+    "drafting, ms a round": "drafting_ms",
+    "first round, ms": "first_drafting_ms",
+}
+"""Heading to a side's figure."""
+_ONE_DIGIT = ("tokens_per_s", "first_drafting_ms")
 
 
 def summarize(store: DraftersStore) -> dict[str, Any]:
@@ -37,12 +56,15 @@ def summarize(store: DraftersStore) -> dict[str, Any]:
         **(store.sessions[-1] if store.sessions else {}),
     }
     if identity.holds:
-        left_out = {(entry.prompts, entry.category): entry.count for entry in store.left_out}
+        left_out = store.left_out
         result["groups"] = [
             _group(prompts, category, members, store.manifest["drafters"])
-            | {"num_left_out": left_out.get((prompts, category), 0)}
+            | {"num_left_out": sum(e.count for e in left_out if e.prompts == prompts and category in (e.category, ALL))}
             for (prompts, category), members in _groups(runs)
         ]
+        measured = {(run.task.prompts, run.category) for run in runs}
+        absent = [entry for entry in left_out if entry.count and (entry.prompts, entry.category) not in measured]
+        result["left_out"] = [asdict(entry) for entry in absent]
     return result
 
 
@@ -60,16 +82,13 @@ def total_identity(runs: Sequence[PromptRun]) -> IdentityCount:
 
 def markdown(group: Mapping[str, Any]) -> str:
     """One group's heading, table and verdict."""
-    left_out = f", {group['num_left_out']} left out: longer than the context" if group["num_left_out"] else ""
+    left_out = f", {group['num_left_out']} {TOO_LONG}" if group["num_left_out"] else ""
     heading = f"**{group['prompts']}, {group['category']}** ({group['num_prompts']} prompts{left_out})"
-    rows = [
-        f"| {_label(side['side'])} | {side['tokens_per_s']:.1f} | {side['ratio_to_plain']:.2f} | "
-        f"{_number(side.get('block_efficiency'), 2)} | {_number(side.get('acceptance_rate'), 2)} | "
-        f"{_number(side.get('drafting_ms'), 2)} | {_number(side.get('first_drafting_ms'), 1)} |"
-        for side in group["sides"]
-    ]
-    header = [f"| {' | '.join(_COLUMNS)} |", "|---" * len(_COLUMNS) + "|"]
-    parts = ["\n".join([heading, "", *header, *rows])]
+    figures = list(_COLUMNS.values())[1:]
+    rows = [[_label(side["side"]), *(_figure(side, name) for name in figures)] for side in group["sides"]]
+    lines = ["| " + " | ".join(cells) + " |" for cells in [list(_COLUMNS), *rows]]
+    lines.insert(1, "|---" * len(_COLUMNS) + "|")
+    parts = ["\n".join([heading, "", *lines])]
     for side in group["sides"]:
         if side.get("num_failed_drafts"):
             parts.append(f"{_label(side['side'])}: {side['num_failed_drafts']} drafts were late or failed")
@@ -137,6 +156,7 @@ def _side(name: str, runs: Sequence[PromptRun]) -> dict[str, Any]:
         side |= {
             "block_efficiency": block_efficiency(stats),
             "acceptance_rate": acceptance_rate(stats),
+            "draft_forwards_per_round": draft_forwards_per_round(stats),
             "drafting_ms": drafting_ms(stats),
             "first_drafting_ms": first_drafting_ms(stats),
             "num_rounds": sum(s.num_rounds for s in stats),
@@ -165,5 +185,6 @@ def _label(side: str) -> str:
     return side.replace("_", " ") if side in BASELINE_NAMES.values() else f"`{side}`"
 
 
-def _number(value: float | None, digits: int) -> str:
-    return "" if value is None else f"{value:.{digits}f}"
+def _figure(side: Mapping[str, Any], name: str) -> str:
+    value = side.get(name)
+    return "" if value is None else f"{value:.{1 if name in _ONE_DIGIT else 2}f}"

@@ -76,7 +76,7 @@ class DraftersRunner:
             for prompt in of_file:
                 groups.setdefault((name, category_of(prompt, self.options.category)), []).append(prompt)
             for group, members in groups.items():
-                fitting = await self.stacks[()].fitting(members, self.options.max_new_tokens)
+                fitting = await self.stacks[()].fitting(members, self.options.max_new_tokens, file=sys.stderr)
                 if fitting:
                     selected[group] = fitting[: self.options.limit]
                 left_out.append(LeftOut(*group, len(members) - len(fitting)))

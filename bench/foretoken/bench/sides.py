@@ -7,11 +7,20 @@ their own. Pure data; knows no services.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from foretoken.bench.matrix import DRAFTERS, NO_DRAFTER
+from foretoken.bench.matrix import NO_DRAFTER
 from foretoken.client import Speculation
 
 FUSED = "fused"
-DEFAULT_SIDES = DRAFTERS
+DEFAULT_SIDES = (
+    "model",
+    "ngram",
+    "lookahead/num_draft_tokens=16",
+    "lookahead/num_draft_tokens=16/--lookahead-model=target",
+    "early_exit",
+    "staged",
+    FUSED,
+)
+"""Every drafter; `lookahead` with the draft model and with a replica of the target, and room for several guesses."""
 NUM_DRAFT_TOKENS = "num_draft_tokens"
 """The one setting that is the request's and not the drafter's."""
 OPTION = "--"

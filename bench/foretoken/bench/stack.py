@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
+from typing import Self, TextIO
 
 from foretoken.bench.prompts import Prompt
 from foretoken.cli.local_services import LocalServices, LocalServicesConfig
@@ -38,8 +38,8 @@ class Stack:
         finally:
             await asyncio.to_thread(self.services.stop)
 
-    async def fitting(self, prompts: Sequence[Prompt], max_new_tokens: int) -> list[Prompt]:
-        """The prompts whose answers fit the context; the others are named on stdout."""
+    async def fitting(self, prompts: Sequence[Prompt], max_new_tokens: int, file: TextIO | None = None) -> list[Prompt]:
+        """The prompts whose answers fit the context; the others are named in `file`, by default stdout."""
         max_context = (await self.client.model_info()).max_context
         fitting = []
         for prompt in prompts:
@@ -47,7 +47,8 @@ class Stack:
             if num_tokens + max_new_tokens <= max_context:
                 fitting.append(prompt)
             else:
-                print(f"prompt {prompt.index} left out: {num_tokens} + {max_new_tokens} tokens exceed {max_context}")
+                excess = f"{num_tokens} + {max_new_tokens} tokens exceed {max_context}"
+                print(f"prompt {prompt.index} left out: {excess}", file=file)
         return fitting
 
     async def all_pages_free(self, timeout_s: float = IDLE_TIMEOUT_S) -> bool:
