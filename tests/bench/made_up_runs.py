@@ -23,6 +23,7 @@ STATS = replace(
     num_draft_forwards=125,
     draft_forward_s=0.058,
     first_draft_forward_s=0.010,
+    draft_queue_s=0.075,
 )
 
 

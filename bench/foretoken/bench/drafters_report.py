@@ -20,6 +20,7 @@ from foretoken.bench.speculation_totals import (
     draft_forwards_per_round,
     drafting_ms,
     first_drafting_ms,
+    round_times,
 )
 
 ALL = "all"
@@ -34,6 +35,7 @@ _COLUMNS = {
     "draft forwards a round": "draft_forwards_per_round",
     "drafting, ms a round": "drafting_ms",
     "first round, ms": "first_drafting_ms",
+    "waiting, ms a round": "waiting_ms",
 }
 """Heading to a side's figure."""
 _ONE_DIGIT = ("tokens_per_s", "first_drafting_ms")
@@ -159,6 +161,7 @@ def _side(name: str, runs: Sequence[PromptRun]) -> dict[str, Any]:
             "draft_forwards_per_round": draft_forwards_per_round(stats),
             "drafting_ms": drafting_ms(stats),
             "first_drafting_ms": first_drafting_ms(stats),
+            "waiting_ms": round_times(stats)["draft_queue"],
             "num_rounds": sum(s.num_rounds for s in stats),
             "num_failed_drafts": sum(s.num_failed_drafts for s in stats),
         }
