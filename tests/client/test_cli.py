@@ -33,6 +33,8 @@ STATS = pb.SpeculationStats(
     num_drafted_per_position=[1, 1, 1, 1],
     num_verify_forwards=1,
     num_emitted_tokens=3,
+    num_rounds=2,
+    num_draft_forwards=5,
 )
 cli = CliRunner()
 
@@ -70,7 +72,8 @@ def test_json_is_one_object(answering) -> None:
     assert answer["tokens"][0] == {"id": 5, "text": "a", "origin": "accepted", "source": "model"}
     assert answer["mode"] == "typical"
     assert answer["finish_reason"] == "length" and answer["usage"]["output_tokens"] == 3
-    assert answer["speculation"]["block_efficiency"] == 3 and answer["speculation"]["acceptance_rate"] == 0.5
+    assert answer["speculation"]["block_efficiency"] == 3 and answer["speculation"]["draft_forwards_per_round"] == 2.5
+    assert answer["speculation"]["acceptance_rate"] == 0.5
     assert answer["speculation"]["acceptance_per_position"] == [1, 1, 0, 0]
     assert answer["tokens_per_s"] > 0 and answer["prompt_ids"] == [1, 2, 3]
 

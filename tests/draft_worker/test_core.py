@@ -99,6 +99,14 @@ def test_a_round_costs_as_many_forwards_as_draft_tokens(bench):
     bench.core.commit((1, 1), 3, truth)  # all accepted and the bonus token: two rows to catch up
     bench.draft(1, num_tokens=4)
     assert bench.runner.forwards == [2, 1, 1, 1]
+    assert [answer.drafted.num_forwards for answer in bench.sink.answers] == [4]
+
+
+def test_prefill_is_no_draft_forward(bench):
+    bench.open(1, [n % 90 for n in range(40)])
+    bench.draft(1, num_tokens=2)
+    assert len(bench.runner.forwards) == 4
+    assert [answer.drafted.num_forwards for answer in bench.sink.answers] == [2]
 
 
 @pytest.mark.parametrize("num_accepted", [0, 1, 2, 3, 4])

@@ -39,6 +39,7 @@ def test_right_guesses_save_forwards_and_are_named(bench):
     bench.runner.forwards.clear()
     assert bench.draft(1, num_tokens=6) == {1: text[7:13]}
     assert len(bench.runner.forwards) == 1
+    assert bench.sink.answers[0].drafted.num_forwards == 1
 
 
 def test_wrong_guesses_change_nothing(bench):

@@ -190,6 +190,7 @@ class FakeDraftWorker(FakeWorker):
                 parents=[-1] * len(ids) if faults.is_tree else (),
                 sources=() if faults.no_sources else [source] * len(ids),
                 queue_ns=max(0, started_ns - sequence.arrived_ns),
+                num_forwards=len(ids),
             )
         )
         self.num_blocks += 1
