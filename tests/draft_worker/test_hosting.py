@@ -1,5 +1,7 @@
 """What a draft worker is told to host is what it hosts; what cannot be hosted stops it, by name."""
 
+import json
+
 import pytest
 from pydantic import ValidationError
 
@@ -71,6 +73,16 @@ def test_lookahead_may_iterate_a_model_of_its_own(tiny, tmp_path):
     assert [runner.info.model_id for runner in hosted.runners] == [tiny.rsplit("/", 1)[1], "other"]
     alone = settings("", tmp_path, drafters=("lookahead",), lookahead_model=other)
     assert len(load_drafters(alone, no_progress).runners) == 1
+
+
+def test_models_of_different_tokenizers_are_refused_whatever_their_names(tmp_path):
+    folders = [tmp_path / part / "model" for part in ("one", "other")]
+    for folder in folders:
+        save_tiny(folder, "llama")
+        (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {folder.parent.name: 0}}}))
+    asked = settings(str(folders[0]), tmp_path, drafters=("model", "lookahead"), lookahead_model=str(folders[1]))
+    with pytest.raises(FailedPreconditionError, match="--lookahead-model: model and model have different tokenizers"):
+        load_drafters(asked, no_progress)
 
 
 def test_a_model_that_cannot_be_iterated_stops_the_worker(tiny, tmp_path):

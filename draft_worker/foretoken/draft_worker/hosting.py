@@ -32,12 +32,15 @@ class Hosted:
 
     drafters: dict[str, Drafter] = field(default_factory=dict)
     """By name, the default first."""
-    runners: list[ModelRunner] = field(default_factory=list)
-    """Loaded models."""
-    pages: dict[tuple[str, int | None], SharedPages] = field(default_factory=dict)
-    """Of each loaded model, by its name and the number of layers asked for; in the order of `runners`."""
+    models: dict[tuple[str, int | None], tuple[ModelRunner, SharedPages]] = field(default_factory=dict)
+    """Loaded models with their pages, by name and the number of layers asked for."""
     tokenizer_hash: str = ""
     """Of all models that have a tokenizer; empty = none has."""
+
+    @property
+    def runners(self) -> list[ModelRunner]:
+        """Loaded models, the first the worker speaks for."""
+        return [runner for runner, _ in self.models.values()]
 
 
 def load_drafters(settings: DraftWorkerSettings, progress: Progress) -> Hosted:
@@ -113,15 +116,14 @@ def _load(
     """
     path = Path(model).expanduser()
     key = (str(path.resolve()) if path.is_dir() else model, num_layers)
-    if key not in hosted.pages:
+    if key not in hosted.models:
         config = EngineConfig(**settings.engine_options() | {"model": model, "num_layers": num_layers})
         try:
             runner = ModelRunner.load(config, progress)
         except ModelRefusedError as error:
             raise FailedPreconditionError(f"{option} = {model}: {error}") from error
-        hosted.runners.append(runner)
-        hosted.pages[key] = SharedPages(runner.page_table)
-    return hosted.runners[list(hosted.pages).index(key)], hosted.pages[key]
+        hosted.models[key] = runner, SharedPages(runner.page_table)
+    return hosted.models[key]
 
 
 def _shared_tokenizer(runners: Sequence[ModelRunner]) -> str:
