@@ -37,7 +37,7 @@ async def test_what_one_piece_measured_the_next_leaves_alone(
     assert "2 prompts, 1 measured already" in capsys.readouterr().err
     result = summarize(DraftersStore.open(tmp_path / "out"))
     sizes = [(group["category"], group["num_prompts"], group["num_left_out"]) for group in result["groups"]]
-    assert sizes == [("code", 1, 1), ("qa", 1, 0), ("all", 2, 0)]
+    assert sizes == [("code", 1, 1), ("qa", 1, 0), ("all", 2, 1)]
     assert (result["identical"], result["compared"]) == (4, 4)
     assert all(group["num_tokens"] == group["num_prompts"] * MAX_NEW_TOKENS for group in result["groups"])
 
