@@ -9,23 +9,43 @@ from foretoken.draft_worker.fused_drafter import FusedDrafter
 from foretoken.draft_worker.immediate_drafter import ImmediateDrafter
 from foretoken.draft_worker.model_drafter import ModelDrafter
 from foretoken.draft_worker.ngram_drafter import NgramDrafter, NgramSettings
+from foretoken.draft_worker.shadow_draft import ShadowDraft
 from foretoken.draft_worker.staged_drafter import StagedDrafter
 from foretoken.rpc.errors import InvalidArgumentError
 from foretoken.v1.types_pb2 import DRAFT_SOURCE_MODEL, DRAFT_SOURCE_NGRAM
 from tests.draft_worker.test_core import Bench
 
 
-class NamedDrafter(ImmediateDrafter):
-    """Drafts its own number, and raises where told to."""
+class NamedDrafter:
+    """Drafts its own number, and raises where told to. Its drafts are known by being asked only."""
 
     def __init__(self, number):
-        super().__init__()
-        self.number, self.num_rounds, self.fails = number, 0, False
+        self.number, self.num_rounds, self.fails, self.waiting = number, 0, False, []
+
+    @property
+    def has_work(self):
+        return bool(self.waiting)
+
+    def open(self, sequence):
+        pass
+
+    def commit(self, sequence, ids):
+        pass
+
+    def request(self, sequence, num_tokens):
+        self.waiting.append(sequence)
+
+    def close(self, sequence):
+        self.waiting = [other for other in self.waiting if other is not sequence]
+
+    def check_integrity(self):
+        pass
 
     def step(self):
         if self.fails:
             raise RuntimeError("out of order")
-        return super().step()
+        asked, self.waiting = self.waiting, []
+        return [self.propose(sequence, 1) for sequence in asked]
 
     def propose(self, sequence, num_tokens):
         self.num_rounds += 1
@@ -101,6 +121,78 @@ def test_a_source_that_always_raises_is_given_up(bench):
         bench.core.commit((1, 1), len(entry.ids), [9])
     assert drafts[-20:].count([2]) >= 18
     assert not bench.sink.failures
+
+
+class Knowing(ImmediateDrafter):
+    """Answers at once, and knows what the target says in some sequences."""
+
+    def propose(self, sequence, num_tokens):
+        return Drafted(sequence, [9] * num_tokens if sequence.ids[0] == 5 else [])
+
+
+class Shadowed(Clocked):
+    """A source of 3 tokens a round, whatever the text, and one that answers at once."""
+
+    def drafters(self):
+        self.now_ns = 0
+        self.steady, self.knowing = NamedDrafter(3), Knowing()
+        sources = {"steady": self.steady, "knowing": self.knowing}
+        return {**sources, "fused": FusedDrafter(sources, lambda: self.now_ns)}
+
+    def round(self, sequence_id):
+        """Whether the source that answers at once was asked; a round takes a second."""
+        draft = self.draft(sequence_id, num_tokens=4)[sequence_id]
+        while self.core.has_work:
+            self.core.step()
+        self.now_ns += 1_000_000_000
+        entry = self.core._sequences[(1, sequence_id)].sequence
+        num_tokens = 3 if draft == [3] else len(draft) + 1
+        self.core.commit((1, sequence_id), len(entry.ids), [9] * num_tokens)
+        return draft != [3]
+
+
+def test_what_answers_at_once_is_known_without_being_asked(fake_runner_class):
+    bench = Shadowed(fake_runner_class())
+    bench.open(1, [6], "fused", max_length=10_000)
+    asked = [bench.round(1) for _ in range(100)]
+    assert sum(asked[:10]) >= 2 and sum(asked[10:]) == 0, "it brings 1 token, is tried once and never again"
+    bench.open(2, [5], "fused", max_length=10_000)
+    asked = [bench.round(2) for _ in range(60)]
+    assert sum(asked[20:]) >= 36, "here it brings 5, but for two trials of two rounds"
+    bench.core.close((1, 1))
+    bench.core.close((1, 2))
+    assert not bench.core.has_work and not bench.sink.failures
+
+
+class Broken(Knowing):
+    def propose(self, sequence, num_tokens):
+        raise RuntimeError("out of order")
+
+
+def test_a_shadow_draft_that_raises_costs_nothing(fake_runner_class):
+    bench = Shadowed(fake_runner_class())
+    sources = {"steady": bench.steady, "knowing": Broken()}
+    bench.core._drafters = {**sources, "fused": FusedDrafter(sources, lambda: bench.now_ns)}
+    bench.open(1, [6], "fused", max_length=10_000)
+    drafts = [bench.round(1) for _ in range(200)]
+    assert drafts[-60:].count(False) > 55
+    assert not bench.sink.failures
+
+
+@pytest.mark.parametrize(
+    ("draft_ids", "parents", "commits", "expected"),
+    [
+        ([1, 2, 3], None, [[1, 2], [4]], 3),
+        ([1, 2, 3], None, [[1, 2, 3, 4, 5]], 4),
+        ([], None, [[1]], 1),
+        ([1, 5, 2, 6], [-1, -1, 0, 1], [[5], [6], [6]], 3),
+        ([1, 1, 2], [-1, -1, 0], [[1, 2, 9]], 3),
+        ([1, 2], None, [[1], [2]], None),
+    ],
+)
+def test_a_shadow_draft_brings_what_verifying_it_would_have(draft_ids, parents, commits, expected):
+    shadow = ShadowDraft(Drafted(None, draft_ids, parents))
+    assert [shadow.follow(ids) for ids in commits][-1] == expected
 
 
 class CatchingUp(Clocked):

@@ -23,6 +23,7 @@ def write(path: Path, *records: object) -> Path:
     return path
 
 
+@pytest.mark.asyncio(loop_scope="session")
 async def test_what_one_piece_measured_the_next_leaves_alone(
     stack, tmp_path: Path, prompts: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
