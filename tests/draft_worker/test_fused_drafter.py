@@ -179,6 +179,23 @@ def test_a_shadow_draft_that_raises_costs_nothing(fake_runner_class):
     assert not bench.sink.failures
 
 
+class Forgetful(NamedDrafter):
+    """Raises, and has forgotten whom it owed an answer."""
+
+    def step(self):
+        self.waiting = []
+        raise RuntimeError("out of order")
+
+
+def test_a_source_that_raises_beside_a_waiting_shadow_draft_costs_one_round(fake_runner_class):
+    bench = Shadowed(fake_runner_class())
+    sources = {"steady": Forgetful(3), "knowing": bench.knowing}
+    bench.core._drafters = {**sources, "fused": FusedDrafter(sources, lambda: bench.now_ns)}
+    bench.open(1, [6], "fused", max_length=10_000)
+    assert bench.draft(1) == {1: []}
+    assert not bench.sink.failures
+
+
 @pytest.mark.parametrize(
     ("draft_ids", "parents", "commits", "expected"),
     [

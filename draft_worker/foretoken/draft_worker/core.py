@@ -175,14 +175,17 @@ class DraftCore:
         for name, drafter in self._drafters.items():
             if not drafter.has_work:
                 continue
+            idle = {other for other, host in self._drafters.items() if not host.has_work}
             try:
                 finished = drafter.step()
                 for drafted in finished:
                     self._check(drafted)
             except Exception:
-                # A drafter that fails costs its sequences this round's drafts, never their streams.
+                # A drafter that fails costs its sequences this round's drafts, never their streams: those of its own,
+                # and those of drafters that had nothing to do themselves and left it to others.
                 logger.exception("drafter %s failed", name)
-                finished = self._abandon([entry for entry in self._sequences.values() if self._waits_for(entry, name)])
+                waiting = [entry for entry in self._sequences.values() if entry.requested_ns is not None]
+                finished = self._abandon([entry for entry in waiting if entry.drafter_name in {name, *idle}])
             self._hand_out(finished)
 
     def check_integrity(self) -> None:
@@ -195,11 +198,6 @@ class DraftCore:
         if entry is None or entry.requested_ns is None:
             raise ValueError("a draft that nobody asked for")
         drafted.check()
-
-    def _waits_for(self, entry: _Open, name: str) -> bool:
-        """Whether the failed drafter owed the sequence an answer; one without work of its own leaves it to others."""
-        is_own = entry.drafter_name == name or not self._drafters[entry.drafter_name].has_work
-        return entry.requested_ns is not None and is_own
 
     def _abandon(self, entries: list[_Open]) -> list[Drafted]:
         """Take waiting sequences in afresh, each answered with an empty draft."""

@@ -144,8 +144,9 @@ class FusedDrafter:
         for other, source in fused.sources.items():
             source.sequence.takes_trees = sequence.takes_trees
             if other != name and source.shadow is None and isinstance(source.drafter, ImmediateDrafter):
+                self._num_wanted += source.num_wanted == 0
                 source.num_wanted = num_tokens
-                self._num_wanted += 1
+        self._forget_wanted(fused.sources[name])
         self._opened(fused.sources[name]).request(fused.sources[name].sequence, num_tokens)
 
     def close(self, sequence: DraftSequence) -> None:
