@@ -175,6 +175,7 @@ class DraftCore:
         for name, drafter in self._drafters.items():
             if not drafter.has_work:
                 continue
+            # Asked before the step: one that fails may forget what it had to do.
             idle = {other for other, host in self._drafters.items() if not host.has_work}
             try:
                 finished = drafter.step()

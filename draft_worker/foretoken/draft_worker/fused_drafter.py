@@ -35,6 +35,7 @@ _SHORTEST_PAUSE, _LONGEST_PAUSE = 8, 200
 _MAX_UNCOUNTED = 64
 """Requests of a source before one must have counted; sequences may all begin at once."""
 _NO_SPEED = 1e-30
+"""Stands for the fastest rate while no source was timed."""
 
 
 @dataclass(slots=True)
@@ -75,7 +76,7 @@ class _Source:
     """The drafter's own view of the sequence; the id lists are shared with it."""
     rounds: Rounds
     is_open: bool = False
-    """Whether the drafter has it; not before it is asked, so that what is never asked costs nothing."""
+    """Whether the drafter has it; not before it is to draft, so that what is never asked costs nothing."""
     last_round: int = 0
     """When it was the fastest, was tried, or a shadow draft of it ended."""
     num_wanted: int = 0
