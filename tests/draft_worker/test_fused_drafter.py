@@ -164,6 +164,71 @@ def test_what_answers_at_once_is_known_without_being_asked(fake_runner_class):
     assert not bench.core.has_work and not bench.sink.failures
 
 
+class Sure(ImmediateDrafter):
+    """Knows what the target says now and then, and knows when it knows."""
+
+    is_sure = False
+
+    def confidence(self, sequence):
+        return 3 * self.is_sure
+
+    def propose(self, sequence, num_tokens):
+        return Drafted(sequence, [9] * (num_tokens if self.is_sure else 1))
+
+
+class Switching(Clocked):
+    """A source of 2 tokens a round, and one that answers at once and brings 5 or 1."""
+
+    def drafters(self):
+        self.now_ns, self.rng = 0, random.Random(1)
+        self.steady, self.switching = NamedDrafter(3), Sure()
+        sources = {"steady": self.steady, "switching": self.switching}
+        return {**sources, "fused": FusedDrafter(sources, lambda: self.now_ns)}
+
+    def round(self, sequence_id):
+        """Whether the source that answers at once was asked, and whether it was sure; a round takes a second."""
+        self.switching.is_sure = self.rng.random() < 0.5
+        draft = self.draft(sequence_id, num_tokens=4)[sequence_id]
+        while self.core.has_work:
+            self.core.step()
+        self.now_ns += 1_000_000_000
+        says = 9 if self.switching.is_sure else 8
+        num_tokens = 2 if draft == [3] else 5 if self.switching.is_sure else 1
+        entry = self.core._sequences[(1, sequence_id)].sequence
+        self.core.commit((1, sequence_id), len(entry.ids), [says] * num_tokens)
+        return draft != [3], self.switching.is_sure
+
+
+def test_a_source_is_asked_when_it_is_sure(fake_runner_class):
+    bench = Switching(fake_runner_class())
+    bench.open(1, [5], "fused", max_length=10_000)
+    rounds = [bench.round(1) for _ in range(300)][20:]
+    assert {is_sure for _, is_sure in rounds} == {True, False}
+    assert sum(asked == is_sure for asked, is_sure in rounds) / len(rounds) > 0.95
+    bench.open(2, [5], "fused", max_length=10_000)
+    rounds = [bench.round(2) for _ in range(20)]
+    assert sum(asked == is_sure for asked, is_sure in rounds) >= 18, "other sequences taught it"
+
+
+class Unsure(Sure):
+    def confidence(self, sequence):
+        raise RuntimeError("out of order")
+
+
+def test_a_confidence_that_raises_costs_no_draft(fake_runner_class):
+    bench = Switching(fake_runner_class())
+    bench.switching = Unsure()
+    sources = {"steady": bench.steady, "switching": bench.switching}
+    bench.core._drafters = {**sources, "fused": FusedDrafter(sources, lambda: bench.now_ns)}
+    bench.open(1, [5], "fused", max_length=10_000)
+    num_answers = 0
+    for _ in range(40):
+        bench.round(1)
+        num_answers += sum(bool(answer.drafted.draft_ids) for answer in bench.sink.answers)
+    assert num_answers == 40
+    assert not bench.sink.failures
+
+
 class Broken(Knowing):
     def propose(self, sequence, num_tokens):
         raise RuntimeError("out of order")

@@ -4,7 +4,9 @@ import random
 
 import pytest
 
-from foretoken.draft_worker.ngram_drafter import NgramLookup, NgramSettings
+from foretoken.draft_worker.drafter import DraftSequence
+from foretoken.draft_worker.ngram_drafter import NgramDrafter, NgramLookup, NgramSettings
+from foretoken.engine.sampling import SamplingParams
 from foretoken.rpc.errors import InvalidArgumentError
 
 
@@ -61,6 +63,27 @@ def test_a_short_match_gives_a_short_draft():
 def test_matches_shorter_than_asked_for_are_none():
     assert propose([1, 2, 1], min_ngram=2) == ([], None)
     assert propose([1, 2, 3], min_ngram=1) == ([], None)
+
+
+@pytest.mark.parametrize(
+    ("ids", "settings", "expected"),
+    [
+        ([1, 2, 3], {}, 0),
+        ([], {}, 0),
+        ([1, 2, 1], {}, 1),
+        ([1, 2, 1], {"min_ngram": 2}, 0),
+        ([1, 2, 3, 1, 2], {}, 2),
+        ([1, 2, 3, 4, 5, 1, 2, 3, 4], {}, 3),
+        ([1, 2, 3, 4, 5, 1, 2, 3, 4], {"max_ngram": 3}, 2),
+        ([*range(40), *range(39)], {}, 6),
+        ([*range(400), *range(399)], {}, 6),
+    ],
+)
+def test_confidence_grows_with_the_match(ids, settings, expected):
+    drafter = NgramDrafter(NgramSettings(**settings))
+    sequence = DraftSequence((1, 1), SamplingParams(), ids, [], 1000)
+    drafter.open(sequence)
+    assert drafter.confidence(sequence) == expected
 
 
 def test_trees_are_sound_and_every_path_goes_on_as_the_text_did():

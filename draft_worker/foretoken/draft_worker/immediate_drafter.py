@@ -19,6 +19,14 @@ class ImmediateDrafter(ABC):
     def propose(self, sequence: DraftSequence, num_tokens: int) -> Drafted:
         """Guesses at what follows `sequence.ids`; at most `num_tokens`, none is fine."""
 
+    def confidence(self, sequence: DraftSequence) -> int:
+        """A small number for how sure a draft would be right now; must be quick to tell.
+
+        `fused` keeps apart what drafts of different numbers bring; the numbers need no order. Without an override all
+        drafts are alike.
+        """
+        return 0
+
     @property
     def has_work(self) -> bool:
         return bool(self._requests)

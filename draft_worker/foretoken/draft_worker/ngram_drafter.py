@@ -19,6 +19,9 @@ MAX_NGRAM = 1024
 MAX_BRANCHES = 16
 MAX_DRAFT_FACTOR = 512
 
+_MAX_CONFIDENCE = 6
+"""Of matches of 32 tokens and more: they are seldom wrong."""
+
 
 @dataclass(frozen=True, slots=True)
 class NgramSettings:
@@ -88,6 +91,11 @@ class NgramLookup:
         is_chain = all(parent == index - 1 for index, parent in enumerate(parents))
         return draft_ids, None if is_chain else parents
 
+    def match_length(self) -> int:
+        """Tokens of the longest match, 0 where there is nothing to draft from."""
+        _, length = self._automaton.match(self._settings.max_ngram or None)
+        return length if length >= self._settings.min_ngram else 0
+
     def guess(self, draft_ids: list[int], num_tokens: int) -> list[int]:
         """At most `num_tokens` ids, as a chain, after `draft_ids` more than the text has."""
         settings = self._settings
@@ -124,6 +132,10 @@ class NgramDrafter(ImmediateDrafter):
     def close(self, sequence: DraftSequence) -> None:
         super().close(sequence)
         self._lookups.pop(sequence, None)
+
+    def confidence(self, sequence: DraftSequence) -> int:
+        """Grows with the match: 0 without one, then 1, 2 to 3, 4 to 7 tokens and so on."""
+        return min(_MAX_CONFIDENCE, self._lookups[sequence].match_length().bit_length())
 
     def propose(self, sequence: DraftSequence, num_tokens: int) -> Drafted:
         draft_ids, parents = self._lookups[sequence].propose(num_tokens, sequence.takes_trees)

@@ -1,0 +1,54 @@
+"""What the drafts of one source bring, as decayed means; drafts of unlike confidence are kept apart."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class DecayedMean:
+    """Mean of what was added; each addition lowers the weight of those before it."""
+
+    decay: float
+    """Weight of the past per addition, (0, 1]."""
+    total: float = 0.0
+    num: float = 0.0
+    """Additions, each by its present weight."""
+
+    def add(self, value: float) -> None:
+        self.total = self.decay * self.total + value
+        self.num = self.decay * self.num + 1
+
+    @property
+    def mean(self) -> float:
+        """0 before the first addition."""
+        return self.total / self.num if self.num else 0.0
+
+
+class TokensPerRound:
+    """Mean tokens of a round by the confidence its draft was made with."""
+
+    def __init__(self, decay: float, prior: "TokensPerRound | None" = None, prior_rounds: float = 0.0) -> None:
+        """What `prior` knows of a confidence when that first occurs counts as `prior_rounds` rounds."""
+        self._decay = decay
+        self._prior = prior
+        self._prior_rounds = prior_rounds
+        self._all = DecayedMean(decay)
+        self._means: dict[int, DecayedMean] = {}
+
+    def add(self, confidence: int, num_tokens: int) -> None:
+        self._all.add(num_tokens)
+        (self._known(confidence) or self._means.setdefault(confidence, DecayedMean(self._decay))).add(num_tokens)
+
+    def mean(self, confidence: int) -> float:
+        """Of that confidence; of all while there is nothing on it; 0 while there is nothing at all."""
+        known = self._known(confidence)
+        return known.mean if known else self._mean_of_all()
+
+    def _known(self, confidence: int) -> DecayedMean | None:
+        known = self._means.get(confidence)
+        if known is None and self._prior is not None and (prior := self._prior._known(confidence)):
+            known = DecayedMean(self._decay, self._prior_rounds * prior.mean, self._prior_rounds)
+            self._means[confidence] = known
+        return known
+
+    def _mean_of_all(self) -> float:
+        return self._all.mean or (self._prior._mean_of_all() if self._prior is not None else 0.0)
