@@ -49,7 +49,8 @@ class _Source:
     """The drafter's own view of the sequence; the id lists are shared with it."""
     tokens: TokensPerRound
     is_open: bool = False
-    """Whether the drafter has it; not before it is to draft, so that what is never asked costs nothing."""
+    """Whether the drafter has it: one that answers at once from the beginning, so that it can say how sure it is,
+    others not before they are to draft, so that what is never asked costs nothing."""
     last_round: int = 0
     """When it was the fastest, was tried, or a shadow draft of it ended."""
     num_wanted: int = 0
@@ -101,7 +102,9 @@ class FusedDrafter:
         fused = self._open[sequence] = _Fused({})
         for name, drafter in self._sources.items():
             tokens = TokensPerRound(_DECAY, self._tokens[name], _PRIOR_ROUNDS)
-            fused.sources[name] = _Source(drafter, copy.copy(sequence), tokens)
+            source = fused.sources[name] = _Source(drafter, copy.copy(sequence), tokens)
+            if isinstance(drafter, ImmediateDrafter):
+                self._open_early(name, source)
 
     def commit(self, sequence: DraftSequence, ids: list[int]) -> None:
         fused = self._open[sequence]
@@ -214,6 +217,12 @@ class FusedDrafter:
     def _count(self, name: str, source: _Source, confidence: int, num_tokens: int) -> None:
         source.tokens.add(confidence, num_tokens)
         self._tokens[name].add(confidence, num_tokens)
+
+    def _open_early(self, name: str, source: _Source) -> None:
+        try:
+            self._opened(source)
+        except Exception:  # it will be tried again when it is to draft
+            logger.exception("drafter %s failed", name)
 
     @staticmethod
     def _opened(source: _Source) -> Drafter:
