@@ -45,7 +45,7 @@ def test_three_services_are_connected_and_stop(services: LocalServices) -> None:
     assert info.draft_workers[0].address == services.services["draft"].address
     assert options_of(services, "verify")["model"] == "target-dir"
     assert options_of(services, "verify")["threads"] == "2"
-    assert options_of(services, "draft")["drafters"] == "model,ngram"
+    assert options_of(services, "draft")["drafters"] == "fused,model,ngram,staged"
     assert options_of(services, "router")["tokenizer"] == "target-dir"
     pids = [service.pid for service in services.services.values()]
     services.stop()
@@ -93,6 +93,10 @@ def test_a_draft_worker_is_told_which_model_each_drafter_needs(fake_modules: Pat
         options = options_of(services, "draft")
     assert options["drafters"] == "staged,early_exit,fused"
     assert (options["model"], options["early_exit_model"]) == ("d", "t")
+    with LocalServices(LocalServicesConfig("t", drafters=("fused", "model", "staged", "ngram"))) as services:
+        assert options_of(services, "draft")["drafters"] == "ngram", "nothing is left to choose among"
+    with LocalServices(LocalServicesConfig("t", drafters=("fused", "model", "ngram", "early_exit"))) as services:
+        assert options_of(services, "draft")["drafters"] == "fused,ngram,early_exit"
     with LocalServices(LocalServicesConfig("t", drafters=("model", "staged", "ngram", "early_exit"))) as services:
         options = options_of(services, "draft")
     assert options["drafters"] == "ngram,early_exit"

@@ -367,6 +367,12 @@ def test_with_all_drafters_hosted_a_sequence_costs_no_forward_before_it_drafts(f
     assert sum(bench.runner.forwards) == 20, "one source's prefill"
 
 
+def test_where_drafts_steer_the_tokens_the_first_source_drafts(bench):
+    bench.open(1, [5], "fused", max_length=10_000)
+    bench.core._sequences[(1, 1)].sequence.steers_tokens = True
+    assert {bench.round(1, {1: 1, 2: 4}) for _ in range(100)} == {1}
+
+
 def test_settings_are_refused(bench):
     bench.open(1, [5], "fused", min_ngram="2")
     assert isinstance(bench.sink.failures[(1, 1)], InvalidArgumentError)

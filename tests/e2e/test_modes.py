@@ -15,7 +15,7 @@ from tests.e2e.in_process import save_pair, services
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 OTHER_MODES = (VerificationMode.REJECTION, VerificationMode.TYPICAL)
-DRAFTERS = ("model", "ngram")
+DRAFTERS = ("model", "ngram", "fused")
 PROMPT_IDS = [5, 6, 7, 5, 6]
 NUM_SAMPLES = 500
 

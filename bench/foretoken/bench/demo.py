@@ -171,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--target", default="models/target", help="target model: directory or hub id")
     add("--draft", default="models/draft", help="draft model: directory or hub id")
     add("--prompt", help="text to complete (default: the first of the benchmark's own)")
-    add("--drafter", default="model", choices=("model", "ngram"), help="who guesses")
+    add("--drafter", default="fused", choices=("fused", "model", "ngram", "staged"), help="who guesses")
     add("--max-new-tokens", type=int, default=96, help="tokens of the completion")
     add("--temperature", type=float, default=0.0, help="0 = greedy")
     add("--dtype", default="bfloat16", choices=("bfloat16", "float32"), help="of both models")

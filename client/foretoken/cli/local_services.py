@@ -38,8 +38,9 @@ class LocalServicesConfig:
     """Draft model: a directory or hub id; empty = without the drafters that need one."""
     lookahead_model: str = ""
     """Model that `lookahead` iterates; empty = the draft model, without one the target: a replica of it."""
-    drafters: Sequence[str] = ("model", "ngram")
-    """Drafters of each draft worker, the default first; empty = no draft worker at all."""
+    drafters: Sequence[str] = ("fused", "model", "ngram", "staged")
+    """Drafters of each draft worker, the default first; empty = no draft worker at all. Without a draft model those
+    that need one are left out, and `fused` where fewer than two others remain."""
     dtype: str = "bfloat16"
     """Of both models."""
     verify_threads: int | None = None
@@ -219,7 +220,10 @@ class LocalServices:
                 time.sleep(_POLL_S)
 
     def _drafters(self) -> list[str]:
-        return [name for name in self.config.drafters if self.config.draft or name not in NEED_DRAFT_MODEL]
+        names = [name for name in self.config.drafters if self.config.draft or name not in NEED_DRAFT_MODEL]
+        if not self.config.draft and len(names) <= 2:
+            names = [name for name in names if name != "fused"]  # nothing to choose among
+        return names
 
     def _verify_arguments(self) -> list[str]:
         config = self.config

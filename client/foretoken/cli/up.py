@@ -44,7 +44,9 @@ def up(
     lookahead_model: Annotated[
         str, typer.Option(help="What the drafter `lookahead` iterates; default: the draft model, else the target.")
     ] = "",
-    drafters: Annotated[str, typer.Option(help="Hosted drafters, the default first; empty = none.")] = "model,ngram",
+    drafters: Annotated[
+        str, typer.Option(help="Hosted drafters, the default first; empty = none.")
+    ] = "fused,model,ngram,staged",
     dtype: Annotated[str, typer.Option(help="bfloat16, float16, float32 or auto.")] = "bfloat16",
     compile: Annotated[str, typer.Option(help="auto, on or off.")] = "auto",
     host: Annotated[str, typer.Option(help="Address the router listens on; 0.0.0.0 or :: for all.")] = "127.0.0.1",

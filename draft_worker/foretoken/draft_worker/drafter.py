@@ -31,6 +31,9 @@ class DraftSequence:
     """Whether the target takes trees; as the last request said."""
     wants_probs: bool = False
     """Whether each draft token should come with the distribution it was sampled from (verification by rejection)."""
+    steers_tokens: bool = False
+    """Whether the target's tokens depend on the draft (verification other than by equality): the same request should
+    get the same draft every time."""
     span: Span = INVALID_SPAN
     """Ends when the sequence does."""
     ids: list[int] = field(init=False)

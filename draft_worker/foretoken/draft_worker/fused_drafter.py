@@ -118,6 +118,9 @@ class FusedDrafter:
 
     def request(self, sequence: DraftSequence, num_tokens: int) -> None:
         fused = self._open[sequence]
+        if sequence.steers_tokens:
+            self._request_first(fused, sequence.takes_trees, num_tokens)
+            return
         name = self._choose(fused)
         asked = fused.sources[name]
         fused.is_fresh = name != fused.asked
@@ -151,6 +154,12 @@ class FusedDrafter:
 
     def check_integrity(self) -> None:
         """The sources account for what they hold."""
+
+    def _request_first(self, fused: _Fused, takes_trees: bool, num_tokens: int) -> None:
+        """Ask the first source, always: a choice by speed would make the tokens depend on the clock."""
+        source = next(iter(fused.sources.values()))
+        source.sequence.takes_trees = takes_trees
+        self._opened(source).request(source.sequence, num_tokens)
 
     def _choose(self, fused: _Fused) -> str:
         """The fastest source, or one to be timed: for two rounds, of which the second is."""

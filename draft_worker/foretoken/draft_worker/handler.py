@@ -26,7 +26,9 @@ from foretoken.rpc.validation import validate_commit, validate_draft_request, va
 from foretoken.v1.draft_pb2 import Commit, DraftedBlock, DraftLinkRequest, DraftLinkResponse, DraftRequest
 from foretoken.v1.types_pb2 import (
     DRAFT_SOURCE_CUSTOM,
+    VERIFICATION_MODE_COUPLED,
     VERIFICATION_MODE_REJECTION,
+    VERIFICATION_MODE_UNSPECIFIED,
     OpenSequence,
     SparseDistribution,
 )
@@ -79,6 +81,7 @@ class DraftLinkHandler(EntryHandler[DraftCore, DraftLinkResponse]):
             settings=dict(entry.drafter.settings),
             # A greedy draft is certain.
             wants_probs=entry.mode == VERIFICATION_MODE_REJECTION and params.temperature > 0.0,
+            steers_tokens=entry.mode not in (VERIFICATION_MODE_UNSPECIFIED, VERIFICATION_MODE_COUPLED),
             span=sequence_span(entry, "draft"),
             deadline_s=time.monotonic() + entry.deadline_ms / 1000 if entry.deadline_ms else None,
         )

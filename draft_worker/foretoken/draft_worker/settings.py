@@ -10,7 +10,7 @@ from foretoken.rpc.settings import CommaSeparated
 from foretoken.rpc.worker_settings import WorkerSettings
 
 BUILT_IN_DRAFTERS = ("model", "ngram", "lookahead", "early_exit", "staged", "fused")
-_DEFAULT_DRAFTERS = ("model", "ngram")
+_DEFAULT_DRAFTERS = ("fused", "model", "ngram", "staged")
 _NEEDED = {
     "model": ("model",),
     "staged": ("model",),
