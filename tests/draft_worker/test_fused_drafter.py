@@ -123,6 +123,24 @@ def test_a_source_that_always_raises_is_given_up(bench):
     assert not bench.sink.failures
 
 
+def test_the_best_source_may_break_and_come_back(bench):
+    bench.open(1, [5], "fused", max_length=10_000)
+    for _ in range(60):
+        assert bench.round(1, {1: 1, 2: 4})
+    bench.quick.fails = True
+    drafts = []
+    for _ in range(100):
+        drafts.append(bench.draft(1)[1])
+        bench.now_ns += 1_000_000_000
+        entry = bench.core._sequences[(1, 1)].sequence
+        bench.core.commit((1, 1), len(entry.ids), [9])
+    assert drafts[20:].count([1]) >= 78
+    bench.quick.fails = False
+    chosen = [bench.round(1, {1: 1, 2: 4}) for _ in range(400)]
+    assert chosen[-100:].count(2) > 90
+    assert not bench.sink.failures
+
+
 class Knowing(ImmediateDrafter):
     """Answers at once, and knows what the target says in some sequences."""
 

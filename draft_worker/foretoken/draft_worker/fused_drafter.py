@@ -34,8 +34,9 @@ _TRIAL_ROUNDS = 2
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 8, 200
 """Rounds from one trial of a source to the next."""
 
-_MAX_UNTIMED = 64
-"""Requests of a source before one must have been timed; sequences may all begin at once."""
+_MAX_LOST = 16
+"""Rounds of a source in a row that ended without a commit before it counts as broken. An answer's last round is one
+too."""
 _NO_SPEED = 1e-30
 """Stands for the fastest rate while no source was timed."""
 
@@ -86,8 +87,8 @@ class FusedDrafter:
         self._clock_ns = clock_ns
         self._tokens = {name: TokensPerRound(_COMMON_DECAY) for name in self._sources}
         self._round_ns = {name: DecayedMean(_COMMON_DECAY) for name in self._sources}
-        self._num_untimed = dict.fromkeys(self._sources, 0)
-        """Requests in a row that came to nothing."""
+        self._num_lost = dict.fromkeys(self._sources, 0)
+        """Rounds in a row that ended without a commit."""
         self._open: dict[DraftSequence, _Fused] = {}
         self._num_wanted = 0
         """Shadow drafts to be made."""
@@ -125,7 +126,6 @@ class FusedDrafter:
         asked = fused.sources[name]
         fused.is_fresh = name != fused.asked
         fused.is_asked, fused.asked, fused.asked_ns = True, name, self._clock_ns()
-        self._num_untimed[name] += 1
         for other, source in fused.sources.items():
             source.sequence.takes_trees = sequence.takes_trees
             if other != name and source.shadow is None and isinstance(source.drafter, ImmediateDrafter):
@@ -139,6 +139,8 @@ class FusedDrafter:
     def close(self, sequence: DraftSequence) -> None:
         fused = self._open.pop(sequence, None)
         if fused is not None:
+            if fused.is_asked:
+                self._num_lost[fused.asked] += 1
             for source in fused.sources.values():
                 self._forget_wanted(source)
                 if source.is_open:
@@ -178,7 +180,10 @@ class FusedDrafter:
     def _untimed(self) -> str | None:
         """A source of which there is no speed yet; one that raises every time would for ever be one."""
         untimed = (name for name, mean in self._round_ns.items() if not mean.num)
-        return next((name for name in untimed if self._num_untimed[name] < _MAX_UNTIMED), None)
+        return next((name for name in untimed if not self._is_broken(name)), None)
+
+    def _is_broken(self, name: str) -> bool:
+        return self._num_lost[name] >= _MAX_LOST
 
     def _due(self, fused: _Fused, speeds: Mapping[str, float], fastest: str) -> str | None:
         """A source that is to be tried again."""
@@ -191,11 +196,12 @@ class FusedDrafter:
         return None
 
     def _speeds(self, fused: _Fused) -> dict[str, float]:
-        """Expected tokens per nanosecond; 0 of a source that was never timed."""
+        """Expected tokens per nanosecond; 0 of a source that was never timed or is broken."""
         speeds = {}
         for name, source in fused.sources.items():
             mean_ns = self._round_ns[name].mean
-            speeds[name] = source.tokens.mean(self._confidence(source)) / mean_ns if mean_ns else 0.0
+            is_known = mean_ns > 0 and not self._is_broken(name)
+            speeds[name] = source.tokens.mean(self._confidence(source)) / mean_ns if is_known else 0.0
         return speeds
 
     def _confidence(self, source: _Source) -> int:
@@ -218,10 +224,10 @@ class FusedDrafter:
 
     def _learn(self, fused: _Fused, num_tokens: int) -> None:
         name = fused.asked
+        self._num_lost[name] = 0
         self._count(name, fused.sources[name], fused.asked_confidence, num_tokens)
         if not fused.is_fresh:
             self._round_ns[name].add(max(1, self._clock_ns() - fused.asked_ns))
-            self._num_untimed[name] = 0
 
     def _count(self, name: str, source: _Source, confidence: int, num_tokens: int) -> None:
         source.tokens.add(confidence, num_tokens)
