@@ -34,9 +34,8 @@ _TRIAL_ROUNDS = 2
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 8, 200
 """Rounds from one trial of a source to the next."""
 
-_MAX_LOST = 16
-"""Rounds of a source in a row that ended without a commit before it counts as broken. An answer's last round is one
-too."""
+_MAX_FAILED = 16
+"""Failed rounds of a source in a row before it counts as broken."""
 _NO_SPEED = 1e-30
 """Stands for the fastest rate while no source was timed."""
 
@@ -87,8 +86,10 @@ class FusedDrafter:
         self._clock_ns = clock_ns
         self._tokens = {name: TokensPerRound(_COMMON_DECAY) for name in self._sources}
         self._round_ns = {name: DecayedMean(_COMMON_DECAY) for name in self._sources}
-        self._num_lost = dict.fromkeys(self._sources, 0)
-        """Rounds in a row that ended without a commit."""
+        self._num_failed = dict.fromkeys(self._sources, 0)
+        """Failed rounds in a row."""
+        self._last_closed: tuple[DraftSequence, str] | None = None
+        """In mid-round, and who drafted: the host takes a sequence in again after a fault, and only then."""
         self._open: dict[DraftSequence, _Fused] = {}
         self._num_wanted = 0
         """Shadow drafts to be made."""
@@ -100,6 +101,8 @@ class FusedDrafter:
 
     def open(self, sequence: DraftSequence) -> None:
         check_names(sequence.settings, ())
+        if self._last_closed is not None and self._last_closed[0] is sequence:
+            self._num_failed[self._last_closed[1]] += 1
         fused = self._open[sequence] = _Fused({})
         for name, drafter in self._sources.items():
             tokens = TokensPerRound(_DECAY, self._tokens[name], _PRIOR_ROUNDS)
@@ -139,8 +142,7 @@ class FusedDrafter:
     def close(self, sequence: DraftSequence) -> None:
         fused = self._open.pop(sequence, None)
         if fused is not None:
-            if fused.is_asked:
-                self._num_lost[fused.asked] += 1
+            self._last_closed = (sequence, fused.asked) if fused.is_asked else None
             for source in fused.sources.values():
                 self._forget_wanted(source)
                 if source.is_open:
@@ -183,7 +185,7 @@ class FusedDrafter:
         return next((name for name in untimed if not self._is_broken(name)), None)
 
     def _is_broken(self, name: str) -> bool:
-        return self._num_lost[name] >= _MAX_LOST
+        return self._num_failed[name] >= _MAX_FAILED
 
     def _due(self, fused: _Fused, speeds: Mapping[str, float], fastest: str) -> str | None:
         """A source that is to be tried again."""
@@ -224,7 +226,7 @@ class FusedDrafter:
 
     def _learn(self, fused: _Fused, num_tokens: int) -> None:
         name = fused.asked
-        self._num_lost[name] = 0
+        self._num_failed[name] = 0
         self._count(name, fused.sources[name], fused.asked_confidence, num_tokens)
         if not fused.is_fresh:
             self._round_ns[name].add(max(1, self._clock_ns() - fused.asked_ns))
