@@ -150,7 +150,7 @@ class Router:
             settings.draft_timeout_s,
             settings.first_draft_timeout_s,
         )
-        outbox = Outbox()
+        outbox = Outbox(pause_s=lambda: self.admission.num_running / settings.max_messages_per_s)
         return Generation(request, answer, worker, speculator, self._failover, outbox), outbox
 
     def _check_verify_hello(self, hello: WorkerHello) -> None:

@@ -1,18 +1,21 @@
 """What one request has produced and its client has not been sent yet.
 
 One coroutine fills it, one empties it; tokens that wait are merged, and a client that does not read stops the filler.
+Writing a message costs the router more than deciding its tokens, so with many streams each lets some gather.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from foretoken.router.answer import FinishReason
 from foretoken.router.request import GenerationRequest
 from foretoken.router.stats import SpeculationCounts
 from foretoken.v1.types_pb2 import DraftSource, TokenLogprobs, TokenOrigin
+
+_LEAST_PAUSE_S = 0.001  # a shorter one is not worth its timer
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +56,18 @@ class Finished:
 class Outbox:
     """Token events between a generation and its stream."""
 
-    def __init__(self, max_waiting_tokens: int = 256) -> None:
+    def __init__(self, max_waiting_tokens: int = 256, pause_s: Callable[[], float] = lambda: 0.0) -> None:
+        """`pause_s`: how long tokens gather after others were taken; the first and the last of all never wait."""
         self._max_waiting_tokens = max_waiting_tokens
+        self._pause_s = pause_s
+        self._is_begun = False
         self._tokens: Tokens | None = None
         self._is_closed = False
         self._error: Exception | None = None
         self._last_text = ""
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
+        self._pausing: asyncio.Future[None] | None = None
 
     def put(
         self,
@@ -98,9 +105,12 @@ class Outbox:
         self._is_closed = True
         self._error = error
         _wake(self._reader)
+        _wake(self._pausing)
 
     async def get(self) -> Tokens | None:
         """All that waits, as soon as anything does; None once closed and empty, or the error it was closed with."""
+        if self._is_begun and not self._is_closed:
+            await self._pause()
         while self._tokens is None:
             if self._last_text:
                 text, self._last_text = self._last_text, ""
@@ -112,8 +122,21 @@ class Outbox:
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
         tokens, self._tokens = self._tokens, None
+        self._is_begun = True
         _wake(self._writer)
         return tokens
+
+    async def _pause(self) -> None:
+        pause_s = self._pause_s()
+        if pause_s < _LEAST_PAUSE_S:
+            return
+        loop = asyncio.get_running_loop()
+        self._pausing = loop.create_future()
+        timer = loop.call_later(pause_s, _wake, self._pausing)
+        try:
+            await self._pausing
+        finally:
+            timer.cancel()
 
 
 def _wake(waiter: asyncio.Future[None] | None) -> None:

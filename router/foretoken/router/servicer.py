@@ -116,7 +116,7 @@ class GenerationServicer:
 def _response(event: Event, model: WorkerHello) -> pb.GenerateResponse:
     match event:
         case Tokens():
-            return pb.GenerateResponse(tokens=_tokens(event))
+            return _tokens(event)
         case Started(request):
             return pb.GenerateResponse(
                 start=pb.GenerateStart(
@@ -133,17 +133,19 @@ def _response(event: Event, model: WorkerHello) -> pb.GenerateResponse:
             return pb.GenerateResponse(finish=_finish(event))
 
 
-def _tokens(event: Tokens) -> pb.GenerateTokens:
-    make = pb.GeneratedToken
-    tokens = [
-        make(id=token_id, origin=origin, source=source, num_chars=num_chars)
-        for token_id, origin, source, num_chars in zip(
-            event.ids, event.origins, event.sources, event.num_chars, strict=True
-        )
-    ]
-    for token, logprobs in zip(tokens, event.logprobs, strict=False):
+def _tokens(event: Tokens) -> pb.GenerateResponse:
+    # Filled in place: messages that are made first and then copied into their parent take twice as long.
+    response = pb.GenerateResponse()
+    message = response.tokens
+    message.text = event.text
+    add = message.tokens.add
+    for token_id, origin, source, num_chars in zip(
+        event.ids, event.origins, event.sources, event.num_chars, strict=True
+    ):
+        add(id=token_id, origin=origin, source=source, num_chars=num_chars)
+    for token, logprobs in zip(message.tokens, event.logprobs, strict=False):
         token.logprobs.CopyFrom(logprobs)
-    return pb.GenerateTokens(tokens=tokens, text=event.text)
+    return response
 
 
 def _finish(event: Finished) -> pb.GenerateFinish:

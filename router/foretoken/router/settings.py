@@ -28,6 +28,12 @@ class RouterSettings(ServiceSettings):
     max_request_s: float = Field(
         3600.0, gt=0, le=86400, description="Longest request, seconds, whatever the client's deadline."
     )
+    max_messages_per_s: int = Field(
+        2000,
+        ge=1,
+        le=1_000_000,
+        description="Messages per second to all clients together, about; with N streams each gets one in N / this.",
+    )
     ready_timeout_s: float = Field(
         10.0, gt=0, le=3600, description="How long a request waits while no verify worker has been met yet, seconds."
     )
