@@ -46,36 +46,56 @@ bool use_pairs(const Attention<T>& job) {
 }
 
 #if defined(__AVX512BF16__)
-// Scores of places [begin, end) by dot products of pairs, eight keys at a time.
-inline void scores_dots(const Attention<bf16>& job, const bf16* keys_of_head, int64_t begin, int64_t end,
-                        const Scratch& scratch, float (*scores)[kLanes]) {
-  constexpr int kKeys = 8;
+// Dot products of pairs in 16 lanes, or in 8, which take half the time: a lane is a query.
+struct SixteenLanes {
+  typedef __m512 Sum;
+  static Sum zero() { return _mm512_setzero_ps(); }
+  static Sum add(Sum sum, const uint16_t* queries, int32_t pair) {
+    return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_loadu_si512(queries), (__m512bh)_mm512_set1_epi32(pair));
+  }
+  static void store(float* to, Sum sum) { _mm512_storeu_ps(to, sum); }
+};
+struct EightLanes {
+  typedef __m256 Sum;
+  static Sum zero() { return _mm256_setzero_ps(); }
+  static Sum add(Sum sum, const uint16_t* queries, int32_t pair) {
+    const __m256i lanes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(queries));
+    return _mm256_dpbf16_ps(sum, (__m256bh)lanes, (__m256bh)_mm256_set1_epi32(pair));
+  }
+  static void store(float* to, Sum sum) { _mm256_storeu_ps(to, sum); }
+};
+
+// Scores of places [begin, end) by dot products of pairs, eight keys at a time; of lanes beyond Vector's, any numbers.
+template <class Vector>
+void scores_dots(const Attention<bf16>& job, const bf16* keys_of_head, int64_t begin, int64_t end,
+                 const Scratch& scratch, float (*scores)[kLanes]) {
   const int64_t slot_size = job.num_heads * job.key_size;
-  for (int64_t place = begin; place < end; place += kKeys) {
-    const bf16* keys[kKeys];
-    __m512 sums[kKeys];
-    for (int i = 0; i < kKeys; ++i) {
+  for (int64_t place = begin; place < end; place += kKeyBlock) {
+    const bf16* keys[kKeyBlock];
+    typename Vector::Sum sums[kKeyBlock];
+#pragma GCC unroll 8
+    for (int i = 0; i < kKeyBlock; ++i) {
       keys[i] = keys_of_head + scratch.slots[std::min<int64_t>(place + i, end - 1)] * slot_size;
-      sums[i] = _mm512_setzero_ps();
+      sums[i] = Vector::zero();
       fetch(keys_of_head + scratch.slots[std::min<int64_t>(place + 16 + i, end - 1)] * slot_size, job.key_size);
     }
-    for (int64_t d = 0; d < job.key_size; d += 2) {
-      const __m512bh queries = (__m512bh)_mm512_loadu_si512(&scratch.pairs[d * kLanes]);
-      for (int i = 0; i < kKeys; ++i) {
+    for (int64_t d = 0; d < job.key_size; d += 2)
+#pragma GCC unroll 8
+      for (int i = 0; i < kKeyBlock; ++i) {
         int32_t pair;
         std::memcpy(&pair, keys[i] + d, sizeof pair);
-        sums[i] = _mm512_dpbf16_ps(sums[i], queries, (__m512bh)_mm512_set1_epi32(pair));
+        sums[i] = Vector::add(sums[i], &scratch.pairs[d * kLanes], pair);
       }
-    }
-    for (int i = 0; i < kKeys && place + i < end; ++i) store16(scores[place + i], (F16)sums[i]);
+#pragma GCC unroll 8
+    for (int i = 0; i < kKeyBlock; ++i) Vector::store(scores[place + i], sums[i]);  // places from `end` on are spare
   }
 }
 #endif
 
 // Scores of places [begin, end) of a chunk; raw products, neither scaled nor masked.
 template <class T>
-void chunk_scores(const Attention<T>& job, int64_t head, int64_t begin, int64_t end, Scratch& scratch,
-                  float (*scores)[kLanes]) {
+void chunk_scores(const Attention<T>& job, const Block& block, int64_t head, int64_t begin, int64_t end,
+                  Scratch& scratch, float (*scores)[kLanes]) {
   const T* keys_of_head = job.key_cache + head * job.key_size;
   const int64_t slot_size = job.num_heads * job.key_size;
 #if defined(__AMX_BF16__)
@@ -89,8 +109,11 @@ void chunk_scores(const Attention<T>& job, int64_t head, int64_t begin, int64_t 
   }
 #endif
 #if defined(__AVX512BF16__)
-  if constexpr (sizeof(T) == 2)
-    if (use_pairs(job)) return scores_dots(job, keys_of_head, begin, end, scratch, scores);
+  if constexpr (sizeof(T) == 2) {
+    if (use_pairs(job) && block.num_queries <= 8)
+      return scores_dots<EightLanes>(job, keys_of_head, begin, end, scratch, scores);
+    if (use_pairs(job)) return scores_dots<SixteenLanes>(job, keys_of_head, begin, end, scratch, scores);
+  }
 #endif
   constexpr int kKeys = 4;
   for (int64_t place = begin; place < end; place += kKeys) {
@@ -113,6 +136,7 @@ template <int V, class T>
                        int64_t width, const float (*weights)[kLanes], Scratch& scratch) {
   const T* values = job.value_cache + head * job.value_size + d;
   const int64_t slot_size = job.num_heads * job.value_size;
+  const bool whole = V > 1 || d + kLanes <= job.value_size;
   F16 sums[4][V];
   for (int q = 0; q < 4; ++q)
     for (int v = 0; v < V; ++v) sums[q][v] = load16(&scratch.parts[(query + q) * width + d + v * kLanes]);
@@ -120,13 +144,11 @@ template <int V, class T>
     const T* from = values + scratch.slots[place] * slot_size;
     if (query == 0) fetch(values + scratch.slots[std::min(place + 12, end - 1)] * slot_size, V * kLanes);
     F16 value[V];
-    for (int v = 0; v < V; ++v) {
-      if (d + (v + 1) * kLanes <= job.value_size) {
-        value[v] = load16(from + v * kLanes);
-      } else {
-        value[v] = F16{};
-        for (int64_t i = 0; d + v * kLanes + i < job.value_size; ++i) value[v][i] = to_float(from[v * kLanes + i]);
-      }
+    if (whole) {
+      for (int v = 0; v < V; ++v) value[v] = load16(from + v * kLanes);
+    } else {
+      value[0] = F16{};
+      for (int64_t i = 0; d + i < job.value_size; ++i) value[0][i] = to_float(from[i]);
     }
     const float* weight = &weights[place][query];
     for (int q = 0; q < 4; ++q)
@@ -143,7 +165,7 @@ void add_values(const Attention<T>& job, int64_t head, int64_t begin, int64_t en
   const int64_t width = padded_width(job);
   for (int query = first / 4 * 4; query < stop; query += 4) {
     int64_t d = 0;
-    for (; d + 64 <= width; d += 64) add_values<4>(job, head, begin, end, query, d, width, weights, scratch);
+    for (; d + 64 <= job.value_size; d += 64) add_values<4>(job, head, begin, end, query, d, width, weights, scratch);
     for (; d < width; d += 16) add_values<1>(job, head, begin, end, query, d, width, weights, scratch);
   }
 }
@@ -226,7 +248,7 @@ inline void add_parts(Scratch& scratch) {
 template <class T>
 void reduce_chunk(const Attention<T>& job, const Block& block, int64_t head, int64_t origin, int64_t from, int64_t to,
                   I16 last, Lanes& lanes, Scratch& scratch) {
-  chunk_scores(job, head, from / 16 * 16, to, scratch, scratch.scores);
+  chunk_scores(job, block, head, from / 16 * 16, to, scratch, scratch.scores);
   weigh(job, block, origin, from, to, last, lanes, scratch);
 #if defined(__AMX_BF16__)
   if constexpr (sizeof(T) == 2) {
@@ -306,7 +328,7 @@ void reduce_forked_chunk(const Attention<T>& job, const Block& block, int64_t he
   const int64_t from = std::max(lanes.begin, origin) - origin, to = std::min(lanes.stop, origin + kChunk) - origin;
   const int64_t fork = std::clamp(lanes.fork - origin, from, to);
   find_slots(job, job.pages(block.segment), origin + from, origin + fork, scratch.slots + from);
-  chunk_scores(job, head, from, fork, scratch, scratch.scores);
+  chunk_scores(job, block, head, from, fork, scratch, scratch.scores);
   const auto with_own_places = [&](auto visit) {
     for_each_path(job, block, lanes, [&](const Path& path) {
       const int64_t end = std::min(path.end, origin + kChunk) - origin;
@@ -316,7 +338,7 @@ void reduce_forked_chunk(const Attention<T>& job, const Block& block, int64_t he
     });
   };
   with_own_places([&](const Path& path, int64_t end) {
-    chunk_scores(job, head, fork, end, scratch, scratch.branch);
+    chunk_scores(job, block, head, fork, end, scratch, scratch.branch);
     for (int64_t place = fork; place < end; ++place)
       store16(scratch.scores[place],
               select(path.last >= 0, load16(scratch.branch[place]), load16(scratch.scores[place])));

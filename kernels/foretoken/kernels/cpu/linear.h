@@ -4,6 +4,7 @@
 // Packed bf16 weights: groups of 64 columns, [N/64][K/32][4 tiles][16 pairs of k][16 columns][2]; K and N padded with 0.
 // Packed float weights: groups of 32 columns, [N/32][K][32].
 #pragma once
+#include <algorithm>
 #include <utility>
 
 #include "pool.h"
@@ -109,6 +110,14 @@ inline void linear_tiles(const Linear<bf16>& job, int64_t group) {
 #endif
 
 #if defined(__AVX512BF16__)
+template <int R>
+inline void finish_dots(const Linear<bf16>& job, int64_t group, int64_t row, const __m512 (&sums)[R][4]) {
+  for (int tile = 0; tile < 4; ++tile) {
+    const int64_t column = group * kGroupBf16 + tile * 16;
+    for (int r = 0; r < R && column < job.n; ++r) job.finish(row + r, column, (F16)sums[r][tile]);
+  }
+}
+
 // One group of 64 columns by dot products of pairs: R rows. Weights are read in the order they lie, at the memory's pace;
 // unrolled further, the compiler would keep so many values of x that it runs out of registers.
 template <int R>
@@ -130,10 +139,33 @@ inline void linear_dots(const Linear<bf16>& job, int64_t group, int64_t row) {
           sums[r][tile] = _mm512_dpbf16_ps(sums[r][tile], columns, (__m512bh)_mm512_set1_epi32(values));
         }
       }
-  for (int tile = 0; tile < 4; ++tile) {
-    const int64_t column = group * kGroupBf16 + tile * 16;
-    for (int r = 0; r < R && column < job.n; ++r) job.finish(row + r, column, (F16)sums[r][tile]);
-  }
+  finish_dots<R>(job, group, row, sums);
+}
+
+// The same sums once the group's weights are in the cache, where their order does not matter: each value of x serves
+// four tiles. Meanwhile one of the first four such passes each brings a quarter of the next group's weights.
+template <int R>
+inline void linear_dots_cached(const Linear<bf16>& job, int64_t group, int64_t row, int64_t pass) {
+  const bf16* weights = job.packed + group * kGroupBf16 * job.k;
+  const bf16* x = job.x + row * job.k;
+  const bf16* next = weights + kGroupBf16 * job.k + std::min<int64_t>(pass - 1, 3) * kGroupBf16 * job.k / 4;
+  __m512 sums[R][4];
+  for (int r = 0; r < R; ++r)
+    for (int tile = 0; tile < 4; ++tile) sums[r][tile] = _mm512_setzero_ps();
+  for (int64_t i = 0; i < job.k; i += kDepth, weights += 4 * 512)
+    for (int pair = 0; pair < 16; ++pair, next += 32) {
+      __builtin_prefetch(next, 0, 2);
+      __m512bh columns[4];
+      for (int tile = 0; tile < 4; ++tile)
+        columns[tile] = (__m512bh)_mm512_loadu_si512(weights + tile * 512 + pair * 32);
+      for (int r = 0; r < R; ++r) {
+        int32_t values;
+        std::memcpy(&values, x + r * job.k + i + 2 * pair, sizeof values);
+        for (int tile = 0; tile < 4; ++tile)
+          sums[r][tile] = _mm512_dpbf16_ps(sums[r][tile], columns[tile], (__m512bh)_mm512_set1_epi32(values));
+      }
+    }
+  finish_dots<R>(job, group, row, sums);
 }
 #endif
 
@@ -182,24 +214,27 @@ void by_rows(const Job& job, int64_t group) {
   for (int64_t pass = 0; pass < num_passes; ++pass) {
     const int64_t row = job.rows * pass / num_passes, num_rows = job.rows * (pass + 1) / num_passes - row;
     [&]<int... I>(std::integer_sequence<int, I...>) {
-      (void)((num_rows == I + 1 && (Kernel<I + 1>::run(job, group, row), true)) || ...);
+      (void)((num_rows == I + 1 && (Kernel<I + 1>::run(job, group, row, pass), true)) || ...);
     }(std::make_integer_sequence<int, MOST>());
   }
 }
 
 template <int R>
 struct Pairs {
-  static void run(const Linear<bf16>& job, int64_t group, int64_t row) { linear_pairs<R>(job, group, row); }
+  static void run(const Linear<bf16>& job, int64_t group, int64_t row, int64_t) { linear_pairs<R>(job, group, row); }
 };
 #if defined(__AVX512BF16__)
 template <int R>
 struct Dots {
-  static void run(const Linear<bf16>& job, int64_t group, int64_t row) { linear_dots<R>(job, group, row); }
+  static void run(const Linear<bf16>& job, int64_t group, int64_t row, int64_t pass) {
+    if (pass) linear_dots_cached<R>(job, group, row, pass);
+    else linear_dots<R>(job, group, row);
+  }
 };
 #endif
 template <int R>
 struct Floats {
-  static void run(const Linear<float>& job, int64_t group, int64_t row) { linear_floats<R>(job, group, row); }
+  static void run(const Linear<float>& job, int64_t group, int64_t row, int64_t) { linear_floats<R>(job, group, row); }
 };
 
 inline void linear_group(const Linear<bf16>& job, int64_t group) {

@@ -31,6 +31,9 @@ inline F16 load16(const float* from) {
 }
 
 inline F16 load16(const bf16* from) {
+#if defined(__AVX512F__)  // the compiler makes two halves of the conversion below and joins them
+  return (F16)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))), 16);
+#endif
   H16 half;
   std::memcpy(&half, from, sizeof half);
   return (F16)(__builtin_convertvector(half, U16) << 16);
@@ -59,10 +62,10 @@ inline float to_float(bf16 x) {
   std::memcpy(&y, &bits, sizeof y);
   return y;
 }
-inline F16 select(I16 mask, F16 yes, F16 no) { return (F16)(((I16)yes & mask) | ((I16)no & ~mask)); }
+inline F16 select(I16 mask, F16 yes, F16 no) { return mask ? yes : no; }
 
 // e^x for x <= 88; exactly 0 below -87.3. Cephes' polynomial, about 1 ulp.
-inline F16 exp16(F16 x) {
+[[gnu::always_inline]] inline F16 exp16(F16 x) {
   const I16 tiny = x < -87.3f;
   const F16 scaled = x * 1.44269504f;
   const F16 magic = splat(12582912.0f);  // adding it rounds to the nearest integer
