@@ -108,7 +108,8 @@ class Outbox:
         _wake(self._pausing)
 
     async def get(self) -> Tokens | None:
-        """All that waits, as soon as anything does; None once closed and empty, or the error it was closed with."""
+        """All that waits, as soon as anything does and the pause is over; None once closed and empty, or the error it
+        was closed with."""
         if self._is_begun and not self._is_closed:
             await self._pause()
         while self._tokens is None:
