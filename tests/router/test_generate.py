@@ -37,6 +37,17 @@ async def test_tokens_are_the_targets_own(make_cluster: MakeCluster, num_draft_t
     await cluster.until_idle()
 
 
+@pytest.mark.parametrize(("max_messages_per_s", "fewest", "most"), [(1, 1, 5), (1_000_000, 8, 61)])
+async def test_messages_beyond_their_rate_are_merged(
+    make_cluster: MakeCluster, max_messages_per_s: int, fewest: int, most: int
+) -> None:
+    cluster = await make_cluster(max_messages_per_s=max_messages_per_s, step_s=0.005)
+    reply = await cluster.generate(prompt_ids=PROMPT, max_new_tokens=61, ignore_eos=True, num_draft_tokens=3)
+    assert reply.ids == cluster.target_ids(61, PROMPT)
+    assert reply.text == cluster.tokenizer.decode(reply.ids)
+    assert fewest <= len(reply.messages) <= most
+
+
 @pytest.mark.parametrize("num_new", [1, 2, 3, 15, 16, 17, 40])
 async def test_plain_decoding_by_grants_gives_the_same(make_cluster: MakeCluster, num_new: int) -> None:
     cluster = await make_cluster(num_drafters=0)
