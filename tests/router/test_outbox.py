@@ -23,6 +23,15 @@ async def taken(outbox: Outbox) -> tuple[list[int], str]:
     return tokens.ids, tokens.text
 
 
+async def pausing_reader(outbox: Outbox) -> asyncio.Task[tuple[list[int], str]]:
+    """A reader that has taken the first tokens and pauses."""
+    put(outbox, 1)
+    await taken(outbox)
+    reader = asyncio.create_task(taken(outbox))
+    await asyncio.sleep(0)
+    return reader
+
+
 async def test_without_a_pause_tokens_are_taken_as_they_come() -> None:
     outbox = Outbox()
     for token_id in (1, 2, 3):
@@ -39,11 +48,8 @@ async def test_the_first_tokens_do_not_pause() -> None:
 
 async def test_tokens_of_several_rounds_gather_during_a_pause() -> None:
     outbox = Outbox(pause_s=lambda: 0.3)
-    put(outbox, 1)
-    await taken(outbox)
     started = time.monotonic()
-    reader = asyncio.create_task(taken(outbox))
-    await asyncio.sleep(0)
+    reader = await pausing_reader(outbox)
     for token_id in (2, 3, 4):
         put(outbox, token_id)
     assert await reader == ([2, 3, 4], "bcd")
@@ -63,10 +69,7 @@ async def test_after_a_pause_without_tokens_the_next_are_taken_as_they_come() ->
 
 async def test_the_end_of_an_answer_ends_the_pause() -> None:
     outbox = Outbox(pause_s=lambda: LONG_S)
-    put(outbox, 1)
-    await taken(outbox)
-    reader = asyncio.create_task(taken(outbox))
-    await asyncio.sleep(0)
+    reader = await pausing_reader(outbox)
     put(outbox, 2)
     outbox.close(last_text="!")
     async with asyncio.timeout(1):
@@ -77,10 +80,7 @@ async def test_the_end_of_an_answer_ends_the_pause() -> None:
 
 async def test_an_error_ends_the_pause_after_the_tokens_before_it() -> None:
     outbox = Outbox(pause_s=lambda: LONG_S)
-    put(outbox, 1)
-    await taken(outbox)
-    reader = asyncio.create_task(taken(outbox))
-    await asyncio.sleep(0)
+    reader = await pausing_reader(outbox)
     put(outbox, 2)
     outbox.close(RuntimeError("broken"))
     async with asyncio.timeout(1):
@@ -91,10 +91,7 @@ async def test_an_error_ends_the_pause_after_the_tokens_before_it() -> None:
 
 async def test_a_filler_far_ahead_waits_for_a_reader_that_pauses() -> None:
     outbox = Outbox(max_waiting_tokens=2, pause_s=lambda: 0.3)
-    put(outbox, 1)
-    await taken(outbox)
-    reader = asyncio.create_task(taken(outbox))
-    await asyncio.sleep(0)
+    reader = await pausing_reader(outbox)
     put(outbox, 2, 3)
     filler = asyncio.create_task(outbox.room())
     await asyncio.sleep(0)

@@ -143,7 +143,8 @@ inline void linear_dots(const Linear<bf16>& job, int64_t group, int64_t row) {
 }
 
 // The same sums once the group's weights are in the cache, where their order does not matter: each value of x serves
-// four tiles. Meanwhile one of the first four such passes each brings a quarter of the next group's weights.
+// four tiles. Meanwhile the first four such passes each fetch a quarter of the next group's weights; later ones ask for
+// the last quarter again.
 template <int R>
 inline void linear_dots_cached(const Linear<bf16>& job, int64_t group, int64_t row, int64_t pass) {
   const bf16* weights = job.packed + group * kGroupBf16 * job.k;
