@@ -3,6 +3,7 @@
 from itertools import groupby, product
 
 from foretoken.bench.matrix import (
+    BY_COST,
     CONCURRENCIES,
     DRAFT_LENGTHS,
     DRAFTERS,
@@ -29,7 +30,7 @@ def test_every_combination_is_there() -> None:
     }
     labels = [drafting.label for drafting in DRAFTINGS]
     wanted = set(product(DTYPES, TEMPERATURES, labels, DRAFT_LENGTHS, CONCURRENCIES))
-    wanted |= set(product(DTYPES, TEMPERATURES, ["none"], [0], CONCURRENCIES))
+    wanted |= set(product(DTYPES, TEMPERATURES, ["none", "ngram", "fused"], [BY_COST], CONCURRENCIES))
     assert undisturbed == wanted
 
 

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from foretoken.draft_worker.core import DraftCore
-from foretoken.draft_worker.drafter import Drafted, DraftSequence
+from foretoken.draft_worker.drafter import Drafted, DraftSequence, DraftTerms
 from foretoken.draft_worker.model_drafter import ModelDrafter
 from foretoken.draft_worker.ngram_drafter import NgramDrafter
 from foretoken.engine.sampling import SamplingParams
@@ -306,3 +306,15 @@ def test_a_drafter_that_cannot_open_or_close_loses_that_sequence_only(bench, cap
     assert "drafter model failed" in caplog.text
     assert list(bench.sink.failures) == ([(1, 2)] if fault == "open" else [])
     assert bench.draft(1, num_tokens=2) == {1: [3, 3]}
+
+
+@pytest.mark.parametrize("steers_tokens", [False, True])
+def test_terms_reach_the_drafter_unless_tokens_depend_on_the_draft(bench, steers_tokens):
+    bench.open(1, [1, 2, 3], "ngram")
+    entry = bench.core._sequences[(1, 1)].sequence
+    entry.steers_tokens = steers_tokens
+    bench.core.request((1, 1), 4, time.perf_counter_ns(), terms=DraftTerms(9, 0.5))
+    assert entry.terms == (None if steers_tokens else DraftTerms(9, 0.5))
+    bench.core.step()
+    bench.core.request((1, 1), 4, time.perf_counter_ns())
+    assert entry.terms is None, "they are the last request's"

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from foretoken.draft_worker.drafter import Drafted
+from foretoken.draft_worker.drafter import Drafted, DraftTerms
 from foretoken.draft_worker.fused_drafter import FusedDrafter
 from foretoken.draft_worker.immediate_drafter import ImmediateDrafter
 from foretoken.draft_worker.model_drafter import ModelDrafter
@@ -187,7 +187,7 @@ def test_what_answers_at_once_is_known_without_being_asked(fake_runner_class):
     bench = Shadowed(fake_runner_class())
     bench.open(1, [6], "fused", max_length=10_000)
     asked = [bench.round(1) for _ in range(100)]
-    assert sum(asked[:10]) >= 2 and sum(asked[10:]) == 0, "it brings 1 token, is tried once and never again"
+    assert sum(asked[:10]) >= 1 and sum(asked[10:]) == 0, "it brings 1 token, is timed once and not soon again"
     bench.open(2, [5], "fused", max_length=10_000)
     asked = [bench.round(2) for _ in range(60)]
     assert sum(asked[20:]) >= 36, "here it brings 5, but for two trials of two rounds"
@@ -206,6 +206,49 @@ class Sure(ImmediateDrafter):
 
     def propose(self, sequence, num_tokens):
         return Drafted(sequence, [9] * (num_tokens if self.is_sure else 1))
+
+
+class Timed(Clocked):
+    """A source of 2 tokens a second, and one that answers at once: 5 in 4 seconds where it is sure, 1 in a third
+    elsewhere."""
+
+    def drafters(self):
+        self.now_ns, self.rng = 0, random.Random(1)
+        self.steady, self.switching = NamedDrafter(3), Sure()
+        sources = {"steady": self.steady, "switching": self.switching}
+        return {**sources, "fused": FusedDrafter(sources, lambda: self.now_ns)}
+
+    def round(self, sequence_id):
+        """Whether the source that answers at once was asked, and whether it was sure."""
+        is_sure = self.switching.is_sure = self.rng.random() < 0.5
+        draft = self.draft(sequence_id, num_tokens=4)[sequence_id]
+        while self.core.has_work:
+            self.core.step()
+        num_tokens, seconds = (2, 1) if draft == [3] else (5, 4) if is_sure else (1, 1 / 3)
+        self.now_ns += int(1e9 * seconds)
+        entry = self.core._sequences[(1, sequence_id)].sequence
+        self.core.commit((1, sequence_id), len(entry.ids), [9 if is_sure else 8] * num_tokens)
+        return draft != [3], is_sure
+
+
+def test_rounds_of_different_confidence_take_different_times(fake_runner_class):
+    bench = Timed(fake_runner_class())
+    bench.open(1, [5], "fused", max_length=10_000)
+    rounds = [bench.round(1) for _ in range(2000)][-400:]
+    assert sum(asked != is_sure for asked, is_sure in rounds) / len(rounds) > 0.9, "short rounds without a draft pay"
+
+
+def test_what_was_not_worth_it_is_no_round(fake_runner_class):
+    bench = Shadowed(fake_runner_class())
+    bench.open(1, [6], "fused", max_length=10_000)
+    source = bench.core._drafters["fused"]._open[bench.core._sequences[(1, 1)].sequence].sources["knowing"]
+    for terms, is_counted in ((None, True), (DraftTerms(9), False)):
+        bench.core.request((1, 1), 4, 0, terms=terms)
+        source.num_wanted, source.shadow = 4, None
+        bench.core._drafters["fused"]._draft_shadow("knowing", source)
+        assert (source.shadow is not None) == is_counted
+        while bench.core.has_work:
+            bench.core.step()
 
 
 class Switching(Clocked):

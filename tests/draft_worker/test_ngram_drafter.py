@@ -4,10 +4,11 @@ import random
 
 import pytest
 
-from foretoken.draft_worker.drafter import DraftSequence
+from foretoken.draft_worker.drafter import DraftSequence, DraftTerms
 from foretoken.draft_worker.ngram_drafter import NgramDrafter, NgramLookup, NgramSettings
 from foretoken.engine.sampling import SamplingParams
 from foretoken.rpc.errors import InvalidArgumentError
+from tests.draft_worker.test_core import Bench
 
 
 def propose(ids, num_tokens=6, takes_trees=True, **settings):
@@ -58,6 +59,55 @@ def test_a_short_match_gives_a_short_draft():
     ids = [9, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     assert len(propose(ids, num_tokens=8, draft_factor=3)[0]) == 3
     assert len(propose(ids, num_tokens=8, draft_factor=0)[0]) == 8
+
+
+REPEATED = [1, 2, 3, 10, 1, 2, 3, 11, 1, 2, 3, 12, 1, 2, 4, 13, 1, 2]
+
+
+def proposed(terms, num_tokens=6, takes_trees=True, ids=REPEATED):
+    return NgramLookup(NgramSettings(), list(ids)).propose(num_tokens, takes_trees, terms)
+
+
+def test_under_terms_a_draft_is_as_long_as_it_is_worth():
+    everything, parents = proposed(DraftTerms(16))
+    assert len(everything) > 6, "not the number asked for"
+    sizes = []
+    for row_price in (0.0, 0.05, 0.1, 0.2, 0.4, 0.6):
+        draft_ids, some_parents = proposed(DraftTerms(16, row_price))
+        sizes.append(len(draft_ids))
+        assert draft_ids == everything[: sizes[-1]], "the likeliest of all"
+        assert some_parents is None or some_parents == parents[: sizes[-1]]
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] > sizes[2] > sizes[-1]
+    assert len(proposed(DraftTerms(4))[0]) == 4
+
+
+def test_a_draft_that_does_not_gain_enough_is_empty():
+    (draft_id,), _ = proposed(DraftTerms(1, 0.1))
+    assert draft_id == 3
+    # The match is 2 tokens long and 3 of 5 counts went on with 3: 2/3 * 3/5 = 0.4, less the price.
+    assert proposed(DraftTerms(1, 0.1, min_gain=0.29))[0] == [3]
+    assert proposed(DraftTerms(1, 0.1, min_gain=0.31))[0] == []
+    assert proposed(DraftTerms(16, 0.9)) == ([], None)
+
+
+def test_terms_do_not_reach_chains_of_the_most_recent():
+    assert proposed(DraftTerms(16, 0.9), num_tokens=3, takes_trees=False) == proposed(None, 3, takes_trees=False)
+
+
+def test_scores_are_corrected_by_what_is_accepted(fake_runner_class):
+    bench = Bench(fake_runner_class())
+    rng = random.Random(2)
+    bench.open(1, [rng.randrange(8) for _ in range(40)], "ngram", max_length=100_000)
+    sizes = []
+    for _ in range(300):
+        bench.core.request((1, 1), 5, 0, True, DraftTerms(16, 0.05))
+        bench.core.step()
+        sizes.append(len(bench.sink.answers.pop().drafted.draft_ids))
+        entry = bench.core._sequences[(1, 1)].sequence
+        bench.core.commit((1, 1), len(entry.ids), [8 + rng.randrange(80)])  # never what was seen before
+        bench.core.commit((1, 1), len(entry.ids), [rng.randrange(8)])
+    assert sum(sizes[:20]) / 20 > 4
+    assert sum(sizes[-100:]) / 100 < sum(sizes[:20]) / 20 / 2
 
 
 def test_matches_shorter_than_asked_for_are_none():

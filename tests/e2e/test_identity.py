@@ -19,6 +19,8 @@ CELLS = [
     "float32-t0-lookahead-k8-c8",
     "bfloat16-t0.8-lookahead-k8-c1",
     "float32-t0.8-fused-k4-c8",
+    "float32-t0-ngram-kauto-c8",
+    "float32-t0.8-fused-kauto-c8",
     "bfloat16-t0-ngram-k4-c8-preemption",
     "bfloat16-t0.8-model_tree-k4-c8-preemption",
 ]

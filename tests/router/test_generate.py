@@ -191,7 +191,7 @@ async def test_provenance_and_statistics_add_up(make_cluster: MakeCluster) -> No
 async def test_rounds_whose_draft_was_empty_count_as_rounds(make_cluster: MakeCluster) -> None:
     cluster = await make_cluster()
     cluster.drafters[0].faults.is_empty = True
-    stats = (await cluster.generate(max_new_tokens=20, ignore_eos=True)).finish.speculation
+    stats = (await cluster.generate(max_new_tokens=20, ignore_eos=True, num_draft_tokens=4)).finish.speculation
     # The first token comes from such a round too; the last one needs no draft.
     assert (stats.num_drafts, stats.num_rounds, stats.num_verify_forwards) == (0, 19, 20)
     assert 0 < stats.first_draft_forward_ns < stats.draft_forward_ns < stats.round_ns
@@ -253,7 +253,7 @@ async def test_model_info_and_tokenize(make_cluster: MakeCluster) -> None:
     info = await cluster.stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=5)
     assert (info.model, info.vocab_size, info.max_context) == ("fake", cluster.model.vocab_size, 2048)
     assert list(info.drafters) == ["model", "ngram"]
-    assert (info.default_drafter, info.default_num_draft_tokens) == ("model", 5)
+    assert (info.default_drafter, info.default_num_draft_tokens) == ("model", 0)
     assert info.default_sampling.temperature == 0.0 and info.default_sampling.top_p == 1.0
     assert [worker.state for worker in info.verify_workers] == ["ready", "ready"]
     assert info.verify_workers[0].hello.worker_id and info.verify_workers[0].load.total_pages

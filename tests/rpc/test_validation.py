@@ -22,7 +22,7 @@ from foretoken.rpc.validation import (
 )
 from foretoken.rpc.validation import sampling as sampling_limits
 from foretoken.v1 import types_pb2
-from foretoken.v1.draft_pb2 import Commit, DraftRequest
+from foretoken.v1.draft_pb2 import Commit, DraftRequest, DraftTerms
 from foretoken.v1.generation_pb2 import (
     ChatMessage,
     ChatMessages,
@@ -327,6 +327,27 @@ def test_draft_requests():
     for num_tokens in (0, 17):
         with pytest.raises(InvalidArgumentError, match=f"request.num_tokens = {num_tokens}: must be 1 to 16"):
             validate_draft_request(DraftRequest(sequence_id=1, num_tokens=num_tokens), max_draft_tokens=16)
+
+
+@pytest.mark.parametrize(
+    ("terms", "text"),
+    [
+        ({"max_tokens": 4}, "request.terms.max_tokens = 4: must be 5 to 16"),
+        ({"max_tokens": 17}, "request.terms.max_tokens = 17: must be 5 to 16"),
+        ({"row_price": -0.5}, "request.terms.row_price = -0.5: must be at least 0"),
+        ({"row_price": math.nan}, "request.terms.row_price = nan: must be at least 0"),
+        ({"min_gain": -1.0}, "request.terms.min_gain = -1.0: must be at least 0"),
+    ],
+)
+def test_terms_of_a_draft(terms, text):
+    def request(**changes):
+        fields = {"max_tokens": 5, "row_price": 0.1, "min_gain": 0.5} | changes
+        return DraftRequest(sequence_id=1, num_tokens=5, terms=DraftTerms(**fields))
+
+    validate_draft_request(request(), max_draft_tokens=16)
+    with pytest.raises(InvalidArgumentError) as caught:
+        validate_draft_request(request(**terms), max_draft_tokens=16)
+    assert str(caught.value).startswith(text)
 
 
 def test_verdicts():

@@ -32,11 +32,11 @@ class RecordingSink:
 class Bench:
     """A core with its fake model and sink."""
 
-    def __init__(self, runner, max_rows=32, max_prefill_rows=8, max_sequences=16, idle_grace_s=0.0):
+    def __init__(self, runner, max_rows=32, max_prefill_rows=8, max_sequences=16, idle_grace_s=0.0, step_costs=()):
         self.runner = runner
         self.sink = RecordingSink()
         self.scheduler = Scheduler(runner.page_table, max_rows, max_prefill_rows, idle_grace_s)
-        self.core = VerifyCore(runner, self.scheduler, self.sink, max_sequences)
+        self.core = VerifyCore(runner, self.scheduler, self.sink, max_sequences, step_costs)
 
     def open(
         self, sequence_id, prompt_ids, output_ids=(), max_length=200, deadline_s=None, mode=Mode.COUPLED, **params

@@ -70,6 +70,8 @@ class DraftFaults:
     """Three ids more than wanted."""
     is_empty: bool = False
     """Has no guesses."""
+    empty_answers: int = 0
+    """So many times more."""
     no_sources: bool = False
     is_tree: bool = False
     """All nodes are children of the root."""
@@ -96,8 +98,12 @@ class FakeDraftWorker(FakeWorker):
         self.faults = DraftFaults()
         self.makes_trees = False
         """Whether it answers with trees where they are taken."""
+        self.heeds_terms = False
+        """Whether it drafts as much as the terms allow."""
         self.num_blocks = 0
         """Blocks answered."""
+        self.requests: list[DraftRequest] = []
+        """The last ones."""
         self._errors: list[tuple[FakeLink, LinkError]] = []
 
     def _register(self, server: grpc.aio.Server) -> None:
@@ -132,7 +138,11 @@ class FakeDraftWorker(FakeWorker):
                 self.violations.append("a request while another is unanswered")
             if not 1 <= request.num_tokens <= self.hello.max_draft_tokens:
                 self.violations.append(f"{request.num_tokens} tokens asked for")
+            terms = request.terms
+            if request.HasField("terms") and not request.num_tokens <= terms.max_tokens <= self.hello.max_draft_tokens:
+                self.violations.append(f"terms of {terms.max_tokens} tokens")
             sequence.request, sequence.arrived_ns = request, now_ns
+            self.requests = [*self.requests[-63:], request]
         for closing in frame.closes:
             self.close(link, closing.sequence_id)
         self.work.set()
@@ -164,19 +174,21 @@ class FakeDraftWorker(FakeWorker):
         self, frame: DraftLinkResponse, link: FakeLink, sequence_id: int, sequence: _Sequence, started_ns: int
     ) -> None:
         assert sequence.request is not None
-        faults, num_tokens = self.faults, sequence.request.num_tokens
+        faults, request = self.faults, sequence.request
+        num_tokens = request.terms.max_tokens if self.heeds_terms and request.HasField("terms") else request.num_tokens
         if faults.error_code:
             frame.errors.append(LinkError(sequence_id=sequence_id, code=faults.error_code, message="fake error"))
             link.sequences.pop(sequence_id)
             return
-        if self.makes_trees and sequence.request.takes_trees:
+        if self.makes_trees and request.takes_trees:
             frame.blocks.append(self._tree(sequence_id, sequence, num_tokens))
             sequence.request = None
             return
         sequence.request = None
         ids: list[int] = []
         cursor = sequence.cursor.copy()
-        for _ in range(0 if faults.is_empty else num_tokens + 3 * faults.too_many):
+        is_empty, faults.empty_answers = faults.is_empty or faults.empty_answers > 0, max(0, faults.empty_answers - 1)
+        for _ in range(0 if is_empty else num_tokens + 3 * faults.too_many):
             ids.append(cursor.guess(self.agreement))
             cursor.push(ids[-1])
         if faults.bad_ids and len(ids) > 1:

@@ -91,6 +91,9 @@ class FakeVerifyWorker(FakeWorker):
         super().__init__(hello, step_s, host)
         self.model = model
         self.faults = VerifyFaults()
+        self.tokens_per_s = 0.0
+        self.row_price = 0.0
+        """These two as its load says."""
         self.num_blocks = 0
         """Drafted blocks verified."""
         self._errors: list[tuple[FakeLink, LinkError]] = []
@@ -247,4 +250,10 @@ class FakeVerifyWorker(FakeWorker):
         return left > 0
 
     def _load(self) -> Load:
-        return Load(running=self.num_open, free_pages=_TOTAL_PAGES - self.num_open, total_pages=_TOTAL_PAGES)
+        return Load(
+            running=self.num_open,
+            free_pages=_TOTAL_PAGES - self.num_open,
+            total_pages=_TOTAL_PAGES,
+            tokens_per_s=self.tokens_per_s,
+            row_price=self.row_price,
+        )

@@ -11,6 +11,8 @@ NO_DRAFTER = "none"
 DRAFTERS = ("model", "ngram", "lookahead", "early_exit", "staged", "fused")
 """Every drafter there is. One more is covered by adding its name here, with its trees or chains in `DRAFTINGS`."""
 DRAFT_LENGTHS = (1, 4, 8)
+BY_COST = 0
+"""The draft length where a request is silent: as many tokens as pay."""
 CONCURRENCIES = (1, 8)
 DTYPES = ("float32", "bfloat16")
 TEMPERATURES = (0.0, 0.8)
@@ -38,6 +40,10 @@ DRAFTINGS = (
 """As each drafter does it by default, `ngram` and `lookahead` with trees; and the other of chains and trees."""
 
 
+BY_COST_DRAFTINGS = tuple(drafting for drafting in DRAFTINGS if drafting.label in ("ngram", "fused"))
+"""Those whose draft lengths may follow costs."""
+
+
 class Disturbance(StrEnum):
     """What is done to the services while a cell runs."""
 
@@ -57,14 +63,15 @@ class Cell:
     dtype: str
     temperature: float
     drafting: Drafting = NO_DRAFTING
-    num_draft_tokens: int = 0
+    num_draft_tokens: int = BY_COST
     concurrency: int = 1
     disturbance: Disturbance = Disturbance.NONE
 
     @property
     def name(self) -> str:
         """Unique, readable, stable between runs: what `--cells` matches."""
-        how = f"{self.drafting.label}-k{self.num_draft_tokens}-c{self.concurrency}"
+        length = "auto" if self.drafting != NO_DRAFTING and self.num_draft_tokens == BY_COST else self.num_draft_tokens
+        how = f"{self.drafting.label}-k{length}-c{self.concurrency}"
         suffix = f"-{self.disturbance}" if self.disturbance else ""
         return f"{self.dtype}-t{self.temperature:g}-{how}{suffix}"
 
@@ -104,12 +111,15 @@ def _cells_of(dtype: str, temperature: float) -> Iterator[Cell]:
         for drafting in DRAFTINGS:
             for num_draft_tokens in DRAFT_LENGTHS:
                 yield replace(plain, drafting=drafting, num_draft_tokens=num_draft_tokens, concurrency=concurrency)
+        for drafting in BY_COST_DRAFTINGS:
+            yield replace(plain, drafting=drafting, concurrency=concurrency)
     by_label = {drafting.label: drafting for drafting in DRAFTINGS}
     drafted = replace(plain, drafting=by_label["model"], num_draft_tokens=4, concurrency=8)
     few_pages = Disturbance.PREEMPTION
     yield replace(plain, concurrency=8, disturbance=few_pages)
     yield replace(drafted, disturbance=few_pages)
     yield replace(drafted, drafting=by_label["ngram"], disturbance=few_pages)
+    yield replace(drafted, drafting=by_label["ngram"], num_draft_tokens=BY_COST, disturbance=few_pages)
     yield replace(drafted, drafting=by_label["model_tree"], disturbance=few_pages)
     yield replace(drafted, disturbance=Disturbance.DRAFT_KILLED)
     yield replace(drafted, disturbance=Disturbance.DRAFT_HUNG)

@@ -135,7 +135,9 @@ class MatrixRunner:
                     stack.client,
                     prompt.text,
                     sampling(max_new_tokens, cell.temperature, TOP_P, seed=prompt.index),
-                    speculation(cell.drafting.drafter, cell.num_draft_tokens, settings=dict(cell.drafting.settings)),
+                    speculation(
+                        cell.drafting.drafter, cell.num_draft_tokens or None, settings=dict(cell.drafting.settings)
+                    ),
                     disturber.streamed,
                 )
                 return timed.completion

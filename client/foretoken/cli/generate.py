@@ -72,7 +72,7 @@ def generate(
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Repeatable.", rich_help_panel=_SPECULATION)
     ] = None,
     num_draft_tokens: Annotated[
-        int | None, typer.Option(help="Draft tokens per round.", rich_help_panel=_SPECULATION)
+        int | None, typer.Option(help="Draft tokens per round; else as many as pay.", rich_help_panel=_SPECULATION)
     ] = None,
     off: Annotated[bool, typer.Option("--off", help="Decode plainly.", rich_help_panel=_SPECULATION)] = False,
     mode: Annotated[

@@ -58,7 +58,8 @@ def _model_table(model: ModelInfo) -> Table:
     grid.add_row("chat template", "yes" if model.has_chat_template else "no")
     grid.add_row("drafters", ", ".join(model.drafters) or "none")
     if model.default_drafter:
-        grid.add_row("default", f"{model.default_drafter}, {model.default_num_draft_tokens} draft tokens a round")
+        number = model.default_num_draft_tokens or "as many as pay"
+        grid.add_row("default", f"{model.default_drafter}, draft tokens a round: {number}")
     grid.add_row("modes", ", ".join(model.verification_modes))
     grid.add_row("sampling", _sampling(model.default_sampling))
     grid.add_row("router", model.version)

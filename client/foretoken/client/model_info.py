@@ -101,6 +101,7 @@ class ModelInfo:
     default_drafter: str
     """Empty = plain decoding."""
     default_num_draft_tokens: int
+    """Per round; 0 = as many as pay."""
     verification_modes: tuple[VerificationMode, ...]
     verify_workers: tuple[WorkerStatus, ...]
     draft_workers: tuple[WorkerStatus, ...]

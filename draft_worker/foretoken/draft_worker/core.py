@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from foretoken.draft_worker.drafter import Drafted, Drafter, DraftSequence
+from foretoken.draft_worker.drafter import Drafted, Drafter, DraftSequence, DraftTerms
 from foretoken.engine.page_table import PageTable
 from foretoken.rpc.errors import (
     DeadlineExceededError,
@@ -121,7 +121,14 @@ class DraftCore:
                 logger.exception("drafter %s failed", entry.drafter_name)
                 self._restart(entry)
 
-    def request(self, key: SequenceKey, num_tokens: int, arrived_ns: int, takes_trees: bool = False) -> None:
+    def request(
+        self,
+        key: SequenceKey,
+        num_tokens: int,
+        arrived_ns: int,
+        takes_trees: bool = False,
+        terms: DraftTerms | None = None,
+    ) -> None:
         """Ask the sequence's drafter for a block."""
         entry = self._sequences.get(key)
         if entry is None:
@@ -132,6 +139,8 @@ class DraftCore:
             entry.requested_ns = arrived_ns
             entry.started_ns = time.perf_counter_ns()
             entry.sequence.takes_trees = takes_trees
+            # A length that follows the clock would make the tokens depend on it.
+            entry.sequence.terms = None if entry.sequence.steers_tokens else terms
             try:
                 self._drafters[entry.drafter_name].request(entry.sequence, num_tokens)
             except Exception:

@@ -14,6 +14,22 @@ from foretoken.v1.types_pb2 import DraftSource
 MAX_TOKEN_ID = 1 << 31
 
 
+@dataclass(frozen=True, slots=True)
+class DraftTerms:
+    """What a draft costs and has to bring, in tokens that would be emitted meanwhile."""
+
+    max_tokens: int
+    """Most tokens wanted."""
+    row_price: float = 0.0
+    """Of verifying one draft token: one that is less likely to be accepted is not worth it."""
+    min_gain: float = 0.0
+    """Of a draft at all: what its tokens are expected to bring beyond their price."""
+
+    def is_worth(self, scores: Sequence[float]) -> bool:
+        """Whether tokens that are as likely as `scores` to be accepted bring enough."""
+        return bool(scores) and sum(scores) - len(scores) * self.row_price >= self.min_gain
+
+
 @dataclass(slots=True, eq=False)
 class DraftSequence:
     """One open sequence as every drafter sees it; equal to itself only, so that it is a key."""
@@ -29,6 +45,9 @@ class DraftSequence:
     """On the `time.monotonic` clock."""
     takes_trees: bool = False
     """Whether the target takes trees; as the last request said."""
+    terms: DraftTerms | None = None
+    """How long a draft may be for a drafter that can tell how likely its tokens are accepted, instead of the number
+    asked for; as the last request said. None: that number."""
     wants_probs: bool = False
     """Whether each draft token should come with the distribution it was sampled from (verification by rejection)."""
     steers_tokens: bool = False
@@ -101,7 +120,10 @@ class Drafter(Protocol):
         ...
 
     def request(self, sequence: DraftSequence, num_tokens: int) -> None:
-        """Queue a draft of at most `num_tokens` after all committed ids; of a tree, that many nodes in all."""
+        """Queue a draft of at most `num_tokens` after all committed ids; of a tree, that many nodes in all.
+
+        A drafter that can tell how likely its tokens are accepted may go by `sequence.terms` instead.
+        """
         ...
 
     def close(self, sequence: DraftSequence) -> None:

@@ -1,7 +1,8 @@
 """Per sequence and round, the hosted drafter that is expected to bring most tokens per second.
 
 Tokens per round are the sequence's own, time per round is that of all sequences. A round is timed from its request to
-the commit that ends it, so that it counts drafting, verifying and all between. A drafter that answers at once is judged
+the commit that ends it, so that it counts drafting, verifying and all between, also the steps without a draft that may
+follow an empty one. A drafter that answers at once is judged
 by how sure it is of this very draft, and what it would have brought is also learnt while another drafts: its drafts
 cost nothing, and the target says the rest.
 Knows drafters by their protocol only; they are stepped by whoever hosts them.
@@ -10,14 +11,15 @@ Knows drafters by their protocol only; they are stepped by whoever hosts them.
 import copy
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from foretoken.draft_worker.drafter import Drafted, Drafter, DraftSequence
 from foretoken.draft_worker.drafter_settings import check_names
 from foretoken.draft_worker.immediate_drafter import ImmediateDrafter
+from foretoken.draft_worker.round_means import RoundMeans
 from foretoken.draft_worker.shadow_draft import ShadowDraft
-from foretoken.draft_worker.tokens_per_round import DecayedMean, TokensPerRound
 
 logger = logging.getLogger(__name__)
 
@@ -47,12 +49,12 @@ class _Source:
     drafter: Drafter
     sequence: DraftSequence
     """The drafter's own view of the sequence; the id lists are shared with it."""
-    tokens: TokensPerRound
+    tokens: RoundMeans
     is_open: bool = False
     """Whether the drafter has it: one that answers at once from the beginning, so that it can say how sure it is,
     others not before they are to draft, so that what is never asked costs nothing."""
     last_round: int = 0
-    """When it was the fastest, was tried, or a shadow draft of it ended."""
+    """When it was the fastest or was tried."""
     num_wanted: int = 0
     """Tokens of the shadow draft to be made; 0 = none."""
     shadow: ShadowDraft | None = None
@@ -72,8 +74,8 @@ class _Fused:
     asked_ns: int = 0
     asked_confidence: int = 0
     is_fresh: bool = False
-    """Whether `asked` did not draft the round before too. Such a round is not timed: it includes the prefill of the
-    prompt, or of what was committed while others drafted."""
+    """Whether `asked` did not draft the round before too, and computes what it missed. Such a round is not timed: it
+    includes the prefill of the prompt, or of what was committed while others drafted."""
     is_trial: bool = False
     """Whether `asked` drafts to be timed."""
 
@@ -84,8 +86,10 @@ class FusedDrafter:
     def __init__(self, sources: Mapping[str, Drafter], clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
         self._sources = dict(sources)
         self._clock_ns = clock_ns
-        self._tokens = {name: TokensPerRound(_COMMON_DECAY) for name in self._sources}
-        self._round_ns = {name: DecayedMean(_COMMON_DECAY) for name in self._sources}
+        self._tokens = {name: RoundMeans(_COMMON_DECAY) for name in self._sources}
+        self._round_ns = {name: RoundMeans(_COMMON_DECAY) for name in self._sources}
+        self._num_passed: Counter[tuple[str, int]] = Counter()
+        """Rounds since a source that answers at once was last timed with a confidence it had in them."""
         self._num_failed = dict.fromkeys(self._sources, 0)
         """Failed rounds in a row."""
         self._last_closed: tuple[DraftSequence, str] | None = None
@@ -105,7 +109,7 @@ class FusedDrafter:
             self._num_failed[self._last_closed[1]] += 1
         fused = self._open[sequence] = _Fused({})
         for name, drafter in self._sources.items():
-            tokens = TokensPerRound(_DECAY, self._tokens[name], _PRIOR_ROUNDS)
+            tokens = RoundMeans(_DECAY, self._tokens[name], _PRIOR_ROUNDS)
             source = fused.sources[name] = _Source(drafter, copy.copy(sequence), tokens)
             if isinstance(drafter, ImmediateDrafter):
                 self._open_early(name, source)
@@ -113,7 +117,7 @@ class FusedDrafter:
     def commit(self, sequence: DraftSequence, ids: list[int]) -> None:
         fused = self._open[sequence]
         for name, source in fused.sources.items():
-            self._follow(name, source, ids, fused.num_rounds)
+            self._follow(name, source, ids)
             if source.is_open:
                 source.drafter.commit(source.sequence, ids)
         if fused.is_asked:
@@ -123,14 +127,14 @@ class FusedDrafter:
     def request(self, sequence: DraftSequence, num_tokens: int) -> None:
         fused = self._open[sequence]
         if sequence.steers_tokens:
-            self._request_first(fused, sequence.takes_trees, num_tokens)
+            self._request_first(fused, sequence, num_tokens)
             return
         name = self._choose(fused)
         asked = fused.sources[name]
-        fused.is_fresh = name != fused.asked
+        fused.is_fresh = name != fused.asked and not isinstance(asked.drafter, ImmediateDrafter)
         fused.is_asked, fused.asked, fused.asked_ns = True, name, self._clock_ns()
         for other, source in fused.sources.items():
-            source.sequence.takes_trees = sequence.takes_trees
+            source.sequence.takes_trees, source.sequence.terms = sequence.takes_trees, sequence.terms
             if other != name and source.shadow is None and isinstance(source.drafter, ImmediateDrafter):
                 self._num_wanted += source.num_wanted == 0
                 source.num_wanted = num_tokens
@@ -159,10 +163,10 @@ class FusedDrafter:
     def check_integrity(self) -> None:
         """The sources account for what they hold."""
 
-    def _request_first(self, fused: _Fused, takes_trees: bool, num_tokens: int) -> None:
+    def _request_first(self, fused: _Fused, sequence: DraftSequence, num_tokens: int) -> None:
         """Ask the first source, always: a choice by speed would make the tokens depend on the clock."""
         source = next(iter(fused.sources.values()))
-        source.sequence.takes_trees = takes_trees
+        source.sequence.takes_trees, source.sequence.terms = sequence.takes_trees, sequence.terms
         self._opened(source).request(source.sequence, num_tokens)
 
     def _choose(self, fused: _Fused) -> str:
@@ -171,7 +175,7 @@ class FusedDrafter:
         if fused.is_trial and fused.is_fresh:
             fused.is_trial = False
             return fused.asked
-        tried = self._untimed()
+        tried = self._untimed(fused)
         if tried is None:
             speeds = self._speeds(fused)
             fastest = max(speeds, key=lambda name: speeds[name])
@@ -179,10 +183,12 @@ class FusedDrafter:
         fused.is_trial = tried is not None
         return tried or fastest
 
-    def _untimed(self) -> str | None:
-        """A source of which there is no speed yet; one that raises every time would for ever be one."""
-        untimed = (name for name, mean in self._round_ns.items() if not mean.num)
-        return next((name for name in untimed if not self._is_broken(name)), None)
+    def _untimed(self, fused: _Fused) -> str | None:
+        """A source whose rounds of its present confidence were never timed; one that raises every time would for ever
+        be one."""
+        sources = ((name, source) for name, source in fused.sources.items() if not self._is_broken(name))
+        untimed = (name for name, source in sources if not self._round_ns[name].knows(self._confidence(source)))
+        return next(untimed, None)
 
     def _is_broken(self, name: str) -> bool:
         return self._num_failed[name] >= _MAX_FAILED
@@ -192,7 +198,13 @@ class FusedDrafter:
         most = max(speeds[fastest], _NO_SPEED)
         fused.sources[fastest].last_round = fused.num_rounds
         for name, source in fused.sources.items():
-            if fused.num_rounds - source.last_round >= self._pause(speeds[name] / most):
+            if isinstance(source.drafter, ImmediateDrafter):  # its tokens are known, its time may be of another day
+                kind = (name, self._confidence(source))
+                self._num_passed[kind] += 1
+                is_due = self._num_passed[kind] >= _LONGEST_PAUSE
+            else:
+                is_due = fused.num_rounds - source.last_round >= self._pause(speeds[name] / most)
+            if is_due:
                 source.last_round = fused.num_rounds
                 return name
         return None
@@ -201,9 +213,10 @@ class FusedDrafter:
         """Expected tokens per nanosecond; 0 of a source that was never timed or is broken."""
         speeds = {}
         for name, source in fused.sources.items():
-            mean_ns = self._round_ns[name].mean
+            confidence = self._confidence(source)
+            mean_ns = self._round_ns[name].mean(confidence)
             is_known = mean_ns > 0 and not self._is_broken(name)
-            speeds[name] = source.tokens.mean(self._confidence(source)) / mean_ns if is_known else 0.0
+            speeds[name] = source.tokens.mean(confidence) / mean_ns if is_known else 0.0
         return speeds
 
     def _confidence(self, source: _Source) -> int:
@@ -229,7 +242,8 @@ class FusedDrafter:
         self._num_failed[name] = 0
         self._count(name, fused.sources[name], fused.asked_confidence, num_tokens)
         if not fused.is_fresh:
-            self._round_ns[name].add(max(1, self._clock_ns() - fused.asked_ns))
+            self._round_ns[name].add(fused.asked_confidence, max(1, self._clock_ns() - fused.asked_ns))
+            self._num_passed[name, fused.asked_confidence] = 0
 
     def _count(self, name: str, source: _Source, confidence: int, num_tokens: int) -> None:
         source.tokens.add(confidence, num_tokens)
@@ -259,16 +273,16 @@ class FusedDrafter:
         except Exception:  # as when it is asked, it costs nobody's stream
             logger.exception("drafter %s failed", name)
             return
-        source.shadow, source.shadow_confidence = ShadowDraft(drafted), self._confidence(source)
+        if drafted.draft_ids or source.sequence.terms is None:  # steps without a draft would follow an empty one
+            source.shadow, source.shadow_confidence = ShadowDraft(drafted), self._confidence(source)
 
     def _forget_wanted(self, source: _Source) -> None:
         self._num_wanted -= source.num_wanted > 0
         source.num_wanted = 0
 
-    def _follow(self, name: str, source: _Source, ids: list[int], num_rounds: int) -> None:
+    def _follow(self, name: str, source: _Source, ids: list[int]) -> None:
         """Learn from a shadow draft that has ended; one that was not made in time is dropped."""
         self._forget_wanted(source)
         if source.shadow is not None and (num_tokens := source.shadow.follow(ids)) is not None:
             self._count(name, source, source.shadow_confidence, num_tokens)
-            source.last_round = num_rounds
             source.shadow = None

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from foretoken.draft_worker.core import DraftAnswer, DraftCore
-from foretoken.draft_worker.drafter import DraftSequence
+from foretoken.draft_worker.drafter import DraftSequence, DraftTerms
 from foretoken.engine.sampling import SamplingParams
 from foretoken.rpc.link import LinkPeer
 from foretoken.rpc.link.worker_entries import (
@@ -23,6 +23,7 @@ from foretoken.rpc.link.worker_entries import (
 )
 from foretoken.rpc.sampling import sampling_fields
 from foretoken.rpc.validation import validate_commit, validate_draft_request, validate_open
+from foretoken.v1 import draft_pb2 as pb
 from foretoken.v1.draft_pb2 import Commit, DraftedBlock, DraftLinkRequest, DraftLinkResponse, DraftRequest
 from foretoken.v1.types_pb2 import (
     DRAFT_SOURCE_CUSTOM,
@@ -96,7 +97,12 @@ class DraftLinkHandler(EntryHandler[DraftCore, DraftLinkResponse]):
     def _request(self, key: SequenceKey, entry: DraftRequest) -> CoreCall[DraftCore]:
         validate_draft_request(entry, max_draft_tokens=self._max_draft_tokens)
         num_tokens, takes_trees, arrived_ns = entry.num_tokens, entry.takes_trees, self._arrived_ns
-        return lambda core: core.request(key, num_tokens, arrived_ns, takes_trees)
+        terms = _terms(entry.terms) if entry.HasField("terms") else None
+        return lambda core: core.request(key, num_tokens, arrived_ns, takes_trees, terms)
+
+
+def _terms(entry: pb.DraftTerms) -> DraftTerms:
+    return DraftTerms(entry.max_tokens, entry.row_price, entry.min_gain)
 
 
 def _block(answer: DraftAnswer) -> DraftedBlock:

@@ -7,7 +7,8 @@ or a tree of the most frequent continuations where the target takes trees. Needs
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from foretoken.draft_worker.drafter import Drafted, DraftSequence
+from foretoken.draft_worker.calibration import Calibration
+from foretoken.draft_worker.drafter import Drafted, DraftSequence, DraftTerms
 from foretoken.draft_worker.drafter_settings import check_names, integer
 from foretoken.draft_worker.immediate_drafter import ImmediateDrafter
 from foretoken.draft_worker.ngram_tree import grow_tree
@@ -60,34 +61,51 @@ class NgramLookup:
 
     source = DRAFT_SOURCE_NGRAM
 
-    def __init__(self, settings: NgramSettings, ids: list[int]) -> None:
-        """Follows `ids`, which the caller goes on appending to."""
+    def __init__(self, settings: NgramSettings, ids: list[int], calibration: Calibration | None = None) -> None:
+        """Follows `ids`, which the caller goes on appending to; `calibration` is that of all sequences."""
         self._settings = settings
         self._ids = ids
+        self._calibration = calibration or Calibration()
+        self._last: tuple[list[int], list[int], list[float]] | None = None
+        """The last draft that came with scores."""
         self._automaton = SuffixAutomaton()
         self.follow()
 
     def follow(self) -> None:
         """Take in what was appended."""
-        self._automaton.extend(self._ids[self._automaton.num_ids :])
+        new_ids = self._ids[self._automaton.num_ids :]
+        if self._last is not None:
+            self._calibration.learn(*self._last, new_ids)
+            self._last = None
+        self._automaton.extend(new_ids)
 
-    def propose(self, num_tokens: int, takes_trees: bool) -> tuple[list[int], list[int] | None]:
-        """At most `num_tokens` ids, and their parents if they are no chain."""
+    def propose(
+        self, num_tokens: int, takes_trees: bool, terms: DraftTerms | None = None
+    ) -> tuple[list[int], list[int] | None]:
+        """At most `num_tokens` ids, and their parents if they are no chain; as many as are worth it under `terms`.
+
+        A chain of the most recent continuations has no scores and heeds no terms.
+        """
         settings = self._settings
         state, length = self._automaton.match(settings.max_ngram or None)
         if length < settings.min_ngram:
             return [], None
-        max_depth = min(num_tokens, length * settings.draft_factor or num_tokens)
+        max_depth = length * settings.draft_factor or MAX_NGRAM
         if not takes_trees or settings.max_branches == 1:
-            return self._chain(state, max_depth), None
-        draft_ids, parents = grow_tree(
+            return self._chain(state, min(num_tokens, max_depth)), None
+        num_nodes = terms.max_tokens if terms is not None else num_tokens
+        draft_ids, parents, scores = grow_tree(
             self._automaton,
             self._ids,
             (state, length),
-            num_nodes=num_tokens,
+            num_nodes=num_nodes,
             max_branches=settings.max_branches,
-            max_depth=max_depth,
+            max_depth=min(num_nodes, max_depth),
+            min_score=self._calibration.share(terms.row_price) if terms is not None else 0.0,
         )
+        self._last = draft_ids, parents, scores
+        if terms is not None and not terms.is_worth([self._calibration.score(score) for score in scores]):
+            return [], None
         is_chain = all(parent == index - 1 for index, parent in enumerate(parents))
         return draft_ids, None if is_chain else parents
 
@@ -121,10 +139,13 @@ class NgramDrafter(ImmediateDrafter):
     def __init__(self, settings: NgramSettings | None = None) -> None:
         super().__init__()
         self._settings = settings or NgramSettings()
+        self._calibration = Calibration()
         self._lookups: dict[DraftSequence, NgramLookup] = {}
 
     def open(self, sequence: DraftSequence) -> None:
-        self._lookups[sequence] = NgramLookup(self._settings.override(sequence.settings), sequence.ids)
+        self._lookups[sequence] = NgramLookup(
+            self._settings.override(sequence.settings), sequence.ids, self._calibration
+        )
 
     def commit(self, sequence: DraftSequence, ids: list[int]) -> None:
         self._lookups[sequence].follow()
@@ -138,5 +159,5 @@ class NgramDrafter(ImmediateDrafter):
         return min(_MAX_CONFIDENCE, self._lookups[sequence].match_length().bit_length())
 
     def propose(self, sequence: DraftSequence, num_tokens: int) -> Drafted:
-        draft_ids, parents = self._lookups[sequence].propose(num_tokens, sequence.takes_trees)
+        draft_ids, parents = self._lookups[sequence].propose(num_tokens, sequence.takes_trees, sequence.terms)
         return Drafted(sequence, draft_ids, parents, [DRAFT_SOURCE_NGRAM] * len(draft_ids))

@@ -31,18 +31,22 @@ def grow_tree(
     num_nodes: int,
     max_branches: int,
     max_depth: int,
-) -> tuple[list[int], list[int]]:
-    """At most `num_nodes` continuations of `ids` as draft_ids [K] and parents [K].
+    min_score: float = 0.0,
+) -> tuple[list[int], list[int], list[float]]:
+    """At most `num_nodes` continuations of `ids` as draft_ids [K], parents [K] and scores [K], the best first.
 
     A node's score is its parent's times the share of its token among what followed the matched n-gram (the most recent
-    token counting twice) times L / (L + 1) for a match of L tokens: a longer match deserves more trust.
+    token counting twice) times L / (L + 1) for a match of L tokens: a longer match deserves more trust. Scores are
+    close to the share of nodes that a target accepts (docs/log.md).
 
     Args:
         automaton: of exactly `ids`.
         match: state and length of the matched suffix, at least 1 long.
+        min_score: of every node.
     """
     draft_ids: list[int] = []
     parents: list[int] = []
+    scores: list[float] = []
     candidates: list[_Candidate] = []
     node, depth, score = -1, 0, 1.0
     state, length = match
@@ -56,12 +60,13 @@ def grow_tree(
                 child = _Candidate(-child_score, num_pushed, token_id, node, depth + 1, target, length + 1)
                 heapq.heappush(candidates, child)
                 num_pushed += 1
-        if not candidates or len(draft_ids) == num_nodes:
-            return draft_ids, parents
+        if not candidates or len(draft_ids) == num_nodes or -candidates[0].negative_score < min_score:
+            return draft_ids, parents, scores
         best = heapq.heappop(candidates)
+        node, depth, score = len(draft_ids), best.depth, -best.negative_score
         draft_ids.append(best.token_id)
         parents.append(best.parent)
-        node, depth, score = len(draft_ids) - 1, best.depth, -best.negative_score
+        scores.append(score)
         state, length = best.state, best.length
 
 

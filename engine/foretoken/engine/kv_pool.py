@@ -10,7 +10,7 @@ from torch import Tensor
 from foretoken.engine.staging import to_device
 from foretoken.engine.tree import KeptPath
 from foretoken.kernels.attention import attention
-from foretoken.kernels.kv_compact import kv_compact
+from foretoken.kernels.kv_compact import kv_compact_layers
 from foretoken.kernels.kv_write import kv_write
 from foretoken.kernels.rows import PagedRows
 
@@ -57,8 +57,7 @@ class KvPool:
             return
         device = next(iter(self.keys.values())).device
         columns = to_device([np.array(column, np.int64) for column in (sources, targets, starts)], device)
-        for layer, keys in self.keys.items():
-            kv_compact(keys, self.values[layer], *columns)
+        kv_compact_layers(list(self.keys.values()), [self.values[layer] for layer in self.keys], *columns)
 
     def _pool_slot(self, page_ids: Sequence[int], slot: int) -> int:
         return page_ids[slot // self.page_size] * self.page_size + slot % self.page_size

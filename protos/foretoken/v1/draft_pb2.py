@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from foretoken.v1 import types_pb2 as foretoken_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x66oretoken/v1/draft.proto\x12\x0c\x66oretoken.v1\x1a\x18\x66oretoken/v1/types.proto\"Q\n\x06\x43ommit\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x0b\n\x03ids\x18\x03 \x03(\r\x12\x10\n\x08\x66\x65\x61tures\x18\x04 \x01(\x0c\"L\n\x0c\x44raftRequest\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x13\n\x0btakes_trees\x18\x03 \x01(\x08\"V\n\x07Outcome\x12\x14\n\x0cnum_accepted\x18\x01 \x01(\r\x12\x0f\n\x07next_id\x18\x02 \x01(\r\x12\x13\n\x0b\x66irst_index\x18\x03 \x01(\r\x12\x0f\n\x07num_ids\x18\x04 \x01(\r\"\x9e\x02\n\x0c\x44raftedBlock\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x0b\n\x03ids\x18\x03 \x03(\r\x12\x0f\n\x07parents\x18\x04 \x03(\x11\x12*\n\x07sources\x18\x05 \x03(\x0e\x32\x19.foretoken.v1.DraftSource\x12\'\n\x08outcomes\x18\x06 \x03(\x0b\x32\x15.foretoken.v1.Outcome\x12\x35\n\x0b\x64raft_probs\x18\x07 \x03(\x0b\x32 .foretoken.v1.SparseDistribution\x12\x10\n\x08queue_ns\x18\x08 \x01(\x04\x12\x12\n\nforward_ns\x18\t \x01(\x04\x12\x14\n\x0cnum_forwards\x18\n \x01(\r\"\x8d\x02\n\x10\x44raftLinkRequest\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x19.foretoken.v1.RouterHello\x12)\n\x05opens\x18\x02 \x03(\x0b\x32\x1a.foretoken.v1.OpenSequence\x12%\n\x07\x63ommits\x18\x03 \x03(\x0b\x32\x14.foretoken.v1.Commit\x12,\n\x08requests\x18\x04 \x03(\x0b\x32\x1a.foretoken.v1.DraftRequest\x12+\n\x06\x63loses\x18\x05 \x03(\x0b\x32\x1b.foretoken.v1.CloseSequence\x12\"\n\x05\x64rain\x18\x06 \x01(\x0b\x32\x13.foretoken.v1.Drain\"\xd8\x01\n\x11\x44raftLinkResponse\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x19.foretoken.v1.WorkerHello\x12*\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x1a.foretoken.v1.DraftedBlock\x12\'\n\x06\x65rrors\x18\x03 \x03(\x0b\x32\x17.foretoken.v1.LinkError\x12 \n\x04load\x18\x04 \x01(\x0b\x32\x12.foretoken.v1.Load\x12\"\n\x05\x64rain\x18\x05 \x01(\x0b\x32\x13.foretoken.v1.Drain2[\n\x0c\x44raftService\x12K\n\x04Link\x12\x1e.foretoken.v1.DraftLinkRequest\x1a\x1f.foretoken.v1.DraftLinkResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x66oretoken/v1/draft.proto\x12\x0c\x66oretoken.v1\x1a\x18\x66oretoken/v1/types.proto\"Q\n\x06\x43ommit\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x0b\n\x03ids\x18\x03 \x03(\r\x12\x10\n\x08\x66\x65\x61tures\x18\x04 \x01(\x0c\"u\n\x0c\x44raftRequest\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x13\n\x0btakes_trees\x18\x03 \x01(\x08\x12\'\n\x05terms\x18\x04 \x01(\x0b\x32\x18.foretoken.v1.DraftTerms\"E\n\nDraftTerms\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x11\n\trow_price\x18\x02 \x01(\x02\x12\x10\n\x08min_gain\x18\x03 \x01(\x02\"V\n\x07Outcome\x12\x14\n\x0cnum_accepted\x18\x01 \x01(\r\x12\x0f\n\x07next_id\x18\x02 \x01(\r\x12\x13\n\x0b\x66irst_index\x18\x03 \x01(\r\x12\x0f\n\x07num_ids\x18\x04 \x01(\r\"\x9e\x02\n\x0c\x44raftedBlock\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x0b\n\x03ids\x18\x03 \x03(\r\x12\x0f\n\x07parents\x18\x04 \x03(\x11\x12*\n\x07sources\x18\x05 \x03(\x0e\x32\x19.foretoken.v1.DraftSource\x12\'\n\x08outcomes\x18\x06 \x03(\x0b\x32\x15.foretoken.v1.Outcome\x12\x35\n\x0b\x64raft_probs\x18\x07 \x03(\x0b\x32 .foretoken.v1.SparseDistribution\x12\x10\n\x08queue_ns\x18\x08 \x01(\x04\x12\x12\n\nforward_ns\x18\t \x01(\x04\x12\x14\n\x0cnum_forwards\x18\n \x01(\r\"\x8d\x02\n\x10\x44raftLinkRequest\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x19.foretoken.v1.RouterHello\x12)\n\x05opens\x18\x02 \x03(\x0b\x32\x1a.foretoken.v1.OpenSequence\x12%\n\x07\x63ommits\x18\x03 \x03(\x0b\x32\x14.foretoken.v1.Commit\x12,\n\x08requests\x18\x04 \x03(\x0b\x32\x1a.foretoken.v1.DraftRequest\x12+\n\x06\x63loses\x18\x05 \x03(\x0b\x32\x1b.foretoken.v1.CloseSequence\x12\"\n\x05\x64rain\x18\x06 \x01(\x0b\x32\x13.foretoken.v1.Drain\"\xd8\x01\n\x11\x44raftLinkResponse\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x19.foretoken.v1.WorkerHello\x12*\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x1a.foretoken.v1.DraftedBlock\x12\'\n\x06\x65rrors\x18\x03 \x03(\x0b\x32\x17.foretoken.v1.LinkError\x12 \n\x04load\x18\x04 \x01(\x0b\x32\x12.foretoken.v1.Load\x12\"\n\x05\x64rain\x18\x05 \x01(\x0b\x32\x13.foretoken.v1.Drain2[\n\x0c\x44raftService\x12K\n\x04Link\x12\x1e.foretoken.v1.DraftLinkRequest\x1a\x1f.foretoken.v1.DraftLinkResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,15 +35,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_COMMIT']._serialized_start=68
   _globals['_COMMIT']._serialized_end=149
   _globals['_DRAFTREQUEST']._serialized_start=151
-  _globals['_DRAFTREQUEST']._serialized_end=227
-  _globals['_OUTCOME']._serialized_start=229
-  _globals['_OUTCOME']._serialized_end=315
-  _globals['_DRAFTEDBLOCK']._serialized_start=318
-  _globals['_DRAFTEDBLOCK']._serialized_end=604
-  _globals['_DRAFTLINKREQUEST']._serialized_start=607
-  _globals['_DRAFTLINKREQUEST']._serialized_end=876
-  _globals['_DRAFTLINKRESPONSE']._serialized_start=879
-  _globals['_DRAFTLINKRESPONSE']._serialized_end=1095
-  _globals['_DRAFTSERVICE']._serialized_start=1097
-  _globals['_DRAFTSERVICE']._serialized_end=1188
+  _globals['_DRAFTREQUEST']._serialized_end=268
+  _globals['_DRAFTTERMS']._serialized_start=270
+  _globals['_DRAFTTERMS']._serialized_end=339
+  _globals['_OUTCOME']._serialized_start=341
+  _globals['_OUTCOME']._serialized_end=427
+  _globals['_DRAFTEDBLOCK']._serialized_start=430
+  _globals['_DRAFTEDBLOCK']._serialized_end=716
+  _globals['_DRAFTLINKREQUEST']._serialized_start=719
+  _globals['_DRAFTLINKREQUEST']._serialized_end=988
+  _globals['_DRAFTLINKRESPONSE']._serialized_start=991
+  _globals['_DRAFTLINKRESPONSE']._serialized_end=1207
+  _globals['_DRAFTSERVICE']._serialized_start=1209
+  _globals['_DRAFTSERVICE']._serialized_end=1300
 # @@protoc_insertion_point(module_scope)

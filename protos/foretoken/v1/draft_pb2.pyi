@@ -20,14 +20,26 @@ class Commit(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ..., base_length: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., features: _Optional[bytes] = ...) -> None: ...
 
 class DraftRequest(_message.Message):
-    __slots__ = ("sequence_id", "num_tokens", "takes_trees")
+    __slots__ = ("sequence_id", "num_tokens", "takes_trees", "terms")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TAKES_TREES_FIELD_NUMBER: _ClassVar[int]
+    TERMS_FIELD_NUMBER: _ClassVar[int]
     sequence_id: int
     num_tokens: int
     takes_trees: bool
-    def __init__(self, sequence_id: _Optional[int] = ..., num_tokens: _Optional[int] = ..., takes_trees: _Optional[bool] = ...) -> None: ...
+    terms: DraftTerms
+    def __init__(self, sequence_id: _Optional[int] = ..., num_tokens: _Optional[int] = ..., takes_trees: _Optional[bool] = ..., terms: _Optional[_Union[DraftTerms, _Mapping]] = ...) -> None: ...
+
+class DraftTerms(_message.Message):
+    __slots__ = ("max_tokens", "row_price", "min_gain")
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ROW_PRICE_FIELD_NUMBER: _ClassVar[int]
+    MIN_GAIN_FIELD_NUMBER: _ClassVar[int]
+    max_tokens: int
+    row_price: float
+    min_gain: float
+    def __init__(self, max_tokens: _Optional[int] = ..., row_price: _Optional[float] = ..., min_gain: _Optional[float] = ...) -> None: ...
 
 class Outcome(_message.Message):
     __slots__ = ("num_accepted", "next_id", "first_index", "num_ids")

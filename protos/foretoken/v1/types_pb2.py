@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x66oretoken/v1/types.proto\x12\x0c\x66oretoken.v1\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x02\"\xd1\x04\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12+\n\nlogit_bias\x18\x08 \x03(\x0b\x32\x17.foretoken.v1.LogitBias\x12\x11\n\x04seed\x18\t \x01(\x04H\x07\x88\x01\x01\x12\x1b\n\x0emax_new_tokens\x18\n \x01(\rH\x08\x88\x01\x01\x12\x1b\n\x0emin_new_tokens\x18\x0b \x01(\rH\t\x88\x01\x01\x12\x0c\n\x04stop\x18\x0c \x03(\t\x12\x16\n\x0estop_token_ids\x18\r \x03(\r\x12\x17\n\nignore_eos\x18\x0e \x01(\x08H\n\x88\x01\x01\x12\x15\n\x08logprobs\x18\x0f \x01(\rH\x0b\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seedB\x11\n\x0f_max_new_tokensB\x11\n\x0f_min_new_tokensB\r\n\x0b_ignore_eosB\x0b\n\t_logprobs\"G\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0f\n\x07top_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"6\n\x12SparseDistribution\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\r\n\x05probs\x18\x02 \x03(\x02\"5\n\x08StepCost\x12\x0c\n\x04rows\x18\x01 \x01(\r\x12\x0f\n\x07\x63ontext\x18\x02 \x01(\r\x12\n\n\x02ns\x18\x03 \x01(\x04\"f\n\x04Load\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x12\n\nfree_pages\x18\x03 \x01(\r\x12\x13\n\x0btotal_pages\x18\x04 \x01(\r\x12\x13\n\x0bpreemptions\x18\x05 \x01(\x04\":\n\x0bRouterHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x11\n\trouter_id\x18\x02 \x01(\t\"\x9e\x04\n\x0bWorkerHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x10\n\x08model_id\x18\x04 \x01(\t\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x1b\n\x13weights_fingerprint\x18\x06 \x01(\t\x12\x16\n\x0etokenizer_hash\x18\x07 \x01(\t\x12\x12\n\nvocab_size\x18\x08 \x01(\r\x12\x13\n\x0bmax_context\x18\t \x01(\r\x12\x15\n\rmax_sequences\x18\n \x01(\r\x12:\n\x12verification_modes\x18\x0b \x03(\x0e\x32\x1e.foretoken.v1.VerificationMode\x12\x16\n\x0esupports_trees\x18\x0c \x01(\x08\x12\x1e\n\x16tensor_parallel_degree\x18\r \x01(\r\x12*\n\nstep_costs\x18\x0e \x03(\x0b\x32\x16.foretoken.v1.StepCost\x12\x10\n\x08\x64rafters\x18\x0f \x03(\t\x12\x18\n\x10max_draft_tokens\x18\x10 \x01(\r\x12\x15\n\reos_token_ids\x18\x11 \x03(\r\x12\x36\n\x10\x64\x65\x66\x61ult_sampling\x18\x12 \x01(\x0b\x32\x1c.foretoken.v1.SamplingParams\x12\x11\n\tpage_size\x18\x13 \x01(\r\x12\x10\n\x08numerics\x18\x14 \x01(\t\"?\n\tLinkError\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x02 \x01(\r\x12\x0f\n\x07message\x18\x03 \x01(\t\"\xbf\x02\n\x0cOpenSequence\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x12\n\nprompt_ids\x18\x02 \x03(\r\x12\x15\n\rcommitted_ids\x18\x03 \x03(\r\x12.\n\x08sampling\x18\x04 \x01(\x0b\x32\x1c.foretoken.v1.SamplingParams\x12,\n\x04mode\x18\x05 \x01(\x0e\x32\x1e.foretoken.v1.VerificationMode\x12\x15\n\reos_token_ids\x18\x06 \x03(\r\x12\x12\n\nmax_length\x18\x07 \x01(\r\x12\x0e\n\x06tenant\x18\x08 \x01(\t\x12\x13\n\x0btraceparent\x18\t \x01(\t\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\n \x01(\x04\x12,\n\x07\x64rafter\x18\x0b \x01(\x0b\x32\x1b.foretoken.v1.DrafterChoice\"\x8b\x01\n\rDrafterChoice\x12\x0c\n\x04name\x18\x01 \x01(\t\x12;\n\x08settings\x18\x02 \x03(\x0b\x32).foretoken.v1.DrafterChoice.SettingsEntry\x1a/\n\rSettingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"$\n\rCloseSequence\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\"\x17\n\x05\x44rain\x12\x0e\n\x06reason\x18\x01 \x01(\t*\x94\x01\n\x10VerificationMode\x12!\n\x1dVERIFICATION_MODE_UNSPECIFIED\x10\x00\x12\x1d\n\x19VERIFICATION_MODE_COUPLED\x10\x01\x12\x1f\n\x1bVERIFICATION_MODE_REJECTION\x10\x02\x12\x1d\n\x19VERIFICATION_MODE_TYPICAL\x10\x03*\x92\x01\n\x0bTokenOrigin\x12\x1c\n\x18TOKEN_ORIGIN_UNSPECIFIED\x10\x00\x12\x19\n\x15TOKEN_ORIGIN_ACCEPTED\x10\x01\x12\x1a\n\x16TOKEN_ORIGIN_RECOVERED\x10\x02\x12\x16\n\x12TOKEN_ORIGIN_BONUS\x10\x03\x12\x16\n\x12TOKEN_ORIGIN_PLAIN\x10\x04*\xad\x01\n\x0b\x44raftSource\x12\x1c\n\x18\x44RAFT_SOURCE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x44RAFT_SOURCE_MODEL\x10\x01\x12\x16\n\x12\x44RAFT_SOURCE_NGRAM\x10\x02\x12\x1a\n\x16\x44RAFT_SOURCE_LOOKAHEAD\x10\x03\x12\x1b\n\x17\x44RAFT_SOURCE_EARLY_EXIT\x10\x04\x12\x17\n\x13\x44RAFT_SOURCE_CUSTOM\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x66oretoken/v1/types.proto\x12\x0c\x66oretoken.v1\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x02\"\xd1\x04\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12+\n\nlogit_bias\x18\x08 \x03(\x0b\x32\x17.foretoken.v1.LogitBias\x12\x11\n\x04seed\x18\t \x01(\x04H\x07\x88\x01\x01\x12\x1b\n\x0emax_new_tokens\x18\n \x01(\rH\x08\x88\x01\x01\x12\x1b\n\x0emin_new_tokens\x18\x0b \x01(\rH\t\x88\x01\x01\x12\x0c\n\x04stop\x18\x0c \x03(\t\x12\x16\n\x0estop_token_ids\x18\r \x03(\r\x12\x17\n\nignore_eos\x18\x0e \x01(\x08H\n\x88\x01\x01\x12\x15\n\x08logprobs\x18\x0f \x01(\rH\x0b\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seedB\x11\n\x0f_max_new_tokensB\x11\n\x0f_min_new_tokensB\r\n\x0b_ignore_eosB\x0b\n\t_logprobs\"G\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0f\n\x07top_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"6\n\x12SparseDistribution\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\r\n\x05probs\x18\x02 \x03(\x02\"5\n\x08StepCost\x12\x0c\n\x04rows\x18\x01 \x01(\r\x12\x0f\n\x07\x63ontext\x18\x02 \x01(\r\x12\n\n\x02ns\x18\x03 \x01(\x04\"\x8f\x01\n\x04Load\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x12\n\nfree_pages\x18\x03 \x01(\r\x12\x13\n\x0btotal_pages\x18\x04 \x01(\r\x12\x13\n\x0bpreemptions\x18\x05 \x01(\x04\x12\x14\n\x0ctokens_per_s\x18\x06 \x01(\x02\x12\x11\n\trow_price\x18\x07 \x01(\x02\":\n\x0bRouterHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x11\n\trouter_id\x18\x02 \x01(\t\"\x9e\x04\n\x0bWorkerHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x10\n\x08model_id\x18\x04 \x01(\t\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x1b\n\x13weights_fingerprint\x18\x06 \x01(\t\x12\x16\n\x0etokenizer_hash\x18\x07 \x01(\t\x12\x12\n\nvocab_size\x18\x08 \x01(\r\x12\x13\n\x0bmax_context\x18\t \x01(\r\x12\x15\n\rmax_sequences\x18\n \x01(\r\x12:\n\x12verification_modes\x18\x0b \x03(\x0e\x32\x1e.foretoken.v1.VerificationMode\x12\x16\n\x0esupports_trees\x18\x0c \x01(\x08\x12\x1e\n\x16tensor_parallel_degree\x18\r \x01(\r\x12*\n\nstep_costs\x18\x0e \x03(\x0b\x32\x16.foretoken.v1.StepCost\x12\x10\n\x08\x64rafters\x18\x0f \x03(\t\x12\x18\n\x10max_draft_tokens\x18\x10 \x01(\r\x12\x15\n\reos_token_ids\x18\x11 \x03(\r\x12\x36\n\x10\x64\x65\x66\x61ult_sampling\x18\x12 \x01(\x0b\x32\x1c.foretoken.v1.SamplingParams\x12\x11\n\tpage_size\x18\x13 \x01(\r\x12\x10\n\x08numerics\x18\x14 \x01(\t\"?\n\tLinkError\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x02 \x01(\r\x12\x0f\n\x07message\x18\x03 \x01(\t\"\xbf\x02\n\x0cOpenSequence\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x12\n\nprompt_ids\x18\x02 \x03(\r\x12\x15\n\rcommitted_ids\x18\x03 \x03(\r\x12.\n\x08sampling\x18\x04 \x01(\x0b\x32\x1c.foretoken.v1.SamplingParams\x12,\n\x04mode\x18\x05 \x01(\x0e\x32\x1e.foretoken.v1.VerificationMode\x12\x15\n\reos_token_ids\x18\x06 \x03(\r\x12\x12\n\nmax_length\x18\x07 \x01(\r\x12\x0e\n\x06tenant\x18\x08 \x01(\t\x12\x13\n\x0btraceparent\x18\t \x01(\t\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\n \x01(\x04\x12,\n\x07\x64rafter\x18\x0b \x01(\x0b\x32\x1b.foretoken.v1.DrafterChoice\"\x8b\x01\n\rDrafterChoice\x12\x0c\n\x04name\x18\x01 \x01(\t\x12;\n\x08settings\x18\x02 \x03(\x0b\x32).foretoken.v1.DrafterChoice.SettingsEntry\x1a/\n\rSettingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"$\n\rCloseSequence\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\"\x17\n\x05\x44rain\x12\x0e\n\x06reason\x18\x01 \x01(\t*\x94\x01\n\x10VerificationMode\x12!\n\x1dVERIFICATION_MODE_UNSPECIFIED\x10\x00\x12\x1d\n\x19VERIFICATION_MODE_COUPLED\x10\x01\x12\x1f\n\x1bVERIFICATION_MODE_REJECTION\x10\x02\x12\x1d\n\x19VERIFICATION_MODE_TYPICAL\x10\x03*\x92\x01\n\x0bTokenOrigin\x12\x1c\n\x18TOKEN_ORIGIN_UNSPECIFIED\x10\x00\x12\x19\n\x15TOKEN_ORIGIN_ACCEPTED\x10\x01\x12\x1a\n\x16TOKEN_ORIGIN_RECOVERED\x10\x02\x12\x16\n\x12TOKEN_ORIGIN_BONUS\x10\x03\x12\x16\n\x12TOKEN_ORIGIN_PLAIN\x10\x04*\xad\x01\n\x0b\x44raftSource\x12\x1c\n\x18\x44RAFT_SOURCE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x44RAFT_SOURCE_MODEL\x10\x01\x12\x16\n\x12\x44RAFT_SOURCE_NGRAM\x10\x02\x12\x1a\n\x16\x44RAFT_SOURCE_LOOKAHEAD\x10\x03\x12\x1b\n\x17\x44RAFT_SOURCE_EARLY_EXIT\x10\x04\x12\x17\n\x13\x44RAFT_SOURCE_CUSTOM\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,12 +33,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_DRAFTERCHOICE_SETTINGSENTRY']._loaded_options = None
   _globals['_DRAFTERCHOICE_SETTINGSENTRY']._serialized_options = b'8\001'
-  _globals['_VERIFICATIONMODE']._serialized_start=2169
-  _globals['_VERIFICATIONMODE']._serialized_end=2317
-  _globals['_TOKENORIGIN']._serialized_start=2320
-  _globals['_TOKENORIGIN']._serialized_end=2466
-  _globals['_DRAFTSOURCE']._serialized_start=2469
-  _globals['_DRAFTSOURCE']._serialized_end=2642
+  _globals['_VERIFICATIONMODE']._serialized_start=2211
+  _globals['_VERIFICATIONMODE']._serialized_end=2359
+  _globals['_TOKENORIGIN']._serialized_start=2362
+  _globals['_TOKENORIGIN']._serialized_end=2508
+  _globals['_DRAFTSOURCE']._serialized_start=2511
+  _globals['_DRAFTSOURCE']._serialized_end=2684
   _globals['_LOGITBIAS']._serialized_start=42
   _globals['_LOGITBIAS']._serialized_end=85
   _globals['_SAMPLINGPARAMS']._serialized_start=88
@@ -49,22 +49,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SPARSEDISTRIBUTION']._serialized_end=810
   _globals['_STEPCOST']._serialized_start=812
   _globals['_STEPCOST']._serialized_end=865
-  _globals['_LOAD']._serialized_start=867
-  _globals['_LOAD']._serialized_end=969
-  _globals['_ROUTERHELLO']._serialized_start=971
-  _globals['_ROUTERHELLO']._serialized_end=1029
-  _globals['_WORKERHELLO']._serialized_start=1032
-  _globals['_WORKERHELLO']._serialized_end=1574
-  _globals['_LINKERROR']._serialized_start=1576
-  _globals['_LINKERROR']._serialized_end=1639
-  _globals['_OPENSEQUENCE']._serialized_start=1642
-  _globals['_OPENSEQUENCE']._serialized_end=1961
-  _globals['_DRAFTERCHOICE']._serialized_start=1964
-  _globals['_DRAFTERCHOICE']._serialized_end=2103
-  _globals['_DRAFTERCHOICE_SETTINGSENTRY']._serialized_start=2056
-  _globals['_DRAFTERCHOICE_SETTINGSENTRY']._serialized_end=2103
-  _globals['_CLOSESEQUENCE']._serialized_start=2105
-  _globals['_CLOSESEQUENCE']._serialized_end=2141
-  _globals['_DRAIN']._serialized_start=2143
-  _globals['_DRAIN']._serialized_end=2166
+  _globals['_LOAD']._serialized_start=868
+  _globals['_LOAD']._serialized_end=1011
+  _globals['_ROUTERHELLO']._serialized_start=1013
+  _globals['_ROUTERHELLO']._serialized_end=1071
+  _globals['_WORKERHELLO']._serialized_start=1074
+  _globals['_WORKERHELLO']._serialized_end=1616
+  _globals['_LINKERROR']._serialized_start=1618
+  _globals['_LINKERROR']._serialized_end=1681
+  _globals['_OPENSEQUENCE']._serialized_start=1684
+  _globals['_OPENSEQUENCE']._serialized_end=2003
+  _globals['_DRAFTERCHOICE']._serialized_start=2006
+  _globals['_DRAFTERCHOICE']._serialized_end=2145
+  _globals['_DRAFTERCHOICE_SETTINGSENTRY']._serialized_start=2098
+  _globals['_DRAFTERCHOICE_SETTINGSENTRY']._serialized_end=2145
+  _globals['_CLOSESEQUENCE']._serialized_start=2147
+  _globals['_CLOSESEQUENCE']._serialized_end=2183
+  _globals['_DRAIN']._serialized_start=2185
+  _globals['_DRAIN']._serialized_end=2208
 # @@protoc_insertion_point(module_scope)

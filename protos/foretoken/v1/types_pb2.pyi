@@ -117,18 +117,22 @@ class StepCost(_message.Message):
     def __init__(self, rows: _Optional[int] = ..., context: _Optional[int] = ..., ns: _Optional[int] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("running", "waiting", "free_pages", "total_pages", "preemptions")
+    __slots__ = ("running", "waiting", "free_pages", "total_pages", "preemptions", "tokens_per_s", "row_price")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
     TOTAL_PAGES_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    ROW_PRICE_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     free_pages: int
     total_pages: int
     preemptions: int
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., preemptions: _Optional[int] = ...) -> None: ...
+    tokens_per_s: float
+    row_price: float
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., preemptions: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., row_price: _Optional[float] = ...) -> None: ...
 
 class RouterHello(_message.Message):
     __slots__ = ("protocol_version", "router_id")

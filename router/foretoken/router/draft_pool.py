@@ -33,6 +33,7 @@ from foretoken.v1.types_pb2 import (
 _log = logging.getLogger(__name__)
 _PROBE_IDS = (0,)
 _PROBE_MAX_LENGTH = 8
+_ASKING_SHARE = 0.05  # of the last draft in a worker's mean
 _PROBE_SAMPLING = SamplingParams(
     temperature=0.0,
     top_k=0,
@@ -54,6 +55,8 @@ class DraftWorker:
     def __init__(self, address: str, pool: DraftPool, breaker: CircuitBreaker, options: LinkOptions | None) -> None:
         self.link = DraftLink(address, LinkCallbacks(self._take, self._up, self._down, pool.check_hello), options)
         self.breaker = breaker
+        self.asking_s = 0.0
+        """What asking for a draft takes, drafting excluded; a decayed mean."""
         self._pool = pool
         self._sessions: dict[int, DraftSession] = {}
         self._is_up = asyncio.Event()
@@ -94,6 +97,10 @@ class DraftWorker:
             raise DraftFailedError(str(error)) from error
         self._sessions[sequence_id] = session
         return session
+
+    def record_asking(self, seconds: float) -> None:
+        """A draft came after so long beyond its drafting."""
+        self.asking_s += _ASKING_SHARE * (seconds - self.asking_s)
 
     async def keep_probed(self, pool: AioPool, timeout_s: float) -> None:
         """Probe the worker whenever its circuit is open and it is connected, until cancelled."""

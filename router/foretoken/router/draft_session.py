@@ -12,7 +12,7 @@ from foretoken.router import draft_tree
 from foretoken.router.mailbox import Mailbox, Patience
 from foretoken.rpc.errors import InvalidArgumentError
 from foretoken.rpc.validation import validate_distribution
-from foretoken.v1.draft_pb2 import Commit, DraftedBlock, DraftRequest
+from foretoken.v1.draft_pb2 import Commit, DraftedBlock, DraftRequest, DraftTerms
 from foretoken.v1.types_pb2 import DraftSource, SparseDistribution
 
 
@@ -73,21 +73,33 @@ class DraftSession:
 
     def commit(self, base_length: int, ids: Sequence[int]) -> None:
         """Tell the drafter, with the next request, what the target decided after `base_length` tokens."""
-        self._commits.append(Commit(sequence_id=self.sequence_id, base_length=base_length, ids=ids))
+        if self._commits:
+            self._commits[-1].ids.extend(ids)  # of steps without a draft
+        else:
+            self._commits.append(Commit(sequence_id=self.sequence_id, base_length=base_length, ids=ids))
 
     async def draft(
-        self, base_length: int, num_tokens: int, vocab_size: int, timeout_s: float, *, takes_trees: bool = False
+        self,
+        base_length: int,
+        num_tokens: int,
+        vocab_size: int,
+        timeout_s: float,
+        *,
+        takes_trees: bool = False,
+        terms: DraftTerms | None = None,
     ) -> Draft:
         """At most `num_tokens` guesses, each below `vocab_size`, that extend `base_length` committed tokens.
 
-        A chain, unless the target `takes_trees`.
+        A chain, unless the target `takes_trees`. Under `terms` a drafter that can tell what pays chooses the number.
 
         Raises:
             DraftFailedError: too late, or not an answer to this request; the session is of no more use.
             ForetokenError: the worker's own error.
         """
         commits, self._commits = self._commits, []
-        request = DraftRequest(sequence_id=self.sequence_id, num_tokens=num_tokens, takes_trees=takes_trees)
+        request = DraftRequest(
+            sequence_id=self.sequence_id, num_tokens=num_tokens, takes_trees=takes_trees, terms=terms
+        )
         self._send(commits, request)
         try:
             block = await self._mailbox.get(timeout_s)
@@ -95,7 +107,8 @@ class DraftSession:
             raise DraftFailedError(f"no draft within {timeout_s:g} s") from None
         if block.base_length != base_length:
             raise DraftFailedError(f"a draft for length {block.base_length}, not {base_length}")
-        draft = _usable(block, num_tokens, vocab_size, takes_trees)
+        max_tokens = terms.max_tokens if terms is not None else num_tokens
+        draft = _usable(block, max_tokens, vocab_size, takes_trees)
         if self._has_probs and block.draft_probs:
             return replace(draft, probs=_usable_probs(block, draft.ids, vocab_size))
         return draft

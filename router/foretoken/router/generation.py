@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from foretoken.router.answer import Answer, Kept
 from foretoken.router.draft_session import NO_DRAFT, Draft
+from foretoken.router.draft_terms import FIRST_PAUSE, LONGEST_PAUSE
 from foretoken.router.failover import Failover
 from foretoken.router.outbox import Outbox
 from foretoken.router.request import GenerationRequest
@@ -55,6 +56,8 @@ class Generation:
         self._outbox = outbox
         self._identity = worker.identity
         self._session: VerifySession | None = None
+        self._pause = FIRST_PAUSE
+        """Plain steps after the next draft that is empty."""
         self._length = len(request.prompt_ids) + len(answer.output_ids)
         self.counts = SpeculationCounts()
         self.first_token_ns = 0
@@ -107,15 +110,21 @@ class Generation:
         await self._commit(draft, verdict)
 
     async def _draft(self) -> Draft:
-        num_tokens = min(self._request.num_draft_tokens, self._answer.room - 1)
         # The modes that look at draft distributions take chains only.
         takes_trees = self._request.mode == VERIFICATION_MODE_COUPLED and self._worker.hello.supports_trees
-        return await self._speculator.draft(self._answer.output_ids, num_tokens, takes_trees)
+        room = self._answer.room - 1
+        room = min(room, self._worker.hello.max_draft_tokens or room)
+        return await self._speculator.draft(self._answer.output_ids, room, takes_trees, self._worker.link.load)
 
     async def _verify(self, session: VerifySession, draft: Draft) -> Verdict:
         if draft.ids:
+            self._pause = FIRST_PAUSE
             return await session.verify(self._length, draft)
-        session.grant(self._length, 1)
+        num_steps = 1
+        if draft is not NO_DRAFT and not self._request.num_draft_tokens:  # nothing pays here, nor soon
+            num_steps = min(self._pause, self._answer.room)
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        session.grant(self._length, num_steps)
         return await session.next_plain(self._length)
 
     async def _commit(self, draft: Draft, verdict: Verdict) -> None:

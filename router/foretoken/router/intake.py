@@ -183,7 +183,7 @@ def _check_num_draft_tokens(speculation: Speculation, model: WorkerHello, router
 
 
 def default_num_draft_tokens(model: WorkerHello, router: Router) -> int:
-    """Draft tokens per round of requests that say nothing."""
+    """Draft tokens per round of requests that say nothing; 0 = as many as pay."""
     wanted = router.settings.num_draft_tokens
     return min(wanted, max_draft_tokens(model, router) or wanted)
 

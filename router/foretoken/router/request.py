@@ -47,7 +47,7 @@ class GenerationRequest:
     is_drafter_fixed: bool = False
     """The client named the drafter: no other will do."""
     num_draft_tokens: int = 0
-    """Draft tokens wanted per round."""
+    """Draft tokens wanted per round; 0 = as many as pay."""
     tenant: str = ""
     traceparent: str = ""
     deadline_s: float | None = None

@@ -41,7 +41,12 @@ class RouterSettings(ServiceSettings):
     drafter: str = Field(
         "auto", description="Drafter of requests that name none; auto = the draft workers' own default, none = plain."
     )
-    num_draft_tokens: int = Field(5, ge=1, le=64, description="Draft tokens per round where a request is silent.")
+    num_draft_tokens: int = Field(
+        0,
+        ge=0,
+        le=64,
+        description="Draft tokens per round where a request is silent; 0 = as many as pay, chosen per round by cost.",
+    )
     draft_timeout_s: float = Field(0.5, gt=0, le=60, description="Longest wait for a draft, seconds.")
     first_draft_timeout_s: float = Field(
         3.0, gt=0, le=600, description="Longest wait for a draft that includes the prompt's prefill, seconds."

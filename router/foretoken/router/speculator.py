@@ -6,13 +6,15 @@ A fault costs this round its draft and the worker some trust, never more. Knows 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 
 from foretoken.router.draft_pool import DraftPool, DraftWorker
 from foretoken.router.draft_session import NO_DRAFT, Draft, DraftFailedError, DraftSession
+from foretoken.router.draft_terms import MAX_DRAFT_TOKENS, USUAL_DRAFT_TOKENS, draft_terms
 from foretoken.router.request import GenerationRequest
 from foretoken.rpc.errors import ForetokenError, InvalidArgumentError
-from foretoken.v1.types_pb2 import DrafterChoice
+from foretoken.v1.types_pb2 import DrafterChoice, Load
 
 _log = logging.getLogger(__name__)
 
@@ -41,10 +43,13 @@ class Speculator:
         """Whether a draft may be asked for."""
         return self._session is not None or self._choose() is not None
 
-    async def draft(self, committed_ids: Sequence[int], num_tokens: int, takes_trees: bool) -> Draft:
-        """At most `num_tokens` guesses at what follows the prompt and `committed_ids`; empty when there are none.
+    async def draft(
+        self, committed_ids: Sequence[int], room: int, takes_trees: bool, load: Load | None = None
+    ) -> Draft:
+        """At most `room` guesses at what follows the prompt and `committed_ids`; empty when there are none.
 
-        They are a chain, unless the target `takes_trees`.
+        They are a chain, unless the target `takes_trees`. How many they are is the request's, or else what pays under
+        the `load` of the verify worker.
 
         Raises:
             InvalidArgumentError: the drafter refuses the request's own settings for it.
@@ -54,8 +59,17 @@ class Speculator:
             session = self._session or self._open(committed_ids)
             assert self._worker is not None
             timeout_s = self._timeout_s if self._has_drafted else self._first_timeout_s
-            num_tokens = min(num_tokens, self._worker.hello.max_draft_tokens or num_tokens)
-            draft = await session.draft(base_length, num_tokens, self._vocab_size, timeout_s, takes_trees=takes_trees)
+            limit = min(room, self._worker.hello.max_draft_tokens or MAX_DRAFT_TOKENS)
+            num_tokens = min(limit, self._request.num_draft_tokens or USUAL_DRAFT_TOKENS)
+            terms = None
+            if load is not None and not self._request.num_draft_tokens:
+                terms = draft_terms(load, limit, self._worker.asking_s)
+            asked_s = time.perf_counter()
+            draft = await session.draft(
+                base_length, num_tokens, self._vocab_size, timeout_s, takes_trees=takes_trees, terms=terms
+            )
+            if self._has_drafted:  # not the first, which waits for the prompt's prefill
+                self._worker.record_asking(time.perf_counter() - asked_s - draft.forward_ns * 1e-9)
         except (DraftFailedError, ForetokenError) as error:
             self._failed(error)
             return NO_DRAFT

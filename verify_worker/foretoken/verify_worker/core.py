@@ -5,9 +5,11 @@ Runs on the model thread. It knows no protobuf and no streams: results leave thr
 
 import logging
 import time
+from collections.abc import Sequence
 from typing import Protocol
 
 from foretoken.engine.runner import ModelRunner
+from foretoken.engine.step_costs import StepCost
 from foretoken.engine.verification import VerificationMode
 from foretoken.rpc.errors import (
     DeadlineExceededError,
@@ -20,7 +22,8 @@ from foretoken.rpc.errors import (
 )
 from foretoken.rpc.link.worker_entries import SequenceKey, WorkerLoad
 from foretoken.rpc.names import NUM_ACCEPTED, NUM_DRAFT_TOKENS
-from foretoken.verify_worker.scheduler import Scheduler
+from foretoken.verify_worker.row_price import RowPrice
+from foretoken.verify_worker.scheduler import Scheduler, Work
 from foretoken.verify_worker.sequence import Block, Decision, VerifySequence
 from foretoken.verify_worker.verify import verify_step
 
@@ -50,8 +53,17 @@ class VerifySink(Protocol):
 class VerifyCore:
     """Continuous batching over all open sequences of all links."""
 
-    def __init__(self, runner: ModelRunner, scheduler: Scheduler, sink: VerifySink, max_sequences: int) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        scheduler: Scheduler,
+        sink: VerifySink,
+        max_sequences: int,
+        step_costs: Sequence[StepCost] = (),
+    ) -> None:
+        """`step_costs`: as measured; without any, rows have no price."""
         self._runner = runner
+        self._price = RowPrice(step_costs)
         self._scheduler = scheduler
         self._sink = sink
         self._max_sequences = max_sequences
@@ -79,6 +91,8 @@ class VerifyCore:
         if sequence.key in self._sequences:
             self._fail(sequence.key, FailedPreconditionError("the sequence is open already"))
             return
+        if not self._sequences:
+            self._price.resume(time.perf_counter())
         sequence.order = self._num_opened
         self._num_opened += 1
         self._sequences[sequence.key] = sequence
@@ -151,6 +165,7 @@ class VerifyCore:
             for work in planned:
                 self._fail(work.sequence.key, InternalError("the forward failed"))
             return
+        self._learn(planned, decisions)
         for work in planned:
             if work.takes_block:
                 self._after_block(work.sequence)
@@ -175,6 +190,11 @@ class VerifyCore:
         if seq.is_finished:
             seq.plain_until = 0
 
+    def _learn(self, planned: Sequence[Work], decisions: Sequence[Decision]) -> None:
+        if all(work.takes_block and not work.num_prefill for work in planned):
+            self._price.add_forward(sum(work.num_rows for work in planned), len(planned), decisions[0].forward_ns)
+        self._price.add_tokens(sum(decision.num_accepted + 1 for decision in decisions), time.perf_counter())
+
     def _fail(self, key: SequenceKey, error: ForetokenError) -> None:
         self.close(key)
         self._sink.failed(key, error)
@@ -183,8 +203,15 @@ class VerifyCore:
         table = self._runner.page_table
         num_waiting = sum(seq.wants_forward and not seq.page_ids for seq in self._sequences.values())
         num_running = len(self._sequences) - num_waiting
-        num_preemptions = self._scheduler.num_preemptions
-        return WorkerLoad(num_running, num_waiting, table.num_free, table.num_pages, num_preemptions)
+        return WorkerLoad(
+            num_running,
+            num_waiting,
+            table.num_free,
+            table.num_pages,
+            self._scheduler.num_preemptions,
+            tokens_per_s=float(f"{self._price.tokens_per_s:.1e}"),  # routers hear of changes; not of every digit
+            row_price=round(self._price.price, 2),
+        )
 
 
 def _refusal_in_mode(block: Block, mode: VerificationMode) -> InvalidArgumentError | None:

@@ -52,12 +52,13 @@ def _load(settings: VerifyWorkerSettings, results: VerifyResults, hello: WorkerH
     progress = LoadProgress(settings.ready_file)
     runner = ModelRunner.load(EngineConfig(**settings.engine_options(), max_context=settings.max_context), progress)
     progress("measuring step times", 1.0)
+    step_costs = runner.measure_step_costs()
     hello.CopyFrom(
         worker_hello(
             "verify",
             settings.worker_id,
             runner.info,
-            runner.measure_step_costs(),
+            step_costs,
             max_sequences=settings.max_sequences,
             verification_modes=tuple(MODES),
             supports_trees=True,
@@ -67,4 +68,4 @@ def _load(settings: VerifyWorkerSettings, results: VerifyResults, hello: WorkerH
         )
     )
     scheduler = Scheduler(runner.page_table, settings.max_batch_rows, settings.max_prefill_rows)
-    return VerifyCore(runner, scheduler, results, settings.max_sequences)
+    return VerifyCore(runner, scheduler, results, settings.max_sequences, step_costs)

@@ -1,6 +1,6 @@
 """Move the keys and values of accepted tree paths to where a chain would have put them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from torch import Tensor
 from foretoken.kernels import checks, dispatch
 from foretoken.kernels.kv_compact.reference import kv_compact_reference
 
-__all__ = ["kv_compact", "kv_compact_reference"]
+__all__ = ["kv_compact", "kv_compact_layers", "kv_compact_reference"]
 
 IMPLEMENTATIONS: dict[dispatch.PathName, Callable[..., None]] = {
     "reference": kv_compact_reference,
@@ -30,12 +30,27 @@ def kv_compact(key_cache: Tensor, value_cache: Tensor, sources: Tensor, targets:
     Raises:
         ValueError: a shape, stride, dtype or device other than above; on CPU also bad starts or slots.
     """
-    if key_cache.shape[:3] != value_cache.shape[:3] or not key_cache.is_contiguous() or not value_cache.is_contiguous():
-        raise ValueError(f"keys {list(key_cache.shape)} and values {list(value_cache.shape)} must be dense and alike")
+    kv_compact_layers([key_cache], [value_cache], sources, targets, starts)
+
+
+def kv_compact_layers(
+    key_caches: Sequence[Tensor], value_caches: Sequence[Tensor], sources: Tensor, targets: Tensor, starts: Tensor
+) -> None:
+    """The same moves in each of several layers, whose caches have equally many slots; at least one layer.
+
+    Raises:
+        ValueError: as `kv_compact`.
+    """
+    pages, device = key_caches[0].shape[:2], key_caches[0].device
+    for keys, values in zip(key_caches, value_caches, strict=True):
+        is_dense = keys.is_contiguous() and values.is_contiguous()
+        if keys.shape[:3] != values.shape[:3] or keys.shape[:2] != pages or not is_dense:
+            raise ValueError(f"keys {list(keys.shape)} and values {list(values.shape)} must be dense and alike")
     for name, column, length in (("sources", sources, sources.numel()), ("targets", targets, sources.numel())):
-        checks.check_column(name, column, length, torch.int64, key_cache.device)
-        checks.check_ids(name, column, key_cache.shape[0] * key_cache.shape[1])
-    checks.check_column("starts", starts, max(1, starts.numel()), torch.int64, key_cache.device)
+        checks.check_column(name, column, length, torch.int64, device)
+        checks.check_ids(name, column, pages.numel())
+    checks.check_column("starts", starts, max(1, starts.numel()), torch.int64, device)
     checks.check_offsets("starts", starts, sources.numel())
-    _, implementation = dispatch.select(key_cache.device, IMPLEMENTATIONS)
-    implementation(key_cache, value_cache, sources, targets, starts)
+    _, implementation = dispatch.select(device, IMPLEMENTATIONS)
+    for keys, values in zip(key_caches, value_caches, strict=True):
+        implementation(keys, values, sources, targets, starts)

@@ -9,4 +9,4 @@ def kv_compact_reference(
     """See `foretoken.kernels.kv_compact.kv_compact`. Reads all, then writes all, which is the same."""
     for cache in (key_cache, value_cache):
         slots = cache.view(-1, *cache.shape[2:])
-        slots[targets] = slots[sources]
+        slots.index_copy_(0, targets, slots.index_select(0, sources))

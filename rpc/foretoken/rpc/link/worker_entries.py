@@ -39,13 +39,15 @@ CoreCall = Callable[[CoreT], None]
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """Sequences at work, sequences waiting, KV pages, preemptions since the start."""
+    """Sequences at work, sequences waiting, KV pages, preemptions since the start, speed and price of a row."""
 
     num_running: int
     num_waiting: int
     num_free_pages: int
     num_pages: int
     num_preemptions: int = 0
+    tokens_per_s: float = 0.0
+    row_price: float = 0.0
 
     def to_message(self) -> Load:
         return Load(
@@ -54,6 +56,8 @@ class WorkerLoad:
             free_pages=self.num_free_pages,
             total_pages=self.num_pages,
             preemptions=self.num_preemptions,
+            tokens_per_s=self.tokens_per_s,
+            row_price=self.row_price,
         )
 
 

@@ -137,6 +137,12 @@ def validate_draft_request(request: DraftRequest, *, max_draft_tokens: int) -> N
     """
     _check_sequence("request", request.sequence_id)
     check_range("request.num_tokens", request.num_tokens, 1, max_draft_tokens)
+    if request.HasField("terms"):
+        terms = request.terms
+        check_range("request.terms.max_tokens", terms.max_tokens, request.num_tokens, max_draft_tokens)
+        for name in ("row_price", "min_gain"):
+            if not (value := getattr(terms, name)) >= 0:  # nor NaN
+                raise InvalidArgumentError(f"request.terms.{name}", value, "must be at least 0")
 
 
 def validate_verdict(verdict: Verdict, *, num_draft_tokens: int, vocab_size: int) -> None:

@@ -1,4 +1,4 @@
-"""What the drafts of one source bring, as decayed means; drafts of unlike confidence are kept apart."""
+"""What the rounds of one source bring and take, as decayed means; drafts of unlike confidence are kept apart."""
 
 from dataclasses import dataclass
 
@@ -23,10 +23,10 @@ class DecayedMean:
         return self.total / self.num if self.num else 0.0
 
 
-class TokensPerRound:
-    """Mean tokens of a round by the confidence its draft was made with."""
+class RoundMeans:
+    """Mean of a number per round, by the confidence the round's draft was made with."""
 
-    def __init__(self, decay: float, prior: "TokensPerRound | None" = None, prior_rounds: float = 0.0) -> None:
+    def __init__(self, decay: float, prior: "RoundMeans | None" = None, prior_rounds: float = 0.0) -> None:
         """What `prior` knows of a confidence when that first occurs counts as `prior_rounds` rounds."""
         self._decay = decay
         self._prior = prior
@@ -34,9 +34,13 @@ class TokensPerRound:
         self._all = DecayedMean(decay)
         self._means: dict[int, DecayedMean] = {}
 
-    def add(self, confidence: int, num_tokens: int) -> None:
-        self._all.add(num_tokens)
-        (self._known(confidence) or self._means.setdefault(confidence, DecayedMean(self._decay))).add(num_tokens)
+    def knows(self, confidence: int) -> bool:
+        """Whether anything was added under it."""
+        return confidence in self._means
+
+    def add(self, confidence: int, value: float) -> None:
+        self._all.add(value)
+        (self._known(confidence) or self._means.setdefault(confidence, DecayedMean(self._decay))).add(value)
 
     def mean(self, confidence: int) -> float:
         """Of that confidence; of all while there is nothing on it; 0 while there is nothing at all."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from foretoken.draft_worker.tokens_per_round import DecayedMean, TokensPerRound
+from foretoken.draft_worker.round_means import DecayedMean, RoundMeans
 
 
 def test_a_decayed_mean_weighs_the_past_less():
@@ -14,7 +14,7 @@ def test_a_decayed_mean_weighs_the_past_less():
 
 
 def test_confidences_are_kept_apart_and_an_unknown_one_counts_as_all():
-    tokens = TokensPerRound(0.9)
+    tokens = RoundMeans(0.9)
     assert tokens.mean(0) == 0
     tokens.add(0, 1)
     tokens.add(3, 5)
@@ -23,8 +23,8 @@ def test_confidences_are_kept_apart_and_an_unknown_one_counts_as_all():
 
 
 def test_a_prior_counts_as_so_many_rounds_once_it_knows_something():
-    common = TokensPerRound(0.9)
-    tokens = TokensPerRound(1.0, common, prior_rounds=3)
+    common = RoundMeans(0.9)
+    tokens = RoundMeans(1.0, common, prior_rounds=3)
     assert tokens.mean(1) == 0
     common.add(1, 4)
     assert tokens.mean(2) == 4, "nothing on it anywhere: as all of them"

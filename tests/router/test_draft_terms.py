@@ -1,0 +1,83 @@
+"""Where a request leaves the number of draft tokens open, drafters hear what drafts cost; pauses follow empty ones."""
+
+import pytest
+
+from foretoken.router.draft_terms import draft_terms
+from foretoken.v1.types_pb2 import Load
+from tests.router.conftest import MakeCluster
+from tests.router.harness import Cluster
+
+PROMPT = [5, 6, 7]
+
+
+async def priced(make_cluster: MakeCluster, **options) -> Cluster:
+    """A cluster whose verify worker says what rows cost."""
+    cluster = await make_cluster(**options)
+    for verifier in cluster.verifiers:
+        verifier.tokens_per_s, verifier.row_price = 1000.0, 0.25
+    await cluster.generate(prompt_ids=PROMPT, max_new_tokens=2, ignore_eos=True)  # the router hears of it
+    for drafter in cluster.drafters:
+        drafter.requests = []
+    return cluster
+
+
+def test_terms_count_in_tokens():
+    assert draft_terms(Load(running=4), 16, 0.002) is None, "the worker's speed is not known"
+    terms = draft_terms(Load(running=4, tokens_per_s=1000.0, row_price=0.5), 16, 0.002)
+    assert terms is not None
+    assert (terms.max_tokens, terms.row_price) == (16, 0.5)
+    assert terms.min_gain == pytest.approx(0.75 * 0.002 * 1000 / 4), "what one sequence would emit while it waits"
+
+
+async def test_a_silent_request_gets_as_much_as_pays(make_cluster: MakeCluster) -> None:
+    cluster = await priced(make_cluster)
+    (drafter,) = cluster.drafters
+    drafter.heeds_terms, drafter.agreement = True, 1.0
+    reply = await cluster.generate(prompt_ids=PROMPT, max_new_tokens=60, ignore_eos=True)
+    assert reply.ids == cluster.target_ids(60, PROMPT)
+    first, *_, last = drafter.requests
+    assert (first.num_tokens, first.terms.max_tokens, first.terms.row_price) == (5, 16, 0.25)
+    assert last.terms.max_tokens < 16, "no more than the answer has room for"
+    assert reply.finish.speculation.num_draft_tokens / reply.finish.speculation.num_drafts > 5
+
+
+async def test_a_number_that_was_asked_for_is_the_number(make_cluster: MakeCluster) -> None:
+    cluster = await priced(make_cluster)
+    (drafter,) = cluster.drafters
+    drafter.heeds_terms = True
+    await cluster.generate(prompt_ids=PROMPT, max_new_tokens=30, ignore_eos=True, num_draft_tokens=7)
+    assert {request.HasField("terms") for request in drafter.requests} == {False}
+    assert drafter.requests[0].num_tokens == 7
+
+
+async def test_the_smaller_of_both_workers_limits_counts(make_cluster: MakeCluster) -> None:
+    limits = [{"max_draft_tokens": number} for number in (9, 12)]
+    cluster = await priced(make_cluster, verify_hellos=limits[:1], draft_hellos=limits[1:])
+    cluster.drafters[0].heeds_terms = True
+    reply = await cluster.generate(prompt_ids=PROMPT, max_new_tokens=40, ignore_eos=True)
+    assert cluster.drafters[0].requests[0].terms.max_tokens == 9
+    assert reply.ids == cluster.target_ids(40, PROMPT)
+
+
+async def test_ever_more_plain_steps_follow_empty_drafts(make_cluster: MakeCluster) -> None:
+    cluster = await priced(make_cluster)
+    cluster.drafters[0].faults.is_empty = True
+    reply = await cluster.generate(prompt_ids=PROMPT, max_new_tokens=40, ignore_eos=True)
+    assert reply.ids == cluster.target_ids(40, PROMPT)
+    # Asked after 0, 2, 6, 14, 22, 30 and 38 tokens.
+    stats = reply.finish.speculation
+    assert (stats.num_drafts, stats.num_rounds, stats.num_verify_forwards) == (0, 7, 40)
+
+
+async def test_a_draft_ends_the_pauses(make_cluster: MakeCluster) -> None:
+    cluster = await priced(make_cluster)
+    (drafter,) = cluster.drafters
+    drafter.faults.empty_answers = 3
+    reply = await cluster.generate(prompt_ids=PROMPT, max_new_tokens=60, ignore_eos=True)
+    assert reply.ids == cluster.target_ids(60, PROMPT)
+    stats = reply.finish.speculation
+    assert stats.num_rounds == stats.num_drafts + 3 and stats.num_drafts > 5
+    drafter.faults.empty_answers = 1
+    drafter.requests = []
+    stats = (await cluster.generate(prompt_ids=PROMPT, max_new_tokens=4, ignore_eos=True)).finish.speculation
+    assert (stats.num_rounds, len(drafter.requests)) == (2, 2), "2 plain steps, a draft"
