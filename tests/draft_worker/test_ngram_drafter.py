@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from foretoken.draft_worker.calibration import Calibration
 from foretoken.draft_worker.drafter import DraftSequence, DraftTerms
 from foretoken.draft_worker.ngram_drafter import NgramDrafter, NgramLookup, NgramSettings
 from foretoken.engine.sampling import SamplingParams
@@ -108,6 +109,28 @@ def test_scores_are_corrected_by_what_is_accepted(fake_runner_class):
         bench.core.commit((1, 1), len(entry.ids), [rng.randrange(8)])
     assert sum(sizes[:20]) / 20 > 4
     assert sum(sizes[-100:]) / 100 < sum(sizes[:20]) / 20 / 2
+
+
+def test_a_drafter_that_was_wrong_for_long_is_believed_again():
+    rng, calibration = random.Random(3), Calibration()
+    terms = DraftTerms(16, 0.9)
+
+    def sizes(next_ids):
+        ids = [*range(8)] * 8
+        lookup = NgramLookup(NgramSettings(), ids, calibration)
+        for token_id in next_ids:
+            draft_ids, _ = lookup.propose(5, True, terms)
+            yield len(draft_ids)
+            ids.append(token_id)
+            lookup.follow()
+
+    assert sum(sizes(range(8))) >= 32
+    for _ in range(200):  # each text starts as the first did and goes on otherwise
+        list(sizes([50 + rng.randrange(40)]))
+    assert sum(sizes([0])) == 0
+    for _ in range(400):
+        list(sizes([0]))
+    assert sum(sizes([0])) >= 1
 
 
 def test_matches_shorter_than_asked_for_are_none():

@@ -2,9 +2,8 @@
 
 Tokens per round are the sequence's own, time per round is that of all sequences. A round is timed from its request to
 the commit that ends it, so that it counts drafting, verifying and all between, also the steps without a draft that may
-follow an empty one. A drafter that answers at once is judged
-by how sure it is of this very draft, and what it would have brought is also learnt while another drafts: its drafts
-cost nothing, and the target says the rest.
+follow an empty one. A drafter that answers at once is judged by how sure it is of this very draft, and what it would
+have brought is also learnt while another drafts: its drafts cost nothing, and the target says the rest.
 Knows drafters by their protocol only; they are stepped by whoever hosts them.
 """
 
@@ -166,7 +165,7 @@ class FusedDrafter:
     def _request_first(self, fused: _Fused, sequence: DraftSequence, num_tokens: int) -> None:
         """Ask the first source, always: a choice by speed would make the tokens depend on the clock."""
         source = next(iter(fused.sources.values()))
-        source.sequence.takes_trees, source.sequence.terms = sequence.takes_trees, sequence.terms
+        source.sequence.takes_trees = sequence.takes_trees
         self._opened(source).request(source.sequence, num_tokens)
 
     def _choose(self, fused: _Fused) -> str:

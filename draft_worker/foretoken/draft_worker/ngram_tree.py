@@ -42,7 +42,7 @@ def grow_tree(
     Args:
         automaton: of exactly `ids`.
         match: state and length of the matched suffix, at least 1 long.
-        min_score: of every node.
+        min_score: of every node but the first, whose fate tells whether scores are right.
     """
     draft_ids: list[int] = []
     parents: list[int] = []
@@ -60,7 +60,7 @@ def grow_tree(
                 child = _Candidate(-child_score, num_pushed, token_id, node, depth + 1, target, length + 1)
                 heapq.heappush(candidates, child)
                 num_pushed += 1
-        if not candidates or len(draft_ids) == num_nodes or -candidates[0].negative_score < min_score:
+        if not candidates or len(draft_ids) == num_nodes or (draft_ids and -candidates[0].negative_score < min_score):
             return draft_ids, parents, scores
         best = heapq.heappop(candidates)
         node, depth, score = len(draft_ids), best.depth, -best.negative_score
