@@ -362,7 +362,7 @@ def test_a_shadow_draft_brings_what_verifying_it_would_have(draft_ids, parents, 
 
 
 class CatchingUp(Clocked):
-    """The quick source takes nine times as long in the first round after others drafted."""
+    """The quick source takes nine times as long in a round after others drafted 36 tokens."""
 
     def round(self, sequence_id, rates):
         quick_before = self.quick.num_rounds
@@ -390,10 +390,10 @@ class CatchingUp(Clocked):
 def test_catching_up_with_what_others_drafted_is_not_held_against_a_source(fake_runner_class):
     bench = CatchingUp(fake_runner_class())
     bench.open(1, [5], "fused", max_length=10_000)
-    chosen = [bench.round(1, {1: 3, 2: 4})[0] for _ in range(60)]
-    assert chosen[20:].count(2) / 40 > 0.6, "4 tokens a second against 3, once it has caught up"
+    chosen = [bench.round(1, {1: 36, 2: 48})[0] for _ in range(60)]
+    assert chosen[20:].count(2) / 40 > 0.6, "48 tokens a second against 36, once it has caught up"
     bench.open(2, [5], "fused", max_length=10_000)
-    assert [bench.round(2, {1: 3, 2: 4})[0] for _ in range(6)] == [2] * 6
+    assert [bench.round(2, {1: 36, 2: 48})[0] for _ in range(6)] == [2] * 6
 
 
 class Counting(NamedDrafter):

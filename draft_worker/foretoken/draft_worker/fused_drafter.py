@@ -31,7 +31,9 @@ _PRIOR_ROUNDS = 8.0
 _TRIAL_SHARE = 0.03
 """Part of the time that trying other sources may cost, all together."""
 _TRIAL_ROUNDS = 2
-"""A trial's first round is not timed, its second is."""
+"""Of a trial at most; where the first is not timed, the second is."""
+_MANY_MISSED = 32
+"""Tokens whose prefill would make a round look slower than the source's rounds are."""
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 8, 200
 """Rounds from one trial of a source to the next."""
 
@@ -52,6 +54,8 @@ class _Source:
     is_open: bool = False
     """Whether the drafter has it: one that answers at once from the beginning, so that it can say how sure it is,
     others not before they are to draft, so that what is never asked costs nothing."""
+    last_length: int = 0
+    """Of the sequence after its last round."""
     last_round: int = 0
     """When it was the fastest or was tried."""
     num_wanted: int = 0
@@ -73,8 +77,8 @@ class _Fused:
     asked_ns: int = 0
     asked_confidence: int = 0
     is_fresh: bool = False
-    """Whether `asked` did not draft the round before too, and computes what it missed. Such a round is not timed: it
-    includes the prefill of the prompt, or of what was committed while others drafted."""
+    """Whether `asked` has not drafted here for long. Such a round is not timed: it includes the prefill of the prompt,
+    or of what was committed while others drafted."""
     is_trial: bool = False
     """Whether `asked` drafts to be timed."""
 
@@ -128,12 +132,13 @@ class FusedDrafter:
         if sequence.steers_tokens:
             self._request_first(fused, sequence, num_tokens)
             return
+        for source in fused.sources.values():
+            source.sequence.takes_trees, source.sequence.terms = sequence.takes_trees, sequence.terms
         name = self._choose(fused)
         asked = fused.sources[name]
-        fused.is_fresh = name != fused.asked and not isinstance(asked.drafter, ImmediateDrafter)
+        fused.is_fresh = not asked.is_open or len(sequence.ids) - asked.last_length > _MANY_MISSED
         fused.is_asked, fused.asked, fused.asked_ns = True, name, self._clock_ns()
         for other, source in fused.sources.items():
-            source.sequence.takes_trees, source.sequence.terms = sequence.takes_trees, sequence.terms
             if other != name and source.shadow is None and isinstance(source.drafter, ImmediateDrafter):
                 self._num_wanted += source.num_wanted == 0
                 source.num_wanted = num_tokens
@@ -169,7 +174,7 @@ class FusedDrafter:
         self._opened(source).request(source.sequence, num_tokens)
 
     def _choose(self, fused: _Fused) -> str:
-        """The fastest source, or one to be timed: for two rounds, of which the second is."""
+        """The fastest source, or one to be timed: for two rounds if the first is not."""
         fused.num_rounds += 1
         if fused.is_trial and fused.is_fresh:
             fused.is_trial = False
@@ -237,9 +242,10 @@ class FusedDrafter:
         return min(_LONGEST_PAUSE, max(_SHORTEST_PAUSE, _TRIAL_ROUNDS * (1.0 - speed) / share))
 
     def _learn(self, fused: _Fused, num_tokens: int) -> None:
-        name = fused.asked
+        name, source = fused.asked, fused.sources[fused.asked]
         self._num_failed[name] = 0
-        self._count(name, fused.sources[name], fused.asked_confidence, num_tokens)
+        source.last_length = len(source.sequence.ids)
+        self._count(name, source, fused.asked_confidence, num_tokens)
         if not fused.is_fresh:
             self._round_ns[name].add(fused.asked_confidence, max(1, self._clock_ns() - fused.asked_ns))
             self._num_passed[name, fused.asked_confidence] = 0

@@ -6,6 +6,7 @@ or a tree of the most frequent continuations where the target takes trees. Needs
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from foretoken.draft_worker.calibration import Calibration
 from foretoken.draft_worker.drafter import Drafted, DraftSequence, DraftTerms
@@ -56,6 +57,16 @@ class NgramSettings:
         return new
 
 
+class _ScoredDraft(NamedTuple):
+    asked: DraftTerms | int
+    """For these terms, or that number of tokens."""
+    draft_ids: list[int]
+    parents: list[int]
+    shares: list[float]
+    scores: list[float]
+    """Shares as corrected."""
+
+
 class NgramLookup:
     """One sequence's text, and what it says of its own continuation."""
 
@@ -66,8 +77,8 @@ class NgramLookup:
         self._settings = settings
         self._ids = ids
         self._calibration = calibration or Calibration()
-        self._last: tuple[list[int], list[int], list[float]] | None = None
-        """The last draft that came with scores."""
+        self._last: _ScoredDraft | None = None
+        """The last draft that came with scores; none since the text grew."""
         self._automaton = SuffixAutomaton()
         self.follow()
 
@@ -75,7 +86,7 @@ class NgramLookup:
         """Take in what was appended."""
         new_ids = self._ids[self._automaton.num_ids :]
         if self._last is not None:
-            self._calibration.learn(*self._last, new_ids)
+            self._calibration.learn(self._last.draft_ids, self._last.parents, self._last.shares, new_ids)
             self._last = None
         self._automaton.extend(new_ids)
 
@@ -90,29 +101,47 @@ class NgramLookup:
         state, length = self._automaton.match(settings.max_ngram or None)
         if length < settings.min_ngram:
             return [], None
-        max_depth = length * settings.draft_factor or MAX_NGRAM
         if not takes_trees or settings.max_branches == 1:
-            return self._chain(state, min(num_tokens, max_depth)), None
-        num_nodes = terms.max_tokens if terms is not None else num_tokens
-        draft_ids, parents, scores = grow_tree(
-            self._automaton,
-            self._ids,
-            (state, length),
-            num_nodes=num_nodes,
-            max_branches=settings.max_branches,
-            max_depth=min(num_nodes, max_depth),
-            min_score=self._calibration.share(terms.row_price) if terms is not None else 0.0,
-        )
-        self._last = draft_ids, parents, scores
-        if terms is not None and not terms.is_worth([self._calibration.score(score) for score in scores]):
+            return self._chain(state, min(num_tokens, length * settings.draft_factor or num_tokens)), None
+        draft = self._scored(num_tokens, terms, (state, length))
+        if terms is not None and not terms.is_worth(draft.scores):
             return [], None
-        is_chain = all(parent == index - 1 for index, parent in enumerate(parents))
-        return draft_ids, None if is_chain else parents
+        is_chain = all(parent == index - 1 for index, parent in enumerate(draft.parents))
+        return draft.draft_ids, None if is_chain else draft.parents
 
     def match_length(self) -> int:
         """Tokens of the longest match, 0 where there is nothing to draft from."""
         _, length = self._automaton.match(self._settings.max_ngram or None)
         return length if length >= self._settings.min_ngram else 0
+
+    def expected_accepted(self, takes_trees: bool, terms: DraftTerms) -> float | None:
+        """Tokens expected to be accepted of a draft under `terms`; 0 where it would be empty, None = unknown."""
+        settings = self._settings
+        if not takes_trees or settings.max_branches == 1:
+            return None
+        match = self._automaton.match(settings.max_ngram or None)
+        if match[1] < settings.min_ngram:
+            return 0.0
+        scores = self._scored(terms.max_tokens, terms, match).scores
+        return sum(scores) if terms.is_worth(scores) else 0.0
+
+    def _scored(self, num_tokens: int, terms: DraftTerms | None, match: tuple[int, int]) -> "_ScoredDraft":
+        """The tree for that number, or for the terms, made once."""
+        asked = terms or num_tokens
+        if self._last is None or self._last.asked != asked:
+            num_nodes = num_tokens if terms is None else terms.max_tokens
+            draft_ids, parents, shares = grow_tree(
+                self._automaton,
+                self._ids,
+                match,
+                num_nodes=num_nodes,
+                max_branches=self._settings.max_branches,
+                max_depth=min(num_nodes, match[1] * self._settings.draft_factor or num_nodes),
+                min_score=0.0 if terms is None else self._calibration.share(terms.row_price),
+            )
+            scores = [self._calibration.score(share) for share in shares]
+            self._last = _ScoredDraft(asked, draft_ids, parents, shares, scores)
+        return self._last
 
     def guess(self, draft_ids: list[int], num_tokens: int) -> list[int]:
         """At most `num_tokens` ids, as a chain, after `draft_ids` more than the text has."""
@@ -155,8 +184,14 @@ class NgramDrafter(ImmediateDrafter):
         self._lookups.pop(sequence, None)
 
     def confidence(self, sequence: DraftSequence) -> int:
-        """Grows with the match: 0 without one, then 1, 2 to 3, 4 to 7 tokens and so on."""
-        return min(_MAX_CONFIDENCE, self._lookups[sequence].match_length().bit_length())
+        """Under terms it grows with the tokens expected to be accepted: 0 for an empty draft, 1 for less than one, then
+        1, 2 to 3, 4 to 7 and so on. Otherwise with the match: 0 without one, then 1, 2 to 3 tokens and so on."""
+        lookup = self._lookups[sequence]
+        if sequence.terms is not None:
+            expected = lookup.expected_accepted(sequence.takes_trees, sequence.terms)
+            if expected is not None:
+                return 1 + int(expected).bit_length() if expected else 0
+        return min(_MAX_CONFIDENCE, lookup.match_length().bit_length())
 
     def propose(self, sequence: DraftSequence, num_tokens: int) -> Drafted:
         draft_ids, parents = self._lookups[sequence].propose(num_tokens, sequence.takes_trees, sequence.terms)
