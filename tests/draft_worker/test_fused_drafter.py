@@ -390,10 +390,19 @@ class CatchingUp(Clocked):
 def test_catching_up_with_what_others_drafted_is_not_held_against_a_source(fake_runner_class):
     bench = CatchingUp(fake_runner_class())
     bench.open(1, [5], "fused", max_length=10_000)
-    chosen = [bench.round(1, {1: 36, 2: 48})[0] for _ in range(60)]
-    assert chosen[20:].count(2) / 40 > 0.6, "48 tokens a second against 36, once it has caught up"
+    chosen = [bench.round(1, {1: 36, 2: 120})[0] for _ in range(60)]
+    assert chosen[20:].count(2) / 40 > 0.6, "120 tokens a second against 36, once it has caught up"
     bench.open(2, [5], "fused", max_length=10_000)
-    assert [bench.round(2, {1: 36, 2: 48})[0] for _ in range(6)] == [2] * 6
+    assert [bench.round(2, {1: 36, 2: 120})[0] for _ in range(6)] == [2] * 6
+
+
+def test_a_first_round_that_takes_long_must_be_worth_it(fake_runner_class):
+    bench = CatchingUp(fake_runner_class())
+    bench.open(1, [5], "fused", max_length=10_000)
+    assert [bench.round(1, {1: 36, 2: 48})[0] for _ in range(60)][20:].count(2) / 40 > 0.6
+    bench.open(2, [5], "fused", max_length=10_000)
+    chosen = [bench.round(2, {1: 36, 2: 48})[0] for _ in range(5)]
+    assert chosen == [1] * 5, "8 seconds are not soon saved"
 
 
 class Counting(NamedDrafter):

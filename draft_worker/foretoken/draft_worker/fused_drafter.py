@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from foretoken.draft_worker.drafter import Drafted, Drafter, DraftSequence
 from foretoken.draft_worker.drafter_settings import check_names
 from foretoken.draft_worker.immediate_drafter import ImmediateDrafter
-from foretoken.draft_worker.round_means import RoundMeans
+from foretoken.draft_worker.round_means import DecayedMean, RoundMeans
 from foretoken.draft_worker.shadow_draft import ShadowDraft
 
 logger = logging.getLogger(__name__)
@@ -32,6 +32,8 @@ _TRIAL_SHARE = 0.03
 """Part of the time that trying other sources may cost, all together."""
 _TRIAL_ROUNDS = 2
 """Of a trial at most; where the first is not timed, the second is."""
+_ROUNDS_AFTER_FIRST = 5
+"""Rounds that bear the prompt's prefill, which a source's first round in a sequence includes."""
 _MANY_MISSED = 32
 """Tokens whose prefill would make a round look slower than the source's rounds are."""
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 8, 200
@@ -55,7 +57,7 @@ class _Source:
     """Whether the drafter has it: one that answers at once from the beginning, so that it can say how sure it is,
     others not before they are to draft, so that what is never asked costs nothing."""
     last_length: int = 0
-    """Of the sequence after its last round."""
+    """Of the sequence after its last round; 0 before the first."""
     last_round: int = 0
     """When it was the fastest or was tried."""
     num_wanted: int = 0
@@ -91,6 +93,8 @@ class FusedDrafter:
         self._clock_ns = clock_ns
         self._tokens = {name: RoundMeans(_COMMON_DECAY) for name in self._sources}
         self._round_ns = {name: RoundMeans(_COMMON_DECAY) for name in self._sources}
+        self._first_ns = {name: DecayedMean(_COMMON_DECAY) for name in self._sources}
+        """Of a source's first round in a sequence."""
         self._num_passed: Counter[tuple[str, int]] = Counter()
         """Rounds since a source that answers at once was last timed with a confidence it had in them."""
         self._num_failed = dict.fromkeys(self._sources, 0)
@@ -219,6 +223,8 @@ class FusedDrafter:
         for name, source in fused.sources.items():
             confidence = self._confidence(source)
             mean_ns = self._round_ns[name].mean(confidence)
+            if not source.is_open:
+                mean_ns += max(0.0, self._first_ns[name].mean - mean_ns) / _ROUNDS_AFTER_FIRST
             is_known = mean_ns > 0 and not self._is_broken(name)
             speeds[name] = source.tokens.mean(confidence) / mean_ns if is_known else 0.0
         return speeds
@@ -244,11 +250,14 @@ class FusedDrafter:
     def _learn(self, fused: _Fused, num_tokens: int) -> None:
         name, source = fused.asked, fused.sources[fused.asked]
         self._num_failed[name] = 0
-        source.last_length = len(source.sequence.ids)
         self._count(name, source, fused.asked_confidence, num_tokens)
+        round_ns = max(1, self._clock_ns() - fused.asked_ns)
         if not fused.is_fresh:
-            self._round_ns[name].add(fused.asked_confidence, max(1, self._clock_ns() - fused.asked_ns))
+            self._round_ns[name].add(fused.asked_confidence, round_ns)
             self._num_passed[name, fused.asked_confidence] = 0
+        elif not source.last_length:
+            self._first_ns[name].add(round_ns)
+        source.last_length = len(source.sequence.ids)
 
     def _count(self, name: str, source: _Source, confidence: int, num_tokens: int) -> None:
         source.tokens.add(confidence, num_tokens)
