@@ -11,19 +11,22 @@ from foretoken.draft_worker.calibration import Calibration
 def test_claims_become_what_happens(claimed, true):
     rng, calibration = random.Random(1), Calibration()
     for _ in range(4000):
-        calibration.learn([7], None, [claimed], [7 if rng.random() < true else 8])
+        calibration.learn([7], [-1], [claimed], [7 if rng.random() < true else 8])
     assert calibration.score(claimed) == pytest.approx(true, abs=0.1)
 
 
 def test_scores_and_shares_are_inverse_and_keep_their_order():
     calibration = Calibration()
     for _ in range(100):
-        calibration.learn([7], None, [0.9], [8])
+        calibration.learn([7], [-1], [0.9], [8])
     assert calibration.exponent > 1
     scores = [calibration.score(share / 10) for share in range(11)]
     assert scores == sorted(scores) and scores[0] == 0 and scores[-1] == 1
     for share in (0.1, 0.5, 0.9):
         assert calibration.share(calibration.score(share)) == pytest.approx(share)
+
+
+CHAIN = [-1, 0, 1]
 
 
 class Noting(Calibration):
@@ -38,10 +41,10 @@ class Noting(Calibration):
 @pytest.mark.parametrize(
     ("parents", "ids", "expected"),
     [
-        (None, [1, 2, 9], [(0.8, True), (0.5, True), (0.5, False)]),
-        (None, [1], [(0.8, True)]),
-        (None, [9, 9, 9, 9], [(0.8, False)]),
-        (None, [1, 2, 3, 4, 5], [(0.8, True), (0.5, True), (0.5, True)]),
+        (CHAIN, [1, 2, 9], [(0.8, True), (0.5, True), (0.5, False)]),
+        (CHAIN, [1], [(0.8, True)]),
+        (CHAIN, [9, 9, 9, 9], [(0.8, False)]),
+        (CHAIN, [1, 2, 3, 4, 5], [(0.8, True), (0.5, True), (0.5, True)]),
         ([-1, -1, 1], [2, 3], [(0.8, False), (0.4, True), (0.5, True)]),
         ([-1, 0, -1], [1, 9], [(0.8, True), (0.5, False)]),
     ],
@@ -54,5 +57,5 @@ def test_a_token_counts_where_all_before_it_were_accepted(parents, ids, expected
 
 def test_impossible_shares_are_left_alone():
     calibration = Calibration()
-    calibration.learn([1, 2], None, [0.0, 0.0], [1, 2])
+    calibration.learn([1, 2], [-1, 0], [0.0, 0.0], [1, 2])
     assert 0 < calibration.exponent < 10

@@ -208,36 +208,6 @@ class Sure(ImmediateDrafter):
         return Drafted(sequence, [9] * (num_tokens if self.is_sure else 1))
 
 
-class Timed(Clocked):
-    """A source of 2 tokens a second, and one that answers at once: 5 in 4 seconds where it is sure, 1 in a third
-    elsewhere."""
-
-    def drafters(self):
-        self.now_ns, self.rng = 0, random.Random(1)
-        self.steady, self.switching = NamedDrafter(3), Sure()
-        sources = {"steady": self.steady, "switching": self.switching}
-        return {**sources, "fused": FusedDrafter(sources, lambda: self.now_ns)}
-
-    def round(self, sequence_id):
-        """Whether the source that answers at once was asked, and whether it was sure."""
-        is_sure = self.switching.is_sure = self.rng.random() < 0.5
-        draft = self.draft(sequence_id, num_tokens=4)[sequence_id]
-        while self.core.has_work:
-            self.core.step()
-        num_tokens, seconds = (2, 1) if draft == [3] else (5, 4) if is_sure else (1, 1 / 3)
-        self.now_ns += int(1e9 * seconds)
-        entry = self.core._sequences[(1, sequence_id)].sequence
-        self.core.commit((1, sequence_id), len(entry.ids), [9 if is_sure else 8] * num_tokens)
-        return draft != [3], is_sure
-
-
-def test_rounds_of_different_confidence_take_different_times(fake_runner_class):
-    bench = Timed(fake_runner_class())
-    bench.open(1, [5], "fused", max_length=10_000)
-    rounds = [bench.round(1) for _ in range(2000)][-400:]
-    assert sum(asked != is_sure for asked, is_sure in rounds) / len(rounds) > 0.9, "short rounds without a draft pay"
-
-
 def test_what_was_not_worth_it_is_no_round(fake_runner_class):
     bench = Shadowed(fake_runner_class())
     bench.open(1, [6], "fused", max_length=10_000)
@@ -260,18 +230,36 @@ class Switching(Clocked):
         sources = {"steady": self.steady, "switching": self.switching}
         return {**sources, "fused": FusedDrafter(sources, lambda: self.now_ns)}
 
+    def outcome(self, draft):
+        """Tokens and seconds of a round with that draft."""
+        return 2 if draft == [3] else 5 if self.switching.is_sure else 1, 1.0
+
     def round(self, sequence_id):
-        """Whether the source that answers at once was asked, and whether it was sure; a round takes a second."""
+        """Whether the source that answers at once was asked, and whether it was sure."""
         self.switching.is_sure = self.rng.random() < 0.5
         draft = self.draft(sequence_id, num_tokens=4)[sequence_id]
         while self.core.has_work:
             self.core.step()
-        self.now_ns += 1_000_000_000
+        num_tokens, seconds = self.outcome(draft)
+        self.now_ns += int(1e9 * seconds)
         says = 9 if self.switching.is_sure else 8
-        num_tokens = 2 if draft == [3] else 5 if self.switching.is_sure else 1
         entry = self.core._sequences[(1, sequence_id)].sequence
         self.core.commit((1, sequence_id), len(entry.ids), [says] * num_tokens)
         return draft != [3], self.switching.is_sure
+
+
+class Timed(Switching):
+    """The first brings its tokens in a second; the other 5 in 4 seconds where it is sure, 1 in a third elsewhere."""
+
+    def outcome(self, draft):
+        return (2, 1.0) if draft == [3] else (5, 4.0) if self.switching.is_sure else (1, 1 / 3)
+
+
+def test_rounds_of_different_confidence_take_different_times(fake_runner_class):
+    bench = Timed(fake_runner_class())
+    bench.open(1, [5], "fused", max_length=10_000)
+    rounds = [bench.round(1) for _ in range(2000)][-400:]
+    assert sum(asked != is_sure for asked, is_sure in rounds) / len(rounds) > 0.9, "short rounds without a draft pay"
 
 
 def test_a_source_is_asked_when_it_is_sure(fake_runner_class):

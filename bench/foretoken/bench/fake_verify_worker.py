@@ -91,9 +91,8 @@ class FakeVerifyWorker(FakeWorker):
         super().__init__(hello, step_s, host)
         self.model = model
         self.faults = VerifyFaults()
-        self.tokens_per_s = 0.0
-        self.row_price = 0.0
-        """These two as its load says."""
+        self.tokens_per_s, self.row_price = 0.0, 0.0
+        """As its load says."""
         self.num_blocks = 0
         """Drafted blocks verified."""
         self._errors: list[tuple[FakeLink, LinkError]] = []

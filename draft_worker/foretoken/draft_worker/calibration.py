@@ -1,4 +1,4 @@
-"""How often drafts that a drafter calls so and so likely are really accepted.
+"""How often the tokens that a drafter calls likely, by their share of what it knows, are really accepted.
 
 Knows shares and what was committed, nothing of models or n-grams.
 """
@@ -30,7 +30,7 @@ class Calibration:
         return math.pow(score, 1.0 / self.exponent)
 
     def learn(
-        self, draft_ids: Sequence[int], parents: Sequence[int] | None, shares: Sequence[float], ids: Sequence[int]
+        self, draft_ids: Sequence[int], parents: Sequence[int], shares: Sequence[float], ids: Sequence[int]
     ) -> None:
         """Follow the committed `ids` along a draft: each token whose predecessors were accepted was so itself, or not.
 
@@ -38,7 +38,7 @@ class Calibration:
         """
         node, depth, share = -1, 0, 1.0
         for index, draft_id in enumerate(draft_ids):
-            if (index - 1 if parents is None else parents[index]) != node or depth >= len(ids) or share <= 0.0:
+            if parents[index] != node or depth >= len(ids) or share <= 0.0:
                 continue
             is_accepted = draft_id == ids[depth]
             self._observe(shares[index] / share, is_accepted)
