@@ -92,6 +92,48 @@ void scores_dots(const Attention<bf16>& job, const bf16* keys_of_head, int64_t b
 }
 #endif
 
+// The numbers of a key as floats, at `room` unless they are.
+inline const float* as_floats(const float* key, int64_t, float*) { return key; }
+inline const float* as_floats(const bf16* key, int64_t size, float* room) {
+  int64_t d = 0;
+  for (; d + kLanes <= size; d += kLanes) store16(room + d, load16(key + d));
+  for (; d < size; ++d) room[d] = to_float(key[d]);
+  return room;
+}
+
+// Scores of places [begin, end) by float vectors, a few keys at a time; of lanes beyond V vectors, any numbers.
+template <int V, class T>
+void scores_vectors(const T* keys_of_head, int64_t slot_size, int64_t size, int64_t begin, int64_t end, Scratch& scratch,
+                    float (*scores)[kLanes]) {
+  constexpr int kKeys = kNative == kLanes ? kKeyBlock : 4;  // whose sums stay in registers
+  scratch.floats.resize(kKeys * size);
+  for (int64_t place = begin; place < end; place += kKeys) {
+    const float* keys[kKeys];
+    Native sums[kKeys][V];
+#pragma GCC unroll 8
+    for (int i = 0; i < kKeys; ++i) {
+      const int64_t slot = scratch.slots[std::min<int64_t>(place + i, end - 1)];
+      keys[i] = as_floats(keys_of_head + slot * slot_size, size, &scratch.floats[i * size]);
+      fetch(keys_of_head + scratch.slots[std::min<int64_t>(place + 16 + i, end - 1)] * slot_size, size);
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) sums[i][v] = Native{};
+    }
+    for (int64_t d = 0; d < size; ++d) {
+      Native query[V];
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) query[v] = load_native(&scratch.query[d * kLanes + v * kNative]);
+#pragma GCC unroll 8
+      for (int i = 0; i < kKeys; ++i)
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) sums[i][v] += query[v] * keys[i][d];
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < kKeys; ++i)  // places from `end` on are spare
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) store_native(scores[place + i] + v * kNative, sums[i][v]);
+  }
+}
+
 // Scores of places [begin, end) of a chunk; raw products, neither scaled nor masked.
 template <class T>
 void chunk_scores(const Attention<T>& job, const Block& block, int64_t head, int64_t begin, int64_t end,
@@ -115,58 +157,59 @@ void chunk_scores(const Attention<T>& job, const Block& block, int64_t head, int
     if (use_pairs(job)) return scores_dots<SixteenLanes>(job, keys_of_head, begin, end, scratch, scores);
   }
 #endif
-  constexpr int kKeys = 4;
-  for (int64_t place = begin; place < end; place += kKeys) {
-    const T* keys[kKeys];
-    for (int i = 0; i < kKeys; ++i)
-      keys[i] = keys_of_head + scratch.slots[std::min<int64_t>(place + i, end - 1)] * slot_size;
-    F16 sums[kKeys] = {};
-    for (int64_t d = 0; d < job.key_size; ++d) {
-      const F16 query = load16(&scratch.query[d * kLanes]);
-      for (int i = 0; i < kKeys; ++i) sums[i] += query * to_float(keys[i][d]);
-    }
-    for (int i = 0; i < kKeys && place + i < end; ++i) store16(scores[place + i], sums[i]);
-  }
+  // The first eight lanes alone, if the others are idle and a vector is no wider.
+  if (kNative <= 8 && block.num_queries <= 8)
+    return scores_vectors<8 / std::min(kNative, 8)>(keys_of_head, slot_size, job.key_size, begin, end, scratch, scores);
+  return scores_vectors<kParts>(keys_of_head, slot_size, job.key_size, begin, end, scratch, scores);
 }
 
-// Add the weighted values of places [begin, end) to parts [16][width]: 4 queries, V vectors of 16 at offset d. Inlined,
-// its sums would not stay in registers.
-template <int V, class T>
+// Add the weighted values of places [begin, end) to parts [16][width]: Q queries, V vectors at offset d. Inlined, its
+// sums would not stay in registers.
+template <int Q, int V, class T>
 [[gnu::noinline]] void add_values(const Attention<T>& job, int64_t head, int64_t begin, int64_t end, int query, int64_t d,
-                       int64_t width, const float (*weights)[kLanes], Scratch& scratch) {
+                                  int64_t width, const float (*weights)[kLanes], Scratch& scratch) {
   const T* values = job.value_cache + head * job.value_size + d;
   const int64_t slot_size = job.num_heads * job.value_size;
-  const bool whole = V > 1 || d + kLanes <= job.value_size;
-  F16 sums[4][V];
-  for (int q = 0; q < 4; ++q)
-    for (int v = 0; v < V; ++v) sums[q][v] = load16(&scratch.parts[(query + q) * width + d + v * kLanes]);
+  const bool whole = V > 1 || d + kNative <= job.value_size;
+  Native sums[Q][V];
+#pragma GCC unroll 8
+  for (int q = 0; q < Q; ++q)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) sums[q][v] = load_native(&scratch.parts[(query + q) * width + d + v * kNative]);
   for (int64_t place = begin; place < end; ++place) {
     const T* from = values + scratch.slots[place] * slot_size;
-    if (query == 0) fetch(values + scratch.slots[std::min(place + 12, end - 1)] * slot_size, V * kLanes);
-    F16 value[V];
+    if (query == 0) fetch(values + scratch.slots[std::min(place + 12, end - 1)] * slot_size, V * kNative);
+    Native value[V];
     if (whole) {
-      for (int v = 0; v < V; ++v) value[v] = load16(from + v * kLanes);
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) value[v] = load_native(from + v * kNative);
     } else {
-      value[0] = F16{};
+      value[0] = Native{};
       for (int64_t i = 0; d + i < job.value_size; ++i) value[0][i] = to_float(from[i]);
     }
     const float* weight = &weights[place][query];
-    for (int q = 0; q < 4; ++q)
+#pragma GCC unroll 8
+    for (int q = 0; q < Q; ++q)
+#pragma GCC unroll 4
       for (int v = 0; v < V; ++v) sums[q][v] += value[v] * weight[q];
   }
-  for (int q = 0; q < 4; ++q)
-    for (int v = 0; v < V; ++v) store16(&scratch.parts[(query + q) * width + d + v * kLanes], sums[q][v]);
+#pragma GCC unroll 8
+  for (int q = 0; q < Q; ++q)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) store_native(&scratch.parts[(query + q) * width + d + v * kNative], sums[q][v]);
 }
 
 // The same for all dimensions of the queries [first, stop).
 template <class T>
 void add_values(const Attention<T>& job, int64_t head, int64_t begin, int64_t end, int first, int stop,
                 const float (*weights)[kLanes], Scratch& scratch) {
+  constexpr int kVectors = kNative == kLanes ? 4 : 2;  // whose sums stay in registers
   const int64_t width = padded_width(job);
   for (int query = first / 4 * 4; query < stop; query += 4) {
     int64_t d = 0;
-    for (; d + 64 <= job.value_size; d += 64) add_values<4>(job, head, begin, end, query, d, width, weights, scratch);
-    for (; d < width; d += 16) add_values<1>(job, head, begin, end, query, d, width, weights, scratch);
+    for (; d + kVectors * kNative <= job.value_size; d += kVectors * kNative)
+      add_values<4, kVectors>(job, head, begin, end, query, d, width, weights, scratch);
+    for (; d < job.value_size; d += kNative) add_values<4, 1>(job, head, begin, end, query, d, width, weights, scratch);
   }
 }
 
@@ -186,14 +229,14 @@ Lanes load_queries(const Attention<T>& job, const Block& block, int64_t head, Sc
   else scratch.query.assign(job.key_size * kLanes, 0.0f);
   for (int i = 0; i < kLanes; ++i) {
     if (i >= block.num_queries) {
-      lanes.first[i] = lanes.first[0];
-      lanes.last[i] = lanes.last[0];
+      lanes.first.set(i, lanes.first[0]);
+      lanes.last.set(i, lanes.last[0]);
       continue;
     }
     const int64_t row = block.row(i, job.group);
     const T* query = job.query.at(row, head * job.group + (block.first_query + i) % job.group);
-    lanes.last[i] = job.rows.positions[row];
-    lanes.first[i] = job.window ? std::max<int64_t>(0, lanes.last[i] - job.window + 1) : 0;
+    lanes.last.set(i, job.rows.positions[row]);
+    lanes.first.set(i, job.window ? std::max<int64_t>(0, lanes.last[i] - job.window + 1) : 0);
     lanes.begin = std::min<int64_t>(lanes.begin, lanes.first[i]);
     lanes.stop = std::max<int64_t>(lanes.stop, lanes.last[i] + 1);
     if (job.rows.path_length(row)) lanes.fork = std::min(lanes.fork, job.rows.fork(row));
@@ -217,7 +260,7 @@ void weigh(const Attention<T>& job, const Block& block, int64_t origin, int64_t 
   for (int64_t place = from; place < to; ++place) {
     F16 score = load16(scratch.scores[place]) * job.scale;
     if (job.softcap > 0.0f) score = tanh16(score / job.softcap) * job.softcap;
-    const I16 at = I16{} + int32_t(origin + place);
+    const I16 at = splat(int32_t(origin + place));
     score = select((at >= lanes.first) & (at <= last), score, lowest);
     top = select(score > top, score, top);
     store16(scratch.scores[place], score);
@@ -268,7 +311,7 @@ void reduce_chunk(const Attention<T>& job, const Block& block, int64_t head, int
 struct Path {
   int64_t row = -1;              // the tree's row; -1: all rows whose keys lie in order
   int first = kLanes, stop = 0;  // its lanes are among [first, stop)
-  I16 last = I16{} - 1;          // the position of each of its lanes, -1 for the others
+  I16 last = splat(-1);          // the position of each of its lanes, -1 for the others
   int64_t end = 0;               // the positions they see end before it
 };
 
@@ -287,7 +330,7 @@ void for_each_path(const Attention<T>& job, const Block& block, const Lanes& lan
       if (path.row < 0 ? job.rows.path_length(own) > 0 : own != path.row) continue;
       path.first = std::min(path.first, i);
       path.stop = i + 1;
-      path.last[i] = lanes.last[i];
+      path.last.set(i, lanes.last[i]);
       path.end = std::max<int64_t>(path.end, lanes.last[i] + 1);
     }
     if (path.stop) visit(path);

@@ -14,6 +14,7 @@ constexpr int kKeyBlock = 8;  // keys whose scores are made side by side
 struct Scratch {
   std::vector<float> query;     // [key_size][16]
   std::vector<uint16_t> pairs;  // the same for tiles: [key_size / 2][16][2] bf16
+  std::vector<float> floats;    // a few keys
   std::vector<float> sums;      // [16][value_size rounded up]
   std::vector<bf16> keys;       // a run of 16 keys that lie apart: [16][key_size]
   std::vector<float> parts;     // the same of one chunk
@@ -67,18 +68,18 @@ inline void configure_tiles() {
 
 // rows[i][j] <-> rows[j][i]
 inline void transpose16(F16 (&rows)[16]) {
-  constexpr I16 kLow[4] = {{0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30},
+  constexpr NativeInts kLow[4] = {{0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30},
                            {0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29},
                            {0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27},
                            {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23}};
   for (int stage = 0; stage < 4; ++stage) {
     const int step = 1 << stage;
-    const I16 low = kLow[stage], high = low + step;
+    const NativeInts low = kLow[stage], high = low + step;
     for (int i = 0; i < 16; ++i) {
       if (i & step) continue;
-      const F16 a = rows[i], b = rows[i + step];
-      rows[i] = __builtin_shuffle(a, b, low);
-      rows[i + step] = __builtin_shuffle(a, b, high);
+      const Native a = rows[i].parts[0], b = rows[i + step].parts[0];
+      rows[i].parts[0] = __builtin_shuffle(a, b, low);
+      rows[i + step].parts[0] = __builtin_shuffle(a, b, high);
     }
   }
 }

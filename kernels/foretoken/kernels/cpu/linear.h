@@ -1,8 +1,8 @@
 // y = x W^T + b for any number of rows, each row with the same bits whatever the others are: every output is one
 // accumulator that runs over K in order.
 //
-// Packed bf16 weights: groups of 64 columns, [N/64][K/32][4 tiles][16 pairs of k][16 columns][2]; K and N padded with 0.
-// Packed float weights: groups of 32 columns, [N/32][K][32].
+// Packed weights are groups of 64 columns, N padded with 0. bf16, K padded with 0: where pairs are multiplied [N/64][K/32]
+// [4 tiles][16 pairs of k][16 columns][2], else [N/64][K/2][64 columns][2]. float: [N/64][K][64].
 #pragma once
 #include <algorithm>
 #include <utility>
@@ -12,28 +12,38 @@
 
 namespace foretoken {
 
-constexpr int kGroupBf16 = 64, kGroupFloat = 32, kDepth = 32;
+constexpr int kGroup = 64, kDepth = 32;
 constexpr int kRowBlock = 16;
 constexpr int64_t kMinParallelBytes = 48 * 1024;
+
+// Whether the processor multiplies pairs of bf16.
+inline bool has_pair_products() {
+#if defined(__AVX512BF16__)
+  return true;
+#else
+  return has_tiles();
+#endif
+}
 
 inline int64_t ceil_to(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 inline void pack_bf16(const bf16* weight, int64_t n, int64_t k, bf16* packed) {
-  const int64_t depth = ceil_to(k, kDepth), columns = ceil_to(n, kGroupBf16);
+  const int64_t depth = ceil_to(k, kDepth), columns = ceil_to(n, kGroup);
   std::memset(static_cast<void*>(packed), 0, sizeof(bf16) * columns * depth);
   for (int64_t column = 0; column < n; ++column) {
-    bf16* group = packed + column / kGroupBf16 * kGroupBf16 * depth;
-    const int64_t tile = column % kGroupBf16 / 16, lane = column % 16;
+    bf16* group = packed + column / kGroup * kGroup * depth;
+    const int64_t tile = column % kGroup / 16, lane = column % 16;
     for (int64_t i = 0; i < k; ++i)
-      group[((i / kDepth * 4 + tile) * 16 + i % kDepth / 2) * 32 + lane * 2 + i % 2] = weight[column * k + i];
+      group[has_pair_products() ? ((i / kDepth * 4 + tile) * 16 + i % kDepth / 2) * 32 + lane * 2 + i % 2
+                                : (i / 2 * kGroup + column % kGroup) * 2 + i % 2] = weight[column * k + i];
   }
 }
 
 inline void pack_float(const float* weight, int64_t n, int64_t k, float* packed) {
-  std::memset(packed, 0, sizeof(float) * ceil_to(n, kGroupFloat) * k);
+  std::memset(packed, 0, sizeof(float) * ceil_to(n, kGroup) * k);
   for (int64_t column = 0; column < n; ++column)
     for (int64_t i = 0; i < k; ++i)
-      packed[(column / kGroupFloat * k + i) * kGroupFloat + column % kGroupFloat] = weight[column * k + i];
+      packed[(column / kGroup * k + i) * kGroup + column % kGroup] = weight[column * k + i];
 }
 
 template <class T>
@@ -43,6 +53,7 @@ struct Linear {
   const T* bias;    // [n] or null
   T* y;             // [rows, n]
   int64_t rows, k, n;
+  const float* floats = nullptr;  // x, where the processor has no products of bf16
 
   // Store up to 16 columns of a row.
   void finish(int64_t row, int64_t column, F16 sum) const {
@@ -53,7 +64,7 @@ struct Linear {
     }
     T out[kLanes];
     F16 padded = {};
-    for (int64_t i = 0; i < n - column; ++i) padded[i] = bias ? to_float(bias[column + i]) : 0.0f;
+    for (int64_t i = 0; i < n - column; ++i) padded.set(i, bias ? to_float(bias[column + i]) : 0.0f);
     store16(out, sum + padded);
     for (int64_t i = 0; i < n - column; ++i) y[row * n + column + i] = out[i];
   }
@@ -62,8 +73,8 @@ struct Linear {
 #if defined(__AMX_BF16__)
 // One group of 64 columns by tile registers: 16 rows at a time.
 inline void linear_tiles(const Linear<bf16>& job, int64_t group) {
-  const bf16* weights = job.packed + group * kGroupBf16 * job.k;
-  alignas(64) float sums[kRowBlock][kGroupBf16];
+  const bf16* weights = job.packed + group * kGroup * job.k;
+  alignas(64) float sums[kRowBlock][kGroup];
   int configured = 0;
   for (int64_t row = 0; row < job.rows; row += kRowBlock) {
     const int num_rows = job.rows - row < kRowBlock ? int(job.rows - row) : kRowBlock;
@@ -97,13 +108,13 @@ inline void linear_tiles(const Linear<bf16>& job, int64_t group) {
       _tile_loadd(5, tile + 1536, 64);
       _tile_dpbf16ps(3, 4, 5);
     }
-    _tile_stored(0, &sums[0][0], kGroupBf16 * 4);
-    _tile_stored(1, &sums[0][16], kGroupBf16 * 4);
-    _tile_stored(2, &sums[0][32], kGroupBf16 * 4);
-    _tile_stored(3, &sums[0][48], kGroupBf16 * 4);
+    _tile_stored(0, &sums[0][0], kGroup * 4);
+    _tile_stored(1, &sums[0][16], kGroup * 4);
+    _tile_stored(2, &sums[0][32], kGroup * 4);
+    _tile_stored(3, &sums[0][48], kGroup * 4);
     for (int r = 0; r < num_rows; ++r)
-      for (int64_t c = 0; c < kGroupBf16 && group * kGroupBf16 + c < job.n; c += kLanes)
-        job.finish(row + r, group * kGroupBf16 + c, load16(&sums[r][c]));
+      for (int64_t c = 0; c < kGroup && group * kGroup + c < job.n; c += kLanes)
+        job.finish(row + r, group * kGroup + c, load16(&sums[r][c]));
   }
   _tile_release();
 }
@@ -113,8 +124,8 @@ inline void linear_tiles(const Linear<bf16>& job, int64_t group) {
 template <int R>
 inline void finish_dots(const Linear<bf16>& job, int64_t group, int64_t row, const __m512 (&sums)[R][4]) {
   for (int tile = 0; tile < 4; ++tile) {
-    const int64_t column = group * kGroupBf16 + tile * 16;
-    for (int r = 0; r < R && column < job.n; ++r) job.finish(row + r, column, (F16)sums[r][tile]);
+    const int64_t column = group * kGroup + tile * 16;
+    for (int r = 0; r < R && column < job.n; ++r) job.finish(row + r, column, F16{{(Native)sums[r][tile]}});
   }
 }
 
@@ -122,7 +133,7 @@ inline void finish_dots(const Linear<bf16>& job, int64_t group, int64_t row, con
 // unrolled further, the compiler would keep so many values of x that it runs out of registers.
 template <int R>
 inline void linear_dots(const Linear<bf16>& job, int64_t group, int64_t row) {
-  const bf16* weights = job.packed + group * kGroupBf16 * job.k;
+  const bf16* weights = job.packed + group * kGroup * job.k;
   const bf16* x = job.x + row * job.k;
   __m512 sums[R][4];
   for (int r = 0; r < R; ++r)
@@ -147,9 +158,9 @@ inline void linear_dots(const Linear<bf16>& job, int64_t group, int64_t row) {
 // the last quarter again.
 template <int R>
 inline void linear_dots_cached(const Linear<bf16>& job, int64_t group, int64_t row, int64_t pass) {
-  const bf16* weights = job.packed + group * kGroupBf16 * job.k;
+  const bf16* weights = job.packed + group * kGroup * job.k;
   const bf16* x = job.x + row * job.k;
-  const bf16* next = weights + kGroupBf16 * job.k + std::min<int64_t>(pass - 1, 3) * kGroupBf16 * job.k / 4;
+  const bf16* next = weights + kGroup * job.k + std::min<int64_t>(pass - 1, 3) * kGroup * job.k / 4;
   __m512 sums[R][4];
   for (int r = 0; r < R; ++r)
     for (int tile = 0; tile < 4; ++tile) sums[r][tile] = _mm512_setzero_ps();
@@ -170,42 +181,58 @@ inline void linear_dots_cached(const Linear<bf16>& job, int64_t group, int64_t r
 }
 #endif
 
-// One group of 64 columns of bf16 with neither: R rows, the pairs of k split into even and odd.
-template <int R>
-inline void linear_pairs(const Linear<bf16>& job, int64_t group, int64_t row) {
-  const bf16* weights = job.packed + group * kGroupBf16 * job.k;
-  for (int tile = 0; tile < 4; ++tile) {
-    F16 sums[R] = {};
-    for (int64_t i = 0; i < job.k; i += 2) {
-      U16 pair;
-      std::memcpy(&pair, weights + ((i / kDepth * 4 + tile) * 16 + i % kDepth / 2) * 32, sizeof pair);
-      const F16 even = (F16)(pair << 16), odd = (F16)(pair & 0xffff0000u);
-      for (int r = 0; r < R; ++r) {
-        sums[r] += even * to_float(job.x[(row + r) * job.k + i]);
-        sums[r] += odd * to_float(job.x[(row + r) * job.k + i + 1]);
+// Packed weights as floats: kStep values of k lie side by side.
+struct FloatColumns {
+  typedef float Weight;
+  static constexpr int kStep = 1;
+  static Native load(const float* from, int) { return load_native(from); }
+};
+struct PairColumns {
+  typedef bf16 Weight;
+  static constexpr int kStep = 2;
+  static Native load(const bf16* from, int odd) {
+    NativeBits bits;
+    std::memcpy(&bits, from, sizeof bits);
+    return (Native)(odd ? bits & 0xffff0000u : bits << 16);
+  }
+};
+
+// One group of 64 columns by float vectors: rows [row, row + R), whose values are floats x [R, k]; as many columns at
+// once as leave all sums in registers. Weights are fetched a page ahead: the processor's own prefetching ends at every
+// page.
+template <int R, class Columns, class T>
+inline void linear_vectors(const Linear<T>& job, const float* x, int64_t group, int64_t row) {
+  constexpr int kMostSums = kNative == 8 ? 12 : 24;  // of 16 registers, of 32
+  constexpr int kWidth = R * 64 / kNative <= kMostSums ? 64 : R * 32 / kNative <= kMostSums ? 32 : 16;
+  constexpr int kVectors = kWidth / kNative;
+  constexpr int64_t kLine = kGroup * Columns::kStep;
+  const typename Columns::Weight* weights = job.packed + group * kGroup * job.k;
+  for (int64_t column = 0; column < kGroup; column += kWidth) {
+    Native sums[R][kVectors] = {};
+    const typename Columns::Weight* at = weights + column * Columns::kStep;
+    for (int64_t i = 0; i < job.k; i += Columns::kStep, at += kLine) {
+#pragma GCC unroll 4
+      for (int64_t ahead = 0; ahead < kLine; ahead += 64 / sizeof *at)
+        if (column == 0) __builtin_prefetch(at + 4096 / sizeof *at + ahead);
+#pragma GCC unroll 2
+      for (int step = 0; step < Columns::kStep; ++step) {
+        Native columns[kVectors];
+#pragma GCC unroll 16
+        for (int v = 0; v < kVectors; ++v) columns[v] = Columns::load(at + v * kNative * Columns::kStep, step);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+          for (int v = 0; v < kVectors; ++v) sums[r][v] += columns[v] * x[r * job.k + i + step];
       }
     }
-    const int64_t column = group * kGroupBf16 + tile * 16;
-    for (int r = 0; r < R && column < job.n; ++r) job.finish(row + r, column, sums[r]);
+    float out[R][kWidth];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+      for (int v = 0; v < kVectors; ++v) store_native(&out[r][v * kNative], sums[r][v]);
+    for (int64_t tile = 0; tile < kWidth && group * kGroup + column + tile < job.n; tile += kLanes)
+      for (int r = 0; r < R; ++r) job.finish(row + r, group * kGroup + column + tile, load16(&out[r][tile]));
   }
-}
-
-template <int R>
-inline void linear_floats(const Linear<float>& job, int64_t group, int64_t row) {
-  const float* weights = job.packed + group * kGroupFloat * job.k;
-  F16 sums[R][2] = {};
-  for (int64_t i = 0; i < job.k; ++i, weights += kGroupFloat) {
-    const F16 low = load16(weights), high = load16(weights + kLanes);
-    for (int r = 0; r < R; ++r) {
-      const float x = job.x[(row + r) * job.k + i];
-      sums[r][0] += low * x;
-      sums[r][1] += high * x;
-    }
-  }
-  for (int r = 0; r < R; ++r)
-    for (int half = 0; half < 2; ++half)
-      if (group * kGroupFloat + half * kLanes < job.n)
-        job.finish(row + r, group * kGroupFloat + half * kLanes, sums[r][half]);
 }
 
 // As few passes over the weights as MOST rows a pass allow, of even size.
@@ -220,10 +247,6 @@ void by_rows(const Job& job, int64_t group) {
   }
 }
 
-template <int R>
-struct Pairs {
-  static void run(const Linear<bf16>& job, int64_t group, int64_t row, int64_t) { linear_pairs<R>(job, group, row); }
-};
 #if defined(__AVX512BF16__)
 template <int R>
 struct Dots {
@@ -234,8 +257,13 @@ struct Dots {
 };
 #endif
 template <int R>
-struct Floats {
-  static void run(const Linear<float>& job, int64_t group, int64_t row, int64_t) { linear_floats<R>(job, group, row); }
+struct Vectors {
+  static void run(const Linear<float>& job, int64_t group, int64_t row, int64_t) {
+    linear_vectors<R, FloatColumns>(job, job.x + row * job.k, group, row);
+  }
+  static void run(const Linear<bf16>& job, int64_t group, int64_t row, int64_t) {
+    linear_vectors<R, PairColumns>(job, job.floats + row * job.k, group, row);
+  }
 };
 
 inline void linear_group(const Linear<bf16>& job, int64_t group) {
@@ -245,15 +273,25 @@ inline void linear_group(const Linear<bf16>& job, int64_t group) {
 #if defined(__AVX512BF16__)
   by_rows<Dots, 6>(job, group);
 #else
-  by_rows<Pairs, 8>(job, group);
+  by_rows<Vectors, 6>(job, group);
 #endif
 }
-inline void linear_group(const Linear<float>& job, int64_t group) { by_rows<Floats, 8>(job, group); }
+inline void linear_group(const Linear<float>& job, int64_t group) { by_rows<Vectors, 6>(job, group); }
+
+// Give `linear_vectors` its x.
+inline void widen(Linear<bf16>& job) {
+  if (has_pair_products()) return;
+  static thread_local std::vector<float> floats;
+  floats.resize(job.rows * job.k);
+  for (int64_t i = 0; i < job.rows * job.k; i += kLanes) store16(&floats[i], load16(job.x + i));
+  job.floats = floats.data();
+}
+inline void widen(Linear<float>&) {}
 
 template <class T>
-void linear(const Linear<T>& job) {
-  const int64_t width = sizeof(T) == 2 ? kGroupBf16 : kGroupFloat;
-  const int num_groups = int(ceil_to(job.n, width) / width);
+void linear(Linear<T> job) {
+  const int num_groups = int(ceil_to(job.n, kGroup) / kGroup);
+  widen(job);
   auto body = [&](int group) { linear_group(job, group); };
   if (int64_t(sizeof(T)) * job.n * job.k * (job.rows > 16 ? job.rows / 16 : 1) < kMinParallelBytes)
     for (int group = 0; group < num_groups; ++group) body(group);

@@ -114,11 +114,11 @@ at::Tensor pack_linear(const at::Tensor& weight) {
   const at::Tensor dense = weight.contiguous();
   const int64_t n = dense.size(0), k = dense.size(1);
   if (dense.scalar_type() == at::kBFloat16) {
-    at::Tensor packed = at::empty({ceil_to(n, kGroupBf16) * ceil_to(k, kDepth)}, dense.options());
+    at::Tensor packed = at::empty({ceil_to(n, kGroup) * ceil_to(k, kDepth)}, dense.options());
     pack_bf16(data<bf16>(dense), n, k, data<bf16>(packed));
     return packed;
   }
-  at::Tensor packed = at::empty({ceil_to(n, kGroupFloat) * k}, dense.options());
+  at::Tensor packed = at::empty({ceil_to(n, kGroup) * k}, dense.options());
   pack_float(data<float>(dense), n, k, data<float>(packed));
   return packed;
 }

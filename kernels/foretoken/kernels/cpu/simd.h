@@ -13,45 +13,114 @@
 namespace foretoken {
 
 constexpr int kLanes = 16;
-typedef float F16 __attribute__((vector_size(64)));
-typedef int32_t I16 __attribute__((vector_size(64)));
-typedef uint32_t U16 __attribute__((vector_size(64)));
-typedef uint16_t H16 __attribute__((vector_size(32)));
+
+// A vector as wide as the processor's own. Of wider ones compilers make numbers one by one, or parts through memory, so
+// sixteen lanes are a row of these.
+#if defined(__AVX512F__)
+constexpr int kNative = 16;
+#elif defined(__AVX__)
+constexpr int kNative = 8;
+#else
+constexpr int kNative = 4;
+#endif
+typedef float Native __attribute__((vector_size(4 * kNative)));
+typedef int32_t NativeInts __attribute__((vector_size(4 * kNative)));
+typedef uint32_t NativeBits __attribute__((vector_size(4 * kNative)));
+typedef uint16_t NativeHalves __attribute__((vector_size(2 * kNative)));
+constexpr int kParts = kLanes / kNative;
+
+template <class Part, class Number>
+struct Sixteen {
+  Part parts[kParts] = {};
+
+  Number operator[](int lane) const { return parts[lane / kNative][lane % kNative]; }
+  void set(int lane, Number number) { parts[lane / kNative][lane % kNative] = number; }
+};
+typedef Sixteen<Native, float> F16;
+typedef Sixteen<NativeInts, int32_t> I16;
+
+// One operation on each part of what it takes.
+template <class Result, class Operation, class... Operands>
+[[gnu::always_inline]] inline Result by_parts(Operation operation, const Operands&... operands) {
+  Result result;
+#pragma GCC unroll 4
+  for (int part = 0; part < kParts; ++part) result.parts[part] = operation(operands.parts[part]...);
+  return result;
+}
+
+inline F16 splat(float x) {
+  return by_parts<F16>([x](Native zero) { return zero + x; }, F16{});
+}
+inline I16 splat(int32_t x) {
+  return by_parts<I16>([x](NativeInts zero) { return zero + x; }, I16{});
+}
+
+#define FORETOKEN_OPERATOR(SIGN, RESULT, OPERAND, NUMBER)                                                 \
+  [[gnu::always_inline]] inline RESULT operator SIGN(const OPERAND& a, const OPERAND& b) {                \
+    return by_parts<RESULT>([](auto x, auto y) { return x SIGN y; }, a, b);                               \
+  }                                                                                                       \
+  [[gnu::always_inline]] inline RESULT operator SIGN(const OPERAND& a, NUMBER b) { return a SIGN splat(b); } \
+  [[gnu::always_inline]] inline RESULT operator SIGN(NUMBER a, const OPERAND& b) { return splat(a) SIGN b; }
+FORETOKEN_OPERATOR(+, F16, F16, float)
+FORETOKEN_OPERATOR(-, F16, F16, float)
+FORETOKEN_OPERATOR(*, F16, F16, float)
+FORETOKEN_OPERATOR(/, F16, F16, float)
+FORETOKEN_OPERATOR(<, I16, F16, float)
+FORETOKEN_OPERATOR(>, I16, F16, float)
+FORETOKEN_OPERATOR(<=, I16, I16, int32_t)
+FORETOKEN_OPERATOR(>=, I16, I16, int32_t)
+FORETOKEN_OPERATOR(+, I16, I16, int32_t)
+FORETOKEN_OPERATOR(-, I16, I16, int32_t)
+FORETOKEN_OPERATOR(&, I16, I16, int32_t)
+#undef FORETOKEN_OPERATOR
+
+[[gnu::always_inline]] inline F16& operator+=(F16& a, const F16& b) { return a = a + b; }
 
 struct bf16 {
   uint16_t bits;
 };
 
-inline F16 splat(float x) { return F16{} + x; }
-
-inline F16 load16(const float* from) {
-  F16 x;
+inline Native load_native(const float* from) {
+  Native x;
   std::memcpy(&x, from, sizeof x);
   return x;
 }
-
-inline F16 load16(const bf16* from) {
+inline Native load_native(const bf16* from) {
 #if defined(__AVX512F__)  // the compiler makes two halves of the conversion below and joins them
-  return (F16)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))), 16);
+  const __m512i bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  return (Native)_mm512_slli_epi32(bits, 16);
 #endif
-  H16 half;
+  NativeHalves half;
   std::memcpy(&half, from, sizeof half);
-  return (F16)(__builtin_convertvector(half, U16) << 16);
+  return (Native)(__builtin_convertvector(half, NativeBits) << 16);
 }
 
-inline void store16(float* to, F16 x) { std::memcpy(to, &x, sizeof x); }
+inline void store_native(float* to, const Native& x) { std::memcpy(to, &x, sizeof x); }
 
-inline void store16(bf16* to, F16 x) {
+template <class T>
+inline F16 load16(const T* from) {
+  F16 x;
+#pragma GCC unroll 4
+  for (int part = 0; part < kParts; ++part) x.parts[part] = load_native(from + part * kNative);
+  return x;
+}
+
+inline void store16(float* to, const F16& x) { std::memcpy(to, &x, sizeof x); }
+
+inline void store16(bf16* to, const F16& x) {
 #if defined(__AVX512BF16__)
-  const __m256bh half = _mm512_cvtneps_pbh((__m512)x);
+  const __m256bh half = _mm512_cvtneps_pbh((__m512)x.parts[0]);
   std::memcpy(to, &half, sizeof half);
 #else
-  const U16 bits = (U16)x;
-  const U16 rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  const U16 quiet = (bits >> 16) | 0x40u;
-  const U16 is_nan = (U16)(x != x);
-  const H16 half = __builtin_convertvector((quiet & is_nan) | (rounded & ~is_nan), H16);
-  std::memcpy(to, &half, sizeof half);
+#pragma GCC unroll 4
+  for (int part = 0; part < kParts; ++part) {
+    const NativeBits bits = (NativeBits)x.parts[part];
+    const NativeBits rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    const NativeBits quiet = (bits >> 16) | 0x40u;
+    const NativeBits is_nan = (NativeBits)(x.parts[part] != x.parts[part]);
+    const NativeHalves half = __builtin_convertvector((quiet & is_nan) | (rounded & ~is_nan), NativeHalves);
+    std::memcpy(to + part * kNative, &half, sizeof half);
+  }
 #endif
 }
 
@@ -62,7 +131,9 @@ inline float to_float(bf16 x) {
   std::memcpy(&y, &bits, sizeof y);
   return y;
 }
-inline F16 select(I16 mask, F16 yes, F16 no) { return mask ? yes : no; }
+[[gnu::always_inline]] inline F16 select(const I16& mask, const F16& yes, const F16& no) {
+  return by_parts<F16>([](NativeInts m, Native y, Native n) { return m ? y : n; }, mask, yes, no);
+}
 
 // e^x for x <= 88; exactly 0 below -87.3. Cephes' polynomial, about 1 ulp.
 [[gnu::always_inline]] inline F16 exp16(F16 x) {
@@ -79,8 +150,12 @@ inline F16 select(I16 mask, F16 yes, F16 no) { return mask ? yes : no; }
   y = y * r + 1.6666665459e-1f;
   y = y * r + 5.0000001201e-1f;
   y = y * r * r + r + 1.0f;
-  const I16 exponent = __builtin_convertvector(select(tiny, F16{}, whole), I16) << 23;
-  return select(tiny, F16{}, (F16)((I16)y + exponent));
+  const F16 powered = by_parts<F16>(
+      [](Native part, Native exponent) {
+        return (Native)((NativeInts)part + (__builtin_convertvector(exponent, NativeInts) << 23));
+      },
+      y, select(tiny, F16{}, whole));
+  return select(tiny, F16{}, powered);
 }
 
 inline F16 tanh16(F16 x) {
