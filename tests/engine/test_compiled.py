@@ -1,11 +1,13 @@
 """The compiled forward: the eager one to rounding, and its own rows to the last bit."""
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
 from foretoken.engine.batch import Segment
+from foretoken.engine.compiled import compile_traced
 from foretoken.engine.config import EngineConfig
 from foretoken.engine.runner import ModelRunner
 from foretoken.engine.self_check import forward_in_chunks, forward_together
@@ -60,3 +62,15 @@ def test_a_model_that_cannot_be_compiled_runs_eagerly_and_says_why(
     runner = ModelRunner.load(EngineConfig(save_tiny(tmp_path, "llama"), num_pages=32))
     assert not runner.is_compiled and "reads the weather" in caplog.text
     runner.page_table.check_integrity([])
+
+
+def test_processors_that_share_a_cache_keep_their_code_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch._inductor.standalone_compile", lambda *_, **__: None)
+
+    def cache_on(capability: str) -> str:
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+        monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: capability)
+        compile_traced(lambda: torch.fx.GraphModule({}, torch.fx.Graph()), (), {}, tmp_path)
+        return os.environ["TORCHINDUCTOR_CACHE_DIR"]
+
+    assert cache_on("AVX2") == cache_on("AVX2") != cache_on("AVX512")

@@ -4,6 +4,7 @@ Linear layers and attention stay the CPU operators; what inductor generates is t
 not told the number of threads: those few operations run on the calling thread.
 """
 
+import hashlib
 import logging
 import os
 import time
@@ -17,11 +18,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from foretoken.engine.forward import ModelCall
 from foretoken.engine.row_linear import PackedLinear
+from foretoken.kernels.build import native_target
+from foretoken.kernels.cpu import GROUP_COLUMNS, LIBRARY
 
 _LOG = logging.getLogger(__name__)
-
-_GROUP_COLUMNS = {torch.bfloat16: 64, torch.float32: 32}
-"""Packed weights may be joined where they end on a whole group of the kernel's layout."""
 
 _OPTIONS = {
     "cpp.threads": 1,
@@ -68,7 +68,7 @@ def compile_traced(
     import torch._inductor as inductor  # at import it looks for compilers
     from torch._inductor import config as inductor_config
 
-    set_inductor_cache(cache_dir / "inductor")
+    set_inductor_cache(cache_dir / f"inductor-{_processor_key()}")
     start = time.monotonic()
     graph = trace()
     traced = time.monotonic()
@@ -82,6 +82,15 @@ def compile_traced(
         return logits
 
     return run
+
+
+def _processor_key() -> str:
+    """Tells processors apart in a cache that several machines share: inductor's own keys do not.
+
+    It would compile code made for vectors of eight numbers for vectors of sixteen, which then write beyond their rows.
+    """
+    target = f"{torch.backends.cpu.get_cpu_capability()} {native_target(LIBRARY)}"
+    return hashlib.sha256(target.encode()).hexdigest()[:16]
 
 
 def set_inductor_cache(directory: Path) -> None:
@@ -131,8 +140,7 @@ def _constant(graph: fx.GraphModule, node: Any) -> Tensor | None:
 
 
 def _can_join(modules: list[PackedLinear]) -> bool:
-    group = _GROUP_COLUMNS[modules[0].packed.dtype]
-    return all(module.num_outputs % group == 0 for module in modules[:-1]) and all(
+    return all(module.num_outputs % GROUP_COLUMNS == 0 for module in modules[:-1]) and all(
         (module.bias is None) == (modules[0].bias is None) for module in modules
     )
 

@@ -91,11 +91,21 @@ def _key(compiler: str, library: Library) -> str:
     digest = hashlib.sha256()
     for source in (library.source, *library.headers):
         digest.update(source.read_bytes())
-    # What -march=native means here; compilers without this option (clang) are told apart by their version alone.
-    target = _output([compiler, "-march=native", "-Q", "--help=target"], allow_failure=True)
-    for part in (_output([compiler, "--version"]), target, torch.__version__, platform.machine(), *library.flags):
+    for part in (_target(compiler), torch.__version__, *library.flags):
         digest.update(b"\0" + part.encode())
     return digest.hexdigest()[:24]
+
+
+def native_target(library: Library) -> str:
+    """Tells apart what the library's compiler makes of -march=native; empty without a compiler."""
+    compiler = find_compiler(library)
+    return "" if compiler is None else _target(compiler)
+
+
+def _target(compiler: str) -> str:
+    # Compilers without the last option (clang) are told apart by their version alone.
+    native = _output([compiler, "-march=native", "-Q", "--help=target"], allow_failure=True)
+    return "\0".join((platform.machine(), _output([compiler, "--version"]), native))
 
 
 def _compile(compiler: str, library: Library, path: Path) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from foretoken.kernels.build import BuildError, Library, build
 
-__all__ = ["CPU_DTYPES", "LIBRARY", "CpuCache", "CpuKernels", "load_cpu_kernels"]
+__all__ = ["CPU_DTYPES", "GROUP_COLUMNS", "LIBRARY", "CpuCache", "CpuKernels", "load_cpu_kernels"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -35,6 +35,9 @@ LIBRARY = Library(
 
 CPU_DTYPES = (torch.bfloat16, torch.float32)
 """What the kernels compute in; always with float32 sums."""
+
+GROUP_COLUMNS = 64
+"""Packed weights may be joined where they end on a whole group of columns (kGroup of linear.h)."""
 
 
 class CpuKernels:
