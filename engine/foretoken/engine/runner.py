@@ -135,6 +135,8 @@ class ModelRunner:
             example = build_batch(
                 [Segment(page_ids, 0, sequences[0][:_EXAMPLE_ROWS], _EXAMPLE_LOGITS)], self.page_table.page_size, 256
             )
+            forward(example)  # packs what no linear layer owns, which a tracer could not
+            eager_call = forward.model_call
             arguments = forward.begin(example)
             forward.use(compile_call(eager_call, arguments, model, config.cache_dir or user_cache_dir()))
             reason = self._find_fault(sequences, expected) if config.self_check else None
