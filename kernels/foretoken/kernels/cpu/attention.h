@@ -103,8 +103,8 @@ inline const float* as_floats(const bf16* key, int64_t size, float* room) {
 
 // Scores of places [begin, end) by float vectors, a few keys at a time; of lanes beyond V vectors, any numbers.
 template <int V, class T>
-void scores_vectors(const T* keys_of_head, int64_t slot_size, int64_t size, int64_t begin, int64_t end, Scratch& scratch,
-                    float (*scores)[kLanes]) {
+void scores_vectors(const T* keys_of_head, int64_t slot_size, int64_t size, int64_t begin, int64_t end,
+                    Scratch& scratch, float (*scores)[kLanes]) {
   constexpr int kKeys = kNative == kLanes ? kKeyBlock : 4;  // whose sums stay in registers
   scratch.floats.resize(kKeys * size);
   for (int64_t place = begin; place < end; place += kKeys) {

@@ -1,8 +1,8 @@
 // y = x W^T + b for any number of rows, each row with the same bits whatever the others are: every output is one
 // accumulator that runs over K in order.
 //
-// Packed weights are groups of 64 columns, N padded with 0. bf16, K padded with 0: where pairs are multiplied [N/64][K/32]
-// [4 tiles][16 pairs of k][16 columns][2], else [N/64][K/2][64 columns][2]. float: [N/64][K][64].
+// Packed weights are groups of 64 columns, N padded with 0. bf16, K padded with 0: [N/64][K/32][4 tiles][16 pairs of k]
+// [16 columns][2] where the processor multiplies pairs, else [N/64][K/2][64 columns][2]. float: [N/64][K][64].
 #pragma once
 #include <algorithm>
 #include <utility>

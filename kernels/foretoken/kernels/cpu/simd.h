@@ -55,10 +55,10 @@ inline I16 splat(int32_t x) {
   return by_parts<I16>([x](NativeInts zero) { return zero + x; }, I16{});
 }
 
-#define FORETOKEN_OPERATOR(SIGN, RESULT, OPERAND, NUMBER)                                                 \
-  [[gnu::always_inline]] inline RESULT operator SIGN(const OPERAND& a, const OPERAND& b) {                \
-    return by_parts<RESULT>([](auto x, auto y) { return x SIGN y; }, a, b);                               \
-  }                                                                                                       \
+#define FORETOKEN_OPERATOR(SIGN, RESULT, OPERAND, NUMBER)                                                    \
+  [[gnu::always_inline]] inline RESULT operator SIGN(const OPERAND& a, const OPERAND& b) {                   \
+    return by_parts<RESULT>([](auto x, auto y) { return x SIGN y; }, a, b);                                  \
+  }                                                                                                          \
   [[gnu::always_inline]] inline RESULT operator SIGN(const OPERAND& a, NUMBER b) { return a SIGN splat(b); } \
   [[gnu::always_inline]] inline RESULT operator SIGN(NUMBER a, const OPERAND& b) { return splat(a) SIGN b; }
 FORETOKEN_OPERATOR(+, F16, F16, float)
@@ -69,8 +69,6 @@ FORETOKEN_OPERATOR(<, I16, F16, float)
 FORETOKEN_OPERATOR(>, I16, F16, float)
 FORETOKEN_OPERATOR(<=, I16, I16, int32_t)
 FORETOKEN_OPERATOR(>=, I16, I16, int32_t)
-FORETOKEN_OPERATOR(+, I16, I16, int32_t)
-FORETOKEN_OPERATOR(-, I16, I16, int32_t)
 FORETOKEN_OPERATOR(&, I16, I16, int32_t)
 #undef FORETOKEN_OPERATOR
 
