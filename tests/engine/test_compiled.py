@@ -1,6 +1,5 @@
 """The compiled forward: the eager one to rounding, and its own rows to the last bit."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -65,12 +64,10 @@ def test_a_model_that_cannot_be_compiled_runs_eagerly_and_says_why(
 
 
 def test_processors_that_share_a_cache_keep_their_code_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    caches: list[Path] = []
+    monkeypatch.setattr("foretoken.engine.compiled.set_inductor_cache", caches.append)
     monkeypatch.setattr("torch._inductor.standalone_compile", lambda *_, **__: None)
-
-    def cache_on(capability: str) -> str:
-        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-        monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: capability)
+    for capability in ("AVX2", "AVX2", "AVX512"):
+        monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda capability=capability: capability)
         compile_traced(lambda: torch.fx.GraphModule({}, torch.fx.Graph()), (), {}, tmp_path)
-        return os.environ["TORCHINDUCTOR_CACHE_DIR"]
-
-    assert cache_on("AVX2") == cache_on("AVX2") != cache_on("AVX512")
+    assert caches[0] == caches[1] != caches[2]

@@ -39,7 +39,7 @@ def test_kernels_hold_where_the_processor_has_less(flags: str, products: str) ->
     if platform.machine() != "x86_64" or native is None:
         pytest.skip("other x86 processors need a compiler on an x86 machine")
     if products == "dot" and native.products != "tile":
-        pytest.skip("this processor has no AVX512-BF16, or nothing else: then all other tests are about it")
+        pytest.skip("without tiles there is no AVX512-BF16, or all other tests run on it")
     if "avx512" in flags and "avx512vl" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("this processor has no AVX512")
     done = subprocess.run(
