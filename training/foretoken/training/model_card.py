@@ -45,6 +45,8 @@ class CardFacts:
     seed: int
     batch_tokens: int
     device: str
+    product_dtype: str
+    """Type of matrix products on the machine that wrote the card."""
     threads: int
     note: str
 
@@ -147,7 +149,8 @@ samples that share their noise, which is the acceptance rule of coupled verifica
   Corpus {facts.corpus["fingerprint"]}.
 - **Target**: next-token prediction. Windows of 256 tokens for the first {100 * target.long_from:.0f} % of the budget,
   1024 for the rest; batches of {facts.batch_tokens} tokens; Muon for the hidden matrices, AdamW for embeddings and
-  norms; 2 % warm-up, constant to 40 %, then linear to zero; bfloat16 autocast; seed {facts.seed}.
+  norms; 2 % warm-up, constant to 40 %, then linear to zero; matrix products in
+  {facts.product_dtype}; seed {facts.seed}.
 - **Draft**: from scratch on the same text, 0.9 KL(target || draft) + 0.1 cross-entropy over the whole vocabulary;
   windows of 1024 tokens after {100 * draft.long_from:.0f} % of the budget, all else as for the target.
 - **Where**: {_hardware(facts)};

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from foretoken.training.models import product_dtype
+
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 _NUM_ITERATIONS = 5
 
@@ -20,7 +22,7 @@ _NUM_ITERATIONS = 5
 def orthogonalize(matrices: torch.Tensor) -> torch.Tensor:
     """Nearly orthogonal matrices with the singular vectors of `matrices` `[N, rows, columns]`, rows <= columns."""
     a, b, c = _NEWTON_SCHULZ
-    x = matrices.bfloat16()
+    x = matrices.to(product_dtype(matrices.device.type))
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
     for _ in range(_NUM_ITERATIONS):
         gram = x @ x.mT

@@ -24,7 +24,7 @@ from foretoken.training.corpus import load_corpus
 from foretoken.training.distill import distillation_loss
 from foretoken.training.evaluation import agreement, loss_by_position
 from foretoken.training.model_card import CardFacts, TrainedModel, card_text, draw_losses
-from foretoken.training.models import DRAFT, TARGET, Shape, build_model, num_parameters, save_model
+from foretoken.training.models import DRAFT, TARGET, Shape, build_model, num_parameters, product_dtype, save_model
 from foretoken.training.schedule import Budget
 from foretoken.training.tokenizer import encode_stream, save_tokenizer, train_tokenizer
 from foretoken.training.train import LossFunction, Progress, TrainSettings, next_token_loss, train
@@ -114,6 +114,7 @@ class PairRecipe:
             seed=options.seed,
             batch_tokens=self._windows.batch_tokens,
             device=options.device,
+            product_dtype=str(product_dtype(torch.device(options.device).type)).removeprefix("torch."),
             threads=options.threads,
             note=options.note,
         )
