@@ -9,7 +9,7 @@
 
 #define LANES 256          /* Philox calls per group of 1024 vocabulary ids */
 #define GROUP (4 * LANES)  /* id v takes word (v >> 8) & 3 of call (v >> 10) << 8 | (v & 255) */
-#define BINS 4096
+#define BLOCK 64           /* ids looked at together: most blocks hold none that is sought */
 
 static inline uint32_t bits_of(float x) { uint32_t b; memcpy(&b, &x, 4); return b; }
 static inline float float_of(uint32_t b) { float x; memcpy(&x, &b, 4); return x; }
@@ -57,6 +57,14 @@ static inline float gumbel_of(uint32_t word) {
     float bounded = u < 1.0f - 0x1p-24f ? u : 1.0f - 0x1p-24f;
     float large = -log_f32(1.0f - bounded);
     return -log_f32(u < 0x1p-7f ? small : large);
+}
+
+#define LARGEST_GUMBEL 22.9f
+
+/* At least gumbel_of(word), from the exponent of u = word * 2^-32 alone: -log(-log(1 - u)) is at most -log(u). */
+static inline float gumbel_bound(uint32_t word) {
+    int32_t exponent = (int32_t)(bits_of((float)word) >> 23) - (127 + 32);
+    return (float)-exponent * 0.69315f + 1e-3f;
 }
 
 /* noise.philox of LANES consecutive calls: out[word][call]. */
@@ -145,39 +153,45 @@ static inline float float_of_key(uint32_t key) {
 }
 
 /* The smallest key that is kept when keys are kept, from the largest down, while the weight above them is less than
- * `bound`. Radix selection by 12, 12 and 8 bits; weights NULL counts 1 each. */
+ * `bound`, which all together reach: the largest that still has it at or above. Found bit by bit: a pass over the keys
+ * is a few vectors. Weights NULL counts 1 each. */
 static uint32_t rank_threshold(const uint32_t *keys, const int64_t *weights, int64_t n, double bound) {
-    static const int shifts[3] = {20, 8, 0};
-    uint32_t prefix = 0;
-    int64_t above = 0; /* weight above the keys that share the prefix */
-    int64_t sums[BINS];
-    int32_t counts[BINS];
-    for (int level = 0; level < 3; level++) {
-        int shift = shifts[level], higher = level == 0 ? 32 : shifts[level - 1];
-        uint32_t num_bins = 1u << (higher - shift);
-        memset(sums, 0, num_bins * sizeof *sums);
-        memset(counts, 0, num_bins * sizeof *counts);
-        for (int64_t i = 0; i < n; i++) {
-            if (level > 0 && (keys[i] ^ prefix) >> higher != 0) continue;
-            uint32_t bin = (keys[i] >> shift) & (num_bins - 1);
-            sums[bin] += weights ? weights[i] : 1;
-            counts[bin]++;
-        }
-        uint32_t chosen = 0;
-        int64_t running = above;
-        for (uint32_t bin = num_bins; bin-- > 0 && (double)running < bound;) {
-            if (counts[bin] == 0) continue;
-            chosen = bin, above = running;
-            running += sums[bin];
-        }
-        prefix |= chosen << shift;
+    uint32_t threshold = 0;
+    for (int bit = 31; bit >= 0; bit--) {
+        uint32_t trial = threshold | (uint32_t)1 << bit;
+        int64_t weight = 0;
+        int32_t count = 0;
+        if (weights)
+            for (int64_t i = 0; i < n; i++) weight += keys[i] >= trial ? weights[i] : 0;
+        else
+            for (int64_t i = 0; i < n; i++) count += keys[i] >= trial;
+        if ((double)(weights ? weight : count) >= bound) threshold = trial;
     }
-    return prefix;
+    return threshold;
 }
 
 static float top_k_threshold(const float *scaled, int64_t n, int32_t top_k, uint32_t *keys) {
-    for (int64_t i = 0; i < n; i++) keys[i] = key_of(scaled[i]);
-    return float_of_key(rank_threshold(keys, NULL, n, (double)top_k));
+    float least = -INFINITY;
+    int64_t num_candidates = 0;
+    if (top_k <= LANES && n > LANES) { /* top_k ids at least reach the top_k-th of the largest of every LANES-th id */
+        float largest[LANES];
+        memcpy(largest, scaled, sizeof largest);
+        for (int64_t first = LANES; first + LANES <= n; first += LANES)
+            for (int lane = 0; lane < LANES; lane++)
+                largest[lane] = scaled[first + lane] > largest[lane] ? scaled[first + lane] : largest[lane];
+        for (int lane = 0; lane < LANES; lane++) keys[lane] = key_of(largest[lane]);
+        least = float_of_key(rank_threshold(keys, NULL, LANES, (double)top_k));
+    }
+    for (int64_t block = 0; block < n; block += BLOCK) {
+        int64_t stop = n - block < BLOCK ? n : block + BLOCK;
+        int has_any = 0;
+        for (int64_t i = block; i < stop; i++) has_any |= scaled[i] >= least;
+        for (int64_t i = block; i < stop && has_any; i++) {
+            keys[num_candidates] = key_of(scaled[i]);
+            num_candidates += scaled[i] >= least;
+        }
+    }
+    return float_of_key(rank_threshold(keys, NULL, num_candidates, (double)top_k));
 }
 
 /* `threshold` is that of top_k: what is below it weighs nothing. */
@@ -189,42 +203,60 @@ static float top_p_threshold(const float *scaled, const float *likelihood, int64
         total += weights[i];
     }
     double bound = (double)top_p * (double)total;
-    /* Ids lighter than this hold, all together, half of what top_p drops: none of them can stay. */
+    /* Ids lighter than this hold, all together, half of what top_p drops: none of them can stay. Nor can ids lighter
+     * than a heavier limit if those up to its double, as many as there are, hold less than top_p drops. */
     int64_t lightest = (int64_t)(((double)total - bound) / (2.0 * (double)n));
-    for (int64_t i = 0; i < n; i++) {
-        keys[num_candidates] = key_of(scaled[i]);
-        weights[num_candidates] = weights[i];
-        num_candidates += weights[i] >= lightest;
+    for (int64_t heavier = lightest * 64; heavier > lightest; heavier /= 4) {
+        int64_t dropped = 0;
+        for (int64_t i = 0; i < n; i++) dropped += weights[i] < 2 * heavier ? weights[i] : 0;
+        if ((double)dropped < 0.999 * ((double)total - bound)) lightest = heavier;
+    }
+    for (int64_t block = 0; block < n; block += BLOCK) {
+        int64_t stop = n - block < BLOCK ? n : block + BLOCK;
+        int has_any = 0;
+        for (int64_t i = block; i < stop; i++) has_any |= weights[i] >= lightest;
+        for (int64_t i = block; i < stop && has_any; i++) {
+            int64_t weight = weights[i];
+            keys[num_candidates] = key_of(scaled[i]);
+            weights[num_candidates] = weight;
+            num_candidates += weight >= lightest; /* no branch: it would be mispredicted */
+        }
     }
     return float_of_key(rank_threshold(keys, weights, num_candidates, bound));
 }
 
 /* The id of the largest logit + temperature * noise among the ids with scaled >= threshold and likelihood >= min_p
- * (likelihood NULL: no such filter). */
+ * (likelihood NULL: no such filter). Most ids are out by a bound on their noise. */
 static int64_t perturbed_argmax(const float *x, const float *scaled, float threshold, const float *likelihood,
                                 float min_p, int64_t n, float temperature, uint64_t seed, uint32_t position) {
-    int64_t num_kept = 0, best_id = 0;
-    float best = -INFINITY;
-    for (int64_t i = 0; i < n; i++) num_kept += scaled[i] >= threshold;
-    if (num_kept * 8 < n) { /* few are left: their noise alone */
-        for (int64_t i = 0; i < n; i++) {
-            if (!(scaled[i] >= threshold) || (likelihood && !(likelihood[i] >= min_p))) continue;
-            float noise = gumbel_of(philox_one(seed, position, 0, (uint32_t)i));
-            float score = x[i] + temperature * noise;
-            if (score > best) best = score, best_id = i;
-        }
-        return best_id;
-    }
-    float noise[GROUP];
+    int64_t best_id = 0;
+    float best = -INFINITY, reach[GROUP]; /* what an id's score cannot exceed */
+    uint32_t words[4][LANES];
+    const uint32_t *flat = &words[0][0];
     for (int64_t first = 0; first < n; first += GROUP) {
-        int64_t count = n - first < GROUP ? n - first : GROUP;
-        gumbel_group(seed, position, 0, first, noise);
+        int64_t count = n - first < GROUP ? n - first : GROUP, num_kept = 0;
         for (int64_t i = 0; i < count; i++) {
             int is_kept = scaled[first + i] >= threshold && (!likelihood || likelihood[first + i] >= min_p);
-            noise[i] = is_kept ? x[first + i] + temperature * noise[i] : -INFINITY;
+            reach[i] = is_kept ? x[first + i] : -INFINITY;
+            num_kept += is_kept;
         }
-        float score = largest_of(noise, count);
-        if (score > best) best = score, best_id = first + first_equal(noise, count, score);
+        if (num_kept == 0) continue;
+        int is_dense = num_kept * 16 >= count; /* else words one by one */
+        if (is_dense) philox_lanes(seed, (uint32_t)(first / 4), position, 0, words);
+        for (int64_t i = 0; i < count; i++)
+            reach[i] += temperature * (is_dense ? gumbel_bound(flat[i]) : LARGEST_GUMBEL);
+        for (int64_t block = 0; block < count; block += BLOCK) {
+            int64_t stop = count - block < BLOCK ? count : block + BLOCK;
+            int may_win = 0;
+            for (int64_t i = block; i < stop; i++) may_win |= reach[i] > best;
+            for (int64_t i = block; i < stop && may_win; i++) {
+                if (!(reach[i] > best)) continue;
+                uint32_t word = is_dense ? flat[i] : philox_one(seed, position, 0, (uint32_t)(first + i));
+                if (!(x[first + i] + temperature * gumbel_bound(word) > best)) continue;
+                float score = x[first + i] + temperature * gumbel_of(word);
+                if (score > best) best = score, best_id = first + i;
+            }
+        }
     }
     return best_id;
 }
