@@ -69,6 +69,7 @@ class Options:
             compile=self.compile,
             verify_options=room,
             draft_options=[*draft_options, *room],
+            router_options=["--no-drafts-must-pay"],  # what each drafter brings, not what is made of it
         )
 
     def decisive(self) -> dict[str, Any]:

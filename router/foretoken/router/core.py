@@ -23,6 +23,7 @@ from foretoken.router.mailbox import Patience
 from foretoken.router.outbox import Finished, Outbox, Started, Tokens
 from foretoken.router.request import GenerationRequest, SequenceIds
 from foretoken.router.settings import RouterSettings
+from foretoken.router.speculation_gate import SpeculationGate
 from foretoken.router.speculator import Speculator
 from foretoken.router.stats import SpeculationCounts
 from foretoken.router.tokenizer import Tokenizer
@@ -34,7 +35,7 @@ from foretoken.rpc.errors import (
     UnavailableError,
 )
 from foretoken.rpc.link import LinkOptions
-from foretoken.v1.types_pb2 import WorkerHello
+from foretoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED, WorkerHello
 
 Event: TypeAlias = Started | Tokens | Finished
 Emit: TypeAlias = Callable[[Event], Awaitable[None]]
@@ -69,6 +70,8 @@ class Router:
         self.admission = Admission(
             settings.max_concurrency, settings.max_queue, settings.queue_timeout_s, lambda: self.verify.capacity
         )
+        self._gates: dict[tuple[str, bool], SpeculationGate] = {}
+        """By drafter and whether tokens are drawn at random: such drafts are accepted about as often."""
         self._failover = Failover(self.verify, AioPool(settings.max_reopens), settings.failover_timeout_s)
         self._probes = AioPool(settings.max_probes)
         self._is_draining = False
@@ -149,9 +152,21 @@ class Router:
             worker.hello.vocab_size,
             settings.draft_timeout_s,
             settings.first_draft_timeout_s,
+            self._gate(request),
         )
         outbox = Outbox(pause_s=lambda: self.admission.num_running / settings.max_messages_per_s)
         return Generation(request, answer, worker, speculator, self._failover, outbox), outbox
+
+    def _gate(self, request: GenerationRequest) -> SpeculationGate | None:
+        """What says whether drafts pay; None where the request leaves that no choice, or its tokens depend on them."""
+        name = request.drafter.name if request.drafter is not None else ""
+        is_free = not request.num_draft_tokens and request.mode == VERIFICATION_MODE_COUPLED
+        if not self.settings.drafts_must_pay or not is_free or name not in self.draft.known_drafters:
+            return None
+        kind = (name, request.sampling.temperature > 0.0)
+        if kind not in self._gates:
+            self._gates[kind] = SpeculationGate(lambda: self.admission.num_running)
+        return self._gates[kind]
 
     def _check_verify_hello(self, hello: WorkerHello) -> None:
         if hello.tokenizer_hash != self.tokenizer.hash:

@@ -58,6 +58,8 @@ class Generation:
         self._session: VerifySession | None = None
         self._pause = FIRST_PAUSE
         """Plain steps after the next draft that is empty."""
+        self._step_began_s: float | None = None
+        """Of the round or plain step under way; None if other things than its tokens take its time."""
         self._length = len(request.prompt_ids) + len(answer.output_ids)
         self.counts = SpeculationCounts()
         self.first_token_ns = 0
@@ -85,6 +87,7 @@ class Generation:
 
     async def _advance(self) -> None:
         """One round with a draft, or one plain step; whichever suits."""
+        self._step_began_s = time.perf_counter()
         if self._session is None:
             self._session = self._worker.open(self._request, self._answer.output_ids)
         if self._worker.is_draining and self._failover.has_other(self._worker):
@@ -137,14 +140,15 @@ class Generation:
         kept = self._answer.append(emitted)
         if not self.first_token_ns:
             self.first_token_ns = time.perf_counter_ns()
+            self._step_began_s = None  # the prompt's prefill is in it
         if self._answer.finish is None:
-            self._speculator.commit(self._length, emitted)
+            self._speculator.commit(self._length, emitted, self._step_began_s)
         self._length += kept.num_tokens
         self._emit(draft, path, emitted[: kept.num_tokens], verdict, kept)
         await self._outbox.room()
 
     async def _plain_step(self, session: VerifySession) -> None:
-        """One token decoded by the verify worker alone; the grant is renewed at half while no drafter is at hand."""
+        """One token decoded by the verify worker alone; the grant is renewed at half while no draft is wanted."""
         num_left = session.granted_length - self._length
         if num_left <= 0 or (num_left <= NUM_GRANTED_STEPS // 2 and not self._speculator.is_available):
             num_steps = min(NUM_GRANTED_STEPS, self._answer.room)
@@ -173,6 +177,7 @@ class Generation:
         """Continue on another worker, or on the same one after it came back, from the committed ids."""
         _log.warning("request %s lost its verify worker: %s", self._request.request_id, why)
         self._close_session()
+        self._step_began_s = None
         self.counts.num_failovers += 1
         self._worker, self._session, verdict = await self._failover.reopen(
             self._request, self._answer.output_ids, self._identity, self._worker, why

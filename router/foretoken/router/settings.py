@@ -47,6 +47,11 @@ class RouterSettings(ServiceSettings):
         le=64,
         description="Draft tokens per round where a request is silent; 0 = as many as pay, chosen per round by cost.",
     )
+    drafts_must_pay: bool = Field(
+        True,
+        description="Whether requests that leave the draft length open go without drafts while that is faster; it is"
+        " tried now and then.",
+    )
     draft_timeout_s: float = Field(0.5, gt=0, le=60, description="Longest wait for a draft, seconds.")
     first_draft_timeout_s: float = Field(
         3.0, gt=0, le=600, description="Longest wait for a draft that includes the prompt's prefill, seconds."

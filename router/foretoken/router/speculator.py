@@ -13,6 +13,7 @@ from foretoken.router.draft_pool import DraftPool, DraftWorker
 from foretoken.router.draft_session import NO_DRAFT, Draft, DraftFailedError, DraftSession
 from foretoken.router.draft_terms import MAX_DRAFT_TOKENS, USUAL_DRAFT_TOKENS, draft_terms
 from foretoken.router.request import GenerationRequest
+from foretoken.router.speculation_gate import SpeculationGate
 from foretoken.rpc.errors import ForetokenError, InvalidArgumentError
 from foretoken.v1.types_pb2 import DrafterChoice, Load
 
@@ -23,9 +24,18 @@ class Speculator:
     """The drafts of one request."""
 
     def __init__(
-        self, request: GenerationRequest, pool: DraftPool, vocab_size: int, timeout_s: float, first_timeout_s: float
+        self,
+        request: GenerationRequest,
+        pool: DraftPool,
+        vocab_size: int,
+        timeout_s: float,
+        first_timeout_s: float,
+        gate: SpeculationGate | None = None,
     ) -> None:
-        """`first_timeout_s`: patience with a draft that includes the prompt's prefill, `timeout_s`: with others."""
+        """`first_timeout_s`: patience with a draft that includes the prompt's prefill, `timeout_s`: with others.
+
+        `gate`: says whether drafts pay, and hears how fast tokens come; None = they are wanted anyway.
+        """
         self._request = request
         self._pool = pool
         self._vocab_size = vocab_size
@@ -35,12 +45,21 @@ class Speculator:
         self._session: DraftSession | None = None
         self._has_drafted = False
         self._is_refused = False
+        self._gate = gate
+        self._is_asked = False
+        """Whether a draft was asked for since the last commit."""
+        self._is_first = False
+        """Whether that includes the prompt's prefill."""
+        self._is_speculating = False
+        """Whether drafts are asked for, if not at every step: plain ones follow an empty draft."""
         self.num_failed = 0
         """Drafts that were late, wrong or failed."""
 
     @property
     def is_available(self) -> bool:
-        """Whether a draft may be asked for."""
+        """Whether a draft may be asked for, and pays."""
+        if self._gate is not None and not self._gate.is_open:
+            return False
         return self._session is not None or self._choose() is not None
 
     async def draft(
@@ -55,6 +74,7 @@ class Speculator:
             InvalidArgumentError: the drafter refuses the request's own settings for it.
         """
         base_length = len(self._request.prompt_ids) + len(committed_ids)
+        self._is_asked, self._is_first = True, not self._has_drafted
         try:
             session = self._session or self._open(committed_ids)
             assert self._worker is not None
@@ -77,8 +97,13 @@ class Speculator:
         self._worker.breaker.record_success()
         return draft
 
-    def commit(self, base_length: int, ids: Sequence[int]) -> None:
-        """Tell the drafter what was decided after `base_length` tokens."""
+    def commit(self, base_length: int, ids: Sequence[int], began_s: float | None = None) -> None:
+        """Tell the drafter, and the gate, what was decided after `base_length` tokens.
+
+        `began_s`: when the step began that decided it (`time.perf_counter`); None = it tells nothing about drafts.
+        """
+        if self._gate is not None:
+            self._record(self._gate, len(ids), began_s)
         if self._session is not None:
             self._session.commit(base_length, ids)
 
@@ -88,6 +113,13 @@ class Speculator:
         self._has_drafted = False
         if session is not None:
             session.close()
+
+    def _record(self, gate: SpeculationGate, num_tokens: int, began_s: float | None) -> None:
+        self._is_speculating = self._is_asked or (self._is_speculating and gate.is_open)
+        is_first = self._is_asked and self._is_first
+        self._is_asked = False
+        if began_s is not None and not is_first and self._is_speculating == gate.is_open:
+            gate.record(began_s, time.perf_counter(), num_tokens)
 
     def _choose(self) -> DraftWorker | None:
         """A worker with the wanted drafter, else with any, unless the client named one."""

@@ -79,7 +79,7 @@ def _faster_cpu_dtype() -> torch.dtype:
     return min(seconds, key=lambda dtype: seconds[dtype])
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def product_dtype(device_type: str) -> torch.dtype:
     """The type of matrix products in training: bfloat16, or float32 on a processor where that is faster.
 

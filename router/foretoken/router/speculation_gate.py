@@ -1,0 +1,117 @@
+"""Whether drafts pay at present, found by going without them now and then.
+
+What drafts cost is more than their own time: their rows hold up every sequence, and a draft worker may share the verify
+worker's processor. Sequences that each weighed their own gain would go on drafting where all would be faster without.
+So all sequences of a kind draft or none does, and what is compared is how fast they get tokens. Knows times and numbers
+of tokens only.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+_MEMORY_S = 2.0
+"""Time in which the weight of what was seen falls to 1 / e, per running sequence."""
+_TRIAL_COMMITS = 4
+"""Per running sequence, in a trial."""
+_LEAST_TRIAL_S = 0.1
+_TRIAL_SHARE = 0.01
+"""Part of the tokens that trying the slower way may cost."""
+_LEAST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+"""Time with sequences at work from one trial to the next."""
+
+
+@dataclass(slots=True)
+class _Speed:
+    """Tokens a sequence gets per second, as a decayed mean over sequences."""
+
+    tokens: float = 0.0
+    seconds: float = 0.0
+
+    def add(self, tokens: int, seconds: float, num_running: int) -> None:
+        decay = math.exp(-seconds / (_MEMORY_S * num_running))
+        self.tokens = decay * self.tokens + tokens
+        self.seconds = decay * self.seconds + seconds
+
+    @property
+    def mean(self) -> float:
+        return self.tokens / self.seconds if self.seconds > 0 else 0.0
+
+
+@dataclass(slots=True)
+class _Crowd:
+    """What is known for about so many running sequences."""
+
+    is_worth: bool = True
+    """Whether drafts were, last."""
+    speed: _Speed = field(default_factory=_Speed)
+    """Of the way that is in use, not of trials."""
+    busy_s: float = 0.0
+    """Time with sequences at work since the last trial."""
+    pause_s: float = _LEAST_PAUSE_S
+    """From that trial to the next."""
+
+
+class SpeculationGate:
+    """Open while sequences of one kind are to draft. Nothing is tried in the first second that any are at work."""
+
+    def __init__(self, num_running: Callable[[], int], clock_s: Callable[[], float] = time.perf_counter) -> None:
+        """`num_running`: all sequences at work, of whatever kind."""
+        self._num_running = num_running
+        self._clock_s = clock_s
+        self.is_open = True
+        self._since_s = -math.inf
+        """When it opened or closed last."""
+        self._crowds: dict[int, _Crowd] = {}
+        self._trial: _Speed | None = None
+        self._trial_size = 0
+        """Of the crowd that the trial is for."""
+        self._num_commits = 0
+        """Counted in the trial."""
+
+    def record(self, started_s: float, now_s: float, num_tokens: int) -> None:
+        """A sequence that went the present way, by drafts or without, got tokens in that time."""
+        if started_s < self._since_s:  # part of it was the other way
+            return
+        num_running = max(1, self._num_running())
+        size = round(math.log2(num_running))
+        crowd = self._crowds.setdefault(size, _Crowd())
+        if self._trial is None:
+            self._record_usual(crowd, size, num_running, num_tokens, now_s - started_s)
+        elif size != self._trial_size:  # speeds of unlike crowds do not compare
+            self._end_trial(crowd)
+        else:
+            self._trial.add(num_tokens, now_s - started_s, num_running)
+            self._num_commits += 1
+            trial_s = now_s - self._since_s
+            if self._num_commits >= _TRIAL_COMMITS * num_running and trial_s >= _LEAST_TRIAL_S:
+                self._judge(crowd, self._trial, trial_s)
+
+    def _record_usual(self, crowd: _Crowd, size: int, num_running: int, num_tokens: int, seconds: float) -> None:
+        if crowd.is_worth != self.is_open:  # another crowd than before
+            self._turn(crowd.is_worth)
+            return
+        crowd.speed.add(num_tokens, seconds, num_running)
+        crowd.busy_s += seconds / num_running
+        if crowd.busy_s >= crowd.pause_s:
+            self._trial, self._trial_size, self._num_commits = _Speed(), size, 0
+            self._turn(not crowd.is_worth)
+
+    def _judge(self, crowd: _Crowd, trial: _Speed, trial_s: float) -> None:
+        ratio = trial.mean / crowd.speed.mean if crowd.speed.mean else math.inf
+        if ratio > 1.0:
+            crowd.is_worth, crowd.speed = self.is_open, trial
+        lost_s = trial_s * (1.0 - min(ratio, 1.0 / ratio if ratio else 0.0))
+        crowd.busy_s, crowd.pause_s = 0.0, min(_LONGEST_PAUSE_S, max(_LEAST_PAUSE_S, lost_s / _TRIAL_SHARE))
+        self._end_trial(crowd)
+
+    def _end_trial(self, crowd: _Crowd) -> None:
+        self._trial = None
+        if self.is_open != crowd.is_worth:
+            self._turn(crowd.is_worth)
+
+    def _turn(self, is_open: bool) -> None:
+        self.is_open, self._since_s = is_open, self._clock_s()

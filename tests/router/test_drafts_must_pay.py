@@ -1,0 +1,58 @@
+"""A drafter that costs more time than it saves is left out, unless drafts are asked for by number."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from tests.router.harness import Cluster, MakeCluster
+
+PROMPT = [9, 8, 7]
+LONG: dict[str, Any] = {"prompt_ids": PROMPT, "ignore_eos": True, "max_new_tokens": 200}
+
+
+async def drafts_after(cluster: Cluster, busy_s: float, num_streams: int = 1, **options: Any) -> int:
+    """Draft blocks of one more answer, after so long a time of answers in `num_streams` at once."""
+    expected = cluster.target_ids(200, PROMPT)
+
+    async def stream(end_s: float) -> None:
+        while time.monotonic() < end_s:
+            assert (await cluster.generate(**LONG, **options)).ids == expected
+
+    end_s = time.monotonic() + busy_s
+    await asyncio.gather(*(stream(end_s) for _ in range(num_streams)))
+    reply = await cluster.generate(**LONG, **options)
+    assert reply.ids == expected
+    await cluster.until_idle()
+    return reply.finish.speculation.num_drafts
+
+
+async def slow_drafter(make_cluster: MakeCluster, **settings: Any) -> Cluster:
+    cluster = await make_cluster(**settings)
+    cluster.drafters[0].agreement, cluster.drafters[0].step_s = 0.1, 0.02
+    cluster.verifiers[0].step_s = 0.001
+    return cluster
+
+
+async def test_drafts_that_do_not_pay_are_left_out(make_cluster: MakeCluster) -> None:
+    cluster = await slow_drafter(make_cluster)
+    assert await drafts_after(cluster, 3.0) < 40  # all of them would be about 180
+    assert await drafts_after(cluster, 0.0, drafter="ngram") > 20  # of another drafter nothing is known for a second
+    assert await drafts_after(cluster, 0.0, num_draft_tokens=4) > 100
+
+
+async def test_they_may_be_wanted_all_the_same(make_cluster: MakeCluster) -> None:
+    cluster = await slow_drafter(make_cluster, drafts_must_pay=False)
+    assert await drafts_after(cluster, 3.0) > 100
+
+
+@pytest.mark.parametrize("num_streams", [1, 4])
+async def test_drafts_that_pay_go_on(make_cluster: MakeCluster, num_streams: int) -> None:
+    cluster = await make_cluster()
+    cluster.drafters[0].agreement = 0.95
+    cluster.verifiers[0].step_s = 0.01
+    await drafts_after(cluster, 3.0, num_streams)
+    assert max([await drafts_after(cluster, 0.0) for _ in range(3)]) > 30  # rounds of 4 to 5 tokens

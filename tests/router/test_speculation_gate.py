@@ -1,0 +1,94 @@
+"""The gate: finds the faster way with a simulated crowd, and tries the slower one rarely."""
+
+import random
+
+import pytest
+
+from foretoken.router.speculation_gate import SpeculationGate
+
+
+class Crowd:
+    """Sequences that commit in turn on a simulated clock; a step takes as long as the way and the crowd's size say."""
+
+    def __init__(self, step_s: dict[bool, float], tokens: dict[bool, float], num_running: int = 1) -> None:
+        self.now_s = 0.0
+        self.step_s, self.tokens, self.num_running = step_s, tokens, num_running
+        self.gate = SpeculationGate(lambda: self.num_running, lambda: self.now_s)
+        self.random = random.Random(0)
+        self.began_s = [0.0] * 64
+        self.num_tokens = 0.0
+        self.time_s = {True: 0.0, False: 0.0}
+
+    def run(self, seconds: float) -> None:
+        end_s = self.now_s + seconds
+        while self.now_s < end_s:
+            is_open = self.gate.is_open
+            step_s = self.step_s[is_open] * self.random.uniform(0.7, 1.3)
+            self.now_s += step_s
+            self.time_s[is_open] += step_s
+            for index in range(self.num_running):
+                num = int(self.tokens[is_open] * self.random.uniform(0.0, 2.0) + 0.5)
+                self.num_tokens += num
+                if is_open == self.gate.is_open:  # as a speculator, which knows which way its step went
+                    self.gate.record(self.began_s[index], self.now_s, num)
+                self.began_s[index] = self.now_s
+
+    def speed(self, seconds: float) -> float:
+        """Tokens per second from now on."""
+        before = self.num_tokens
+        self.run(seconds)
+        return (self.num_tokens - before) / seconds
+
+
+@pytest.mark.parametrize("num_running", [1, 16])
+def test_drafts_that_cost_more_than_they_bring_are_left_out(num_running: int) -> None:
+    crowd = Crowd({True: 0.06, False: 0.01}, {True: 3.0, False: 1.0}, num_running)
+    crowd.run(5)
+    assert crowd.speed(120) > 0.95 * 100 * num_running  # 50 with drafts, 100 without
+    assert crowd.time_s[True] < 10
+
+
+@pytest.mark.parametrize("num_running", [1, 16])
+def test_drafts_that_pay_go_on(num_running: int) -> None:
+    crowd = Crowd({True: 0.02, False: 0.01}, {True: 3.0, False: 1.0}, num_running)
+    assert crowd.speed(120) > 0.95 * 150 * num_running
+    assert crowd.time_s[False] < 5
+
+
+def test_nothing_is_tried_in_the_first_second() -> None:
+    crowd = Crowd({True: 0.06, False: 0.01}, {True: 3.0, False: 1.0})
+    crowd.run(0.9)
+    assert crowd.time_s[False] == 0.0
+
+
+def test_what_has_become_worth_it_is_found_again() -> None:
+    crowd = Crowd({True: 0.06, False: 0.01}, {True: 3.0, False: 1.0})
+    crowd.run(20)
+    assert not crowd.gate.is_open
+    crowd.step_s[True] = 0.015
+    crowd.run(120)
+    assert crowd.gate.is_open
+    assert crowd.speed(60) > 0.95 * 200
+
+
+def test_few_and_many_sequences_are_judged_apart() -> None:
+    crowd = Crowd({True: 0.02, False: 0.01}, {True: 3.0, False: 1.0})
+    crowd.run(10)
+    crowd.num_running, crowd.step_s[True] = 16, 0.06
+    crowd.run(20)
+    assert not crowd.gate.is_open
+    crowd.num_running, crowd.step_s[True] = 1, 0.02
+    crowd.run(0.2)
+    assert crowd.gate.is_open
+    crowd.num_running, crowd.step_s[True] = 16, 0.06
+    crowd.run(0.2)
+    assert not crowd.gate.is_open
+
+
+def test_a_step_that_began_the_other_way_does_not_count() -> None:
+    crowd = Crowd({True: 0.02, False: 0.01}, {True: 1.0, False: 1.0})
+    while crowd.gate.is_open:
+        crowd.run(0.02)
+    for _ in range(100):
+        crowd.gate.record(crowd.now_s - 5.0, crowd.now_s, 1)  # would end the trial
+    assert not crowd.gate.is_open
