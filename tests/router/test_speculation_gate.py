@@ -85,6 +85,15 @@ def test_few_and_many_sequences_are_judged_apart() -> None:
     assert not crowd.gate.is_open
 
 
+def test_an_unknown_number_of_sequences_begins_like_the_nearest_known() -> None:
+    crowd = Crowd({True: 0.06, False: 0.01}, {True: 3.0, False: 1.0})
+    crowd.run(3)
+    drafting_s = crowd.time_s[True]
+    crowd.num_running = 4
+    crowd.run(0.9)
+    assert crowd.time_s[True] == drafting_s
+
+
 def test_a_step_that_began_the_other_way_does_not_count() -> None:
     crowd = Crowd({True: 0.02, False: 0.01}, {True: 1.0, False: 1.0})
     while crowd.gate.is_open:

@@ -43,10 +43,10 @@ class _Speed:
 
 @dataclass(slots=True)
 class _Crowd:
-    """What is known for about so many running sequences."""
+    """What is known of a number of running sequences, to the nearest power of two."""
 
     is_worth: bool = True
-    """Whether drafts were, last."""
+    """Whether drafts paid when last tried."""
     speed: _Speed = field(default_factory=_Speed)
     """Of the way that is in use, not of trials."""
     busy_s: float = 0.0
@@ -78,7 +78,7 @@ class SpeculationGate:
             return
         num_running = max(1, self._num_running())
         size = round(math.log2(num_running))
-        crowd = self._crowds.setdefault(size, _Crowd())
+        crowd = self._crowds.get(size) or self._meet(size)
         if self._trial is None:
             self._record_usual(crowd, size, num_running, num_tokens, now_s - started_s)
         elif size != self._trial_size:  # speeds of unlike crowds do not compare
@@ -89,6 +89,12 @@ class SpeculationGate:
             trial_s = now_s - self._since_s
             if self._num_commits >= _TRIAL_COMMITS * num_running and trial_s >= _LEAST_TRIAL_S:
                 self._judge(crowd, self._trial, trial_s)
+
+    def _meet(self, size: int) -> _Crowd:
+        """A crowd like the nearest that is known, until it has been tried itself."""
+        nearest = min(self._crowds, key=lambda other: abs(other - size), default=None)
+        crowd = self._crowds[size] = _Crowd() if nearest is None else _Crowd(self._crowds[nearest].is_worth)
+        return crowd
 
     def _record_usual(self, crowd: _Crowd, size: int, num_running: int, num_tokens: int, seconds: float) -> None:
         if crowd.is_worth != self.is_open:  # another crowd than before
