@@ -20,6 +20,8 @@ _TRIAL_COMMITS = 4
 _LEAST_TRIAL_S = 0.1
 _TRIAL_SHARE = 0.01
 """Part of the tokens that trying the slower way may cost."""
+_GAIN_DECAY = 0.5
+"""Weight of the trials before, per trial: one alone is short, and may fall in a slow moment."""
 _LEAST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 """Time with sequences at work from one trial to the next."""
 
@@ -46,7 +48,9 @@ class _Crowd:
     """What is known of a number of running sequences, to the nearest power of two."""
 
     is_worth: bool = True
-    """Whether drafts paid when last tried."""
+    """Whether drafts pay, by what was tried."""
+    gain: float = 0.0
+    """Decayed mean over trials of log(speed with drafts / speed without); 0 before the first."""
     speed: _Speed = field(default_factory=_Speed)
     """Of the way that is in use, not of trials."""
     busy_s: float = 0.0
@@ -107,10 +111,11 @@ class SpeculationGate:
             self._turn(not crowd.is_worth)
 
     def _judge(self, crowd: _Crowd, trial: _Speed, trial_s: float) -> None:
-        ratio = trial.mean / crowd.speed.mean if crowd.speed.mean else math.inf
-        if ratio > 1.0:
+        gain = math.log(trial.mean / crowd.speed.mean) * (1.0 if self.is_open else -1.0)
+        crowd.gain = _GAIN_DECAY * crowd.gain + (1.0 - _GAIN_DECAY) * gain if crowd.gain else gain
+        if crowd.is_worth != (crowd.gain > 0.0):
             crowd.is_worth, crowd.speed = self.is_open, trial
-        lost_s = trial_s * (1.0 - min(ratio, 1.0 / ratio if ratio else 0.0))
+        lost_s = trial_s * (1.0 - math.exp(-abs(gain)))
         crowd.busy_s, crowd.pause_s = 0.0, min(_LONGEST_PAUSE_S, max(_LEAST_PAUSE_S, lost_s / _TRIAL_SHARE))
         self._end_trial(crowd)
 
