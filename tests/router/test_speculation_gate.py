@@ -94,6 +94,14 @@ def test_an_unknown_number_of_sequences_begins_like_the_nearest_known() -> None:
     assert crowd.time_s[True] == drafting_s
 
 
+def test_a_number_that_wavers_between_two_sizes_is_not_tried_all_the_time() -> None:
+    crowd = Crowd({True: 0.02, False: 0.01}, {True: 3.0, False: 1.0})
+    for _ in range(600):
+        for crowd.num_running in (11, 12):
+            crowd.run(0.1)
+    assert crowd.time_s[False] < 6  # of 120
+
+
 def test_a_step_that_began_the_other_way_does_not_count() -> None:
     crowd = Crowd({True: 0.02, False: 0.01}, {True: 1.0, False: 1.0})
     while crowd.gate.is_open:

@@ -86,6 +86,8 @@ class SpeculationGate:
         if self._trial is None:
             self._record_usual(crowd, size, num_running, num_tokens, now_s - started_s)
         elif size != self._trial_size:  # speeds of unlike crowds do not compare
+            tried = self._crowds[self._trial_size]
+            tried.pause_s = min(_LONGEST_PAUSE_S, 2.0 * tried.pause_s)  # or numbers that waver would be tried for ever
             self._end_trial(crowd)
         else:
             self._trial.add(num_tokens, now_s - started_s, num_running)
@@ -107,6 +109,7 @@ class SpeculationGate:
         crowd.speed.add(num_tokens, seconds, num_running)
         crowd.busy_s += seconds / num_running
         if crowd.busy_s >= crowd.pause_s:
+            crowd.busy_s = 0.0
             self._trial, self._trial_size, self._num_commits = _Speed(), size, 0
             self._turn(not crowd.is_worth)
 
@@ -116,7 +119,7 @@ class SpeculationGate:
         if crowd.is_worth != (crowd.gain > 0.0):
             crowd.is_worth, crowd.speed = self.is_open, trial
         lost_s = trial_s * (1.0 - math.exp(-abs(gain)))
-        crowd.busy_s, crowd.pause_s = 0.0, min(_LONGEST_PAUSE_S, max(_LEAST_PAUSE_S, lost_s / _TRIAL_SHARE))
+        crowd.pause_s = min(_LONGEST_PAUSE_S, max(_LEAST_PAUSE_S, lost_s / _TRIAL_SHARE))
         self._end_trial(crowd)
 
     def _end_trial(self, crowd: _Crowd) -> None:

@@ -97,7 +97,7 @@ class Speculator:
         self._worker.breaker.record_success()
         return draft
 
-    def commit(self, base_length: int, ids: Sequence[int], began_s: float | None = None) -> None:
+    def commit(self, base_length: int, ids: Sequence[int], began_s: float | None) -> None:
         """Tell the drafter, and the gate, what was decided after `base_length` tokens.
 
         `began_s`: when the step began that decided it (`time.perf_counter`); None = it tells nothing about drafts.
