@@ -320,8 +320,11 @@ async def test_an_entry_too_large_to_send_is_refused_alone(start_worker, start_l
     recorded = await start_link(worker.address, limits=limits)
     with pytest.raises(ResourceExhaustedError, match="limit of 2000 bytes"):
         recorded.link.send(opens=[OpenSequence(sequence_id=1, prompt_ids=[40] * 3000)])
-    recorded.link.send(blocks=[block(1)])
-    await eventually(lambda: recorded.verdicts)
+    with pytest.raises(ResourceExhaustedError, match="limit of 2000 bytes"):
+        recorded.link.send(blocks=[block(1), block(2, 3000)])
+    await eventually(lambda: recorded.verdicts)  # of the entry before the refused one
+    recorded.link.send(blocks=[block(3)])
+    await eventually(lambda: len(recorded.verdicts) == 2)
     assert recorded.link.is_up
 
 

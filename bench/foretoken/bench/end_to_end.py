@@ -11,6 +11,7 @@ The last stdout line is one JSON object.
 import asyncio
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
@@ -102,6 +103,7 @@ async def measure_concurrent(
     """Total tokens per second with so many streams at once, at least four requests per stream; sides alternate."""
     requests = [prompts[i % len(prompts)] for i in range(max(len(prompts), 4 * options.concurrency))]
     totals: dict[str, list[float]] = {FORETOKEN: [], FORETOKEN_OFF: []}
+    drafted: list[TimedCompletion] = []
     for _ in range(options.repeats):
         answers: list[list[TimedCompletion]] = []
         for side, drafter in ((FORETOKEN, options.drafter), (FORETOKEN_OFF, NO_DRAFTER)):
@@ -110,11 +112,27 @@ async def measure_concurrent(
             seconds = asyncio.get_running_loop().time() - start
             totals[side].append(sum(len(answer.completion.output_ids) for answer in timed) / seconds)
             answers.append(timed)
-        for prompt, drafted, plain in zip(requests, *answers, strict=True):
+        drafted += answers[0]
+        for prompt, ours, plain in zip(requests, *answers, strict=True):
             if not options.is_drafted_as_plain:
                 continue  # each prompt was compared with its repetition, one stream at a time
-            identity.add(compare_equal(prompt, drafted.completion, plain.completion))
-    return {"streams": options.concurrency, **{side: round(median(speeds), 1) for side, speeds in totals.items()}}
+            identity.add(compare_equal(prompt, ours.completion, plain.completion))
+    overhead_ms = _router_overhead_ms(drafted)
+    return {
+        "streams": options.concurrency,
+        **{side: round(median(speeds), 1) for side, speeds in totals.items()},
+        "router_overhead_ms": {
+            "p50": overhead_ms,
+            "per_sequence": None if overhead_ms is None else round(overhead_ms / options.concurrency, 4),
+        },
+    }
+
+
+def _router_overhead_ms(drafted: Sequence[TimedCompletion]) -> float | None:
+    """Median over answers of the median over an answer's rounds; None where nothing was drafted."""
+    stats = [answer.completion.speculation for answer in drafted]
+    overheads = [s.router_overhead_p50_s for s in stats if s.num_drafts]
+    return round(1000 * median(overheads), 3) if overheads else None
 
 
 async def _foretoken(options: Options, stack: Stack, drafter: str, prompt: Prompt) -> TimedCompletion:
@@ -138,7 +156,6 @@ def report(options: Options, measurements: Measurements, info: ModelInfo) -> dic
         "near_ties": identity.near_ties,
     }
     if identity.holds:
-        overheads = [s.router_overhead_p50_s for s in stats if s.num_drafts]
         result |= {
             "tokens_per_s": {side: round(median(speeds), 1) for side, speeds in measurements.tokens_per_s.items()},
             "concurrent_tokens_per_s": measurements.concurrent,
@@ -147,7 +164,7 @@ def report(options: Options, measurements: Measurements, info: ModelInfo) -> dic
             "acceptance_per_position": acceptance_per_position(stats),
             "draft_forwards_per_round": draft_forwards_per_round(stats),
             "round_ms": round_times(stats),
-            "router_overhead_ms": {"p50": round(1000 * median(overheads), 3) if overheads else None},
+            "router_overhead_ms": {"p50": _router_overhead_ms(measurements.drafted)},
             "target_step_ms": _step_times(info),
         }
     return result | {"hardware": describe_hardware(), "versions": describe_versions()}

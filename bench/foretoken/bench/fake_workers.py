@@ -14,6 +14,7 @@ from foretoken.bench.fake_draft_worker import FakeDraftWorker, draft_hello
 from foretoken.bench.fake_model import FakeModel
 from foretoken.bench.fake_verify_worker import FakeVerifyWorker, verify_hello
 from foretoken.router.tokenizer import Tokenizer
+from foretoken.rpc.server import loop_factory
 
 READY_FILE = "ready"
 
@@ -56,7 +57,8 @@ def main() -> None:
     )
     parser.add_argument("--agreement", type=float, default=0.8, help="probability that a drafted token is right")
     parser.add_argument("--step-ms", type=float, default=0.0, help="pretended duration of a forward")
-    asyncio.run(run(parser.parse_args()))
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:  # as real workers do
+        runner.run(run(parser.parse_args()))
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ class DraftFailedError(Exception):
     """No usable draft came; the round goes on without one."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # frozen, one costs as much as the rest of its making
 class Draft:
-    """A chain or tree of guesses for one round; empty = none."""
+    """A chain or tree of guesses for one round; empty = none. Not changed once made."""
 
     ids: Sequence[int] = ()
     sources: Sequence[DraftSource] = ()
@@ -128,17 +128,18 @@ class DraftSession:
 
 def _usable(block: DraftedBlock, num_tokens: int, vocab_size: int, takes_trees: bool) -> Draft:
     """The block's first `num_tokens` nodes, up to the first that no target of this vocabulary or kind could take."""
-    ids = list(block.ids[:num_tokens])
-    parents = list(block.parents[: len(ids)])
+    ids = block.ids[:num_tokens]
+    parents = block.parents[: len(ids)]
     if parents:
         num_kept = draft_tree.num_sound(parents) if takes_trees else draft_tree.leading_chain(parents)
         del ids[num_kept:]
     if ids and max(ids) >= vocab_size:
         del ids[next(index for index, token_id in enumerate(ids) if token_id >= vocab_size) :]
-    del parents[len(ids) :]
-    if draft_tree.leading_chain(parents) == len(parents):
-        parents = []
-    sources = list(block.sources[: len(ids)])
+    if parents:
+        del parents[len(ids) :]
+        if draft_tree.leading_chain(parents) == len(parents):
+            parents = []
+    sources = block.sources[: len(ids)]
     if len(sources) < len(ids):
         sources = []
     return Draft(ids, sources, block.queue_ns, block.forward_ns, parents, num_forwards=block.num_forwards)

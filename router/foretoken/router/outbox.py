@@ -88,7 +88,9 @@ class Outbox:
         tokens.logprobs += logprobs
         tokens.text += text
         tokens.num_chars += num_chars
-        asyncio.get_running_loop().call_soon(_wake, self._reader)  # one turn late: the next request leaves first
+        if self._reader is not None:
+            asyncio.get_running_loop().call_soon(_wake, self._reader)  # one turn late: the next request leaves first
+            self._reader = None
 
     async def room(self) -> None:
         """Return once the reader has caught up; at once unless it is far behind."""

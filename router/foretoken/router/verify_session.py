@@ -52,9 +52,11 @@ class VerifySession:
         """
         block = DraftBlock(sequence_id=self.sequence_id, base_length=base_length)
         block.draft_ids.extend(draft.ids)
-        block.parents.extend(draft.parents)
         block.sources.extend(draft.sources)
-        block.draft_probs.extend(draft.probs)
+        if draft.parents:
+            block.parents.extend(draft.parents)
+        if draft.probs:
+            block.draft_probs.extend(draft.probs)
         self._send_block(block)
         verdict = await self._decision(base_length, len(draft.ids))
         if draft.parents and not (len(verdict.path) == verdict.num_accepted and is_path(verdict.path, draft.parents)):

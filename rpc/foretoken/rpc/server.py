@@ -102,7 +102,7 @@ def run_service(name: str, settings: ServiceSettings, body: Callable[[], Corouti
     configure_logging(settings.log_level)
     shutdown_telemetry = telemetry.configure(name, settings.otlp_endpoint, settings.metrics_interval_s)
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(body())
     except ForetokenError as error:
         _log.error("%s cannot go on: %s", name, error)
@@ -114,7 +114,7 @@ def run_service(name: str, settings: ServiceSettings, body: Callable[[], Corouti
     return 0
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """uvloop's event loops: a hop between services costs a tenth less. asyncio's own where it does not exist."""
     try:
         import uvloop

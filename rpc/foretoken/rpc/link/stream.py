@@ -21,6 +21,7 @@ FLUSH_TIMEOUT_S = 5.0
 
 Sent = TypeVar("Sent", bound=Message)
 Received = TypeVar("Received", bound=Message)
+_Queued = TypeVar("_Queued")
 
 _EOF = cast(Any, grpc.aio).EOF  # the stubs forget it
 _STATUS_WAIT_S = 0.1  # a broken write says less than the status the reader is about to see
@@ -65,11 +66,11 @@ class FrameStream(Generic[Sent, Received]):
             ResourceExhaustedError: an entry is larger than a message may be.
             UnavailableError: the other side does not read; the stream ends.
         """
-        self._queue(lambda: self._outbox.add_entries(entries))
+        self._queue(self._outbox.add_entries, entries)
 
     def send_frame(self, frame: Sent) -> None:
         """Queue a whole frame, which the caller gives away. Otherwise as `send_entries`."""
-        self._queue(lambda: self._outbox.add_frame(frame))
+        self._queue(self._outbox.add_frame, frame)
 
     def end(self, error: ForetokenError | None = None) -> None:
         """End the stream: after what is queued has been written (None), or at once (an error). Thread-safe."""
@@ -125,17 +126,21 @@ class FrameStream(Generic[Sent, Received]):
         with self._lock:
             return self._outbox.pop() if self._outbox else None
 
-    def _queue(self, add: Callable[[], None]) -> None:
+    def _queue(self, add: Callable[[_Queued], None], what: _Queued) -> None:
+        must_wake = False
         try:
             with self._lock:
                 if self._is_closed:
                     return
-                add()
+                must_wake = not self._outbox  # otherwise the writer is awake, and writes until nothing is left
+                add(what)
         except BacklogFullError as full:
             error = UnavailableError(full.message)
             self.end(error)
             raise error from full
-        self._on_loop(self._wake.set)
+        finally:  # also when the second of two entries is refused
+            if must_wake:
+                self._on_loop(self._wake.set)
 
     def _on_loop(self, call: Callable[..., object], *args: object) -> None:
         if threading.get_ident() == self._loop_thread:
