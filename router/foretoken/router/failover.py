@@ -44,6 +44,10 @@ class Failover:
         """Whether another ready worker gives the same tokens as `worker`."""
         return self._verify.least_loaded(worker.identity, avoid=worker) is not None
 
+    def place(self, worker: VerifyWorker) -> VerifyWorker:
+        """The worker with most room among those that give the same tokens as `worker`; itself if none is ready."""
+        return self._verify.least_loaded(worker.identity) or worker
+
     async def reopen(
         self,
         request: GenerationRequest,
