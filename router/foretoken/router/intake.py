@@ -77,7 +77,7 @@ async def prepare(
     )
     return GenerationRequest(
         request_id=request_id,
-        prompt_ids=prompt_ids,
+        prompt_ids=tuple(prompt_ids),
         sampling=sampling,
         mode=_mode(message.speculation, model),
         eos_token_ids=tuple(model.eos_token_ids),
@@ -149,7 +149,7 @@ async def _prompt_ids(message: GenerateRequest, router: Router) -> tuple[str, Se
         case "messages":
             return "messages", await _encode_messages(message.messages, router)
         case _:
-            return "prompt_ids.ids", tuple(message.prompt_ids.ids)
+            return "prompt_ids.ids", message.prompt_ids.ids  # not copied before their number is checked
 
 
 async def _encode(text: str, router: Router) -> Sequence[int]:
