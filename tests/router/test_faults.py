@@ -37,6 +37,8 @@ async def generate_and(cluster: Cluster, num_new: int, after: int, act: Any, **o
         {"too_many": True},
         {"is_empty": True},
         {"no_sources": True},
+        {"bad_sources": True},
+        {"bad_times": True},
         {"is_tree": True},
         {"is_silent": True},
         {"error_code": 13},
@@ -55,8 +57,8 @@ async def test_a_drafter_that_errs_costs_time_only(make_cluster: MakeCluster, fa
 
     reply = await generate_and(cluster, 80, 10, spoil)
     assert reply.ids == cluster.target_ids(80, PROMPT)
-    is_failure = not fault.keys() & {"bad_ids", "too_many", "is_empty", "no_sources", "is_tree"}
-    assert bool(reply.finish.speculation.num_failed_drafts) == is_failure
+    is_failure = fault.keys() & {"wrong_base", "is_silent", "error_code"}
+    assert bool(reply.finish.speculation.num_failed_drafts) == bool(is_failure)
     assert reply.finish.speculation.num_failed_drafts <= 4
     await cluster.until_idle()
 
