@@ -5,6 +5,7 @@ import gc
 import subprocess
 import sys
 import threading
+import time
 from typing import Any
 
 import grpc
@@ -175,6 +176,13 @@ async def test_a_fault_after_the_last_message_does_not_matter(router, script, ru
     assert (await runner.call(router.address, "complete", "hi")).text == "a"
 
 
+async def test_a_break_between_the_last_flush_and_the_finish_repeats_no_text(router, script, runner) -> None:
+    router.will(script.start(), script.tokens("ab", 5, 6), script.tokens("!"), grpc.StatusCode.UNAVAILABLE)
+    router.will(script.start(), script.tokens("!"), script.finish(2))
+    assert (await runner.call(router.address, "complete", "hi")).text == "ab!"
+    assert router.requests[1].resume_ids == [5, 6]
+
+
 @pytest.mark.parametrize(
     "error",
     [InvalidArgumentError("sampling.temperature", -1, "must be 0 or more"), NotFoundError("no"), InternalError("x")],
@@ -274,6 +282,26 @@ def test_cancel_from_another_thread_ends_the_iteration(router, script) -> None:
             for _ in generation:
                 threading.Timer(0.05, generation.cancel).start()
     assert generation.seed == 7 and generation.request_id == "r1" and generation.prompt_ids == (1, 2, 3)
+
+
+def test_a_cancel_while_the_call_begins_is_not_lost(router, script) -> None:
+    router.will(script.start(), script.Hang())
+    with Client(router.address, retry=FAST) as client:
+        generation = client.generate("hi", timeout_s=4.0)
+
+        class Stub:
+            def Generate(self, *args: Any, **options: Any) -> Any:
+                call = stub.Generate(*args, **options)
+                while not router.requests:
+                    time.sleep(0.001)
+                generation.cancel()  # as another thread would, which cannot see this call yet
+                return call
+
+        stub, generation._stub = generation._stub, Stub()
+        begun_s = time.monotonic()
+        with pytest.raises(RequestCancelledError):
+            list(generation)
+        assert time.monotonic() - begun_s < 2.0  # not at its deadline
 
 
 def test_closing_the_client_ends_the_iteration(router, script) -> None:

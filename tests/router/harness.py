@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
-from tokenizers import AddedToken, decoders, pre_tokenizers
+from tokenizers import AddedToken, decoders, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.models import BPE
 
@@ -43,6 +43,18 @@ def byte_tokenizer_json() -> str:
     fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     fast.decoder = decoders.ByteLevel()
     fast.add_special_tokens([AddedToken("<eos>", special=True)])
+    return fast.to_str()
+
+
+def byte_fallback_tokenizer_json() -> str:
+    """A tokenizer in the manner of SentencePiece: a few characters, and tokens of single bytes for all others."""
+    vocab = {"<unk>": 0} | {f"<0x{byte:02X}>": byte + 1 for byte in range(256)}
+    vocab |= {character: len(vocab) + index for index, character in enumerate("\u2581ab\n")}
+    fast = FastTokenizer(BPE(vocab, [], unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    fast.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    fast.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
     return fast.to_str()
 
 

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from foretoken.router.answer import Answer, FinishReason, StopRules
 from foretoken.router.detokenizer import Detokenizer
 from foretoken.router.tokenizer import Tokenizer
-from tests.router.harness import CHAT_TEMPLATE, byte_ids, byte_tokenizer_json
+from tests.router.harness import CHAT_TEMPLATE, byte_fallback_tokenizer_json, byte_ids, byte_tokenizer_json
 
 TOKENIZER = Tokenizer(byte_tokenizer_json(), {"eos_token": "<eos>"}, CHAT_TEMPLATE, "test")
+BYTE_FALLBACK = Tokenizer(byte_fallback_tokenizer_json(), {}, None, "test")
 TEXT = "naïve 日本語 👩‍🚀 the end\n"
 
 
@@ -69,6 +70,28 @@ def test_a_character_begun_in_the_prompt_is_finished_in_the_answer() -> None:
     ids = byte_ids(TOKENIZER, "ab👩c".encode())
     stream = detokenizer(ids[:4])
     assert "".join(stream.step([token_id])[0] for token_id in ids[4:]) == "👩c"
+
+
+@given(text=st.text("ab \n\u00e9\u6f22\U0001f600\U0001f389", max_size=40), cut=st.integers(1, 40), sizes=SIZES)
+@settings(max_examples=100, deadline=None)
+def test_runs_of_byte_tokens_stream_as_the_characters_they_are(text: str, cut: int, sizes: list[int]) -> None:
+    ids = BYTE_FALLBACK.encode("a" + text)
+    prompt_ids, output_ids = ids[:cut], ids[cut:]
+    if BYTE_FALLBACK.decode(prompt_ids).endswith("\ufffd"):
+        return  # within a character: it is the answer's, the one before it is not
+    detokenizer = Detokenizer(BYTE_FALLBACK.decode, BYTE_FALLBACK.piece, prompt_ids)
+    streamed = ""
+    for block in blocks(output_ids, sizes):
+        new, num_chars = detokenizer.step(block)
+        assert len(num_chars) == len(block) and sum(num_chars) == len(new)
+        streamed += new
+    assert BYTE_FALLBACK.decode(prompt_ids) + streamed + detokenizer.flush() == "a" + text
+
+
+def test_the_prompts_last_character_is_not_the_answers() -> None:
+    ids = TOKENIZER.encode("a\ufffdb")
+    decode = detokenizer(ids[:-1])
+    assert decode.step(ids[-1:])[0] + decode.flush() == "b"
 
 
 def test_incomplete_utf8_is_flushed_at_the_end() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from typing import Any
 
+import grpc
 import pytest
 
 from tests.router.harness import Cluster, MakeCluster
@@ -56,3 +57,40 @@ async def test_drafts_that_pay_go_on(make_cluster: MakeCluster, num_streams: int
     cluster.verifiers[0].step_s = 0.01
     await drafts_after(cluster, 3.0, num_streams)
     assert max([await drafts_after(cluster, 0.0) for _ in range(3)]) > 30  # rounds of 4 to 5 tokens
+
+
+async def test_a_drafters_settings_are_checked_even_while_drafts_do_not_pay(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster()
+    await cluster.generate(**LONG, drafter="ngram")
+    (gate,) = cluster.router._gates.values()
+    gate.is_open = gate._crowds[0].is_worth = False
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await cluster.generate(**LONG, drafter="ngram", drafter_settings={"nonsense": "1"})
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    reply = await cluster.generate(**LONG, drafter="ngram", drafter_settings={"max_ngram": "3"})
+    assert reply.ids == cluster.target_ids(200, PROMPT)
+    assert reply.finish.speculation.num_drafts == 1
+    await cluster.until_idle()
+
+
+@pytest.mark.parametrize("options", [{"num_drafters": 0}, {"drafter": "none"}])
+async def test_settings_for_no_drafter_are_refused(make_cluster: MakeCluster, options: dict[str, Any]) -> None:
+    cluster = await make_cluster(**options)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await cluster.generate(**LONG, drafter_settings={"max_ngram": "3"})
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "speculation.drafter.settings" in refused.value.details()
+
+
+async def test_settings_reach_a_drafter_that_is_met_later(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(step_s=0.005)
+    drafter, link = cluster.drafters[0], cluster.router.draft.workers[0].link
+    await drafter.kill()
+    await cluster.until(lambda: not link.is_up)
+    link.hello = None  # as if it had never been there
+    answer = asyncio.ensure_future(cluster.generate(**LONG, drafter_settings={"max_ngram": "3"}))
+    await cluster.until(lambda: cluster.verifiers[0].num_open > 0)
+    await drafter.start()
+    assert (await answer).ids == cluster.target_ids(200, PROMPT)
+    opened = [entry for entry in drafter.opened if list(entry.prompt_ids) == PROMPT]
+    assert opened and all(entry.drafter.settings == {"max_ngram": "3"} for entry in opened)

@@ -37,6 +37,8 @@ async def generate_and(cluster: Cluster, num_new: int, after: int, act: Any, **o
         {"too_many": True},
         {"is_empty": True},
         {"no_sources": True},
+        {"bad_sources": True},
+        {"bad_times": True},
         {"is_tree": True},
         {"is_silent": True},
         {"error_code": 13},
@@ -55,8 +57,8 @@ async def test_a_drafter_that_errs_costs_time_only(make_cluster: MakeCluster, fa
 
     reply = await generate_and(cluster, 80, 10, spoil)
     assert reply.ids == cluster.target_ids(80, PROMPT)
-    is_failure = not fault.keys() & {"bad_ids", "too_many", "is_empty", "no_sources", "is_tree"}
-    assert bool(reply.finish.speculation.num_failed_drafts) == is_failure
+    is_failure = fault.keys() & {"wrong_base", "is_silent", "error_code"}
+    assert bool(reply.finish.speculation.num_failed_drafts) == bool(is_failure)
     assert reply.finish.speculation.num_failed_drafts <= 4
     await cluster.until_idle()
 
@@ -76,6 +78,19 @@ async def test_the_circuit_of_a_hanging_drafter_opens_and_a_probe_closes_it(make
     reply = await cluster.generate(**OPTIONS, max_new_tokens=60)
     assert reply.finish.speculation.num_accepted_tokens > 0
     await cluster.until_idle()
+
+
+async def test_a_drafter_that_was_replaced_is_probed_at_once(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(draft_timeout_s=0.05, first_draft_timeout_s=0.05, min_probe_pause_s=60.0)
+    drafter, worker = cluster.drafters[0], cluster.router.draft.workers[0]
+    drafter.faults.is_silent = True
+    await cluster.generate(**OPTIONS, max_new_tokens=60)
+    await asyncio.sleep(0.1)  # the pause has begun
+    await drafter.kill()
+    await cluster.until(lambda: not worker.link.is_up)
+    drafter.faults.is_silent = False
+    await drafter.start()
+    await cluster.until(lambda: worker.is_ready)
 
 
 async def test_a_drafter_killed_in_the_middle_and_back_again(make_cluster: MakeCluster) -> None:
@@ -161,6 +176,33 @@ async def test_many_sequences_of_a_dead_verifier_are_reopened_a_few_at_a_time(ma
     for i, reply in enumerate(await asyncio.gather(*replies)):
         assert reply.ids == cluster.target_ids(150, [i + 1, 2])
     await cluster.until_idle()
+
+
+async def test_a_sequence_reopened_as_its_request_is_cancelled_is_closed(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(num_verifiers=2, num_drafters=0, step_s=0.005)
+    failover, loop = cluster.router._failover, asyncio.get_running_loop()
+    reopen, attempt = failover.reopen, failover._try
+    requests: list[asyncio.Task[Any]] = []
+
+    async def noted(*args: Any) -> Any:
+        requests.append(asyncio.current_task())
+        return await reopen(*args)
+
+    async def cancelled(*args: Any) -> Any:
+        opened = await attempt(*args)
+        loop.call_soon(requests[0].cancel)  # in the turn in which the session is handed over
+        return opened
+
+    failover.reopen, failover._try = noted, cancelled
+
+    async def kill() -> None:
+        await next(worker for worker in cluster.verifiers if worker.num_open).kill()
+
+    answer = asyncio.ensure_future(generate_and(cluster, 400, 5, kill, off=True))
+    await cluster.until(lambda: bool(requests) and requests[0].done())
+    answer.cancel()
+    await cluster.until_idle()
+    assert not any(worker._sessions for worker in cluster.router.verify.workers)
 
 
 @pytest.mark.parametrize("fault", ["stale", "bad_next_id", "bad_base", "bad_accepted", "error_code"])

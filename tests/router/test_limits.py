@@ -92,6 +92,22 @@ async def test_requests_beyond_the_workers_capacity_wait(make_cluster: MakeClust
     assert max(reply.finish.queue_ns for reply in replies) > 0
 
 
+async def test_a_queued_request_goes_to_the_worker_that_has_room(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(num_drafters=0, step_s=0.002, verify_hellos=[{"max_sequences": 2}] * 2)
+    most = [0, 0]
+
+    async def watch() -> None:
+        while True:
+            most[:] = [max(*pair) for pair in zip(most, (worker.num_open for worker in cluster.verifiers), strict=True)]
+            await asyncio.sleep(0)
+
+    watching = asyncio.ensure_future(watch())
+    options: dict[str, Any] = {"ignore_eos": True, "off": True}
+    await asyncio.gather(*(cluster.generate(**options, max_new_tokens=5 + number) for number in range(30)))
+    watching.cancel()
+    assert most == [2, 2]  # a worker refuses what is more
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"prompt": ""}, "prompt"),
     ({"prompt_ids": []}, "prompt_ids"),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -81,3 +84,14 @@ def test_a_missing_or_broken_tokenizer_is_named(tmp_path: Path) -> None:
     save(tmp_path, chat_template="{% if %}")
     with pytest.raises(TokenizerError, match="template"):
         Tokenizer.load(str(tmp_path))
+
+
+def test_encoding_a_long_text_on_a_thread_holds_up_no_other(tokenizer: Tokenizer) -> None:
+    times_s = [time.perf_counter()]
+    with ThreadPoolExecutor(1) as threads:
+        encoding = threads.submit(tokenizer.encode, "the end, or so they say\n" * 30_000)
+        while not encoding.done():
+            time.sleep(0.001)
+            times_s.append(time.perf_counter())
+    longest_s = max(later - earlier for earlier, later in itertools.pairwise(times_s))
+    assert longest_s < 0.5 * (times_s[-1] - times_s[0])

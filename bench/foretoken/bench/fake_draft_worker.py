@@ -73,6 +73,10 @@ class DraftFaults:
     empty_answers: int = 0
     """So many times more."""
     no_sources: bool = False
+    bad_sources: bool = False
+    """Sources that no version knows."""
+    bad_times: bool = False
+    """Times that are no times."""
     is_tree: bool = False
     """All nodes are children of the root."""
     error_code: int = 0
@@ -167,7 +171,7 @@ class FakeDraftWorker(FakeWorker):
         forward_ns = time.perf_counter_ns() - started_ns
         for _, frame in frames:
             for block in frame.blocks:
-                block.forward_ns = forward_ns
+                block.forward_ns = (1 << 64) - 1 if self.faults.bad_times else forward_ns
         return frames
 
     def _answer(
@@ -193,7 +197,9 @@ class FakeDraftWorker(FakeWorker):
             cursor.push(ids[-1])
         if faults.bad_ids and len(ids) > 1:
             ids[1] = self.model.vocab_size + 3
-        source = DRAFT_SOURCE_NGRAM if sequence.entry.drafter.name == "ngram" else DRAFT_SOURCE_MODEL
+        source: Any = DRAFT_SOURCE_NGRAM if sequence.entry.drafter.name == "ngram" else DRAFT_SOURCE_MODEL
+        if faults.bad_sources:
+            source = 99
         frame.blocks.append(
             DraftedBlock(
                 sequence_id=sequence_id,

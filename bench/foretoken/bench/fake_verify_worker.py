@@ -16,6 +16,7 @@ from foretoken.bench.fake_model import FakeCursor, FakeModel
 from foretoken.bench.fake_worker import LOOPBACK, FakeLink, FakeWorker
 from foretoken.v1.types_pb2 import (
     VERIFICATION_MODE_COUPLED,
+    DraftSource,
     Drain,
     LinkError,
     Load,
@@ -229,6 +230,8 @@ class FakeVerifyWorker(FakeWorker):
             self.violations.append(f"{num_draft} draft tokens in a block")
         if any(token_id >= self.model.vocab_size for token_id in block.draft_ids):
             self.violations.append("draft ids outside the vocabulary")
+        if any(source not in DraftSource.values() for source in block.sources):
+            self.violations.append("a source that no version knows")
         if not num_draft and block.base_length > sequence.length:
             self.violations.append("a grant beyond the committed length")
 

@@ -83,6 +83,8 @@ class Generation:
                 request, timeout_s = self._session.next_request()
                 error = None
                 call = self._call = self._stub.Generate(request, timeout=timeout_s, metadata=call_metadata(span))
+                if self._cancelled.is_set():  # by another thread, which may not have seen this call
+                    call.cancel()
                 try:
                     for response in call:
                         piece = self._session.feed(response)

@@ -19,6 +19,7 @@ class CircuitBreaker:
         self._num_failed_probes = 0
         self._opened = asyncio.Event()
         self._opened.set()  # a worker has to show once that it works
+        self._was_reset = asyncio.Event()
 
     @property
     def is_closed(self) -> bool:
@@ -55,7 +56,17 @@ class CircuitBreaker:
         """The worker is a new one: it may be probed at once."""
         self._num_failures = self._num_failed_probes = 0
         self._opened.set()
+        self._was_reset.set()
 
     async def wait_open(self) -> None:
         """Return once the circuit is open."""
         await self._opened.wait()
+
+    async def wait_pause(self) -> None:
+        """Return once the pause before the next probe is over; a reset ends it."""
+        self._was_reset.clear()
+        try:
+            async with asyncio.timeout(self.pause_s):
+                await self._was_reset.wait()
+        except TimeoutError:
+            pass

@@ -28,53 +28,69 @@ class Detokenizer:
         self._decode = decode
         self._piece = piece
         self._is_concatenative = is_concatenative
-        self._window: list[int] = list(context_ids[-_MIN_WINDOW:])
-        self._text = decode(self._window) if self._window else ""
-        self._has_text = True  # whether _text is the text of _window
+        self._window: list[int] = list(context_ids[-_MAX_WINDOW:])
+        self._final: str | None = None
+        """The window's text up to where later ids change nothing; None = all of it, not decoded yet."""
+        self._num_open = 0
+        """Last ids of the window that may be the beginning of a character."""
+        self._shorten()
+        if self._final is not None and self._final.endswith(_REPLACEMENT):
+            counts = range(1, min(_MAX_INCOMPLETE, len(self._window)) + 1)
+            self._num_open = next((n for n in counts if not decode(self._window[:-n]).endswith(_REPLACEMENT)), 0)
 
     def step(self, ids: Sequence[int]) -> tuple[str, list[int]]:
         """Append `ids`: the text that became final, and how many of its characters did so with each id."""
-        if self._is_concatenative and not (self._has_text and self._text.endswith(_REPLACEMENT)):
+        if self._is_concatenative and not self._num_open:
             pieces = [self._piece(token_id) for token_id in ids]
             text = "".join(pieces)
             if _REPLACEMENT not in text:  # whole characters after whole characters: no need to decode again
                 self._window = [*self._window, *ids][-_MIN_WINDOW:]
-                self._has_text = False
+                self._final = None
                 return text, [len(piece) for piece in pieces]
-        return self._step_in_window(ids)
-
-    def _step_in_window(self, ids: Sequence[int]) -> tuple[str, list[int]]:
-        if not self._has_text:
-            self._text, self._has_text = self._decode(self._window), True
-        released = _stable(self._text)
-        window = [*self._window, *ids]
-        self._text = self._decode(window)
-        text = self._text[released : _stable(self._text)]
-        num_chars = [len(text)] if len(ids) == 1 else self._split(ids, released, text)
-        if len(window) > _MAX_WINDOW:
-            window = window[-_MIN_WINDOW:]
-            self._text = self._decode(window)
-        self._window = window
-        return text, num_chars
+        texts = [self._append(token_id) for token_id in ids]
+        return "".join(texts), [len(text) for text in texts]
 
     def flush(self) -> str:
         """What was held back at the end of the answer: the replacement characters of incomplete UTF-8, or nothing."""
-        text = self._text[_stable(self._text) :] if self._has_text else ""
-        self._window, self._text, self._has_text = [], "", True
+        text = ""
+        if self._num_open and self._final is not None:
+            text = self._decode(self._window)
+            is_longer = text.startswith(self._final)
+            text = text[len(self._final) :] if is_longer else self._decode(self._window[-self._num_open :])
+        self._window, self._final, self._num_open = [], None, 0
         return text
 
-    def _split(self, ids: Sequence[int], released: int, text: str) -> list[int]:
-        """Characters of `text` per id. `_window` is still the one before `ids`."""
-        pieces = [self._piece(token_id) for token_id in ids]
-        if "".join(pieces) == text:
-            return [len(piece) for piece in pieces]
-        ends = [_stable(self._decode([*self._window, *ids[:count]])) for count in range(1, len(ids))]
-        ends.append(released + len(text))
-        num_chars = []
-        for end in ends:
-            num_chars.append(max(0, end - released))
-            released = max(released, end)
-        return num_chars
+    def _append(self, token_id: int) -> str:
+        """The text that became final with one more id."""
+        final = self._decode(self._window) if self._final is None else self._final
+        self._final = final
+        self._window.append(token_id)
+        self._num_open += 1
+        text = self._decode(self._window)
+        if not text.startswith(final):  # some decoders show a run of bytes as replacements while its end is incomplete
+            if text.endswith(_REPLACEMENT) and self._num_open <= _MAX_INCOMPLETE:
+                return ""
+            del self._window[: -self._num_open]
+            text, final = self._decode(self._window), ""
+        end = max(len(final), _stable(text))
+        self._final = text[:end]
+        if not text.endswith(_REPLACEMENT):
+            self._num_open = 0
+        num_ids = len(self._window)
+        if (num_ids > _MAX_WINDOW and not self._num_open) or num_ids > 2 * _MAX_WINDOW:
+            self._shorten()
+        return text[len(final) : end]
+
+    def _shorten(self) -> None:
+        """Keep the last ids of the window, from where a character begins: see the runs above."""
+        for num_ids in range(_MIN_WINDOW, _MIN_WINDOW + _MAX_INCOMPLETE + 1):
+            window = self._window[-num_ids:]
+            text = self._decode(window) if window else ""
+            if not text.startswith(_REPLACEMENT):
+                break
+        self._final = text[: _stable(text)] if self._num_open else text
+        self._window = window
+        self._num_open = min(self._num_open, len(window))
 
 
 def _stable(text: str) -> int:

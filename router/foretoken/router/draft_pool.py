@@ -106,7 +106,7 @@ class DraftWorker:
         """Probe the worker whenever its circuit is open and it is connected, until cancelled."""
         while True:
             await self.breaker.wait_open()
-            await asyncio.sleep(self.breaker.pause_s)
+            await self.breaker.wait_pause()
             await self._is_up.wait()
             self.breaker.record_probe(await run_bounded(pool, self._probe(timeout_s)))
 

@@ -5,6 +5,7 @@ Whatever comes back is checked and cut to what the target can verify; a fault ra
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,7 +14,9 @@ from foretoken.router.mailbox import Mailbox, Patience
 from foretoken.rpc.errors import InvalidArgumentError
 from foretoken.rpc.validation import validate_distribution
 from foretoken.v1.draft_pb2 import Commit, DraftedBlock, DraftRequest, DraftTerms
-from foretoken.v1.types_pb2 import DraftSource, SparseDistribution
+from foretoken.v1.types_pb2 import DRAFT_SOURCE_UNSPECIFIED, DraftSource, SparseDistribution
+
+_SOURCES = frozenset(DraftSource.values())
 
 
 class DraftFailedError(Exception):
@@ -100,6 +103,7 @@ class DraftSession:
         request = DraftRequest(
             sequence_id=self.sequence_id, num_tokens=num_tokens, takes_trees=takes_trees, terms=terms
         )
+        asked_ns = time.perf_counter_ns()
         self._send(commits, request)
         try:
             block = await self._mailbox.get(timeout_s)
@@ -108,6 +112,9 @@ class DraftSession:
         if block.base_length != base_length:
             raise DraftFailedError(f"a draft for length {block.base_length}, not {base_length}")
         max_tokens = terms.max_tokens if terms is not None else num_tokens
+        elapsed_ns = time.perf_counter_ns() - asked_ns  # no time in it can be longer, or sums of them would overflow
+        block.forward_ns = min(block.forward_ns, elapsed_ns)
+        block.queue_ns = min(block.queue_ns, elapsed_ns - block.forward_ns)
         draft = _usable(block, max_tokens, vocab_size, takes_trees)
         if self._has_probs and block.draft_probs:
             return replace(draft, probs=_usable_probs(block, draft.ids, vocab_size))
@@ -142,6 +149,8 @@ def _usable(block: DraftedBlock, num_tokens: int, vocab_size: int, takes_trees: 
     sources = block.sources[: len(ids)]
     if len(sources) < len(ids):
         sources = []
+    if not _SOURCES.issuperset(sources):  # a verify worker would refuse the block, and with it the request
+        sources = [source if source in _SOURCES else DRAFT_SOURCE_UNSPECIFIED for source in sources]
     return Draft(ids, sources, block.queue_ns, block.forward_ns, parents, num_forwards=block.num_forwards)
 
 

@@ -44,6 +44,10 @@ class Failover:
         """Whether another ready worker gives the same tokens as `worker`."""
         return self._verify.least_loaded(worker.identity, avoid=worker) is not None
 
+    def place(self, worker: VerifyWorker) -> VerifyWorker:
+        """The worker with most room among those that give the same tokens as `worker`; itself if none is ready."""
+        return self._verify.least_loaded(worker.identity) or worker
+
     async def reopen(
         self,
         request: GenerationRequest,
@@ -65,7 +69,8 @@ class Failover:
             try:
                 async with asyncio.timeout(deadline - time.monotonic()):
                     await asyncio.sleep(pause_s)
-                    return await run_bounded(self._reopens, self._try(request, committed_ids, identity, lost, deadline))
+                    attempt = self._try(request, committed_ids, identity, lost, deadline)
+                    return await run_bounded(self._reopens, attempt, discard=lambda opened: opened[1].close())
             except _AttemptFailedError as failed:
                 lost, reason = failed.worker, failed.reason  # the next attempt goes elsewhere if it can
                 pause_s = min(_MAX_RETRY_PAUSE_S, max(_RETRY_PAUSE_S, pause_s * 2))

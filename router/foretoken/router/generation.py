@@ -89,6 +89,7 @@ class Generation:
         """One round with a draft, or one plain step; whichever suits."""
         self._step_began_s = time.perf_counter()
         if self._session is None:
+            self._worker = self._failover.place(self._worker)  # others were opened since this request was admitted
             self._session = self._worker.open(self._request, self._answer.output_ids)
         if self._worker.is_draining and self._failover.has_other(self._worker):
             raise SequenceLostError(f"verify worker {self._worker.link.address} drains")

@@ -77,7 +77,7 @@ async def prepare(
     )
     return GenerationRequest(
         request_id=request_id,
-        prompt_ids=prompt_ids,
+        prompt_ids=tuple(prompt_ids),
         sampling=sampling,
         mode=_mode(message.speculation, model),
         eos_token_ids=tuple(model.eos_token_ids),
@@ -118,11 +118,13 @@ def choose_drafter(speculation: Speculation, router: Router) -> DrafterChoice | 
     """The drafter for a request; None = plain decoding.
 
     Raises:
-        InvalidArgumentError: a name that no draft worker of this router hosts.
+        InvalidArgumentError: a name that no draft worker of this router hosts, or settings for no drafter.
     """
     if speculation.off or not router.draft.workers:
         if speculation.drafter.name and not speculation.off:
             raise _unknown_drafter(speculation.drafter.name, ())
+        if not speculation.off:
+            _refuse_settings(speculation, "must be absent: this router has no draft workers")
         return None
     choice = DrafterChoice()
     choice.CopyFrom(speculation.drafter)
@@ -132,9 +134,15 @@ def choose_drafter(speculation: Speculation, router: Router) -> DrafterChoice | 
             raise _unknown_drafter(choice.name, known)
         return choice
     if router.settings.drafter == NO_DRAFTER:
+        _refuse_settings(speculation, "must come with a drafter's name: this router has no default drafter")
         return None
     choice.name = default_drafter(router)
     return choice
+
+
+def _refuse_settings(speculation: Speculation, limit: str) -> None:
+    if speculation.drafter.settings:
+        raise InvalidArgumentError("speculation.drafter.settings", dict(speculation.drafter.settings), limit)
 
 
 def _unknown_drafter(name: str, known: Sequence[str]) -> InvalidArgumentError:
@@ -149,7 +157,7 @@ async def _prompt_ids(message: GenerateRequest, router: Router) -> tuple[str, Se
         case "messages":
             return "messages", await _encode_messages(message.messages, router)
         case _:
-            return "prompt_ids.ids", tuple(message.prompt_ids.ids)
+            return "prompt_ids.ids", message.prompt_ids.ids  # not copied before their number is checked
 
 
 async def _encode(text: str, router: Router) -> Sequence[int]:

@@ -45,6 +45,8 @@ class Speculator:
         self._session: DraftSession | None = None
         self._has_drafted = False
         self._is_refused = False
+        self._has_untried_settings = request.drafter is not None and bool(request.drafter.settings)
+        """Only a draft worker knows whether they are good; whether drafts pay or not, one draft is asked for."""
         self._gate = gate
         self._is_asked = False
         """Whether a draft was asked for since the last commit."""
@@ -58,7 +60,7 @@ class Speculator:
     @property
     def is_available(self) -> bool:
         """Whether a draft may be asked for, and pays."""
-        if self._gate is not None and not self._gate.is_open:
+        if self._gate is not None and not self._gate.is_open and not self._has_untried_settings:
             return False
         return self._session is not None or self._choose() is not None
 
@@ -94,6 +96,7 @@ class Speculator:
             self._failed(error)
             return NO_DRAFT
         self._has_drafted = True
+        self._has_untried_settings = False
         self._worker.breaker.record_success()
         return draft
 
@@ -136,7 +139,7 @@ class Speculator:
         if worker is None or drafter is None:
             raise DraftFailedError("no draft worker")
         self._worker = worker
-        if drafter.name not in worker.drafters:
+        if drafter.name and drafter.name not in worker.drafters:
             drafter = DrafterChoice()  # the worker's default
         self._session = worker.open(self._request, committed_ids, drafter)
         return self._session

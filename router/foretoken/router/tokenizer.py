@@ -65,7 +65,9 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; special tokens of the tokenizer's own post-processor are added unless told not to."""
-        ids: list[int] = self._fast.encode(text, add_special_tokens=add_special_tokens).ids
+        # Of a batch, which leaves the other threads of this process alone meanwhile: `encode` holds them all up.
+        (encoding,) = self._fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
         return ids
 
     def encode_messages(self, messages: Sequence[Mapping[str, str]]) -> list[int]:

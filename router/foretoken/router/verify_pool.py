@@ -85,6 +85,11 @@ class VerifyWorker:
         others = load.running + load.waiting if load is not None else 0
         return max(len(self._sessions), others) / max(1, self.hello.max_sequences)
 
+    @property
+    def own_load_factor(self) -> float:
+        """How full it is of own sequences alone: never late, unlike what it says itself."""
+        return len(self._sessions) / max(1, self.hello.max_sequences)
+
     def open(self, request: GenerationRequest, committed_ids: Sequence[int]) -> VerifySession:
         """Open, or re-open, the request's sequence here.
 
@@ -208,7 +213,8 @@ class VerifyPool:
             for worker in self.workers
             if worker.is_ready and worker is not avoid and (identity is None or worker.identity == identity)
         ]
-        return min(ready, key=lambda worker: worker.load_factor, default=None)
+        # Of workers that seem full, one has just got room and not said so yet: the one that admission counted on.
+        return min(ready, key=lambda worker: (worker.load_factor, worker.own_load_factor), default=None)
 
     async def wait_ready(self, timeout_s: float, identity: WorkerIdentity | None = None) -> VerifyWorker:
         """The least loaded ready worker, as soon as there is one.
