@@ -314,6 +314,41 @@ def test_closing_the_client_ends_the_iteration(router, script) -> None:
         client.generate("hi")
 
 
+def test_closing_the_client_ends_a_wait_to_ask_again(router, script) -> None:
+    router.will(grpc.StatusCode.UNAVAILABLE)
+    client = Client(router.address, retry=RetryPolicy(initial_backoff_s=8.0, max_backoff_s=8.0))
+    threading.Timer(0.2, client.close).start()
+    begun_s = time.monotonic()
+    with pytest.raises(RequestCancelledError, match="closed"):
+        client.complete("hi")
+    assert time.monotonic() - begun_s < 2.0
+
+
+async def test_closing_the_async_client_ends_a_wait_to_ask_again(router, script) -> None:
+    router.will(grpc.StatusCode.UNAVAILABLE)
+    client = AsyncClient(router.address, retry=RetryPolicy(initial_backoff_s=8.0, max_backoff_s=8.0))
+    answer = asyncio.ensure_future(client.complete("hi"))
+    await asyncio.sleep(0.2)
+    await client.close()
+    async with asyncio.timeout(2.0):
+        with pytest.raises(RequestCancelledError, match="closed"):
+            await answer
+
+
+def test_a_client_closed_while_a_call_begins_says_so(router, script) -> None:
+    client = Client(router.address, retry=FAST)
+    generation = client.generate("hi")
+
+    class Stub:
+        def Generate(self, *args: Any, **options: Any) -> Any:
+            client.close()  # as another thread would, after the check
+            return stub.Generate(*args, **options)
+
+    stub, generation._stub = generation._stub, Stub()
+    with pytest.raises(RequestCancelledError, match="closed"):
+        list(generation)
+
+
 async def test_cancelling_the_task_cancels_the_call(router, script) -> None:
     router.will(script.start(), script.tokens("a", 5), script.Hang())
     async with AsyncClient(router.address) as client:

@@ -290,9 +290,56 @@ async def test_workers_that_do_not_fit_are_refused_naming_both(make_cluster: Mak
     assert cluster.tokenizer.hash in links[1].detail and "0" * 64 in links[1].detail
     assert cluster.tokenizer.hash in links[4].detail and "0" * 64 in links[4].detail
     identities = [link.detail for link in (links[0], links[2], links[3]) if link.state == "refused"]
-    assert all("weights" in detail and "serves" in detail for detail in identities)
+    assert all("serves weights" in detail or "serves dtype" in detail for detail in identities)
     info = await cluster.stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=5)
     assert "refused" in {worker.state for worker in info.verify_workers}
+
+
+@pytest.mark.parametrize("field", [{"max_context": 64}, {"eos_token_ids": [7]}])
+async def test_verifiers_with_other_limits_do_not_serve_together(
+    make_cluster: MakeCluster, field: dict[str, Any]
+) -> None:
+    cluster = await make_cluster(num_drafters=0, verify_hellos=[{}, field], wait_ready=False)
+    workers = cluster.router.verify.workers
+    await cluster.until(lambda: sorted(worker.link.state for worker in workers) == ["ready", "refused"])
+    refused = next(worker for worker in workers if worker.link.state == "refused")
+    assert next(iter(field)).replace("_", " ") in refused.link.detail
+
+
+async def test_a_queued_request_is_not_answered_by_another_model(make_cluster: MakeCluster) -> None:
+    other = {"weights_fingerprint": "b" * 64, "model_id": "other"}
+    cluster = await make_cluster(
+        num_drafters=0,
+        verify_hellos=[{}, other],
+        wait_ready=False,
+        step_s=0.01,
+        max_concurrency=1,
+        failover_timeout_s=0.5,
+    )
+    await cluster.until(lambda: cluster.router.verify.model is not None)
+    served = next(v for v in cluster.verifiers if v.hello.model_id == cluster.router.verify.model.model_id)
+    plain = {"prompt_ids": PROMPT, "ignore_eos": True, "max_new_tokens": 2000, "off": True}
+    running = asyncio.ensure_future(cluster.generate(**plain))
+    await cluster.until(lambda: served.num_open == 1)
+    queued = asyncio.ensure_future(cluster.generate(**plain, model=served.hello.model_id))
+    await cluster.until(lambda: cluster.router.admission.num_waiting == 1)
+    await served.kill()
+    for answer in (running, queued):
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await answer
+        assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert not any(verifier.opened for verifier in cluster.verifiers if verifier is not served)
+
+
+async def test_a_draft_worker_that_is_full_stays_in_use_for_others(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster()
+    drafter, worker = cluster.drafters[0], cluster.router.draft.workers[0]
+    drafter.faults.error_code = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+    for _ in range(5):
+        reply = await cluster.generate(**OPTIONS, max_new_tokens=30)
+        assert reply.ids == cluster.target_ids(30, PROMPT)
+    assert worker.is_ready
+    assert len(drafter.requests) == 5 + 1  # one each, and the probe: no more for a request once refused
 
 
 async def test_padded_vocabularies_are_tolerated(make_cluster: MakeCluster) -> None:

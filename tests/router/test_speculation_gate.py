@@ -109,3 +109,17 @@ def test_a_step_that_began_the_other_way_does_not_count() -> None:
     for _ in range(100):
         crowd.gate.record(crowd.now_s - 5.0, crowd.now_s, 1)  # would end the trial
     assert not crowd.gate.is_open
+
+
+def test_time_in_which_nothing_runs_is_none_of_a_trials() -> None:
+    crowd = Crowd({True: 0.02, False: 0.012}, {True: 2.0, False: 1.0})
+    crowd.run(5)
+    while crowd.gate.is_open:
+        crowd.run(0.02)
+    crowd.now_s += 600.0
+    crowd.began_s = [crowd.now_s] * len(crowd.began_s)
+    crowd.run(1)
+    assert crowd.gate.is_open
+    plain_s = crowd.time_s[False]
+    crowd.run(30)
+    assert crowd.time_s[False] > plain_s  # tried again: the pause followed what the trial cost, not what it lasted

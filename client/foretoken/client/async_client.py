@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
+from weakref import WeakSet
 
 import grpc
 
@@ -160,6 +161,7 @@ class AsyncClient:
         self._timeout_s = timeout_s
         self._tls = tls
         self._closed = asyncio.Event()
+        self._answers: WeakSet[AsyncGeneration] = WeakSet()
         self._channel: grpc.aio.Channel | None = None
         self._lazy_stub: Any = None
 
@@ -178,7 +180,9 @@ class AsyncClient:
         """
         self._raise_if_closed()
         request = generate_request(prompt, options)
-        return AsyncGeneration(self._stub, Session(request, self._retries(options.get("timeout_s"))), self)
+        answer = AsyncGeneration(self._stub, Session(request, self._retries(options.get("timeout_s"))), self)
+        self._answers.add(answer)
+        return answer
 
     async def complete(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Completion:
         """The whole answer to `prompt`: `await generate(...).result()`.
@@ -207,6 +211,8 @@ class AsyncClient:
     async def close(self) -> None:
         """Ends every call and the connection; may be called again."""
         self._closed.set()
+        for answer in list(self._answers):  # one may be waiting to ask again
+            answer.cancel()
         if self._channel is not None:
             await self._channel.close(None)
 

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
+from weakref import WeakSet
 
 import grpc
 
@@ -40,11 +41,11 @@ class Generation:
     The call starts with the iteration; leaving the iteration early, by `break` or an exception, cancels it.
     """
 
-    def __init__(self, stub: Any, session: Session, client_closed: threading.Event) -> None:
+    def __init__(self, stub: Any, session: Session, client: Client) -> None:
         """Made by `Client.generate`."""
         self._stub = stub
         self._session = session
-        self._client_closed = client_closed
+        self._client = client
         self._call: Any = None
         self._is_begun = False
         self._cancelled = threading.Event()
@@ -82,7 +83,7 @@ class Generation:
                 self._raise_if_cancelled()
                 request, timeout_s = self._session.next_request()
                 error = None
-                call = self._call = self._stub.Generate(request, timeout=timeout_s, metadata=call_metadata(span))
+                call = self._call = self._begin(request, timeout_s, call_metadata(span))
                 if self._cancelled.is_set():  # by another thread, which may not have seen this call
                     call.cancel()
                 try:
@@ -117,9 +118,16 @@ class Generation:
         if self._call is not None:
             self._call.cancel()
 
+    def _begin(self, request: pb.GenerateRequest, timeout_s: float | None, metadata: Any) -> Any:
+        try:
+            return self._stub.Generate(request, timeout=timeout_s, metadata=metadata)
+        except ValueError:  # another thread has just closed the channel
+            self._raise_if_cancelled()
+            raise
+
     def _raise_if_cancelled(self) -> None:
-        if not self._session.is_finished and (self._cancelled.is_set() or self._client_closed.is_set()):
-            reason = "the client was closed" if self._client_closed.is_set() else "the request was cancelled"
+        if not self._session.is_finished and (self._cancelled.is_set() or self._client.is_closed):
+            reason = "the client was closed" if self._client.is_closed else "the request was cancelled"
             raise RequestCancelledError(reason, request_id=self.request_id)
 
     def __enter__(self) -> Self:
@@ -154,11 +162,18 @@ class Client:
         self._retry = retry or RetryPolicy()
         self._timeout_s = timeout_s
         self._closed = threading.Event()
+        self._answers: WeakSet[Generation] = WeakSet()
+        self._lock = threading.Lock()  # guards _answers
         options = channel_options(tls)
         self._channel = (
             grpc.secure_channel(address, tls.credentials(), options) if tls else grpc.insecure_channel(address, options)
         )
         self._stub = generation_stub(self._channel)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed.is_set()
 
     def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Generation:
         """An answer to `prompt`: text, token ids, or chat messages.
@@ -170,7 +185,10 @@ class Client:
         """
         self._raise_if_closed()
         request = generate_request(prompt, options)
-        return Generation(self._stub, Session(request, self._retries(options.get("timeout_s"))), self._closed)
+        answer = Generation(self._stub, Session(request, self._retries(options.get("timeout_s"))), self)
+        with self._lock:
+            self._answers.add(answer)
+        return answer
 
     def complete(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Completion:
         """The whole answer to `prompt`: `generate(...).result()`.
@@ -199,6 +217,10 @@ class Client:
     def close(self) -> None:
         """Ends every call and the connection; may be called again."""
         self._closed.set()
+        with self._lock:
+            answers = list(self._answers)
+        for answer in answers:  # one may be waiting to ask again
+            answer.cancel()
         self._channel.close()
 
     def __enter__(self) -> Self:
@@ -219,12 +241,15 @@ class Client:
                         request, timeout=retries.remaining_s(), metadata=call_metadata(span)
                     )
                 except grpc.RpcError as broken:
-                    error = call_error(broken, is_cancelled=self._closed.is_set())
+                    error = call_error(broken, is_cancelled=self.is_closed)
+                except ValueError:  # another thread has just closed the channel
+                    self._raise_if_closed()
+                    raise
                 self._closed.wait(retries.delay_after(error))
 
     def _retries(self, timeout_s: float | None) -> Retries:
         return Retries(self._retry, self._timeout_s if timeout_s is None else timeout_s)
 
     def _raise_if_closed(self) -> None:
-        if self._closed.is_set():
+        if self.is_closed:
             raise RuntimeError("the client is closed")

@@ -144,7 +144,7 @@ class Router:
         return answer
 
     async def _generation(self, request: GenerationRequest, answer: Answer) -> tuple[Generation, Outbox]:
-        worker = await self.verify.wait_ready(self.settings.failover_timeout_s)
+        worker = await self.verify.wait_ready(self.settings.failover_timeout_s, request.identity)
         settings = self.settings
         speculator = Speculator(
             request,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from asyncio_pool import AioPool
@@ -138,7 +139,8 @@ class DraftWorker:
 
     def _close(self, session: DraftSession) -> None:
         if self._sessions.pop(session.sequence_id, None) is not None:
-            self.link.send(closes=[CloseSequence(sequence_id=session.sequence_id)])
+            with suppress(UnavailableError):  # the link has just ended, and all its sequences with it
+                self.link.send(closes=[CloseSequence(sequence_id=session.sequence_id)])
 
     def _take(self, _link: Any, frame: DraftLinkResponse) -> None:
         for block in frame.blocks:

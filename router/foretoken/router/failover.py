@@ -13,8 +13,9 @@ from asyncio_pool import AioPool
 
 from foretoken.router.bounded import run_bounded
 from foretoken.router.request import GenerationRequest
-from foretoken.router.verify_pool import VerifyPool, VerifyWorker, WorkerIdentity
+from foretoken.router.verify_pool import VerifyPool, VerifyWorker
 from foretoken.router.verify_session import SequenceLostError, VerifySession
+from foretoken.router.worker_identity import WorkerIdentity
 from foretoken.rpc.errors import ResourceExhaustedError, UnavailableError
 from foretoken.v1.verify_pb2 import Verdict
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from foretoken.router.core import Router
 from foretoken.router.request import GenerationRequest
+from foretoken.router.worker_identity import WorkerIdentity
 from foretoken.rpc.errors import InvalidArgumentError, NotFoundError
 from foretoken.rpc.sampling import resolve_sampling
 from foretoken.rpc.validation import (
@@ -82,6 +83,7 @@ async def prepare(
         mode=_mode(message.speculation, model),
         eos_token_ids=tuple(model.eos_token_ids),
         max_length=len(prompt_ids) + sampling.max_new_tokens,
+        identity=WorkerIdentity.of(model),
         resume_ids=tuple(message.resume_ids),
         drafter=choose_drafter(message.speculation, router),
         is_drafter_fixed=bool(message.speculation.drafter.name or message.speculation.drafter.settings),

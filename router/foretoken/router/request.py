@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foretoken.router.answer import StopRules
+from foretoken.router.worker_identity import WorkerIdentity
 from foretoken.v1.types_pb2 import DrafterChoice, OpenSequence, SamplingParams, VerificationMode
 
 _MAX_SEQUENCE_ID = (1 << 64) - 1
@@ -40,6 +41,8 @@ class GenerationRequest:
     eos_token_ids: tuple[int, ...]
     max_length: int
     """Largest prompt + output, tokens; the model's context at most."""
+    identity: WorkerIdentity | None = None
+    """Of the verify workers whose limits and defaults were applied: no others may answer. None = any."""
     resume_ids: Sequence[int] = ()
     """Output ids the client has already."""
     drafter: DrafterChoice | None = None

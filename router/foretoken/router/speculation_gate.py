@@ -74,7 +74,8 @@ class SpeculationGate:
         self._trial_size = 0
         """Of the crowd that the trial is for."""
         self._num_commits = 0
-        """Counted in the trial."""
+        self._trial_s = 0.0
+        """Both in the trial; time in which nothing ran is none of it."""
 
     def record(self, started_s: float, now_s: float, num_tokens: int) -> None:
         """A sequence that went the present way, by drafts or without, got tokens in that time."""
@@ -92,9 +93,9 @@ class SpeculationGate:
         else:
             self._trial.add(num_tokens, now_s - started_s, num_running)
             self._num_commits += 1
-            trial_s = now_s - self._since_s
-            if self._num_commits >= _TRIAL_COMMITS * num_running and trial_s >= _LEAST_TRIAL_S:
-                self._judge(crowd, self._trial, trial_s)
+            self._trial_s += (now_s - started_s) / num_running
+            if self._num_commits >= _TRIAL_COMMITS * num_running and self._trial_s >= _LEAST_TRIAL_S:
+                self._judge(crowd, self._trial)
 
     def _meet(self, size: int) -> _Crowd:
         """A crowd like the nearest that is known, until it has been tried itself."""
@@ -110,15 +111,15 @@ class SpeculationGate:
         crowd.busy_s += seconds / num_running
         if crowd.busy_s >= crowd.pause_s:
             crowd.busy_s = 0.0
-            self._trial, self._trial_size, self._num_commits = _Speed(), size, 0
+            self._trial, self._trial_size, self._num_commits, self._trial_s = _Speed(), size, 0, 0.0
             self._turn(not crowd.is_worth)
 
-    def _judge(self, crowd: _Crowd, trial: _Speed, trial_s: float) -> None:
+    def _judge(self, crowd: _Crowd, trial: _Speed) -> None:
         gain = math.log(trial.mean / crowd.speed.mean) * (1.0 if self.is_open else -1.0)
         crowd.gain = _GAIN_DECAY * crowd.gain + (1.0 - _GAIN_DECAY) * gain if crowd.gain else gain
         if crowd.is_worth != (crowd.gain > 0.0):
             crowd.is_worth, crowd.speed = self.is_open, trial
-        lost_s = trial_s * (1.0 - math.exp(-abs(gain)))
+        lost_s = self._trial_s * (1.0 - math.exp(-abs(gain)))
         crowd.pause_s = min(_LONGEST_PAUSE_S, max(_LEAST_PAUSE_S, lost_s / _TRIAL_SHARE))
         self._end_trial(crowd)
 

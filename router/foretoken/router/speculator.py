@@ -14,7 +14,12 @@ from foretoken.router.draft_session import NO_DRAFT, Draft, DraftFailedError, Dr
 from foretoken.router.draft_terms import MAX_DRAFT_TOKENS, USUAL_DRAFT_TOKENS, draft_terms
 from foretoken.router.request import GenerationRequest
 from foretoken.router.speculation_gate import SpeculationGate
-from foretoken.rpc.errors import ForetokenError, InvalidArgumentError
+from foretoken.rpc.errors import (
+    DeadlineExceededError,
+    ForetokenError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+)
 from foretoken.v1.types_pb2 import DrafterChoice, Load
 
 _log = logging.getLogger(__name__)
@@ -154,7 +159,9 @@ class Speculator:
                 raise InvalidArgumentError(
                     "speculation.drafter.settings", dict(drafter.settings), str(error)
                 ) from error
-        elif worker is not None:
+        elif isinstance(error, ResourceExhaustedError):  # other routers filled it: it works, but not for this request
+            self._is_refused = True
+        elif worker is not None and not isinstance(error, DeadlineExceededError):  # the request's own deadline
             worker.breaker.record_failure()
         address = worker.link.address if worker is not None else "anywhere"
         _log.info("request %s: no draft from %s: %s", self._request.request_id, address, error)

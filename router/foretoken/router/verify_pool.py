@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import Any
 
 from foretoken.router.mailbox import Patience
 from foretoken.router.request import GenerationRequest, SequenceIds
 from foretoken.router.verify_session import SequenceLostError, VerifySession
+from foretoken.router.worker_identity import WorkerIdentity
 from foretoken.rpc.errors import (
     FailedPreconditionError,
     ForetokenError,
@@ -30,21 +31,6 @@ from foretoken.v1.verify_pb2 import DraftBlock, VerifyLinkResponse
 _log = logging.getLogger(__name__)
 _FULL_RETRY_AFTER_S = 1.0  # links carry no advice; other routers fill the worker too
 _LOST = (UnavailableError, InternalError, NotFoundError, FailedPreconditionError)
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerIdentity:
-    """What two verify workers must share to give the same tokens."""
-
-    weights_fingerprint: str
-    dtype: str
-    tensor_parallel_degree: int
-    numerics: str
-
-    @classmethod
-    def of(cls, hello: WorkerHello) -> WorkerIdentity:
-        """The identity a handshake announces."""
-        return cls(hello.weights_fingerprint, hello.dtype, max(1, hello.tensor_parallel_degree), hello.numerics)
 
 
 class VerifyWorker:
@@ -121,7 +107,8 @@ class VerifyWorker:
 
     def _close(self, session: VerifySession) -> None:
         if self._sessions.pop(session.sequence_id, None) is not None:
-            self.link.send(closes=[CloseSequence(sequence_id=session.sequence_id)])
+            with suppress(UnavailableError):  # the link has just ended, and all its sequences with it
+                self.link.send(closes=[CloseSequence(sequence_id=session.sequence_id)])
 
     def _take(self, _link: Any, frame: VerifyLinkResponse) -> None:
         sessions = self._sessions
@@ -193,8 +180,9 @@ class VerifyPool:
             if worker is candidate or not worker.is_ready:
                 continue
             if (ours := worker.identity) != (theirs := WorkerIdentity.of(hello)):
+                theirs_not_ours, ours_not_theirs = theirs.difference(ours), ours.difference(theirs)
                 raise FailedPreconditionError(
-                    f"this worker serves {_describe(theirs)}, {worker.link.address} serves {_describe(ours)}"
+                    f"this worker serves {theirs_not_ours}; {worker.link.address} serves {ours_not_theirs}"
                 )
         self.model = hello
 
@@ -248,10 +236,3 @@ def _for_session(error: ForetokenError) -> Exception:
     if isinstance(error, ResourceExhaustedError):
         return ResourceExhaustedError(str(error), retry_after_s=_FULL_RETRY_AFTER_S)
     return error
-
-
-def _describe(identity: WorkerIdentity) -> str:
-    return (
-        f"weights {identity.weights_fingerprint[:16]}, {identity.dtype}, "
-        f"tensor parallel {identity.tensor_parallel_degree}, {identity.numerics or 'arithmetic not named'}"
-    )

@@ -15,6 +15,7 @@ MAX_DRAFTER_NAME_BYTES = 64
 MAX_DRAFTER_SETTINGS = 32
 MAX_DRAFTER_SETTING_BYTES = 256
 MAX_CHAT_ROLE_BYTES = 64
+MAX_CHAT_MESSAGES = 16384
 MAX_MODEL_ID_BYTES = 512
 
 _PROMPT = "must be set: one of prompt, prompt_ids, messages"
@@ -115,7 +116,7 @@ def _check_prompt(prompt: str) -> None:
 
 
 def _check_messages(messages: ChatMessages) -> None:
-    check_count("messages.messages", len(messages.messages), 1, 2**32)
+    check_count("messages.messages", len(messages.messages), 1, MAX_CHAT_MESSAGES)
     for index, message in enumerate(messages.messages):
         field = f"messages.messages[{index}].role"
         check_count(field, len(message.role.encode("utf-8", "surrogatepass")), 1, MAX_CHAT_ROLE_BYTES, "bytes")

@@ -1,0 +1,46 @@
+"""What two verify workers must share so that a request gets the same answer from either.
+
+Knows handshakes; knows no links and no requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from google.protobuf.text_format import MessageToString
+
+from foretoken.v1.types_pb2 import WorkerHello
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerIdentity:
+    """What decides an answer besides the request itself."""
+
+    weights_fingerprint: str
+    dtype: str
+    tensor_parallel_degree: int
+    numerics: str
+    max_context: int
+    """An answer ends there."""
+    eos_token_ids: tuple[int, ...]
+    default_sampling: str
+    """What holds where a request says nothing."""
+
+    @classmethod
+    def of(cls, hello: WorkerHello) -> WorkerIdentity:
+        """The identity a handshake announces."""
+        return cls(
+            hello.weights_fingerprint,
+            hello.dtype,
+            max(1, hello.tensor_parallel_degree),
+            hello.numerics,
+            hello.max_context,
+            tuple(hello.eos_token_ids),
+            MessageToString(hello.default_sampling, as_one_line=True),
+        )
+
+    def difference(self, other: WorkerIdentity) -> str:
+        """The fields in which this one differs from `other`, with its own values, in words."""
+        names = [field.name for field in fields(self)]
+        unlike = [name for name in names if getattr(self, name) != getattr(other, name)]
+        return ", ".join(f"{name.replace('_', ' ')} {str(getattr(self, name) or 'not named')[:60]}" for name in unlike)
