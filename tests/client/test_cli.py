@@ -3,13 +3,16 @@
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
 import time
+import tomllib
 from contextlib import suppress
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -25,6 +28,7 @@ from foretoken.router.settings import RouterSettings
 from foretoken.v1 import generation_pb2 as pb
 from foretoken.v1 import types_pb2
 
+ROOT = Path(__file__).parents[2]
 ACCEPTED = {"origin": types_pb2.TOKEN_ORIGIN_ACCEPTED, "source": types_pb2.DRAFT_SOURCE_MODEL}
 STATS = pb.SpeculationStats(
     num_drafts=1,
@@ -205,6 +209,17 @@ def test_services_are_replaced_by_their_module(monkeypatch: pytest.MonkeyPatch) 
     assert environment["GRPC_EXPERIMENTS"] == "-event_engine_client,-event_engine_listener"
     with pytest.raises(typer.Exit):
         services.become("foretoken.router", [], extra="router", needs=("no_such_package",))
+
+
+def test_a_service_asks_for_nothing_that_its_extra_does_not_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(services, "become", lambda module, arguments, **options: asked.append(options))
+    for command in ("router", "draft-worker", "verify-worker"):
+        assert run(command).exit_code == 0
+    for options in asked:
+        installed = {re.split(r"[>=;]", line)[0].replace("-", "_") for line in extras[options["extra"]]}
+        assert installed.issuperset(options["needs"]), options
 
 
 def test_a_router_started_without_options_is_found_without_options() -> None:

@@ -22,7 +22,7 @@ PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_
 
 def router(context: typer.Context) -> None:
     """Run the router: clients call it, it calls the workers."""
-    become(ROUTER_MODULE, context.args, extra="router", needs=("pydantic_settings", "transformers"))
+    become(ROUTER_MODULE, context.args, extra="router", needs=("pydantic_settings", "tokenizers"))
 
 
 def draft_worker(context: typer.Context) -> None:
