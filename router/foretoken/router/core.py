@@ -47,7 +47,7 @@ class Router:
     def __init__(self, settings: RouterSettings, tokenizer: Tokenizer, link_options: LinkOptions | None = None) -> None:
         self.settings = settings
         self.tokenizer = tokenizer
-        options = link_options or LinkOptions(router_id=settings.router_id)
+        options = link_options or LinkOptions(router_id=settings.router_id, tls=settings.worker_tls)
         sequence_ids, patience = SequenceIds(), Patience()
         self.verify = VerifyPool(
             settings.verify,
