@@ -35,6 +35,19 @@ def test_waits_double_up_to_the_bound_and_start_anew_after_progress() -> None:
     assert retries.delay_after(error) == 1
 
 
+def test_an_outage_is_waited_out_no_longer_than_wanted() -> None:
+    times = [0.0]
+    retries = Retries(RetryPolicy(max_outage_s=10), None, at(times))
+    times[0] = 9.0
+    retries.delay_after(UnavailableError())
+    retries.progressed()
+    times[0] = 18.0
+    retries.delay_after(UnavailableError())
+    times[0] = 19.0
+    with pytest.raises(UnavailableError):
+        retries.delay_after(UnavailableError())
+
+
 def test_what_another_attempt_cannot_mend_is_raised() -> None:
     with pytest.raises(InternalError):
         Retries(RetryPolicy(), None).delay_after(InternalError("bug"))

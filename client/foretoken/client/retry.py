@@ -27,7 +27,8 @@ class Retries:
         self._policy = policy
         self._clock = clock
         self._uniform = uniform
-        self._deadline = None if timeout_s is None else clock() + timeout_s
+        self._progress_at = clock()
+        self._deadline = None if timeout_s is None else self._progress_at + timeout_s
         self._num_in_a_row = 0
 
     def remaining_s(self) -> float | None:
@@ -46,6 +47,7 @@ class Retries:
     def progressed(self) -> None:
         """Something new arrived: the next failure is again a first one."""
         self._num_in_a_row = 0
+        self._progress_at = self._clock()
 
     def delay_after(self, error: ForetokenError) -> float:
         """Seconds to wait before the next attempt.
@@ -54,6 +56,8 @@ class Retries:
             ForetokenError: `error` itself, when another attempt is pointless, not wanted or no longer possible in time.
         """
         if not self._can_retry(error) or self._num_in_a_row >= self._policy.max_retries:
+            raise error
+        if self._clock() - self._progress_at >= self._policy.max_outage_s:
             raise error
         longest = min(self._policy.initial_backoff_s * 2.0**self._num_in_a_row, self._policy.max_backoff_s)
         self._num_in_a_row += 1
