@@ -1,5 +1,6 @@
 """The `foretoken` command against a scripted router, and `up` with tiny services."""
 
+import importlib.util
 import json
 import os
 import pty
@@ -275,6 +276,26 @@ def test_up_says_why_a_service_does_not_start(fake_modules: Path) -> None:
     up = start(["up", "--target", "t", "--port", "0", "--verify-options", "--fail"], stderr=subprocess.PIPE)
     _, errors = up.communicate(timeout=20)
     assert up.returncode == 1 and "verify ended with exit status 1" in errors and "the weights are missing" in errors
+
+
+def test_up_names_a_missing_extra_before_it_starts_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else find_spec(name))
+    result = run("up", "--target", "t", "--port", "0")
+    assert result.exit_code == 1
+    assert result.stderr == "foretoken: up needs torch: pip install 'foretoken[router,worker]'\n"
+
+
+@pytest.mark.parametrize("option", ["--verify-options", "--draft-options", "--router-options"])
+def test_up_refuses_options_with_an_open_quote(option: str) -> None:
+    result = run("up", "--target", "t", "--port", "0", option, "--model 'x")
+    assert result.exit_code == 2 and option in result.stderr
+
+
+def test_up_tells_of_a_folder_it_cannot_use(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    result = run("up", "--target", "t", "--port", "0", "--log-directory", str(tmp_path / "taken"))
+    assert result.exit_code == 1 and result.stderr.startswith("foretoken: ") and "taken" in result.stderr
 
 
 def test_up_finds_a_taken_port_before_it_loads_models(router) -> None:
