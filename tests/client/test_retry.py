@@ -60,6 +60,10 @@ def test_an_overloaded_router_is_left_alone_as_long_as_it_asks() -> None:
         Retries(RetryPolicy(), None).delay_after(error)
 
 
+def test_an_infinite_deadline_is_none() -> None:
+    assert Retries(RetryPolicy(), float("inf")).remaining_s() is None
+
+
 def test_no_wait_goes_beyond_the_deadline() -> None:
     times = [100.0]
     retries = Retries(RetryPolicy(initial_backoff_s=1), 2.0, at(times), highest)
