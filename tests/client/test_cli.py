@@ -1,15 +1,19 @@
 """The `foretoken` command against a scripted router, and `up` with tiny services."""
 
+import importlib.util
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
 import time
+import tomllib
 from contextlib import suppress
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -25,6 +29,7 @@ from foretoken.router.settings import RouterSettings
 from foretoken.v1 import generation_pb2 as pb
 from foretoken.v1 import types_pb2
 
+ROOT = Path(__file__).parents[2]
 ACCEPTED = {"origin": types_pb2.TOKEN_ORIGIN_ACCEPTED, "source": types_pb2.DRAFT_SOURCE_MODEL}
 STATS = pb.SpeculationStats(
     num_drafts=1,
@@ -207,6 +212,17 @@ def test_services_are_replaced_by_their_module(monkeypatch: pytest.MonkeyPatch) 
         services.become("foretoken.router", [], extra="router", needs=("no_such_package",))
 
 
+def test_a_service_asks_for_nothing_that_its_extra_does_not_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(services, "become", lambda module, arguments, **options: asked.append(options))
+    for command in ("router", "draft-worker", "verify-worker"):
+        assert run(command).exit_code == 0
+    for options in asked:
+        installed = {re.split(r"[>=;]", line)[0].replace("-", "_") for line in extras[options["extra"]]}
+        assert installed.issuperset(options["needs"]), options
+
+
 def test_a_router_started_without_options_is_found_without_options() -> None:
     assert DEFAULT_ADDRESS == f"127.0.0.1:{RouterSettings.model_fields['port'].default}"
 
@@ -260,6 +276,26 @@ def test_up_says_why_a_service_does_not_start(fake_modules: Path) -> None:
     up = start(["up", "--target", "t", "--port", "0", "--verify-options", "--fail"], stderr=subprocess.PIPE)
     _, errors = up.communicate(timeout=20)
     assert up.returncode == 1 and "verify ended with exit status 1" in errors and "the weights are missing" in errors
+
+
+def test_up_names_a_missing_extra_before_it_starts_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else find_spec(name))
+    result = run("up", "--target", "t", "--port", "0")
+    assert result.exit_code == 1
+    assert result.stderr == "foretoken: up needs torch: pip install 'foretoken[router,worker]'\n"
+
+
+@pytest.mark.parametrize("option", ["--verify-options", "--draft-options", "--router-options"])
+def test_up_refuses_options_with_an_open_quote(option: str) -> None:
+    result = run("up", "--target", "t", "--port", "0", option, "--model 'x")
+    assert result.exit_code == 2 and option in result.stderr
+
+
+def test_up_tells_of_a_folder_it_cannot_use(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    result = run("up", "--target", "t", "--port", "0", "--log-directory", str(tmp_path / "taken"))
+    assert result.exit_code == 1 and result.stderr.startswith("foretoken: ") and "taken" in result.stderr
 
 
 def test_up_finds_a_taken_port_before_it_loads_models(router) -> None:

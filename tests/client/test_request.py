@@ -60,6 +60,7 @@ def test_a_prompt_is_text_ids_or_messages() -> None:
     [
         ("\ud800", {}, "prompt"),
         (b"hi", {}, "prompt"),
+        (None, {}, "prompt"),
         ([-1], {}, "prompt_ids"),
         ([1, "a"], {}, "prompt_ids"),
         ([{"role": "user", "text": "hi"}], {}, "messages[0]"),

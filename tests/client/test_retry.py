@@ -35,6 +35,19 @@ def test_waits_double_up_to_the_bound_and_start_anew_after_progress() -> None:
     assert retries.delay_after(error) == 1
 
 
+def test_an_outage_is_waited_out_no_longer_than_wanted() -> None:
+    times = [0.0]
+    retries = Retries(RetryPolicy(max_outage_s=10), None, at(times))
+    times[0] = 9.0
+    retries.delay_after(UnavailableError())
+    retries.progressed()
+    times[0] = 18.0
+    retries.delay_after(UnavailableError())
+    times[0] = 19.0
+    with pytest.raises(UnavailableError):
+        retries.delay_after(UnavailableError())
+
+
 def test_what_another_attempt_cannot_mend_is_raised() -> None:
     with pytest.raises(InternalError):
         Retries(RetryPolicy(), None).delay_after(InternalError("bug"))
@@ -45,6 +58,10 @@ def test_an_overloaded_router_is_left_alone_as_long_as_it_asks() -> None:
     assert Retries(RetryPolicy(retry_when_exhausted=True), None).delay_after(error) == 9.0
     with pytest.raises(ResourceExhaustedError):
         Retries(RetryPolicy(), None).delay_after(error)
+
+
+def test_an_infinite_deadline_is_none() -> None:
+    assert Retries(RetryPolicy(), float("inf")).remaining_s() is None
 
 
 def test_no_wait_goes_beyond_the_deadline() -> None:

@@ -137,6 +137,7 @@ def test_paths_are_told_from_names():
     ("arguments", "message"),
     [
         (["--drafters", "nonsense"], "--drafters = 'nonsense'"),
+        (["--drafters", f"module:{'C' * 250}"], "must be at most 256 bytes"),  # longer than a request can name
         (
             ["--drafters", "no_such_package.module:Class"],
             "--drafters = no_such_package.module:Class: cannot be imported",

@@ -66,6 +66,11 @@ def test_a_context_beyond_the_models_own(tmp_path: Path) -> None:
         ModelRunner.load(EngineConfig(save_tiny(tmp_path, "llama"), max_context=641))
 
 
+def test_a_device_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(ModelRefusedError, match="device 'nonsense' cannot be used"):
+        ModelRunner.load(EngineConfig(save_tiny(tmp_path, "llama"), device="nonsense"))
+
+
 @pytest.mark.parametrize("field", ["num_pages", "page_size", "max_batch_rows", "num_threads"])
 def test_settings_out_of_range_name_the_field(field: str) -> None:
     with pytest.raises(ValueError, match=field):

@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from foretoken.rpc.errors import InvalidArgumentError, ResourceExhaustedError, from_rpc_error
+from foretoken.v1 import generation_pb2 as pb
 from tests.router.harness import MakeCluster, request
 
 LONG: dict[str, Any] = {"prompt_ids": [9, 8, 7], "ignore_eos": True, "max_new_tokens": 2000}
@@ -207,6 +208,18 @@ async def test_without_a_verify_worker_the_answer_is_unavailable(make_cluster: M
         await cluster.generate(max_new_tokens=3)
     assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
     assert "127.0.0.1:9" in failed.value.details()
+
+
+async def test_the_reason_comes_before_the_client_s_deadline(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(wait_ready=False, ready_timeout_s=30.0, verify=("127.0.0.1:9",))
+    for ask in (
+        lambda: cluster.generate(1.0),
+        lambda: cluster.stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=1.0),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await ask()
+        assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "127.0.0.1:9" in failed.value.details()
 
 
 async def test_a_draining_router_refuses_and_lets_the_rest_finish(make_cluster: MakeCluster) -> None:

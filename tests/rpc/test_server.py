@@ -281,6 +281,13 @@ async def test_a_missing_tls_file_is_named(tmp_path):
         await serve([], settings, stop=asyncio.Event())
 
 
+async def test_tls_files_that_hold_something_else_are_suspected(tmp_path):
+    (tmp_path / "no.pem").write_text("no certificate")
+    settings = ServiceSettings(tls_cert_file=tmp_path / "no.pem", tls_key_file=tmp_path / "no.pem")
+    with pytest.raises(FailedPreconditionError, match="TLS files"):
+        await serve([], settings, stop=asyncio.Event())
+
+
 PROGRAM = """
 import asyncio, sys
 from foretoken.rpc.server import run_service, serve

@@ -49,6 +49,7 @@ def test_switches():
         (["--host", "unix:/run/x.sock", "--port", "1"], ["--port 1: a Unix socket has no port"]),
         (["--tls-cert-file", "c.pem"], ["--tls-cert-file and --tls-key-file go together"]),
         (["--tls-client-ca-file", "c.pem"], ["--tls-client-ca-file needs --tls-cert-file"]),
+        (["--ready-file", "/no/such/folder/ready"], ["--ready-file", "'/no/such/folder' is no directory"]),
         (["--port", "1", "--bogus", "2"], ["unrecognized arguments: --bogus"]),
         (["--port", "-1", "--num-pages", "0"], ["--port", "--num-pages"]),
     ],

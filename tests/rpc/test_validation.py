@@ -152,8 +152,8 @@ REFUSED_REQUESTS = [
         "speculation.num_draft_tokens = 17: must be 1 to 16",
     ),
     (
-        GenerateRequest(prompt="x", speculation=Speculation(drafter=DrafterChoice(name="d" * 65))),
-        "speculation.drafter.name = 65 bytes: must be at most 64",
+        GenerateRequest(prompt="x", speculation=Speculation(drafter=DrafterChoice(name="d" * 257))),
+        "speculation.drafter.name = 257 bytes: must be at most 256",
     ),
     (
         GenerateRequest(
@@ -235,7 +235,7 @@ REFUSED_OPENS = [
     ({"eos_token_ids": [64]}, "open.eos_token_ids[0] = 64"),
     ({"tenant": "t" * 129}, "open.tenant = 129 bytes"),
     ({"traceparent": "t" * 257}, "open.traceparent = 257 bytes"),
-    ({"drafter": DrafterChoice(name="d" * 65)}, "open.drafter.name = 65 bytes"),
+    ({"drafter": DrafterChoice(name="d" * 257)}, "open.drafter.name = 257 bytes"),
 ]
 
 

@@ -55,6 +55,8 @@ class FakeWorker(ABC):
         self.num_steps = 0
         self.port = 0
         self.is_hanging = False
+        self.credentials: grpc.ServerCredentials | None = None
+        """Set before `start` to speak TLS."""
         self.links: list[FakeLink] = []
         self._seen_ids: set[int] = set()
         self._server: grpc.aio.Server | None = None
@@ -76,7 +78,10 @@ class FakeWorker(ABC):
         self.hello.worker_id = f"fake-{next(_starts)}"
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         self._register(self._server)
-        self.port = self._server.add_insecure_port(self.address)
+        if self.credentials is None:
+            self.port = self._server.add_insecure_port(self.address)
+        else:
+            self.port = self._server.add_secure_port(self.address, self.credentials)
         await self._server.start()
         self._stepper = asyncio.ensure_future(self._run_steps())
 

@@ -28,7 +28,8 @@ from foretoken.client.channel import DEFAULT_ADDRESS as DEFAULT_ADDRESS
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 _PANEL = "Connection"
-_RETRY = RetryPolicy(max_retries=5)  # three seconds: somebody is waiting to hear that there is no router
+# Somebody is waiting to hear that there is no router, or that the router has waited for a worker in vain.
+_RETRY = RetryPolicy(max_retries=5, max_outage_s=3.0)
 
 Address: TypeAlias = Annotated[
     str, typer.Option(envvar="FORETOKEN_ADDRESS", help="The router, HOST:PORT.", rich_help_panel=_PANEL)

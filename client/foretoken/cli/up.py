@@ -20,9 +20,11 @@ import rich.progress
 import typer
 from rich.console import Console
 
+from foretoken.cli import services as service_commands
 from foretoken.cli.connection import EXIT_FAILED
 from foretoken.cli.local_services import LocalServices, LocalServicesConfig, embedded_models
 from foretoken.cli.service_process import Progress, ServiceFailedError
+from foretoken.client import ForetokenError
 
 _CHECK_INTERVAL_S = 0.25
 _WORKERS = "Workers"
@@ -39,7 +41,8 @@ def up(
         str | None, typer.Option(help="Target model: directory or hub id; default: models/target.")
     ] = None,
     draft: Annotated[
-        str | None, typer.Option(help="Draft model, likewise; default: models/draft if the target is models/target.")
+        str | None,
+        typer.Option(help="Draft model, likewise; default: models/draft where no target is named, else none."),
     ] = None,
     lookahead_model: Annotated[
         str, typer.Option(help="What the drafter `lookahead` iterates; default: the draft model, else the target.")
@@ -71,6 +74,8 @@ def up(
     log_directory: Annotated[Path | None, typer.Option(help="Where to keep <service>.log; default: not kept.")] = None,
 ) -> None:
     """Run all three services on this machine until Ctrl-C."""
+    needs = tuple(dict.fromkeys((*service_commands.ROUTER_NEEDS, *service_commands.WORKER_NEEDS)))
+    service_commands.check_installed("up", extra="router,worker", needs=needs)
     target, draft = _models(target, draft)
     _check_port(host, port)
     config = LocalServicesConfig(
@@ -86,9 +91,9 @@ def up(
         num_draft_workers=num_draft_workers,
         host=host,
         port=port,
-        verify_options=shlex.split(verify_options),
-        draft_options=shlex.split(draft_options),
-        router_options=shlex.split(router_options),
+        verify_options=_split("--verify-options", verify_options),
+        draft_options=_split("--draft-options", draft_options),
+        router_options=_split("--router-options", router_options),
         log_directory=log_directory,
     )
     console = Console(stderr=True)
@@ -97,8 +102,8 @@ def up(
         with shown_progress(console) as view:
             services = LocalServices(config, view)
             services.start()
-    except ServiceFailedError as error:
-        console.print(f"foretoken: {error}", style="red", markup=False, highlight=False)
+    except (ServiceFailedError, ForetokenError, OSError) as error:
+        _complain(console, error)
         raise typer.Exit(EXIT_FAILED) from None
     except KeyboardInterrupt:
         console.print("stopped before all services were up")
@@ -145,6 +150,18 @@ def _models(target: str | None, draft: str | None) -> tuple[str, str]:
     return str(embedded / "target"), draft or str(embedded / "draft")
 
 
+def _split(option: str, text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r}: {error}", param_hint=option) from None
+
+
+def _complain(console: Console, error: Exception) -> None:
+    """Lines of a log stay whole, so that they can be searched for."""
+    console.print(f"foretoken: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+
+
 def _check_port(host: str, port: int) -> None:
     """Finds out before models load."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -175,7 +192,7 @@ def _watch(services: LocalServices, console: Console) -> bool:
                 try:
                     service.check()
                 except ServiceFailedError as error:
-                    console.print(f"foretoken: {error}", style="red", markup=False, highlight=False)
+                    _complain(console, error)
                 if not name.startswith("draft"):
                     return False
                 console.print("going on without it: same tokens, slower")

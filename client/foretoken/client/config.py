@@ -5,6 +5,7 @@ Values are checked by the router, which alone knows the model's limits; this mod
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -84,11 +85,13 @@ class RetryPolicy:
     """Longest wait before the first retry, doubled for each further one; the wait is drawn from its upper half."""
     max_backoff_s: float = 5.0
     """Bound of that doubling."""
+    max_outage_s: float = math.inf
+    """No retry once no token has come for so long; a router without workers takes its own time for each answer."""
     retry_when_exhausted: bool = False
     """Also retry when the router is overloaded, not before the time it names."""
 
     def __post_init__(self) -> None:
-        for name in ("max_retries", "initial_backoff_s", "max_backoff_s"):
+        for name in ("max_retries", "initial_backoff_s", "max_backoff_s", "max_outage_s"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, must be at least 0")
 

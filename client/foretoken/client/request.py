@@ -77,7 +77,7 @@ def _set_input(request: pb.GenerateRequest | pb.TokenizeRequest, prompt: Prompt)
     if isinstance(prompt, str):
         with _refusing("prompt", prompt, "must be valid Unicode text"):
             request.prompt = prompt
-    elif isinstance(prompt, Mapping | bytes | bytearray):
+    elif isinstance(prompt, Mapping | bytes | bytearray) or not hasattr(prompt, "__len__"):
         raise InvalidArgumentError(
             "prompt", type(prompt).__name__, "must be text, token ids or a list of chat messages"
         )

@@ -5,6 +5,7 @@ A pure function of a policy, a clock and chance; never sleeps and never calls.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable
@@ -23,11 +24,12 @@ class Retries:
         clock: Callable[[], float] = time.monotonic,
         uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
-        """`timeout_s` None = no deadline."""
+        """`timeout_s` None or infinite = no deadline: gRPC takes an infinite one for one that is over."""
         self._policy = policy
         self._clock = clock
         self._uniform = uniform
-        self._deadline = None if timeout_s is None else clock() + timeout_s
+        self._progress_at = clock()
+        self._deadline = None if timeout_s in (None, math.inf) else self._progress_at + timeout_s
         self._num_in_a_row = 0
 
     def remaining_s(self) -> float | None:
@@ -40,12 +42,13 @@ class Retries:
             return None
         remaining = self._deadline - self._clock()
         if remaining <= 0:
-            raise DeadlineExceededError("the deadline passed before the call could be repeated")
+            raise DeadlineExceededError("the deadline passed before the call could be made")
         return remaining
 
     def progressed(self) -> None:
         """Something new arrived: the next failure is again a first one."""
         self._num_in_a_row = 0
+        self._progress_at = self._clock()
 
     def delay_after(self, error: ForetokenError) -> float:
         """Seconds to wait before the next attempt.
@@ -54,6 +57,8 @@ class Retries:
             ForetokenError: `error` itself, when another attempt is pointless, not wanted or no longer possible in time.
         """
         if not self._can_retry(error) or self._num_in_a_row >= self._policy.max_retries:
+            raise error
+        if self._clock() - self._progress_at >= self._policy.max_outage_s:
             raise error
         longest = min(self._policy.initial_backoff_s * 2.0**self._num_in_a_row, self._policy.max_backoff_s)
         self._num_in_a_row += 1

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from foretoken.draft_worker.lookahead.settings import MAX_GUESSES, MAX_NGRAM_SIZE, MAX_STEPS, MAX_WINDOW
 from foretoken.draft_worker.plugin import is_plugin_path
 from foretoken.rpc.settings import CommaSeparated
+from foretoken.rpc.validation.request import MAX_DRAFTER_NAME_BYTES
 from foretoken.rpc.worker_settings import WorkerSettings
 
 BUILT_IN_DRAFTERS = ("model", "ngram", "lookahead", "early_exit", "staged", "fused")
@@ -64,6 +65,8 @@ class DraftWorkerSettings(WorkerSettings):
             if name not in BUILT_IN_DRAFTERS and not is_plugin_path(name):
                 known = ", ".join(BUILT_IN_DRAFTERS)
                 raise ValueError(f"--drafters = {name!r}: must be among {known}, or a path package.module:Class")
+            if len(name.encode()) > MAX_DRAFTER_NAME_BYTES:
+                raise ValueError(f"--drafters = {name!r}: must be at most {MAX_DRAFTER_NAME_BYTES} bytes")
         if not self.drafters or len(set(self.drafters)) != len(self.drafters):
             raise ValueError("--drafters: must name at least one drafter, each once")
         for name, options in _NEEDED.items():

@@ -78,6 +78,7 @@ def load_model(config: EngineConfig, progress: Progress) -> tuple[Any, ModelInfo
     Raises:
         ModelRefusedError: with the reason.
     """
+    _check_device(config.device)
     progress("finding the checkpoint", 0.0)
     directory = resolve_directory(config.model, config.revision)
     try:
@@ -107,6 +108,13 @@ def load_model(config: EngineConfig, progress: Progress) -> tuple[Any, ModelInfo
         num_parameters=num_parameters,
     )
     return model, info
+
+
+def _check_device(device: str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # AssertionError: a torch built without CUDA
+        raise ModelRefusedError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from error
 
 
 def _keep_first_layers(text_config: Any, num_layers: int) -> None:

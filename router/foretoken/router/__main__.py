@@ -38,7 +38,7 @@ async def run(settings: RouterSettings) -> None:
 
 def main() -> int:
     """The process's exit status."""
-    settings = RouterSettings.parse(program="foretoken.router")
+    settings = RouterSettings.parse(program="foretoken router")
     return run_service("router", settings, lambda: run(settings))
 
 

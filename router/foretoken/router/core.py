@@ -39,6 +39,7 @@ from foretoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED, WorkerHello
 
 Event: TypeAlias = Started | Tokens | Finished
 Emit: TypeAlias = Callable[[Event], Awaitable[None]]
+_WAITING_SHARE = 0.9  # of a client's deadline
 
 
 class Router:
@@ -47,7 +48,7 @@ class Router:
     def __init__(self, settings: RouterSettings, tokenizer: Tokenizer, link_options: LinkOptions | None = None) -> None:
         self.settings = settings
         self.tokenizer = tokenizer
-        options = link_options or LinkOptions(router_id=settings.router_id)
+        options = link_options or LinkOptions(router_id=settings.router_id, tls=settings.worker_tls)
         sequence_ids, patience = SequenceIds(), Patience()
         self.verify = VerifyPool(
             settings.verify,
@@ -92,14 +93,17 @@ class Router:
         """Close all links."""
         await asyncio.gather(self.verify.close(), self.draft.close())
 
-    async def model(self) -> WorkerHello:
+    async def model(self, timeout_s: float | None = None) -> WorkerHello:
         """What is served; waits while no verify worker has been met yet.
+
+        `timeout_s` is what the client's deadline leaves: a part of it is kept, to say what is amiss in time.
 
         Raises:
             UnavailableError: none was met in time.
         """
         if self.verify.model is None:
-            await self.verify.wait_ready(self.settings.ready_timeout_s)
+            limit_s = self.settings.ready_timeout_s
+            await self.verify.wait_ready(limit_s if timeout_s is None else min(limit_s, timeout_s * _WAITING_SHARE))
         assert self.verify.model is not None
         return self.verify.model
 

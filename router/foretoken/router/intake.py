@@ -49,7 +49,7 @@ async def prepare(
     settings = router.settings
     deadline_s = time.monotonic() + min(settings.max_request_s, timeout_s or settings.max_request_s)
     validate_generate(message)
-    model = await router.model()
+    model = await router.model(timeout_s)
     if message.model and message.model != model.model_id:
         raise NotFoundError(f"model {message.model!r} is not served here; {model.model_id!r} is")
     _check_num_draft_tokens(message.speculation, model, router)

@@ -61,7 +61,7 @@ class GenerationServicer:
         async with typed_errors(context, request_id):
             with self._metrics.counted(), span(SPAN_GENERATE, kind=SpanKind.SERVER, parent=client) as own_span:
                 message = request.open()
-                model = await self._router.model()
+                model = await self._router.model(context.time_remaining())
                 generation = await intake.prepare(
                     message,
                     self._router,
@@ -86,7 +86,7 @@ class GenerationServicer:
         async with typed_errors(context):
             request.open()
             router = self._router
-            model = await router.model()
+            model = await router.model(context.time_remaining())
             response = pb.GetModelInfoResponse(
                 model=model.model_id,
                 vocab_size=model.vocab_size,

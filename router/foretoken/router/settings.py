@@ -5,9 +5,12 @@ Knows nothing of how they are used.
 
 from __future__ import annotations
 
-from pydantic import Field, field_validator
+from typing import Self
+
+from pydantic import Field, FilePath, field_validator, model_validator
 
 from foretoken.rpc.settings import UNIX_PREFIX, CommaSeparated, ServiceSettings
+from foretoken.rpc.tls import ClientTls
 
 
 class RouterSettings(ServiceSettings):
@@ -16,6 +19,16 @@ class RouterSettings(ServiceSettings):
     port: int = Field(50051, ge=0, le=65535, description="Port to listen on; 0 = any free one (see --ready-file).")
     verify: CommaSeparated = Field(description="Verify workers: HOST:PORT or unix:/PATH each; one or more.")
     draft: CommaSeparated = Field((), description="Draft workers, likewise; none = plain decoding.")
+    worker_tls_ca_file: FilePath | None = Field(
+        None, description="PEM certificates that sign acceptable workers; given, all links speak TLS."
+    )
+    worker_tls_cert_file: FilePath | None = Field(
+        None, description="PEM certificate of this router, for workers with --tls-client-ca-file."
+    )
+    worker_tls_key_file: FilePath | None = Field(None, description="PEM key of that certificate.")
+    worker_tls_server_name: str = Field(
+        "", description="Name in the workers' certificates, where it is not their address's host."
+    )
     tokenizer: str = Field(
         min_length=1, description="Directory or hub id with the target's tokenizer.json and chat template."
     )
@@ -70,6 +83,22 @@ class RouterSettings(ServiceSettings):
         30.0, gt=0, le=3600, description="How long a sequence waits for a verify worker to continue on, seconds."
     )
     max_reopens: int = Field(16, ge=1, le=1024, description="Sequences re-opened at once after a worker was lost.")
+
+    @property
+    def worker_tls(self) -> ClientTls | None:
+        """How to dial workers that speak TLS, or None for plain text."""
+        if self.worker_tls_ca_file is None:
+            return None
+        files = (self.worker_tls_ca_file, self.worker_tls_cert_file, self.worker_tls_key_file)
+        return ClientTls(*files, server_name=self.worker_tls_server_name)
+
+    @model_validator(mode="after")
+    def _check_worker_tls(self) -> Self:
+        if (self.worker_tls_cert_file is None) != (self.worker_tls_key_file is None):
+            raise ValueError("--worker-tls-cert-file and --worker-tls-key-file go together")
+        if self.worker_tls_ca_file is None and (self.worker_tls_cert_file or self.worker_tls_server_name):
+            raise ValueError("--worker-tls-cert-file and --worker-tls-server-name need --worker-tls-ca-file")
+        return self
 
     @field_validator("verify", "draft")
     @classmethod

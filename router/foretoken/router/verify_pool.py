@@ -217,7 +217,8 @@ class VerifyPool:
                 return worker
         except TimeoutError:
             details = "; ".join(f"{w.link.address}: {w.link.state} {w.link.detail}" for w in self.workers)
-            raise UnavailableError(f"no verify worker became ready within {timeout_s:g} s ({details})") from None
+            waited = f"{round(timeout_s, 1):g} s"
+            raise UnavailableError(f"no verify worker became ready within {waited} ({details})") from None
 
     async def run(self) -> None:
         """Keep all links until cancelled."""

@@ -187,7 +187,8 @@ def _bind(server: grpc.aio.Server, settings: ServiceSettings) -> int:
             port = server.add_secure_port(address, settings.server_tls.credentials())
         return 0 if is_unix else port
     except RuntimeError as error:
-        raise FailedPreconditionError(f"cannot listen on {address}: is it in use?") from error
+        hint = "" if settings.server_tls is None else ", or are the TLS files no PEM certificate and its key"
+        raise FailedPreconditionError(f"cannot listen on {address}: is it in use{hint}?") from error
     except OSError as error:
         raise FailedPreconditionError(f"cannot read a TLS file: {error}") from error
 

@@ -82,6 +82,13 @@ class ServiceSettings(BaseSettings):
                 raise ValueError(f"{value!r} is not {UNIX_PREFIX}/PATH of at most {MAX_UNIX_PATH_BYTES} bytes")
         return value
 
+    @field_validator("ready_file")
+    @classmethod
+    def _check_ready_file(cls, value: Path | None) -> Path | None:
+        if value is not None and not value.parent.is_dir():
+            raise ValueError(f"{str(value.parent)!r} is no directory")
+        return value
+
     @model_validator(mode="after")
     def _check_port(self) -> Self:
         if self.host.startswith(UNIX_PREFIX) and self.port and "port" in self.model_fields_set:

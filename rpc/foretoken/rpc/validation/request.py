@@ -11,7 +11,7 @@ from foretoken.v1.generation_pb2 import ChatMessages, GenerateRequest, Speculati
 from foretoken.v1.types_pb2 import DrafterChoice, VerificationMode
 
 MAX_TENANT_BYTES = 128
-MAX_DRAFTER_NAME_BYTES = 64
+MAX_DRAFTER_NAME_BYTES = 256  # the path of a class may be long
 MAX_DRAFTER_SETTINGS = 32
 MAX_DRAFTER_SETTING_BYTES = 256
 MAX_CHAT_ROLE_BYTES = 64

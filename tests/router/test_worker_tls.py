@@ -1,0 +1,69 @@
+"""The router's links to workers that speak TLS."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from foretoken.bench.fake_model import FakeModel
+from foretoken.bench.fake_verify_worker import FakeVerifyWorker, verify_hello
+from foretoken.router.core import Router
+from foretoken.router.settings import RouterSettings
+from foretoken.router.tokenizer import Tokenizer
+from foretoken.rpc.errors import UnavailableError
+from foretoken.rpc.tls import ServerTls
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """worker.{pem,key} and router.{pem,key}, for these names; each signs itself."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the openssl command to make certificates")
+    folder = tmp_path_factory.mktemp("tls")
+    for name in ("worker", "router"):
+        command = f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 -subj /CN={name}"
+        command += f" -keyout {name}.key -out {name}.pem -addext subjectAltName=DNS:{name}"
+        subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+async def test_links_speak_tls_and_show_a_certificate(files: Path, tokenizer: Tokenizer) -> None:
+    model = FakeModel(vocab_size=tokenizer.vocab_size)
+    worker = FakeVerifyWorker(model, verify_hello(model, tokenizer.hash))
+    worker.credentials = ServerTls(files / "worker.pem", files / "worker.key", files / "router.pem").credentials()
+    await worker.start()
+
+    async def connect(**options: Any) -> str:
+        router = Router(RouterSettings(verify=(worker.address,), tokenizer="test", **options), tokenizer)
+        link = router.verify.workers[0].link
+        try:
+            return (await link.connect_once()).worker_id
+        finally:
+            await link.close()
+
+    named = {"worker_tls_ca_file": files / "worker.pem", "worker_tls_server_name": "worker"}
+    own = {"worker_tls_cert_file": files / "router.pem", "worker_tls_key_file": files / "router.key"}
+    try:
+        assert await connect(**named, **own) == worker.hello.worker_id
+        for options in ({}, named):
+            with pytest.raises(UnavailableError):
+                await connect(**options)
+    finally:
+        await worker.kill()
+
+
+@pytest.mark.parametrize("name", ["worker_tls_cert_file", "worker_tls_key_file", "worker_tls_server_name"])
+def test_options_that_lack_another_are_refused(files: Path, name: str) -> None:
+    with pytest.raises(ValidationError, match="--worker-tls"):
+        RouterSettings(verify=("a:1",), tokenizer="test", **{name: str(files / "router.pem")})
+
+
+def test_a_missing_file_is_named_at_the_start(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        RouterSettings.parse(["--verify", "a:1", "--tokenizer", "t", "--worker-tls-ca-file", str(files / "none.pem")])
+    assert "--worker-tls-ca-file" in (told := capsys.readouterr().err) and "none.pem" in told
