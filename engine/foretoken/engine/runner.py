@@ -76,19 +76,21 @@ class ModelRunner:
         report = progress or (lambda stage, fraction: None)
         num_threads = config.num_threads or torch.get_num_threads()
         shapes = _probe(model, info.max_context)
-        sequences = sample_sequences(info.vocab_size, info.max_context)
+        sequences = sample_sequences(info.vocab_size, info.max_context, config.max_batch_rows)
         expected = eager_logits(model, sequences) if config.self_check else []
         report("preparing the kernels", 0.2)
         forward, num_pages = _prepare(config, model, info.max_context, shapes, num_threads, report)
         runner = cls(info, PageTable(num_pages, config.page_size), forward, config.max_batch_rows)
+        dependence = None
         if config.self_check:
             report("checking against the model's own forward", 0.3)
             check_against_eager(runner, sequences, expected)
-            if config.batch_invariant and (reason := find_row_dependence(runner, sequences)):
-                raise ModelRefusedError(f"rows are not independent: {reason}")
-        if config.compile != "off":
+            dependence = find_row_dependence(runner, sequences) if config.batch_invariant else None
+        if config.compile != "off" and (dependence is None or isinstance(forward, CpuForward)):
             report("compiling", 0.4)
             runner._compile(config, model, sequences, expected)
+        if dependence is not None and not (runner.is_compiled and isinstance(forward, CpuForward)):
+            raise ModelRefusedError(f"rows are not independent: {dependence}")  # compiled rows were checked afresh
         report("ready", 1.0)
         _LOG.info("model loaded: %s, %s, %d KV pages", info.model_id, info.dtype, num_pages)
         return runner
