@@ -262,6 +262,9 @@ class FaultyDrafter:
     def step(self):
         self._maybe_raise("step")
         requests, self.requests = self.requests, {}
+        if self.fault == "twice":
+            self.fault, requests = "", [*requests.items()] * 2
+            return [Drafted(seq, []) for seq, _ in requests]
         return [Drafted(seq, *self._nodes(seq, num_tokens)) for seq, num_tokens in requests.items()]
 
     def _nodes(self, seq, num_tokens):
@@ -273,6 +276,9 @@ class FaultyDrafter:
             "bad parents": (ids, [0] * num_tokens, None),
             "few parents": (ids, [-1], None),
             "few sources": (ids, None, [1]),
+            "no source": (ids, None, [1 << 40] * num_tokens),
+            "no probs": (ids, None, None, [{1: 1.0}] * num_tokens),
+            "negative count": (ids, None, None, (), -1),
         }.get(fault, (ids, None, None))
 
     def check_integrity(self):
@@ -280,7 +286,11 @@ class FaultyDrafter:
 
 
 @pytest.mark.parametrize(
-    "fault", ["commit", "request", "step", "negative id", "no id", "bad parents", "few parents", "few sources"]
+    "fault",
+    [
+        *("commit", "request", "step", "twice", "negative id", "no id", "bad parents", "few parents"),
+        *("few sources", "no source", "no probs", "negative count"),
+    ],
 )
 def test_any_fault_of_a_drafter_costs_one_round_and_is_logged(bench, caplog, fault):
     drafter = FaultyDrafter()

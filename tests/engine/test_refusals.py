@@ -56,6 +56,31 @@ def test_attention_that_we_would_have_to_ignore(
         _attention_forward(module, heads, heads, heads, mask, **{CONTEXT_KEYWORD: ProbeContext()}, **keywords)
 
 
+@pytest.mark.parametrize("family", ["phimoe", "qwen2_moe"])
+def test_windows_that_only_the_mask_knows(family: str, tmp_path: Path) -> None:
+    directory = save_tiny(tmp_path, family)
+    with pytest.raises(ModelRefusedError, match="set max_context to 32"):
+        ModelRunner.load(EngineConfig(directory, compile="off", num_pages=8))
+    ModelRunner.load(EngineConfig(directory, compile="off", num_pages=8, max_context=32))
+
+
+def test_a_gate_of_one_number_a_row(tmp_path: Path) -> None:
+    config = EngineConfig(save_tiny(tmp_path, "qwen2_moe"), dtype="float32", compile="off", num_pages=8, max_context=32)
+    with pytest.raises(ModelRefusedError, match="not independent"):
+        ModelRunner.load(config)
+
+
+@pytest.mark.parametrize("max_batch_rows", [2, 16])
+def test_small_forwards_are_checked_too(max_batch_rows: int, tmp_path: Path) -> None:
+    directory = save_tiny(tmp_path, "llama")
+    ModelRunner.load(EngineConfig(directory, compile="off", num_pages=8, max_batch_rows=max_batch_rows))
+
+
+def test_a_model_that_does_not_hand_keywords_on(tmp_path: Path) -> None:
+    with pytest.raises(ModelRefusedError, match="keywords"):
+        ModelRunner.load(EngineConfig(save_tiny(tmp_path, "nemotron"), compile="off", num_pages=8))
+
+
 def test_a_directory_without_a_model(tmp_path: Path) -> None:
     with pytest.raises(ModelRefusedError):
         ModelRunner.load(EngineConfig(str(tmp_path)))

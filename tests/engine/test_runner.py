@@ -51,6 +51,13 @@ def test_a_row_has_the_same_bits_in_any_company(family: str, dtype: str, tmp_pat
     runner.page_table.check_integrity([])
 
 
+@pytest.mark.parametrize("num_threads", [2, 3])
+def test_a_row_has_the_same_bits_in_a_forward_large_enough_to_be_divided(num_threads: int, tmp_path: Path) -> None:
+    runner = load(save_tiny(tmp_path, "gemma2"), "float32", num_threads=num_threads)
+    (ids,) = prompts([255])  # torch would divide 255 x 96 activations in mid-vector
+    assert torch.equal(forward_in_chunks(runner, ids, 15), forward_together(runner, [ids])[0])
+
+
 def test_a_rejected_draft_leaves_no_trace(tmp_path: Path) -> None:
     runner = load(save_tiny(tmp_path, "llama"), "float32")
     (ids,) = prompts([30])

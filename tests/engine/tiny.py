@@ -11,6 +11,9 @@ from transformers import (
     GPTNeoXConfig,
     LlamaConfig,
     MixtralConfig,
+    NemotronConfig,
+    PhimoeConfig,
+    Qwen2MoeConfig,
     Qwen3Config,
 )
 
@@ -24,6 +27,23 @@ _COMMON = {
     "bos_token_id": 0,
     "eos_token_id": 0,
 }
+
+_EXPERTS = {"num_key_value_heads": 2, "num_experts_per_tok": 2, "sliding_window": 32}
+
+REFUSED: dict[str, Any] = {
+    "nemotron": lambda: NemotronConfig(**_COMMON, num_key_value_heads=2),
+    "phimoe": lambda: PhimoeConfig(**_COMMON, **_EXPERTS, num_local_experts=4),
+    "qwen2_moe": lambda: Qwen2MoeConfig(
+        **_COMMON,
+        **_EXPERTS,
+        use_sliding_window=True,
+        num_experts=4,
+        moe_intermediate_size=96,
+        shared_expert_intermediate_size=96,
+        layer_types=["sliding_attention", "full_attention"],
+    ),
+}
+"""Families that are refused, or are with such settings."""
 
 CONFIGS: dict[str, Any] = {
     "llama": lambda: LlamaConfig(**_COMMON, num_key_value_heads=2),
@@ -47,7 +67,7 @@ CONFIGS: dict[str, Any] = {
 def save_tiny(directory: Path, family: str, seed: int = 0) -> str:
     """Write a random model whose logits are spread enough to compare; returns its directory."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(CONFIGS[family]())
+    model = AutoModelForCausalLM.from_config((CONFIGS | REFUSED)[family]())
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

@@ -140,6 +140,7 @@ BAD_OPENS = {
         "sampling": SamplingParams(temperature=0, logit_bias=[LogitBias(token_id=97, bias=1.0)])
     },
     "open.sampling.seed": {"sampling": SamplingParams(temperature=1.0)},
+    "open.sampling.min_new_tokens": {"sampling": SamplingParams(temperature=0, min_new_tokens=96)},
     "open.mode": {"mode": VERIFICATION_MODE_TYPICAL},
 }
 
@@ -153,6 +154,15 @@ async def test_a_bad_open_is_refused_by_name_while_another_sequence_goes_on(work
         assert error.field == field
         assert error.limit
         assert await link.tokens(1, 5) == runner.complete(PROMPT, 5)
+
+
+async def test_a_deadline_further_away_than_a_thread_can_wait(worker):
+    address, runner = worker
+    async with link_to(address) as link:
+        await link.send(opens=[opening(1, deadline_ms=(1 << 64) - 1)], blocks=[grant(1)])
+        await link.tokens(1, 5)  # now the model's thread waits
+        await link.send(opens=[opening(2)], blocks=[grant(2)])
+        assert await link.tokens(2, 5) == runner.complete(PROMPT, 5)
 
 
 @pytest.mark.parametrize(

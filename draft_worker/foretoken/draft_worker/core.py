@@ -188,8 +188,7 @@ class DraftCore:
             idle = {other for other, host in self._drafters.items() if not host.has_work}
             try:
                 finished = drafter.step()
-                for drafted in finished:
-                    self._check(drafted)
+                self._check(finished)
             except Exception:
                 # A drafter that fails costs its sequences this round's drafts, never their streams: those of its own,
                 # and those of drafters that had nothing to do themselves and left it to others.
@@ -203,11 +202,13 @@ class DraftCore:
         for drafter in self._drafters.values():
             drafter.check_integrity()
 
-    def _check(self, drafted: Drafted) -> None:
-        entry = self._sequences.get(drafted.sequence.key)
-        if entry is None or entry.requested_ns is None:
-            raise ValueError("a draft that nobody asked for")
-        drafted.check()
+    def _check(self, finished: Sequence[Drafted]) -> None:
+        waiting = {key for key, entry in self._sequences.items() if entry.requested_ns is not None}
+        for drafted in finished:
+            if drafted.sequence.key not in waiting:
+                raise ValueError("a draft that nobody asked for")
+            waiting.remove(drafted.sequence.key)
+            drafted.check()
 
     def _abandon(self, entries: list[_Open]) -> list[Drafted]:
         """Take waiting sequences in afresh, each answered with an empty draft."""

@@ -13,6 +13,8 @@ from foretoken.v1.types_pb2 import DraftSource
 
 MAX_TOKEN_ID = 1 << 31
 
+_SOURCES = frozenset(DraftSource.values())
+
 
 @dataclass(frozen=True, slots=True)
 class DraftTerms:
@@ -85,8 +87,15 @@ class Drafted:
         num_nodes = len(self.draft_ids)
         if not all(isinstance(token_id, int) and 0 <= token_id < MAX_TOKEN_ID for token_id in self.draft_ids):
             raise ValueError("draft_ids: not all are token ids")
+        if not isinstance(self.num_forwards, int) or not 0 <= self.num_forwards < MAX_TOKEN_ID:
+            raise ValueError(f"num_forwards: {self.num_forwards!r} is no count")
+        for sparse in self.draft_probs:
+            if not all(isinstance(token_id, int) and 0 <= token_id < MAX_TOKEN_ID for token_id in sparse.token_ids):
+                raise ValueError("draft_probs: not all are of token ids")
+            if not all(isinstance(prob, float) for prob in sparse.probs):
+                raise ValueError("draft_probs: not all are numbers")
         if self.sources is not None:
-            if len(self.sources) != num_nodes or not all(isinstance(source, int) for source in self.sources):
+            if len(self.sources) != num_nodes or not all(source in _SOURCES for source in self.sources):
                 raise ValueError(f"{num_nodes} draft ids with sources {self.sources}")
         if self.draft_probs and (len(self.draft_probs) != num_nodes or self.parents is not None):
             raise ValueError(f"{num_nodes} draft ids with {len(self.draft_probs)} distributions; chains only")

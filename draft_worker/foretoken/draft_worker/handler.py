@@ -35,7 +35,7 @@ from foretoken.v1.types_pb2 import (
 )
 
 # Ids and contexts are the target's. What a drafter does not know or cannot hold it answers with an empty draft.
-ANY_VOCAB_SIZE = 1 << 31
+ANY_VOCAB_SIZE = (1 << 31) - 1
 ANY_CONTEXT = 1 << 31
 
 

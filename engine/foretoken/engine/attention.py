@@ -62,7 +62,9 @@ def _attention_forward(
     **keywords: Any,
 ) -> tuple[Tensor, None]:
     """Attention of one layer; `query` is [1, Hq, R, D]. Refuses what it would have to ignore."""
-    context: AttentionContext = keywords.pop(CONTEXT_KEYWORD)
+    context: AttentionContext | None = keywords.pop(CONTEXT_KEYWORD, None)
+    if context is None:
+        raise ModelRefusedError("the model does not hand the keywords of its call on to its attention")
     if attention_mask is not None:
         raise ModelRefusedError("the model passes its attention a mask")
     unknown = sorted(name for name, given in keywords.items() if given is not None and name not in _INERT_KEYWORDS)
@@ -91,6 +93,8 @@ class ProbeContext:
     def __init__(self) -> None:
         self.shapes: dict[int, tuple[int, int, int]] = {}
         """Layer -> key heads, key size, value size."""
+        self.windows: dict[int, int] = {}
+        """Layer -> visible positions, 0 = all."""
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int, softcap: float
@@ -101,4 +105,5 @@ class ProbeContext:
         if query.shape[1] % key.shape[1]:
             raise ModelRefusedError(f"layer {layer} shares {key.shape[1]} key heads among {query.shape[1]} query heads")
         self.shapes[layer] = (key.shape[1], key.shape[2], value.shape[2])
+        self.windows[layer] = window
         return torch.zeros(*query.shape[:2], value.shape[2], dtype=query.dtype, device=query.device)

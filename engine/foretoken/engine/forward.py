@@ -3,7 +3,8 @@
 Both give every row the same bits whatever its neighbours. They know tensors and pages, not sequences or requests.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -52,6 +53,21 @@ def call_model(
     return logits
 
 
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Torch's own operators on the calling thread alone; the CPU kernels keep their threads.
+
+    Torch divides elements among threads wherever that falls, and what is left over of a part's last vector goes through
+    scalar code that rounds `silu` and `gelu` otherwise: a row's bits would depend on the number of rows.
+    """
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
+
+
 class CpuContext:
     """Attention context whose batch and caches are those of the step that the thread has begun."""
 
@@ -76,11 +92,12 @@ class CpuForward:
         bare_products = BareProducts(model)
 
         def call(*tensors: Tensor) -> Tensor:
-            return call_model(model, context, *tensors)
+            with one_torch_thread():
+                return call_model(model, context, *tensors)
 
         def call_redirected(*tensors: Tensor) -> Tensor:
             with bare_products:
-                return call_model(model, context, *tensors)
+                return call(*tensors)
 
         self.model_call: ModelCall = call_redirected
         self._redirected: tuple[BareProducts, ModelCall] | None = (bare_products, call)  # until the first forward
@@ -123,13 +140,14 @@ class ReferenceForward:
     def __call__(self, batch: Batch) -> Tensor:
         num_padding = -batch.num_rows % _ROW_MULTIPLE
         kept = batch.logit_rows + [0] * (-len(batch.logit_rows) % _ROW_MULTIPLE)
-        logits = call_model(
-            self._model,
-            PagedContext(self.pool, self._padded_rows(batch, num_padding)),
-            torch.tensor([batch.token_ids + [0] * num_padding], device=self._model.device),
-            torch.tensor([batch.positions + [0] * num_padding], device=self._model.device),
-            torch.tensor(kept or [0] * _ROW_MULTIPLE, device=self._model.device),
-        )
+        with one_torch_thread():
+            logits = call_model(
+                self._model,
+                PagedContext(self.pool, self._padded_rows(batch, num_padding)),
+                torch.tensor([batch.token_ids + [0] * num_padding], device=self._model.device),
+                torch.tensor([batch.positions + [0] * num_padding], device=self._model.device),
+                torch.tensor(kept or [0] * _ROW_MULTIPLE, device=self._model.device),
+            )
         return logits[: len(batch.logit_rows)]
 
     def _padded_rows(self, batch: Batch, num_padding: int) -> PagedRows:

@@ -14,6 +14,8 @@ from typing import Generic, Protocol, TypeVar
 
 logger = logging.getLogger(__name__)
 
+_LONGEST_WAIT_S = 3600.0
+
 
 class Core(Protocol):
     """What a model thread drives; touched by that thread only."""
@@ -77,7 +79,9 @@ class ModelThread(Generic[CoreT]):
         """Make the calls submitted so far; when the core is idle, wait for one, or for the next deadline."""
         try:
             if not core.has_work:
-                wait_s = None if next_deadline_s is None else max(0.0, next_deadline_s - time.monotonic())
+                # Further away than a thread can wait, a deadline is looked at again before it comes.
+                left_s = None if next_deadline_s is None else max(0.0, next_deadline_s - time.monotonic())
+                wait_s = None if left_s is None else min(left_s, _LONGEST_WAIT_S)
                 self._inbox.get(timeout=wait_s)(core)
             for _ in range(self._inbox.qsize()):
                 self._inbox.get_nowait()(core)

@@ -1,6 +1,6 @@
 """What a model's configuration rules out, with the reason. It reads the configuration only."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from foretoken.engine.errors import ModelRefusedError
@@ -36,6 +36,28 @@ def check_config(config: Any, max_context: int) -> None:
             raise ModelRefusedError(
                 f"rope type 'longrope' beyond its original length ({original}) reads the largest position of the batch:"
                 f" set max_context to {original} or less (it is {max_context})"
+            )
+
+
+def check_windows(config: Any, windows: Mapping[int, int], max_context: int) -> None:
+    """Refuse layers that leave their window to the mask, which we do not make, or that tell us of another one.
+
+    Args:
+        config: the text configuration of a transformers model.
+        windows: layer -> positions its attention says are visible, 0 = all.
+        max_context: the longest sequence that will be served, in tokens: a window as long does not show.
+
+    Raises:
+        ModelRefusedError: with the reason.
+    """
+    window, layer_types = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    for layer, told in windows.items():
+        slides = not layer_types or layer_types[layer] == "sliding_attention"
+        masked = window or 0 if slides else 0
+        if min(told or max_context, max_context) != min(masked or max_context, max_context):
+            raise ModelRefusedError(
+                f"layer {layer} tells its attention of a window of {told} positions (0: none), its mask has one of"
+                f" {masked}: set max_context to {min(told or masked, masked or told)} or less"
             )
 
 

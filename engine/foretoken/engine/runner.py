@@ -21,6 +21,7 @@ from foretoken.engine.forward import CpuForward, Forward, ReferenceForward
 from foretoken.engine.kv_pool import KvPool, LayerShape
 from foretoken.engine.loading import ModelInfo, Progress, load_model
 from foretoken.engine.page_table import PageTable
+from foretoken.engine.refusals import check_windows
 from foretoken.engine.row_linear import BlockLinear, replace_linears
 from foretoken.engine.self_check import check_against_eager, eager_logits, find_row_dependence, sample_sequences
 from foretoken.engine.step_costs import StepCost, measure_step_costs
@@ -74,20 +75,22 @@ class ModelRunner:
         """
         report = progress or (lambda stage, fraction: None)
         num_threads = config.num_threads or torch.get_num_threads()
-        shapes = _probe(model)
-        sequences = sample_sequences(info.vocab_size, info.max_context)
+        shapes = _probe(model, info.max_context)
+        sequences = sample_sequences(info.vocab_size, info.max_context, config.max_batch_rows)
         expected = eager_logits(model, sequences) if config.self_check else []
         report("preparing the kernels", 0.2)
         forward, num_pages = _prepare(config, model, info.max_context, shapes, num_threads, report)
         runner = cls(info, PageTable(num_pages, config.page_size), forward, config.max_batch_rows)
+        dependence = None
         if config.self_check:
             report("checking against the model's own forward", 0.3)
             check_against_eager(runner, sequences, expected)
-            if config.batch_invariant and (reason := find_row_dependence(runner, sequences)):
-                raise ModelRefusedError(f"rows are not independent: {reason}")
-        if config.compile != "off":
+            dependence = find_row_dependence(runner, sequences) if config.batch_invariant else None
+        if config.compile != "off" and (dependence is None or isinstance(forward, CpuForward)):
             report("compiling", 0.4)
             runner._compile(config, model, sequences, expected)
+        if dependence is not None and not (runner.is_compiled and isinstance(forward, CpuForward)):
+            raise ModelRefusedError(f"rows are not independent: {dependence}")  # compiled rows were checked afresh
         report("ready", 1.0)
         _LOG.info("model loaded: %s, %s, %d KV pages", info.model_id, info.dtype, num_pages)
         return runner
@@ -175,14 +178,24 @@ def _kernels_for(config: EngineConfig, model: Any, pool: KvPool) -> CpuKernels |
 
 
 @torch.inference_mode()
-def _probe(model: Any) -> dict[int, LayerShape]:
-    """Shapes of each layer's keys and values, from one forward of two tokens."""
+def _probe(model: Any, max_context: int) -> dict[int, LayerShape]:
+    """Shapes of each layer's keys and values, from one forward of two tokens.
+
+    Raises:
+        ModelRefusedError: the model cannot be run this way, or hides the windows of its layers.
+    """
     context = ProbeContext()
     ids = torch.zeros(1, 2, dtype=torch.int64, device=model.device)
     positions = torch.arange(2, device=model.device)[None]
-    model(input_ids=ids, position_ids=positions, use_cache=False, **{CONTEXT_KEYWORD: context})
+    try:
+        model(input_ids=ids, position_ids=positions, use_cache=False, **{CONTEXT_KEYWORD: context})
+    except ModelRefusedError:
+        raise
+    except Exception as error:  # the model's code may raise anything
+        raise ModelRefusedError(f"{type(model).__name__} cannot be run: {type(error).__name__}: {error}") from error
     if not context.shapes:
         raise ModelRefusedError(f"{type(model).__name__} has no layer that uses transformers' attention interface")
+    check_windows(model.config.get_text_config(decoder=True), context.windows, max_context)
     return {layer: LayerShape(*shape) for layer, shape in context.shapes.items()}
 
 

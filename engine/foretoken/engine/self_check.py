@@ -18,18 +18,24 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-_LENGTHS = (19, 1, 7)
+_LENGTHS = (19, 1, 17)
+"""More than 32 rows together: where each row has one number (a gate), torch's vectors take 32 of them, scalar code what
+is left."""
 _TOLERANCES = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 1e-1}
 """Mean difference of a logit, as a part of the mean size of a logit. The mean, not the largest: in a half type one
 rounding may send one token of a mixture to another expert, which is no fault."""
 
 
-def sample_sequences(vocab_size: int, max_context: int) -> list[list[int]]:
-    """Three sequences of distinct lengths with ids spread over the vocabulary."""
-    lengths = [min(length, max_context) for length in _LENGTHS]
+def sample_sequences(vocab_size: int, max_context: int, max_rows: int) -> list[list[int]]:
+    """Three sequences of distinct lengths with ids spread over the vocabulary; fewer or shorter in a small forward."""
+    lengths: list[int] = []
+    for length in _LENGTHS:
+        shortened = max(1, min(length, max_context, length * max_rows // sum(_LENGTHS)))
+        lengths.append(min(shortened, max_rows - sum(lengths)))
     return [
         [(7919 * (index + 1) + 104729 * position) % vocab_size for position in range(length)]
         for index, length in enumerate(lengths)
+        if length
     ]
 
 

@@ -14,6 +14,7 @@ from opentelemetry.trace import Span, get_tracer
 from foretoken.rpc.errors import ForetokenError, to_link_error
 from foretoken.rpc.link.worker_side import LinkPeer
 from foretoken.rpc.names import SCOPE, SEQUENCE_ID, SPAN_SEQUENCE, WORKER_ROLE
+from foretoken.rpc.servicing import internal_error, new_request_id
 from foretoken.rpc.trace import context_from
 from foretoken.v1.types_pb2 import Load, OpenSequence
 
@@ -145,6 +146,9 @@ class EntryHandler(Generic[CoreT, Response]):
                 calls.append(convert(key, entry))
             except ForetokenError as error:
                 self._results.failed(key, error)
+                calls.append(closing(key))
+            except Exception as error:  # what validation has missed costs this sequence, not its link
+                self._results.failed(key, internal_error(new_request_id(), error))
                 calls.append(closing(key))
         return calls
 

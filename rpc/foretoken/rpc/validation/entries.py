@@ -56,6 +56,9 @@ def validate_open(entry: OpenSequence, *, vocab_size: int, max_context: int) -> 
         prompt_length=len(entry.prompt_ids),
         prefix="open.sampling",
     )
+    if not entry.sampling.HasField("max_new_tokens"):  # then it is what max_length leaves
+        room = entry.max_length - len(entry.prompt_ids)
+        check_range("open.sampling.min_new_tokens", entry.sampling.min_new_tokens, 0, room)
     is_greedy = entry.sampling.HasField("temperature") and entry.sampling.temperature == 0
     if not is_greedy and not entry.sampling.HasField("seed"):
         raise InvalidArgumentError("open.sampling.seed", "absent", "must be set unless temperature is 0")
