@@ -51,7 +51,7 @@ def load(directory: Path, family: str) -> tuple[CudaForward, ReferenceForward, K
         AutoModelForCausalLM.from_pretrained(saved, dtype="float32", attn_implementation="foretoken").eval()
         for _ in range(2)
     ]
-    pools = [KvPool(_probe(model), NUM_PAGES + 1, PAGE_SIZE, model.dtype, model.device) for model in models]
+    pools = [KvPool(_probe(model, 640), NUM_PAGES + 1, PAGE_SIZE, model.dtype, model.device) for model in models]
     replace_linears(models[0], RowLinear)
     forward = CudaForward(models[0], pools[0], MAX_CONTEXT, "fake", is_row_invariant=True)
     return forward, ReferenceForward(models[1], pools[1], scratch_page=NUM_PAGES), pools[0]

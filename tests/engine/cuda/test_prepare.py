@@ -43,7 +43,7 @@ def run(directory: Path, family: str = "llama", **settings: object) -> tuple[Cud
     saved = save_tiny(directory, family)
     model = AutoModelForCausalLM.from_pretrained(saved, dtype="float32", attn_implementation="foretoken").eval()
     config = EngineConfig(saved, dtype="float32", **({"max_batch_rows": 40} | settings))  # type: ignore[arg-type]
-    return prepare.prepare_cuda(config, model, 640, _probe(model), lambda stage, fraction: STAGES.append(fraction))
+    return prepare.prepare_cuda(config, model, 640, _probe(model, 640), lambda stage, fraction: STAGES.append(fraction))
 
 
 STAGES: list[float] = []

@@ -94,5 +94,5 @@ def load(family: str) -> tuple[torch.nn.Module, StepContext]:
     model = AutoModelForCausalLM.from_config(CONFIGS[family](), attn_implementation="foretoken").eval()
     context = StepContext()
     rows = PagedRows(*(torch.tensor(part, dtype=torch.int32) for part in (range(5), [0] * 5, [0, 1], [1])))
-    context.paged = PagedContext(KvPool(_probe(model), 2, 16, model.dtype, model.device), rows)
+    context.paged = PagedContext(KvPool(_probe(model, 640), 2, 16, model.dtype, model.device), rows)
     return model, context
