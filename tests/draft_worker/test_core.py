@@ -54,11 +54,13 @@ class Bench:
         max_length=200,
         deadline_s=None,
         wants_probs=False,
+        steers_tokens=False,
+        seed=None,
         temperature=0.0,
         span=INVALID_SPAN,
         **settings,
     ):
-        params = SamplingParams(temperature=temperature, eos_token_ids=(96,), ignore_eos=True, seed=sequence_id)
+        params = SamplingParams(temperature=temperature, eos_token_ids=(96,), ignore_eos=True, seed=seed or sequence_id)
         sequence = DraftSequence(
             key=(1, sequence_id),
             params=params,
@@ -68,6 +70,7 @@ class Bench:
             settings=settings,
             deadline_s=deadline_s,
             wants_probs=wants_probs,
+            steers_tokens=steers_tokens,
             span=span,
         )
         self.core.open(sequence, drafter)
