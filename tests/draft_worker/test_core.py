@@ -2,8 +2,10 @@
 
 import math
 import time
+from unittest.mock import Mock
 
 import pytest
+from opentelemetry.trace import INVALID_SPAN
 
 from foretoken.draft_worker.core import DraftCore
 from foretoken.draft_worker.drafter import Drafted, DraftSequence, DraftTerms
@@ -52,10 +54,13 @@ class Bench:
         max_length=200,
         deadline_s=None,
         wants_probs=False,
+        steers_tokens=False,
+        seed=None,
         temperature=0.0,
+        span=INVALID_SPAN,
         **settings,
     ):
-        params = SamplingParams(temperature=temperature, eos_token_ids=(96,), ignore_eos=True, seed=sequence_id)
+        params = SamplingParams(temperature=temperature, eos_token_ids=(96,), ignore_eos=True, seed=seed or sequence_id)
         sequence = DraftSequence(
             key=(1, sequence_id),
             params=params,
@@ -65,6 +70,8 @@ class Bench:
             settings=settings,
             deadline_s=deadline_s,
             wants_probs=wants_probs,
+            steers_tokens=steers_tokens,
+            span=span,
         )
         self.core.open(sequence, drafter)
 
@@ -147,7 +154,7 @@ def test_a_full_context_or_foreign_ids_give_an_empty_draft(fake_runner_class):
     bench.open(1, [1] * 6)
     bench.open(2, [1] * 9)
     bench.open(3, [1, 2])
-    assert [len(draft) for draft in bench.draft(1, 2).values()] == [0, 2] or bench.draft(1, 2)[2] == []
+    assert {n: len(draft) for n, draft in bench.draft(1, 2).items()} == {1: 2, 2: 0}
     bench.core.commit((1, 3), 2, [1_000])
     assert bench.draft(3) == {3: []}
 
@@ -215,6 +222,18 @@ def test_closing_frees_all_pages(bench):
     bench.core.close_link(1)
     assert bench.sink.load.num_free_pages == bench.sink.load.num_pages
     bench.core.check_integrity()
+
+
+def test_every_span_ends_also_of_what_is_refused(fake_runner_class):
+    bench = Bench(fake_runner_class(), max_sequences=2)
+    spans = {name: Mock() for name in ("taken", "repeated", "of no drafter", "one too many")}
+    bench.open(1, [1], span=spans["taken"])
+    bench.open(1, [1], span=spans["repeated"])
+    bench.open(2, [1], drafter="unknown", span=spans["of no drafter"])
+    bench.open(3, [1])
+    bench.open(4, [1], span=spans["one too many"])
+    bench.core.close_link(1)
+    assert {name: span.end.call_count for name, span in spans.items()} == dict.fromkeys(spans, 1)
 
 
 def test_deadlines_and_limits(fake_runner_class):

@@ -105,6 +105,44 @@ def test_a_draft_allows_so_many_steps_and_the_next_one_reports_them(bench, steps
     assert not bench.core.has_work, "commits alone cost nothing"
 
 
+@pytest.mark.parametrize("wants_probs", [False, True])
+def test_where_tokens_depend_on_the_draft_no_clock_has_a_say_in_it(fake_runner_class, wants_probs):
+    """Verdicts come after none of the steps, some, or all of them, beside others or not."""
+    found = set()
+    for num_core_steps in (1, 2, 3, 50):
+        bench = LookaheadBench(fake_runner_class(num_pages=128))
+        text, drafts = [1, 2, 3], []
+        bench.open(1, text, steps="3", steers_tokens=True, wants_probs=wants_probs, temperature=1.0)
+        if num_core_steps == 2:
+            bench.open(2, [4] * 30)
+            bench.core.request((1, 2), 8, 0)
+        for round_number in range(6):
+            bench.sink.answers.clear()
+            bench.core.request((1, 1), 8, 0)
+            while not any(answer.key == (1, 1) for answer in bench.sink.answers):
+                bench.core.step()
+            (answer,) = (answer for answer in bench.sink.answers if answer.key == (1, 1))
+            drafts.append(tuple(answer.drafted.draft_ids))
+            for _ in range(num_core_steps):
+                if bench.core.has_work:
+                    bench.core.step()
+            committed = [(round_number * 7) % 90, 5]
+            bench.core.commit((1, 1), len(text), committed)
+            text = text + committed
+        found.add(tuple(drafts))
+    assert len(found) == 1
+    assert any(found.pop())
+
+
+def test_guesses_for_verification_by_rejection_know_nothing_of_the_target_s_noise(fake_runner_class):
+    drafts = []
+    for seed in range(1, 5):
+        bench = LookaheadBench(fake_runner_class(num_pages=128))
+        bench.open(1, [7, 7, 7], steps="3", seed=seed, steers_tokens=True, wants_probs=True, temperature=50.0)
+        drafts.append([bench.blocks(1, takes_trees=False)[1].draft_ids for _ in range(2)])
+    assert drafts[0] == drafts[1] == drafts[2] == drafts[3] and drafts[0][-1]
+
+
 def test_only_committed_ids_keep_their_kv(bench):
     bench.open(1, [1, 2, 3])
     bench.blocks(1)

@@ -1,11 +1,14 @@
 """Paged attention: the reference by definition, the CPU kernel by the reference, both row by row."""
 
+import dataclasses
+
 import pytest
 import torch
 
 from foretoken.kernels.attention import attention, attention_native, attention_reference
 from foretoken.kernels.cpu import load_cpu_kernels
-from foretoken.kernels.rows import PagedRows
+from foretoken.kernels.kv_write import kv_write
+from foretoken.kernels.rows import PagedRows, TreePaths
 from tests.kernels.paged import CASES, by_definition, make_case
 
 
@@ -49,3 +52,30 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         attention(query.bfloat16(), key_cache, value_cache, rows, scale=1.0)
     with pytest.raises(ValueError, match="positions"):
         attention(query[:1], key_cache, value_cache, rows, scale=1.0)
+    with pytest.raises(ValueError, match="caches"):
+        attention(query, key_cache[0], value_cache[0], rows, scale=1.0)
+
+
+def test_caches_of_other_pages_are_refused() -> None:
+    _, key_cache, value_cache, rows, _ = make_case([(5, 2)])
+    new = torch.zeros(2, *key_cache.shape[2:])
+    with pytest.raises(ValueError, match="same pages"):
+        kv_write(new, new, key_cache, value_cache[:, :8].contiguous(), rows)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"positions": torch.tensor([3, 4])}, "positions"),
+        ({"row_segments": torch.zeros(1, dtype=torch.int32)}, "row_segments"),
+        ({"page_ids": torch.zeros(1, 1, dtype=torch.int32)}, "page_ids"),
+        ({"paths": TreePaths(torch.zeros(2, dtype=torch.int32), torch.zeros(0, dtype=torch.int32))}, "paths.starts"),
+        ({"paths": TreePaths(torch.zeros(3, dtype=torch.int32), torch.zeros(0))}, "paths.slots"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_rows_that_are_not_as_they_must_be_are_refused(changes: dict[str, object], name: str) -> None:
+    """The kernels read them by address: what does not fit would be other memory."""
+    _, _, _, rows, _ = make_case([(5, 2)])
+    with pytest.raises(ValueError, match=name):
+        dataclasses.replace(rows, **changes)

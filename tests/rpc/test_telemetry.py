@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 
+from foretoken.rpc.telemetry import SHUTDOWN_TIMEOUT_S
+
 PROGRAM = """
 import json
 from concurrent import futures
@@ -43,13 +45,36 @@ shutdown()
 print(json.dumps(got))
 """
 
+SILENT_PROGRAM = """
+import socket, time
+from foretoken.rpc import telemetry
+from foretoken.rpc.trace import span
 
-def test_spans_and_metrics_reach_the_collector():
+collector = socket.create_server(("127.0.0.1", 0))  # takes connections and never says a word
+shutdown = telemetry.configure("router", f"http://127.0.0.1:{collector.getsockname()[1]}")
+for _ in range(2048):
+    with span("s"):
+        pass
+before = time.monotonic()
+shutdown()
+print(time.monotonic() - before)
+"""
+
+
+def run(program: str) -> str:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", PROGRAM]
+    command = [sys.executable, "-c", program]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stderr
-    got = json.loads(result.stdout.splitlines()[-1])
+    return result.stdout.splitlines()[-1]
+
+
+def test_spans_and_metrics_reach_the_collector():
+    got = json.loads(run(PROGRAM))
     assert (got["span"], got["metric"]) == ("foretoken.round", "foretoken.round.duration")
     assert got["service"] == "foretoken.router"
     assert min(got["bounds"]) < 0.001, "buckets below 10 ms"
+
+
+def test_a_collector_that_never_answers_does_not_hold_up_a_shutdown():
+    assert float(run(SILENT_PROGRAM)) < SHUTDOWN_TIMEOUT_S + 1

@@ -25,6 +25,25 @@ def test_the_update_is_the_gradients_direction_whatever_its_scale() -> None:
     assert (results[0] * gradient).sum() < 0
 
 
+@pytest.mark.parametrize("shape", [(8, 6), (6, 8), (5, 5)], ids=str)
+def test_two_steps_are_the_update_written_out(shape: tuple[int, int]) -> None:
+    """Nesterov momentum, the scale of tall matrices, and decay by the rate."""
+    generator = torch.Generator().manual_seed(2)
+    start, *gradients = (torch.randn(shape, generator=generator) for _ in range(3))
+    param = nn.Parameter(start.clone())
+    muon = Muon([param], lr=0.1, momentum=0.9, weight_decay=0.5)
+    expected, average = start.clone(), torch.zeros(shape)
+    for gradient in gradients:
+        param.grad = gradient.clone()
+        muon.step()
+        average = 0.9 * average + 0.1 * gradient
+        ahead = 0.1 * gradient + 0.9 * average
+        is_tall = shape[0] > shape[1]
+        direction = orthogonalize(ahead.mT[None])[0].mT if is_tall else orthogonalize(ahead[None])[0]
+        expected = (1 - 0.1 * 0.5) * expected - 0.1 * max(1, shape[0] / shape[1]) ** 0.5 * direction
+    assert torch.allclose(param.detach(), expected, atol=2e-3)
+
+
 def test_vectors_are_refused() -> None:
     with pytest.raises(ValueError, match="matrices"):
         Muon([nn.Parameter(torch.zeros(3))], lr=0.1)

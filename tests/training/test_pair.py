@@ -1,3 +1,4 @@
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -36,6 +37,19 @@ def test_the_whole_recipe_runs_and_a_second_call_resumes_it(tmp_path: Path, monk
     pair.main()
     assert (out / "target" / "model.safetensors").read_bytes() == weights
     assert (out / "README.md").read_text() == card
+
+
+@pytest.mark.parametrize("change", [["--seed", "7"], ["--target-tokens", "16384"], ["--draft-minutes", "1"]], ids=str)
+def test_a_run_folder_of_another_recipe_is_refused(tmp_path: Path, change: list[str]) -> None:
+    """It would go on with the other's weights, and the card would describe neither."""
+
+    def options(*further: str) -> argparse.Namespace:
+        return pair.parse_arguments(["--out", str(tmp_path), "--run-dir", str(tmp_path / "run"), *further])
+
+    pair.check_recipe(options())
+    pair.check_recipe(options("--threads", "1"))
+    with pytest.raises(ValueError, match=change[0].removeprefix("--").replace("-", "_")):
+        pair.check_recipe(options(*change))
 
 
 def test_defaults_are_a_token_budget_of_about_ten_epochs() -> None:

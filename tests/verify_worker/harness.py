@@ -2,6 +2,8 @@
 
 import time
 
+from opentelemetry.trace import INVALID_SPAN
+
 from foretoken.engine.sampling import SamplingParams
 from foretoken.engine.verification import VerificationMode as Mode
 from foretoken.verify_worker.core import VerifyCore
@@ -39,7 +41,15 @@ class Bench:
         self.core = VerifyCore(runner, self.scheduler, self.sink, max_sequences, step_costs)
 
     def open(
-        self, sequence_id, prompt_ids, output_ids=(), max_length=200, deadline_s=None, mode=Mode.COUPLED, **params
+        self,
+        sequence_id,
+        prompt_ids,
+        output_ids=(),
+        max_length=200,
+        deadline_s=None,
+        mode=Mode.COUPLED,
+        span=INVALID_SPAN,
+        **params,
     ):
         params = {"temperature": 0.0, "eos_token_ids": (EOS,), "ignore_eos": True} | params
         self.core.open(
@@ -51,6 +61,7 @@ class Bench:
                 max_length=max_length,
                 opened_ns=time.perf_counter_ns(),
                 mode=mode,
+                span=span,
                 deadline_s=deadline_s,
             )
         )

@@ -2,6 +2,7 @@
 
 import random
 import time
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,6 +16,7 @@ from foretoken.rpc.errors import (
     NotFoundError,
     ResourceExhaustedError,
 )
+from foretoken.rpc.names import ERROR_TYPE
 from tests.verify_worker.harness import Bench
 
 
@@ -238,6 +240,20 @@ def test_a_sequence_larger_than_all_pages_is_refused(fake_runner_class):
     bench.open(1, [1], max_length=17)
     error = bench.sink.failures[(1, 1)]
     assert (error.field, error.value) == ("open.max_length", "17")
+
+
+def test_every_span_ends_also_of_what_is_refused(fake_runner_class):
+    bench = Bench(fake_runner_class(), max_sequences=2)
+    spans = {name: Mock() for name in ("taken", "repeated", "too long", "left", "one too many")}
+    bench.open(1, [1], span=spans["taken"])
+    bench.open(1, [1], span=spans["repeated"])
+    bench.open(2, [1], max_length=100_000, span=spans["too long"])
+    bench.open(3, [1], span=spans["left"])
+    bench.open(4, [1])
+    bench.open(5, [1], span=spans["one too many"])
+    bench.core.close_link(1)
+    assert {name: span.end.call_count for name, span in spans.items()} == dict.fromkeys(spans, 1)
+    spans["one too many"].set_attribute.assert_called_once_with(ERROR_TYPE, "ResourceExhaustedError")
 
 
 def test_a_failing_forward_ends_its_sequences_only(bench):

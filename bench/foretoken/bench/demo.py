@@ -4,7 +4,7 @@
 
 Speeds are medians over alternating repeats, of our own services with and without speculation. Equality is checked
 twice: with our own decoding without speculation in the served dtype, and in float32 with `transformers` `generate()`
-itself. The last stdout line is one JSON object.
+itself; where a token differs, no speed is given. The last stdout line is one JSON object.
 """
 
 import argparse
@@ -70,8 +70,7 @@ class Demo:
                 f"own decoding without speculation, {self._options.dtype}": own,
                 "transformers generate(), float32": target,
             },
-            "tokens_per_s": round(median(drafted.tokens_per_s for drafted, _ in pairs), 1),
-            "autoregressive_tokens_per_s": round(median(plain.tokens_per_s for _, plain in pairs), 1),
+            **(_speeds(pairs) if own and target else {}),
             "block_efficiency": round(stats.block_efficiency, 3),
             "acceptance_rate": round(stats.acceptance_rate, 3),
             "drafter": self._options.drafter,
@@ -150,12 +149,23 @@ class Demo:
             self._console.print(f"{'equal to' if is_equal else 'DIFFERS from'} {what}")
         if near_tie:
             self._console.print(f"first difference from transformers at {near_tie}")
+        if not result["identical_to_target"]:
+            self._console.print("identity failed: no speeds")
+            return
         faster = result["tokens_per_s"] / result["autoregressive_tokens_per_s"]
         self._console.print(
             f"{result['tokens_per_s']} tokens/s with speculation, {result['autoregressive_tokens_per_s']} without "
             f"({faster:.2f} x); {result['block_efficiency']} tokens per target forward, "
             f"{result['acceptance_rate']:.0%} of the guesses accepted"
         )
+
+
+def _speeds(pairs: Sequence[tuple[Timed, Timed]]) -> dict[str, float]:
+    """Median tokens per second with speculation and without."""
+    return {
+        "tokens_per_s": round(median(drafted.tokens_per_s for drafted, _ in pairs), 1),
+        "autoregressive_tokens_per_s": round(median(plain.tokens_per_s for _, plain in pairs), 1),
+    }
 
 
 def _beside(columns: dict[str, Text]) -> Table:

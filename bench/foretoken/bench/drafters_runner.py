@@ -45,8 +45,14 @@ class DraftersRunner:
     _versions: dict[str, str] = field(default_factory=describe_versions)
 
     async def run(self, prompts: dict[str, list[Prompt]]) -> None:
-        """Measure the prompts of each file, by name, in `options.repeats` passes."""
+        """Measure the prompts of each file, by name, in `options.repeats` passes.
+
+        Raises:
+            ValueError: no prompt fits the context with its answer.
+        """
         selected = await self._select(prompts)
+        if not selected:
+            raise ValueError(f"no prompt fits the context with --max-new-tokens {self.options.max_new_tokens}")
         tasks = [
             (Task(name, prompt.index, repeat), prompt)
             for repeat in range(self.options.repeats)

@@ -189,7 +189,7 @@ def _print_table(result: dict[str, Any], num_threads: dict[str, int]) -> None:
 
 
 async def run(options: Options) -> int:
-    """Measure, print, and return the exit status: 1 when a sequence differed."""
+    """Measure, print, and return the exit status: 1 when a sequence differed, 2 when there was nothing to measure."""
     prompts = load_prompts(options.prompts, options.limit)
     services = LocalServicesConfig(
         target=options.target,
@@ -207,6 +207,9 @@ async def run(options: Options) -> int:
     async with Stack(services) as stack:
         info = await stack.client.model_info()
         prompts = await stack.fitting(prompts, options.max_new_tokens)
+        if not prompts:
+            print(f"no prompt fits the context with --max-new-tokens {options.max_new_tokens}", file=sys.stderr)
+            return 2
         if options.no_transformers:
             measurements, num_threads = await measure(options, stack, None, prompts), {}
         else:

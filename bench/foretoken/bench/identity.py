@@ -3,7 +3,7 @@
     python -m foretoken.bench.identity --target DIR --draft DIR --prompts FILE --out DIR
 
 Finished cells are kept in the --out folder and not run again, so a run can be interrupted and resumed. The last stdout
-line is one JSON object; the exit status is 1 when a cell failed.
+line is one JSON object, which names every commit that a cell was run at; the exit status is 1 when a cell failed.
 """
 
 import argparse
@@ -31,10 +31,13 @@ RULE = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the matrix; 1 when a cell failed."""
+    """Run the matrix; 1 when a cell failed, 2 when nothing could be run."""
     options = _parse(arguments)
     prompts = load_prompts(options.prompts, options.limit)
     cells = [cell for cell in all_cells() if any(fnmatch.fnmatch(cell.name, pattern) for pattern in options.cells)]
+    if not cells:
+        print(f"python -m foretoken.bench.identity: no cell is named {' or '.join(options.cells)}", file=sys.stderr)
+        return 2
     if options.list:
         print("\n".join(cell.name for cell in cells))
         return 0
@@ -45,8 +48,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "num_prompts": len(prompts),
         "max_new_tokens": options.max_new_tokens,
         "top_p": TOP_P,
+        "few_pages": options.few_pages,
+        "compile": options.compile,
     }
-    store = IdentityStore(options.out, manifest)
+    try:
+        store = IdentityStore(options.out, manifest)
+    except ValueError as error:
+        print(f"python -m foretoken.bench.identity: {error}", file=sys.stderr)
+        return 2
     config = RunnerConfig(options.target, options.draft, options.max_new_tokens, options.few_pages, options.compile)
     print(f"{len(cells)} cells, {len(prompts)} prompts, {len(store.done)} cells done already\n{RULE}\n", flush=True)
     asyncio.run(MatrixRunner(config, prompts, store, _print_cell).run(cells))
@@ -63,6 +72,7 @@ def summarize(cells: Sequence[Cell], store: IdentityStore) -> dict[str, Any]:
         "cells": len(records),
         **{name: sum(record[name] for record in records) for name in names},
         "failed_cells": [record["cell"] for record in records if not record["passed"]],
+        "commits": sorted({record["commit"] for record in records}),
         "are_pages_free": all(record["are_pages_free"] for record in records),
         "hardware": describe_hardware(),
         "versions": describe_versions(),

@@ -1,6 +1,6 @@
 """What the exactness matrix has found so far, in one folder, so that a run can be interrupted and resumed.
 
-`manifest.json` says what was run on; a folder made for other weights, prompts or lengths is refused.
+`manifest.json` says what was run on; a folder made for other weights, prompts, lengths or workers' options is refused.
 """
 
 import json

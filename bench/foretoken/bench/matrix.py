@@ -90,6 +90,12 @@ class Cell:
         return self.dtype == "float32" and self.temperature == 0
 
     @property
+    def against(self) -> str:
+        """What its tokens are compared with; empty for a reference that nothing is known to equal."""
+        own = "" if self.is_reference else "own"
+        return " and ".join(filter(None, (own, "transformers" if self.meets_transformers else "")))
+
+    @property
     def harms_draft_worker(self) -> bool:
         return self.disturbance in (Disturbance.DRAFT_KILLED, Disturbance.DRAFT_HUNG)
 

@@ -15,6 +15,7 @@ from foretoken.bench.baseline import PLAIN, Baseline, BaselineRun, BaselineSampl
 from foretoken.bench.disturber import Disturber
 from foretoken.bench.identity_check import Comparison, IdentityCount, Outcome, compare_ids, compare_with_transformers
 from foretoken.bench.identity_store import IdentityStore
+from foretoken.bench.machine import describe_versions
 from foretoken.bench.matrix import DRAFTERS, TOP_P, Cell, Disturbance
 from foretoken.bench.prompts import Prompt
 from foretoken.bench.speculation_totals import block_efficiency
@@ -51,6 +52,7 @@ class MatrixRunner:
         self._store = store
         self._on_cell = on_cell
         self._baseline: Baseline | None = None
+        self._commit = describe_versions()["commit"]
 
     async def run(self, cells: Sequence[Cell]) -> None:
         """Run the cells in order, those already done excepted."""
@@ -92,9 +94,10 @@ class MatrixRunner:
             self._store.save_reference(cell.name, [completion.output_ids for completion in completions])
         reference = self._store.reference(cell.reference.name)
         count = IdentityCount()
-        for prompt, completion, ids in zip(self._prompts, completions, reference, strict=True):
-            comparison = await self._compare(cell, prompt, completion, ids, stack)
-            count.add(comparison, with_transformers=cell.meets_transformers)
+        if cell.against:  # a reference equals itself, which says nothing
+            for prompt, completion, ids in zip(self._prompts, completions, reference, strict=True):
+                comparison = await self._compare(cell, prompt, completion, ids, stack)
+                count.add(comparison, with_transformers=cell.meets_transformers)
         are_pages_free = await stack.all_pages_free()
         num_preemptions = await stack.num_preemptions() - num_preemptions_before
         is_disturbed = {
@@ -110,7 +113,8 @@ class MatrixRunner:
             "near_ties": count.near_ties,
             "failed": count.failed,
             "passed": count.holds and are_pages_free and is_disturbed[cell.disturbance],
-            "against": "own and transformers" if cell.meets_transformers else "own",
+            "against": cell.against,
+            "commit": self._commit,
             "differences": count.differences,
             "are_pages_free": are_pages_free,
             "num_strikes": num_strikes,

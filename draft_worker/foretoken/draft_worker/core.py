@@ -21,6 +21,7 @@ from foretoken.rpc.errors import (
     ResourceExhaustedError,
 )
 from foretoken.rpc.link.worker_entries import SequenceKey, WorkerLoad
+from foretoken.rpc.names import ERROR_TYPE
 
 logger = logging.getLogger(__name__)
 
@@ -91,11 +92,11 @@ class DraftCore:
                 raise InvalidArgumentError("drafter.name", name, "must be one of " + ", ".join(self._drafters))
             self._drafters[name].open(sequence)
         except ForetokenError as error:
-            self._sink.failed(sequence.key, error)
+            self._refuse(sequence, error)
             return
         except Exception:
             logger.exception("drafter %s failed", name)
-            self._sink.failed(sequence.key, InternalError("the drafter failed"))
+            self._refuse(sequence, InternalError("the drafter failed"))
             return
         self._sequences[sequence.key] = _Open(sequence, name)
 
@@ -246,6 +247,12 @@ class DraftCore:
         )
         entry.requested_ns = None
         return answer
+
+    def _refuse(self, sequence: DraftSequence, error: ForetokenError) -> None:
+        """Turn away a sequence that was not taken in."""
+        sequence.span.set_attribute(ERROR_TYPE, type(error).__name__)
+        sequence.span.end()
+        self._sink.failed(sequence.key, error)
 
     def _fail(self, key: SequenceKey, error: ForetokenError) -> None:
         self.close(key)

@@ -162,7 +162,5 @@ class ReferenceForward:
         if batch.has_trees:
             columns += [path_starts + [len(path_slots)] * num_padding, path_slots]
         tensors = [torch.tensor(column, dtype=torch.int32, device=self._model.device) for column in columns]
-        rows = PagedRows(tensors[0], tensors[1], tensors[2], tensors[3])
-        if batch.has_trees:
-            rows.paths = TreePaths(tensors[4], tensors[5])
-        return rows
+        paths = TreePaths(tensors[4], tensors[5]) if batch.has_trees else None
+        return PagedRows(tensors[0], tensors[1], tensors[2], tensors[3], paths)

@@ -29,6 +29,9 @@ class PagedRows:
 
     Slot t of sequence s lies in page `page_ids[page_starts[s] + t // page_size]`, offset t % page_size.
     All tensors are int32 and lie on the device of the caches.
+
+    Raises:
+        ValueError: a dtype or a shape other than below. Values are the caller's word.
     """
 
     positions: Tensor  # [R], position of the row's token
@@ -40,6 +43,20 @@ class PagedRows:
     max_length: int | None = None
     """No position reaches it; None where the host does not know. With it a launch of few rows divides their keys."""
     _row_starts: Tensor | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        columns = {"positions": self.positions, "row_segments": self.row_segments}
+        columns |= {"page_starts": self.page_starts, "page_ids": self.page_ids}
+        if self.paths is not None:
+            columns |= {"paths.starts": self.paths.starts, "paths.slots": self.paths.slots}
+        for name, column in columns.items():
+            if column.dim() != 1 or column.dtype != torch.int32:
+                raise ValueError(f"{name} must be one-dimensional int32, got {list(column.shape)} {column.dtype}")
+        num_rows = len(self.positions)
+        if len(self.row_segments) != num_rows:
+            raise ValueError(f"row_segments has {len(self.row_segments)} entries, there are {num_rows} positions")
+        if self.paths is not None and len(self.paths.starts) != num_rows + 1:
+            raise ValueError(f"paths.starts must have {num_rows + 1} entries, got {len(self.paths.starts)}")
 
     def row_starts(self) -> Tensor:
         """The first row of each sequence, then R: [S + 1] int32; computed once: the rows must not change after."""

@@ -5,9 +5,11 @@ Without an exporter all of it is a no-op. Prompts and text never enter.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+import grpc
 from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.util.types import AttributeValue
 
@@ -47,16 +49,20 @@ class RequestMetrics:
         meter.create_observable_gauge(names.METRIC_REQUESTS_WAITING, [waiting])
 
     @contextmanager
-    def counted(self) -> Iterator[None]:
-        """Count a request by how it ended."""
+    def counted(self, time_remaining: Callable[[], float | None]) -> Iterator[None]:
+        """Count a request by the status it ended with; `time_remaining` until its deadline, seconds, if it has one."""
         outcome = "OK"
         try:
             yield
         except ForetokenError as error:
             outcome = error.code.name
             raise
-        except BaseException as error:
-            outcome = type(error).__name__
+        except (asyncio.CancelledError, grpc.aio.BaseError):  # the second: of a write to a call that is over
+            time_s = time_remaining()
+            outcome = "CANCELLED" if time_s is None or time_s > 0 else "DEADLINE_EXCEEDED"
+            raise
+        except BaseException:
+            outcome = "INTERNAL"
             raise
         finally:
             self._requests.add(1, {names.RPC_RESPONSE_STATUS_CODE: outcome})

@@ -59,7 +59,10 @@ class GenerationServicer:
         request_id = new_request_id()
         client = context_from(_traceparent(context))
         async with typed_errors(context, request_id):
-            with self._metrics.counted(), span(SPAN_GENERATE, kind=SpanKind.SERVER, parent=client) as own_span:
+            with (
+                self._metrics.counted(context.time_remaining),
+                span(SPAN_GENERATE, kind=SpanKind.SERVER, parent=client) as own_span,
+            ):
                 message = request.open()
                 model = await self._router.model(context.time_remaining())
                 generation = await intake.prepare(

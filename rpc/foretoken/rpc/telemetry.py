@@ -4,13 +4,16 @@ Without an endpoint the API's own no-op providers stay, and spans and counters c
 """
 
 import os
+import threading
 from collections.abc import Callable
 
 from opentelemetry import metrics, trace
 
 from foretoken.rpc.names import SCOPE, SECONDS_BUCKETS, SECONDS_METRICS
 
-_EXPORT_TIMEOUT_S = 2  # a collector that is away must not hold up a shutdown
+_EXPORT_TIMEOUT_S = 2
+SHUTDOWN_TIMEOUT_S = 4.0
+"""A collector that is away must not hold up a shutdown, whatever is queued for it."""
 
 
 def tracer() -> trace.Tracer:
@@ -26,7 +29,8 @@ def meter() -> metrics.Meter:
 def configure(service_name: str, otlp_endpoint: str, metrics_interval_s: float = 10.0) -> Callable[[], None]:
     """Export traces and metrics to `otlp_endpoint` (e.g. `http://localhost:4317`; empty = nowhere).
 
-    Call once, before any span or instrument is made. Returns a function that flushes and stops the exporters.
+    Call once, before any span or instrument is made. Returns a function that flushes and stops the exporters; what they
+    have not sent after `SHUTDOWN_TIMEOUT_S` is lost.
     """
     if not otlp_endpoint:
         return lambda: None
@@ -41,7 +45,7 @@ def configure(service_name: str, otlp_endpoint: str, metrics_interval_s: float =
 
     resource = Resource.create({"service.name": f"{SCOPE}.{service_name}", "service.instance.id": str(os.getpid())})
     is_plain = not otlp_endpoint.startswith("https://")
-    tracer_provider = TracerProvider(resource=resource)
+    tracer_provider = TracerProvider(resource=resource, shutdown_on_exit=False)  # the caller shuts down
     tracer_provider.add_span_processor(
         BatchSpanProcessor(OTLPSpanExporter(otlp_endpoint, insecure=is_plain, timeout=_EXPORT_TIMEOUT_S))
     )
@@ -53,7 +57,7 @@ def configure(service_name: str, otlp_endpoint: str, metrics_interval_s: float =
         View(instrument_name=name, aggregation=ExplicitBucketHistogramAggregation(SECONDS_BUCKETS))
         for name in SECONDS_METRICS
     ]
-    meter_provider = MeterProvider([reader], resource, views=views)
+    meter_provider = MeterProvider([reader], resource, shutdown_on_exit=False, views=views)
     trace.set_tracer_provider(tracer_provider)
     metrics.set_meter_provider(meter_provider)
 
@@ -61,4 +65,10 @@ def configure(service_name: str, otlp_endpoint: str, metrics_interval_s: float =
         tracer_provider.shutdown()
         meter_provider.shutdown(timeout_millis=_EXPORT_TIMEOUT_S * 1000)
 
-    return shutdown
+    def bounded_shutdown() -> None:
+        # The SDK sends queued spans batch after batch, each with a timeout of its own, and takes no limit for them all.
+        stopping = threading.Thread(target=shutdown, name="telemetry-shutdown", daemon=True)
+        stopping.start()
+        stopping.join(SHUTDOWN_TIMEOUT_S)
+
+    return bounded_shutdown

@@ -1,7 +1,8 @@
 """The one command that makes the pair: `python -m foretoken.training.pair --out models`.
 
 Each stage leaves its result in the run folder, so the same command goes on where an interrupted one stopped:
-corpus and tokenizer, target, draft distilled from the target, evaluation and model card.
+corpus and tokenizer, target, draft distilled from the target, evaluation and model card. A command that would make
+another pair is refused there.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import platform
 import shlex
 import sys
 from pathlib import Path
@@ -40,6 +42,9 @@ OTHER_LR = 4e-3
 TARGET_LONG_FROM = 0.8
 DRAFT_LONG_FROM = 0.5  # tried: after 20 % at 1024 its loss still rose by 0.5 nats from position 256 to 1024
 
+_DECISIVE = ("target_tokens", "draft_tokens", "minutes", "draft_minutes", "batch_blocks", "seed")
+"""The options that decide what the pair becomes."""
+
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Options of the command."""
@@ -61,9 +66,24 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def check_recipe(options: argparse.Namespace) -> None:
+    """Keep in the run folder what its results are made with, or compare that with what is there.
+
+    Raises:
+        ValueError: an option or the Python whose library is the corpus differs.
+    """
+    options.run_dir.mkdir(parents=True, exist_ok=True)
+    path = options.run_dir / "recipe.json"
+    recipe = {name: getattr(options, name) for name in _DECISIVE} | {"python": platform.python_version()}
+    found = json.loads(path.read_text()) if path.exists() else recipe
+    for name, value in recipe.items():
+        if found.get(name) != value:
+            raise ValueError(f"{options.run_dir} was made with {name} {found.get(name)!r}, this run has {value!r}")
+    path.write_text(json.dumps(recipe, indent=1))
+
+
 def prepare_data(run_dir: Path) -> tuple[Tokenizer, dict[str, Stream]]:
     """The tokenizer and the token streams `training` and `held_out`, made once and then read from `run_dir`."""
-    run_dir.mkdir(parents=True, exist_ok=True)
     files = {name: run_dir / f"{name}.npy" for name in ("training", "held_out")}
     tokenizer_file = run_dir / "tokenizer.json"
     if not all(path.exists() for path in (*files.values(), tokenizer_file)):
@@ -85,6 +105,10 @@ class PairRecipe:
     """The stages of one run, in the order in which they are called."""
 
     def __init__(self, options: argparse.Namespace) -> None:
+        """Raises:
+        ValueError: the run folder belongs to another recipe, or there is too little text.
+        """
+        check_recipe(options)
         self._options = options
         self._tokenizer, self._streams = prepare_data(options.run_dir)
         self._windows = Windows(self._streams["training"], BLOCK_TOKENS, options.batch_blocks, options.seed)
@@ -153,7 +177,10 @@ def main() -> None:
     options = parse_arguments()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     torch.set_num_threads(options.threads)
-    recipe = PairRecipe(options)
+    try:
+        recipe = PairRecipe(options)
+    except ValueError as error:
+        sys.exit(f"foretoken.training.pair: {error}")
     target, target_progress = recipe.train_target()
     draft_progress = recipe.train_draft(target)
     recipe.write_card(target_progress, draft_progress)

@@ -21,7 +21,7 @@ from foretoken.rpc.errors import (
     ResourceExhaustedError,
 )
 from foretoken.rpc.link.worker_entries import SequenceKey, WorkerLoad
-from foretoken.rpc.names import NUM_ACCEPTED, NUM_DRAFT_TOKENS
+from foretoken.rpc.names import ERROR_TYPE, NUM_ACCEPTED, NUM_DRAFT_TOKENS
 from foretoken.verify_worker.row_price import RowPrice
 from foretoken.verify_worker.scheduler import Scheduler, Work
 from foretoken.verify_worker.sequence import Block, Decision, VerifySequence
@@ -81,15 +81,16 @@ class VerifyCore:
         self._retry_at_s = None
         if len(self._sequences) >= self._max_sequences:
             limit = f"{self._max_sequences} sequences are open, the most this worker holds"
-            self._sink.failed(sequence.key, ResourceExhaustedError(limit))
+            self._refuse(sequence, ResourceExhaustedError(limit))
             return
         table = self._runner.page_table
         if -(-sequence.max_length // table.page_size) > table.num_pages:
             limit = f"must be at most {table.num_pages * table.page_size} tokens, all the KV pages there are"
-            self._sink.failed(sequence.key, InvalidArgumentError("open.max_length", sequence.max_length, limit))
+            self._refuse(sequence, InvalidArgumentError("open.max_length", sequence.max_length, limit))
             return
         if sequence.key in self._sequences:
-            self._fail(sequence.key, FailedPreconditionError("the sequence is open already"))
+            self.close(sequence.key)
+            self._refuse(sequence, FailedPreconditionError("the sequence is open already"))
             return
         if not self._sequences:
             self._price.resume(time.perf_counter())
@@ -194,6 +195,12 @@ class VerifyCore:
         if all(work.takes_block and not work.num_prefill for work in planned):
             self._price.add_forward(sum(work.num_rows for work in planned), len(planned), decisions[0].forward_ns)
         self._price.add_tokens(sum(decision.num_accepted + 1 for decision in decisions), time.perf_counter())
+
+    def _refuse(self, sequence: VerifySequence, error: ForetokenError) -> None:
+        """Turn away a sequence that was not taken in."""
+        sequence.span.set_attribute(ERROR_TYPE, type(error).__name__)
+        sequence.span.end()
+        self._sink.failed(sequence.key, error)
 
     def _fail(self, key: SequenceKey, error: ForetokenError) -> None:
         self.close(key)

@@ -2,12 +2,14 @@
 
 A request is answered from the pool at once; steps run on while the target verifies. One forward holds the lookahead
 branches of several sequences. Its tokens are chosen with the noise that the target will choose with at their positions.
+Where the target's tokens depend on the draft, the steps come before the answer, so that no clock has a say in it; and
+verification by rejection gets guesses without noise, since what depends on the target's own would bias its tokens.
 Source: Fu et al., arXiv:2402.02057, Algorithm 2; its verification branch is the verify worker.
 """
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -19,6 +21,7 @@ from foretoken.draft_worker.shared_pages import SharedPages
 from foretoken.engine.batch import Segment
 from foretoken.engine.runner import ModelRunner
 from foretoken.engine.sampler import SampleGroup, choose_tokens
+from foretoken.engine.sampling import SamplingParams
 from foretoken.v1.types_pb2 import DRAFT_SOURCE_LOOKAHEAD
 
 
@@ -27,6 +30,8 @@ class _Lookahead:
     """An open sequence. KV is kept of committed ids only: what a step writes behind them the next one overwrites."""
 
     settings: LookaheadSettings
+    params: SamplingParams
+    """Of the rows' tokens."""
     window: Window
     pool: NgramPool
     page_ids: list[int] = field(default_factory=list)
@@ -76,7 +81,8 @@ class LookaheadDrafter:
         settings = self._settings.override(sequence.settings, self._max_rows)
         rng = random.Random(sequence.params.seed)
         window = Window(settings.window, settings.ngram_size, lambda: rng.choice(sequence.prompt_ids))
-        state = self._states[sequence] = _Lookahead(settings, window, NgramPool(settings.guesses))
+        params = replace(sequence.params, temperature=0.0) if sequence.wants_probs else sequence.params
+        state = self._states[sequence] = _Lookahead(settings, params, window, NgramPool(settings.guesses))
         self._follow(sequence, state, sequence.ids)
 
     def commit(self, sequence: DraftSequence, ids: list[int]) -> None:
@@ -93,8 +99,12 @@ class LookaheadDrafter:
             self._release(state)
 
     def step(self) -> list[Drafted]:
-        """Answer every request from the pools; when none is open, one forward."""
-        waiting = [(seq, state) for seq, state in self._states.items() if state.num_wanted is not None]
+        """Answer every request that can be from the pools; when there is none, one forward."""
+        waiting = [
+            (seq, state)
+            for seq, state in self._states.items()
+            if state.num_wanted is not None and not (seq.steers_tokens and state.num_steps_left)
+        ]
         if waiting:
             return [self._answer(seq, state) for seq, state in waiting]
         planned = self._plan()
@@ -191,7 +201,7 @@ class LookaheadDrafter:
         for seq, state in stepped:
             for row, path in state.window.asked():
                 rows.append(first_row + row)
-                groups.append(SampleGroup(seq.params, seq.prompt_ids, seq.output_ids + path, ()))
+                groups.append(SampleGroup(state.params, seq.prompt_ids, seq.output_ids + path, ()))
             first_row += state.window.num_rows
         token_ids = choose_tokens(logits[rows], groups).token_ids
         first = 0

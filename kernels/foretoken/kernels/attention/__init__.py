@@ -82,13 +82,16 @@ def attention_native(
 
 
 def _check(query: Tensor, key_cache: Tensor, value_cache: Tensor, rows: PagedRows) -> None:
-    if query.dim() != 3 or query.shape[2] != key_cache.shape[3] or query.shape[1] % key_cache.shape[2]:
+    if query.dim() != 3 or key_cache.dim() != 4 or value_cache.dim() != 4:
+        raise ValueError(
+            f"query must be [R, Hq, D] and caches [pages, page_size, H, size], got {tuple(query.shape)},"
+            f" {tuple(key_cache.shape)} and {tuple(value_cache.shape)}"
+        )
+    if query.shape[2] != key_cache.shape[3] or query.shape[1] % key_cache.shape[2]:
         raise ValueError(f"query {tuple(query.shape)} does not fit keys {tuple(key_cache.shape)}")
     if key_cache.shape[:3] != value_cache.shape[:3] or not key_cache.is_contiguous() or not value_cache.is_contiguous():
         raise ValueError(f"keys {tuple(key_cache.shape)} and values {tuple(value_cache.shape)} must be dense and alike")
     if not query.dtype == key_cache.dtype == value_cache.dtype:
         raise ValueError(f"dtypes differ: {query.dtype}, {key_cache.dtype}, {value_cache.dtype}")
-    if len(rows.positions) != len(query) or len(rows.row_segments) != len(query):
-        raise ValueError(f"{len(query)} queries, {len(rows.positions)} positions, {len(rows.row_segments)} segments")
-    if rows.paths is not None and len(rows.paths.starts) != len(query) + 1:
-        raise ValueError(f"{len(query)} queries need {len(query) + 1} path starts, got {len(rows.paths.starts)}")
+    if len(rows.positions) != len(query):
+        raise ValueError(f"{len(query)} queries, {len(rows.positions)} positions")

@@ -34,5 +34,7 @@ def kv_write(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
             )
         if len(new) != len(rows.positions):
             raise ValueError(f"{name} has {len(new)} rows, there are {len(rows.positions)} positions")
+    if key_cache.shape[:2] != value_cache.shape[:2]:
+        raise ValueError(f"caches {list(key_cache.shape)} and {list(value_cache.shape)} must have the same pages")
     _, implementation = dispatch.select(key.device, IMPLEMENTATIONS)
     implementation(key, value, key_cache, value_cache, rows)

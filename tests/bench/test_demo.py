@@ -1,0 +1,38 @@
+"""The demo gives speeds where tokens are equal, and none where one differs."""
+
+import argparse
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from foretoken.bench.demo import Demo, Timed
+
+OPTIONS = argparse.Namespace(prompt="a", drafter="ngram", dtype="bfloat16", repeats=2)
+
+
+@pytest.mark.parametrize(("own", "target"), [(True, True), (False, True), (True, False)])
+def test_no_speed_where_a_token_differs(own: bool, target: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def no_services(self: Demo, dtype: str, compile: str) -> Iterator[None]:
+        yield
+
+    def answer(self: Demo, client: Any, is_drafted: bool) -> Timed:
+        speculation = SimpleNamespace(block_efficiency=2.0, acceptance_rate=0.5)
+        completion: Any = SimpleNamespace(output_ids=(1, 2 if own or is_drafted else 3), speculation=speculation)
+        return Timed(completion, 0.5)
+
+    monkeypatch.setattr(Demo, "_services", no_services)
+    monkeypatch.setattr(Demo, "_show", lambda self, client: None)
+    monkeypatch.setattr(Demo, "_answer", answer)
+    monkeypatch.setattr(Demo, "_check_against_transformers", lambda self: (target, ""))
+    shown = io.StringIO()
+    result = Demo(OPTIONS, Console(file=shown)).run()
+    is_equal = own and target
+    assert result["identical_to_target"] is is_equal
+    assert ("tokens_per_s" in result, "autoregressive_tokens_per_s" in result) == (is_equal, is_equal)
+    assert ("tokens/s" in shown.getvalue(), "no speeds" in shown.getvalue()) == (is_equal, not is_equal)

@@ -1,0 +1,49 @@
+"""A benchmark that has nothing to measure says so; it does not pass."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+
+from foretoken.bench import drafters, end_to_end
+from foretoken.bench.end_to_end_options import parse_options
+
+
+class NarrowStack:
+    """Services with a context that no prompt fits."""
+
+    def __init__(self, config: Any) -> None:
+        self.client = self
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop nothing."""
+
+    async def model_info(self) -> None:
+        """Knows no model."""
+
+    async def fitting(self, prompts: Sequence[Any], max_new_tokens: int, file: Any = None) -> list[Any]:
+        return []
+
+
+async def test_end_to_end(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(end_to_end, "Stack", NarrowStack)
+    assert await end_to_end.run(parse_options(["--target", "t", "--drafter", "ngram", "--no-transformers"])) == 2
+    assert "no prompt fits" in capsys.readouterr().err
+
+
+def test_the_drafter_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(drafters, "Stack", NarrowStack)
+    monkeypatch.setattr(drafters, "hash_weights", lambda folder: "f")
+    monkeypatch.setattr(drafters, "resolve_directory", lambda name, revision: Path(name))
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "a"}\n')
+    options = ["--target", "t", "--draft", "d", "--prompts", str(prompts), "--out", str(tmp_path / "out")]
+    assert drafters.main([*options, "--drafters", "ngram", "--no-transformers"]) == 2
+    assert "no prompt fits" in capsys.readouterr().err
