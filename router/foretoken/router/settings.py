@@ -80,7 +80,10 @@ class RouterSettings(ServiceSettings):
         60.0, gt=0, le=3600, description="Longest wait for a verdict before the sequence is re-opened, seconds."
     )
     failover_timeout_s: float = Field(
-        30.0, gt=0, le=3600, description="How long a sequence waits for a verify worker to continue on, seconds."
+        30.0,
+        gt=0,
+        le=3600,
+        description="How long a sequence whose verify worker was lost waits while none can be re-opened, seconds.",
     )
     max_reopens: int = Field(16, ge=1, le=1024, description="Sequences re-opened at once after a worker was lost.")
 

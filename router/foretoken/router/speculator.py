@@ -123,7 +123,8 @@ class Speculator:
             session.close()
 
     def _record(self, gate: SpeculationGate, num_tokens: int, began_s: float | None) -> None:
-        self._is_speculating = self._is_asked or (self._is_speculating and gate.is_open)
+        is_going_on = self._is_speculating and gate.is_open and self._session is not None
+        self._is_speculating = self._is_asked or is_going_on
         is_first = self._is_asked and self._is_first
         self._is_asked = False
         if began_s is not None and not is_first and self._is_speculating == gate.is_open:
