@@ -12,6 +12,9 @@ from pydantic import Field, FilePath, field_validator, model_validator
 from foretoken.rpc.settings import UNIX_PREFIX, CommaSeparated, ServiceSettings
 from foretoken.rpc.tls import ClientTls
 
+AUTO_DRAFTER = "auto"
+NO_DRAFTER = "none"
+
 
 class RouterSettings(ServiceSettings):
     """Command line beats `FORETOKEN_*` environment beats these defaults."""
@@ -52,7 +55,8 @@ class RouterSettings(ServiceSettings):
     )
 
     drafter: str = Field(
-        "auto", description="Drafter of requests that name none; auto = the draft workers' own default, none = plain."
+        AUTO_DRAFTER,
+        description="Drafter of requests that name none; auto = the draft workers' own default, none = plain.",
     )
     num_draft_tokens: int = Field(
         0,
