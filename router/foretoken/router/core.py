@@ -193,7 +193,7 @@ class Router:
         wanted, known = self.settings.drafter, self.draft.known_drafters
         if wanted not in (AUTO_DRAFTER, NO_DRAFTER, *known):
             _log.warning(
-                "--drafter %s: no draft worker met so far hosts it, they host %s; requests that name no drafter go plain",
+                "--drafter %s: no draft worker met so far hosts it, they host %s; requests that name none go plain",
                 wanted,
                 ", ".join(known) or "none",
             )

@@ -106,7 +106,7 @@ async def tokenize(message: TokenizeRequest, router: Router) -> Sequence[int]:
 
 
 def default_drafter(router: Router) -> str:
-    """Name of the drafter of requests that name none; empty = plain decoding, or no worker that hosts it was met yet."""
+    """Name of the drafter of requests that name none; empty = plain decoding, or nobody hosts it as far as is known."""
     name, known = router.settings.drafter, router.draft.known_drafters
     if name == AUTO_DRAFTER:
         return next(iter(router.draft.ready_drafters or known), "")
