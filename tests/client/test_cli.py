@@ -88,7 +88,7 @@ def test_every_option_reaches_the_request(answering) -> None:
     options = "--temperature 0.5 --top-k 3 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.1 --presence-penalty 0.2"
     options += " --frequency-penalty 0.3 --logit-bias 4=-1.5 --logit-bias 5=2 --seed 18446744073709551615"
     options += " --max-new-tokens 9 --min-new-tokens 2 --stop x --stop y --stop-token-id 8 --ignore-eos --logprobs 2"
-    options += " --drafter ngram --drafter-setting max_ngram=4 --num-draft-tokens 6 --off --mode rejection"
+    options += " --drafter ngram --drafter-setting max_ngram=4 --num-draft-tokens 6 --mode rejection"
     options += " --model tiny --tenant me --system be-brief"
     result = run("generate", "hi", "--address", answering.address, *options.split())
     assert result.exit_code == 0, result.output
@@ -99,10 +99,15 @@ def test_every_option_reaches_the_request(answering) -> None:
     assert [(bias.token_id, bias.bias) for bias in sampling.logit_bias] == [(4, -1.5), (5, 2)]
     speculation = request.speculation
     assert speculation.drafter.name == "ngram" and dict(speculation.drafter.settings) == {"max_ngram": "4"}
-    assert (speculation.num_draft_tokens, speculation.off) == (6, True)
+    assert (speculation.num_draft_tokens, speculation.off) == (6, False)
     assert speculation.mode == types_pb2.VERIFICATION_MODE_REJECTION
     assert (request.model, request.tenant) == ("tiny", "me")
     assert [(m.role, m.content) for m in request.messages.messages] == [("system", "be-brief"), ("user", "hi")]
+
+
+def test_off_reaches_the_request(answering) -> None:
+    assert run("generate", "hi", "--address", answering.address, "--off").exit_code == 0
+    assert answering.requests[0].speculation.off
 
 
 def test_prompt_ids_take_the_place_of_text(answering) -> None:
@@ -119,6 +124,9 @@ def test_prompt_ids_take_the_place_of_text(answering) -> None:
         "--prompt-ids 1 hi",
         "--mode guess",
         "--drafter-setting x",
+        "--drafter ngram --off",
+        "--drafter-setting max_ngram=4 --off",
+        "--num-draft-tokens 0 --off",
     ],
 )
 def test_options_that_make_no_sense_are_refused_here(options: str) -> None:

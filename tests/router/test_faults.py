@@ -20,7 +20,8 @@ async def generate_and(cluster: Cluster, num_new: int, after: int, act: Any, **o
     """A generation during which `act()` is awaited once `after` tokens have come."""
     reply = Reply()
     acted = False
-    message = request(**(OPTIONS | {"max_new_tokens": num_new} | options))
+    usual = {name: value for name, value in OPTIONS.items() if name != "num_draft_tokens" or not options.get("off")}
+    message = request(**(usual | {"max_new_tokens": num_new} | options))
     async for event in cluster.stub.Generate(message, timeout=20):
         add_event(reply, event)
         if len(reply.tokens) >= after and not acted:

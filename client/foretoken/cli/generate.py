@@ -105,6 +105,10 @@ def generate(
         ignore_eos=ignore_eos,
         logprobs=logprobs,
     )
+    speculating = {"--drafter": drafter, "--drafter-setting": drafter_setting, "--num-draft-tokens": num_draft_tokens}
+    for option, value in speculating.items() if off else ():
+        if value is not None and value != []:
+            raise typer.BadParameter("means nothing with --off, which decodes plainly", param_hint=option)
     settings = dict(_pair(text, "--drafter-setting") for text in drafter_setting or [])
     speculation = Speculation(drafter, settings or None, num_draft_tokens, off or None, mode)
     question = _prompt(prompt, prompt_ids, chat, system)

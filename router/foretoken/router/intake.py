@@ -119,11 +119,12 @@ def choose_drafter(speculation: Speculation, router: Router) -> DrafterChoice | 
     Raises:
         InvalidArgumentError: a name that no draft worker of this router hosts, or settings for no drafter.
     """
-    if speculation.off or not router.draft.workers:
-        if speculation.drafter.name and not speculation.off:
+    if speculation.off:
+        return None
+    if not router.draft.workers:
+        if speculation.drafter.name:
             raise _unknown_drafter(speculation.drafter.name, ())
-        if not speculation.off:
-            _refuse_settings(speculation, "must be absent: this router has no draft workers")
+        _refuse_settings(speculation, "must be absent: this router has no draft workers")
         return None
     choice = DrafterChoice()
     choice.CopyFrom(speculation.drafter)
