@@ -73,7 +73,11 @@ class Router:
             on_up=self._warn_without_default_drafter,
         )
         self.admission = Admission(
-            settings.max_concurrency, settings.max_queue, settings.queue_timeout_s, lambda: self.verify.capacity
+            settings.max_concurrency,
+            settings.max_queue,
+            settings.queue_timeout_s,
+            lambda: self.verify.capacity,
+            self.verify.none_ready,
         )
         self._gates: dict[tuple[str, bool], SpeculationGate] = {}
         """By drafter and whether tokens are drawn at random: such drafts are accepted about as often."""
