@@ -5,6 +5,7 @@ Knows the client and how to show what it gives.
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 import time
@@ -150,6 +151,8 @@ def _prompt(text: str | None, ids: str | None, chat: bool, system: str | None) -
     if text is None or text == "-":
         if text is None and sys.stdin.isatty():
             raise typer.BadParameter("give a prompt, or pipe one in", param_hint="PROMPT")
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(encoding="utf-8", errors="strict")  # some locales let any byte pass
         try:
             text = sys.stdin.read()
         except UnicodeDecodeError as error:
