@@ -17,6 +17,7 @@ from foretoken.v1 import generation_pb2_grpc
 parser = argparse.ArgumentParser()
 NAMES = (
     "host port ready-file verify draft tokenizer model dtype compile threads drafters early-exit-model lookahead-model"
+    " tls-cert-file tls-key-file"
 )
 for name in NAMES.split():
     parser.add_argument("--" + name, default="")
@@ -54,7 +55,12 @@ time.sleep(0.2)
 server = grpc.server(ThreadPoolExecutor(2))
 generation_pb2_grpc.add_GenerationServiceServicer_to_server(Service(), server)
 is_unix = options.host.startswith("unix:")
-port = server.add_insecure_port(options.host if is_unix else f"{options.host}:{options.port}")
+address = options.host if is_unix else f"{options.host}:{options.port}"
+if options.tls_cert_file:
+    pair = tuple(pathlib.Path(file).read_bytes() for file in (options.tls_key_file, options.tls_cert_file))
+    port = server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
+else:
+    port = server.add_insecure_port(address)
 server.start()
 replace(ready, {"port": port, "pid": os.getpid()})
 while True:

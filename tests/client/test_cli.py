@@ -22,12 +22,14 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from foretoken.cli import provenance, report, services
+from foretoken.cli.info import _worker_table
 from foretoken.cli.main import app
-from foretoken.client import Completion, InvalidArgumentError, Piece
+from foretoken.client import Completion, InvalidArgumentError, Piece, WorkerStatus
 from foretoken.client.channel import DEFAULT_ADDRESS
 from foretoken.router.settings import RouterSettings
 from foretoken.v1 import generation_pb2 as pb
 from foretoken.v1 import types_pb2
+from tests.client.command import start
 
 ROOT = Path(__file__).parents[2]
 ACCEPTED = {"origin": types_pb2.TOKEN_ORIGIN_ACCEPTED, "source": types_pb2.DRAFT_SOURCE_MODEL}
@@ -70,6 +72,14 @@ def test_the_prompt_may_come_from_standard_input(answering) -> None:
     assert result.exit_code == 0 and answering.requests[0].prompt == "from a pipe"
 
 
+def test_bytes_that_are_no_text_are_refused_in_every_locale() -> None:
+    for locale in ("C", "C.UTF-8"):
+        environment = os.environ | {"LC_ALL": locale}
+        command = [sys.executable, "-m", "foretoken.cli", "generate", "--address", "127.0.0.1:1"]
+        done = subprocess.run(command, input=b"caf\xe9", capture_output=True, env=environment, timeout=60)
+        assert done.returncode == 2 and b"standard input is not text" in done.stderr
+
+
 def test_json_is_one_object(answering) -> None:
     result = run("generate", "hi", "--json", "--address", answering.address)
     (line,) = result.stdout.splitlines()
@@ -88,7 +98,7 @@ def test_every_option_reaches_the_request(answering) -> None:
     options = "--temperature 0.5 --top-k 3 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.1 --presence-penalty 0.2"
     options += " --frequency-penalty 0.3 --logit-bias 4=-1.5 --logit-bias 5=2 --seed 18446744073709551615"
     options += " --max-new-tokens 9 --min-new-tokens 2 --stop x --stop y --stop-token-id 8 --ignore-eos --logprobs 2"
-    options += " --drafter ngram --drafter-setting max_ngram=4 --num-draft-tokens 6 --off --mode rejection"
+    options += " --drafter ngram --drafter-setting max_ngram=4 --num-draft-tokens 6 --mode rejection"
     options += " --model tiny --tenant me --system be-brief"
     result = run("generate", "hi", "--address", answering.address, *options.split())
     assert result.exit_code == 0, result.output
@@ -99,10 +109,15 @@ def test_every_option_reaches_the_request(answering) -> None:
     assert [(bias.token_id, bias.bias) for bias in sampling.logit_bias] == [(4, -1.5), (5, 2)]
     speculation = request.speculation
     assert speculation.drafter.name == "ngram" and dict(speculation.drafter.settings) == {"max_ngram": "4"}
-    assert (speculation.num_draft_tokens, speculation.off) == (6, True)
+    assert (speculation.num_draft_tokens, speculation.off) == (6, False)
     assert speculation.mode == types_pb2.VERIFICATION_MODE_REJECTION
     assert (request.model, request.tenant) == ("tiny", "me")
     assert [(m.role, m.content) for m in request.messages.messages] == [("system", "be-brief"), ("user", "hi")]
+
+
+def test_off_reaches_the_request(answering) -> None:
+    assert run("generate", "hi", "--address", answering.address, "--off").exit_code == 0
+    assert answering.requests[0].speculation.off
 
 
 def test_prompt_ids_take_the_place_of_text(answering) -> None:
@@ -119,6 +134,9 @@ def test_prompt_ids_take_the_place_of_text(answering) -> None:
         "--prompt-ids 1 hi",
         "--mode guess",
         "--drafter-setting x",
+        "--drafter ngram --off",
+        "--drafter-setting max_ngram=4 --off",
+        "--num-draft-tokens 0 --off",
     ],
 )
 def test_options_that_make_no_sense_are_refused_here(options: str) -> None:
@@ -147,14 +165,44 @@ def test_what_the_router_refuses_is_json_for_machines(router) -> None:
 
 def test_info_shows_the_model_and_its_workers(router) -> None:
     hello = types_pb2.WorkerHello(role="verify", model_id="tiny", step_costs=[{"rows": 1, "context": 512, "ns": 10**6}])
-    workers = [pb.WorkerInfo(address="a:1", state="ready", hello=hello, load={"free_pages": 3, "total_pages": 9})]
+    workers = [
+        pb.WorkerInfo(address="a:1", state="ready", hello=hello, load={"free_pages": 3, "total_pages": 9}),
+        pb.WorkerInfo(address="a:2", state="refused", detail="tokenizers [differ]"),
+    ]
     answer = pb.GetModelInfoResponse(model="tiny", drafters=["ngram"], default_drafter="ngram", verify_workers=workers)
     router.will(answer)
     result = run("info", "--address", router.address)
     assert result.exit_code == 0 and "tiny" in result.stdout and "ngram" in result.stdout
+    assert "a:2 is refused: tokenizers [differ]\n" in result.stdout
     router.will(answer)
     info = json.loads(run("info", "--json", "--address", router.address).stdout)
     assert info["model"] == "tiny" and info["verify_workers"][0]["free_pages"] == 3
+
+
+def test_numbers_stay_whole_in_a_narrow_terminal() -> None:
+    workers = [
+        WorkerStatus.from_proto(
+            pb.WorkerInfo(
+                address=f"unix:/tmp/foretoken-abcdefgh/{role}.sock",
+                state="ready",
+                hello=types_pb2.WorkerHello(
+                    role=role,
+                    model_id="models/target",
+                    dtype="bfloat16",
+                    step_costs=[{"rows": 1, "ns": 25_300_000}, {"rows": 8, "ns": 121_900_000}],
+                ),
+                load={"running": 128, "free_pages": 16384, "total_pages": 16384},
+            ),
+            role,
+        )
+        for role in ("verify", "draft")
+    ]
+    workers.append(WorkerStatus.from_proto(pb.WorkerInfo(address="127.0.0.1:50052", state="connecting"), "draft"))
+    console = Console(file=StringIO(), width=80)
+    console.print(_worker_table(workers))
+    output = console.file.getvalue()
+    for whole in ("16384/16384", "25.3, 121.9", " 128 ", "verify ", "connecting "):
+        assert whole in output, output
 
 
 def test_a_router_that_is_not_there_is_told() -> None:
@@ -235,12 +283,21 @@ def test_every_argument_is_passed_through(monkeypatch: pytest.MonkeyPatch) -> No
         assert became.pop() == [f"foretoken.{module}", "--model", "x", "--help", "y"]
 
 
-def start(arguments: list[str], **options) -> subprocess.Popen[str]:
-    """The command as a process, with `fake_service` for the real services."""
-    code = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a background shell ignores it
-    code += "from foretoken.cli import local_services as l, main\n"
-    code += "l.VERIFY_MODULE = l.DRAFT_MODULE = l.ROUTER_MODULE = 'fake_service'\nmain.app()"
-    return subprocess.Popen([sys.executable, "-c", code, *arguments], text=True, **options)
+def test_a_router_without_tls_is_told_in_one_line(router) -> None:
+    command = [sys.executable, "-m", "foretoken.cli", "info", "--tls", "--address", router.address, "--timeout-s", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 1 and line.startswith("foretoken: ")
+
+
+def test_an_interrupt_during_imports_is_quiet(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    code = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    code += "from foretoken.cli.__main__ import main\nraise SystemExit(main())"
+    roots = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    environment = os.environ | {"PYTHONPATH": roots}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, timeout=60)
+    assert (done.returncode, done.stderr) == (130, b"")
 
 
 @pytest.mark.parametrize("interruption", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
@@ -300,7 +357,34 @@ def test_up_tells_of_a_folder_it_cannot_use(tmp_path: Path) -> None:
 
 def test_up_finds_a_taken_port_before_it_loads_models(router) -> None:
     result = run("up", "--target", "t", "--port", router.address.partition(":")[2])
-    assert result.exit_code == 2 and "--port" in result.stderr
+    assert result.exit_code == 2 and "for --port" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "option"),
+    [
+        ("--host 192.0.2.1", "--host"),
+        ("--host no.such.name.invalid", "--host"),
+        ("--host unix:relative", "--host"),
+        ("--host unix:/no/such/folder/socket", "--host"),
+        ("--host unix:/tmp/socket --port 1", "--port"),
+    ],
+)
+def test_up_says_whether_it_is_the_host_or_the_port(options: str, option: str) -> None:
+    result = run("up", "--target", "t", *options.split())
+    assert result.exit_code == 2 and f"for {option}" in result.stderr
+
+
+def test_up_serves_on_a_unix_socket_and_leaves_logs_only(fake_modules: Path) -> None:
+    socket, logs = fake_modules / "router.sock", fake_modules / "logs"
+    arguments = ["up", "--target", "t", "--host", f"unix:{socket}", "--log-directory", str(logs)]
+    up = start(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert up.stdout.readline().strip() == f"unix:{socket}"
+    assert run("info", "--address", f"unix:{socket}").exit_code == 0
+    up.send_signal(signal.SIGINT)
+    up.communicate(timeout=20)
+    assert up.returncode == 0
+    assert {file.suffix for file in logs.iterdir()} <= {".log", ".sock"}
 
 
 def test_a_terminal_gets_colours_and_an_interrupt_cancels(router, script) -> None:

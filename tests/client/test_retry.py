@@ -1,12 +1,15 @@
 """The waits between attempts, on a clock that stands still unless told."""
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from foretoken.client import (
     DeadlineExceededError,
     InternalError,
+    InvalidArgumentError,
     ResourceExhaustedError,
     RetryPolicy,
     UnavailableError,
@@ -79,3 +82,10 @@ def test_no_wait_goes_beyond_the_deadline() -> None:
 def test_a_bad_policy_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=name):
         RetryPolicy(**{name: -1})
+
+
+@pytest.mark.parametrize("timeout_s", ["x", math.nan])
+def test_a_deadline_that_is_no_number_is_refused_by_name(timeout_s: Any) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        Retries(RetryPolicy(), timeout_s)
+    assert caught.value.field == "timeout_s"

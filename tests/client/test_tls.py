@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from foretoken.client import AsyncClient, Client, ClientTls, RetryPolicy, Unavai
 from foretoken.rpc.tls import ServerTls
 from foretoken.v1 import generation_pb2 as pb
 from foretoken.v1 import generation_pb2_grpc
+from tests.client.command import start
 
 ONCE = RetryPolicy(max_retries=0)
 
@@ -68,3 +70,35 @@ def test_the_command_takes_certificates(files: Path, address: str) -> None:
     assert json.loads(result.stdout)["model"] == "tiny"
     missing = CliRunner().invoke(app, ["info", "--tls-ca-file", str(files / "none.pem")])
     assert missing.exit_code == 1 and "none.pem" in missing.stderr
+
+
+def test_up_reaches_a_router_that_speaks_tls(files: Path, fake_modules: Path) -> None:
+    certificate, key = files / "server.pem", files / "server.key"
+    arguments = ["up", "--target", "t", "--port", "0", "--router-tls-ca-file", str(certificate)]
+    arguments += ["--router-tls-server-name", "router"]
+    arguments += ["--router-options", f"--tls-cert-file {certificate} --tls-key-file {key}"]
+    up = start(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    address = up.stdout.readline().strip()
+    up.send_signal(signal.SIGINT)
+    _, errors = up.communicate(timeout=20)
+    assert up.returncode == 0, errors
+    assert f"--address {address} --tls-ca-file {certificate} --tls-server-name router" in errors
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--router-options", "--tls-cert-file c --tls-key-file k"), "--router-tls-ca-file"),
+        (("--router-options", "--tls-cert-file=c --tls-key-file=k"), "--router-tls-ca-file"),
+        (("--router-tls-server-name", "router"), "--tls-cert-file"),
+    ],
+)
+def test_up_refuses_a_router_it_could_not_reach(options: tuple[str, ...], told: str) -> None:
+    result = CliRunner().invoke(app, ["up", "--target", "t", "--port", "0", *options])
+    assert result.exit_code == 2 and told in result.stderr
+
+
+def test_up_refuses_tls_of_all_services_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORETOKEN_TLS_CERT_FILE", "c")
+    result = CliRunner().invoke(app, ["up", "--target", "t", "--port", "0"])
+    assert result.exit_code == 2 and "FORETOKEN_TLS_CERT_FILE" in result.stderr

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def run_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "foretoken.cli.main", *arguments]
+    command = [sys.executable, "-m", "foretoken.cli", *arguments]
     return await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
 
 

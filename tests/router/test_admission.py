@@ -11,6 +11,10 @@ from foretoken.router.circuit_breaker import CircuitBreaker
 from foretoken.rpc.errors import ResourceExhaustedError, UnavailableError
 
 
+def no_worker(waited_s: float) -> UnavailableError:
+    return UnavailableError(f"nobody for {waited_s} s")
+
+
 async def hold(admission: Admission, log: list[str], name: str, release: asyncio.Event) -> None:
     async with admission.slot():
         log.append(name)
@@ -18,7 +22,7 @@ async def hold(admission: Admission, log: list[str], name: str, release: asyncio
 
 
 async def test_runs_so_many_queues_so_many_and_refuses_the_rest() -> None:
-    admission = Admission(2, 1, 5.0, lambda: 100)
+    admission = Admission(2, 1, 5.0, lambda: 100, no_worker)
     log: list[str] = []
     release = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
@@ -37,7 +41,7 @@ async def test_runs_so_many_queues_so_many_and_refuses_the_rest() -> None:
 
 
 async def test_a_wait_that_is_too_long_is_refused_and_leaves_no_trace() -> None:
-    admission = Admission(1, 5, 0.02, lambda: 1)
+    admission = Admission(1, 5, 0.02, lambda: 1, no_worker)
     async with admission.slot():
         with pytest.raises(ResourceExhaustedError, match="not admitted"):
             async with admission.slot():
@@ -49,8 +53,8 @@ async def test_a_wait_that_is_too_long_is_refused_and_leaves_no_trace() -> None:
 
 async def test_without_workers_the_wait_ends_unavailable_and_with_them_it_ends() -> None:
     capacity = 0
-    admission = Admission(4, 5, 0.05, lambda: capacity)
-    with pytest.raises(UnavailableError):
+    admission = Admission(4, 5, 0.05, lambda: capacity, no_worker)
+    with pytest.raises(UnavailableError, match="nobody for 0.05 s"):
         async with admission.slot():
             pass
     log: list[str] = []
@@ -69,7 +73,7 @@ async def test_without_workers_the_wait_ends_unavailable_and_with_them_it_ends()
 
 
 async def test_a_cancelled_waiter_gives_its_place_away() -> None:
-    admission = Admission(1, 5, 5.0, lambda: 1)
+    admission = Admission(1, 5, 5.0, lambda: 1, no_worker)
     log: list[str] = []
     release = asyncio.Event()
     tasks = [asyncio.ensure_future(hold(admission, log, name, release)) for name in "abc"]
@@ -82,7 +86,7 @@ async def test_a_cancelled_waiter_gives_its_place_away() -> None:
 
 
 async def test_cancelled_in_the_turn_it_was_admitted() -> None:
-    admission = Admission(1, 5, 5.0, lambda: 1)
+    admission = Admission(1, 5, 5.0, lambda: 1, no_worker)
     log: list[str] = []
     never = asyncio.Event()
     async with admission.slot():

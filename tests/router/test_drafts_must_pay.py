@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
+from foretoken.router.speculation_gate import SpeculationGate
 from tests.router.harness import Cluster, MakeCluster
 
 PROMPT = [9, 8, 7]
@@ -57,6 +58,28 @@ async def test_drafts_that_pay_go_on(make_cluster: MakeCluster, num_streams: int
     cluster.verifiers[0].step_s = 0.01
     await drafts_after(cluster, 3.0, num_streams)
     assert max([await drafts_after(cluster, 0.0) for _ in range(3)]) > 30  # rounds of 4 to 5 tokens
+
+
+async def test_tokens_without_a_draft_worker_do_not_count_as_drafted(
+    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = await make_cluster(step_s=0.002)
+    drafter, link = cluster.drafters[0], cluster.router.draft.workers[0].link
+    num_drafted: list[int] = []
+    record = SpeculationGate.record
+
+    def noted(gate: SpeculationGate, started_s: float, now_s: float, num_tokens: int) -> None:
+        if gate.is_open and not link.is_up:
+            num_drafted.append(num_tokens)
+        record(gate, started_s, now_s, num_tokens)
+
+    monkeypatch.setattr(SpeculationGate, "record", noted)
+    answer = asyncio.ensure_future(cluster.generate(**LONG))
+    await cluster.until(lambda: drafter.num_blocks > 5)
+    await drafter.kill()
+    assert (await answer).ids == cluster.target_ids(200, PROMPT)
+    assert len(num_drafted) <= 2, "the rounds under way, and no plain step after them"
+    await cluster.until_idle()
 
 
 async def test_a_drafters_settings_are_checked_even_while_drafts_do_not_pay(make_cluster: MakeCluster) -> None:

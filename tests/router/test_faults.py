@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import grpc
@@ -19,7 +20,8 @@ async def generate_and(cluster: Cluster, num_new: int, after: int, act: Any, **o
     """A generation during which `act()` is awaited once `after` tokens have come."""
     reply = Reply()
     acted = False
-    message = request(**(OPTIONS | {"max_new_tokens": num_new} | options))
+    usual = {name: value for name, value in OPTIONS.items() if name != "num_draft_tokens" or not options.get("off")}
+    message = request(**(usual | {"max_new_tokens": num_new} | options))
     async for event in cluster.stub.Generate(message, timeout=20):
         add_event(reply, event)
         if len(reply.tokens) >= after and not acted:
@@ -177,6 +179,38 @@ async def test_many_sequences_of_a_dead_verifier_are_reopened_a_few_at_a_time(ma
     for i, reply in enumerate(await asyncio.gather(*replies)):
         assert reply.ids == cluster.target_ids(150, [i + 1, 2])
     await cluster.until_idle()
+
+
+async def test_sequences_that_wait_for_others_to_be_reopened_are_not_given_up(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(
+        num_verifiers=2, num_drafters=0, max_reopens=1, failover_timeout_s=0.6, step_s=0.1, max_concurrency=30
+    )
+    replies = [
+        asyncio.ensure_future(cluster.generate(prompt_ids=[i + 1, 2], max_new_tokens=10, ignore_eos=True))
+        for i in range(30)
+    ]
+    await cluster.until(lambda: all(worker.num_open == 15 for worker in cluster.verifiers))
+    await cluster.verifiers[0].kill()  # 15 re-opened one by one, a step each, take twice the time allowed
+    for i, reply in enumerate(await asyncio.gather(*replies)):
+        assert reply.ids == cluster.target_ids(10, [i + 1, 2])
+    await cluster.until_idle()
+
+
+async def test_sequences_are_given_up_in_time_where_none_can_be_reopened(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(num_verifiers=2, num_drafters=0, max_reopens=1, failover_timeout_s=0.3, step_s=0.01)
+    replies = [asyncio.ensure_future(cluster.generate(max_new_tokens=500, ignore_eos=True)) for _ in range(8)]
+    await cluster.until(lambda: all(worker.num_open == 4 for worker in cluster.verifiers))
+    cluster.verifiers[1].is_hanging = True
+    await asyncio.sleep(0.1)  # its last step is over
+    await cluster.verifiers[0].kill()
+    started_s = time.monotonic()
+    done, pending = await asyncio.wait(replies, timeout=2.0)
+    assert time.monotonic() - started_s > 0.3 and len(done) == 4
+    for reply in done:
+        failed = reply.exception()
+        assert isinstance(failed, grpc.aio.AioRpcError) and failed.code() is grpc.StatusCode.UNAVAILABLE
+    for reply in pending:
+        reply.cancel()
 
 
 async def test_a_sequence_reopened_as_its_request_is_cancelled_is_closed(make_cluster: MakeCluster) -> None:

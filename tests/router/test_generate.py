@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import grpc
 import pytest
 
 from foretoken.bench.fake_model import FakeModel
@@ -264,3 +265,27 @@ async def test_model_info_and_tokenize(make_cluster: MakeCluster) -> None:
     chat.messages.messages.add(role="user", content="x")
     ids = (await cluster.stub.Tokenize(chat, timeout=5)).ids
     assert cluster.tokenizer.decode(ids) == "<user>x\n<assistant>"
+
+
+async def test_a_default_drafter_that_nobody_hosts_is_told_and_not_used(
+    make_cluster: MakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = await make_cluster(drafter="typo")
+    (warning,) = [record.message for record in caplog.records if record.name == "foretoken.router.core"]
+    assert "--drafter typo" in warning and "they host model, ngram" in warning
+    reply = await cluster.generate(max_new_tokens=20, ignore_eos=True)
+    assert (reply.start.drafter, reply.finish.speculation.num_drafts) == ("", 0)
+    info = await cluster.stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=5)
+    assert info.default_drafter == "" and list(info.drafters) == ["model", "ngram"]
+    with pytest.raises(grpc.aio.AioRpcError, match="typo, is hosted nowhere"):
+        await cluster.generate(drafter_settings={"max_ngram": "3"}, max_new_tokens=20)
+    assert (await cluster.generate(drafter="ngram", max_new_tokens=20)).finish.speculation.num_drafts > 0
+
+
+async def test_a_default_drafter_is_used_once_a_worker_hosts_it(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(drafter="late", draft_hellos=[{}, {"drafters": ["late"]}])
+    info = await cluster.stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=5)
+    assert info.default_drafter == "late"
+    reply = await cluster.generate(max_new_tokens=20, ignore_eos=True)
+    assert reply.start.drafter == "late" and reply.finish.speculation.num_drafts > 0
+    assert "late" in {entry.drafter.name for entry in cluster.drafters[1].opened}

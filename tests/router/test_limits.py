@@ -210,6 +210,17 @@ async def test_without_a_verify_worker_the_answer_is_unavailable(make_cluster: M
     assert "127.0.0.1:9" in failed.value.details()
 
 
+async def test_a_request_that_waited_in_vain_is_told_which_workers_are_away(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(num_drafters=0, queue_timeout_s=0.2)
+    await cluster.generate(max_new_tokens=3)
+    await cluster.verifiers[0].kill()
+    await cluster.until(lambda: not cluster.router.verify.capacity)
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await cluster.generate(max_new_tokens=3)
+    assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert f"{cluster.verifiers[0].address}: connecting" in failed.value.details()
+
+
 async def test_the_reason_comes_before_the_client_s_deadline(make_cluster: MakeCluster) -> None:
     cluster = await make_cluster(wait_ready=False, ready_timeout_s=30.0, verify=("127.0.0.1:9",))
     for ask in (

@@ -14,7 +14,7 @@ from foretoken.rpc.errors import (
     UnavailableError,
     from_rpc_error,
 )
-from foretoken.rpc.link import DraftLink, LinkCallbacks, LinkState, OutboxLimits
+from foretoken.rpc.link import DraftLink, LinkCallbacks, LinkState, OutboxLimits, VerifyLink
 from foretoken.v1.types_pb2 import CloseSequence, OpenSequence, RouterHello, WorkerHello
 from foretoken.v1.verify_pb2 import DraftBlock, Verdict, VerifyLinkRequest, VerifyLinkResponse
 
@@ -234,10 +234,26 @@ async def test_a_worker_that_does_not_fit_is_refused_and_dialled_again(start_wor
     assert recorded.downs == []
 
 
-async def test_a_worker_of_the_other_role_is_refused(start_worker):
+async def test_an_address_of_another_service_is_refused_and_stays_so(start_worker):
     worker = await start_worker()
     link = DraftLink(worker.address, LinkCallbacks(print, print, print, print))
-    with pytest.raises(Exception, match="DraftService|Method not found"):
+    for _ in range(30):
+        with pytest.raises(FailedPreconditionError, match="no draft worker listens there: another gRPC service does"):
+            await link.connect_once()
+        assert link.state is LinkState.REFUSED
+    await link.close()
+
+
+async def test_a_status_that_a_write_came_too_late_for_is_found(start_worker, monkeypatch):
+    worker = await start_worker(max_links=0)
+    link = VerifyLink(worker.address, LinkCallbacks(print, print, print, print))
+
+    async def late(call, frame):
+        await asyncio.sleep(0.1)  # the server has ended the call
+        raise grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata(), "from Core")
+
+    monkeypatch.setattr(grpc.aio._call.StreamStreamCall, "write", late)
+    with pytest.raises(ResourceExhaustedError, match="0 links are open"):
         await link.connect_once()
     await link.close()
 

@@ -164,12 +164,30 @@ async def test_an_idle_link_does_not_hold_up_a_drain():
     assert handler.closed == [1]
 
 
-async def test_a_port_in_use_is_refused_with_its_address():
+async def test_a_port_in_use_is_refused_with_its_address(capfd):
     async with asyncio.TaskGroup() as tasks:
         running = Running(tasks, ServiceSettings())
         port = int((await running.address()).rpartition(":")[2])
-        with pytest.raises(FailedPreconditionError, match=f"cannot listen on 127.0.0.1:{port}"):
+        with pytest.raises(FailedPreconditionError, match=f"cannot listen on 127.0.0.1:{port}: it is in use"):
             await serve([], ServiceSettings(port=port), stop=asyncio.Event())
+        running.stop.set()
+    assert capfd.readouterr().err == "", "gRPC's own line says less"
+
+
+@pytest.mark.parametrize(
+    ("host", "reason"),
+    [("192.0.2.1", "this machine has no such address"), ("no.such.name.invalid", "[Nn]ame"), ("a..b", "")],
+)
+async def test_a_host_that_is_not_this_machines_is_named(host, reason):
+    with pytest.raises(FailedPreconditionError, match=f"cannot listen on {host}:0: {reason}"):
+        await serve([], ServiceSettings(host=host), stop=asyncio.Event())
+
+
+@pytest.mark.parametrize("host", ["localhost", "0.0.0.0", "::1", "[::]"])
+async def test_a_host_is_a_name_or_an_address(host):
+    async with asyncio.TaskGroup() as tasks:
+        running = Running(tasks, ServiceSettings(host=host))
+        assert int((await running.address()).rpartition(":")[2]) > 0
         running.stop.set()
 
 

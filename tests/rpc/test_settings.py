@@ -32,6 +32,11 @@ def test_lists_are_comma_separated(monkeypatch):
     assert ExampleSettings.parse([]).verify == ("d:4", "e:5")
 
 
+@pytest.mark.parametrize("url", ["", "http://localhost:4317", "https://collector.example", "http://[::1]:4317/"])
+def test_an_endpoint_of_a_collector_is_taken(url):
+    assert ExampleSettings.parse(["--otlp-endpoint", url]).otlp_endpoint == url
+
+
 def test_switches():
     assert ExampleSettings.parse(["--greedy"]).greedy
     assert not ExampleSettings.parse(["--no-greedy"]).greedy
@@ -49,6 +54,11 @@ def test_switches():
         (["--host", "unix:/run/x.sock", "--port", "1"], ["--port 1: a Unix socket has no port"]),
         (["--tls-cert-file", "c.pem"], ["--tls-cert-file and --tls-key-file go together"]),
         (["--tls-client-ca-file", "c.pem"], ["--tls-client-ca-file needs --tls-cert-file"]),
+        (["--otlp-endpoint", "garbage"], ["--otlp-endpoint", "'garbage': must be http://HOST[:PORT]"]),
+        (["--otlp-endpoint", "ftp://box:4317"], ["--otlp-endpoint"]),
+        (["--otlp-endpoint", "http://:4317"], ["--otlp-endpoint"]),
+        (["--otlp-endpoint", "http://box:high"], ["--otlp-endpoint"]),
+        (["--otlp-endpoint", "http://box:4317/v1/traces"], ["--otlp-endpoint"]),
         (["--ready-file", "/no/such/folder/ready"], ["--ready-file", "'/no/such/folder' is no directory"]),
         (["--port", "1", "--bogus", "2"], ["unrecognized arguments: --bogus"]),
         (["--port", "-1", "--num-pages", "0"], ["--port", "--num-pages"]),

@@ -161,6 +161,18 @@ REFUSED_REQUESTS = [
         ),
         "speculation.drafter.settings = 33 entries: must be at most 32",
     ),
+    (
+        GenerateRequest(prompt="x", speculation=Speculation(off=True, drafter=DrafterChoice(name="ngram"))),
+        "speculation.drafter.name = ngram: must be absent where speculation.off is set",
+    ),
+    (
+        GenerateRequest(prompt="x", speculation=Speculation(off=True, drafter=DrafterChoice(settings={"a": "1"}))),
+        "speculation.drafter.settings = {'a': '1'}: must be absent where speculation.off is set",
+    ),
+    (
+        GenerateRequest(prompt="x", speculation=Speculation(off=True, num_draft_tokens=4)),
+        "speculation.num_draft_tokens = 4: must be absent where speculation.off is set",
+    ),
 ]
 
 
@@ -177,7 +189,8 @@ def test_a_request_is_refused(request_, text):
         GenerateRequest(prompt="x", n=1, tenant="t" * 128),
         GenerateRequest(prompt_ids=TokenIds(ids=[1])),
         GenerateRequest(messages=ChatMessages(messages=[ChatMessage(role="user")])),
-        GenerateRequest(prompt="x", speculation=Speculation(num_draft_tokens=16, mode=1, off=True)),
+        GenerateRequest(prompt="x", speculation=Speculation(num_draft_tokens=16, mode=1)),
+        GenerateRequest(prompt="x", speculation=Speculation(mode=1, off=True)),
     ],
     ids=str,
 )

@@ -5,6 +5,7 @@ Knows the client and how to show what it gives.
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 import time
@@ -105,6 +106,10 @@ def generate(
         ignore_eos=ignore_eos,
         logprobs=logprobs,
     )
+    speculating = {"--drafter": drafter, "--drafter-setting": drafter_setting, "--num-draft-tokens": num_draft_tokens}
+    for option, value in speculating.items() if off else ():
+        if value is not None and value != []:
+            raise typer.BadParameter("means nothing with --off, which decodes plainly", param_hint=option)
     settings = dict(_pair(text, "--drafter-setting") for text in drafter_setting or [])
     speculation = Speculation(drafter, settings or None, num_draft_tokens, off or None, mode)
     question = _prompt(prompt, prompt_ids, chat, system)
@@ -146,6 +151,8 @@ def _prompt(text: str | None, ids: str | None, chat: bool, system: str | None) -
     if text is None or text == "-":
         if text is None and sys.stdin.isatty():
             raise typer.BadParameter("give a prompt, or pipe one in", param_hint="PROMPT")
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(encoding="utf-8", errors="strict")  # some locales let any byte pass
         try:
             text = sys.stdin.read()
         except UnicodeDecodeError as error:

@@ -22,6 +22,8 @@ from foretoken.cli import connection as c
 from foretoken.client import ModelInfo, Sampling, WorkerStatus
 
 _WIDTH_OF_A_PIPE = 160
+_FOLDED = {"address": 15, "model": 8}
+"""Columns that may go on in a next line, and the width they keep; names and numbers stay whole."""
 _STATE_STYLES = {"ready": "green", "connecting": "yellow", "draining": "yellow", "refused": "red"}
 
 
@@ -45,7 +47,11 @@ def info(
         console = Console() if sys.stdout.isatty() else Console(width=_WIDTH_OF_A_PIPE)
         console.print(_model_table(model))
         console.print()
-        console.print(_worker_table((*model.verify_workers, *model.draft_workers)))
+        workers = (*model.verify_workers, *model.draft_workers)
+        console.print(_worker_table(workers))
+        for worker in workers:
+            if worker.detail:
+                console.print(f"{worker.address} is {worker.state}: {escape(worker.detail)}", highlight=False)
 
 
 def _model_table(model: ModelInfo) -> Table:
@@ -67,18 +73,19 @@ def _model_table(model: ModelInfo) -> Table:
 
 
 def _worker_table(workers: Sequence[WorkerStatus]) -> Table:
-    headers = ("worker", "address", "state", "model", "running", "free pages", "ms per 1, 8 rows")
-    table = Table(*headers, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    headers = ("worker", "address", "state", "model", "running", "free\npages", "ms per\n1, 8 rows")
+    table = Table(*headers, box=box.SIMPLE_HEAD, show_edge=False, padding=0)
     for column in table.columns:
         column.overflow = "fold"
-        column.no_wrap = column.header == "address"
+        column.no_wrap = column.header not in _FOLDED
+        column.min_width = _FOLDED.get(str(column.header))
     for worker in workers:
         state = f"[{_STATE_STYLES.get(worker.state, 'white')}]{worker.state}[/]"
         times = [f"{cost.time_s * 1e3:.1f}" for cost in worker.step_costs if cost.rows in (1, 8)]
         table.add_row(
             worker.role,
             worker.address,
-            f"{state}: {escape(worker.detail)}" if worker.detail else state,
+            state,
             " ".join((Path(worker.model_id).name, worker.dtype)).strip() or ", ".join(worker.drafters),
             f"{worker.running} (+{worker.waiting})" if worker.waiting else str(worker.running),
             f"{worker.free_pages}/{worker.total_pages}",

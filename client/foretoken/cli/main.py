@@ -45,7 +45,3 @@ def _root(
     ] = False,
 ) -> None:
     pass
-
-
-if __name__ == "__main__":
-    app()

@@ -174,6 +174,8 @@ class ServiceProcess:
         self._process.wait()
         if self._process.stdin is not None:
             self._process.stdin.close()
+        for file in (self._ready_file, self._progress_file):
+            file.unlink(missing_ok=True)
 
     def pause(self) -> None:
         """Stops the process where it is (SIGSTOP), as a hang would."""

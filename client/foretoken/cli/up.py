@@ -5,12 +5,14 @@ Knows how to show their start and their end; starting and stopping is `local_ser
 
 from __future__ import annotations
 
+import errno
+import os
 import shlex
 import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -24,10 +26,12 @@ from foretoken.cli import services as service_commands
 from foretoken.cli.connection import EXIT_FAILED
 from foretoken.cli.local_services import LocalServices, LocalServicesConfig, embedded_models
 from foretoken.cli.service_process import Progress, ServiceFailedError
-from foretoken.client import ForetokenError
+from foretoken.client import ClientTls, ForetokenError
 
 _CHECK_INTERVAL_S = 0.25
+_DEFAULT_PORT = 50051
 _WORKERS = "Workers"
+_TLS = "How to reach a router that speaks TLS"
 
 
 class ProgressView(Protocol):
@@ -52,8 +56,12 @@ def up(
     ] = "fused,model,ngram,staged",
     dtype: Annotated[str, typer.Option(help="bfloat16, float16, float32 or auto.")] = "bfloat16",
     compile: Annotated[str, typer.Option(help="auto, on or off.")] = "auto",
-    host: Annotated[str, typer.Option(help="Address the router listens on; 0.0.0.0 or :: for all.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the router; 0 = any free one.")] = 50051,
+    host: Annotated[
+        str, typer.Option(help="Address the router listens on; 0.0.0.0 or :: for all; unix:/PATH = a socket.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port of the router; 0 = any free one; default: 50051.")
+    ] = None,
     threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads of a verify worker.", rich_help_panel=_WORKERS)
     ] = None,
@@ -71,13 +79,40 @@ def up(
     router_options: Annotated[
         str, typer.Option(help="More options of the router, in one text.", rich_help_panel=_WORKERS)
     ] = "",
+    router_tls_ca_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="PEM certificates that sign the router's, where --router-options make it speak TLS.",
+            exists=True,
+            dir_okay=False,
+            rich_help_panel=_TLS,
+        ),
+    ] = None,
+    router_tls_cert_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="PEM certificate to show it, where it asks for one.",
+            exists=True,
+            dir_okay=False,
+            rich_help_panel=_TLS,
+        ),
+    ] = None,
+    router_tls_key_file: Annotated[
+        Path | None,
+        typer.Option(help="PEM key of that certificate.", exists=True, dir_okay=False, rich_help_panel=_TLS),
+    ] = None,
+    router_tls_server_name: Annotated[
+        str, typer.Option(help="Name in the router's certificate, where it is not the host's.", rich_help_panel=_TLS)
+    ] = "",
     log_directory: Annotated[Path | None, typer.Option(help="Where to keep <service>.log; default: not kept.")] = None,
 ) -> None:
     """Run all three services on this machine until Ctrl-C."""
     needs = tuple(dict.fromkeys((*service_commands.ROUTER_NEEDS, *service_commands.WORKER_NEEDS)))
     service_commands.check_installed("up", extra="router,worker", needs=needs)
     target, draft = _models(target, draft)
-    _check_port(host, port)
+    port = _port(host, port)
+    split_router_options = _split("--router-options", router_options)
+    tls = ClientTls(router_tls_ca_file, router_tls_cert_file, router_tls_key_file, router_tls_server_name)
     config = LocalServicesConfig(
         target=target,
         draft=draft,
@@ -93,7 +128,8 @@ def up(
         port=port,
         verify_options=_split("--verify-options", verify_options),
         draft_options=_split("--draft-options", draft_options),
-        router_options=_split("--router-options", router_options),
+        router_options=split_router_options,
+        router_tls=_router_tls(split_router_options, tls),
         log_directory=log_directory,
     )
     console = Console(stderr=True)
@@ -108,9 +144,12 @@ def up(
     except KeyboardInterrupt:
         console.print("stopped before all services were up")
         raise typer.Exit(EXIT_FAILED) from None
+    is_interrupted = False
     try:
         _announce(services)
-        is_interrupted = _watch(services, console)
+        _watch(services, console)
+    except KeyboardInterrupt:
+        is_interrupted = True
     finally:
         _stop(services, console)
     if not is_interrupted:
@@ -157,48 +196,87 @@ def _split(option: str, text: str) -> list[str]:
         raise typer.BadParameter(f"{text!r}: {error}", param_hint=option) from None
 
 
+def _router_tls(router_options: Sequence[str], tls: ClientTls) -> ClientTls | None:
+    """How to reach the router, None = in plain text; finds out before models load whether it can be reached.
+
+    Raises:
+        typer.BadParameter: the router would speak TLS and this command not, or the other way round.
+    """
+    if os.environ.get("FORETOKEN_TLS_CERT_FILE"):
+        text = "would make the workers speak TLS too; name the router's files in --router-options"
+        raise typer.BadParameter(text, param_hint="FORETOKEN_TLS_CERT_FILE")
+    if any(option.partition("=")[0] == "--tls-cert-file" for option in router_options):
+        if tls.ca_file is None:
+            text = "the router would speak TLS: say with --router-tls-ca-file which certificates to trust"
+            raise typer.BadParameter(text, param_hint="--router-options")
+        if (tls.cert_file is None) != (tls.key_file is None):
+            raise typer.BadParameter("goes together with --router-tls-key-file", param_hint="--router-tls-cert-file")
+        return tls
+    if tls != ClientTls():
+        text = "needs --tls-cert-file and --tls-key-file in --router-options"
+        raise typer.BadParameter(text, param_hint="--router-tls-...")
+    return None
+
+
 def _complain(console: Console, error: Exception) -> None:
     """Lines of a log stay whole, so that they can be searched for."""
     console.print(f"foretoken: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
 
 
-def _check_port(host: str, port: int) -> None:
-    """Finds out before models load."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host.strip("[]"), port))
-        except OSError as error:
-            raise typer.BadParameter(f"{host}:{port}: {error.strerror}", param_hint="--port") from None
+def _port(host: str, port: int | None) -> int:
+    """The router's port; finds out before models load whether it can be had.
+
+    Raises:
+        typer.BadParameter: it cannot; the text says whether because of the host or of the port.
+    """
+    if host.startswith("unix:"):
+        if port:
+            raise typer.BadParameter(f"{port}: a Unix socket has no port", param_hint="--port")
+        if not host.startswith("unix:/") or not Path(host.removeprefix("unix:")).parent.is_dir():
+            raise typer.BadParameter(f"{host!r} is no unix:/PATH in a folder that exists", param_hint="--host")
+        return 0
+    port = _DEFAULT_PORT if port is None else port
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+    except (OSError, UnicodeError) as error:
+        is_host = isinstance(error, socket.gaierror | UnicodeError) or error.errno == errno.EADDRNOTAVAIL
+        reason = getattr(error, "strerror", None) or error
+        text, option = (f"{host!r}: {reason}", "--host") if is_host else (f"{host}:{port}: {reason}", "--port")
+        raise typer.BadParameter(text, param_hint=option) from None
+    return port
 
 
 def _announce(services: LocalServices) -> None:
     for name, service in services.services.items():
         sys.stderr.write(f"{name:9} {service.address}  pid {service.pid}\n")
-    sys.stderr.write(f"try: foretoken generate --address {services.address} 'def fibonacci(n):'\nCtrl-C stops all\n")
+    options = ["--address", services.address]
+    if (tls := services.config.router_tls) is not None:
+        files = {"ca-file": tls.ca_file, "cert-file": tls.cert_file, "key-file": tls.key_file}
+        named = files | {"server-name": tls.server_name}
+        options += [part for name, value in named.items() if value for part in (f"--tls-{name}", str(value))]
+    sys.stderr.write(f"try: foretoken generate {shlex.join(options)} 'def fibonacci(n):'\nCtrl-C stops all\n")
     print(services.address, flush=True)
 
 
-def _watch(services: LocalServices, console: Console) -> bool:
-    """Waits for Ctrl-C (True) or for the end of a service the others cannot do without (False)."""
+def _watch(services: LocalServices, console: Console) -> None:
+    """Returns when a service has ended that the others cannot do without."""
     lost: set[str] = set()
-    try:
-        while True:
-            for name, service in services.services.items():
-                if name in lost or service.is_running:
-                    continue
-                lost.add(name)
-                try:
-                    service.check()
-                except ServiceFailedError as error:
-                    _complain(console, error)
-                if not name.startswith("draft"):
-                    return False
-                console.print("going on without it: same tokens, slower")
-            time.sleep(_CHECK_INTERVAL_S)
-    except KeyboardInterrupt:
-        return True
+    while True:
+        for name, service in services.services.items():
+            if name in lost or service.is_running:
+                continue
+            lost.add(name)
+            try:
+                service.check()
+            except ServiceFailedError as error:
+                _complain(console, error)
+            if not name.startswith("draft"):
+                return
+            console.print("going on without it: same tokens, slower")
+        time.sleep(_CHECK_INTERVAL_S)
 
 
 def _stop(services: LocalServices, console: Console) -> None:

@@ -70,7 +70,7 @@ class Speculation:
     num_draft_tokens: int | None = None
     """Draft tokens per round; None = the router's choice."""
     off: bool | None = None
-    """Decode plainly."""
+    """Decode plainly; drafter, drafter_settings and num_draft_tokens must then be None."""
     mode: VerificationMode | None = None
     """Verification mode; None = COUPLED."""
 

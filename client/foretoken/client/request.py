@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from numbers import Real
 from typing import Any, TypeAlias, TypedDict, cast
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -85,6 +86,9 @@ def _set_input(request: pb.GenerateRequest | pb.TokenizeRequest, prompt: Prompt)
         for index, message in enumerate(cast(Sequence[ChatMessage], prompt)):
             with _refusing(f"messages[{index}]", message, 'must be {"role": text, "content": text}'):
                 request.messages.messages.add(**message)
+            for name in ("role", "content"):
+                if message.get(name) is None:  # which protobuf takes for the empty text
+                    raise InvalidArgumentError(f"messages[{index}].{name}", "absent", "must be text")
     elif isinstance(request, pb.GenerateRequest):
         request.prompt_ids.SetInParent()
         with _refusing("prompt_ids", prompt, "must be integers from 0 to 2**32 - 1"):
@@ -118,7 +122,9 @@ def _set_speculation(message: pb.Speculation, values: dict[str, Any]) -> None:
         with _refusing("speculation.drafter.name", drafter, "must be text"):
             message.drafter.name = drafter
     for name, value in settings.items():
-        with _refusing("speculation.drafter.settings", {name: value}, "names must be text"):
+        with _refusing("speculation.drafter.settings", {name: value}, "must map text to text or numbers"):
+            if not isinstance(value, str | Real):
+                raise TypeError
             message.drafter.settings[name] = str(value)
     if mode is not None:
         try:

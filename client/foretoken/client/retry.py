@@ -9,9 +9,16 @@ import math
 import random
 import time
 from collections.abc import Callable
+from numbers import Real
 
 from foretoken.client.config import RetryPolicy
-from foretoken.rpc.errors import DeadlineExceededError, ForetokenError, ResourceExhaustedError, UnavailableError
+from foretoken.rpc.errors import (
+    DeadlineExceededError,
+    ForetokenError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 
 
 class Retries:
@@ -24,7 +31,13 @@ class Retries:
         clock: Callable[[], float] = time.monotonic,
         uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
-        """`timeout_s` None or infinite = no deadline: gRPC takes an infinite one for one that is over."""
+        """`timeout_s` None or infinite = no deadline: gRPC takes an infinite one for one that is over.
+
+        Raises:
+            InvalidArgumentError: `timeout_s` is no number.
+        """
+        if timeout_s is not None and (not isinstance(timeout_s, Real) or math.isnan(timeout_s)):
+            raise InvalidArgumentError("timeout_s", timeout_s, "must be a number of seconds, or None")
         self._policy = policy
         self._clock = clock
         self._uniform = uniform

@@ -19,12 +19,23 @@ _MIN_RETRY_AFTER_S, _MAX_RETRY_AFTER_S = 0.1, 60.0
 class Admission:
     """A bounded queue in front of a bounded number of slots."""
 
-    def __init__(self, max_concurrency: int, max_queue: int, timeout_s: float, capacity: Callable[[], int]) -> None:
-        """`capacity`: requests the workers can hold right now; `capacity_changed` must follow its changes."""
+    def __init__(
+        self,
+        max_concurrency: int,
+        max_queue: int,
+        timeout_s: float,
+        capacity: Callable[[], int],
+        no_worker: Callable[[float], UnavailableError],
+    ) -> None:
+        """`capacity`: requests the workers can hold right now; `capacity_changed` must follow its changes.
+
+        `no_worker`: what to say after so many seconds without any capacity.
+        """
         self._max_concurrency = max_concurrency
         self._max_queue = max_queue
         self._timeout_s = timeout_s
         self._capacity = capacity
+        self._no_worker = no_worker
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._mean_service_s = 1.0
         self._idle = asyncio.Event()
@@ -101,7 +112,7 @@ class Admission:
 
     def _too_late(self) -> ResourceExhaustedError | UnavailableError:
         if self._capacity() <= 0:
-            return UnavailableError(f"no verify worker became ready within {self._timeout_s:g} s")
+            return self._no_worker(self._timeout_s)
         return ResourceExhaustedError(
             f"not admitted within {self._timeout_s:g} s: {self.num_running} requests run",
             retry_after_s=self._retry_after_s(),

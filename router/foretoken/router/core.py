@@ -6,6 +6,7 @@ Speaks in requests and events; knows nothing of gRPC servers or messages.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
@@ -22,7 +23,7 @@ from foretoken.router.generation import Generation
 from foretoken.router.mailbox import Patience
 from foretoken.router.outbox import Finished, Outbox, Started, Tokens
 from foretoken.router.request import GenerationRequest, SequenceIds
-from foretoken.router.settings import RouterSettings
+from foretoken.router.settings import AUTO_DRAFTER, NO_DRAFTER, RouterSettings
 from foretoken.router.speculation_gate import SpeculationGate
 from foretoken.router.speculator import Speculator
 from foretoken.router.stats import SpeculationCounts
@@ -36,6 +37,8 @@ from foretoken.rpc.errors import (
 )
 from foretoken.rpc.link import LinkOptions
 from foretoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED, WorkerHello
+
+_log = logging.getLogger(__name__)
 
 Event: TypeAlias = Started | Tokens | Finished
 Emit: TypeAlias = Callable[[Event], Awaitable[None]]
@@ -67,9 +70,14 @@ class Router:
             lambda: CircuitBreaker(settings.max_draft_failures, settings.min_probe_pause_s, settings.max_probe_pause_s),
             settings.first_draft_timeout_s,
             options,
+            on_up=self._warn_without_default_drafter,
         )
         self.admission = Admission(
-            settings.max_concurrency, settings.max_queue, settings.queue_timeout_s, lambda: self.verify.capacity
+            settings.max_concurrency,
+            settings.max_queue,
+            settings.queue_timeout_s,
+            lambda: self.verify.capacity,
+            self.verify.none_ready,
         )
         self._gates: dict[tuple[str, bool], SpeculationGate] = {}
         """By drafter and whether tokens are drawn at random: such drafts are accepted about as often."""
@@ -184,6 +192,15 @@ class Router:
         # A worker without a model of its own (n-grams) works on ids alone and has no tokenizer to compare.
         if hello.tokenizer_hash and hello.tokenizer_hash != self.tokenizer.hash:
             raise self._tokenizers_differ(hello)
+
+    def _warn_without_default_drafter(self) -> None:
+        wanted, known = self.settings.drafter, self.draft.known_drafters
+        if wanted not in (AUTO_DRAFTER, NO_DRAFTER, *known):
+            _log.warning(
+                "--drafter %s: no draft worker met so far hosts it, they host %s; requests that name none go plain",
+                wanted,
+                ", ".join(known) or "none",
+            )
 
     def _tokenizers_differ(self, hello: WorkerHello) -> FailedPreconditionError:
         return FailedPreconditionError(

@@ -160,6 +160,7 @@ class DraftWorker:
     def _up(self, _link: Any) -> None:
         self.breaker.reset()
         self._is_up.set()
+        self._pool.on_up()
 
     def _down(self, _link: Any, why: ForetokenError) -> None:
         self._is_up.clear()
@@ -181,11 +182,13 @@ class DraftPool:
         make_breaker: Callable[[], CircuitBreaker],
         probe_timeout_s: float,
         options: LinkOptions | None = None,
+        on_up: Callable[[], None] = lambda: None,
     ) -> None:
-        """`check_hello` raises for workers that do not fit the tokenizer."""
+        """`check_hello` raises for workers that do not fit the tokenizer; `on_up` follows each that was met."""
         self.check_hello = check_hello
         self.sequence_ids = sequence_ids
         self.patience = patience
+        self.on_up = on_up
         self.workers = [DraftWorker(address, self, make_breaker(), options) for address in addresses]
         self._probe_timeout_s = probe_timeout_s
 

@@ -1,12 +1,12 @@
 """Brings a sequence back to life after its verify worker was lost: elsewhere, or on the same worker once it is back.
 
-Token ids are all that is needed; no KV crosses the wire. Bounded in time per sequence and in number at once.
+Token ids are all that is needed; no KV crosses the wire. Bounded in number at once, and in time: what counts is for how
+long nothing could be re-opened, since the sequences of a dead worker may have to wait for each other.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 
 from asyncio_pool import AioPool
@@ -36,10 +36,12 @@ class Failover:
     """Re-opens sequences; shared by all requests."""
 
     def __init__(self, verify: VerifyPool, reopens: AioPool, timeout_s: float) -> None:
-        """`reopens` bounds how many sequences are re-opened at once, `timeout_s` how long one may take."""
+        """`reopens` bounds how many sequences are re-opened at once, `timeout_s` how long one waits while none is."""
         self._verify = verify
         self._reopens = reopens
         self._timeout_s = timeout_s
+        self._limits: set[asyncio.Timeout] = set()
+        """Of all that wait to be re-opened."""
 
     def has_other(self, worker: VerifyWorker) -> bool:
         """Whether another ready worker gives the same tokens as `worker`."""
@@ -60,25 +62,38 @@ class Failover:
         """Re-open the sequence on a worker of the same identity: the worker, the session and the first plain step.
 
         Raises:
-            UnavailableError: no such worker could go on within the time allowed.
+            UnavailableError: for the time allowed, no such worker could go on with this sequence or another one.
             ForetokenError: a worker refused the sequence for good.
         """
-        deadline = time.monotonic() + self._timeout_s
         pause_s = 0.0
         reason: Exception = why
-        while True:
-            try:
-                async with asyncio.timeout(deadline - time.monotonic()):
-                    await asyncio.sleep(pause_s)
-                    attempt = self._try(request, committed_ids, identity, lost, deadline)
-                    return await run_bounded(self._reopens, attempt, discard=lambda opened: opened[1].close())
-            except _AttemptFailedError as failed:
-                lost, reason = failed.worker, failed.reason  # the next attempt goes elsewhere if it can
-                pause_s = min(_MAX_RETRY_PAUSE_S, max(_RETRY_PAUSE_S, pause_s * 2))
-            except TimeoutError:
-                raise UnavailableError(
-                    f"the verify worker was lost ({reason}) and none could go on within {self._timeout_s:g} s"
-                ) from reason
+        limit = asyncio.timeout(self._timeout_s)
+        self._limits.add(limit)
+        try:
+            async with limit:
+                while True:
+                    try:
+                        await asyncio.sleep(pause_s)
+                        attempt = self._try(request, committed_ids, identity, lost, limit)
+                        opened = await run_bounded(self._reopens, attempt, discard=lambda opened: opened[1].close())
+                        self._progressed()
+                        return opened
+                    except _AttemptFailedError as failed:
+                        lost, reason = failed.worker, failed.reason  # the next attempt goes elsewhere if it can
+                        pause_s = min(_MAX_RETRY_PAUSE_S, max(_RETRY_PAUSE_S, pause_s * 2))
+        except TimeoutError:
+            raise UnavailableError(
+                f"the verify worker was lost ({reason}) and none could go on within {self._timeout_s:g} s"
+            ) from reason
+        finally:
+            self._limits.discard(limit)
+
+    def _progressed(self) -> None:
+        """A sequence was re-opened: the others' turns will come, so their patience begins anew."""
+        deadline = asyncio.get_running_loop().time() + self._timeout_s
+        for limit in self._limits:
+            if not limit.expired():
+                limit.reschedule(deadline)
 
     async def _try(
         self,
@@ -86,11 +101,12 @@ class Failover:
         committed_ids: Sequence[int],
         identity: WorkerIdentity,
         lost: VerifyWorker,
-        deadline: float,
+        limit: asyncio.Timeout,
     ) -> tuple[VerifyWorker, VerifySession, Verdict]:
         worker = self._verify.least_loaded(identity, avoid=lost)
         if worker is None:
-            worker = await self._verify.wait_ready(max(0.0, deadline - time.monotonic()), identity)
+            left_s = (limit.when() or 0.0) - asyncio.get_running_loop().time()
+            worker = await self._verify.wait_ready(max(0.0, left_s), identity)
         try:
             session = worker.open(request, committed_ids)
         except SequenceLostError as error:

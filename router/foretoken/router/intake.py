@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from foretoken.router.core import Router
 from foretoken.router.request import GenerationRequest
+from foretoken.router.settings import AUTO_DRAFTER, NO_DRAFTER
 from foretoken.router.worker_identity import WorkerIdentity
 from foretoken.rpc.errors import InvalidArgumentError, NotFoundError
 from foretoken.rpc.sampling import resolve_sampling
@@ -31,8 +32,6 @@ from foretoken.v1.types_pb2 import (
     WorkerHello,
 )
 
-AUTO_DRAFTER = "auto"
-NO_DRAFTER = "none"
 _LONG_TEXT_CHARS = 4096  # longer ones are tokenized on a thread: about a millisecond
 
 
@@ -107,13 +106,11 @@ async def tokenize(message: TokenizeRequest, router: Router) -> Sequence[int]:
 
 
 def default_drafter(router: Router) -> str:
-    """Name of the drafter of requests that name none, as far as it is known; empty = plain decoding."""
-    name = router.settings.drafter
-    if name == NO_DRAFTER:
-        return ""
+    """Name of the drafter of requests that name none; empty = plain decoding, or nobody hosts it as far as is known."""
+    name, known = router.settings.drafter, router.draft.known_drafters
     if name == AUTO_DRAFTER:
-        return next(iter(router.draft.ready_drafters or router.draft.known_drafters), "")
-    return name
+        return next(iter(router.draft.ready_drafters or known), "")
+    return name if name in known else ""
 
 
 def choose_drafter(speculation: Speculation, router: Router) -> DrafterChoice | None:
@@ -122,11 +119,12 @@ def choose_drafter(speculation: Speculation, router: Router) -> DrafterChoice | 
     Raises:
         InvalidArgumentError: a name that no draft worker of this router hosts, or settings for no drafter.
     """
-    if speculation.off or not router.draft.workers:
-        if speculation.drafter.name and not speculation.off:
+    if speculation.off:
+        return None
+    if not router.draft.workers:
+        if speculation.drafter.name:
             raise _unknown_drafter(speculation.drafter.name, ())
-        if not speculation.off:
-            _refuse_settings(speculation, "must be absent: this router has no draft workers")
+        _refuse_settings(speculation, "must be absent: this router has no draft workers")
         return None
     choice = DrafterChoice()
     choice.CopyFrom(speculation.drafter)
@@ -139,6 +137,12 @@ def choose_drafter(speculation: Speculation, router: Router) -> DrafterChoice | 
         _refuse_settings(speculation, "must come with a drafter's name: this router has no default drafter")
         return None
     choice.name = default_drafter(router)
+    if known and not choice.name:
+        limit = f"must come with a drafter's name: the router's default, {router.settings.drafter}, is hosted nowhere"
+        _refuse_settings(speculation, limit)
+        return None
+    if router.settings.drafter != AUTO_DRAFTER:
+        choice.name = router.settings.drafter  # perhaps hosted by a draft worker that is met later
     return choice
 
 

@@ -12,6 +12,9 @@ from pydantic import Field, FilePath, field_validator, model_validator
 from foretoken.rpc.settings import UNIX_PREFIX, CommaSeparated, ServiceSettings
 from foretoken.rpc.tls import ClientTls
 
+AUTO_DRAFTER = "auto"
+NO_DRAFTER = "none"
+
 
 class RouterSettings(ServiceSettings):
     """Command line beats `FORETOKEN_*` environment beats these defaults."""
@@ -52,7 +55,8 @@ class RouterSettings(ServiceSettings):
     )
 
     drafter: str = Field(
-        "auto", description="Drafter of requests that name none; auto = the draft workers' own default, none = plain."
+        AUTO_DRAFTER,
+        description="Drafter of requests that name none; auto = the draft workers' own default, none = plain.",
     )
     num_draft_tokens: int = Field(
         0,
@@ -80,7 +84,10 @@ class RouterSettings(ServiceSettings):
         60.0, gt=0, le=3600, description="Longest wait for a verdict before the sequence is re-opened, seconds."
     )
     failover_timeout_s: float = Field(
-        30.0, gt=0, le=3600, description="How long a sequence waits for a verify worker to continue on, seconds."
+        30.0,
+        gt=0,
+        le=3600,
+        description="How long a sequence whose verify worker was lost waits while none can be re-opened, seconds.",
     )
     max_reopens: int = Field(16, ge=1, le=1024, description="Sequences re-opened at once after a worker was lost.")
 

@@ -123,19 +123,21 @@ class Speculator:
             session.close()
 
     def _record(self, gate: SpeculationGate, num_tokens: int, began_s: float | None) -> None:
-        self._is_speculating = self._is_asked or (self._is_speculating and gate.is_open)
+        is_going_on = self._is_speculating and gate.is_open and self._session is not None
+        self._is_speculating = self._is_asked or is_going_on
         is_first = self._is_asked and self._is_first
         self._is_asked = False
         if began_s is not None and not is_first and self._is_speculating == gate.is_open:
             gate.record(began_s, time.perf_counter(), num_tokens)
 
     def _choose(self) -> DraftWorker | None:
-        """A worker with the wanted drafter, else with any, unless the client named one."""
+        """A worker with the wanted drafter; where those that host it are away any, unless the client named one."""
         drafter = self._request.drafter
         if drafter is None or self._is_refused:
             return None
         worker = self._pool.least_loaded(drafter.name)
-        if worker is None and not self._request.is_drafter_fixed:
+        is_away = not drafter.name or drafter.name in self._pool.known_drafters
+        if worker is None and is_away and not self._request.is_drafter_fixed:
             worker = self._pool.least_loaded("")
         return worker
 

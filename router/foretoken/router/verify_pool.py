@@ -216,9 +216,12 @@ class VerifyPool:
                     await self._changed.wait()
                 return worker
         except TimeoutError:
-            details = "; ".join(f"{w.link.address}: {w.link.state} {w.link.detail}" for w in self.workers)
-            waited = f"{round(timeout_s, 1):g} s"
-            raise UnavailableError(f"no verify worker became ready within {waited} ({details})") from None
+            raise self.none_ready(timeout_s) from None
+
+    def none_ready(self, waited_s: float) -> UnavailableError:
+        """What to say after so long without a worker."""
+        details = "; ".join(f"{w.link.address}: {w.link.state} {w.link.detail}" for w in self.workers)
+        return UnavailableError(f"no verify worker became ready within {round(waited_s, 1):g} s ({details})")
 
     async def run(self) -> None:
         """Keep all links until cancelled."""

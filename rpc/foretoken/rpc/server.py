@@ -4,10 +4,12 @@ Knows settings and gRPC; knows no service beyond its name. Prints nothing.
 """
 
 import asyncio
+import errno
 import json
 import logging
 import os
 import signal
+import socket
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +31,7 @@ MIN_PING_INTERVAL_S = 5.0
 """Clients that ping an idle connection more often are disconnected."""
 _KEEPALIVE_TIME_S = 20.0
 _KEEPALIVE_TIMEOUT_S = 10.0
+_BIND_REASONS = {errno.EADDRINUSE: "it is in use", errno.EADDRNOTAVAIL: "this machine has no such address"}
 _STOP_GRACE_S = 0.5  # after a drain only health watchers and statuses under way are left
 
 
@@ -180,6 +183,8 @@ def _bind(server: grpc.aio.Server, settings: ServiceSettings) -> int:
     is_unix = settings.host.startswith(UNIX_PREFIX)
     host = f"[{settings.host}]" if ":" in settings.host and not settings.host.startswith("[") else settings.host
     address = settings.host if is_unix else f"{host}:{settings.port}"
+    if not is_unix:
+        _check_free(address, host.strip("[]"), settings.port)
     try:
         if settings.server_tls is None:
             port = server.add_insecure_port(address)
@@ -191,6 +196,31 @@ def _bind(server: grpc.aio.Server, settings: ServiceSettings) -> int:
         raise FailedPreconditionError(f"cannot listen on {address}: is it in use{hint}?") from error
     except OSError as error:
         raise FailedPreconditionError(f"cannot read a TLS file: {error}") from error
+
+
+def _check_free(address: str, host: str, port: int) -> None:
+    """Finds out why an address cannot be listened on, which gRPC tells in its own log only.
+
+    Raises:
+        FailedPreconditionError: nothing that `host` stands for can be bound.
+    """
+    problem: Exception | None = None
+    try:
+        for family, kind, protocol, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            try:
+                with socket.socket(family, kind, protocol) as probe:
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    probe.bind(place)
+                return
+            except OSError as error:
+                problem = problem or error
+    except (OSError, UnicodeError) as error:  # no such name
+        problem = error
+    if isinstance(problem, OSError):
+        reason = _BIND_REASONS.get(problem.errno or 0) or problem.strerror
+    else:
+        reason = str(problem)
+    raise FailedPreconditionError(f"cannot listen on {address}: {reason}") from problem
 
 
 async def _add_health(server: grpc.aio.Server, names: Sequence[str]) -> Any:

@@ -21,6 +21,7 @@ from foretoken.rpc.errors import (
     UnavailableError,
     from_rpc_error,
 )
+from foretoken.rpc.link.diagnosis import explain
 from foretoken.rpc.link.options import LinkCallbacks, LinkOptions, LinkState, open_channel
 from foretoken.rpc.link.stream import PROTOCOL_VERSION, FrameStream, read_frame
 from foretoken.rpc.servicing import internal_error, new_request_id
@@ -118,10 +119,13 @@ class WorkerLink(Generic[Request, Response]):
                 return self.hello
             try:
                 return await self._dial()
-            except ForetokenError as error:
+            except ForetokenError as failure:
+                error = failure
+                if self._channel is not None and not self._closing.is_set():
+                    error = await explain(failure, self.role, self._channel, self._stub_method(self._channel))
                 refused = isinstance(error, FailedPreconditionError | InvalidArgumentError)
                 self._not_ready(LinkState.REFUSED if refused else LinkState.CONNECTING, error)
-                raise
+                raise error from None
 
     async def run(self) -> None:
         """Keep the link: dial, pump frames, dial again, until `close`. Raises nothing but cancellation."""

@@ -128,3 +128,15 @@ def _check_speculation(speculation: Speculation, max_draft_tokens: int | None) -
         high = 2**32 - 1 if max_draft_tokens is None else max_draft_tokens
         check_range("speculation.num_draft_tokens", speculation.num_draft_tokens, 1, high)
     check_enum("speculation.mode", speculation.mode, VerificationMode.values())
+    if speculation.off:
+        _check_off(speculation)
+
+
+def _check_off(speculation: Speculation) -> None:
+    limit = "must be absent where speculation.off is set"
+    if speculation.drafter.name:
+        raise InvalidArgumentError("speculation.drafter.name", speculation.drafter.name, limit)
+    if speculation.drafter.settings:
+        raise InvalidArgumentError("speculation.drafter.settings", dict(speculation.drafter.settings), limit)
+    if speculation.HasField("num_draft_tokens"):
+        raise InvalidArgumentError("speculation.num_draft_tokens", speculation.num_draft_tokens, limit)

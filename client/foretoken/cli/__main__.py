@@ -1,0 +1,22 @@
+"""`foretoken`, or `python -m foretoken.cli`: what has to be settled before anything is imported."""
+
+import os
+import sys
+
+
+def main() -> int:
+    """Run the command; the process's exit status where it does not end by itself."""
+    if sys.argv[1:2] in (["generate"], ["info"]):
+        # Every fault of a call is told as a typed error; gRPC's own lines before it say less. Read at its import.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    try:
+        from foretoken.cli.main import app
+
+        app()
+    except KeyboardInterrupt:  # imports take a moment
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
