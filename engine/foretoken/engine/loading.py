@@ -130,8 +130,8 @@ def _load_weights(directory: Path, model_config: Any, config: EngineConfig) -> A
             model = AutoModelForCausalLM.from_pretrained(
                 directory, config=model_config, local_files_only=True, **keywords
             )
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise ModelRefusedError(f"{config.model}: {error}") from error
+    except Exception as error:  # the model's own code may raise anything
+        raise ModelRefusedError(f"{config.model} cannot be loaded: {type(error).__name__}: {error}") from error
     if cast(Any, model).get_output_embeddings() is None:
         raise ModelRefusedError(f"{type(model).__name__} has no output embedding")
     if model._can_set_experts_implementation():
