@@ -254,6 +254,8 @@ class FaultyDrafter:
 
     @property
     def has_work(self):
+        if self.fault == "has_work":
+            raise RuntimeError("no has_work today")
         return bool(self.requests)
 
     def _maybe_raise(self, where):
@@ -322,6 +324,21 @@ def test_any_fault_of_a_drafter_costs_one_round_and_is_logged(bench, caplog, fau
     assert "drafter model failed" in caplog.text
     assert bench.draft(1, num_tokens=3) == {1: [5, 5, 5]}
     assert not bench.sink.failures and drafter.open_keys == {(1, 1)}
+
+
+def test_a_drafter_that_cannot_tell_its_work_drafts_nothing_and_costs_no_other(bench, caplog):
+    drafter = FaultyDrafter()
+    bench.core = DraftCore({"model": drafter, "ngram": NgramDrafter()}, [], bench.sink, 8)
+    bench.open(1, [1, 2, 3])
+    bench.open(2, [4, 5, 4, 5], "ngram")
+    drafter.fault = "has_work"
+    assert not bench.core.has_work, "nobody waits for it"
+    for _ in range(2):
+        drafts = bench.draft(1, 2, num_tokens=2)
+        assert drafts == {1: [], 2: [4, 5]} and not bench.core.has_work
+    assert "drafter model failed" in caplog.text
+    drafter.fault = ""
+    assert bench.draft(1, num_tokens=2) == {1: [3, 3]} and not bench.sink.failures
 
 
 @pytest.mark.parametrize("fault", ["open", "close"])

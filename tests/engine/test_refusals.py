@@ -12,6 +12,7 @@ from foretoken.engine.config import EngineConfig
 from foretoken.engine.errors import ModelRefusedError
 from foretoken.engine.refusals import check_config
 from foretoken.engine.runner import ModelRunner
+from foretoken.kernels.cpu import load_cpu_kernels
 from tests.engine.tiny import save_tiny
 
 _LONGROPE = {"rope_type": "longrope", "original_max_position_embeddings": 128}
@@ -62,6 +63,15 @@ def test_windows_that_only_the_mask_knows(family: str, tmp_path: Path) -> None:
     with pytest.raises(ModelRefusedError, match="set max_context to 32"):
         ModelRunner.load(EngineConfig(directory, compile="off", num_pages=8))
     ModelRunner.load(EngineConfig(directory, compile="off", num_pages=8, max_context=32))
+
+
+def test_whatever_a_model_raises_after_its_layers_are_replaced(tmp_path: Path) -> None:
+    """Its router reads the weight of a linear layer that is not there any more."""
+    config = EngineConfig(save_tiny(tmp_path, "hunyuan_moe"), compile="off", num_pages=8)
+    if load_cpu_kernels(config.cache_dir) is None:
+        pytest.skip("no C++ compiler: its layers stay as they are")
+    with pytest.raises(ModelRefusedError, match="HunYuanMoEV1ForCausalLM cannot be run: AttributeError: .*weight"):
+        ModelRunner.load(config)
 
 
 def test_a_gate_of_one_number_a_row(tmp_path: Path) -> None:

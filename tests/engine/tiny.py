@@ -9,6 +9,7 @@ from transformers import (
     Gemma2Config,
     GPT2Config,
     GPTNeoXConfig,
+    HunYuanMoEV1Config,
     LlamaConfig,
     MixtralConfig,
     NemotronConfig,
@@ -32,6 +33,9 @@ _EXPERTS = {"num_key_value_heads": 2, "num_experts_per_tok": 2, "sliding_window"
 
 REFUSED: dict[str, Any] = {
     "nemotron": lambda: NemotronConfig(**_COMMON, num_key_value_heads=2),
+    "hunyuan_moe": lambda: HunYuanMoEV1Config(
+        **_COMMON, num_key_value_heads=2, num_experts=4, moe_topk=2, head_dim=16, pad_token_id=0
+    ),
     "phimoe": lambda: PhimoeConfig(**_COMMON, **_EXPERTS, num_local_experts=4),
     "qwen2_moe": lambda: Qwen2MoeConfig(
         **_COMMON,

@@ -43,3 +43,34 @@ def random_case(index: int, vocab_size: int, num_rows: int = 7) -> tuple[torch.T
         "min_p": rng.choice([0.0, 0.0, 0.05, 1.0], num_rows).tolist(),
     }
     return logits.to(dtype), settings
+
+
+UNSOUND = {"nan": torch.nan, "-nan": -torch.nan, "inf": torch.inf}
+SETTINGS = [
+    {"temperature": 0.0},
+    {},
+    {"top_k": 3},
+    {"top_p": 0.5},
+    {"top_k": 40, "top_p": 0.5, "min_p": 0.1, "temperature": 0.01},
+]
+"""Every way through a sampler."""
+
+
+def unsound_case(vocab_size: int) -> tuple[torch.Tensor, list[int]]:
+    """Rows that choose nothing beside sound ones, and where they are: one bad number anywhere, or no number at all.
+
+    Sound are also rows with masked ids, by -inf or by the lowest finite number, though it fills whole blocks of ids.
+    """
+    sound = torch.randn(4, vocab_size, generator=torch.Generator().manual_seed(5))
+    sound[1, 1:] = -torch.inf
+    sound[2, : vocab_size - 1] = torch.finfo(torch.float32).min
+    rows, unsound = [*sound], []
+    for place in sorted({0, vocab_size // 2, vocab_size - 1}):
+        for value in UNSOUND.values():
+            bad = sound[0].clone()
+            bad[place] = value
+            unsound.append(len(rows))
+            rows += [bad, sound[3]]
+    unsound += [len(rows), len(rows) + 1]
+    rows += [torch.full((vocab_size,), -torch.inf), torch.full((vocab_size,), torch.nan)]
+    return torch.stack(rows), unsound

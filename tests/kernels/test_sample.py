@@ -9,7 +9,7 @@ from scipy import stats
 
 from foretoken.kernels import dispatch, native, noise
 from foretoken.kernels.sample import IMPLEMENTATIONS, greedy, sample, token_logprobs
-from tests.kernels.sample_cases import SIZES, as_columns, random_case
+from tests.kernels.sample_cases import SETTINGS, SIZES, as_columns, random_case, unsound_case
 
 PATHS = [
     "reference",
@@ -84,6 +84,17 @@ def test_greedy_takes_the_lowest_of_equal_ids(path: str) -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         assert greedy(logits.to(dtype)).tolist() == [41, 299, 0]
         assert draw(logits.to(dtype), temperature=0.0, top_k=1, top_p=0.1).tolist() == [41, 299, 0]
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("vocab_size", [1, 3, 300, 5000])
+def test_rows_without_a_finite_largest_value_choose_nothing(path: str, vocab_size: int, settings: dict) -> None:
+    logits, unsound = unsound_case(vocab_size)
+    for dtype in (torch.float32, torch.bfloat16):
+        tokens = draw(logits.to(dtype), **settings).tolist()
+        assert [row for row, token in enumerate(tokens) if token < 0] == unsound
+        if settings == SETTINGS[0]:
+            assert greedy(logits.to(dtype)).tolist() == tokens
 
 
 def support(logits: list[float], path_rows: int = 3000, **settings: float) -> set[int]:

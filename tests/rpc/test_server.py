@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from foretoken.rpc.errors import (
     FailedPreconditionError,
+    InternalError,
     InvalidArgumentError,
     ResourceExhaustedError,
     UnavailableError,
@@ -162,6 +163,24 @@ async def test_an_idle_link_does_not_hold_up_a_drain():
             await running.task
         await link.close()
     assert handler.closed == [1]
+
+
+async def test_a_failure_ends_a_drain_too():
+    failure = asyncio.get_running_loop().create_future()
+
+    async def on_drain(grace_s: float) -> None:
+        failure.set_result(LookupError("lost"))
+        await asyncio.sleep(3600)
+
+    async with asyncio.timeout(5):
+        with pytest.raises(ExceptionGroup) as caught:
+            async with asyncio.TaskGroup() as tasks:
+                settings = ServiceSettings(drain_grace_s=60)
+                running = Running(tasks, settings, on_drain=on_drain, failure=failure)
+                await running.address()
+                running.stop.set()
+    (error,) = caught.value.exceptions
+    assert isinstance(error, InternalError) and str(error) == "LookupError: lost"
 
 
 async def test_a_port_in_use_is_refused_with_its_address(capfd):

@@ -5,6 +5,7 @@ import time
 from unittest.mock import Mock
 
 import pytest
+import torch
 
 from foretoken.engine.draft_probs import SparseProbs
 from foretoken.engine.verification import VerificationMode as Mode
@@ -267,6 +268,56 @@ def test_a_failing_forward_ends_its_sequences_only(bench):
     bench.run()
     assert bench.emitted(2, {}) == bench.runner.complete([1], 2)
     bench.core.check_integrity()
+
+
+class SickRunner:
+    """The fake model, but the logits after id 13 hold NaN."""
+
+    def __init__(self, runner):
+        self.runner = runner
+
+    def __getattr__(self, name):
+        return getattr(self.runner, name)
+
+    def forward(self, segments):
+        logits = self.runner.forward(segments)
+        last_ids = [id_ for segment in segments for id_ in segment.ids[len(segment.ids) - segment.num_logits :]]
+        logits[[id_ == 13 for id_ in last_ids]] = torch.nan
+        return logits
+
+
+@pytest.mark.parametrize("mode", [Mode.COUPLED, Mode.REJECTION, Mode.TYPICAL])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_choose_no_token_fail_their_sequence_alone(fake_runner_class, mode, temperature):
+    runner = fake_runner_class()
+    bench = Bench(SickRunner(runner))
+    params = {"temperature": temperature, "top_k": 1, "mode": mode, "num_logprobs": 0}
+    bench.open(1, [5, 13], **params)
+    bench.open(2, [5, 6], **params)
+    truth = runner.complete([5, 6], 3)
+    bench.block(1, 2, [4, 4])
+    bench.block(2, 2, [*truth[:1], 13, 7])
+    bench.run()
+    assert isinstance(bench.sink.failures.pop((1, 1)), InternalError) and not bench.sink.failures
+    (decision,) = bench.sink.decisions
+    assert (decision.key, decision.num_accepted, decision.next_id) == ((1, 2), 1, truth[1])
+    bench.core.close((1, 2))
+    assert runner.page_table.num_free == runner.page_table.num_pages
+
+
+@pytest.mark.parametrize("parents", [[], [-1, 0, 0]])
+def test_what_is_accepted_before_such_logits_is_kept(fake_runner_class, parents):
+    runner = fake_runner_class()
+    runner.next_id = lambda context: {5: 6, 6: 13}.get(context[-1], 0)
+    bench = Bench(SickRunner(runner))
+    bench.open(1, [5])
+    bench.block(1, 1, [6, 13, 0], parents=parents)
+    bench.core.step()
+    (decision,) = bench.sink.decisions
+    assert (decision.num_accepted, decision.next_id) == (1, 13) and not bench.sink.failures
+    bench.block(1, 3, [], 4)
+    bench.run()
+    assert isinstance(bench.sink.failures[(1, 1)], InternalError) and len(bench.sink.decisions) == 1
 
 
 def test_a_deadline_closes_the_sequence_and_frees_its_pages(bench):

@@ -78,7 +78,7 @@ class DraftCore:
 
     @property
     def has_work(self) -> bool:
-        return any(drafter.has_work for drafter in self._drafters.values())
+        return any(self._has_work(name) for name in self._drafters)
 
     def open(self, sequence: DraftSequence, drafter_name: str) -> None:
         """Take a sequence in for a drafter; "" is the default one."""
@@ -183,12 +183,12 @@ class DraftCore:
     def step(self) -> None:
         """Let every drafter with work do one unit of it, and hand out what became complete."""
         for name, drafter in self._drafters.items():
-            if not drafter.has_work:
+            if not self._has_work(name):
                 continue
             # Asked before the step: one that fails may forget what it had to do.
-            idle = {other for other, host in self._drafters.items() if not host.has_work}
+            idle = {other for other in self._drafters if not self._has_work(other)}
             try:
-                finished = drafter.step()
+                finished = drafter.step() if drafter.has_work else []
                 self._check(finished)
             except Exception:
                 # A drafter that fails costs its sequences this round's drafts, never their streams: those of its own,
@@ -202,6 +202,14 @@ class DraftCore:
         """Re-derive the page accounting; raises when it is off."""
         for drafter in self._drafters.values():
             drafter.check_integrity()
+
+    def _has_work(self, name: str) -> bool:
+        """Whether a drafter has something to do; one that cannot tell has if a sequence waits for it: `step` fails."""
+        try:
+            return bool(self._drafters[name].has_work)
+        except Exception:
+            entries = self._sequences.values()
+            return any(entry.drafter_name == name and entry.requested_ns is not None for entry in entries)
 
     def _check(self, finished: Sequence[Drafted]) -> None:
         waiting = {key for key, entry in self._sequences.items() if entry.requested_ns is not None}

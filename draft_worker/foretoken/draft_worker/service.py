@@ -21,6 +21,7 @@ async def run(settings: DraftWorkerSettings) -> None:
 
     Raises:
         FailedPreconditionError: a model or a plug-in cannot be served, or the address cannot be bound.
+        InternalError: the model thread has ended.
     """
     results = DraftResults()
     hello = WorkerHello()
@@ -35,7 +36,7 @@ async def run(settings: DraftWorkerSettings) -> None:
     )
     service = Service("foretoken.v1.DraftService", servicer, draft_pb2_grpc.add_DraftServiceServicer_to_server)
     try:
-        await serve([service], settings, on_drain=servicer.drain)
+        await serve([service], settings, on_drain=servicer.drain, failure=asyncio.wrap_future(thread.failure))
     finally:
         await asyncio.to_thread(thread.stop, settings.drain_grace_s)
 

@@ -9,27 +9,17 @@ from typing import Any, cast
 
 import torch
 from huggingface_hub import snapshot_download
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from foretoken.engine.attention import ATTENTION_NAME, register_attention
 from foretoken.engine.config import EngineConfig
 from foretoken.engine.errors import ModelRefusedError
 from foretoken.engine.fingerprint import hash_tokenizer, hash_weights
+from foretoken.engine.generation_config import generation_defaults
 from foretoken.engine.refusals import check_config
 
 _LOG = logging.getLogger(__name__)
-
-_SAMPLING_FIELDS = (
-    "do_sample",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "max_new_tokens",
-    "min_new_tokens",
-)
 
 Progress = Callable[[str, float], None]
 """Called with what is being done and the fraction of loading done so far, in [0, 1]."""
@@ -95,14 +85,15 @@ def load_model(config: EngineConfig, progress: Progress) -> tuple[Any, ModelInfo
     progress("loading weights", 0.05)
     model = _load_weights(directory, model_config, config)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    generation = _generation_config(directory, model)
+    vocab_size = model.get_output_embeddings().weight.shape[0]
+    defaults = generation_defaults(directory, model, vocab_size)
     info = ModelInfo(
         model_id=directory.resolve().name if Path(config.model).expanduser().is_dir() else config.model,
         dtype=str(model.dtype).removeprefix("torch."),
-        vocab_size=model.get_output_embeddings().weight.shape[0],
+        vocab_size=vocab_size,
         max_context=max_context,
-        eos_token_ids=_eos_token_ids(generation, text_config),
-        default_sampling=_default_sampling(generation),
+        eos_token_ids=defaults.eos_token_ids,
+        default_sampling=defaults.sampling,
         weights_fingerprint=fingerprint,
         tokenizer_hash=hash_tokenizer(directory),
         num_parameters=num_parameters,
@@ -139,8 +130,8 @@ def _load_weights(directory: Path, model_config: Any, config: EngineConfig) -> A
             model = AutoModelForCausalLM.from_pretrained(
                 directory, config=model_config, local_files_only=True, **keywords
             )
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise ModelRefusedError(f"{config.model}: {error}") from error
+    except Exception as error:  # the model's own code may raise anything
+        raise ModelRefusedError(f"{config.model} cannot be loaded: {type(error).__name__}: {error}") from error
     if cast(Any, model).get_output_embeddings() is None:
         raise ModelRefusedError(f"{type(model).__name__} has no output embedding")
     if model._can_set_experts_implementation():
@@ -169,24 +160,3 @@ def _max_context(text_config: Any, asked: int | None) -> int:
     if own is not None and asked is not None and asked > own:
         raise ModelRefusedError(f"max_context: {asked} is above the model's own {own}")
     return int(own if asked is None else asked)  # type: ignore[arg-type]
-
-
-def _generation_config(directory: Path, model: Any) -> GenerationConfig:
-    try:
-        return GenerationConfig.from_pretrained(directory)
-    except OSError:  # no such file: what transformers derives from the model's configuration
-        return cast(GenerationConfig, model.generation_config)
-
-
-def _eos_token_ids(generation: GenerationConfig, text_config: Any) -> tuple[int, ...]:
-    given = generation.eos_token_id
-    if given is None:
-        given = getattr(text_config, "eos_token_id", None)
-    if given is None:
-        return ()
-    return tuple(given) if isinstance(given, (list, tuple)) else (int(given),)
-
-
-def _default_sampling(generation: GenerationConfig) -> dict[str, Any]:
-    set_fields = generation.to_diff_dict()
-    return {name: set_fields[name] for name in _SAMPLING_FIELDS if set_fields.get(name) is not None}

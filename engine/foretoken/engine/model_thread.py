@@ -41,6 +41,8 @@ class ModelThread(Generic[CoreT]):
     """Builds a core on a thread of its own and runs it there until stopped."""
 
     def __init__(self, build: Callable[[], CoreT], name: str) -> None:
+        self.failure: Future[BaseException] = Future()
+        """Done once a call or a step has raised: the thread has ended with this error and does nothing more."""
         self._build = build
         self._inbox: SimpleQueue[Callable[[CoreT], None]] = SimpleQueue()
         self._is_stopping = False
@@ -69,6 +71,13 @@ class ModelThread(Generic[CoreT]):
             self._ready.set_exception(error)
             return
         self._ready.set_result(core)
+        try:
+            self._serve(core)
+        except BaseException as error:  # a core half way through a step cannot go on
+            logger.critical("the thread %s ends", self._thread.name, exc_info=True)
+            self.failure.set_result(error)
+
+    def _serve(self, core: CoreT) -> None:
         while not self._is_stopping:
             next_deadline_s = core.expire(time.monotonic())
             self._run_submitted(core, next_deadline_s)

@@ -4,7 +4,8 @@ One thread owns a runner. Row r of the logits depends on its own sequence and po
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from foretoken.engine.compiled import compile_call
 from foretoken.engine.config import EngineConfig
 from foretoken.engine.cuda.forward import CudaForward
 from foretoken.engine.cuda.prepare import prepare_cuda
-from foretoken.engine.errors import ModelRefusedError
+from foretoken.engine.errors import EngineError, ModelRefusedError
 from foretoken.engine.forward import CpuForward, Forward, ReferenceForward
 from foretoken.engine.kv_pool import KvPool, LayerShape
 from foretoken.engine.loading import ModelInfo, Progress, load_model
@@ -77,15 +78,16 @@ class ModelRunner:
         num_threads = config.num_threads or torch.get_num_threads()
         shapes = _probe(model, info.max_context)
         sequences = sample_sequences(info.vocab_size, info.max_context, config.max_batch_rows)
-        expected = eager_logits(model, sequences) if config.self_check else []
-        report("preparing the kernels", 0.2)
-        forward, num_pages = _prepare(config, model, info.max_context, shapes, num_threads, report)
-        runner = cls(info, PageTable(num_pages, config.page_size), forward, config.max_batch_rows)
-        dependence = None
-        if config.self_check:
-            report("checking against the model's own forward", 0.3)
-            check_against_eager(runner, sequences, expected)
-            dependence = find_row_dependence(runner, sequences) if config.batch_invariant else None
+        with _refusing(model):
+            expected = eager_logits(model, sequences) if config.self_check else []
+            report("preparing the kernels", 0.2)
+            forward, num_pages = _prepare(config, model, info.max_context, shapes, num_threads, report)
+            runner = cls(info, PageTable(num_pages, config.page_size), forward, config.max_batch_rows)
+            dependence = None
+            if config.self_check:
+                report("checking against the model's own forward", 0.3)
+                check_against_eager(runner, sequences, expected)
+                dependence = find_row_dependence(runner, sequences) if config.batch_invariant else None
         if config.compile != "off" and (dependence is None or isinstance(forward, CpuForward)):
             report("compiling", 0.4)
             runner._compile(config, model, sequences, expected)
@@ -170,6 +172,17 @@ class ModelRunner:
             raise ValueError(f"segments: position {max(batch.positions)} is not below {self.info.max_context}")
 
 
+@contextmanager
+def _refusing(model: Any) -> Iterator[None]:
+    """Whatever the model's own code raises as a refusal that names its class."""
+    try:
+        yield
+    except EngineError:
+        raise
+    except Exception as error:
+        raise ModelRefusedError(f"{type(model).__name__} cannot be run: {type(error).__name__}: {error}") from error
+
+
 def _kernels_for(config: EngineConfig, model: Any, pool: KvPool) -> CpuKernels | None:
     """The CPU kernels if they can run this model here."""
     if model.device.type != "cpu" or model.dtype not in CPU_DTYPES or sorted(pool.keys) != list(range(len(pool.keys))):
@@ -187,12 +200,8 @@ def _probe(model: Any, max_context: int) -> dict[int, LayerShape]:
     context = ProbeContext()
     ids = torch.zeros(1, 2, dtype=torch.int64, device=model.device)
     positions = torch.arange(2, device=model.device)[None]
-    try:
+    with _refusing(model):
         model(input_ids=ids, position_ids=positions, use_cache=False, **{CONTEXT_KEYWORD: context})
-    except ModelRefusedError:
-        raise
-    except Exception as error:  # the model's code may raise anything
-        raise ModelRefusedError(f"{type(model).__name__} cannot be run: {type(error).__name__}: {error}") from error
     if not context.shapes:
         raise ModelRefusedError(f"{type(model).__name__} has no layer that uses transformers' attention interface")
     check_windows(model.config.get_text_config(decoder=True), context.windows, max_context)

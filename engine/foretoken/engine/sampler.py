@@ -69,7 +69,7 @@ class Chosen:
 
 
 def choose_tokens(logits: torch.Tensor, groups: Sequence[SampleGroup]) -> Chosen:
-    """Chooses every row's own token.
+    """Chooses every row's own token; for drafters: a row that has none (see `sample_rows`) gets id 0.
 
     Args:
         logits: [R, V] bfloat16, float16 or float32, contiguous.
@@ -78,7 +78,7 @@ def choose_tokens(logits: torch.Tensor, groups: Sequence[SampleGroup]) -> Chosen
         ValueError: the rows do not add up, or the logits are not as above.
     """
     adjusted = adjust_rows(logits, groups)
-    token_ids = sample_rows(adjusted, groups)
+    token_ids = sample_rows(adjusted, groups).clamp_min_(0)
     return Chosen(token_ids.tolist(), logprobs_of_rows(logits, token_ids, groups))
 
 
@@ -95,7 +95,7 @@ def adjust_rows(logits: torch.Tensor, groups: Sequence[SampleGroup]) -> torch.Te
 
 
 def sample_rows(adjusted: torch.Tensor, groups: Sequence[SampleGroup]) -> torch.Tensor:
-    """[R] int64 the coupled token of every row of adjusted logits."""
+    """[R] int64 the coupled token of every row of adjusted logits; -1 where NaN or an infinite largest leaves none."""
     if all(group.params.temperature == 0.0 for group in groups):
         return greedy(adjusted)
     return sample(adjusted, *noise_columns(groups, adjusted.device), *sampling_columns(groups, adjusted.device))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from itertools import accumulate
+from itertools import accumulate, takewhile
 
 import torch
 
@@ -56,7 +56,8 @@ class Verified:
     path: list[int]
     """Accepted drafts by index, root first; the leading ones of a chain."""
     emitted_ids: list[int]
-    """The accepted draft ids and one token of the target's."""
+    """The accepted draft ids and one token of the target's. Empty: there is none after the committed ids, for the
+    logits hold NaN or their largest is infinite."""
     logprobs: list[TokenLogprob]
     """One per emitted token when asked for, else empty."""
 
@@ -67,7 +68,7 @@ class Verified:
 
 
 def verify_blocks(logits: torch.Tensor, groups: Sequence[BlockGroup]) -> list[Verified]:
-    """Judges every group's draft.
+    """Judges every group's draft. What is accepted ends before a row whose logits choose no token.
 
     Args:
         logits: [R, V] bfloat16, float16 or float32, contiguous.
@@ -81,26 +82,29 @@ def verify_blocks(logits: torch.Tensor, groups: Sequence[BlockGroup]) -> list[Ve
     chosen_ids = target_ids.tolist()
     first_rows = _first_rows(rows)
     paths: list[list[int]] = [[] for _ in groups]
+    emitted_rows: list[list[int]] = [[] for _ in groups]
     for mode in {group.mode for group in groups}:
         members = [index for index, group in enumerate(groups) if group.mode is mode]
         places = [(groups[index], first_rows[index]) for index in members]
         if mode is VerificationMode.COUPLED:
             judged = _judge_equality(chosen_ids, places)
         else:
-            judged = _judge_probabilities(mode, adjusted, target_ids, places)
+            judged = _judge_probabilities(mode, adjusted, target_ids.clamp_min(0), places)
         for index, (path, next_id) in zip(members, judged, strict=True):
-            paths[index] = path
             emitted_ids = [*(rows[index].draft_ids[node] for node in path), next_id]
-            for row, token_id in zip(_rows_of(path, first_rows[index]), emitted_ids, strict=True):
+            path_rows = _rows_of(path, first_rows[index])
+            emitted_rows[index] = list(takewhile(lambda row: chosen_ids[row] >= 0, path_rows))
+            paths[index] = path[: max(0, len(emitted_rows[index]) - 1)]
+            for row, token_id in zip(emitted_rows[index], emitted_ids, strict=False):
                 chosen_ids[row] = token_id
-    logprobs = logprobs_of_rows(logits, torch.tensor(chosen_ids, device=logits.device), rows)
+    logprobs = logprobs_of_rows(logits, torch.tensor(chosen_ids, device=logits.device).clamp_min_(0), rows)
     return [
         Verified(
             path,
-            [chosen_ids[row] for row in _rows_of(path, first)],
-            [logprob for row in _rows_of(path, first) if (logprob := logprobs[row]) is not None],
+            [chosen_ids[row] for row in path_rows],
+            [logprob for row in path_rows if (logprob := logprobs[row]) is not None],
         )
-        for first, path in zip(first_rows, paths, strict=True)
+        for path, path_rows in zip(paths, emitted_rows, strict=True)
     ]
 
 

@@ -21,7 +21,7 @@ from grpc_reflection.v1alpha import reflection
 
 from foretoken.rpc import telemetry
 from foretoken.rpc.decoding import TypedDecoding
-from foretoken.rpc.errors import FailedPreconditionError, ForetokenError
+from foretoken.rpc.errors import FailedPreconditionError, ForetokenError, InternalError
 from foretoken.rpc.logs import configure_logging
 from foretoken.rpc.settings import UNIX_PREFIX, ServiceSettings
 
@@ -53,6 +53,7 @@ async def serve(
     on_drain: Callable[[float], Awaitable[None]] | None = None,
     on_ready: Callable[[int], None] | None = None,
     stop: asyncio.Event | None = None,
+    failure: asyncio.Future[BaseException] | None = None,
 ) -> None:
     """Serve until SIGTERM, SIGINT or `stop`; then drain and stop. A second signal stops at once.
 
@@ -61,9 +62,11 @@ async def serve(
             when they are over. None: the server itself refuses new calls and waits for open ones.
         on_ready: gets the bound port (0: a Unix socket) once the service takes requests.
         stop: ends serving when set; given by callers that handle signals themselves.
+        failure: done when what the services stand on is lost: serving ends with no time for running work.
 
     Raises:
         FailedPreconditionError: the address cannot be bound, or a TLS file cannot be read.
+        InternalError: `failure` came.
     """
     server = grpc.aio.server(
         interceptors=[TypedDecoding()],
@@ -78,6 +81,8 @@ async def serve(
     )
     port = _bind(server, settings)
     stopping = _Stopping(stop)
+    if failure is not None:
+        failure.add_done_callback(lambda _: stopping.ask())
     await server.start()
     try:
         await _set_health(health_servicer, services, health_pb2.HealthCheckResponse.SERVING)
@@ -86,15 +91,19 @@ async def serve(
         if on_ready is not None:
             on_ready(port)
         await stopping.requested.wait()
-        _log.info("draining for at most %g s", settings.drain_grace_s)
+        grace_s = 0.0 if failure is not None and failure.done() else settings.drain_grace_s
+        _log.info("draining for at most %g s", grace_s)
         await health_servicer.enter_graceful_shutdown()
-        await stopping.unless_hurried(_drain(server, settings.drain_grace_s, on_drain))
+        await stopping.unless_hurried(_drain(server, grace_s, on_drain))
     finally:
         stopping.restore()
         if settings.ready_file is not None:
             settings.ready_file.unlink(missing_ok=True)
         await server.stop(_STOP_GRACE_S)
         _log.info("stopped")
+    if failure is not None and failure.done():
+        error = failure.result()
+        raise InternalError(f"{type(error).__name__}: {error}") from error
 
 
 def run_service(name: str, settings: ServiceSettings, body: Callable[[], Coroutine[Any, Any, None]]) -> int:
@@ -135,8 +144,14 @@ class _Stopping:
         self._signals: list[signal.Signals] = []
         if stop is None:
             for signum in (signal.SIGTERM, signal.SIGINT):
-                asyncio.get_running_loop().add_signal_handler(signum, self._on_signal)
+                asyncio.get_running_loop().add_signal_handler(signum, self.ask)
                 self._signals.append(signum)
+
+    def ask(self) -> None:
+        """What a signal does."""
+        if self.requested.is_set():
+            self._hurry.set()
+        self.requested.set()
 
     async def unless_hurried(self, work: Coroutine[Any, Any, None]) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -149,11 +164,6 @@ class _Stopping:
     def restore(self) -> None:
         for signum in self._signals:
             asyncio.get_running_loop().remove_signal_handler(signum)
-
-    def _on_signal(self) -> None:
-        if self.requested.is_set():
-            self._hurry.set()
-        self.requested.set()
 
 
 async def _drain(server: grpc.aio.Server, grace_s: float, on_drain: Callable[[float], Awaitable[None]] | None) -> None:

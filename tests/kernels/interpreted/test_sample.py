@@ -7,7 +7,7 @@ import torch
 from foretoken.kernels import dispatch
 from foretoken.kernels.sample import greedy, sample, token_logprobs
 from foretoken.kernels.sample.narrowing import narrow
-from tests.kernels.sample_cases import SIZES, as_columns, random_case
+from tests.kernels.sample_cases import SETTINGS, SIZES, as_columns, random_case, unsound_case
 
 
 def draw(logits: torch.Tensor, settings: dict, device: torch.device) -> list[int]:
@@ -89,6 +89,18 @@ def test_a_row_does_not_depend_on_the_others(device: torch.device, takes_triton)
         for row in (0, 5):
             alone = {name: values[row : row + 1] for name, values in settings.items()}
             assert draw(logits[row : row + 1], alone, device) == together[row : row + 1]
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("vocab_size", [3, 4200])
+def test_rows_without_a_finite_largest_value_choose_nothing(
+    vocab_size: int, settings: dict, device: torch.device, takes_triton
+) -> None:
+    logits, unsound = unsound_case(vocab_size)
+    with takes_triton():
+        tokens = draw(logits, settings, device)
+    assert [row for row, token in enumerate(tokens) if token < 0] == unsound
+    assert_equals_reference(logits, settings, device, takes_triton)
 
 
 def test_an_empty_batch(device: torch.device, takes_triton) -> None:

@@ -166,10 +166,13 @@ class VerifyCore:
             for work in planned:
                 self._fail(work.sequence.key, InternalError("the forward failed"))
             return
+        decided = {decision.key for decision in decisions}
         self._learn(planned, decisions)
         for work in planned:
-            if work.takes_block:
+            if work.sequence.key in decided:
                 self._after_block(work.sequence)
+            elif work.takes_block:
+                self._fail(work.sequence.key, InternalError("the target's logits are not finite: they choose no token"))
         self._sink.decided(decisions, self._load())
 
     def check_integrity(self) -> None:
@@ -192,7 +195,7 @@ class VerifyCore:
             seq.plain_until = 0
 
     def _learn(self, planned: Sequence[Work], decisions: Sequence[Decision]) -> None:
-        if all(work.takes_block and not work.num_prefill for work in planned):
+        if decisions and all(work.takes_block and not work.num_prefill for work in planned):
             self._price.add_forward(sum(work.num_rows for work in planned), len(planned), decisions[0].forward_ns)
         self._price.add_tokens(sum(decision.num_accepted + 1 for decision in decisions), time.perf_counter())
 

@@ -25,6 +25,7 @@ async def run(settings: VerifyWorkerSettings) -> None:
 
     Raises:
         FailedPreconditionError: the model cannot be served, or the address cannot be bound.
+        InternalError: the model thread has ended.
     """
     results = VerifyResults()
     hello = WorkerHello()
@@ -42,7 +43,7 @@ async def run(settings: VerifyWorkerSettings) -> None:
     )
     service = Service("foretoken.v1.VerifyService", servicer, verify_pb2_grpc.add_VerifyServiceServicer_to_server)
     try:
-        await serve([service], settings, on_drain=servicer.drain)
+        await serve([service], settings, on_drain=servicer.drain, failure=asyncio.wrap_future(thread.failure))
     finally:
         await asyncio.to_thread(thread.stop, settings.drain_grace_s)
 

@@ -24,6 +24,7 @@ def verify_step(runner: ModelRunner, planned: Sequence[Work]) -> list[Decision]:
 
     A block of K draft tokens is K + 1 rows: row 0 sees the committed ids, row i + 1 also draft id i and what that one
     follows, so that the token after the accepted path comes from the same forward. Prefill rows yield no logits.
+    A sequence whose logits choose no token gets no decision.
     """
     started_ns = time.perf_counter_ns()
     logits = runner.forward([_segment(work) for work in planned])
@@ -37,7 +38,10 @@ def verify_step(runner: ModelRunner, planned: Sequence[Work]) -> list[Decision]:
         if not work.takes_block:
             work.sequence.kv_length += work.num_prefill
             continue
-        decision = _decide(work, next(judged), started_ns, forward_ns)
+        outcome = next(judged)
+        if not outcome.emitted_ids:
+            continue
+        decision = _decide(work, outcome, started_ns, forward_ns)
         decisions.append(decision)
         if decision.path is not None:
             kept_paths.append(KeptPath(work.sequence.page_ids, decision.base_length, decision.path))

@@ -123,17 +123,28 @@ void foretoken_gumbel(int64_t num_rows, int64_t vocab_size, const int64_t *seeds
     }
 }
 
-/* Largest of n floats. Sixteen running maxima, so that the compiler vectorises without reordering rules. */
+#define MAXIMA 64
+
+/* Largest of n floats, NaN if any is. Many running maxima, so that the compiler vectorises without reordering rules. */
 static float largest_of(const float *x, int64_t n) {
-    float lanes[16];
-    for (int j = 0; j < 16; j++) lanes[j] = -INFINITY;
+    float lanes[MAXIMA];
+    int32_t has_nan[MAXIMA] = {0};
+    for (int j = 0; j < MAXIMA; j++) lanes[j] = -INFINITY;
     int64_t i = 0;
-    for (; i + 16 <= n; i += 16)
-        for (int j = 0; j < 16; j++) lanes[j] = x[i + j] > lanes[j] ? x[i + j] : lanes[j];
-    for (; i < n; i++) lanes[0] = x[i] > lanes[0] ? x[i] : lanes[0];
-    float best = lanes[0];
-    for (int j = 1; j < 16; j++) best = lanes[j] > best ? lanes[j] : best;
-    return best;
+    for (; i + MAXIMA <= n; i += MAXIMA)
+        for (int j = 0; j < MAXIMA; j++) {
+            lanes[j] = x[i + j] > lanes[j] ? x[i + j] : lanes[j];
+            has_nan[j] |= x[i + j] != x[i + j];
+        }
+    for (; i < n; i++) {
+        lanes[0] = x[i] > lanes[0] ? x[i] : lanes[0];
+        has_nan[0] |= x[i] != x[i];
+    }
+    for (int j = 1; j < MAXIMA; j++) {
+        lanes[0] = lanes[j] > lanes[0] ? lanes[j] : lanes[0];
+        has_nan[0] |= has_nan[j];
+    }
+    return has_nan[0] ? NAN : lanes[0];
 }
 
 static int64_t first_equal(const float *x, int64_t n, float value) {
@@ -262,10 +273,10 @@ static int64_t perturbed_argmax(const float *x, const float *scaled, float thres
 }
 
 /* The smallest scaled logit that top_k and top_p leave. Fills scaled, and likelihood where top_p or min_p need it. */
-static float filter_row(const float *x, int64_t n, float temperature, int32_t top_k, float top_p, float min_p,
-                        float *scaled, float *likelihood, uint32_t *keys, int64_t *weights) {
+static float filter_row(const float *x, int64_t n, float most, float temperature, int32_t top_k, float top_p,
+                        float min_p, float *scaled, float *likelihood, uint32_t *keys, int64_t *weights) {
     for (int64_t i = 0; i < n; i++) scaled[i] = x[i] / temperature + 0.0f; /* + 0: one zero, so that keys tie */
-    float threshold = -INFINITY, largest = largest_of(scaled, n);
+    float threshold = -INFINITY, largest = most / temperature + 0.0f; /* of scaled too: division keeps the order */
     if (top_k > 0 && top_k < n) threshold = top_k_threshold(scaled, n, top_k, keys);
     if (top_p < 1.0f || min_p > 0.0f)
         for (int64_t i = 0; i < n; i++) likelihood[i] = exp_f32(scaled[i] - largest);
@@ -276,10 +287,13 @@ static float filter_row(const float *x, int64_t n, float temperature, int32_t to
     return threshold;
 }
 
+/* -1: x holds NaN, or its largest is not finite. */
 static int64_t sample_row(const float *x, int64_t n, uint64_t seed, uint32_t position, float temperature, int32_t top_k,
                           float top_p, float min_p, float *scaled, float *likelihood, uint32_t *keys, int64_t *weights) {
-    if (!(temperature > 0.0f)) return first_equal(x, n, largest_of(x, n));
-    float threshold = filter_row(x, n, temperature, top_k, top_p, min_p, scaled, likelihood, keys, weights);
+    float largest = largest_of(x, n);
+    if (!isfinite(largest)) return -1;
+    if (!(temperature > 0.0f)) return first_equal(x, n, largest);
+    float threshold = filter_row(x, n, largest, temperature, top_k, top_p, min_p, scaled, likelihood, keys, weights);
     return perturbed_argmax(x, scaled, threshold, min_p > 0.0f ? likelihood : NULL, min_p, n, temperature, seed, position);
 }
 
@@ -359,10 +373,11 @@ void foretoken_perturbed_top(int64_t num_rows, int64_t vocab_size, int64_t num_t
             convert_bfloat16((const uint16_t *)logits + row * vocab_size, vocab_size, converted);
             scores = x = converted;
         }
-        if (temperature[row] > 0.0f) {
+        float largest = largest_of(x, vocab_size);
+        if (temperature[row] > 0.0f && isfinite(largest)) {
             float *perturbed = scratch + 4 * vocab_size;
-            float threshold = filter_row(x, vocab_size, temperature[row], top_k[row], top_p[row], min_p[row], scaled,
-                                         likelihood, keys, weights);
+            float threshold = filter_row(x, vocab_size, largest, temperature[row], top_k[row], top_p[row], min_p[row],
+                                         scaled, likelihood, keys, weights);
             perturb_row(x, scaled, threshold, min_p[row] > 0.0f ? likelihood : NULL, min_p[row], vocab_size,
                         temperature[row], (uint64_t)seeds[row], (uint32_t)positions[row], perturbed);
             scores = perturbed;

@@ -48,7 +48,8 @@ def rejection(
     recovered.
 
     Args:
-        logits: [R, V] bfloat16, float16 or float32, contiguous, no NaN, a finite largest value per row; R = N + B.
+        logits: [R, V] bfloat16, float16 or float32, contiguous, R = N + B. A block with a row of NaN, or
+            without a finite largest value, comes to nothing useful; no other block does.
         target_ids: [R] int64, tokens sampled from the target with noise of their own (`foretoken.kernels.sample`).
         draft_ids: [N] int64.
         offsets: [B + 1] int64, from 0 to N, not decreasing.

@@ -33,9 +33,9 @@ def greedy(logits: torch.Tensor) -> torch.Tensor:
     """The most likely id of each row, the lowest among equals; what `sample` gives at T = 0.
 
     Args:
-        logits: [R, V] bfloat16, float16 or float32, contiguous, no NaN.
+        logits: [R, V] bfloat16, float16 or float32, contiguous.
     Returns:
-        [R] int64.
+        [R] int64; -1 as in `sample`.
     Raises:
         ValueError: a shape, stride or dtype other than above.
     """
@@ -61,7 +61,7 @@ def sample(
     operation or an integer one, so implementations agree bit for bit.
 
     Args:
-        logits: [R, V] bfloat16, float16 or float32, contiguous, no NaN, a finite largest value per row.
+        logits: [R, V] bfloat16, float16 or float32, contiguous.
         seeds: [R] int64 bit pattern of the uint64 seed.
         positions: [R] int64 index in prompt + output of the token being chosen.
         temperature: [R] float32; 0 = greedy.
@@ -69,7 +69,8 @@ def sample(
         top_p: [R] float32 in (0, 1]; 1 = all ids.
         min_p: [R] float32 in [0, 1]; 0 = all ids.
     Returns:
-        [R] int64 ids; the lowest id wins a tie.
+        [R] int64 ids; the lowest id wins a tie. -1 for a row that chooses nothing at any temperature: it holds NaN,
+        or its largest value is infinite.
     Raises:
         ValueError: a shape, stride, dtype or device other than above.
     Source:

@@ -145,19 +145,21 @@ def _decide(
     score = tl.load(scores + row * num_splits + split, mask=split < num_splits, other=float("-inf"))
     drawn = tl.load(ids + row * num_splits + split, mask=split < num_splits, other=NO_ID)
     token = tl.min(tl.where(score == tl.max(score, axis=0), drawn, NO_ID), axis=0)
-    token = tl.where(token == NO_ID, 0, token)  # a row of NaN or -inf: any id, but one that can be read
+    weight = tl.load(mass + row)
+    is_sound = weight == weight  # NaN: so is a logit, or the largest is infinite
+    token = tl.where(is_sound & (token != NO_ID), token, 0)  # one that can be read
 
     heat = tl.load(temperature + row)
     k = tl.load(top_k + row)
     p = tl.load(top_p + row)
     has_top_k = (heat > 0.0) & (k > 0) & (k < vocab_size)
     has_top_p = (heat > 0.0) & (p < 1.0)
-    if has_top_k | has_top_p:
+    if is_sound & (has_top_k | has_top_p):
         start = logits + row * vocab_size
         count = tl.load(counts + row)
         most = tl.load(largest + row)
         top = tl.div_rn(most, heat)
-        bound = p * tl.load(mass + row)
+        bound = p * weight
         doubt = bound * relative_error(most, heat) + vocab_size * 9.094947017729282e-13  # 2^-40 an id
         total = tl.full([], -1, tl.int64)  # -1: not known exactly
         if has_top_k & has_top_p:
@@ -195,7 +197,7 @@ def _decide(
                 )
                 is_dropped = above_id != NO_ID  # always, but for NaN: it must not loop forever
                 token = tl.where(is_dropped, above_id, token)
-    tl.store(out + row, token.to(tl.int64))
+    tl.store(out + row, tl.where(is_sound, token, -1).to(tl.int64))
 
 
 @triton.jit

@@ -171,7 +171,10 @@ def _scan(
     mass = tl.exp2(tl.fma(x0, factor, offset)) + tl.exp2(tl.fma(x1, factor, offset))
     mass += tl.exp2(tl.fma(x2, factor, offset)) + tl.exp2(tl.fma(x3, factor, offset))
     tl.store(chunk_maxima + row * num_chunks + chunk, largest)
-    tl.store(chunk_masses + row * num_chunks + chunk, tl.sum(tl.sum(mass, axis=1), axis=0))
+    total = tl.sum(tl.sum(mass, axis=1), axis=0)
+    # A chunk of huge numbers may overflow: times the 0 that it weighs it must not be the NaN of a row that holds one.
+    total = tl.where(total == float("inf"), 3e38, total)
+    tl.store(chunk_masses + row * num_chunks + chunk, total)
 
 
 @triton.jit

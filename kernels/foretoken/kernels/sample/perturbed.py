@@ -37,7 +37,8 @@ def perturbed_top(
         scale: above 0; of how far another model's scores may lie from these, see below.
         logits, seeds, positions, temperature, top_k, top_p, min_p: as in `foretoken.kernels.sample.sample`.
     Returns:
-        ids [R, min(m, V)] int64, best first, the lowest of equals first: column 0 is what `sample` gives.
+        ids [R, min(m, V)] int64, best first, the lowest of equals first: column 0 is what `sample` gives, or some id
+        where that gives none.
         log_shares [R, min(m, V)] float32, at most 0: log-softmax of scores / scale over the ids that are left, the
         probability of being the largest once each score has an independent Gumbel error of that scale; equal between
         implementations up to rounding. Where fewer than m are left: id 0 and -inf.

@@ -21,7 +21,8 @@ def sample(
     min_p: torch.Tensor,
 ) -> torch.Tensor:
     """The rules of `foretoken.kernels.sample.sample`, any device."""
-    return argmax_rows(perturb(logits, seeds, positions, temperature, top_k, top_p, min_p))
+    ids = argmax_rows(perturb(logits, seeds, positions, temperature, top_k, top_p, min_p))
+    return _where_finite(logits.amax(dim=1), ids)
 
 
 def perturb(
@@ -77,7 +78,17 @@ def perturbed_top(
 
 def greedy(logits: torch.Tensor) -> torch.Tensor:
     """The rules of `foretoken.kernels.sample.greedy`, any device."""
-    return argmax_rows(logits.to(torch.float32))
+    scores = logits.to(torch.float32)
+    ids = argmax_rows(scores)
+    if scores.device.type != "cpu":
+        return _where_finite(scores.amax(dim=1), ids)
+    largest = scores.numpy()[np.arange(len(ids)), ids.numpy()]  # NaN counts as the largest there
+    return ids if np.isfinite(largest).all() else _where_finite(torch.from_numpy(largest), ids)
+
+
+def _where_finite(largest: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """The ids [R], -1 where the row's largest logit is NaN or infinite."""
+    return torch.where(largest.isfinite(), ids, -1)
 
 
 def argmax_rows(scores: torch.Tensor) -> torch.Tensor:

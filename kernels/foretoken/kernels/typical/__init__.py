@@ -39,7 +39,8 @@ def typical(
     Block b owns the draft tokens [offsets[b], offsets[b + 1]) and the rows [offsets[b] + b, offsets[b + 1] + b + 1).
 
     Args:
-        logits: [R, V] bfloat16, float16 or float32, contiguous, no NaN, a finite largest value per row; R = N + B.
+        logits: [R, V] bfloat16, float16 or float32, contiguous, R = N + B. A block with a row of NaN, or
+            without a finite largest value, comes to nothing useful; no other block does.
         target_ids: [R] int64, the target's own tokens.
         draft_ids: [N] int64.
         offsets: [B + 1] int64, from 0 to N, not decreasing.

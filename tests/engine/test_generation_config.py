@@ -1,0 +1,95 @@
+"""generation_config.json: what is taken over, what is refused with its name, what is ignored aloud."""
+
+import json
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from transformers import LlamaConfig
+
+from foretoken.engine.config import EngineConfig
+from foretoken.engine.errors import ModelRefusedError
+from foretoken.engine.generation_config import GenerationDefaults, generation_defaults
+from foretoken.engine.runner import ModelRunner
+from tests.engine.tiny import save_tiny
+
+
+def defaults(directory: Path, **settings: Any) -> GenerationDefaults:
+    (directory / "generation_config.json").write_text(json.dumps(settings))
+    return generation_defaults(directory, SimpleNamespace(config=LlamaConfig(eos_token_id=7)), vocab_size=101)
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name.startswith("foretoken")]
+
+
+def test_supported_settings_are_taken_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.0}
+    lengths = {"repetition_penalty": 1.1, "max_new_tokens": 2048, "min_new_tokens": 1}
+    found = defaults(tmp_path, **settings, **lengths, eos_token_id=[100, 0])
+    assert found == GenerationDefaults({**settings, **lengths}, (100, 0)) and not warnings(caplog)
+
+
+def test_what_commonly_means_all_or_nothing_is_absent(tmp_path: Path) -> None:
+    assert defaults(tmp_path, top_k=-1, top_p=None, temperature=0.0) == GenerationDefaults({"temperature": 0.0}, (7,))
+    assert defaults(tmp_path, top_k=50.0).sampling == {"top_k": 50}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "limit"),
+    [
+        ("temperature", -1.0, "0 or 0.01 to 100"),
+        ("temperature", float("nan"), "0 or 0.01 to 100"),
+        ("temperature", "hot", "0 or 0.01 to 100"),
+        ("temperature", True, "0 or 0.01 to 100"),
+        ("top_k", -2, "an integer, 0 to 2147483647"),
+        ("top_k", 0.5, "an integer, 0 to 2147483647"),
+        ("top_k", 1 << 40, "an integer, 0 to 2147483647"),
+        ("top_p", 0, "above 0 and at most 1"),
+        ("top_p", 1.5, "above 0 and at most 1"),
+        ("min_p", -0.1, "0 to 1"),
+        ("repetition_penalty", 0.0, "above 0 and at most 10"),
+        ("max_new_tokens", 1 << 40, "an integer, 1 to 2147483647"),
+        ("min_new_tokens", -1, "an integer, 0 to 2147483647"),
+        ("eos_token_id", -1, "an integer, 0 to 100"),
+        ("eos_token_id", [0, 101], "an integer, 0 to 100"),
+        ("eos_token_id", "</s>", "an integer, 0 to 100"),
+    ],
+)
+def test_values_out_of_range_are_refused_by_name(tmp_path: Path, name: str, value: object, limit: str) -> None:
+    with pytest.raises(ModelRefusedError) as caught:
+        defaults(tmp_path, **{name: value})
+    assert f"generation_config.json: {name} = {value!r}: must be {limit}" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '"x"'])
+def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "generation_config.json").write_text(text)
+    with pytest.raises(ModelRefusedError, match=r"generation_config\.json"):
+        generation_defaults(tmp_path, SimpleNamespace(config=LlamaConfig()), vocab_size=101)
+
+
+def test_settings_that_would_change_tokens_are_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, logger="foretoken")
+    unused = {"no_repeat_ngram_size": 3, "begin_suppress_tokens": [220], "forced_bos_token_id": 0, "num_beams": 4}
+    assert defaults(tmp_path, **unused, eta_cutoff=1e-3).sampling == {}
+    (text,) = warnings(caplog)
+    assert all(f"{name} = {value}" in text for name, value in {**unused, "eta_cutoff": 0.001}.items())
+
+
+def test_settings_without_effect_are_not_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, logger="foretoken")
+    off = {"no_repeat_ngram_size": 0, "num_beams": 1, "typical_p": 1.0, "suppress_tokens": [], "sequence_bias": None}
+    defaults(tmp_path, **off, min_length=0, eta_cutoff=0.0, token_healing=False, max_length=4096, pad_token_id=-1)
+    assert not warnings(caplog)
+
+
+def test_a_model_is_refused_at_load(tmp_path: Path) -> None:
+    directory = save_tiny(tmp_path, "llama")
+    (tmp_path / "generation_config.json").unlink()
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "eos_token_id": 101}))
+    with pytest.raises(ModelRefusedError, match=r"config\.json: eos_token_id = 101: must be an integer, 0 to 100"):
+        ModelRunner.load(EngineConfig(directory, compile="off", num_pages=8))
