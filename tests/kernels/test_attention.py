@@ -5,6 +5,7 @@ import torch
 
 from foretoken.kernels.attention import attention, attention_native, attention_reference
 from foretoken.kernels.cpu import load_cpu_kernels
+from foretoken.kernels.kv_write import kv_write
 from foretoken.kernels.rows import PagedRows
 from tests.kernels.paged import CASES, by_definition, make_case
 
@@ -39,6 +40,24 @@ def test_a_row_does_not_see_its_neighbours(implementation: object, dtype: torch.
         )
         result = implementation(query[row : row + 1], key_cache, value_cache, alone, scale=0.125)  # type: ignore[operator]
         assert torch.equal(result[0], together[row])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("implementation", [attention_reference, attention_native])
+def test_a_value_that_is_not_finite_reaches_only_rows_that_see_it(
+    implementation: object, bad: float, dtype: torch.dtype
+) -> None:
+    if load_cpu_kernels() is None:
+        pytest.skip("no compiler: the CPU kernel cannot be built here")
+    query, key_cache, value_cache, rows, sequences = make_case([(40, 9)], dtype=dtype)
+    expected = implementation(query, key_cache, value_cache, rows, scale=0.125)  # type: ignore[operator]
+    key, value = (part[31:].clone() for part in sequences[0])
+    value[5, 0, 3] = bad
+    kv_write(key, value, key_cache, value_cache, rows)
+    got = implementation(query, key_cache, value_cache, rows, scale=0.125)  # type: ignore[operator]
+    assert torch.equal(got[:5], expected[:5]) and torch.equal(got[:, 2:], expected[:, 2:])
+    assert got[5:, :2].isnan().all(), "query heads 0 and 1 share key head 0"
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
