@@ -44,6 +44,24 @@ def test_a_row_does_not_see_its_neighbours(implementation: object, dtype: torch.
         assert torch.equal(result[0], together[row])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("implementation", [attention_reference, attention_native])
+def test_a_value_that_is_not_finite_reaches_only_rows_that_see_it(
+    implementation: object, bad: float, dtype: torch.dtype
+) -> None:
+    if load_cpu_kernels() is None:
+        pytest.skip("no compiler: the CPU kernel cannot be built here")
+    query, key_cache, value_cache, rows, sequences = make_case([(40, 9)], dtype=dtype)
+    expected = implementation(query, key_cache, value_cache, rows, scale=0.125)  # type: ignore[operator]
+    key, value = (part[31:].clone() for part in sequences[0])
+    value[5, 0, 3] = bad
+    kv_write(key, value, key_cache, value_cache, rows)
+    got = implementation(query, key_cache, value_cache, rows, scale=0.125)  # type: ignore[operator]
+    assert torch.equal(got[:5], expected[:5]) and torch.equal(got[:, 2:], expected[:, 2:])
+    assert got[5:, :2].isnan().all(), "query heads 0 and 1 share key head 0"
+
+
 def test_shapes_that_do_not_fit_are_refused() -> None:
     query, key_cache, value_cache, rows, _ = make_case([(5, 2)])
     with pytest.raises(ValueError, match="does not fit"):

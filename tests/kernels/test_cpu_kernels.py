@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -50,6 +51,24 @@ def test_each_row_goes_through_its_own_expert(kernels: CpuKernels, dtype: torch.
     for row, expert in enumerate(expert_ids.tolist()):
         alone = torch.ops.foretoken.linear(x[row : row + 1], packed[expert], bias[expert], 48)
         assert torch.equal(out[row : row + 1], alone)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_new_value_that_is_not_finite_reaches_only_rows_that_see_it(kernels: CpuKernels, dtype: torch.dtype) -> None:
+    num_rows = 9
+    layout = np.array([*range(num_rows), *[0] * num_rows, 0, 1, 0], np.int32)
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(num_rows, heads, 64, generator=generator).to(dtype) for heads in (4, 2, 2))
+    results = []
+    for number in (0.0, torch.nan):
+        value[5, 0, 3] += number
+        caches = [{0: torch.zeros(2, 16, 2, 64, dtype=dtype)} for _ in range(2)]
+        cache = kernels.create_cache(*caches)
+        cache.begin_step(layout, num_rows, 1)
+        results.append(torch.ops.foretoken.attend(query, key, value, 0, 0.125, 0, 0.0))
+    sound, sick = results
+    assert torch.equal(sick[:5], sound[:5]) and torch.equal(sick[:, 2:], sound[:, 2:])
+    assert sick[5:, :2].isnan().all(), "query heads 0 and 1 share key head 0"
 
 
 def test_the_library_is_built_once_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -270,6 +270,24 @@ def test_a_failing_forward_ends_its_sequences_only(bench):
     bench.core.check_integrity()
 
 
+def test_nobody_loses_pages_for_a_sequence_that_cannot_start(fake_runner_class):
+    """Of four pages the first sequence, which is not idle for long, keeps two: the last one's would not be enough."""
+    bench = Bench(fake_runner_class(num_pages=4, page_size=4), idle_grace_s=1000.0)
+    for sequence_id, num_ids in ((1, 7), (3, 3)):
+        bench.open(sequence_id, [sequence_id] * num_ids, max_length=num_ids + 1)
+        bench.block(sequence_id, num_ids, [], 1)
+    bench.run()
+    bench.open(2, [2] * 11, max_length=12)
+    bench.core._sequences[(1, 3)].order = 9  # preempted before, the second is older
+    bench.block(2, 11, [], 1)
+    bench.core.step()
+    held = {key: len(seq.page_ids) for key, seq in bench.core._sequences.items()}
+    assert held == {(1, 1): 2, (1, 2): 0, (1, 3): 1} and bench.scheduler.num_preemptions == 0
+    bench.core.close((1, 1))
+    bench.run()
+    assert bench.emitted(2, {}) == bench.runner.complete([2] * 11, 1)
+
+
 class SickRunner:
     """The fake model, but the logits after id 13 hold NaN."""
 

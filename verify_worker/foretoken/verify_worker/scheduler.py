@@ -60,7 +60,9 @@ class Scheduler:
             if rows_left == 0:
                 break
             # A sequence without pages starts only if all it has committed fits: a part would soon be preempted again.
-            if not seq.page_ids and self._make_room(seq, len(seq.ids), sequences, planned):
+            if not seq.page_ids:
+                if not self._make_room(seq, len(seq.ids), sequences, planned):
+                    continue
                 seq.page_ids, seq.kv_length = self._page_table.allocate(seq.ids[:-1])
                 seq.is_preempted = False
             work = self._fit(seq, rows_left, prefill_left)
@@ -98,21 +100,26 @@ class Scheduler:
     def _make_room(
         self, seq: VerifySequence, length: int, sequences: Iterable[VerifySequence], planned: list[Work]
     ) -> bool:
-        """Whether pages for `length` slots can be had, after preempting others if need be."""
+        """Whether pages for `length` slots can be had, after preempting others if need be; none lose theirs in vain."""
+        table = self._page_table
+        if table.can_extend(seq.page_ids, length):
+            return True
         idle_before_ns = time.perf_counter_ns() - round(self.idle_grace_s * 1e9)
-        while not self._page_table.can_extend(seq.page_ids, length):
-            taking_part = {id(work.sequence) for work in planned}
-            preemptible = [
-                other
-                for other in sequences
-                if other is not seq
-                and other.page_ids
-                and id(other) not in taking_part
-                and (other.order > seq.order or other.is_idle_since(idle_before_ns))
-            ]
-            if not preemptible:
-                return False
-            victim = max(preemptible, key=lambda other: other.order)
+        taking_part = {id(work.sequence) for work in planned}
+        preemptible = [
+            other
+            for other in sequences
+            if other is not seq
+            and other.page_ids
+            and id(other) not in taking_part
+            and (other.order > seq.order or other.is_idle_since(idle_before_ns))
+        ]
+        num_missing = -(-length // table.page_size) - len(seq.page_ids) - table.num_free
+        if sum(len(other.page_ids) for other in preemptible) < num_missing:
+            return False
+        preemptible.sort(key=lambda other: other.order)
+        while not table.can_extend(seq.page_ids, length):
+            victim = preemptible.pop()
             self.release(victim)
             victim.is_preempted = True
             self.num_preemptions += 1

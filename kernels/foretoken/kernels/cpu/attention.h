@@ -269,7 +269,7 @@ void weigh(const Attention<T>& job, const Block& block, int64_t origin, int64_t 
   F16 sum = {};
   for (int64_t place = from; place < to; ++place) {
     const F16 score = load16(scratch.scores[place]);
-    const F16 weight = select(score > -1e29f, exp16(score - raised), F16{});
+    const F16 weight = select(score < -1e29f, F16{}, exp16(score - raised));  // NaN, seen, makes NaN
     sum += weight;
     store16(scratch.scores[place], weight);
   }

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "simd.h"
+
 namespace foretoken {
 
 // R rows of S sequences; see foretoken.kernels.rows.PagedRows and TreePaths.
@@ -43,6 +45,19 @@ struct Attention {
 };
 
 template <class T>
+bool is_finite(const T* x, int64_t size) {
+  bool finite = true;
+  for (int64_t i = 0; i < size; ++i) {
+    const float value = to_float(x[i]);
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    finite &= (bits & 0x7f800000u) != 0x7f800000u;
+  }
+  return finite;
+}
+
+// kv_write.kv_write
+template <class T>
 void write_rows(const Attention<T>& job) {
   for (int64_t row = 0; row < job.rows.num_rows; ++row) {
     const int32_t* pages = job.pages(job.rows.row_segments[row]);
@@ -52,6 +67,9 @@ void write_rows(const Attention<T>& job) {
     for (int64_t head = 0; head < job.num_heads; ++head) {
       std::memcpy(key + head * job.key_size, job.key.at(row, head), sizeof(T) * job.key_size);
       std::memcpy(value + head * job.value_size, job.value.at(row, head), sizeof(T) * job.value_size);
+      if (is_finite(job.value.at(row, head), job.value_size)) continue;
+      std::memset(key + head * job.key_size, 0xff, sizeof(T) * job.key_size);  // NaN
+      std::memset(value + head * job.value_size, 0, sizeof(T) * job.value_size);
     }
   }
 }

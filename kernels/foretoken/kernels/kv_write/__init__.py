@@ -17,7 +17,10 @@ IMPLEMENTATIONS: dict[dispatch.PathName, Callable[..., None]] = {
 
 
 def kv_write(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, rows: PagedRows) -> None:
-    """Store row r in its own slot.
+    """Store row r in its own slot. A head whose value is not finite is stored as key NaN, value 0.
+
+    Rows that must not see a slot give it weight 0, which times NaN or infinity would be NaN in their sums; keys are
+    masked before. So what is not finite reaches the rows that see it, and no other.
 
     Args:
         key: [R, H, D], value: [R, H, E], the caches' dtype.

@@ -1,5 +1,6 @@
 """Reference of the KV write in torch."""
 
+import torch
 from torch import Tensor
 
 from foretoken.kernels.rows import PagedRows
@@ -12,5 +13,6 @@ def kv_write_reference(key: Tensor, value: Tensor, key_cache: Tensor, value_cach
     page_index = rows.page_starts[rows.row_segments.long()] + slots // page_size
     pages = rows.page_ids[page_index.long()].long()
     offsets = (slots % page_size).long()
-    key_cache[pages, offsets] = key
-    value_cache[pages, offsets] = value
+    is_bad = ~value.isfinite().all(dim=2, keepdim=True)
+    key_cache[pages, offsets] = key.masked_fill(is_bad, torch.nan)
+    value_cache[pages, offsets] = value.masked_fill(is_bad, 0.0)
