@@ -297,6 +297,21 @@ async def test_a_verifier_that_refuses_for_good_ends_the_request_with_its_error(
     await cluster.until_idle()
 
 
+@pytest.mark.parametrize("num_verifiers", [1, 2])
+async def test_a_sequence_that_every_verifier_fails_at_ends_with_their_fault(
+    make_cluster: MakeCluster, num_verifiers: int
+) -> None:
+    cluster = await make_cluster(num_verifiers=num_verifiers)
+    for verifier in cluster.verifiers:
+        verifier.faults.open_error_code = grpc.StatusCode.INTERNAL.value[0]
+    started_s = time.monotonic()
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await cluster.generate(max_new_tokens=5)
+    assert failed.value.code() is grpc.StatusCode.INTERNAL
+    assert time.monotonic() - started_s < 3.0  # the failover's five seconds are for workers that are away
+    await cluster.until_idle()
+
+
 async def test_a_draining_verifier_is_left_for_another(make_cluster: MakeCluster) -> None:
     cluster = await make_cluster(num_verifiers=2, step_s=0.001)
     draining: list[Any] = []

@@ -16,11 +16,13 @@ from foretoken.router.request import GenerationRequest
 from foretoken.router.verify_pool import VerifyPool, VerifyWorker
 from foretoken.router.verify_session import SequenceLostError, VerifySession
 from foretoken.router.worker_identity import WorkerIdentity
-from foretoken.rpc.errors import ResourceExhaustedError, UnavailableError
+from foretoken.rpc.errors import InternalError, ResourceExhaustedError, UnavailableError
 from foretoken.v1.verify_pb2 import Verdict
 
 _RETRY_PAUSE_S = 0.05
 _MAX_RETRY_PAUSE_S = 1.0
+_MAX_FAULTS = 3
+"""Attempts in a row that fail by a worker's own fault; then it is the sequence that it cannot serve."""
 
 
 class _AttemptFailedError(Exception):
@@ -63,9 +65,10 @@ class Failover:
 
         Raises:
             UnavailableError: for the time allowed, no such worker could go on with this sequence or another one.
+            InternalError: workers failed at it, again and again.
             ForetokenError: a worker refused the sequence for good.
         """
-        pause_s = 0.0
+        pause_s, num_faults = 0.0, 0
         reason: Exception = why
         limit = asyncio.timeout(self._timeout_s)
         self._limits.add(limit)
@@ -80,6 +83,9 @@ class Failover:
                         return opened
                     except _AttemptFailedError as failed:
                         lost, reason = failed.worker, failed.reason  # the next attempt goes elsewhere if it can
+                        num_faults = num_faults + 1 if isinstance(reason.__cause__, InternalError) else 0
+                        if num_faults == _MAX_FAULTS and reason.__cause__ is not None:
+                            raise reason.__cause__ from None
                         pause_s = min(_MAX_RETRY_PAUSE_S, max(_RETRY_PAUSE_S, pause_s * 2))
         except TimeoutError:
             raise UnavailableError(

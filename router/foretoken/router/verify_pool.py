@@ -236,7 +236,9 @@ class VerifyPool:
 
 def _for_session(error: ForetokenError) -> Exception:
     if isinstance(error, _LOST):
-        return SequenceLostError(str(error))
+        lost = SequenceLostError(str(error))
+        lost.__cause__ = error
+        return lost
     if isinstance(error, ResourceExhaustedError):
         return ResourceExhaustedError(str(error), retry_after_s=_FULL_RETRY_AFTER_S)
     return error
