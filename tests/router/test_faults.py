@@ -9,6 +9,9 @@ from typing import Any
 import grpc
 import pytest
 
+from foretoken.router.failover import _AttemptFailedError
+from foretoken.router.verify_session import SequenceLostError
+from foretoken.rpc.errors import UnavailableError
 from foretoken.v1 import generation_pb2 as pb
 from tests.router.harness import Cluster, MakeCluster, Reply, add_event, request
 
@@ -211,6 +214,27 @@ async def test_sequences_are_given_up_in_time_where_none_can_be_reopened(make_cl
         assert isinstance(failed, grpc.aio.AioRpcError) and failed.code() is grpc.StatusCode.UNAVAILABLE
     for reply in pending:
         reply.cancel()
+
+
+async def test_a_sequence_that_takes_its_workers_along_has_no_time_of_the_others(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(num_drafters=0, failover_timeout_s=0.3)
+    failover, worker = cluster.router._failover, cluster.router.verify.workers[0]
+
+    async def lost_again(*args: Any) -> Any:
+        raise _AttemptFailedError(worker, SequenceLostError("gone"))
+
+    async def others_come_back() -> None:
+        while True:
+            failover._progressed()
+            await asyncio.sleep(0.05)
+
+    failover._try = lost_again  # type: ignore[method-assign]
+    others = asyncio.ensure_future(others_come_back())
+    entry: Any = None
+    async with asyncio.timeout(2.0):
+        with pytest.raises(UnavailableError, match="gone"):
+            await failover.reopen(entry, (), worker.identity, worker, SequenceLostError("gone"))
+    others.cancel()
 
 
 async def test_a_sequence_reopened_as_its_request_is_cancelled_is_closed(make_cluster: MakeCluster) -> None:

@@ -43,7 +43,7 @@ class Failover:
         self._reopens = reopens
         self._timeout_s = timeout_s
         self._limits: set[asyncio.Timeout] = set()
-        """Of all that wait to be re-opened."""
+        """Of all that wait to be re-opened and have not been lost once more by an attempt."""
 
     def has_other(self, worker: VerifyWorker) -> bool:
         """Whether another ready worker gives the same tokens as `worker`."""
@@ -86,6 +86,8 @@ class Failover:
                         num_faults = num_faults + 1 if isinstance(reason.__cause__, InternalError) else 0
                         if num_faults == _MAX_FAULTS and reason.__cause__ is not None:
                             raise reason.__cause__ from None
+                        if isinstance(reason, SequenceLostError):
+                            self._suspect(limit)
                         pause_s = min(_MAX_RETRY_PAUSE_S, max(_RETRY_PAUSE_S, pause_s * 2))
         except TimeoutError:
             raise UnavailableError(
@@ -100,6 +102,12 @@ class Failover:
         for limit in self._limits:
             if not limit.expired():
                 limit.reschedule(deadline)
+
+    def _suspect(self, limit: asyncio.Timeout) -> None:
+        """A worker was lost with the sequence, perhaps because of it: progress of others gives it no more time."""
+        if limit in self._limits and not limit.expired():
+            self._limits.discard(limit)
+            limit.reschedule(asyncio.get_running_loop().time() + self._timeout_s)
 
     async def _try(
         self,
