@@ -208,11 +208,16 @@ class VerifyPool:
         """The least loaded ready worker, as soon as there is one.
 
         Raises:
-            UnavailableError: none became ready in time.
+            UnavailableError: none became ready in time, or workers of another identity did, which keep them away.
         """
         try:
             async with asyncio.timeout(timeout_s):
                 while (worker := self.least_loaded(identity)) is None:
+                    if identity is not None and (other := self.least_loaded()) is not None:
+                        raise UnavailableError(
+                            f"the verify workers of this request are gone: {other.link.address} now serves "
+                            f"{other.identity.difference(identity)}"
+                        )
                     await self._changed.wait()
                 return worker
         except TimeoutError:
