@@ -167,13 +167,14 @@ def test_info_shows_the_model_and_its_workers(router) -> None:
     hello = types_pb2.WorkerHello(role="verify", model_id="tiny", step_costs=[{"rows": 1, "context": 512, "ns": 10**6}])
     workers = [
         pb.WorkerInfo(address="a:1", state="ready", hello=hello, load={"free_pages": 3, "total_pages": 9}),
-        pb.WorkerInfo(address="a:2", state="refused", detail="tokenizers [differ]"),
+        pb.WorkerInfo(address="[fd00::5]:2", state="refused", detail="tokenizers [differ]"),
     ]
     answer = pb.GetModelInfoResponse(model="tiny", drafters=["ngram"], default_drafter="ngram", verify_workers=workers)
     router.will(answer)
     result = run("info", "--address", router.address)
     assert result.exit_code == 0 and "tiny" in result.stdout and "ngram" in result.stdout
-    assert "a:2 is refused: tokenizers [differ]\n" in result.stdout
+    assert "[fd00::5]:2 is refused: tokenizers [differ]\n" in result.stdout
+    assert result.stdout.count("[fd00::5]:2") == 2
     router.will(answer)
     info = json.loads(run("info", "--json", "--address", router.address).stdout)
     assert info["model"] == "tiny" and info["verify_workers"][0]["free_pages"] == 3

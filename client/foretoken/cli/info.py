@@ -51,7 +51,7 @@ def info(
         console.print(_worker_table(workers))
         for worker in workers:
             if worker.detail:
-                console.print(f"{worker.address} is {worker.state}: {escape(worker.detail)}", highlight=False)
+                console.print(f"{worker.address} is {worker.state}: {worker.detail}", markup=False, highlight=False)
 
 
 def _model_table(model: ModelInfo) -> Table:
@@ -84,7 +84,7 @@ def _worker_table(workers: Sequence[WorkerStatus]) -> Table:
         times = [f"{cost.time_s * 1e3:.1f}" for cost in worker.step_costs if cost.rows in (1, 8)]
         table.add_row(
             worker.role,
-            worker.address,
+            escape(worker.address),
             state,
             " ".join((Path(worker.model_id).name, worker.dtype)).strip() or ", ".join(worker.drafters),
             f"{worker.running} (+{worker.waiting})" if worker.waiting else str(worker.running),
