@@ -40,6 +40,8 @@ class VerifyWorker:
         self.link = VerifyLink(
             address, LinkCallbacks(self._take, self._up, self._down, lambda hello: pool.check(hello, self)), options
         )
+        self.identity: WorkerIdentity
+        """That of its handshake; only of a worker that has been ready."""
         self._pool = pool
         self._sessions: dict[int, VerifySession] = {}
 
@@ -58,11 +60,6 @@ class VerifyWorker:
         """Its handshake; only of a worker that has been ready."""
         assert self.link.hello is not None
         return self.link.hello
-
-    @property
-    def identity(self) -> WorkerIdentity:
-        """Its identity; only of a worker that has been ready."""
-        return WorkerIdentity.of(self.hello)
 
     @property
     def load_factor(self) -> float:
@@ -131,6 +128,7 @@ class VerifyWorker:
                 session.fail(_for_session(error))
 
     def _up(self, _link: Any) -> None:
+        self.identity = WorkerIdentity.of(self.hello)
         self._pool.changed()
 
     def _down(self, _link: Any, why: ForetokenError) -> None:
