@@ -244,6 +244,30 @@ async def test_an_address_of_another_service_is_refused_and_stays_so(start_worke
     await link.close()
 
 
+async def test_a_link_closes_at_once_while_it_asks_who_listens_there():
+    asked = asyncio.Event()
+
+    class Silent(grpc.GenericRpcHandler):
+        def service(self, call):
+            return grpc.unary_unary_rpc_method_handler(self.hang) if "Health" in call.method else None
+
+        async def hang(self, request, context):
+            asked.set()
+            await asyncio.sleep(60)
+
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((Silent(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    link = VerifyLink(f"127.0.0.1:{port}", LinkCallbacks(print, print, print, print))
+    running = asyncio.ensure_future(link.run())
+    await asked.wait()
+    async with asyncio.timeout(0.5):
+        await link.close()
+        await running
+    await server.stop(0)
+
+
 async def test_a_status_that_a_write_came_too_late_for_is_found(start_worker, monkeypatch):
     worker = await start_worker(max_links=0)
     link = VerifyLink(worker.address, LinkCallbacks(print, print, print, print))

@@ -120,9 +120,7 @@ class WorkerLink(Generic[Request, Response]):
             try:
                 return await self._dial()
             except ForetokenError as failure:
-                error = failure
-                if self._channel is not None and not self._closing.is_set():
-                    error = await explain(failure, self.role, self._channel, self._stub_method(self._channel))
+                error = await self._explained(failure)
                 refused = isinstance(error, FailedPreconditionError | InvalidArgumentError)
                 self._not_ready(LinkState.REFUSED if refused else LinkState.CONNECTING, error)
                 raise error from None
@@ -207,6 +205,18 @@ class WorkerLink(Generic[Request, Response]):
         _log.info("%s worker %s at %s is up", self.role, hello.worker_id, self.address)
         self._callbacks.on_up(self)
         return hello
+
+    async def _explained(self, failure: ForetokenError) -> ForetokenError:
+        """Why a dial failed; `close` cuts the search short."""
+        if self._channel is None or self._closing.is_set():
+            return failure
+        try:
+            async with asyncio.timeout(self._options.connect_timeout_s) as self._dial_timeout:
+                return await explain(failure, self.role, self._channel, self._stub_method(self._channel))
+        except TimeoutError:
+            return failure
+        finally:
+            self._dial_timeout = None
 
     def _accept(self, first: Any) -> WorkerHello:
         if first is None:
