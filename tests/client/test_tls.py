@@ -98,7 +98,8 @@ def test_up_refuses_a_router_it_could_not_reach(options: tuple[str, ...], told: 
     assert result.exit_code == 2 and told in result.stderr
 
 
-def test_up_refuses_tls_of_all_services_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORETOKEN_TLS_CERT_FILE", "c")
+@pytest.mark.parametrize("name", ["FORETOKEN_TLS_CERT_FILE", "FORETOKEN_WORKER_TLS_CA_FILE"])
+def test_up_refuses_tls_between_its_services(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "c")
     result = CliRunner().invoke(app, ["up", "--target", "t", "--port", "0"])
-    assert result.exit_code == 2 and "FORETOKEN_TLS_CERT_FILE" in result.stderr
+    assert result.exit_code == 2 and name in result.stderr

@@ -202,9 +202,10 @@ def _router_tls(router_options: Sequence[str], tls: ClientTls) -> ClientTls | No
     Raises:
         typer.BadParameter: the router would speak TLS and this command not, or the other way round.
     """
-    if os.environ.get("FORETOKEN_TLS_CERT_FILE"):
-        text = "would make the workers speak TLS too; name the router's files in --router-options"
-        raise typer.BadParameter(text, param_hint="FORETOKEN_TLS_CERT_FILE")
+    for name in ("FORETOKEN_TLS_CERT_FILE", "FORETOKEN_WORKER_TLS_CA_FILE"):
+        if os.environ.get(name):
+            text = "is for services on several machines; here only the router speaks TLS, by --router-options"
+            raise typer.BadParameter(text, param_hint=name)
     if any(option.partition("=")[0] == "--tls-cert-file" for option in router_options):
         if tls.ca_file is None:
             text = "the router would speak TLS: say with --router-tls-ca-file which certificates to trust"
