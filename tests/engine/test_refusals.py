@@ -83,7 +83,7 @@ def test_a_gate_of_one_number_a_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize("max_batch_rows", [2, 16])
 def test_small_forwards_are_checked_too(max_batch_rows: int, tmp_path: Path) -> None:
     directory = save_tiny(tmp_path, "llama")
-    ModelRunner.load(EngineConfig(directory, compile="off", num_pages=8, max_batch_rows=max_batch_rows))
+    ModelRunner.load(EngineConfig(directory, compile="off", num_pages=4, max_batch_rows=max_batch_rows))
 
 
 def test_a_model_that_does_not_hand_keywords_on(tmp_path: Path) -> None:

@@ -137,9 +137,9 @@ class ModelRunner:
         eager_call = forward.model_call
         page_ids, _ = self.page_table.allocate(range(_EXAMPLE_ROWS))
         try:
-            example = build_batch(
-                [Segment(page_ids, 0, sequences[0][:_EXAMPLE_ROWS], _EXAMPLE_LOGITS)], self.page_table.page_size, 256
-            )
+            ids = [index % self.info.vocab_size for index in range(_EXAMPLE_ROWS)]
+            segment = Segment(page_ids, 0, ids, _EXAMPLE_LOGITS)
+            example = build_batch([segment], self.page_table.page_size, _EXAMPLE_ROWS)
             forward(example)  # packs what no linear layer owns, which a tracer could not
             eager_call = forward.model_call
             arguments = forward.begin(example)
