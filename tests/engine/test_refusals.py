@@ -1,5 +1,6 @@
 """What is refused at load, and that the reason is said."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -63,6 +64,13 @@ def test_windows_that_only_the_mask_knows(family: str, tmp_path: Path) -> None:
     with pytest.raises(ModelRefusedError, match="set max_context to 32"):
         ModelRunner.load(EngineConfig(directory, compile="off", num_pages=8))
     ModelRunner.load(EngineConfig(directory, compile="off", num_pages=8, max_context=32))
+
+
+def test_a_window_in_the_configuration_of_a_model_that_has_none(tmp_path: Path) -> None:
+    directory = save_tiny(tmp_path, "llama")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "sliding_window": 32, "use_sliding_window": False}))
+    ModelRunner.load(EngineConfig(directory, compile="off", num_pages=8))
 
 
 def test_whatever_a_model_raises_after_its_layers_are_replaced(tmp_path: Path) -> None:
