@@ -2,6 +2,7 @@
 
 import math
 import time
+from contextlib import nullcontext
 from unittest.mock import Mock
 
 import pytest
@@ -11,6 +12,7 @@ from foretoken.draft_worker.core import DraftCore
 from foretoken.draft_worker.drafter import Drafted, DraftSequence, DraftTerms
 from foretoken.draft_worker.model_drafter import ModelDrafter
 from foretoken.draft_worker.ngram_drafter import NgramDrafter
+from foretoken.engine.draft_probs import SparseProbs
 from foretoken.engine.sampling import SamplingParams
 from foretoken.rpc.errors import (
     DeadlineExceededError,
@@ -364,3 +366,10 @@ def test_terms_reach_the_drafter_unless_tokens_depend_on_the_draft(bench, steers
     bench.core.step()
     bench.core.request((1, 1), 4, time.perf_counter_ns())
     assert entry.terms is None, "they are the last request's"
+
+
+@pytest.mark.parametrize(("prob", "is_number"), [(1, True), (0.5, True), ("1", False), (10**400, False)])
+def test_a_certain_draft_may_have_a_whole_probability(prob, is_number):
+    drafted = Drafted(Mock(), [4], draft_probs=[SparseProbs([4], [prob])])
+    with nullcontext() if is_number else pytest.raises(ValueError, match="not all are numbers"):
+        drafted.check()

@@ -51,6 +51,10 @@ def test_every_family_compiles(family: str, dtype: str, tmp_path: Path) -> None:
     check(family, dtype, tmp_path)
 
 
+def test_forwards_of_few_rows_compile(tmp_path: Path) -> None:
+    ModelRunner.load(EngineConfig(save_tiny(tmp_path, "llama"), num_pages=8, max_batch_rows=8, compile="on"))
+
+
 def test_a_model_that_cannot_be_compiled_runs_eagerly_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

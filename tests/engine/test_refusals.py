@@ -1,5 +1,6 @@
 """What is refused at load, and that the reason is said."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -65,6 +66,13 @@ def test_windows_that_only_the_mask_knows(family: str, tmp_path: Path) -> None:
     ModelRunner.load(EngineConfig(directory, compile="off", num_pages=8, max_context=32))
 
 
+def test_a_window_in_the_configuration_of_a_model_that_has_none(tmp_path: Path) -> None:
+    directory = save_tiny(tmp_path, "llama")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "sliding_window": 32, "use_sliding_window": False}))
+    ModelRunner.load(EngineConfig(directory, compile="off", num_pages=8))
+
+
 def test_whatever_a_model_raises_after_its_layers_are_replaced(tmp_path: Path) -> None:
     """Its router reads the weight of a linear layer that is not there any more."""
     config = EngineConfig(save_tiny(tmp_path, "hunyuan_moe"), compile="off", num_pages=8)
@@ -83,7 +91,7 @@ def test_a_gate_of_one_number_a_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize("max_batch_rows", [2, 16])
 def test_small_forwards_are_checked_too(max_batch_rows: int, tmp_path: Path) -> None:
     directory = save_tiny(tmp_path, "llama")
-    ModelRunner.load(EngineConfig(directory, compile="off", num_pages=8, max_batch_rows=max_batch_rows))
+    ModelRunner.load(EngineConfig(directory, compile="off", num_pages=4, max_batch_rows=max_batch_rows))
 
 
 def test_a_model_that_does_not_hand_keywords_on(tmp_path: Path) -> None:

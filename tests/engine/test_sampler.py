@@ -1,12 +1,13 @@
 """choose_tokens: which row sees which history, fast path and general path, logprobs, independence from the batch."""
 
 import dataclasses
+import tracemalloc
 
 import numpy as np
 import pytest
 import torch
 
-from foretoken.engine.logits_rules import BlockPath, LogitsRule
+from foretoken.engine.logits_rules import BlockPath, LogitsRule, follow_rules, rules_for
 from foretoken.engine.sampler import Chosen, SampleGroup, TokenLogprob, choose_tokens
 from foretoken.engine.sampling import SamplingParams
 from foretoken.kernels import dispatch, native
@@ -193,6 +194,18 @@ def test_bad_calls_are_refused() -> None:
         choose_tokens(random_logits(3), [SampleGroup(GREEDY, [1], [], [])])
     with pytest.raises(ValueError, match="contiguous"):
         choose_tokens(random_logits(96, 2).t(), [SampleGroup(GREEDY, [1], [], [2])])
+
+
+@pytest.mark.parametrize("settings", [{"repetition_penalty": 1.1}, {"presence_penalty": 0.5, "frequency_penalty": 0.1}])
+def test_rules_take_memory_for_what_they_adjust(settings: dict[str, float]) -> None:
+    history, drafts = range(8192), range(63)
+    tracemalloc.start()
+    try:
+        follow_rules(rules_for(SamplingParams(**settings)), history, history, drafts)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 4 * 64 * 8192 * 4, "counts, one adjustment and what is between them"
 
 
 @pytest.mark.parametrize(

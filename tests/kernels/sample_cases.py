@@ -61,9 +61,9 @@ def unsound_case(vocab_size: int) -> tuple[torch.Tensor, list[int]]:
 
     Sound are also rows with masked ids, by -inf or by the lowest finite number, though it fills whole blocks of ids.
     """
-    sound = torch.randn(4, vocab_size, generator=torch.Generator().manual_seed(5))
+    sound = torch.randn(5, vocab_size, generator=torch.Generator().manual_seed(5))
     sound[1, 1:] = -torch.inf
-    sound[2, : vocab_size - 1] = torch.finfo(torch.float32).min
+    sound[2, : vocab_size - 1] = sound[4, 1:] = torch.finfo(torch.float32).min
     rows, unsound = [*sound], []
     for place in sorted({0, vocab_size // 2, vocab_size - 1}):
         for value in UNSOUND.values():

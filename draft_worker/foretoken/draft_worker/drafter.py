@@ -92,7 +92,7 @@ class Drafted:
         for sparse in self.draft_probs:
             if not all(isinstance(token_id, int) and 0 <= token_id < MAX_TOKEN_ID for token_id in sparse.token_ids):
                 raise ValueError("draft_probs: not all are of token ids")
-            if not all(isinstance(prob, float) for prob in sparse.probs):
+            if not all(isinstance(prob, float) or prob in (0, 1) for prob in sparse.probs):
                 raise ValueError("draft_probs: not all are numbers")
         if self.sources is not None:
             if len(self.sources) != num_nodes or not all(source in _SOURCES for source in self.sources):

@@ -7,7 +7,7 @@ follows. It knows no logits and no model; the adjustments are applied by `foreto
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from foretoken.engine.sampling import SamplingParams
 from foretoken.engine.tree import node_depths
+
+_NEUTRAL = {"bias": 0.0, "scale": 1.0, "penalty": 0.0}
 
 
 @dataclass(slots=True)
@@ -36,16 +38,43 @@ class BlockPath:
     """[M] vocabulary ids, ascending and unique."""
     in_prompt: NDArray[np.bool_]
     """[M] whether the id occurs in the prompt; False throughout when no rule reads the prompt."""
-    counts: NDArray[np.int64]
+    counts: NDArray[np.int32]
     """[rows, M] occurrences in the output that a row follows; 0 throughout when no rule reads the output."""
-    bias: NDArray[np.float32]
-    """[rows, M] added first."""
-    scale: NDArray[np.float32]
-    """[rows, M] then divides values that are not negative and multiplies others."""
-    penalty: NDArray[np.float32]
-    """[rows, M] then subtracted; +inf masks."""
     allowed: NDArray[np.int32] | None = None
     """[rows, ceil(V / 32)] bitmask of allowed ids, bit v & 31 of word v >> 5; None allows all."""
+
+    _adjustments: dict[str, NDArray[np.float32]] = field(default_factory=dict, init=False)
+    """Those that a rule has asked for."""
+
+    @property
+    def bias(self) -> NDArray[np.float32]:
+        """[rows, M] added first."""
+        return self._adjustment("bias")
+
+    @property
+    def scale(self) -> NDArray[np.float32]:
+        """[rows, M] then divides values that are not negative and multiplies others."""
+        return self._adjustment("scale")
+
+    @property
+    def penalty(self) -> NDArray[np.float32]:
+        """[rows, M] then subtracted; +inf masks."""
+        return self._adjustment("penalty")
+
+    def _adjustment(self, name: str) -> NDArray[np.float32]:
+        if name not in self._adjustments:
+            self._adjustments[name] = np.full(self.counts.shape, _NEUTRAL[name], dtype=np.float32)
+        return self._adjustments[name]
+
+    def columns(self, num_ids: int) -> list[NDArray[np.float32]]:
+        """Bias, scale and penalty of the first `num_ids` ids, row after row: [rows * num_ids] each."""
+        size = len(self.counts) * num_ids
+        return [
+            self._adjustments[name][:, :num_ids].ravel()
+            if name in self._adjustments
+            else np.broadcast_to(np.float32(neutral), size)
+            for name, neutral in _NEUTRAL.items()
+        ]
 
     def followed_by(self, row: int) -> list[int]:
         """The output and draft ids a row follows."""
@@ -107,7 +136,7 @@ class RepetitionRule(LogitsRule):
         self._penalty = np.float32(penalty)
 
     def adjust(self, path: BlockPath) -> None:
-        path.scale[path.in_prompt | (path.counts > 0)] *= self._penalty
+        np.multiply(path.scale, self._penalty, out=path.scale, where=path.in_prompt | (path.counts > 0))
 
 
 class OccurrenceRule(LogitsRule):
@@ -119,8 +148,9 @@ class OccurrenceRule(LogitsRule):
         self._presence, self._frequency = presence, frequency
 
     def adjust(self, path: BlockPath) -> None:
-        total = self._presence * (path.counts > 0) + self._frequency * path.counts
-        path.penalty += total.astype(np.float32)
+        counts = np.arange(path.counts.max(initial=0) + 1)
+        totals = self._presence * (counts > 0) + self._frequency * counts
+        np.add(path.penalty, totals.astype(np.float32)[path.counts], out=path.penalty)
 
 
 class MinNewTokensRule(LogitsRule):
@@ -181,7 +211,7 @@ def follow_rules(
     num_ids = len(token_ids)
     in_prompt = np.zeros(num_ids, dtype=np.bool_)
     in_prompt[np.searchsorted(token_ids, prompt)] = True
-    counts = np.empty((num_rows, num_ids), dtype=np.int64)
+    counts = np.empty((num_rows, num_ids), dtype=np.int32)
     counts[:] = np.bincount(np.searchsorted(token_ids, output), minlength=num_ids)
     for i, place in enumerate(np.searchsorted(token_ids, drafts)):
         counts[i + 1] = counts[parents[i] + 1]
@@ -195,9 +225,6 @@ def follow_rules(
         token_ids=token_ids,
         in_prompt=in_prompt,
         counts=counts,
-        bias=np.zeros((num_rows, num_ids), dtype=np.float32),
-        scale=np.ones((num_rows, num_ids), dtype=np.float32),
-        penalty=np.zeros((num_rows, num_ids), dtype=np.float32),
     )
     for rule in rules:
         rule.adjust(path)

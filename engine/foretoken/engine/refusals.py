@@ -39,20 +39,21 @@ def check_config(config: Any, max_context: int) -> None:
             )
 
 
-def check_windows(config: Any, windows: Mapping[int, int], max_context: int) -> None:
+def check_windows(config: Any, windows: Mapping[int, int], max_context: int, *, masks_slide: bool) -> None:
     """Refuse layers that leave their window to the mask, which we do not make, or that tell us of another one.
 
     Args:
         config: the text configuration of a transformers model.
         windows: layer -> positions its attention says are visible, 0 = all.
         max_context: the longest sequence that will be served, in tokens: a window as long does not show.
+        masks_slide: whether the model's code makes masks with windows; else its configuration names one for nothing.
 
     Raises:
         ModelRefusedError: with the reason.
     """
     window, layer_types = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
     for layer, told in windows.items():
-        slides = not layer_types or layer_types[layer] == "sliding_attention"
+        slides = masks_slide and (not layer_types or layer_types[layer] == "sliding_attention")
         masked = window or 0 if slides else 0
         if min(told or max_context, max_context) != min(masked or max_context, max_context):
             raise ModelRefusedError(

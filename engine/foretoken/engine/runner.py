@@ -4,6 +4,7 @@ One thread owns a runner. Row r of the logits depends on its own sequence and po
 """
 
 import logging
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -33,6 +34,8 @@ from foretoken.kernels.cpu import CPU_DTYPES, CpuKernels, load_cpu_kernels
 _LOG = logging.getLogger(__name__)
 
 _KV_MEMORY_BYTES = 1 << 30
+_MAKERS_OF_WINDOWS = ("create_sliding_window_causal_mask", "create_masks_for_generate")
+"""What a model's file imports of transformers to make masks with windows."""
 _EXAMPLE_ROWS = 8
 _EXAMPLE_LOGITS = 6
 """Rows of the batch a compiled forward is traced on, and how many of them yield logits: another number, or the tracer
@@ -137,9 +140,9 @@ class ModelRunner:
         eager_call = forward.model_call
         page_ids, _ = self.page_table.allocate(range(_EXAMPLE_ROWS))
         try:
-            example = build_batch(
-                [Segment(page_ids, 0, sequences[0][:_EXAMPLE_ROWS], _EXAMPLE_LOGITS)], self.page_table.page_size, 256
-            )
+            ids = [index % self.info.vocab_size for index in range(_EXAMPLE_ROWS)]
+            segment = Segment(page_ids, 0, ids, _EXAMPLE_LOGITS)
+            example = build_batch([segment], self.page_table.page_size, _EXAMPLE_ROWS)
             forward(example)  # packs what no linear layer owns, which a tracer could not
             eager_call = forward.model_call
             arguments = forward.begin(example)
@@ -204,7 +207,9 @@ def _probe(model: Any, max_context: int) -> dict[int, LayerShape]:
         model(input_ids=ids, position_ids=positions, use_cache=False, **{CONTEXT_KEYWORD: context})
     if not context.shapes:
         raise ModelRefusedError(f"{type(model).__name__} has no layer that uses transformers' attention interface")
-    check_windows(model.config.get_text_config(decoder=True), context.windows, max_context)
+    code = [sys.modules[name] for name in {type(module).__module__ for module in model.modules()}]
+    masks_slide = any(hasattr(file, maker) for file in code for maker in _MAKERS_OF_WINDOWS)
+    check_windows(model.config.get_text_config(decoder=True), context.windows, max_context, masks_slide=masks_slide)
     return {layer: LayerShape(*shape) for layer, shape in context.shapes.items()}
 
 

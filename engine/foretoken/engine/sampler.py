@@ -171,10 +171,7 @@ def _adjust(logits: torch.Tensor, groups: Sequence[SampleGroup]) -> torch.Tensor
         if rules:
             path = follow_rules(rules, group.prompt_ids, group.output_ids, group.draft_ids, group.parents)
             num_known = int(np.searchsorted(path.token_ids, vocab_size))  # a draft model may know fewer ids
-            columns = (path.bias, path.scale, path.penalty)
-            pieces.append(
-                (np.tile(path.token_ids[:num_known], end - first), *(c[:, :num_known].ravel() for c in columns))
-            )
+            pieces.append((np.tile(path.token_ids[:num_known], end - first), *path.columns(num_known)))
             num_entries[first + 1 : end + 1] = num_known
             if path.allowed is not None:
                 if allowed is None:

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-_LENGTHS = (19, 1, 17)
+_LENGTHS = (19, 1, 15)
 """More than 32 rows together: where each row has one number (a gate), torch's vectors take 32 of them, scalar code what
-is left."""
+is left. Four pages of 16 slots hold them."""
 _TOLERANCES = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 1e-1}
 """Mean difference of a logit, as a part of the mean size of a logit. The mean, not the largest: in a half type one
 rounding may send one token of a mixture to another expert, which is no fault."""

@@ -167,14 +167,11 @@ def _scan(
     largest = tl.max(tl.max(by_group, axis=1), axis=0)
     factor = inverse_temperature(tl.load(temperature + row))
     shift = tl.where(largest == float("-inf"), 0.0, largest)
-    offset = -shift * factor
-    mass = tl.exp2(tl.fma(x0, factor, offset)) + tl.exp2(tl.fma(x1, factor, offset))
-    mass += tl.exp2(tl.fma(x2, factor, offset)) + tl.exp2(tl.fma(x3, factor, offset))
+    # Subtracted first: a product that overflows would make NaN, the mark of a bad row, of a masked id.
+    mass = tl.exp2((x0 - shift) * factor) + tl.exp2((x1 - shift) * factor)
+    mass += tl.exp2((x2 - shift) * factor) + tl.exp2((x3 - shift) * factor)
     tl.store(chunk_maxima + row * num_chunks + chunk, largest)
-    total = tl.sum(tl.sum(mass, axis=1), axis=0)
-    # A chunk of huge numbers may overflow: times the 0 that it weighs it must not be the NaN of a row that holds one.
-    total = tl.where(total == float("inf"), 3e38, total)
-    tl.store(chunk_masses + row * num_chunks + chunk, total)
+    tl.store(chunk_masses + row * num_chunks + chunk, tl.sum(tl.sum(mass, axis=1), axis=0))
 
 
 @triton.jit
