@@ -184,7 +184,7 @@ def test_numbers_stay_whole_in_a_narrow_terminal() -> None:
     workers = [
         WorkerStatus.from_proto(
             pb.WorkerInfo(
-                address=f"unix:/tmp/foretoken-abcdefgh/{role}.sock",
+                address=f"unix:/srv/foretoken-abcdefgh/{role}.sock",
                 state="ready",
                 hello=types_pb2.WorkerHello(
                     role=role,
@@ -368,7 +368,7 @@ def test_up_finds_a_taken_port_before_it_loads_models(router) -> None:
         ("--host no.such.name.invalid", "--host"),
         ("--host unix:relative", "--host"),
         ("--host unix:/no/such/folder/socket", "--host"),
-        ("--host unix:/tmp/socket --port 1", "--port"),
+        ("--host unix:/socket --port 1", "--port"),
     ],
 )
 def test_up_says_whether_it_is_the_host_or_the_port(options: str, option: str) -> None:

@@ -1,9 +1,13 @@
-"""What a model's configuration rules out, with the reason. It reads the configuration only."""
+"""What rules a model out before it runs, with the reason: its configuration, and what its layers ask of attention."""
 
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from foretoken.engine.errors import ModelRefusedError
+
+_MAKERS_OF_WINDOWS = ("create_sliding_window_causal_mask", "create_masks_for_generate")
+"""What a model's file imports of transformers to make masks with windows."""
 
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "attention", "dense", "sparse", "mlp"})
 
@@ -39,27 +43,33 @@ def check_config(config: Any, max_context: int) -> None:
             )
 
 
-def check_windows(config: Any, windows: Mapping[int, int], max_context: int, *, masks_slide: bool) -> None:
+def check_windows(model: Any, windows: Mapping[int, int], max_context: int) -> None:
     """Refuse layers that leave their window to the mask, which we do not make, or that tell us of another one.
 
     Args:
-        config: the text configuration of a transformers model.
+        model: of transformers.
         windows: layer -> positions its attention says are visible, 0 = all.
         max_context: the longest sequence that will be served, in tokens: a window as long does not show.
-        masks_slide: whether the model's code makes masks with windows; else its configuration names one for nothing.
 
     Raises:
         ModelRefusedError: with the reason.
     """
+    config, makes_windows = model.config.get_text_config(decoder=True), _makes_windows(model)
     window, layer_types = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
     for layer, told in windows.items():
-        slides = masks_slide and (not layer_types or layer_types[layer] == "sliding_attention")
+        slides = makes_windows and (not layer_types or layer_types[layer] == "sliding_attention")
         masked = window or 0 if slides else 0
         if min(told or max_context, max_context) != min(masked or max_context, max_context):
             raise ModelRefusedError(
                 f"layer {layer} tells its attention of a window of {told} positions (0: none), its mask has one of"
                 f" {masked}: set max_context to {min(told or masked, masked or told)} or less"
             )
+
+
+def _makes_windows(model: Any) -> bool:
+    """Whether the model's code makes masks with windows; otherwise its configuration names one for nothing."""
+    files = [sys.modules[name] for name in {type(module).__module__ for module in model.modules()}]
+    return any(hasattr(file, maker) for file in files for maker in _MAKERS_OF_WINDOWS)
 
 
 def _rope_parameters(config: Any) -> Iterator[dict[str, Any]]:

@@ -4,7 +4,6 @@ One thread owns a runner. Row r of the logits depends on its own sequence and po
 """
 
 import logging
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -34,8 +33,6 @@ from foretoken.kernels.cpu import CPU_DTYPES, CpuKernels, load_cpu_kernels
 _LOG = logging.getLogger(__name__)
 
 _KV_MEMORY_BYTES = 1 << 30
-_MAKERS_OF_WINDOWS = ("create_sliding_window_causal_mask", "create_masks_for_generate")
-"""What a model's file imports of transformers to make masks with windows."""
 _EXAMPLE_ROWS = 8
 _EXAMPLE_LOGITS = 6
 """Rows of the batch a compiled forward is traced on, and how many of them yield logits: another number, or the tracer
@@ -207,9 +204,7 @@ def _probe(model: Any, max_context: int) -> dict[int, LayerShape]:
         model(input_ids=ids, position_ids=positions, use_cache=False, **{CONTEXT_KEYWORD: context})
     if not context.shapes:
         raise ModelRefusedError(f"{type(model).__name__} has no layer that uses transformers' attention interface")
-    code = [sys.modules[name] for name in {type(module).__module__ for module in model.modules()}]
-    masks_slide = any(hasattr(file, maker) for file in code for maker in _MAKERS_OF_WINDOWS)
-    check_windows(model.config.get_text_config(decoder=True), context.windows, max_context, masks_slide=masks_slide)
+    check_windows(model, context.windows, max_context)
     return {layer: LayerShape(*shape) for layer, shape in context.shapes.items()}
 
 

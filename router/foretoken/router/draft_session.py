@@ -23,9 +23,9 @@ class DraftFailedError(Exception):
     """No usable draft came; the round goes on without one."""
 
 
-@dataclass(slots=True, eq=False)  # frozen, one costs as much as the rest of its making
+@dataclass(frozen=True, slots=True)
 class Draft:
-    """A chain or tree of guesses for one round; empty = none. Not changed once made."""
+    """A chain or tree of guesses for one round; empty = none."""
 
     ids: Sequence[int] = ()
     sources: Sequence[DraftSource] = ()

@@ -136,8 +136,8 @@ class Speculator:
         if drafter is None or self._is_refused:
             return None
         worker = self._pool.least_loaded(drafter.name)
-        is_away = not drafter.name or drafter.name in self._pool.known_drafters
-        if worker is None and is_away and not self._request.is_drafter_fixed:
+        is_hosted = not drafter.name or drafter.name in self._pool.known_drafters
+        if worker is None and is_hosted and not self._request.is_drafter_fixed:
             worker = self._pool.least_loaded("")
         return worker
 

@@ -8,9 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
-from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, HttpUrl, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, NoDecode, SettingsConfigDict
 
 from foretoken.rpc.tls import ServerTls
@@ -86,7 +85,11 @@ class ServiceSettings(BaseSettings):
     @field_validator("otlp_endpoint")
     @classmethod
     def _check_otlp_endpoint(cls, value: str) -> str:
-        if value and not _is_origin(value):
+        try:
+            url = HttpUrl(value) if value else None
+        except ValueError:
+            url = None
+        if value and (url is None or (url.path or "/") != "/" or url.query or url.fragment):
             raise ValueError("must be http://HOST[:PORT] or https://HOST[:PORT]")
         return value
 
@@ -132,17 +135,6 @@ class ServiceSettings(BaseSettings):
         except ValidationError as error:
             sys.stderr.write(_explain(error, program or Path(sys.argv[0]).name) + "\n")
             raise SystemExit(2) from None
-
-
-def _is_origin(url: str) -> bool:
-    """Whether `url` names a scheme, a host and perhaps a port, and nothing more."""
-    try:
-        parts = urlsplit(url)
-        has_host = bool(parts.hostname) and parts.port != 0  # a port that is none raises
-    except ValueError:
-        return False
-    is_more = bool(parts.path.strip("/") or parts.query or parts.fragment)
-    return parts.scheme in ("http", "https") and has_host and not is_more and " " not in url
 
 
 def _explain(error: ValidationError, program: str) -> str:
