@@ -133,18 +133,20 @@ async def test_complete_gives_the_whole_answer(router, script, runner) -> None:
 
 
 async def test_an_answer_resumes_where_it_broke(router, script, runner) -> None:
-    router.will(script.start(seed=42), script.tokens("ab", 5, 6), grpc.StatusCode.UNAVAILABLE)
+    start = script.start(seed=42, system_fingerprint="f")
+    router.will(start, script.tokens("ab", 5, 6), grpc.StatusCode.UNAVAILABLE)
     router.will(script.start(seed=42), grpc.StatusCode.UNAVAILABLE)
     router.will(script.start(seed=42), script.tokens("c", 7), script.tokens("", 8), script.EndEarly())
     router.will(script.start(seed=42), script.tokens("d"), script.finish(5))
     answer = await runner.call(router.address, "complete", "hi", temperature=0.5, resume_ids=[4], tenant="t")
     assert (answer.text, answer.output_ids, answer.num_resumes) == ("abcd", (5, 6, 7, 8), 3)
     first, second, third, fourth = router.requests
+    assert answer.system_fingerprint == "f" and not first.system_fingerprint
     assert first.prompt == "hi" and not first.sampling.HasField("seed") and list(first.resume_ids) == [4]
     for request, received in ((second, [4, 5, 6]), (third, [4, 5, 6]), (fourth, [4, 5, 6, 7, 8])):
         assert list(request.prompt_ids.ids) == [1, 2, 3] and request.WhichOneof("input") == "prompt_ids"
         assert request.sampling.seed == 42 and request.sampling.temperature == 0.5
-        assert (request.model, request.tenant) == ("tiny", "t")
+        assert (request.model, request.tenant, request.system_fingerprint) == ("tiny", "t", "f")
         assert list(request.resume_ids) == received
 
 

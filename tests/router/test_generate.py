@@ -218,7 +218,8 @@ async def test_resume_continues_identically(make_cluster: MakeCluster, cut: int)
     cluster = await make_cluster()
     options = {"prompt_ids": PROMPT, "max_new_tokens": 30, "ignore_eos": True, "temperature": 1.0, "seed": 77}
     whole = await cluster.generate(**options)
-    resumed = await cluster.generate(**options, resume_ids=whole.ids[:cut])
+    fingerprint = whole.start.system_fingerprint
+    resumed = await cluster.generate(**options, resume_ids=whole.ids[:cut], system_fingerprint=fingerprint)
     assert resumed.ids == whole.ids[cut:]
     assert resumed.finish.usage.output_tokens == 30
     received = ""

@@ -146,6 +146,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"resume_ids": [0, 1]}, "resume_ids"),
     ({"resume_ids": [1], "temperature": 1.0}, "sampling.seed"),
     ({"tenant": "t" * 129}, "tenant"),
+    ({"system_fingerprint": "f" * 129}, "system_fingerprint"),
     ({"adapter_id": "a"}, "adapter_id"),
     ({"response_format": "json"}, "response_format"),
     ({"n": 2}, "n"),
@@ -165,6 +166,27 @@ async def test_bad_input_names_the_field_and_every_other_stream_goes_on(make_clu
         assert error.request_id
     assert (await other).ids == cluster.target_ids(400, [4, 5])
     await cluster.until_idle()
+
+
+@pytest.mark.parametrize(
+    "difference",
+    [{"weights_fingerprint": "b" * 64}, {"dtype": "bfloat16"}, {"numerics": "other"}, {"max_context": 64}],
+    ids=lambda difference: next(iter(difference)),
+)
+async def test_an_answer_is_not_resumed_on_another_system(
+    make_cluster: MakeCluster, difference: dict[str, Any]
+) -> None:
+    old, new = await make_cluster(), await make_cluster(verify_hellos=[difference])  # the same model id
+    begun = await old.generate(prompt_ids=[4, 5], max_new_tokens=8, ignore_eos=True)
+    info = await old.stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=5)
+    assert begun.start.system_fingerprint == info.system_fingerprint != ""
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await new.generate(prompt_ids=[4, 5], resume_ids=begun.ids, system_fingerprint=info.system_fingerprint)
+    assert failed.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    served = (await new.stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=5)).system_fingerprint
+    assert f"system_fingerprint {info.system_fingerprint!r}" in failed.value.details()
+    assert repr(served) in failed.value.details()
+    assert not new.verifiers[0].opened
 
 
 async def test_another_model_is_not_found(make_cluster: MakeCluster) -> None:

@@ -68,6 +68,7 @@ def _model_table(model: ModelInfo) -> Table:
         grid.add_row("default", f"{model.default_drafter}, draft tokens a round: {number}")
     grid.add_row("modes", ", ".join(model.verification_modes))
     grid.add_row("sampling", _sampling(model.default_sampling))
+    grid.add_row("fingerprint", model.system_fingerprint)
     grid.add_row("router", model.version)
     return grid
 

@@ -147,6 +147,8 @@ class Completion:
     seed: int
     """With it, the same request gives the same tokens; in modes other than COUPLED with the same drafts only."""
     model: str
+    system_fingerprint: str
+    """Of what decided the answer besides the request: weights, dtype, arithmetic, ...; the seed's promise is for it."""
     request_id: str
     """For the router's logs."""
     drafter: str
@@ -185,6 +187,7 @@ class Completion:
             prompt_ids=tuple(start.prompt_ids),
             seed=start.seed,
             model=start.model,
+            system_fingerprint=start.system_fingerprint,
             request_id=start.request_id,
             drafter=start.drafter,
             mode=FROM_PROTO.get(start.mode, VerificationMode.COUPLED),

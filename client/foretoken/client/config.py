@@ -134,4 +134,5 @@ class GenerateOptions(SamplingOptions, SpeculationOptions, total=False):
     model: str
     tenant: str
     resume_ids: Sequence[int]
+    system_fingerprint: str
     timeout_s: float | None

@@ -108,6 +108,8 @@ class ModelInfo:
     has_chat_template: bool
     version: str
     """Of the router."""
+    system_fingerprint: str
+    """Same request, seed and fingerprint = same tokens."""
 
     @classmethod
     def from_proto(cls, message: pb.GetModelInfoResponse) -> ModelInfo:
@@ -125,6 +127,7 @@ class ModelInfo:
             draft_workers=tuple(WorkerStatus.from_proto(worker, "draft") for worker in message.draft_workers),
             has_chat_template=message.has_chat_template,
             version=message.version,
+            system_fingerprint=message.system_fingerprint,
         )
 
 

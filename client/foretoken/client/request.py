@@ -33,7 +33,7 @@ Prompt: TypeAlias = str | Sequence[int] | Sequence[ChatMessage]
 
 _SAMPLING_FIELDS = tuple(field.name for field in fields(Sampling))
 _SPECULATION_FIELDS = tuple(field.name for field in fields(Speculation))
-_OTHER_FIELDS = ("model", "tenant", "resume_ids")
+_OTHER_FIELDS = ("model", "tenant", "resume_ids", "system_fingerprint")
 _KINDS: Mapping[int, str] = {
     FieldDescriptor.CPPTYPE_UINT32: "an integer from 0 to 2**32 - 1",
     FieldDescriptor.CPPTYPE_UINT64: "an integer from 0 to 2**64 - 1",

@@ -27,7 +27,7 @@ class Session:
     def next_request(self) -> tuple[pb.GenerateRequest, float | None]:
         """The request of the next stream and the seconds it may take (None = no limit).
 
-        After a break it continues from what was received: same prompt ids, model and seed, and `resume_ids`.
+        After a break it continues from what was received: same prompt ids, model, system and seed, and `resume_ids`.
 
         Raises:
             DeadlineExceededError: no time is left.
@@ -39,6 +39,7 @@ class Session:
         request.CopyFrom(self._request)
         request.prompt_ids.ids[:] = self.start.prompt_ids
         request.model = self.start.model
+        request.system_fingerprint = self.start.system_fingerprint
         request.sampling.seed = self.start.seed
         request.resume_ids.extend(token.id for piece in self._pieces for token in piece.tokens)
         return request, timeout_s

@@ -14,7 +14,7 @@ from foretoken.router.core import Router
 from foretoken.router.request import GenerationRequest
 from foretoken.router.settings import AUTO_DRAFTER, NO_DRAFTER
 from foretoken.router.worker_identity import WorkerIdentity
-from foretoken.rpc.errors import InvalidArgumentError, NotFoundError
+from foretoken.rpc.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from foretoken.rpc.sampling import resolve_sampling
 from foretoken.rpc.validation import (
     validate_generate,
@@ -43,6 +43,7 @@ async def prepare(
     Raises:
         InvalidArgumentError: a field outside its limits.
         NotFoundError: another model than the served one.
+        FailedPreconditionError: another system than the one the client began with.
         UnavailableError: no verify worker is known yet, so limits are not known either.
     """
     settings = router.settings
@@ -51,6 +52,11 @@ async def prepare(
     model = await router.model(timeout_s)
     if message.model and message.model != model.model_id:
         raise NotFoundError(f"model {message.model!r} is not served here; {model.model_id!r} is")
+    identity = WorkerIdentity.of(model)
+    if message.system_fingerprint not in ("", identity.system_fingerprint):
+        raise FailedPreconditionError(
+            f"system_fingerprint {message.system_fingerprint!r} is not served here; {identity.system_fingerprint!r} is"
+        )
     _check_num_draft_tokens(message.speculation, model, router)
     field, prompt_ids = await _prompt_ids(message, router)
     validate_prompt_ids(prompt_ids, vocab_size=model.vocab_size, max_context=model.max_context, field=field)
@@ -82,7 +88,7 @@ async def prepare(
         mode=_mode(message.speculation, model),
         eos_token_ids=tuple(model.eos_token_ids),
         max_length=len(prompt_ids) + sampling.max_new_tokens,
-        identity=WorkerIdentity.of(model),
+        identity=identity,
         resume_ids=tuple(message.resume_ids),
         drafter=choose_drafter(message.speculation, router),
         is_drafter_fixed=bool(message.speculation.drafter.name or message.speculation.drafter.settings),

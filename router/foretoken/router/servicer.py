@@ -18,6 +18,7 @@ from foretoken.router.draft_pool import DraftWorker
 from foretoken.router.metrics import RequestMetrics, describe_answer, describe_request
 from foretoken.router.outbox import Finished, Started, Tokens
 from foretoken.router.verify_pool import VerifyWorker
+from foretoken.router.worker_identity import WorkerIdentity
 from foretoken.rpc.names import SPAN_GENERATE
 from foretoken.rpc.sampling import NEUTRAL
 from foretoken.rpc.servicing import new_request_id, typed_errors
@@ -104,6 +105,7 @@ class GenerationServicer:
                 draft_workers=[_worker_info(worker) for worker in router.draft.workers],
                 has_chat_template=router.tokenizer.chat_template is not None,
                 version=_version(),
+                system_fingerprint=WorkerIdentity.of(model).system_fingerprint,
             )
             response.default_sampling.MergeFrom(model.default_sampling)
             return response
@@ -130,6 +132,7 @@ def _response(event: Event, model: WorkerHello) -> pb.GenerateResponse:
                     mode=request.mode,
                     drafter=request.drafter.name if request.drafter is not None else "",
                     sampling=request.sampling,
+                    system_fingerprint=request.identity.system_fingerprint if request.identity is not None else "",
                 )
             )
         case Finished():

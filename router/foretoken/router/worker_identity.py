@@ -5,6 +5,7 @@ Knows handshakes; knows no links and no requests.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, fields
 
 from google.protobuf.text_format import MessageToString
@@ -17,6 +18,7 @@ class WorkerIdentity:
     """What decides an answer besides the request itself."""
 
     weights_fingerprint: str
+    tokenizer_hash: str
     dtype: str
     tensor_parallel_degree: int
     numerics: str
@@ -31,6 +33,7 @@ class WorkerIdentity:
         """The identity a handshake announces."""
         return cls(
             hello.weights_fingerprint,
+            hello.tokenizer_hash,
             hello.dtype,
             max(1, hello.tensor_parallel_degree),
             hello.numerics,
@@ -38,6 +41,11 @@ class WorkerIdentity:
             tuple(hello.eos_token_ids),
             MessageToString(hello.default_sampling, as_one_line=True),
         )
+
+    @property
+    def system_fingerprint(self) -> str:
+        """All of it in 32 hex digits; a client that resumes an answer brings it along."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:32]
 
     def difference(self, other: WorkerIdentity) -> str:
         """The fields in which this one differs from `other`, with its own values, in words."""

@@ -17,6 +17,7 @@ MAX_DRAFTER_SETTING_BYTES = 256
 MAX_CHAT_ROLE_BYTES = 64
 MAX_CHAT_MESSAGES = 16384
 MAX_MODEL_ID_BYTES = 512
+MAX_SYSTEM_FINGERPRINT_BYTES = 128
 
 _PROMPT = "must be set: one of prompt, prompt_ids, messages"
 
@@ -40,6 +41,7 @@ def validate_generate(request: GenerateRequest, *, max_draft_tokens: int | None 
             raise InvalidArgumentError("input", "absent", _PROMPT)
     check_text("model", request.model, MAX_MODEL_ID_BYTES)
     check_text("tenant", request.tenant, MAX_TENANT_BYTES)
+    check_text("system_fingerprint", request.system_fingerprint, MAX_SYSTEM_FINGERPRINT_BYTES)
     _check_speculation(request.speculation, max_draft_tokens)
     if request.adapter_id:
         raise InvalidArgumentError("adapter_id", request.adapter_id, "is reserved and must be absent")
