@@ -38,8 +38,8 @@ metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(Metrics(), collect
 port = collector.add_insecure_port("127.0.0.1:0")
 collector.start()
 shutdown = telemetry.configure("router", f"http://127.0.0.1:{port}")
-telemetry.meter().create_histogram(names.METRIC_ROUND_DURATION, unit="s").record(0.003)
-with span(names.SPAN_ROUND):
+telemetry.meter().create_histogram(names.METRIC_ROUND_OVERHEAD, unit="s").record(0.003)
+with span(names.SPAN_SEQUENCE):
     pass
 shutdown()
 print(json.dumps(got))
@@ -71,7 +71,7 @@ def run(program: str) -> str:
 
 def test_spans_and_metrics_reach_the_collector():
     got = json.loads(run(PROGRAM))
-    assert (got["span"], got["metric"]) == ("foretoken.round", "foretoken.round.duration")
+    assert (got["span"], got["metric"]) == ("foretoken.worker.sequence", "foretoken.round.overhead")
     assert got["service"] == "foretoken.router"
     assert min(got["bounds"]) < 0.001, "buckets below 10 ms"
 

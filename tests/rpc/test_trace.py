@@ -26,9 +26,9 @@ def exported(monkeypatch) -> InMemorySpanExporter:
 def test_a_child_on_the_other_side_belongs_to_the_same_trace(exported):
     with span(names.SPAN_GENERATE, attributes={names.TENANT: "t"}) as parent:
         field = traceparent_of(parent)
-        with span(names.SPAN_VERIFY, parent=context_from(field)):
+        with span(names.SPAN_SEQUENCE, parent=context_from(field)):
             pass
-        with span(names.SPAN_DRAFT, parent=parent):
+        with span(names.SPAN_GENERATE, parent=parent):
             pass
     verify, draft, generate = exported.get_finished_spans()
     assert field.startswith("00-")

@@ -9,9 +9,6 @@ SCOPE = "foretoken"
 # Spans.
 SPAN_GENERATE = "foretoken.generate"
 SPAN_CLIENT_GENERATE = "foretoken.client.generate"
-SPAN_ROUND = "foretoken.round"
-SPAN_DRAFT = "foretoken.draft"
-SPAN_VERIFY = "foretoken.verify"
 SPAN_SEQUENCE = "foretoken.worker.sequence"
 
 # RPC attributes (semantic conventions).
@@ -63,7 +60,6 @@ METRIC_FAILOVERS = "foretoken.failovers"
 METRIC_REQUESTS = "foretoken.requests"
 METRIC_REQUESTS_RUNNING = "foretoken.requests.running"
 METRIC_REQUESTS_WAITING = "foretoken.requests.waiting"
-METRIC_ROUND_DURATION = "foretoken.round.duration"
 METRIC_ROUND_OVERHEAD = "foretoken.round.overhead"
 
 SECONDS_BUCKETS = (
@@ -75,7 +71,6 @@ SECONDS_METRICS = (
     METRIC_REQUEST_DURATION,
     METRIC_TIME_TO_FIRST_TOKEN,
     METRIC_TIME_PER_OUTPUT_TOKEN,
-    METRIC_ROUND_DURATION,
     METRIC_ROUND_OVERHEAD,
 )
 """Metrics that take `SECONDS_BUCKETS`."""

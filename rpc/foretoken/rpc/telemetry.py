@@ -4,6 +4,7 @@ Without an endpoint the API's own no-op providers stay, and spans and counters c
 """
 
 import os
+import socket
 import threading
 from collections.abc import Callable
 
@@ -43,7 +44,8 @@ def configure(service_name: str, otlp_endpoint: str, metrics_interval_s: float =
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    resource = Resource.create({"service.name": f"{SCOPE}.{service_name}", "service.instance.id": str(os.getpid())})
+    instance = f"{socket.gethostname()}-{os.getpid()}"  # in containers every service is process 1
+    resource = Resource.create({"service.name": f"{SCOPE}.{service_name}", "service.instance.id": instance})
     is_plain = not otlp_endpoint.startswith("https://")
     tracer_provider = TracerProvider(resource=resource, shutdown_on_exit=False)  # the caller shuts down
     tracer_provider.add_span_processor(

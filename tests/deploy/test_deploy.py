@@ -1,0 +1,169 @@
+"""What stands in `deploy/` fits the services: their options, their ports, their metrics. No container is built here."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from foretoken.cli import service_process
+from foretoken.client import Client
+from foretoken.draft_worker.settings import DraftWorkerSettings
+from foretoken.router.settings import RouterSettings
+from foretoken.rpc import names
+from foretoken.verify_worker.settings import VerifyWorkerSettings
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+SETTINGS = {
+    "foretoken.router": RouterSettings,
+    "foretoken.verify_worker": VerifyWorkerSettings,
+    "foretoken.draft_worker": DraftWorkerSettings,
+}
+OVERRIDES = [[], ["compose.gpu.yaml"], ["compose.telemetry.yaml"], ["compose.gpu.yaml", "compose.telemetry.yaml"]]
+
+
+def image_environment():
+    """What the Dockerfile sets for every service."""
+    block = re.search(r"^ENV PYTHONUNBUFFERED.*?[^\\]$", (DEPLOY / "Dockerfile").read_text(), re.M | re.S).group()
+    return dict(re.findall(r"([A-Z_]+)=(\S+)", block))
+
+
+def compose(*overrides):
+    """Service name -> (module, environment), variables at their defaults."""
+    services = {}
+    for file in ("compose.yaml", *overrides):
+        text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", (DEPLOY / file).read_text())
+        for name, service in yaml.safe_load(text)["services"].items():
+            command, environment = services.get(name, (None, {}))
+            added = {key: str(value) for key, value in service.get("environment", {}).items()}
+            services[name] = (service.get("command", [command])[0], environment | added)
+    return {name: service for name, service in services.items() if service[0] in SETTINGS}
+
+
+def pods():
+    """(service name, module, environment, ports, probes) of every container of the Kubernetes manifests."""
+    for file in ("router.yaml", "verify.yaml", "draft.yaml"):
+        workload, service = yaml.safe_load_all((DEPLOY / "kubernetes" / file).read_text())
+        (container,) = workload["spec"]["template"]["spec"]["containers"]
+        environment = {entry["name"]: entry["value"] for entry in container["env"]}
+        ports = {service["spec"]["ports"][0]["port"], container["ports"][0]["containerPort"]}
+        ports |= {probe["grpc"]["port"] for key, probe in container.items() if key.endswith("Probe")}
+        yield service["metadata"]["name"], container["args"][0], environment, ports
+
+
+def parse(module, environment, monkeypatch):
+    """The service's settings; every variable must be one of its options."""
+    for name in [name for name in os.environ if name.startswith("FORETOKEN_")]:
+        monkeypatch.delenv(name)
+    settings = SETTINGS[module]
+    for name, value in environment.items():
+        assert name.removeprefix("FORETOKEN_").lower() in settings.model_fields, name
+        monkeypatch.setenv(name, value)
+    return settings.parse([])
+
+
+def test_the_image_sets_what_the_command_sets():
+    environment = image_environment()
+    assert environment.items() >= service_process._SERVICE_DEFAULTS.items()
+    assert Path(environment["FORETOKEN_READY_FILE"]).parent == Path("/tmp")  # the compose files' tmpfs
+
+
+def test_the_build_context_holds_what_the_wheel_is_made_of():
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    kept = set(re.findall(r"^!(\S+)", (DEPLOY / "Dockerfile.dockerignore").read_text(), re.M))
+    assert kept == {Path(package).parts[0] for package in wheel["packages"]} | {
+        "pyproject.toml",
+        "constraints.txt",
+        "README.md",
+    }
+
+
+@pytest.mark.parametrize("overrides", OVERRIDES, ids=lambda files: "+".join(files) or "alone")
+def test_compose_names_options_and_addresses_that_exist(overrides, monkeypatch):
+    services = compose(*overrides)
+    assert sorted(services) == ["draft", "router", "verify"]
+    ports = {}
+    for name, (module, environment) in services.items():
+        common = {key: value for key, value in image_environment().items() if key.startswith("FORETOKEN_")}
+        settings = parse(module, common | environment, monkeypatch)
+        ports[name] = settings.port
+        if module == "foretoken.router":
+            router = settings
+    assert router.verify == (f"verify:{ports['verify']}",)
+    assert router.draft == (f"draft:{ports['draft']}",)
+
+
+def test_kubernetes_names_options_and_addresses_that_exist(monkeypatch):
+    settings = {}
+    for name, module, environment, ports in pods():
+        settings[name] = parse(module, environment, monkeypatch)
+        assert ports == {settings[name].port}
+    workers = {role: getattr(settings["router"], role) for role in ("verify", "draft")}
+    for role, addresses in workers.items():
+        workload, _ = yaml.safe_load_all((DEPLOY / "kubernetes" / f"{role}.yaml").read_text())
+        replicas = range(workload["spec"]["replicas"])
+        assert addresses == tuple(f"{role}-{index}.{role}:{settings[role].port}" for index in replicas)
+    assert settings["router"].tokenizer == settings["verify"].model
+
+
+def test_the_dashboard_shows_metrics_that_exist():
+    exported = {"_".join(value.split(".")) for key, value in vars(names).items() if key.startswith("METRIC_")}
+    labels = {"_".join(value.split(".")) for key, value in vars(names).items() if isinstance(value, str)}
+    text = (DEPLOY / "telemetry" / "dashboard.json").read_text()
+    expressions = [target["expr"] for panel in json.loads(text)["panels"] for target in panel["targets"]]
+    shown = set(re.findall(r"(?:foretoken|gen_ai)_\w+(?=\[|\))", " ".join(expressions)))
+    plain = {re.sub(r"(_total|_seconds_bucket)$", "", name) for name in shown}
+    metrics = plain - labels | plain & exported
+    assert metrics == exported
+    seconds = {re.sub(r"_seconds_bucket$", "", name) for name in shown if name.endswith("_seconds_bucket")}
+    assert seconds == {"_".join(name.split(".")) for name in names.SECONDS_METRICS}
+
+
+def free_ports(count):
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def test_the_services_that_compose_describes_answer(tmp_path):
+    services = compose()
+    ports = dict(zip(services, free_ports(len(services)), strict=True))
+    processes = []
+    try:
+        for name, (module, environment) in services.items():
+            environment = image_environment() | environment | {"FORETOKEN_PORT": str(ports[name])}
+            environment["FORETOKEN_READY_FILE"] = str(tmp_path / name)
+            del environment["HF_HOME"]
+            for key, value in environment.items():
+                value = value.replace("/models/", f"{ROOT}/models/")
+                environment[key] = re.sub(r"^(verify|draft):\d+$", lambda m: f"127.0.0.1:{ports[m[1]]}", value)
+            with (tmp_path / f"{name}.log").open("w") as log:
+                command = [sys.executable, "-m", module]
+                processes.append(subprocess.Popen(command, env=os.environ | environment, stdout=log, stderr=log))
+        give_up_at = time.monotonic() + 240
+        while not all((tmp_path / name).exists() for name in services):
+            assert time.monotonic() < give_up_at and all(process.poll() is None for process in processes), [
+                (tmp_path / f"{name}.log").read_text()[-2000:] for name in services
+            ]
+            time.sleep(0.1)
+        with Client(f"127.0.0.1:{ports['router']}") as client:
+            drafted, plain = (client.complete("def f(", max_new_tokens=24, seed=1, off=off) for off in (False, True))
+        assert drafted.output_ids == plain.output_ids
+        assert drafted.speculation.num_draft_tokens > 0
+    finally:
+        for process in processes:
+            process.terminate()
+        assert [process.wait(30) for process in processes] == [0] * len(processes)
