@@ -1,13 +1,17 @@
-"""What the router counts: requests by the gRPC status they ended with, never by the name of an exception."""
+"""What the router counts: requests by the gRPC status they ended with, never by an exception's name; its workers."""
 
 import asyncio
 from unittest.mock import Mock
 
 import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from foretoken.router.metrics import RequestMetrics
+from foretoken.rpc import names, telemetry
 from foretoken.rpc.errors import ResourceExhaustedError
 from foretoken.rpc.names import RPC_RESPONSE_STATUS_CODE
+from tests.router.harness import MakeCluster
 
 
 @pytest.mark.parametrize(
@@ -33,3 +37,36 @@ def test_a_request_is_counted_by_its_status(
     except BaseException as raised:
         assert raised is error
     metrics._requests.add.assert_called_once_with(1, {RPC_RESPONSE_STATUS_CODE: status})
+
+
+async def test_workers_are_told_with_the_load_they_last_said(
+    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = InMemoryMetricReader()
+    meter = MeterProvider([reader]).get_meter("test")
+    monkeypatch.setattr(telemetry, "meter", lambda: meter)
+    cluster = await make_cluster()
+    await cluster.generate(max_new_tokens=3)
+    await cluster.until_idle()
+    await cluster.drafters[0].kill()
+    (verifier,), (drafter,) = cluster.router.verify.workers, cluster.router.draft.workers
+    await cluster.until(lambda: drafter.link.load is None)
+    data = reader.get_metrics_data()
+    assert data is not None
+    seen = {
+        (metric.name, point.attributes[names.WORKER_ROLE]): point.value
+        for metric in data.resource_metrics[0].scope_metrics[0].metrics
+        for point in metric.data.data_points
+        if names.WORKER_ROLE in point.attributes
+    }
+    load = verifier.link.load
+    assert load is not None and load.total_pages > 0
+    assert seen == {
+        (names.METRIC_WORKER_READY, "verify"): 1,
+        (names.METRIC_WORKER_READY, "draft"): 0,
+        (names.METRIC_WORKER_RUNNING, "verify"): load.running,
+        (names.METRIC_WORKER_WAITING, "verify"): load.waiting,
+        (names.METRIC_WORKER_PAGES_FREE, "verify"): load.free_pages,
+        (names.METRIC_WORKER_PAGES_LIMIT, "verify"): load.total_pages,
+        (names.METRIC_WORKER_PREEMPTIONS, "verify"): load.preemptions,
+    }

@@ -38,6 +38,7 @@ REQUEST_ID = "foretoken.request_id"
 SEQUENCE_ID = "foretoken.sequence_id"
 TENANT = "foretoken.tenant"
 WORKER_ROLE = "foretoken.worker.role"
+WORKER_ADDRESS = "foretoken.worker.address"
 DRAFTER = "foretoken.drafter"
 NUM_DRAFT_TOKENS = "foretoken.num_draft_tokens"
 NUM_ACCEPTED = "foretoken.num_accepted"
@@ -61,6 +62,14 @@ METRIC_REQUESTS = "foretoken.requests"
 METRIC_REQUESTS_RUNNING = "foretoken.requests.running"
 METRIC_REQUESTS_WAITING = "foretoken.requests.waiting"
 METRIC_ROUND_OVERHEAD = "foretoken.round.overhead"
+
+# Workers as their router sees them.
+METRIC_WORKER_READY = "foretoken.worker.ready"
+METRIC_WORKER_RUNNING = "foretoken.worker.sequences.running"
+METRIC_WORKER_WAITING = "foretoken.worker.sequences.waiting"
+METRIC_WORKER_PAGES_FREE = "foretoken.worker.pages.free"
+METRIC_WORKER_PAGES_LIMIT = "foretoken.worker.pages.limit"
+METRIC_WORKER_PREEMPTIONS = "foretoken.worker.preemptions"
 
 SECONDS_BUCKETS = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.075, 0.1),
