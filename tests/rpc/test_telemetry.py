@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 
@@ -29,7 +30,8 @@ class Metrics(metrics_service_pb2_grpc.MetricsServiceServicer):
         metric = resource.scope_metrics[0].metrics[0]
         got["metric"] = metric.name
         got["bounds"] = list(metric.histogram.data_points[0].explicit_bounds)
-        got["service"] = {pair.key: pair.value.string_value for pair in resource.resource.attributes}["service.name"]
+        attributes = {pair.key: pair.value.string_value for pair in resource.resource.attributes}
+        got["service"], got["instance"] = attributes["service.name"], attributes["service.instance.id"]
         return metrics_service_pb2.ExportMetricsServiceResponse()
 
 collector = grpc.server(futures.ThreadPoolExecutor(2))
@@ -73,6 +75,7 @@ def test_spans_and_metrics_reach_the_collector():
     got = json.loads(run(PROGRAM))
     assert (got["span"], got["metric"]) == ("foretoken.worker.sequence", "foretoken.round.overhead")
     assert got["service"] == "foretoken.router"
+    assert got["instance"].startswith(f"{socket.gethostname()}-"), "in containers every service is process 1"
     assert min(got["bounds"]) < 0.001, "buckets below 10 ms"
 
 

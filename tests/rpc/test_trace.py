@@ -28,7 +28,7 @@ def test_a_child_on_the_other_side_belongs_to_the_same_trace(exported):
         field = traceparent_of(parent)
         with span(names.SPAN_SEQUENCE, parent=context_from(field)):
             pass
-        with span(names.SPAN_GENERATE, parent=parent):
+        with span(names.SPAN_SEQUENCE, parent=parent):
             pass
     verify, draft, generate = exported.get_finished_spans()
     assert field.startswith("00-")

@@ -19,7 +19,7 @@ from foretoken.router.metrics import RequestMetrics, describe_answer, describe_r
 from foretoken.router.outbox import Finished, Started, Tokens
 from foretoken.router.verify_pool import VerifyWorker
 from foretoken.router.worker_identity import WorkerIdentity
-from foretoken.router.worker_metrics import WorkerMetrics
+from foretoken.router.worker_metrics import observe_workers
 from foretoken.rpc.names import SPAN_GENERATE
 from foretoken.rpc.sampling import NEUTRAL
 from foretoken.rpc.servicing import new_request_id, typed_errors
@@ -55,7 +55,7 @@ class GenerationServicer:
     def __init__(self, router: Router) -> None:
         self._router = router
         self._metrics = RequestMetrics(router.admission)
-        WorkerMetrics((*router.verify.workers, *router.draft.workers))
+        observe_workers((*router.verify.workers, *router.draft.workers))
 
     async def Generate(self, request: Decoded[pb.GenerateRequest], context: Any) -> None:  # noqa: N802 (gRPC names it)
         """Stream one generation."""

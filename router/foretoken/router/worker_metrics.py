@@ -1,6 +1,6 @@
-"""What the router tells OpenTelemetry of its workers: whether each is there, and the load it last said.
+"""What the router tells OpenTelemetry of its workers: whether each is ready, and the load it last said.
 
-Read by the exporter's thread once an interval; costs a round nothing. Knows links; knows no requests.
+Read by the exporter's thread once an interval; costs a round nothing. Knows workers; knows no requests.
 """
 
 from __future__ import annotations
@@ -21,33 +21,32 @@ _GAUGES = {
 }
 """Metric to the field of `Load`, which counts what all routers have on the worker."""
 
+_Worker = VerifyWorker | DraftWorker
 
-class WorkerMetrics:
-    """Instruments of one router's workers. Make it after telemetry is configured."""
 
-    def __init__(self, workers: Sequence[VerifyWorker | DraftWorker]) -> None:
-        self._links = [worker.link for worker in workers]
-        meter = telemetry.meter()
-        meter.create_observable_gauge(names.METRIC_WORKER_READY, [self._ready])
-        for name, field in _GAUGES.items():
-            meter.create_observable_gauge(name, [self._load(field)])
-        meter.create_observable_counter(names.METRIC_WORKER_PREEMPTIONS, [self._load("preemptions")])
+def observe_workers(workers: Sequence[_Worker]) -> None:
+    """Make the instruments of one router's workers, after telemetry is configured."""
 
-    def _ready(self, _: CallbackOptions) -> Iterable[Observation]:
-        """1 for a worker that takes new sequences, 0 for one that is away, drains or is refused."""
-        return [Observation(int(link.state == "ready"), _attributes(link.role, link.address)) for link in self._links]
+    def ready(_: CallbackOptions) -> Iterable[Observation]:
+        return [Observation(int(worker.is_ready), _attributes(worker)) for worker in workers]
 
-    def _load(self, field: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
+    def load(field: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
         """A callback that observes one field of every connected worker's load."""
 
         def observe(_: CallbackOptions) -> Iterable[Observation]:
-            for link in self._links:
-                load = link.load  # replaced by the event loop's thread, never changed
-                if load is not None:
-                    yield Observation(getattr(load, field), _attributes(link.role, link.address))
+            for worker in workers:
+                last = worker.link.load  # replaced by the event loop's thread, never changed
+                if last is not None:
+                    yield Observation(getattr(last, field), _attributes(worker))
 
         return observe
 
+    meter = telemetry.meter()
+    meter.create_observable_gauge(names.METRIC_WORKER_READY, [ready])
+    for name, field in _GAUGES.items():
+        meter.create_observable_gauge(name, [load(field)])
+    meter.create_observable_counter(names.METRIC_WORKER_PREEMPTIONS, [load("preemptions")])
 
-def _attributes(role: str, address: str) -> dict[str, str]:
-    return {names.WORKER_ROLE: role, names.WORKER_ADDRESS: address}
+
+def _attributes(worker: _Worker) -> dict[str, str]:
+    return {names.WORKER_ROLE: worker.link.role, names.WORKER_ADDRESS: worker.link.address}
