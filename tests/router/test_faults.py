@@ -350,6 +350,28 @@ async def test_a_draining_verifier_is_left_for_another(make_cluster: MakeCluster
     await cluster.until_idle()
 
 
+async def test_a_draining_verifier_is_left_as_far_as_another_has_room(make_cluster: MakeCluster) -> None:
+    hellos = [{"max_sequences": 2}, {"max_sequences": 2}]
+    cluster = await make_cluster(num_drafters=0, verify_hellos=hellos, step_s=0.001)
+    prompts = [[9, 8, last] for last in range(1, 5)]
+    options = {"ignore_eos": True, "off": True, "max_new_tokens": 1000}
+    answers = {
+        prompt[-1]: asyncio.ensure_future(cluster.generate(prompt_ids=prompt, **options, deadline_s=60.0))
+        for prompt in prompts
+    }
+    draining, other = cluster.verifiers
+    await cluster.until(lambda: draining.num_open == other.num_open == 2)
+    await draining.drain()
+    await cluster.until(lambda: cluster.router.verify.workers[0].is_draining)
+    await asyncio.sleep(0.1)
+    assert draining.num_open == other.num_open == 2
+    answers.pop(other.opened[0].prompt_ids[-1]).cancel()
+    await cluster.until(lambda: draining.num_open == 1 and other.num_open == 2)
+    for last, answer in answers.items():
+        assert (await answer).ids == cluster.target_ids(1000, [9, 8, last])
+    await cluster.until_idle()
+
+
 async def test_workers_that_do_not_fit_are_refused_naming_both(make_cluster: MakeCluster) -> None:
     cluster = await make_cluster(
         verify_hellos=[{}, {"tokenizer_hash": "0" * 64}, {"weights_fingerprint": "e" * 64}, {"dtype": "bfloat16"}],

@@ -46,8 +46,9 @@ class Failover:
         """Of all that wait to be re-opened and have not been lost once more by an attempt."""
 
     def has_other(self, worker: VerifyWorker) -> bool:
-        """Whether another ready worker gives the same tokens as `worker`."""
-        return self._verify.least_loaded(worker.identity, avoid=worker) is not None
+        """Whether another ready worker gives the same tokens as `worker` and has room beyond those that wait for it."""
+        other = self._verify.least_loaded(worker.identity, avoid=worker)
+        return other is not None and other.load_factor + len(self._limits) / max(1, other.hello.max_sequences) < 1
 
     def place(self, worker: VerifyWorker) -> VerifyWorker:
         """The worker with most room among those that give the same tokens as `worker`; itself if none is ready."""
