@@ -81,7 +81,10 @@ class RouterSettings(ServiceSettings):
     max_probes: int = Field(4, ge=1, le=256, description="Draft workers probed at once.")
 
     verify_timeout_s: float = Field(
-        60.0, gt=0, le=3600, description="Longest wait for a verdict before the sequence is re-opened, seconds."
+        60.0,
+        gt=0,
+        le=3600,
+        description="Longest wait for a verdict before the sequence is re-opened, seconds; for KV pages longer.",
     )
     failover_timeout_s: float = Field(
         30.0,

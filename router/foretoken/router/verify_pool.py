@@ -87,6 +87,7 @@ class VerifyWorker:
             self._pool.patience,
             self._send_block,
             self._close,
+            lambda: self.link.load,
         )
         try:
             self.link.send(opens=[request.open_entry(sequence_id, committed_ids)])

@@ -11,6 +11,7 @@ from typing import TypeAlias
 from foretoken.router.draft_session import Draft
 from foretoken.router.draft_tree import is_path
 from foretoken.router.mailbox import Mailbox, Patience
+from foretoken.v1.types_pb2 import Load
 from foretoken.v1.verify_pb2 import DraftBlock, Stale, Verdict
 
 Decision: TypeAlias = Verdict | Stale
@@ -23,7 +24,16 @@ class SequenceLostError(Exception):
 class VerifySession:
     """The router's end of an open sequence."""
 
-    __slots__ = ("_close", "_mailbox", "_send_block", "_timeout_s", "_vocab_size", "granted_length", "sequence_id")
+    __slots__ = (
+        "_close",
+        "_load",
+        "_mailbox",
+        "_send_block",
+        "_timeout_s",
+        "_vocab_size",
+        "granted_length",
+        "sequence_id",
+    )
 
     def __init__(
         self,
@@ -33,7 +43,9 @@ class VerifySession:
         patience: Patience,
         send_block: Callable[[DraftBlock], None],
         close: Callable[[VerifySession], None],
+        load: Callable[[], Load | None] = lambda: None,
     ) -> None:
+        """`load`: the last one that the worker said, an object of its own each time."""
         self.sequence_id = sequence_id
         self.granted_length = 0
         """Committed length up to which the worker may decode alone."""
@@ -41,6 +53,7 @@ class VerifySession:
         self._timeout_s = timeout_s
         self._send_block = send_block
         self._close = close
+        self._load = load
         self._mailbox: Mailbox[Decision] = Mailbox(patience)
 
     async def verify(self, base_length: int, draft: Draft) -> Verdict:
@@ -85,10 +98,16 @@ class VerifySession:
         self._mailbox.fail(error)
 
     async def _decision(self, base_length: int, num_draft_tokens: int) -> Verdict:
-        try:
-            decision = await self._mailbox.get(self._timeout_s)
-        except TimeoutError:
-            raise SequenceLostError(f"no verdict within {self._timeout_s:g} s") from None
+        load: Load | None = None
+        while True:
+            try:
+                decision = await self._mailbox.get(self._timeout_s)
+                break
+            except TimeoutError:
+                last, load = load, self._load()
+                if load is None or not load.waiting or load is last:
+                    raise SequenceLostError(f"no verdict within {self._timeout_s:g} s") from None
+                # Sequences wait for pages of others, which go on: re-opened, this one would wait behind all of them.
         if isinstance(decision, Stale):
             raise SequenceLostError(f"block at {base_length} is stale: the worker stands at {decision.length}")
         if (
