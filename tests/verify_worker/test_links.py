@@ -217,6 +217,14 @@ async def test_all_pages_are_free_after_close_and_after_a_broken_link(worker):
         assert frame.load.total_pages == 64
 
 
+async def test_every_router_hears_of_an_open(worker):
+    address, _ = worker
+    async with link_to(address) as idle, link_to(address) as link:
+        await link.send(opens=[opening(1), opening(2)], blocks=[grant(1), grant(2)])
+        await link.tokens(2, 5)
+        await idle.until(lambda frame: frame.load.running + frame.load.waiting == 2)
+
+
 async def test_a_deadline_ends_the_sequence_and_frees_its_pages(worker):
     address, _ = worker
     async with link_to(address) as link:

@@ -97,6 +97,7 @@ class VerifyCore:
         sequence.order = self._num_opened
         self._num_opened += 1
         self._sequences[sequence.key] = sequence
+        self.report_load()  # or other routers would think there was room
 
     def verify(self, key: SequenceKey, base_length: int, block: Block, num_plain_steps: int) -> None:
         """Queue a draft block (or, without draft ids, a grant of plain steps) for the next forward."""
