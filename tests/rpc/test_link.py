@@ -326,6 +326,23 @@ async def test_a_draining_worker_is_left_when_its_last_sequence_closes(start_wor
         await idle.link.connect_once()
 
 
+async def test_a_link_that_shakes_hands_during_a_drain_is_told(start_worker, start_link, raw_call):
+    worker = await start_worker()
+    busy = await start_link(worker.address)
+    busy.link.send(opens=[OpenSequence(sequence_id=1)])
+    late = raw_call(worker.address)
+    await asyncio.sleep(0.2)  # the call is there, its hello is not
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(worker.servicer.drain(2.0, "test"))
+        await eventually(lambda: busy.link.state is LinkState.DRAINING)
+        await late.write(GOOD_HELLO)
+        assert (await late.read()).HasField("hello")
+        async with asyncio.timeout(1.0):
+            assert (await late.read()).drain.reason == "test"
+        busy.link.send(closes=[CloseSequence(sequence_id=1)])
+        late.cancel()
+
+
 async def test_a_drain_ends_what_is_left_after_the_grace(start_worker, start_link):
     worker = await start_worker()
     recorded = await start_link(worker.address)

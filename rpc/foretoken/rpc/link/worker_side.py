@@ -137,6 +137,8 @@ class LinkServicer(Generic[Request, Response]):
         _log.info("link %d to router %s at %s is up", peer.id, peer.name, peer.address)
         try:
             self._handler.link_opened(peer)
+            if self._drain_reason is not None:  # the drain began during the handshake and has told the others
+                peer.send(self._drain_frame(self._drain_reason))
             error = await stream.run()
         finally:
             stream.end()
