@@ -321,6 +321,17 @@ async def test_a_verifier_that_refuses_for_good_ends_the_request_with_its_error(
     await cluster.until_idle()
 
 
+async def test_a_verifier_that_other_routers_have_filled_is_left_for_one_with_room(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(num_verifiers=2)
+    full = cluster.verifiers[0]
+    full.faults.open_error_code = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+    for _ in range(2):
+        reply = await cluster.generate(**OPTIONS, max_new_tokens=30)
+        assert reply.ids == cluster.target_ids(30, PROMPT)
+    assert full.opened
+    await cluster.until_idle()
+
+
 @pytest.mark.parametrize("num_verifiers", [1, 2])
 async def test_a_sequence_that_every_verifier_fails_at_ends_with_their_fault(
     make_cluster: MakeCluster, num_verifiers: int

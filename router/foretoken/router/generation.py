@@ -19,6 +19,7 @@ from foretoken.router.speculator import Speculator
 from foretoken.router.stats import SpeculationCounts
 from foretoken.router.verify_pool import VerifyWorker
 from foretoken.router.verify_session import SequenceLostError, VerifySession
+from foretoken.rpc.errors import ResourceExhaustedError
 from foretoken.v1.types_pb2 import (
     DRAFT_SOURCE_UNSPECIFIED,
     TOKEN_ORIGIN_ACCEPTED,
@@ -77,6 +78,10 @@ class Generation:
                     await self._advance()
                 except SequenceLostError as error:
                     await self._reopen(error)
+                except ResourceExhaustedError as error:  # other routers were first
+                    if not self._failover.has_other(self._worker):
+                        raise
+                    await self._reopen(SequenceLostError(str(error)))
         except Exception as caught:
             failure = caught
         finally:
