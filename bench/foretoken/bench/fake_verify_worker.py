@@ -97,11 +97,12 @@ class FakeVerifyWorker(FakeWorker):
         self.num_blocks = 0
         """Drafted blocks verified."""
         self._errors: list[tuple[FakeLink, LinkError]] = []
+        self._says_drain = False
 
     async def drain(self) -> None:
-        """Ask all routers to leave."""
-        for link in list(self.links):
-            await link.context.write(VerifyLinkResponse(drain=Drain(reason="fake drain")))
+        """Ask all routers to leave, with the next step: a stream has one writer."""
+        self._says_drain = True
+        self.work.set()
 
     def _register(self, server: grpc.aio.Server) -> None:
         add_VerifyServiceServicer_to_server(self, server)
@@ -130,7 +131,9 @@ class FakeVerifyWorker(FakeWorker):
         self.work.set()
 
     def has_work(self) -> bool:
-        return bool(self._errors) or any(
+        if self._errors or self._says_drain:
+            return True
+        return any(
             sequence.blocks or self._is_granted(sequence) for link in self.links for sequence in link.sequences.values()
         )
 
@@ -139,10 +142,13 @@ class FakeVerifyWorker(FakeWorker):
         for link in self.links:
             frame = VerifyLinkResponse(load=self._load())
             frame.errors.extend(entry for owner, entry in self._errors if owner is link)
+            if self._says_drain:
+                frame.drain.CopyFrom(Drain(reason="fake drain"))
             for sequence_id, sequence in list(link.sequences.items()):
                 self._answer(frame, link, sequence_id, sequence, started_ns)
             frames.append((link, frame))
         self._errors.clear()
+        self._says_drain = False
         forward_ns = time.perf_counter_ns() - started_ns
         for _, frame in frames:
             for verdict in frame.verdicts:
