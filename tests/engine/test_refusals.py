@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from foretoken.engine.attention import CONTEXT_KEYWORD, ProbeContext, _attention_forward
@@ -102,6 +103,16 @@ def test_a_model_that_does_not_hand_keywords_on(tmp_path: Path) -> None:
 def test_a_directory_without_a_model(tmp_path: Path) -> None:
     with pytest.raises(ModelRefusedError):
         ModelRunner.load(EngineConfig(str(tmp_path)))
+
+
+def test_a_checkpoint_without_some_of_its_weights(tmp_path: Path) -> None:
+    """transformers would give them random values, other ones in every process."""
+    directory = save_tiny(tmp_path, "llama")
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelRefusedError, match="lacks 1 of the model's weights, as model.layers.1.mlp.up_proj.weight"):
+        ModelRunner.load(EngineConfig(directory, compile="off", num_pages=8))
 
 
 def test_a_context_beyond_the_models_own(tmp_path: Path) -> None:

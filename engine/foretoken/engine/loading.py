@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
@@ -124,20 +124,22 @@ def _load_weights(directory: Path, model_config: Any, config: EngineConfig) -> A
     keywords: dict[str, Any] = {
         "dtype": config.dtype if config.dtype == "auto" else getattr(torch, config.dtype),
         "attn_implementation": ATTENTION_NAME,
+        "output_loading_info": True,
     }
+    load: Any = AutoModelForCausalLM.from_pretrained
     try:
         with _quiet_about_other_layers(config.num_layers is not None):
-            model = AutoModelForCausalLM.from_pretrained(
-                directory, config=model_config, local_files_only=True, **keywords
-            )
+            model, report = load(directory, config=model_config, local_files_only=True, **keywords)
     except Exception as error:  # the model's own code may raise anything
         raise ModelRefusedError(f"{config.model} cannot be loaded: {type(error).__name__}: {error}") from error
-    if cast(Any, model).get_output_embeddings() is None:
+    if missing := sorted(report["missing_keys"]):  # transformers gives them random values and goes on
+        raise ModelRefusedError(f"{config.model} lacks {len(missing)} of the model's weights, as {missing[0]}")
+    if model.get_output_embeddings() is None:
         raise ModelRefusedError(f"{type(model).__name__} has no output embedding")
     if model._can_set_experts_implementation():
         # The experts' default multiplies the rows that share an expert together: a row's bits would depend on them.
         model.set_experts_implementation("batched_mm")
-    return cast(Any, model).to(config.device).eval().requires_grad_(False)
+    return model.to(config.device).eval().requires_grad_(False)
 
 
 @contextmanager
