@@ -115,6 +115,24 @@ def test_a_checkpoint_without_some_of_its_weights(tmp_path: Path) -> None:
         ModelRunner.load(EngineConfig(directory, compile="off", num_pages=8))
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("config.json", '{"model_type": "llama", "hidden_size": null}', "'hidden_size' expected int"),
+        ("config.json", '{"model_type": "llama", "num_attention_heads": 0}', "ZeroDivisionError"),
+        ("config.json", '{"model_type": "llama", "dtype": "nonsense"}', "nonsense"),
+        ("model.safetensors", "", "header too small"),
+        ("tokenizer.json", "{", "tokenizer.json is not a tokenizer"),
+        ("tokenizer.json", '{"model": null}', "tokenizer.json is not a tokenizer"),
+    ],
+)
+def test_files_that_are_not_what_they_should_be(name: str, content: str, reason: str, tmp_path: Path) -> None:
+    directory = save_tiny(tmp_path, "llama")
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ModelRefusedError, match=reason):
+        ModelRunner.load(EngineConfig(directory, compile="off", num_pages=8))
+
+
 def test_a_context_beyond_the_models_own(tmp_path: Path) -> None:
     with pytest.raises(ModelRefusedError, match="max_context"):
         ModelRunner.load(EngineConfig(save_tiny(tmp_path, "llama"), max_context=641))

@@ -2,8 +2,9 @@
 
 import hashlib
 import json
-import struct
 from pathlib import Path
+
+from foretoken.engine.errors import ModelRefusedError
 
 EDGE_BYTES = 64 * 1024
 _HEADER_LENGTH_BYTES = 8
@@ -26,7 +27,7 @@ def hash_weights(directory: Path) -> str:
         size = path.stat().st_size
         digest.update(f"\0{path.name}\0{size}\0".encode())
         with path.open("rb") as file:
-            (header_length,) = struct.unpack("<Q", file.read(_HEADER_LENGTH_BYTES))
+            header_length = int.from_bytes(file.read(_HEADER_LENGTH_BYTES), "little")
             digest.update(file.read(min(header_length, size)))
             file.seek(0)
             digest.update(file.read(EDGE_BYTES))
@@ -36,9 +37,18 @@ def hash_weights(directory: Path) -> str:
 
 
 def hash_tokenizer(directory: Path) -> str:
-    """`hash_tokenizer_json` of the directory's tokenizer.json; empty when there is none."""
+    """`hash_tokenizer_json` of the directory's tokenizer.json; empty when there is none.
+
+    Raises:
+        ModelRefusedError: the file is not a tokenizer.
+    """
     path = directory / "tokenizer.json"
-    return hash_tokenizer_json(path.read_text(encoding="utf-8")) if path.is_file() else ""
+    if not path.is_file():
+        return ""
+    try:
+        return hash_tokenizer_json(path.read_text(encoding="utf-8"))
+    except Exception as error:  # whatever its contents are taken for
+        raise ModelRefusedError(f"{path} is not a tokenizer: {type(error).__name__}: {error}") from error
 
 
 def hash_tokenizer_json(text: str) -> str:

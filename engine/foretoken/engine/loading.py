@@ -73,10 +73,10 @@ def load_model(config: EngineConfig, progress: Progress) -> tuple[Any, ModelInfo
     directory = resolve_directory(config.model, config.revision)
     try:
         model_config = AutoConfig.from_pretrained(directory)
+        text_config = model_config.get_text_config(decoder=True)
         fingerprint = hash_weights(directory)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelRefusedError(f"{config.model}: {error}") from error
-    text_config = model_config.get_text_config(decoder=True)
+    except Exception as error:  # whatever the files' contents make transformers raise
+        raise ModelRefusedError(f"{config.model}: {type(error).__name__}: {error}") from error
     max_context = _max_context(text_config, config.max_context)
     check_config(text_config, max_context)
     if config.num_layers is not None:
