@@ -115,6 +115,18 @@ def test_a_checkpoint_without_some_of_its_weights(tmp_path: Path) -> None:
         ModelRunner.load(EngineConfig(directory, compile="off", num_pages=8))
 
 
+def test_weights_quantized_in_a_way_unknown_to_transformers(tmp_path: Path) -> None:
+    """It would take the int8 numbers for the weights and leave the scales aside."""
+    directory = save_tiny(tmp_path, "llama")
+    weights = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    weights[f"{name}_scale"] = weights[name].abs().max() / 127
+    weights[name] = (weights[name] / weights[f"{name}_scale"]).round().to(torch.int8)
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelRefusedError, match="do not use, as model.layers.1.mlp.up_proj.weight_scale"):
+        ModelRunner.load(EngineConfig(directory, compile="off", num_pages=8))
+
+
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [

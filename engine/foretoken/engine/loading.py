@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
 from transformers.utils.logging import disable_progress_bar
 
 from foretoken.engine.attention import ATTENTION_NAME, register_attention
@@ -132,14 +134,29 @@ def _load_weights(directory: Path, model_config: Any, config: EngineConfig) -> A
             model, report = load(directory, config=model_config, local_files_only=True, **keywords)
     except Exception as error:  # the model's own code may raise anything
         raise ModelRefusedError(f"{config.model} cannot be loaded: {type(error).__name__}: {error}") from error
-    if missing := sorted(report["missing_keys"]):  # transformers gives them random values and goes on
-        raise ModelRefusedError(f"{config.model} lacks {len(missing)} of the model's weights, as {missing[0]}")
+    _check_weights(config.model, model, report)
     if model.get_output_embeddings() is None:
         raise ModelRefusedError(f"{type(model).__name__} has no output embedding")
     if model._can_set_experts_implementation():
         # The experts' default multiplies the rows that share an expert together: a row's bits would depend on them.
         model.set_experts_implementation("batched_mm")
     return model.to(config.device).eval().requires_grad_(False)
+
+
+def _check_weights(name: str, model: Any, report: dict[str, Any]) -> None:
+    """Refuse what transformers only warns of: weights it made up, and weights of linear layers it left aside.
+
+    The latter are biases that config.json denies, or the scales of a quantization that is unknown to transformers: it
+    then takes the quantized numbers for the weights themselves.
+    """
+    if missing := sorted(report["missing_keys"]):
+        raise ModelRefusedError(f"{name} lacks {len(missing)} of the model's weights, as {missing[0]}")
+    linears = {path for path, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D))}
+    if unused := sorted(key for key in report["unexpected_keys"] if key.rpartition(".")[0] in linears):
+        raise ModelRefusedError(
+            f"{name} holds {len(unused)} tensors that the model's linear layers do not use, as {unused[0]}: is it"
+            " quantized?"
+        )
 
 
 @contextmanager
