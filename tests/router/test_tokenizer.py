@@ -84,6 +84,11 @@ def test_a_missing_or_broken_tokenizer_is_named(tmp_path: Path) -> None:
     save(tmp_path, chat_template="{% if %}")
     with pytest.raises(TokenizerError, match="template"):
         Tokenizer.load(str(tmp_path))
+    (tmp_path / "tokenizer_config.json").write_text("[]")
+    with pytest.raises(TokenizerError, match="is not a JSON object"):
+        Tokenizer.load(str(tmp_path))
+    save(tmp_path, chat_template=["default"])
+    assert Tokenizer.load(str(tmp_path)).chat_template is None
 
 
 def test_encoding_a_long_text_on_a_thread_holds_up_no_other(tokenizer: Tokenizer) -> None:

@@ -61,6 +61,8 @@ class Tokenizer:
             config = json.loads(_read(source, "tokenizer_config.json") or "{}")
         except ValueError as error:
             raise TokenizerError(f"{source}/tokenizer_config.json is not JSON: {error}") from error
+        if not isinstance(config, dict):
+            raise TokenizerError(f"{source}/tokenizer_config.json is not a JSON object")
         return cls(text, config, _read(source, "chat_template.jinja") or _config_template(config), source)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -131,7 +133,8 @@ def _read(source: str, name: str) -> str | None:
 def _config_template(config: Mapping[str, Any]) -> str | None:
     template = config.get("chat_template")
     if isinstance(template, list):  # several named templates
-        template = {entry.get("name"): entry.get("template") for entry in template}.get("default")
+        named = [entry for entry in template if isinstance(entry, dict)]
+        template = {entry.get("name"): entry.get("template") for entry in named}.get("default")
     return template if isinstance(template, str) else None
 
 
