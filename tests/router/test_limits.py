@@ -211,6 +211,7 @@ def spoilt(text: str, **fields: Any) -> bytes:
         (spoilt("abc", prompt="x", temperature=0.5, tenant="abc"), "tenant"),
         (b"\x0a\x7fshort", "request"),
         (b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", "request"),
+        pytest.param(b"\x18\x00" * 100_000 + b"\x0a\x01\xff", "request", id="too-many-fields-to-look-through"),
     ],
 )
 async def test_bytes_that_are_no_request_are_refused(make_cluster: MakeCluster, data: bytes, field: str) -> None:

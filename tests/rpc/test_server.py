@@ -240,6 +240,12 @@ class TypedServicer(generation_pb2_grpc.GenerationServiceServicer):
         ("Tokenize", b"\x0a\x02\xff\xfe", "prompt = bytes that are not UTF-8: must be valid UTF-8"),
         ("Generate", b"\x2a\x04\x62\x02\xff\xfe", "sampling.stop = bytes that are not UTF-8: must be valid UTF-8"),
         ("Generate", b"\x0a\xff", "request = 2 undecodable bytes: must be a foretoken.v1.GenerateRequest"),
+        pytest.param(  # a look at millions would hold up everyone for seconds
+            "Generate",
+            b"\x18\x00" * 100_000 + b"\x0a\x01\xff",
+            "request = 200003 undecodable bytes: must be a foretoken.v1.GenerateRequest",
+            id="too-many-fields-to-look-through",
+        ),
     ],
 )
 async def test_undecodable_requests_are_typed_errors_and_cost_nobody_else(method, data, text):
