@@ -281,6 +281,21 @@ async def test_a_verifier_that_errs_once_is_asked_again(
     await cluster.until_idle()
 
 
+@pytest.mark.parametrize("fault", ["no_logprobs", "bad_logprobs", "bad_top_logprobs"])
+async def test_a_verdict_without_its_logprobs_is_no_verdict(make_cluster: MakeCluster, fault: str) -> None:
+    cluster = await make_cluster()
+
+    async def spoil() -> None:
+        setattr(cluster.verifiers[0].faults, fault, 1)
+
+    reply = await generate_and(cluster, 400, 10, spoil, logprobs=1)
+    assert reply.ids == cluster.target_ids(400, PROMPT)
+    assert [list(token.logprobs.top_ids) for token in reply.tokens] == [[token_id] for token_id in reply.ids]
+    assert {token.logprobs.logprob for token in reply.tokens} == {-0.5}
+    assert reply.finish.speculation.num_failovers == 1
+    await cluster.until_idle()
+
+
 async def test_a_verifier_that_hangs_is_left(make_cluster: MakeCluster) -> None:
     cluster = await make_cluster(num_verifiers=2, verify_timeout_s=0.3)
 

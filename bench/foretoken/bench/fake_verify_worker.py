@@ -77,6 +77,12 @@ class VerifyFaults:
     """Verdicts that accept more than was proposed."""
     bad_path: int = 0
     """Verdicts on trees whose path is none, where something was accepted."""
+    no_logprobs: int = 0
+    """Verdicts without the logprobs that were asked for."""
+    bad_logprobs: int = 0
+    """Verdicts whose first logprob is no number."""
+    bad_top_logprobs: int = 0
+    """Verdicts with an id among the likeliest that has no logprob."""
     error_code: int = 0
     """google.rpc.Code given to the next open or block; 0 = none."""
     open_error_code: int = 0
@@ -203,6 +209,12 @@ class FakeVerifyWorker(FakeWorker):
             verdict.base_length += 1
         if self._spoil("bad_accepted"):
             verdict.num_accepted = len(block.draft_ids) + 1
+        if verdict.logprobs and self._spoil("bad_logprobs"):
+            verdict.logprobs[0].logprob = float("nan")
+        if verdict.logprobs and self._spoil("bad_top_logprobs"):
+            verdict.logprobs[0].top_ids.append(0)
+        if verdict.logprobs and self._spoil("no_logprobs"):
+            del verdict.logprobs[:]
         if self._spoil("bad_path") and path:
             verdict.path[0] = len(block.draft_ids)
         return verdict

@@ -88,6 +88,7 @@ class VerifyWorker:
             self._send_block,
             self._close,
             lambda: self.link.load,
+            has_logprobs=request.sampling.HasField("logprobs"),
         )
         try:
             self.link.send(opens=[request.open_entry(sequence_id, committed_ids)])

@@ -5,6 +5,7 @@ Checks every verdict against what was asked; knows neither drafts' origin nor te
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -25,14 +26,8 @@ class VerifySession:
     """The router's end of an open sequence."""
 
     __slots__ = (
-        "_close",
-        "_load",
-        "_mailbox",
-        "_send_block",
-        "_timeout_s",
-        "_vocab_size",
-        "granted_length",
-        "sequence_id",
+        *("_close", "_has_logprobs", "_load", "_mailbox", "_send_block", "_timeout_s", "_vocab_size"),
+        *("granted_length", "sequence_id"),
     )
 
     def __init__(
@@ -43,9 +38,13 @@ class VerifySession:
         patience: Patience,
         send_block: Callable[[DraftBlock], None],
         close: Callable[[VerifySession], None],
-        load: Callable[[], Load | None] = lambda: None,
+        load: Callable[[], Load | None],
+        has_logprobs: bool = False,
     ) -> None:
-        """`load`: the last one that the worker said, an object of its own each time."""
+        """`load`: the last one that the worker said, an object of its own each time.
+
+        `has_logprobs`: whether every token has to come with its logprobs.
+        """
         self.sequence_id = sequence_id
         self.granted_length = 0
         """Committed length up to which the worker may decode alone."""
@@ -54,6 +53,7 @@ class VerifySession:
         self._send_block = send_block
         self._close = close
         self._load = load
+        self._has_logprobs = has_logprobs
         self._mailbox: Mailbox[Decision] = Mailbox(patience)
 
     async def verify(self, base_length: int, draft: Draft) -> Verdict:
@@ -115,12 +115,20 @@ class VerifySession:
             or decision.num_draft_tokens != num_draft_tokens
             or decision.num_accepted > num_draft_tokens
             or decision.next_id >= self._vocab_size
-            or (decision.logprobs and len(decision.logprobs) != decision.num_accepted + 1)
+            or (not _are_logprobs(decision) if self._has_logprobs else decision.logprobs)
         ):
             raise SequenceLostError(
                 f"a verdict that cannot be: {_brief(decision)} on {num_draft_tokens} at {base_length}"
             )
         return decision
+
+
+def _are_logprobs(verdict: Verdict) -> bool:
+    """Whether each emitted token has logprobs that are some."""
+    return len(verdict.logprobs) == verdict.num_accepted + 1 and all(
+        len(entry.top_ids) == len(entry.top_logprobs) and not any(map(math.isnan, (entry.logprob, *entry.top_logprobs)))
+        for entry in verdict.logprobs
+    )
 
 
 def _brief(verdict: Verdict) -> str:
