@@ -296,6 +296,17 @@ async def test_a_verdict_without_its_logprobs_is_no_verdict(make_cluster: MakeCl
     await cluster.until_idle()
 
 
+async def test_times_that_are_no_times_end_no_answer(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster()
+
+    async def spoil() -> None:
+        cluster.verifiers[0].faults.bad_times = 8
+
+    reply = await generate_and(cluster, 80, 10, spoil)
+    assert reply.ids == cluster.target_ids(80, PROMPT)
+    assert reply.finish.speculation.verify_forward_ns == (1 << 64) - 1
+
+
 async def test_a_verifier_that_hangs_is_left(make_cluster: MakeCluster) -> None:
     cluster = await make_cluster(num_verifiers=2, verify_timeout_s=0.3)
 

@@ -83,6 +83,8 @@ class VerifyFaults:
     """Verdicts whose first logprob is no number."""
     bad_top_logprobs: int = 0
     """Verdicts with an id among the likeliest that has no logprob."""
+    bad_times: int = 0
+    """Verdicts whose times are no times."""
     error_code: int = 0
     """google.rpc.Code given to the next open or block; 0 = none."""
     open_error_code: int = 0
@@ -159,6 +161,8 @@ class FakeVerifyWorker(FakeWorker):
         for _, frame in frames:
             for verdict in frame.verdicts:
                 verdict.forward_ns = forward_ns
+                if self._spoil("bad_times"):
+                    verdict.forward_ns = verdict.queue_ns = (1 << 64) - 1
         return frames
 
     def _answer(

@@ -27,6 +27,8 @@ from foretoken.rpc.trace import SpanKind, context_from, span, traceparent_of
 from foretoken.v1 import generation_pb2 as pb
 from foretoken.v1.types_pb2 import WorkerHello
 
+_MAX_NS = (1 << 64) - 1
+"""What the fields hold; sums of times that a worker made up may be more."""
 _REASONS = {FinishReason.STOP: pb.FINISH_REASON_STOP, FinishReason.LENGTH: pb.FINISH_REASON_LENGTH}
 
 
@@ -172,8 +174,8 @@ def _finish(event: Finished) -> pb.GenerateFinish:
             num_emitted_tokens=counts.num_emitted_tokens,
             draft_forward_ns=counts.draft_forward_ns,
             draft_queue_ns=counts.draft_queue_ns,
-            verify_forward_ns=counts.verify_forward_ns,
-            verify_queue_ns=counts.verify_queue_ns,
+            verify_forward_ns=min(counts.verify_forward_ns, _MAX_NS),
+            verify_queue_ns=min(counts.verify_queue_ns, _MAX_NS),
             round_ns=counts.round_ns,
             num_failed_drafts=counts.num_failed_drafts,
             num_failovers=counts.num_failovers,
