@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import grpc
 import pytest
 
+from foretoken.rpc.errors import InvalidArgumentError, from_rpc_error
 from foretoken.v1.types_pb2 import (
     VERIFICATION_MODE_COUPLED,
     VERIFICATION_MODE_REJECTION,
@@ -100,6 +102,15 @@ async def test_too_few_distributions_make_the_other_tokens_certain(make_cluster:
     await cluster.generate(**OPTIONS, mode=VERIFICATION_MODE_REJECTION)
     assert any(len(block.draft_ids) == 3 for block in sent)
     assert all(len(block.draft_probs) == len(block.draft_ids) for block in sent)
+
+
+async def test_a_refused_mode_is_told_what_is_offered_by_a_newer_worker(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(verify_hellos=[{"verification_modes": [99]}])  # besides COUPLED
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await cluster.generate(**OPTIONS, mode=VERIFICATION_MODE_TYPICAL)
+    error = from_rpc_error(failed.value)
+    assert isinstance(error, InvalidArgumentError) and error.field == "speculation.mode"
+    assert error.limit == "must be one of: VERIFICATION_MODE_COUPLED"
 
 
 async def test_a_lost_verify_worker_is_replaced_in_the_same_mode(make_cluster: MakeCluster) -> None:

@@ -187,7 +187,8 @@ def _mode(speculation: Speculation, model: WorkerHello) -> VerificationMode:
     if speculation.mode == VERIFICATION_MODE_UNSPECIFIED:
         return VERIFICATION_MODE_COUPLED
     if speculation.mode != VERIFICATION_MODE_COUPLED and speculation.mode not in model.verification_modes:
-        offered = ", ".join(VerificationMode.Name(mode) for mode in model.verification_modes)
+        known = VerificationMode.values()  # a newer worker may offer others
+        offered = ", ".join(VerificationMode.Name(mode) for mode in model.verification_modes if mode in known)
         raise InvalidArgumentError(
             "speculation.mode", VerificationMode.Name(speculation.mode), f"must be one of: {offered}"
         )
