@@ -1,5 +1,7 @@
 """Where a request leaves the number of draft tokens open, drafters hear what drafts cost; pauses follow empty ones."""
 
+import math
+
 import pytest
 
 from foretoken.router.draft_terms import draft_terms
@@ -27,6 +29,24 @@ def test_terms_count_in_tokens():
     assert terms is not None
     assert (terms.max_tokens, terms.row_price) == (16, 0.5)
     assert terms.min_gain == pytest.approx(0.75 * 0.002 * 1000 / 4), "what one sequence would emit while it waits"
+
+
+@pytest.mark.parametrize("speed", [math.nan, math.inf, -1.0])
+def test_there_are_no_terms_at_a_speed_that_is_none(speed: float) -> None:
+    assert draft_terms(Load(running=4, tokens_per_s=speed, row_price=0.5), 16, 0.0) is None
+
+
+@pytest.mark.parametrize("price", [math.nan, -1.0])
+async def test_a_price_that_is_none_costs_no_request_its_drafts(make_cluster: MakeCluster, price: float) -> None:
+    """A draft worker would refuse it, and the request's own settings would be blamed."""
+    cluster = await make_cluster()
+    cluster.verifiers[0].tokens_per_s, cluster.verifiers[0].row_price = 1000.0, price
+    options = {"prompt_ids": PROMPT, "max_new_tokens": 20, "ignore_eos": True, "drafter": "ngram"}
+    await cluster.generate(**options)  # the router hears of it
+    cluster.drafters[0].requests = []
+    reply = await cluster.generate(**options, drafter_settings={"max_ngram": "4"})
+    assert reply.ids == cluster.target_ids(20, PROMPT)
+    assert {request.HasField("terms") for request in cluster.drafters[0].requests} == {False}
 
 
 async def test_a_silent_request_gets_as_much_as_pays(make_cluster: MakeCluster) -> None:

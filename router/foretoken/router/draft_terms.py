@@ -5,6 +5,8 @@ Time is counted as the tokens that a verify worker emits meanwhile. Knows nothin
 
 from __future__ import annotations
 
+import math
+
 from foretoken.v1.draft_pb2 import DraftTerms
 from foretoken.v1.types_pb2 import Load
 
@@ -20,13 +22,13 @@ _SAVED_SHARE = 0.75
 
 
 def draft_terms(load: Load, max_tokens: int, asking_s: float) -> DraftTerms | None:
-    """Terms under the `load` of a verify worker; None while its speed is not known.
+    """Terms under the `load` of a verify worker; None while its speed is not known, or no speed, or its price no price.
 
     A row of a forward holds up all sequences, waiting only the one that waits.
 
     `asking_s`: what asking for a draft takes, drafting excluded.
     """
-    if not load.tokens_per_s:
+    if not (0.0 < load.tokens_per_s < math.inf and load.row_price >= 0.0):
         return None
     sequence_tokens_per_s = load.tokens_per_s / max(1, load.running)
     return DraftTerms(
