@@ -1,6 +1,7 @@
 """The draft worker over a real gRPC link: drafts with provenance, refusals by name, pages freed."""
 
 import asyncio
+from contextlib import suppress
 
 import grpc
 import pytest
@@ -134,3 +135,12 @@ async def test_closing_frees_the_pages(link):
     await call.write(DraftLinkRequest(closes=[CloseSequence(sequence_id=1)]))
     frame = await read_until(call, lambda frame: frame.HasField("load"))
     assert frame.load.free_pages == frame.load.total_pages == 64
+
+
+async def test_a_frame_of_countless_entries_ends_its_link(link):
+    call, _ = link
+    await call.write(DraftLinkRequest(closes=[CloseSequence()] * 100_000))
+    with suppress(grpc.aio.AioRpcError):
+        await read_until(call, lambda frame: frame is grpc.aio.EOF)
+    assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert await call.details() == "frame = 100000 entries: must be at most 65536 of a kind"

@@ -13,6 +13,7 @@ from foretoken.router.failover import _AttemptFailedError
 from foretoken.router.verify_session import SequenceLostError
 from foretoken.rpc.errors import UnavailableError
 from foretoken.v1 import generation_pb2 as pb
+from foretoken.v1.draft_pb2 import DraftedBlock, DraftLinkResponse
 from tests.router.harness import Cluster, MakeCluster, Reply, add_event, request
 
 PROMPT = [9, 8, 7]
@@ -305,6 +306,23 @@ async def test_times_that_are_no_times_end_no_answer(make_cluster: MakeCluster) 
     reply = await generate_and(cluster, 80, 10, spoil)
     assert reply.ids == cluster.target_ids(80, PROMPT)
     assert reply.finish.speculation.verify_forward_ns == (1 << 64) - 1
+
+
+async def test_a_worker_that_floods_loses_its_link_only(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(step_s=0.001)
+    (drafter,), worker = cluster.drafters, cluster.router.draft.workers[0]
+    downs: list[str] = []
+    down = worker.link._callbacks.on_down
+    object.__setattr__(worker.link._callbacks, "on_down", lambda link, why: (downs.append(str(why)), down(link, why)))
+
+    async def flood() -> None:
+        frame = DraftLinkResponse()
+        frame.blocks.extend([DraftedBlock()] * 100_000)
+        await drafter.links[0].context.write(frame)
+
+    reply = await generate_and(cluster, 200, 10, flood)
+    assert reply.ids == cluster.target_ids(200, PROMPT)
+    assert downs == ["frame = 100000 entries: must be at most 65536 of a kind"]
 
 
 async def test_a_verifier_that_hangs_is_left(make_cluster: MakeCluster) -> None:

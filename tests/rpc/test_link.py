@@ -148,6 +148,15 @@ async def test_an_oversized_frame_ends_that_link_only(start_worker, start_link, 
     assert recorded.downs == []
 
 
+async def test_a_worker_s_oversized_frame_ends_the_link(start_worker, start_link):
+    worker = await start_worker()
+    recorded = await start_link(worker.address)
+    worker.handler.links[0].send(VerifyLinkResponse(verdicts=[Verdict(sequence_id=1, features=b"x" * (5 << 20))]))
+    await eventually(lambda: recorded.downs)
+    assert isinstance(recorded.downs[0], ResourceExhaustedError)
+    assert not recorded.verdicts
+
+
 async def test_a_router_that_says_nothing_is_cut_off(start_worker, raw_call):
     worker = await start_worker(handshake_timeout_s=0.1)
     call = raw_call(worker.address)

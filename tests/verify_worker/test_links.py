@@ -1,7 +1,7 @@
 """The verify worker over real gRPC links: bad entries and garbage touch nobody else, closing frees every page."""
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import grpc
 import pytest
@@ -193,6 +193,23 @@ async def test_garbage_on_one_link_leaves_the_others(worker):
                 while await garbage.read() is not grpc.aio.EOF:
                     pass
                 raise await _status_error(garbage)
+        await link.send(opens=[opening(1)], blocks=[grant(1)])
+        assert await link.tokens(1, 5) == runner.complete(PROMPT, 5)
+
+
+@pytest.mark.parametrize("kind", [b"\x12\x00", b"\x1a\x00", b"\x22\x00"], ids=["opens", "blocks", "closes"])
+async def test_a_frame_of_countless_entries_ends_its_link_and_holds_up_no_other(worker, kind):
+    address, runner = worker
+    async with link_to(address) as link, grpc.aio.insecure_channel(address) as channel:
+        hostile = channel.stream_stream("/foretoken.v1.VerifyService/Link")()
+        await hostile.write(VerifyLinkRequest(hello=RouterHello(protocol_version=1)).SerializeToString())
+        await hostile.write(kind * 100_000)
+        with suppress(grpc.aio.AioRpcError):
+            async with asyncio.timeout(20):
+                while await hostile.read() is not grpc.aio.EOF:
+                    pass
+        assert await hostile.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert await hostile.details() == "frame = 100000 entries: must be at most 65536 of a kind"
         await link.send(opens=[opening(1)], blocks=[grant(1)])
         assert await link.tokens(1, 5) == runner.complete(PROMPT, 5)
 

@@ -22,7 +22,7 @@ from foretoken.rpc.link.worker_entries import (
     sequence_span,
 )
 from foretoken.rpc.sampling import sampling_fields
-from foretoken.rpc.validation import validate_commit, validate_draft_request, validate_open
+from foretoken.rpc.validation import validate_commit, validate_draft_request, validate_frame, validate_open
 from foretoken.v1 import draft_pb2 as pb
 from foretoken.v1.draft_pb2 import Commit, DraftedBlock, DraftLinkRequest, DraftLinkResponse, DraftRequest
 from foretoken.v1.types_pb2 import (
@@ -60,6 +60,7 @@ class DraftLinkHandler(EntryHandler[DraftCore, DraftLinkResponse]):
 
     def frame(self, link: LinkPeer[Any], request: DraftLinkRequest) -> None:
         """Opens apply first, then commits, then requests, closes last."""
+        validate_frame(request.opens, request.commits, request.requests, request.closes)
         self._arrived_ns = time.perf_counter_ns()
         self.run(
             [

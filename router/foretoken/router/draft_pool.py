@@ -21,6 +21,7 @@ from foretoken.router.mailbox import Patience
 from foretoken.router.request import GenerationRequest, SequenceIds
 from foretoken.rpc.errors import ForetokenError, UnavailableError, from_link_error
 from foretoken.rpc.link import DraftLink, LinkCallbacks, LinkOptions, LinkState
+from foretoken.rpc.validation import validate_frame
 from foretoken.v1.draft_pb2 import Commit, DraftLinkResponse, DraftRequest
 from foretoken.v1.types_pb2 import (
     VERIFICATION_MODE_COUPLED,
@@ -143,6 +144,7 @@ class DraftWorker:
                 self.link.send(closes=[CloseSequence(sequence_id=session.sequence_id)])
 
     def _take(self, _link: Any, frame: DraftLinkResponse) -> None:
+        validate_frame(frame.blocks, frame.errors)
         for block in frame.blocks:
             session = self._sessions.get(block.sequence_id)
             if session is not None:  # a late answer to a session given up

@@ -25,6 +25,7 @@ from foretoken.rpc.errors import (
     from_link_error,
 )
 from foretoken.rpc.link import LinkCallbacks, LinkOptions, LinkState, VerifyLink
+from foretoken.rpc.validation import validate_frame
 from foretoken.v1.types_pb2 import CloseSequence, WorkerHello
 from foretoken.v1.verify_pb2 import DraftBlock, VerifyLinkResponse
 
@@ -110,6 +111,7 @@ class VerifyWorker:
                 self.link.send(closes=[CloseSequence(sequence_id=session.sequence_id)])
 
     def _take(self, _link: Any, frame: VerifyLinkResponse) -> None:
+        validate_frame(frame.verdicts, frame.stales, frame.errors)
         sessions = self._sessions
         for verdict in frame.verdicts:
             session = sessions.get(verdict.sequence_id)

@@ -22,7 +22,7 @@ from foretoken.rpc.link.worker_entries import (
     sequence_span,
 )
 from foretoken.rpc.sampling import sampling_fields
-from foretoken.rpc.validation import BlockLimits, validate_block, validate_open
+from foretoken.rpc.validation import BlockLimits, validate_block, validate_frame, validate_open
 from foretoken.v1 import types_pb2 as pb
 from foretoken.v1.types_pb2 import OpenSequence, WorkerHello
 from foretoken.v1.verify_pb2 import DraftBlock, Stale, Verdict, VerifyLinkRequest, VerifyLinkResponse
@@ -62,6 +62,7 @@ class VerifyLinkHandler(EntryHandler[VerifyCore, VerifyLinkResponse]):
 
     def frame(self, link: LinkPeer[Any], request: VerifyLinkRequest) -> None:
         """Blocks of one frame share a forward; opens apply before blocks, closes last."""
+        validate_frame(request.opens, request.blocks, request.closes)
         self._arrived_ns = time.perf_counter_ns()
         self.run(
             [

@@ -13,6 +13,9 @@ from foretoken.rpc.link.outbox import OutboxLimits
 from foretoken.rpc.tls import ClientTls
 from foretoken.v1.types_pb2 import WorkerHello
 
+MAX_RECEIVED_BYTES = 4 << 20
+"""Largest frame taken from a worker: four times what its frames grow to, and no entry of its is as large as one."""
+
 Response = TypeVar("Response", bound=Message)
 
 
@@ -80,7 +83,7 @@ def open_channel(address: str, options: LinkOptions) -> grpc.aio.Channel:
     channel_options: list[tuple[str, Any]] = [
         ("grpc.use_local_subchannel_pool", 1),  # one connection per link
         ("grpc.max_send_message_length", options.limits.max_message_bytes),
-        ("grpc.max_receive_message_length", options.limits.max_message_bytes),
+        ("grpc.max_receive_message_length", MAX_RECEIVED_BYTES),
         ("grpc.initial_reconnect_backoff_ms", 100),  # short: the link itself paces the dials
         ("grpc.max_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", int(options.connect_timeout_s * 1000)),  # the time one attempt may take

@@ -9,6 +9,7 @@ from foretoken.rpc.validation.entries import (
     validate_commit,
     validate_distribution,
     validate_draft_request,
+    validate_frame,
     validate_open,
     validate_verdict,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "validate_commit",
     "validate_distribution",
     "validate_draft_request",
+    "validate_frame",
     "validate_generate",
     "validate_open",
     "validate_prompt_ids",

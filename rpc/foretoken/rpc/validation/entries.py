@@ -5,7 +5,7 @@ a link error, other sequences go on.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 
 from foretoken.rpc.errors import InvalidArgumentError
@@ -16,6 +16,7 @@ from foretoken.v1.draft_pb2 import Commit, DraftRequest
 from foretoken.v1.types_pb2 import DraftSource, OpenSequence, SparseDistribution, VerificationMode
 from foretoken.v1.verify_pb2 import DraftBlock, Verdict
 
+MAX_FRAME_ENTRIES = 1 << 16  # peers close frames at 1 MiB, and what they send most of takes 16 bytes or more
 MAX_PLAIN_STEPS = 1024
 MAX_DISTRIBUTION_IDS = 64
 MAX_TRACEPARENT_BYTES = 256
@@ -33,6 +34,18 @@ class BlockLimits:
     vocab_size: int
     max_draft_tokens: int
     supports_trees: bool = False
+
+
+def validate_frame(*kinds: Sized) -> None:
+    """Check how many entries of each kind a frame brings: whoever takes it does nothing else meanwhile.
+
+    Raises:
+        InvalidArgumentError: there are more than a peer would ever gather in one.
+    """
+    for entries in kinds:
+        if len(entries) > MAX_FRAME_ENTRIES:
+            limit = f"must be at most {MAX_FRAME_ENTRIES} of a kind"
+            raise InvalidArgumentError("frame", f"{len(entries)} entries", limit)
 
 
 def validate_open(entry: OpenSequence, *, vocab_size: int, max_context: int) -> None:
