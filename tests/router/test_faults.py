@@ -325,6 +325,28 @@ async def test_a_worker_that_floods_loses_its_link_only(make_cluster: MakeCluste
     assert downs == ["frame = 100000 entries: must be at most 65536 of a kind"]
 
 
+async def test_answers_that_nobody_asked_for_are_not_hoarded(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(step_s=0.01)
+    (drafter,), (verifier,), worker = cluster.drafters, cluster.verifiers, cluster.router.draft.workers[0]
+
+    async def flood() -> None:
+        verifier.is_hanging = True
+        await asyncio.sleep(0.1)  # the draft has come, the verdict has not
+        (sequence_id,) = drafter.links[0].sequences
+        frame = DraftLinkResponse(blocks=[DraftedBlock(sequence_id=sequence_id, base_length=1)] * 5000)
+        await drafter.links[0].context.write(frame)
+        await asyncio.sleep(0.2)
+        (session,) = worker._sessions.values()
+        assert 0 < len(session._mailbox._items) < 5000
+        verifier.is_hanging = False
+        verifier.work.set()
+
+    reply = await generate_and(cluster, 80, 10, flood)
+    assert reply.ids == cluster.target_ids(80, PROMPT)
+    assert reply.finish.speculation.num_failed_drafts == 1
+    await cluster.until_idle()
+
+
 async def test_a_verifier_that_hangs_is_left(make_cluster: MakeCluster) -> None:
     cluster = await make_cluster(num_verifiers=2, verify_timeout_s=0.3)
 

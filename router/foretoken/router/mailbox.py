@@ -14,6 +14,8 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item")
 
 _TICK_S = 0.02
+_MAX_ITEMS = 1024
+"""That wait: many times what was ever asked for. What comes beyond is dropped; what is before it shows the fault."""
 
 
 class Patience:
@@ -56,8 +58,9 @@ class Mailbox(Generic[Item]):
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, item: Item) -> None:
-        """Append an item."""
-        self._items.append(item)
+        """Append an item, unless a worker floods."""
+        if len(self._items) < _MAX_ITEMS:
+            self._items.append(item)
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
