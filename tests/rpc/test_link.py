@@ -169,6 +169,19 @@ async def test_links_are_bounded(start_worker, start_link, raw_call):
     assert isinstance(await status_of(raw_call(worker.address)), ResourceExhaustedError)
 
 
+async def test_links_are_bounded_when_many_begin_at_once(start_worker, raw_call):
+    worker = await start_worker(max_links=2)
+    calls = [raw_call(worker.address) for _ in range(6)]
+    for call in calls:
+        await call.wait_for_connection()
+    await asyncio.sleep(0.2)  # all have begun, none has said hello
+    for call in calls:
+        await call.write(GOOD_HELLO)
+    frames = await asyncio.gather(*(call.read() for call in calls), return_exceptions=True)
+    assert sum(isinstance(frame, VerifyLinkResponse) for frame in frames) == 2
+    assert worker.servicer.num_links == 2
+
+
 async def test_a_handler_fault_is_opaque_and_costs_its_link_only(start_worker, start_link, caplog):
     worker = await start_worker()
     recorded = await start_link(worker.address)

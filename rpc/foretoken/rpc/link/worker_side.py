@@ -130,9 +130,21 @@ class LinkServicer(Generic[Request, Response]):
             context, self._response_type, lambda request: self._take(peer, request), self._limits
         )
         peer = LinkPeer(next(self._ids), first.hello.router_id or "unnamed", context.peer(), stream)
-        await context.write(self._hello_frame())
+        self._check_room()  # again: others may have come in since the call began
         self._peers[peer.id] = peer
         self._all_closed.clear()
+        try:
+            await context.write(self._hello_frame())
+            error = await self._pump(peer, stream)
+        finally:
+            del self._peers[peer.id]
+            if not self._peers:
+                self._all_closed.set()
+        if error is not None:
+            raise error
+
+    async def _pump(self, peer: LinkPeer[Response], stream: FrameStream[Response, Request]) -> ForetokenError | None:
+        """The time between handshake and end, and why it ended."""
         error: ForetokenError | None = None
         _log.info("link %d to router %s at %s is up", peer.id, peer.name, peer.address)
         try:
@@ -142,20 +154,15 @@ class LinkServicer(Generic[Request, Response]):
             error = await stream.run()
         finally:
             stream.end()
-            del self._peers[peer.id]
-            if not self._peers:
-                self._all_closed.set()
             _log.info("link %d to router %s is down: %s", peer.id, peer.name, error or "closed by the router")
             self._handler.link_closed(peer)
-        if error is not None:
-            raise error
+        return error
 
     async def _first_frame(self, context: Any) -> Any:
         """The router's first frame, checked; None when it left without one."""
         if self._drain_reason is not None:
             raise UnavailableError(f"worker: {self._drain_reason}")
-        if len(self._peers) >= self._max_links:
-            raise ResourceExhaustedError(f"{self._max_links} links are open, the most this worker takes")
+        self._check_room()
         try:
             async with asyncio.timeout(self._handshake_timeout_s):
                 first = await read_frame(context)
@@ -175,6 +182,10 @@ class LinkServicer(Generic[Request, Response]):
             limit = f"must be at most {MAX_ROUTER_ID_BYTES} bytes"
             raise InvalidArgumentError("hello.router_id", first.hello.router_id, limit)
         return first
+
+    def _check_room(self) -> None:
+        if len(self._peers) >= self._max_links:
+            raise ResourceExhaustedError(f"{self._max_links} links are open, the most this worker takes")
 
     def _take(self, peer: LinkPeer[Response], request: Any) -> None:
         if request.HasField("hello"):
