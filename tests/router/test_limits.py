@@ -126,6 +126,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"min_p": -0.1}, "sampling.min_p"),
     ({"top_k": 10_000}, "sampling.top_k"),
     ({"repetition_penalty": 0.0}, "sampling.repetition_penalty"),
+    ({"repetition_penalty": 1e-38}, "sampling.repetition_penalty"),  # it would make logits infinite
     ({"presence_penalty": 3.0}, "sampling.presence_penalty"),
     ({"max_new_tokens": 0}, "sampling.max_new_tokens"),
     ({"max_new_tokens": 5000}, "sampling.max_new_tokens"),

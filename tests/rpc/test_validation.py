@@ -74,8 +74,9 @@ REFUSED_SAMPLING = [
     ({"top_p": math.nan}, "sampling.top_p = nan: must be above 0 and at most 1"),
     ({"min_p": -0.1}, "sampling.min_p = -0.1: must be 0 to 1"),
     ({"min_p": 1.1}, "sampling.min_p = 1.1: must be 0 to 1"),
-    ({"repetition_penalty": 0.0}, "sampling.repetition_penalty = 0.0: must be above 0 and at most 10"),
-    ({"repetition_penalty": 10.1}, "sampling.repetition_penalty = 10.1: must be above 0 and at most 10"),
+    ({"repetition_penalty": 0.0}, "sampling.repetition_penalty = 0.0: must be 0.001 to 10"),
+    ({"repetition_penalty": 1e-38}, "sampling.repetition_penalty = 1e-38: must be 0.001 to 10"),
+    ({"repetition_penalty": 10.1}, "sampling.repetition_penalty = 10.1: must be 0.001 to 10"),
     ({"presence_penalty": -2.1}, "sampling.presence_penalty = -2.1: must be -2 to 2"),
     ({"frequency_penalty": math.inf}, "sampling.frequency_penalty = inf: must be -2 to 2"),
     (
@@ -115,7 +116,8 @@ def test_limits_equal_the_comments_of_the_proto():
     proto = Path(types_pb2.__file__).with_name("types.proto").read_text()
     for pattern, value in {
         r"otherwise ([\d.]+) to 100\.": sampling_limits.MIN_TEMPERATURE,
-        r"above 0, at most (\d+)\. Neutral: 1\.\n  optional float repetition": sampling_limits.MAX_REPETITION_PENALTY,
+        r"([\d.]+) to \d+\. Neutral: 1\.\n  optional float repetition": sampling_limits.MIN_REPETITION_PENALTY,
+        r"to (\d+)\. Neutral: 1\.\n  optional float repetition": sampling_limits.MAX_REPETITION_PENALTY,
         r"unique ids, at most (\d+) entries": sampling_limits.MAX_LOGIT_BIASES,
         r"first of these; at most (\d+), each": sampling_limits.MAX_STOP_STRINGS,
         r"each 1 to (\d+) bytes": sampling_limits.MAX_STOP_STRING_BYTES,

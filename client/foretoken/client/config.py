@@ -36,7 +36,7 @@ class Sampling:
     min_p: float | None = None
     """Keep ids with at least this share of the largest probability; 0 to 1."""
     repetition_penalty: float | None = None
-    """Divides positive and multiplies negative logits of ids seen in prompt and output; above 0, at most 10."""
+    """Divides positive and multiplies negative logits of ids seen in prompt and output; 0.001 to 10."""
     presence_penalty: float | None = None
     """Subtracted once from the logit of ids present in the output; -2 to 2."""
     frequency_penalty: float | None = None

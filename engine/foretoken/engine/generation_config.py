@@ -14,7 +14,12 @@ from transformers import GenerationConfig
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
 
 from foretoken.engine.errors import ModelRefusedError
-from foretoken.engine.sampling import MAX_REPETITION_PENALTY, MAX_TEMPERATURE, MIN_TEMPERATURE
+from foretoken.engine.sampling import (
+    MAX_REPETITION_PENALTY,
+    MAX_TEMPERATURE,
+    MIN_REPETITION_PENALTY,
+    MIN_TEMPERATURE,
+)
 
 _LOG = logging.getLogger(__name__)
 
@@ -50,7 +55,7 @@ _RANGES = {
     "top_k": _Range(0, _MAX_COUNT, is_count=True),
     "top_p": _Range(0, 1, takes_lowest=False),
     "min_p": _Range(0, 1),
-    "repetition_penalty": _Range(0, MAX_REPETITION_PENALTY, takes_lowest=False),
+    "repetition_penalty": _Range(MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
     "max_new_tokens": _Range(1, _MAX_COUNT, is_count=True),
     "min_new_tokens": _Range(0, _MAX_COUNT, is_count=True),
 }

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 MIN_TEMPERATURE = 0.01
 MAX_TEMPERATURE = 100.0
+MIN_REPETITION_PENALTY = 0.001
 MAX_REPETITION_PENALTY = 10.0
 MAX_PENALTY = 2.0
 MAX_LOGIT_BIAS = 100.0
@@ -68,10 +69,7 @@ class SamplingParams:
         if not 0.0 < self.top_p <= 1.0:
             raise ValueError(f"top_p = {self.top_p}: must be above 0 and at most 1")
         _check_range("min_p", self.min_p, 0.0, 1.0)
-        if not 0.0 < self.repetition_penalty <= MAX_REPETITION_PENALTY:
-            raise ValueError(
-                f"repetition_penalty = {self.repetition_penalty}: must be above 0 and at most {MAX_REPETITION_PENALTY}"
-            )
+        _check_range("repetition_penalty", self.repetition_penalty, MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY)
         _check_range("presence_penalty", self.presence_penalty, -MAX_PENALTY, MAX_PENALTY)
         _check_range("frequency_penalty", self.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)
         _check_range("seed", self.seed, 0, 2**64 - 1)

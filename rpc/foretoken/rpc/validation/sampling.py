@@ -7,6 +7,7 @@ from foretoken.v1.types_pb2 import SamplingParams
 
 MIN_TEMPERATURE = 0.01
 MAX_TEMPERATURE = 100.0
+MIN_REPETITION_PENALTY = 0.001  # logits over a much smaller one are infinite
 MAX_REPETITION_PENALTY = 10.0
 MAX_PENALTY = 2.0
 MAX_LOGIT_BIAS = 100.0
@@ -61,7 +62,7 @@ def _check_distribution(sampling: SamplingParams, vocab_size: int, prefix: str) 
 def _check_penalties(sampling: SamplingParams, vocab_size: int, prefix: str) -> None:
     if sampling.HasField("repetition_penalty"):
         field, value = f"{prefix}.repetition_penalty", sampling.repetition_penalty
-        check_float(field, value, 0, MAX_REPETITION_PENALTY, above_low=True)
+        check_float(field, value, MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY)
     if sampling.HasField("presence_penalty"):
         check_float(f"{prefix}.presence_penalty", sampling.presence_penalty, -MAX_PENALTY, MAX_PENALTY)
     if sampling.HasField("frequency_penalty"):
