@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from foretoken.cli.main import app
-from foretoken.client import AsyncClient, Client, ClientTls, RetryPolicy, UnavailableError
+from foretoken.client import AsyncClient, Client, ClientTls, InvalidArgumentError, RetryPolicy, UnavailableError
 from foretoken.rpc.tls import ServerTls
 from foretoken.v1 import generation_pb2 as pb
 from foretoken.v1 import generation_pb2_grpc
@@ -48,6 +48,20 @@ def address(files: Path) -> Iterator[str]:
     server.start()
     yield f"127.0.0.1:{port}"
     server.stop(None)
+
+
+@pytest.mark.parametrize(("present", "missing"), [("cert_file", "key_file"), ("key_file", "cert_file")])
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_half_of_a_pair_is_refused_by_name(
+    files: Path, tmp_path: Path, present: str, missing: str, is_empty: bool
+) -> None:
+    """gRPC would end the whole process."""
+    (tmp_path / "empty").touch()
+    other = {missing: tmp_path / "empty"} if is_empty else {}
+    tls = ClientTls(**{present: files / ("server.pem" if present == "cert_file" else "server.key")}, **other)
+    with pytest.raises(InvalidArgumentError) as caught:
+        tls.credentials()  # without a channel, so that a failure of this test ends no process
+    assert caught.value.field == f"tls.{missing}"
 
 
 async def test_a_client_that_trusts_the_certificate_is_served(files: Path, address: str) -> None:

@@ -1,12 +1,14 @@
 """TLS with gRPC's own credentials: which files a server and a client use, read once at start-up.
 
-Knows nothing of settings; needs only grpcio.
+Knows nothing of settings; needs only grpcio and protobuf.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
+
+from foretoken.rpc.errors import InvalidArgumentError
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +51,14 @@ class ClientTls:
 
         Raises:
             OSError: a file cannot be read.
+            InvalidArgumentError: a certificate without its key, or a key without its certificate.
         """
         ca, key, cert = (path.read_bytes() if path else None for path in (self.ca_file, self.key_file, self.cert_file))
+        if bool(key) != bool(cert):  # half a pair ends the whole process, inside gRPC
+            name, path = ("tls.cert_file", self.cert_file) if key else ("tls.key_file", self.key_file)
+            raise InvalidArgumentError(
+                name, str(path or "absent"), "must hold what belongs to the other file of the pair"
+            )
         return grpc.ssl_channel_credentials(ca, key, cert)
 
     def channel_options(self) -> list[tuple[str, str]]:
