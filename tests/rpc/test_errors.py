@@ -1,6 +1,8 @@
 """The error table: every class survives the trip over a real server, sync and async, and over a link entry."""
 
 import asyncio
+import copy
+import pickle
 
 import grpc
 import pytest
@@ -49,6 +51,12 @@ ERRORS = [
 
 def facts(error: ForetokenError) -> dict[str, object]:
     return {"type": type(error), "text": str(error), **vars(error)}
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_errors_survive_pickle_and_copy(error: ForetokenError) -> None:
+    """A pool of processes hangs at one that does not."""
+    assert facts(pickle.loads(pickle.dumps(error))) == facts(copy.copy(error)) == facts(error)
 
 
 class FailingServicer(generation_pb2_grpc.GenerationServiceServicer):

@@ -54,6 +54,10 @@ class InvalidArgumentError(ForetokenError):
         """What is acceptable, e.g. `must be 0 or between 0.01 and 100`."""
         super().__init__(f"{field} = {self.value}: {limit}" if field else limit, request_id=request_id)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What pickle and copy call again: the text alone, which they would take, is not enough."""
+        return type(self), (self.field, self.value, self.limit), self.__dict__
+
 
 class NotFoundError(ForetokenError):
     """The named model, drafter or sequence does not exist here."""
