@@ -70,6 +70,7 @@ def test_a_prompt_is_text_ids_or_messages() -> None:
         ("hi", {"top_k": -1}, "sampling.top_k"),
         ("hi", {"top_k": 1.5}, "sampling.top_k"),
         ("hi", {"temperature": "warm"}, "sampling.temperature"),
+        ("hi", {"temperature": 10**400}, "sampling.temperature"),
         ("hi", {"seed": 2**64}, "sampling.seed"),
         ("hi", {"stop": ["\ud800"]}, "sampling.stop"),
         ("hi", {"logit_bias": {-1: 1.0}}, "sampling.logit_bias"),

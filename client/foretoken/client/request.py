@@ -140,7 +140,8 @@ def _fill(message: Any, values: Mapping[str, Any], prefix: str) -> None:
         if value is None:
             continue
         kind = message.DESCRIPTOR.fields_by_name[name]
-        with _refusing(prefix + name, value, f"must be {_KINDS[kind.cpp_type]}"):
+        number = "a list, each " if kind.is_repeated else ""
+        with _refusing(prefix + name, value, f"must be {number}{_KINDS[kind.cpp_type]}"):
             if kind.is_repeated:
                 getattr(message, name).extend(value)
             else:
@@ -152,5 +153,5 @@ def _refusing(field: str, value: object, limit: str) -> Iterator[None]:
     """Turns protobuf's refusal of a value into the error that names the field."""
     try:
         yield
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # the last: an integer beyond any float
         raise InvalidArgumentError(field, value, limit) from None
