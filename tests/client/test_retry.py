@@ -1,6 +1,7 @@
 """The waits between attempts, on a clock that stands still unless told."""
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -78,10 +79,20 @@ def test_no_wait_goes_beyond_the_deadline() -> None:
         retries.remaining_s()
 
 
+def test_a_patient_policy_outlives_any_number_of_retries() -> None:
+    retries = Retries(RetryPolicy(max_retries=10**6, max_backoff_s=2.0), None, uniform=lambda low, high: high)
+    assert [retries.delay_after(UnavailableError()) for _ in range(2000)][-1] == 2.0
+
+
 @pytest.mark.parametrize("name", ["max_retries", "initial_backoff_s", "max_backoff_s"])
 def test_a_bad_policy_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=name):
         RetryPolicy(**{name: -1})
+
+
+@pytest.mark.parametrize("timeout_s", [None, math.inf, 1e10, 1e300, sys.maxsize])
+def test_a_deadline_beyond_all_clocks_is_none(timeout_s: Any) -> None:
+    assert Retries(RetryPolicy(), timeout_s).remaining_s() is None
 
 
 @pytest.mark.parametrize("timeout_s", ["x", math.nan])

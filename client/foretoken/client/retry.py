@@ -20,6 +20,8 @@ from foretoken.rpc.errors import (
     UnavailableError,
 )
 
+_LONGEST_TIMEOUT_S = 1e9  # 30 years; gRPC counts nanoseconds since 1970 in 64 bits
+
 
 class Retries:
     """The retries of one call, within one deadline over all of them."""
@@ -31,7 +33,7 @@ class Retries:
         clock: Callable[[], float] = time.monotonic,
         uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
-        """`timeout_s` None or infinite = no deadline: gRPC takes an infinite one for one that is over.
+        """`timeout_s` None, infinite or beyond all clocks = no deadline: gRPC takes it for one that is over.
 
         Raises:
             InvalidArgumentError: `timeout_s` is no number.
@@ -42,7 +44,8 @@ class Retries:
         self._clock = clock
         self._uniform = uniform
         self._progress_at = clock()
-        self._deadline = None if timeout_s in (None, math.inf) else self._progress_at + timeout_s
+        has_deadline = timeout_s is not None and timeout_s <= _LONGEST_TIMEOUT_S
+        self._deadline = self._progress_at + timeout_s if has_deadline else None
         self._num_in_a_row = 0
 
     def remaining_s(self) -> float | None:
@@ -73,7 +76,7 @@ class Retries:
             raise error
         if self._clock() - self._progress_at >= self._policy.max_outage_s:
             raise error
-        longest = min(self._policy.initial_backoff_s * 2.0**self._num_in_a_row, self._policy.max_backoff_s)
+        longest = min(self._policy.initial_backoff_s * 2.0 ** min(self._num_in_a_row, 64), self._policy.max_backoff_s)
         self._num_in_a_row += 1
         delay = self._uniform(longest / 2, longest)
         if isinstance(error, ResourceExhaustedError):
