@@ -44,8 +44,7 @@ class Retries:
         self._clock = clock
         self._uniform = uniform
         self._progress_at = clock()
-        has_deadline = timeout_s is not None and timeout_s <= _LONGEST_TIMEOUT_S
-        self._deadline = self._progress_at + timeout_s if has_deadline else None
+        self._deadline = None if timeout_s is None or timeout_s > _LONGEST_TIMEOUT_S else self._progress_at + timeout_s
         self._num_in_a_row = 0
 
     def remaining_s(self) -> float | None:
