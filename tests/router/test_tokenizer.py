@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from foretoken.engine.fingerprint import hash_tokenizer_json as engine_hash
 from foretoken.router.tokenizer import Tokenizer, TokenizerError, hash_tokenizer_json
@@ -89,6 +90,23 @@ def test_a_missing_or_broken_tokenizer_is_named(tmp_path: Path) -> None:
         Tokenizer.load(str(tmp_path))
     save(tmp_path, chat_template=["default"])
     assert Tokenizer.load(str(tmp_path)).chat_template is None
+
+
+def test_a_home_directory_is_found_as_workers_find_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shell expands `--tokenizer=~/model` or a variable's `~`."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "model").mkdir()
+    save(tmp_path / "model")
+    assert Tokenizer.load("~/model").vocab_size > 0
+
+
+def test_a_hub_that_cannot_be_asked_is_not_one_without_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(source: str, name: str) -> str:
+        raise LocalEntryNotFoundError("please check your connection")
+
+    monkeypatch.setattr("foretoken.router.tokenizer.hf_hub_download", unreachable)
+    with pytest.raises(TokenizerError, match="check your connection"):
+        Tokenizer.load("some/model")
 
 
 def test_encoding_a_long_text_on_a_thread_holds_up_no_other(tokenizer: Tokenizer) -> None:

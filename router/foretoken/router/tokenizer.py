@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from jinja2 import TemplateError
 from tokenizers import Tokenizer as FastTokenizer
 
@@ -54,7 +55,7 @@ class Tokenizer:
         Raises:
             TokenizerError: no `tokenizer.json` there, or a broken file.
         """
-        text = _read(source, "tokenizer.json")
+        text = _read(source, "tokenizer.json", is_needed=True)
         if text is None:
             raise TokenizerError(f"{source} has no tokenizer.json")
         try:
@@ -117,14 +118,17 @@ def hash_tokenizer_json(text: str) -> str:
     ).hexdigest()
 
 
-def _read(source: str, name: str) -> str | None:
+def _read(source: str, name: str, *, is_needed: bool = False) -> str | None:
     """Content of one file of the directory or hub repository; None where it has none."""
+    directory = Path(os.path.expanduser(source))  # as workers do for --model
     try:
-        if Path(source).is_dir():
-            path = Path(source) / name
+        if directory.is_dir():
+            path = directory / name
             return path.read_text(encoding="utf-8") if path.is_file() else None
         return Path(hf_hub_download(source, name)).read_text(encoding="utf-8")
-    except EntryNotFoundError:
+    except EntryNotFoundError as error:
+        if is_needed and isinstance(error, LocalEntryNotFoundError):  # the hub cannot be asked, and no copy is here
+            raise TokenizerError(f"cannot read {name} of {source}: {error}") from error
         return None
     except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
         raise TokenizerError(f"cannot read {name} of {source}: {error}") from error
