@@ -60,6 +60,7 @@ def test_switches():
         (["--otlp-endpoint", "http://box:high"], ["--otlp-endpoint"]),
         (["--otlp-endpoint", "http://box:4317/v1/traces"], ["--otlp-endpoint"]),
         (["--ready-file", "/no/such/folder/ready"], ["--ready-file", "'/no/such/folder' is no directory"]),
+        (["--ready-file", "/"], ["--ready-file", "'/' is no file that can be written"]),
         (["--port", "1", "--bogus", "2"], ["unrecognized arguments: --bogus"]),
         (["--port", "-1", "--num-pages", "0"], ["--port", "--num-pages"]),
     ],

@@ -4,6 +4,7 @@ The command line beats `FORETOKEN_*` environment variables, which beat the defau
 value stops start-up with the option's name. Knows no service.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -98,6 +99,8 @@ class ServiceSettings(BaseSettings):
     def _check_ready_file(cls, value: Path | None) -> Path | None:
         if value is not None and not value.parent.is_dir():
             raise ValueError(f"{str(value.parent)!r} is no directory")
+        if value is not None and (value.is_dir() or not os.access(value.parent, os.W_OK)):
+            raise ValueError(f"{str(value)!r} is no file that can be written")
         return value
 
     @model_validator(mode="after")
