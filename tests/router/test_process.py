@@ -31,6 +31,7 @@ async def start(*arguments: str) -> asyncio.subprocess.Process:
         (["--verify", "localhost", "--tokenizer", "x"], 2, "--verify"),
         (["--verify", "a:1,a:1", "--tokenizer", "x"], 2, "--verify"),
         (["--verify", "a:1", "--tokenizer", "x", "--max-queue", "-1"], 2, "--max-queue"),
+        (["--verify", "a:1", "--tokenizer", "x", "--router-id", "\N{CRAB}" * 33], 2, "must be at most 128 bytes"),
         (["--verify", "a:1", "--tokenizer", "/nowhere/at/all"], 1, "/nowhere/at/all"),
     ],
 )

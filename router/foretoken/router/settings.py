@@ -9,6 +9,7 @@ from typing import Self
 
 from pydantic import Field, FilePath, field_validator, model_validator
 
+from foretoken.rpc.link.worker_side import MAX_ROUTER_ID_BYTES
 from foretoken.rpc.settings import UNIX_PREFIX, CommaSeparated, ServiceSettings
 from foretoken.rpc.tls import ClientTls
 
@@ -36,7 +37,7 @@ class RouterSettings(ServiceSettings):
         min_length=1, description="Directory or hub id with the target's tokenizer.json and chat template."
     )
     model: str = Field("", description="Model id the verify workers must announce; empty = whatever they serve.")
-    router_id: str = Field("router", min_length=1, max_length=64, description="Name of this router in workers' logs.")
+    router_id: str = Field("router", min_length=1, description="Name of this router in workers' logs.")
 
     max_concurrency: int = Field(256, ge=1, le=65536, description="Requests generated at once.")
     max_queue: int = Field(1024, ge=0, le=65536, description="Requests that may wait to be admitted; more are refused.")
@@ -109,6 +110,13 @@ class RouterSettings(ServiceSettings):
         if self.worker_tls_ca_file is None and (self.worker_tls_cert_file or self.worker_tls_server_name):
             raise ValueError("--worker-tls-cert-file and --worker-tls-server-name need --worker-tls-ca-file")
         return self
+
+    @field_validator("router_id")
+    @classmethod
+    def _check_router_id(cls, value: str) -> str:
+        if len(value.encode()) > MAX_ROUTER_ID_BYTES:  # workers would refuse it
+            raise ValueError(f"must be at most {MAX_ROUTER_ID_BYTES} bytes")
+        return value
 
     @field_validator("verify", "draft")
     @classmethod
