@@ -80,6 +80,14 @@ def test_bytes_that_are_no_text_are_refused_in_every_locale() -> None:
         assert done.returncode == 2 and b"standard input is not text" in done.stderr
 
 
+def test_what_a_locale_cannot_write_is_escaped(router, script) -> None:
+    router.will(script.start(), script.tokens("caf\xe9", 5), script.finish(1))
+    command = [sys.executable, "-m", "foretoken.cli", "generate", "hi", "--address", router.address]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, env=environment, timeout=60)
+    assert (done.returncode, done.stdout) == (0, b"caf\\xe9\n")
+
+
 def test_json_is_one_object(answering) -> None:
     result = run("generate", "hi", "--json", "--address", answering.address)
     (line,) = result.stdout.splitlines()

@@ -1,5 +1,6 @@
 """`foretoken`, or `python -m foretoken.cli`: what has to be settled before anything is imported."""
 
+import io
 import os
 import sys
 
@@ -9,6 +10,8 @@ def main() -> int:
     if sys.argv[1:2] in (["generate"], ["info"]):
         # Every fault of a call is told as a typed error; gRPC's own lines before it say less. Read at its import.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # answers hold characters that not every locale can write
     try:
         from foretoken.cli.main import app
 
