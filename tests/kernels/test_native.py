@@ -1,5 +1,8 @@
 """The native library's build: cached by content, refused from folders that others can write, optional."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,11 +38,22 @@ def test_the_library_is_compiled_once(fresh: Path) -> None:
 
 
 @needs_compiler
-def test_a_folder_that_others_can_write_is_not_used(fresh: Path) -> None:
+def test_a_folder_that_others_can_write_is_not_used(fresh: Path, caplog: pytest.LogCaptureFixture) -> None:
     fresh.mkdir()
-    fresh.chmod(0o777)
+    fresh.chmod(0o770)
     assert native.is_available()
     assert list(fresh.iterdir()) == []
+    assert f"not kept in {fresh}" in caplog.text and "770" in caplog.text
+
+
+@needs_compiler
+def test_code_that_is_not_kept_is_gone_with_the_process(fresh: Path, tmp_path: Path) -> None:
+    fresh.touch()  # no folder
+    (tmp_path / "temporary").mkdir()
+    code = "from foretoken.kernels import native; assert native.is_available()"
+    environment = os.environ | {"TMPDIR": str(tmp_path / "temporary")}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=300)
+    assert list((tmp_path / "temporary").iterdir()) == []
 
 
 @pytest.mark.parametrize("compiler", ["/bin/false", "no-such-compiler"])

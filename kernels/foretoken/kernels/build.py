@@ -4,6 +4,7 @@ A file name carries a hash of sources, compiler, flags, processor and torch, so 
 It does not know what the kernels do.
 """
 
+import atexit
 import hashlib
 import logging
 import os
@@ -82,9 +83,13 @@ def _private_folder(wanted: Path) -> Path:
         status = wanted.stat()
         if os.access(wanted, os.W_OK) and status.st_uid == os.getuid() and not status.st_mode & 0o022:
             return wanted
+        reason = f"it must be this user's and writable by nobody else, its mode is {status.st_mode & 0o7777:o}"
     except OSError as error:
-        _LOG.debug("no cache in %s: %s", wanted, error)
-    return Path(tempfile.mkdtemp(prefix="foretoken-"))
+        reason = str(error)
+    _LOG.warning("compiled code is not kept in %s: %s", wanted, reason)
+    temporary = tempfile.mkdtemp(prefix="foretoken-")
+    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+    return Path(temporary)
 
 
 def _key(compiler: str, library: Library) -> str:
