@@ -309,7 +309,7 @@ def test_an_interrupt_during_imports_is_quiet(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (130, b"")
 
 
-@pytest.mark.parametrize("interruption", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize("interruption", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_up_serves_until_interrupted(fake_modules: Path, interruption: signal.Signals) -> None:
     arguments = ["up", "--target", "t", "--port", "0", "--log-directory", str(fake_modules)]
     up = start(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -321,6 +321,22 @@ def test_up_serves_until_interrupted(fake_modules: Path, interruption: signal.Si
     assert "verify: warming up (50%)" in errors and f"router    {address}" in errors
     with pytest.raises(grpc.FutureTimeoutError), grpc.insecure_channel(address) as channel:
         grpc.channel_ready_future(channel).result(0.2)
+
+
+@pytest.mark.parametrize("is_up", [False, True])
+def test_up_leaves_nothing_behind_however_often_it_is_interrupted(
+    fake_modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_up: bool
+) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    stubborn = [f"--{role}-options=--stubborn" for role in ("verify", "draft", "router")]
+    up = start(["up", "--target", "t", "--port", "0", *stubborn], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    (up.stdout if is_up else up.stderr).readline()
+    while up.poll() is None:
+        up.send_signal(signal.SIGINT)
+        time.sleep(0.01)
+    up.communicate(timeout=20)
+    assert list((tmp_path / "temporary").iterdir()) == []
 
 
 def test_up_goes_on_without_a_drafter_and_not_without_the_target(fake_modules: Path) -> None:

@@ -134,10 +134,16 @@ def up(
     )
     console = Console(stderr=True)
     signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+        signal.signal(signal.SIGHUP, _interrupt)  # the terminal was closed
     try:
         with shown_progress(console) as view:
             services = LocalServices(config, view)
-            services.start()
+            try:
+                services.start()
+            except KeyboardInterrupt:
+                _stop_at_once(services)  # again: interrupted twice, it has not stopped all
+                raise
     except (ServiceFailedError, ForetokenError, OSError) as error:
         _complain(console, error)
         raise typer.Exit(EXIT_FAILED) from None
@@ -286,7 +292,14 @@ def _stop(services: LocalServices, console: Console) -> None:
     try:
         services.stop()
     except KeyboardInterrupt:
-        services.stop(grace_s=0.0)
+        _stop_at_once(services)
+
+
+def _stop_at_once(services: LocalServices) -> None:
+    """This takes no time, and interrupted it would leave processes and a folder behind."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    services.stop(grace_s=0.0)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
