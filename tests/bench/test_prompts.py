@@ -39,6 +39,12 @@ def test_refuses_a_line_without_text_naming_it(tmp_path: Path, record: object) -
         load_prompts(path)
 
 
+def test_refuses_a_line_that_is_no_json_naming_it(tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "fine"}\nnot so\n')
+    with pytest.raises(ValueError, match=r"prompts\.jsonl:2: not JSON"):
+        load_prompts(tmp_path / "prompts.jsonl")
+
+
 def test_refuses_an_empty_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no prompts"):
         load_prompts(write(tmp_path / "prompts.jsonl"))

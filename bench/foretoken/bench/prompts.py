@@ -8,6 +8,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 OWN_PROMPTS = Path(__file__).with_name("prompts.jsonl")
 
@@ -34,7 +35,7 @@ def load_prompts(path: Path, limit: int | None = None) -> list[Prompt]:
             if limit is not None and len(prompts) >= limit:
                 break
             if line.strip():
-                record = json.loads(line)
+                record = _record_of(line, f"{path}:{number}")
                 text = _text_of(record, f"{path}:{number}")
                 prompts.append(Prompt(len(prompts), text, str(record.get("category", ""))))
     if not prompts:
@@ -48,6 +49,13 @@ def fingerprint(prompts: list[Prompt]) -> str:
     for prompt in prompts:
         digest.update(prompt.text.encode() + b"\0")
     return digest.hexdigest()
+
+
+def _record_of(line: str, where: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{where}: not JSON: {error}") from error
 
 
 def _text_of(record: object, where: str) -> str:
