@@ -1,6 +1,9 @@
 """What becomes of keyword arguments."""
 
+import subprocess
+import sys
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -98,3 +101,15 @@ def test_an_unknown_argument_is_a_type_error() -> None:
 def test_ids_cannot_be_tokenized() -> None:
     with pytest.raises(InvalidArgumentError):
         tokenize_request([1, 2])  # type: ignore[list-item]
+
+
+def test_prompts_written_in_place_pass_a_strict_type_checker(tmp_path: Path) -> None:
+    file = tmp_path / "script.py"
+    file.write_text(
+        "from foretoken.client.request import Prompt\n"
+        "def ask(prompt: Prompt) -> None: ...\n"
+        "ask('hi')\nask([1, 2])\nask(range(2))\nask([{'role': 'user', 'content': 'hi'}])\n"
+    )
+    command = [sys.executable, "-m", "mypy", "--no-incremental", "--follow-imports=silent", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=300)
+    assert done.returncode == 0, done.stdout

@@ -28,8 +28,8 @@ class ChatMessage(TypedDict):
     content: str
 
 
-Prompt: TypeAlias = str | Sequence[int] | Sequence[ChatMessage]
-"""Text, or token ids, or chat messages."""
+Prompt: TypeAlias = str | Sequence[int | ChatMessage]
+"""Text, or token ids, or chat messages; one Sequence, since of two mypy takes no message that is written in place."""
 
 _SAMPLING_FIELDS = tuple(field.name for field in fields(Sampling))
 _SPECULATION_FIELDS = tuple(field.name for field in fields(Speculation))
