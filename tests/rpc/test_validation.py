@@ -185,6 +185,11 @@ def test_a_request_is_refused(request_, text):
     assert str(caught.value).startswith(text)
 
 
+def test_no_limit_is_named_that_is_not_known():
+    with pytest.raises(InvalidArgumentError, match=r"num_draft_tokens = 0: must be at least 1$"):
+        validate_generate(GenerateRequest(prompt="x", speculation=Speculation(num_draft_tokens=0)))
+
+
 @pytest.mark.parametrize(
     "request_",
     [

@@ -127,8 +127,10 @@ def _check_messages(messages: ChatMessages) -> None:
 def _check_speculation(speculation: Speculation, max_draft_tokens: int | None) -> None:
     check_drafter("speculation.drafter", speculation.drafter)
     if speculation.HasField("num_draft_tokens"):
-        high = 2**32 - 1 if max_draft_tokens is None else max_draft_tokens
-        check_range("speculation.num_draft_tokens", speculation.num_draft_tokens, 1, high)
+        if max_draft_tokens is not None:
+            check_range("speculation.num_draft_tokens", speculation.num_draft_tokens, 1, max_draft_tokens)
+        elif speculation.num_draft_tokens < 1:
+            raise InvalidArgumentError("speculation.num_draft_tokens", 0, "must be at least 1")
     check_enum("speculation.mode", speculation.mode, VerificationMode.values())
     if speculation.off:
         _check_off(speculation)
