@@ -268,3 +268,15 @@ async def test_a_draining_router_refuses_and_lets_the_rest_finish(make_cluster: 
     assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
     assert len((await running).ids) == 100
     await draining
+
+
+async def test_a_request_too_large_for_a_link_ends_alone(make_cluster: MakeCluster) -> None:
+    """gRPC would break the link, and with it every sequence on it."""
+    cluster = await make_cluster(verify_hellos=[{"max_context": 1 << 16}], max_message_bytes=1 << 16, step_s=0.001)
+    other = asyncio.ensure_future(cluster.generate(prompt_ids=[9, 8, 7], ignore_eos=True, max_new_tokens=200))
+    await cluster.until(lambda: cluster.verifiers[0].num_open > 0)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await cluster.generate(prompt_ids=[200] * 40_000, max_new_tokens=2)
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert (await other).finish.speculation.num_failovers == 0
+    await cluster.until_idle()

@@ -67,6 +67,13 @@ def test_a_whole_frame_too_large_is_split():
     assert frames[-1].load.free_pages == 5
 
 
+def test_no_frame_is_larger_than_a_message_may_be():
+    outbox = Outbox(VerifyLinkResponse, OutboxLimits(max_message_bytes=100))
+    outbox.add_entries({"verdicts": [Verdict(features=b"x" * 40) for _ in range(5)]})
+    frames = drained(outbox)
+    assert sum(len(frame.verdicts) for frame in frames) == 5 and max(frame.ByteSize() for frame in frames) <= 100
+
+
 def test_limits_refuse():
     outbox = Outbox(VerifyLinkResponse, OutboxLimits(max_frame_bytes=50, max_message_bytes=100, max_pending_bytes=150))
     with pytest.raises(ResourceExhaustedError, match="limit of 100 bytes"):

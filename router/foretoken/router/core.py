@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TypeAlias
 
 from asyncio_pool import AioPool
@@ -35,7 +36,7 @@ from foretoken.rpc.errors import (
     InvalidArgumentError,
     UnavailableError,
 )
-from foretoken.rpc.link import LinkOptions
+from foretoken.rpc.link import LinkOptions, OutboxLimits
 from foretoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED, WorkerHello
 
 _log = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class Router:
         self.settings = settings
         self.tokenizer = tokenizer
         options = link_options or LinkOptions(router_id=settings.router_id, tls=settings.worker_tls)
+        options = replace(options, limits=OutboxLimits(max_message_bytes=settings.max_message_bytes))
         sequence_ids, patience = SequenceIds(), Patience()
         self.verify = VerifyPool(
             settings.verify,

@@ -62,7 +62,10 @@ class ServiceSettings(BaseSettings):
         None, description="PEM certificates that sign acceptable clients (mutual TLS)."
     )
     max_message_bytes: int = Field(
-        64 << 20, ge=1 << 16, le=1 << 30, description="Largest gRPC message sent or accepted, bytes."
+        64 << 20,
+        ge=1 << 16,
+        le=1 << 30,
+        description="Largest gRPC message sent or accepted, bytes; workers no less than the router.",
     )
     max_concurrent_rpcs: int = Field(4096, ge=1, description="Calls served at once; more are refused.")
     drain_grace_s: float = Field(

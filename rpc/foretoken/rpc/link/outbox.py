@@ -32,6 +32,9 @@ class OutboxLimits:
     max_pending_bytes: int = 64 << 20
     """Largest backlog; beyond it the other side is taken for dead."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "max_frame_bytes", min(self.max_frame_bytes, self.max_message_bytes))
+
 
 class Outbox(Generic[Frame]):
     """A queue of frames; the last one still grows."""
