@@ -10,6 +10,7 @@ from foretoken.engine.batch import Segment
 from foretoken.engine.config import EngineConfig
 from foretoken.engine.runner import ModelRunner
 from foretoken.engine.self_check import forward_in_chunks, forward_together
+from foretoken.kernels import native
 from tests.engine.tiny import CONFIGS, save_tiny
 
 
@@ -117,3 +118,16 @@ def test_info_and_step_costs(tmp_path: Path) -> None:
     costs = runner.measure_step_costs(rows=(1, 4), contexts=(64, 100000))
     assert [(cost.rows, cost.context) for cost in costs] == [(1, 64), (4, 64)] and all(cost.ns > 0 for cost in costs)
     runner.page_table.check_integrity([])
+
+
+def test_a_model_on_the_cpu_comes_with_the_kernels_that_draw(tmp_path: Path) -> None:
+    if not native.is_available():
+        pytest.skip("no C compiler")
+    native._library.cache_clear()
+    cache_dir = tmp_path / "cache"
+    try:
+        ModelRunner.load(EngineConfig(save_tiny(tmp_path, "llama"), num_pages=8, compile="off", cache_dir=cache_dir))
+        assert len(list(cache_dir.glob("native-kernels-*.so"))) == 1
+    finally:
+        native._cache_dir = None
+        native._library.cache_clear()

@@ -24,6 +24,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def forget_the_test_library() -> object:
     yield
+    native._cache_dir = None
     native._library.cache_clear()
 
 
@@ -35,6 +36,14 @@ def test_the_library_is_compiled_once(fresh: Path) -> None:
     native._library.cache_clear()
     assert native.is_available()
     assert [path.stat().st_mtime_ns for path in fresh.iterdir()] == [modified_ns]
+
+
+@needs_compiler
+def test_it_is_loaded_before_its_first_use_from_the_folder_given(fresh: Path, tmp_path: Path) -> None:
+    native.load(tmp_path / "given")
+    (built,) = (tmp_path / "given").iterdir()
+    assert native.is_available() and not fresh.exists()
+    assert str(built) == native._library()._name
 
 
 @needs_compiler

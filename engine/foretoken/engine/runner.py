@@ -27,6 +27,7 @@ from foretoken.engine.row_linear import BlockLinear, replace_linears
 from foretoken.engine.self_check import check_against_eager, eager_logits, find_row_dependence, sample_sequences
 from foretoken.engine.step_costs import StepCost, measure_step_costs
 from foretoken.engine.tree import KeptPath
+from foretoken.kernels import native
 from foretoken.kernels.build import user_cache_dir
 from foretoken.kernels.cpu import CPU_DTYPES, CpuKernels, load_cpu_kernels
 
@@ -81,6 +82,8 @@ class ModelRunner:
         with _refusing(model):
             expected = eager_logits(model, sequences) if config.self_check else []
             report("preparing the kernels", 0.2)
+            if model.device.type == "cpu":
+                native.load(config.cache_dir)  # sampling's, or the first request that draws would wait for a compiler
             forward, num_pages = _prepare(config, model, info.max_context, shapes, num_threads, report)
             runner = cls(info, PageTable(num_pages, config.page_size), forward, config.max_batch_rows)
             dependence = None

@@ -1,4 +1,4 @@
-"""The CPU kernels in C: compiled by the machine's own compiler on first use, cached, loaded with ctypes.
+"""The CPU kernels in C: compiled by the machine's own compiler on first use or by `load`, cached, loaded with ctypes.
 
 Where there is no compiler `is_available()` is False and the torch references run instead, with the same bits. It knows
 no op's contract: arguments are validated by the ops.
@@ -29,8 +29,18 @@ LIBRARY = Library(
 )
 
 
+_cache_dir: Path | None = None
+
+
+def load(cache_dir: Path | None = None) -> None:
+    """Have the library now, so that no request waits for a compiler; in `cache_dir`, or else the user's cache."""
+    global _cache_dir
+    _cache_dir = cache_dir
+    is_available()
+
+
 def is_available() -> bool:
-    """Whether the library is there; the first call compiles it (about half a second) or finds it in the cache."""
+    """Whether the library is there; the first call compiles it (a second or more) or finds it in the cache."""
     return _library() is not None
 
 
@@ -161,7 +171,7 @@ def _loaded() -> ctypes.CDLL:
 @lru_cache(maxsize=1)
 def _library() -> ctypes.CDLL | None:
     try:
-        library = ctypes.CDLL(str(build(LIBRARY)))
+        library = ctypes.CDLL(str(build(LIBRARY, _cache_dir)))
     except (BuildError, OSError) as error:
         _logger.warning("the native kernels are not available, their torch references run instead: %s", error)
         return None
