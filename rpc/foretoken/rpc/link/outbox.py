@@ -32,9 +32,6 @@ class OutboxLimits:
     max_pending_bytes: int = 64 << 20
     """Largest backlog; beyond it the other side is taken for dead."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "max_frame_bytes", min(self.max_frame_bytes, self.max_message_bytes))
-
 
 class Outbox(Generic[Frame]):
     """A queue of frames; the last one still grows."""
@@ -42,6 +39,7 @@ class Outbox(Generic[Frame]):
     def __init__(self, frame_type: type[Frame], limits: OutboxLimits) -> None:
         self._frame_type = frame_type
         self._limits = limits
+        self._max_frame_bytes = min(limits.max_frame_bytes, limits.max_message_bytes)
         self._frames: deque[Frame] = deque()
         self._sizes: deque[int] = deque()  # bytes reserved for each frame
         self._tail_has_last_kind = False
@@ -69,7 +67,7 @@ class Outbox(Generic[Frame]):
             ResourceExhaustedError, BacklogFullError: as `add_entries`.
         """
         num_bytes = frame.ByteSize()
-        if num_bytes > self._limits.max_frame_bytes:
+        if num_bytes > self._max_frame_bytes:
             self._add_piecewise(frame)
             return
         self._check_backlog(num_bytes)
@@ -98,7 +96,7 @@ class Outbox(Generic[Frame]):
         self._count(num_bytes)
 
     def _fits(self, num_bytes: int) -> bool:
-        return bool(self._frames) and self._sizes[-1] + num_bytes <= self._limits.max_frame_bytes
+        return bool(self._frames) and self._sizes[-1] + num_bytes <= self._max_frame_bytes
 
     def _push(self, frame: Frame) -> None:
         self._frames.append(frame)
