@@ -110,6 +110,7 @@ def start_link(stack: AsyncExitStack) -> Callable[..., Awaitable[RecordedLink]]:
         on_frame: Callable[[Any, Any], None] | None = None,
         limits: OutboxLimits | None = None,
         wait: bool = True,
+        **more: Any,
     ) -> RecordedLink:
         def record_up(link: Any) -> None:
             recorded.ups += 1
@@ -121,7 +122,7 @@ def start_link(stack: AsyncExitStack) -> Callable[..., Awaitable[RecordedLink]]:
             check_hello=check_hello,
         )
         options = LinkOptions(
-            initial_backoff_s=0.02, max_backoff_s=0.1, connect_timeout_s=2.0, limits=limits or OutboxLimits()
+            initial_backoff_s=0.02, max_backoff_s=0.1, connect_timeout_s=2.0, limits=limits or OutboxLimits(), **more
         )
         recorded = RecordedLink(VerifyLink(address, callbacks, options))
         await stack.enter_async_context(_running(recorded.link))

@@ -330,6 +330,34 @@ async def test_close_before_run_and_while_dialling(start_worker, start_link):
     silent.close()
 
 
+async def test_a_worker_that_hangs_loses_its_link(start_worker, start_link):
+    worker = await start_worker()
+    flows = asyncio.Event()
+    flows.set()
+
+    async def relay(reader, writer):
+        while data := await reader.read(1 << 16):
+            await flows.wait()
+            writer.write(data)
+
+    async def accept(reader, writer):
+        worker_reader, worker_writer = await asyncio.open_connection("127.0.0.1", worker.port)
+        try:
+            await asyncio.gather(relay(reader, worker_writer), relay(worker_reader, writer), return_exceptions=True)
+        finally:
+            worker_writer.close()
+            writer.close()
+
+    async with await asyncio.start_server(accept, "127.0.0.1", 0) as relaying:
+        address = f"127.0.0.1:{relaying.sockets[0].getsockname()[1]}"
+        recorded = await start_link(address, keepalive_time_s=1.0, keepalive_timeout_s=0.5)
+        flows.clear()
+        await eventually(lambda: recorded.downs)
+        assert isinstance(recorded.downs[0], UnavailableError)
+        flows.set()
+        await recorded.link.close()
+
+
 async def test_a_draining_worker_is_left_when_its_last_sequence_closes(start_worker, start_link):
     worker = await start_worker()
     idle, busy = await start_link(worker.address), await start_link(worker.address)

@@ -32,6 +32,7 @@ def channel_options(tls: ClientTls | None) -> list[tuple[str, Any]]:
         # A router whose machine is gone does not say so; without pings a stream would wait for its deadline.
         ("grpc.keepalive_time_ms", _KEEPALIVE_TIME_MS),
         ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+        ("grpc.http2.ping_timeout_ms", _KEEPALIVE_TIMEOUT_MS),  # what counts; a minute by default
         # A router that restarts is found again within the retries of a call; gRPC's own bound is two minutes.
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", _MAX_RECONNECT_MS),

@@ -184,6 +184,7 @@ def _server_options(settings: ServiceSettings) -> list[tuple[str, Any]]:
         ("grpc.max_receive_message_length", settings.max_message_bytes),
         ("grpc.keepalive_time_ms", int(_KEEPALIVE_TIME_S * 1000)),
         ("grpc.keepalive_timeout_ms", int(_KEEPALIVE_TIMEOUT_S * 1000)),
+        ("grpc.http2.ping_timeout_ms", int(_KEEPALIVE_TIMEOUT_S * 1000)),  # what counts; a minute by default
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", int(MIN_PING_INTERVAL_S * 1000)),
     ]

@@ -89,6 +89,7 @@ def open_channel(address: str, options: LinkOptions) -> grpc.aio.Channel:
         ("grpc.min_reconnect_backoff_ms", int(options.connect_timeout_s * 1000)),  # the time one attempt may take
         ("grpc.keepalive_time_ms", int(options.keepalive_time_s * 1000)),
         ("grpc.keepalive_timeout_ms", int(options.keepalive_timeout_s * 1000)),
+        ("grpc.http2.ping_timeout_ms", int(options.keepalive_timeout_s * 1000)),  # what counts; a minute by default
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.enable_retries", 0),
