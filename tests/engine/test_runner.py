@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from foretoken.engine.batch import Segment
 from foretoken.engine.config import EngineConfig
@@ -82,6 +82,20 @@ def test_greedy_decode_equals_generate(tmp_path: Path) -> None:
         length = len(tokens)
         tokens.append(int(logits[0].argmax()))
     assert tokens == expected
+
+
+def test_a_half_type_whose_model_widens_its_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check at load allows for what the model computes in, not for what it answers in."""
+
+    def forward(self: LlamaForCausalLM, **keywords: object) -> object:
+        output = own_forward(self, **keywords)
+        output.logits = output.logits.float()
+        return output
+
+    own_forward = LlamaForCausalLM.forward
+    monkeypatch.setattr(LlamaForCausalLM, "forward", forward)
+    runner = load(save_tiny(tmp_path, "llama"), "bfloat16")
+    assert forward_together(runner, prompts([5]))[0].dtype == torch.float32
 
 
 def test_a_forward_without_logits_gives_none(tmp_path: Path) -> None:
