@@ -368,3 +368,32 @@ async def test_signals_drain_and_a_second_one_hurries(tmp_path, signum, drain_s,
     lines = stderr.decode().splitlines()
     assert any(line.endswith("foretoken.rpc.server: stopped") for line in lines)
     assert all(" INFO foretoken.rpc.server: " in line for line in lines), lines
+
+
+LOADING = """
+import asyncio, sys, threading
+import torch
+from foretoken.rpc.server import run_service
+from foretoken.rpc.settings import ServiceSettings
+def load():
+    layer = torch.nn.Linear(64, 64)
+    print("loading", flush=True)
+    while True:
+        layer(torch.ones(2, 64)).sum().backward()
+async def body():
+    threading.Thread(target=load, daemon=True).start()
+    await asyncio.sleep(60)
+sys.exit(run_service("example", ServiceSettings(), body))
+"""
+
+
+async def test_an_interrupt_while_a_model_loads_ends_the_process_in_order():
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", LOADING, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    async with asyncio.timeout(120):
+        assert await process.stdout.readline() == b"loading\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = await process.communicate()
+    assert (process.returncode, errors) == (130, b"")

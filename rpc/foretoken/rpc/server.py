@@ -119,8 +119,9 @@ def run_service(name: str, settings: ServiceSettings, body: Callable[[], Corouti
     except ForetokenError as error:
         _log.error("%s cannot go on: %s", name, error)
         return 1
-    except KeyboardInterrupt:
-        return 130
+    except KeyboardInterrupt:  # while it starts; once it serves, the signal drains
+        shutdown_telemetry()
+        os._exit(130)  # a thread that still loads a model would be torn down within foreign code, which aborts
     finally:
         shutdown_telemetry()
     return 0
