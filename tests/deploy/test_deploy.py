@@ -160,6 +160,9 @@ def test_the_services_that_compose_describes_answer(tmp_path):
             ]
             time.sleep(0.1)
         with Client(f"127.0.0.1:{ports['router']}") as client:
+            while not client.model_info().drafters:  # the router has still to meet the draft worker
+                assert time.monotonic() < give_up_at
+                time.sleep(0.1)
             drafted, plain = (client.complete("def f(", max_new_tokens=24, seed=1, off=off) for off in (False, True))
         assert drafted.output_ids == plain.output_ids
         assert drafted.speculation.num_draft_tokens > 0
