@@ -5,7 +5,7 @@ Refuses what a message cannot hold, naming the field; every other limit is the r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import fields
 from numbers import Real
@@ -31,8 +31,6 @@ class ChatMessage(TypedDict):
 Prompt: TypeAlias = str | Sequence[int | ChatMessage]
 """Text, or token ids, or chat messages; one Sequence, since of two mypy takes no message that is written in place."""
 
-_SAMPLING_FIELDS = tuple(field.name for field in fields(Sampling))
-_SPECULATION_FIELDS = tuple(field.name for field in fields(Speculation))
 _OTHER_FIELDS = ("model", "tenant", "resume_ids", "system_fingerprint")
 _KINDS: Mapping[int, str] = {
     FieldDescriptor.CPPTYPE_UINT32: "an integer from 0 to 2**32 - 1",
@@ -50,7 +48,7 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> pb.GenerateReq
         InvalidArgumentError: a value no message can hold.
         TypeError: an unknown option.
     """
-    known = {*_SAMPLING_FIELDS, *_SPECULATION_FIELDS, *_OTHER_FIELDS, "sampling", "speculation", "timeout_s"}
+    known = {*_names(Sampling), *_names(Speculation), *_OTHER_FIELDS, "sampling", "speculation", "timeout_s"}
     unknown = sorted(options.keys() - known)
     if unknown:
         raise TypeError(f"generate() got an unexpected keyword argument {unknown[0]!r}")
@@ -58,8 +56,8 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> pb.GenerateReq
     _set_input(request, prompt)
     _fill(request, {name: options.get(name) for name in _OTHER_FIELDS}, "")
     given = cast(Mapping[str, Any], options)
-    _set_sampling(request.sampling, _merged(options.get("sampling"), given, _SAMPLING_FIELDS))
-    _set_speculation(request.speculation, _merged(options.get("speculation"), given, _SPECULATION_FIELDS))
+    _set_sampling(request.sampling, _merged("sampling", Sampling, given))
+    _set_speculation(request.speculation, _merged("speculation", Speculation, given))
     return request
 
 
@@ -78,7 +76,7 @@ def _set_input(request: pb.GenerateRequest | pb.TokenizeRequest, prompt: Prompt)
     if isinstance(prompt, str):
         with _refusing("prompt", prompt, "must be valid Unicode text"):
             request.prompt = prompt
-    elif isinstance(prompt, Mapping | bytes | bytearray) or not hasattr(prompt, "__len__"):
+    elif isinstance(prompt, Mapping | Set | bytes | bytearray) or not hasattr(prompt, "__len__"):
         raise InvalidArgumentError(
             "prompt", type(prompt).__name__, "must be text, token ids or a list of chat messages"
         )
@@ -97,9 +95,23 @@ def _set_input(request: pb.GenerateRequest | pb.TokenizeRequest, prompt: Prompt)
         raise InvalidArgumentError("prompt", prompt, "must be text or a list of chat messages")
 
 
-def _merged(config: Sampling | Speculation | None, given: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+def _merged(option: str, kind: type[Sampling | Speculation], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the `kind` given as `option`, replaced by those given by their own names."""
+    config, names = given.get(option), _names(kind)
+    if config is not None and not isinstance(config, kind):
+        raise InvalidArgumentError(option, config, f"must be a {kind.__name__}")
     values = {name: getattr(config, name) for name in names} if config is not None else {}
     return values | {name: given[name] for name in names if given.get(name) is not None}
+
+
+def _names(kind: type[Sampling | Speculation]) -> list[str]:
+    return [field.name for field in fields(kind)]
+
+
+def _mapping(field: str, value: Any, limit: str) -> Mapping[Any, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        raise InvalidArgumentError(field, value, limit)
+    return value or {}
 
 
 def _set_sampling(message: types_pb2.SamplingParams, values: dict[str, Any]) -> None:
@@ -107,22 +119,23 @@ def _set_sampling(message: types_pb2.SamplingParams, values: dict[str, Any]) -> 
     stop = values.pop("stop", None)
     if stop is not None:
         values["stop"] = [stop] if isinstance(stop, str) else stop
-    bias = values.pop("logit_bias", None) or {}
-    for token_id, value in bias.items():
-        with _refusing("sampling.logit_bias", {token_id: value}, "must map ids from 0 to 2**32 - 1 to numbers"):
+    limit = "must map ids from 0 to 2**32 - 1 to numbers"
+    for token_id, value in _mapping("sampling.logit_bias", values.pop("logit_bias", None), limit).items():
+        with _refusing("sampling.logit_bias", {token_id: value}, limit):
             message.logit_bias.add(token_id=token_id, bias=value)
     _fill(message, values, "sampling.")
 
 
 def _set_speculation(message: pb.Speculation, values: dict[str, Any]) -> None:
     drafter = values.pop("drafter", None)
-    settings = values.pop("drafter_settings", None) or {}
+    limit = "must map text to text or numbers"
+    settings = _mapping("speculation.drafter.settings", values.pop("drafter_settings", None), limit)
     mode = values.pop("mode", None)
     if drafter is not None:
         with _refusing("speculation.drafter.name", drafter, "must be text"):
             message.drafter.name = drafter
     for name, value in settings.items():
-        with _refusing("speculation.drafter.settings", {name: value}, "must map text to text or numbers"):
+        with _refusing("speculation.drafter.settings", {name: value}, limit):
             if not isinstance(value, str | Real):
                 raise TypeError
             message.drafter.settings[name] = str(value)
