@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from foretoken.draft_worker import ngram_drafter
 from foretoken.draft_worker.calibration import Calibration
 from foretoken.draft_worker.drafter import DraftSequence, DraftTerms
 from foretoken.draft_worker.ngram_drafter import NgramDrafter, NgramLookup, NgramSettings
@@ -202,3 +203,22 @@ def test_bad_settings_are_refused_by_name(settings, field):
 def test_settings_of_a_sequence_replace_the_workers():
     new = NgramSettings().override({"min_ngram": "2", "max_branches": "1"})
     assert new == NgramSettings(min_ngram=2, max_branches=1)
+
+
+def test_a_long_text_is_taken_in_by_parts_while_others_are_answered(monkeypatch):
+    rng = random.Random(1)
+    texts = {name: [rng.randrange(4) for _ in range(length)] for name, length in (("long", 95), ("short", 9))}
+    expected = {name: propose(ids, takes_trees=False)[0] for name, ids in texts.items()}
+    monkeypatch.setattr(ngram_drafter, "_MAX_IDS_AT_ONCE", 10)
+    drafter = NgramDrafter()
+    keys = {"long": (1, 1), "short": (1, 2)}
+    sequences = {name: DraftSequence(keys[name], SamplingParams(), ids, [], 1000) for name, ids in texts.items()}
+    for sequence in sequences.values():
+        drafter.open(sequence)
+        drafter.request(sequence, 6)
+    assert expected["long"] and drafter.propose(sequences["long"], 6).draft_ids == []
+    answers = [drafter.step() for _ in range(9)]
+    assert [len(drafted) for drafted in answers] == [1, 0, 0, 0, 0, 0, 0, 0, 1]
+    assert answers[0][0].draft_ids == expected["short"]
+    assert answers[-1][0].draft_ids == expected["long"]
+    assert not drafter.has_work

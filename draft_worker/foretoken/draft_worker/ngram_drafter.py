@@ -21,6 +21,8 @@ MAX_NGRAM = 1024
 MAX_BRANCHES = 16
 MAX_DRAFT_FACTOR = 512
 
+_MAX_IDS_AT_ONCE = 2048
+"""Taken in between two looks at what else is to be drafted: some 10 ms. Other sequences' drafts wait meanwhile."""
 _MAX_CONFIDENCE = 6
 """Of matches of 32 tokens and more: they are seldom wrong."""
 
@@ -82,9 +84,15 @@ class NgramLookup:
         self._automaton = SuffixAutomaton()
         self.follow()
 
+    @property
+    def is_current(self) -> bool:
+        """Whether all of the text was taken in; before, there are no matches."""
+        return self._automaton.num_ids == len(self._ids)
+
     def follow(self) -> None:
-        """Take in what was appended."""
-        new_ids = self._ids[self._automaton.num_ids :]
+        """Take in what was appended, or a part of it that takes no long time."""
+        num_ids = self._automaton.num_ids
+        new_ids = self._ids[num_ids : num_ids + _MAX_IDS_AT_ONCE]
         if self._last is not None:
             self._calibration.learn(self._last.draft_ids, self._last.parents, self._last.shares, new_ids)
             self._last = None
@@ -98,7 +106,7 @@ class NgramLookup:
         A chain of the most recent continuations has no scores and heeds no terms.
         """
         settings = self._settings
-        state, length = self._automaton.match(settings.max_ngram or None)
+        state, length = self._match()
         if length < settings.min_ngram:
             return [], None
         if not takes_trees or settings.max_branches == 1:
@@ -111,7 +119,7 @@ class NgramLookup:
 
     def match_length(self) -> int:
         """Tokens of the longest match, 0 where there is nothing to draft from."""
-        _, length = self._automaton.match(self._settings.max_ngram or None)
+        _, length = self._match()
         return length if length >= self._settings.min_ngram else 0
 
     def expected_accepted(self, takes_trees: bool, terms: DraftTerms) -> float | None:
@@ -119,7 +127,7 @@ class NgramLookup:
         settings = self._settings
         if not takes_trees or settings.max_branches == 1:
             return None
-        match = self._automaton.match(settings.max_ngram or None)
+        match = self._match()
         if match[1] < settings.min_ngram:
             return 0.0
         scores = self._scored(terms.max_tokens, terms, match).scores
@@ -146,7 +154,7 @@ class NgramLookup:
     def guess(self, draft_ids: list[int], num_tokens: int) -> list[int]:
         """At most `num_tokens` ids, as a chain, after `draft_ids` more than the text has."""
         settings = self._settings
-        match = self._automaton.match(settings.max_ngram or None)
+        match = self._match()
         for draft_id in draft_ids:
             match = self._automaton.read(match, draft_id)
         state, length = match
@@ -154,6 +162,9 @@ class NgramLookup:
             return []
         position = self._automaton.next_position(state)
         return self._ids[position : position + min(num_tokens, length * settings.draft_factor or num_tokens)]
+
+    def _match(self) -> tuple[int, int]:
+        return self._automaton.match(self._settings.max_ngram or None) if self.is_current else (0, 0)
 
     def _chain(self, state: int, num_tokens: int) -> list[int]:
         """As the most recent occurrence went on; one that runs into the present repeats with its own period."""
@@ -170,18 +181,43 @@ class NgramDrafter(ImmediateDrafter):
         self._settings = settings or NgramSettings()
         self._calibration = Calibration()
         self._lookups: dict[DraftSequence, NgramLookup] = {}
+        self._behind: dict[DraftSequence, None] = {}
+        """Those that have not taken in all of their text, in order of arrival."""
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._requests or self._behind)
 
     def open(self, sequence: DraftSequence) -> None:
-        self._lookups[sequence] = NgramLookup(
-            self._settings.override(sequence.settings), sequence.ids, self._calibration
-        )
+        settings = self._settings.override(sequence.settings)
+        self._lookups[sequence] = NgramLookup(settings, sequence.ids, self._calibration)
+        self._note(sequence)
 
     def commit(self, sequence: DraftSequence, ids: list[int]) -> None:
         self._lookups[sequence].follow()
+        self._note(sequence)
 
     def close(self, sequence: DraftSequence) -> None:
         super().close(sequence)
         self._lookups.pop(sequence, None)
+        self._behind.pop(sequence, None)
+
+    def step(self) -> list[Drafted]:
+        """Take in a part of one long text, and answer every request of others."""
+        if self._behind:
+            sequence = next(iter(self._behind))
+            self._lookups[sequence].follow()
+            self._note(sequence)
+        waiting = {sequence: self._requests.pop(sequence) for sequence in self._behind if sequence in self._requests}
+        answers = super().step()
+        self._requests |= waiting
+        return answers
+
+    def _note(self, sequence: DraftSequence) -> None:
+        if self._lookups[sequence].is_current:
+            self._behind.pop(sequence, None)
+        else:
+            self._behind[sequence] = None
 
     def confidence(self, sequence: DraftSequence) -> int:
         """Under terms it grows with the tokens expected to be accepted: 0 for an empty draft, 1 for less than one, then
