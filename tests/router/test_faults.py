@@ -376,14 +376,17 @@ async def test_two_verifiers_that_fail_in_turn_do_not_strand_a_sequence(make_clu
     await cluster.until_idle()
 
 
-async def test_a_verifier_that_refuses_for_good_ends_the_request_with_its_error(make_cluster: MakeCluster) -> None:
-    cluster = await make_cluster()
-    cluster.verifiers[0].faults.open_error_code = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+async def test_a_verifier_that_other_routers_keep_full_is_waited_for(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(failover_timeout_s=0.3)
+    faults = cluster.verifiers[0].faults
+    faults.open_error_code = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         await cluster.generate(max_new_tokens=5)
     assert failed.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    cluster.verifiers[0].faults.open_error_code = 0
-    assert len((await cluster.generate(max_new_tokens=5)).ids) == 5
+    waiting = asyncio.ensure_future(cluster.generate(max_new_tokens=5))
+    await asyncio.sleep(0.1)
+    faults.open_error_code = 0
+    assert len((await waiting).ids) == 5
     await cluster.until_idle()
 
 

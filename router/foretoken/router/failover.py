@@ -66,6 +66,7 @@ class Failover:
 
         Raises:
             UnavailableError: for the time allowed, no such worker could go on with this sequence or another one.
+            ResourceExhaustedError: the same, as other routers keep them full; or the sequence is too large for a link.
             InternalError: workers failed at it, again and again.
             ForetokenError: a worker refused the sequence for good.
         """
@@ -91,6 +92,8 @@ class Failover:
                             self._suspect(limit)
                         pause_s = min(_MAX_RETRY_PAUSE_S, max(_RETRY_PAUSE_S, pause_s * 2))
         except TimeoutError:
+            if isinstance(reason, ResourceExhaustedError):
+                raise reason from None
             raise UnavailableError(
                 f"the verify worker was lost ({reason}) and none could go on within {self._timeout_s:g} s"
             ) from reason

@@ -78,9 +78,7 @@ class Generation:
                     await self._advance()
                 except SequenceLostError as error:
                     await self._reopen(error)
-                except ResourceExhaustedError as error:  # other routers were first
-                    if not self._failover.has_other(self._worker):
-                        raise
+                except ResourceExhaustedError as error:  # other routers were first: it waits for room
                     await self._reopen(SequenceLostError(str(error)))
         except Exception as caught:
             failure = caught
@@ -181,7 +179,7 @@ class Generation:
 
     async def _reopen(self, why: SequenceLostError) -> None:
         """Continue on another worker, or on the same one after it came back, from the committed ids."""
-        _log.warning("request %s lost its verify worker: %s", self._request.request_id, why)
+        _log.warning("request %s is re-opened: %s", self._request.request_id, why)
         self._close_session()
         self._step_began_s = None
         self.counts.num_failovers += 1
