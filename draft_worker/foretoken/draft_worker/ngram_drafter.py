@@ -191,11 +191,11 @@ class NgramDrafter(ImmediateDrafter):
     def open(self, sequence: DraftSequence) -> None:
         settings = self._settings.override(sequence.settings)
         self._lookups[sequence] = NgramLookup(settings, sequence.ids, self._calibration)
-        self._note(sequence)
+        self._note_if_behind(sequence)
 
     def commit(self, sequence: DraftSequence, ids: list[int]) -> None:
         self._lookups[sequence].follow()
-        self._note(sequence)
+        self._note_if_behind(sequence)
 
     def close(self, sequence: DraftSequence) -> None:
         super().close(sequence)
@@ -207,13 +207,13 @@ class NgramDrafter(ImmediateDrafter):
         if self._behind:
             sequence = next(iter(self._behind))
             self._lookups[sequence].follow()
-            self._note(sequence)
+            self._note_if_behind(sequence)
         waiting = {sequence: self._requests.pop(sequence) for sequence in self._behind if sequence in self._requests}
         answers = super().step()
         self._requests |= waiting
         return answers
 
-    def _note(self, sequence: DraftSequence) -> None:
+    def _note_if_behind(self, sequence: DraftSequence) -> None:
         if self._lookups[sequence].is_current:
             self._behind.pop(sequence, None)
         else:

@@ -1,4 +1,5 @@
 """Brings a sequence back to life after its verify worker was lost: elsewhere, or on the same worker once it is back.
+One that found its worker filled by other routers waits for room in the same way.
 
 Token ids are all that is needed; no KV crosses the wire. Bounded in number at once, and in time: what counts is for how
 long nothing could be re-opened, since the sequences of a dead worker may have to wait for each other.
@@ -60,7 +61,7 @@ class Failover:
         committed_ids: Sequence[int],
         identity: WorkerIdentity,
         lost: VerifyWorker,
-        why: SequenceLostError,
+        why: SequenceLostError | ResourceExhaustedError,
     ) -> tuple[VerifyWorker, VerifySession, Verdict]:
         """Re-open the sequence on a worker of the same identity: the worker, the session and the first plain step.
 

@@ -76,10 +76,8 @@ class Generation:
             while self._answer.finish is None:
                 try:
                     await self._advance()
-                except SequenceLostError as error:
+                except (SequenceLostError, ResourceExhaustedError) as error:  # the latter: other routers were first
                     await self._reopen(error)
-                except ResourceExhaustedError as error:  # other routers were first: it waits for room
-                    await self._reopen(SequenceLostError(str(error)))
         except Exception as caught:
             failure = caught
         finally:
@@ -177,12 +175,12 @@ class Generation:
         logprobs = verdict.logprobs[: len(ids)] if verdict.logprobs else ()
         self._outbox.put(ids, origins, sources, logprobs, kept.text, kept.num_chars)
 
-    async def _reopen(self, why: SequenceLostError) -> None:
-        """Continue on another worker, or on the same one after it came back, from the committed ids."""
+    async def _reopen(self, why: SequenceLostError | ResourceExhaustedError) -> None:
+        """Continue on another worker, or on the same one after it came back or has room, from the committed ids."""
         _log.warning("request %s is re-opened: %s", self._request.request_id, why)
         self._close_session()
         self._step_began_s = None
-        self.counts.num_failovers += 1
+        self.counts.num_failovers += isinstance(why, SequenceLostError)
         self._worker, self._session, verdict = await self._failover.reopen(
             self._request, self._answer.output_ids, self._identity, self._worker, why
         )

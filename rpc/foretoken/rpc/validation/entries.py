@@ -39,6 +39,8 @@ class BlockLimits:
 def validate_frame(*kinds: Sized) -> None:
     """Check how many entries of each kind a frame brings: whoever takes it does nothing else meanwhile.
 
+    Unlike the others this concerns the whole link, which ends.
+
     Raises:
         InvalidArgumentError: there are more than a peer would ever gather in one.
     """
