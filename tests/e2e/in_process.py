@@ -16,11 +16,12 @@ from foretoken.draft_worker.handler import DraftLinkHandler, DraftResults
 from foretoken.draft_worker.settings import DraftWorkerSettings
 from foretoken.engine.model_thread import ModelThread
 from foretoken.router.core import Router
-from foretoken.router.servicer import GenerationServicer, register
+from foretoken.router.servicer import GenerationServicer
 from foretoken.router.settings import RouterSettings
 from foretoken.router.tokenizer import Tokenizer
+from foretoken.rpc.decoding import TypedDecoding
 from foretoken.rpc.link import LinkServicer
-from foretoken.v1 import draft_pb2_grpc, verify_pb2_grpc
+from foretoken.v1 import draft_pb2_grpc, generation_pb2_grpc, verify_pb2_grpc
 from foretoken.v1.draft_pb2 import DraftLinkResponse
 from foretoken.v1.types_pb2 import WorkerHello
 from foretoken.v1.verify_pb2 import VerifyLinkResponse
@@ -61,7 +62,7 @@ def save_pair(folder: Path) -> None:
 
 @asynccontextmanager
 async def served(register_servicer: Callable[[Any], None]) -> AsyncIterator[str]:
-    server = grpc.aio.server()
+    server = grpc.aio.server(interceptors=[TypedDecoding()])
     register_servicer(server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -117,7 +118,8 @@ async def services(
         links = asyncio.ensure_future(router.run())
         stack.callback(links.cancel)
         stack.push_async_callback(router.close)
-        address = await stack.enter_async_context(served(lambda server: register(GenerationServicer(router), server)))
+        add = generation_pb2_grpc.add_GenerationServiceServicer_to_server
+        address = await stack.enter_async_context(served(lambda server: add(GenerationServicer(router), server)))
         client = AsyncClient(address, retry=RetryPolicy(max_retries=0))
         stack.push_async_callback(client.close)
         async with asyncio.timeout(30):

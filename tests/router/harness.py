@@ -18,12 +18,13 @@ from foretoken.bench.fake_draft_worker import FakeDraftWorker, draft_hello
 from foretoken.bench.fake_model import FakeModel, sequence
 from foretoken.bench.fake_verify_worker import FakeVerifyWorker, verify_hello
 from foretoken.router.core import Router
-from foretoken.router.servicer import GenerationServicer, register
+from foretoken.router.servicer import GenerationServicer
 from foretoken.router.settings import RouterSettings
 from foretoken.router.tokenizer import Tokenizer
+from foretoken.rpc.decoding import TypedDecoding
 from foretoken.rpc.link import LinkOptions
 from foretoken.v1 import generation_pb2 as pb
-from foretoken.v1.generation_pb2_grpc import GenerationServiceStub
+from foretoken.v1.generation_pb2_grpc import GenerationServiceStub, add_GenerationServiceServicer_to_server
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{% if message.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
@@ -201,8 +202,8 @@ async def running_cluster(
         "failover_timeout_s": 5.0,
     } | settings
     router = cluster.router = Router(RouterSettings(**options), tokenizer, LINK_OPTIONS)
-    server = grpc.aio.server()
-    register(GenerationServicer(router), server)
+    server = grpc.aio.server(interceptors=[TypedDecoding()])
+    add_GenerationServiceServicer_to_server(GenerationServicer(router), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     cluster.channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")

@@ -237,8 +237,8 @@ class TypedServicer(generation_pb2_grpc.GenerationServiceServicer):
 @pytest.mark.parametrize(
     ("method", "data", "text"),
     [
-        ("Tokenize", b"\x0a\x02\xff\xfe", "prompt = bytes that are not UTF-8: must be valid UTF-8"),
-        ("Generate", b"\x2a\x04\x62\x02\xff\xfe", "sampling.stop = bytes that are not UTF-8: must be valid UTF-8"),
+        ("Tokenize", b"\x0a\x02\xff\xfe", "prompt = b'\\xff': must be valid UTF-8"),
+        ("Generate", b"\x2a\x04\x62\x02\xff\xfe", "sampling.stop[0] = b'\\xff': must be valid UTF-8"),
         ("Generate", b"\x0a\xff", "request = 2 undecodable bytes: must be a foretoken.v1.GenerateRequest"),
         pytest.param(  # a look at millions would hold up everyone for seconds
             "Generate",

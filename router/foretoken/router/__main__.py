@@ -7,10 +7,11 @@ import gc
 import sys
 
 from foretoken.router.core import Router
-from foretoken.router.servicer import SERVICE_NAME, GenerationServicer, register
+from foretoken.router.servicer import GenerationServicer
 from foretoken.router.settings import RouterSettings
 from foretoken.router.tokenizer import Tokenizer
 from foretoken.rpc.server import Service, run_service, serve
+from foretoken.v1 import generation_pb2_grpc
 
 
 async def run(settings: RouterSettings) -> None:
@@ -22,7 +23,9 @@ async def run(settings: RouterSettings) -> None:
     router = Router(settings, Tokenizer.load(settings.tokenizer))
     gc.collect()
     gc.freeze()  # modules and vocabulary live as long as the process: no need to look at them again and again
-    service = Service(SERVICE_NAME, GenerationServicer(router), register)
+    servicer = GenerationServicer(router)
+    add_servicer = generation_pb2_grpc.add_GenerationServiceServicer_to_server
+    service = Service("foretoken.v1.GenerationService", servicer, add_servicer)
     failure: Exception | None = None
     async with asyncio.TaskGroup() as tasks:
         links = tasks.create_task(router.run())

@@ -8,12 +8,9 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-import grpc
-
 from foretoken.router import intake
 from foretoken.router.answer import FinishReason
 from foretoken.router.core import Event, Router
-from foretoken.router.decoding import Decoded, decoder
 from foretoken.router.draft_pool import DraftWorker
 from foretoken.router.metrics import RequestMetrics, describe_answer, describe_request
 from foretoken.router.outbox import Finished, Started, Tokens
@@ -32,25 +29,6 @@ _MAX_NS = (1 << 64) - 1
 _REASONS = {FinishReason.STOP: pb.FINISH_REASON_STOP, FinishReason.LENGTH: pb.FINISH_REASON_LENGTH}
 
 
-SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
-
-
-def register(servicer: GenerationServicer, server: Any) -> None:
-    """Add the service as the generated function does, but answer bytes that are no message with a typed error."""
-    handlers = {
-        "Generate": grpc.unary_stream_rpc_method_handler(
-            servicer.Generate, decoder(pb.GenerateRequest), pb.GenerateResponse.SerializeToString
-        ),
-        "GetModelInfo": grpc.unary_unary_rpc_method_handler(
-            servicer.GetModelInfo, decoder(pb.GetModelInfoRequest), pb.GetModelInfoResponse.SerializeToString
-        ),
-        "Tokenize": grpc.unary_unary_rpc_method_handler(
-            servicer.Tokenize, decoder(pb.TokenizeRequest), pb.TokenizeResponse.SerializeToString
-        ),
-    }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
-
-
 class GenerationServicer:
     """`foretoken.v1.GenerationService` over a `Router`."""
 
@@ -59,7 +37,7 @@ class GenerationServicer:
         self._metrics = RequestMetrics(router.admission)
         observe_workers((*router.verify.workers, *router.draft.workers))
 
-    async def Generate(self, request: Decoded[pb.GenerateRequest], context: Any) -> None:  # noqa: N802 (gRPC names it)
+    async def Generate(self, request: pb.GenerateRequest, context: Any) -> None:  # noqa: N802 (gRPC names it)
         """Stream one generation."""
         request_id = new_request_id()
         client = context_from(_traceparent(context))
@@ -68,16 +46,15 @@ class GenerationServicer:
                 self._metrics.counted(context.time_remaining),
                 span(SPAN_GENERATE, kind=SpanKind.SERVER, parent=client) as own_span,
             ):
-                message = request.open()
                 model = await self._router.model(context.time_remaining())
                 generation = await intake.prepare(
-                    message,
+                    request,
                     self._router,
                     request_id=request_id,
                     traceparent=traceparent_of(own_span),
                     timeout_s=context.time_remaining(),
                 )
-                describe_request(own_span, generation, model.model_id, message.HasField("messages"))
+                describe_request(own_span, generation, model.model_id, request.HasField("messages"))
 
                 async def emit(event: Event) -> None:
                     await context.write(_response(event, model))
@@ -87,12 +64,9 @@ class GenerationServicer:
 
                 await self._router.generate(generation, emit)
 
-    async def GetModelInfo(  # noqa: N802
-        self, request: Decoded[pb.GetModelInfoRequest], context: Any
-    ) -> pb.GetModelInfoResponse:
+    async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Any) -> pb.GetModelInfoResponse:  # noqa: N802
         """Describe the served model and its workers."""
         async with typed_errors(context):
-            request.open()
             router = self._router
             model = await router.model(context.time_remaining())
             response = pb.GetModelInfoResponse(
@@ -115,10 +89,10 @@ class GenerationServicer:
             return response
         raise AssertionError("unreachable: typed_errors ends the call")
 
-    async def Tokenize(self, request: Decoded[pb.TokenizeRequest], context: Any) -> pb.TokenizeResponse:  # noqa: N802
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:  # noqa: N802
         """Turn text or chat messages into ids."""
         async with typed_errors(context):
-            return pb.TokenizeResponse(ids=await intake.tokenize(request.open(), self._router))
+            return pb.TokenizeResponse(ids=await intake.tokenize(request, self._router))
         raise AssertionError("unreachable: typed_errors ends the call")
 
 
