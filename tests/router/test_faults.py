@@ -493,7 +493,7 @@ async def test_a_queued_request_is_not_answered_by_another_model(make_cluster: M
         failover_timeout_s=30.0,
     )
     await cluster.until(lambda: cluster.router.verify.model is not None)
-    served = next(v for v in cluster.verifiers if v.hello.model_id == cluster.router.verify.model.model_id)
+    served = next(v for v in cluster.verifiers if v.hello.model_id == cluster.router.verify.model.hello.model_id)
     plain = {"prompt_ids": PROMPT, "ignore_eos": True, "max_new_tokens": 2000, "off": True}
     running = asyncio.ensure_future(cluster.generate(**plain))
     await cluster.until(lambda: served.num_open == 1)

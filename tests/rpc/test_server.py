@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -397,3 +398,22 @@ async def test_an_interrupt_while_a_model_loads_ends_the_process_in_order():
         process.send_signal(signal.SIGINT)
         _, errors = await process.communicate()
     assert (process.returncode, errors) == (130, b"")
+
+
+STARTING = """
+import sys
+from foretoken.rpc.server import run_service
+from foretoken.rpc.settings import ServiceSettings
+async def body():
+    print("loading")
+sys.exit(run_service("example", ServiceSettings.parse(sys.argv[1:]), body))
+"""
+
+
+def test_a_port_in_use_is_refused_before_anything_is_loaded():
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        command = [sys.executable, "-c", STARTING, "--port", str(taken.getsockname()[1])]
+        ended = subprocess.run(command, env=environment, capture_output=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (1, b"")
+    assert b": it is in use\n" in ended.stderr

@@ -30,6 +30,7 @@ from foretoken.router.speculator import Speculator
 from foretoken.router.stats import SpeculationCounts
 from foretoken.router.tokenizer import Tokenizer
 from foretoken.router.verify_pool import VerifyPool
+from foretoken.router.worker_identity import ServedModel
 from foretoken.rpc.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
@@ -103,7 +104,7 @@ class Router:
         """Close all links."""
         await asyncio.gather(self.verify.close(), self.draft.close())
 
-    async def model(self, timeout_s: float | None = None) -> WorkerHello:
+    async def model(self, timeout_s: float | None = None) -> ServedModel:
         """What is served; waits while no verify worker has been met yet.
 
         `timeout_s` is what the client's deadline leaves: a part of it is kept, to say what is amiss in time.

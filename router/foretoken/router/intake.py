@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from foretoken.router.core import Router
 from foretoken.router.request import GenerationRequest
 from foretoken.router.settings import AUTO_DRAFTER, NO_DRAFTER
-from foretoken.router.worker_identity import WorkerIdentity
 from foretoken.rpc.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from foretoken.rpc.sampling import resolve_sampling
 from foretoken.rpc.validation import (
@@ -49,10 +48,9 @@ async def prepare(
     settings = router.settings
     deadline_s = time.monotonic() + min(settings.max_request_s, timeout_s or settings.max_request_s)
     validate_generate(message)
-    model = await router.model(timeout_s)
+    model, identity = await router.model(timeout_s)
     if message.model and message.model != model.model_id:
         raise NotFoundError(f"model {message.model!r} is not served here; {model.model_id!r} is")
-    identity = WorkerIdentity.of(model)
     if message.system_fingerprint not in ("", identity.system_fingerprint):
         raise FailedPreconditionError(
             f"system_fingerprint {message.system_fingerprint!r} is not served here; {identity.system_fingerprint!r} is"

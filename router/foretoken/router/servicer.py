@@ -15,7 +15,6 @@ from foretoken.router.draft_pool import DraftWorker
 from foretoken.router.metrics import RequestMetrics, describe_answer, describe_request
 from foretoken.router.outbox import Finished, Started, Tokens
 from foretoken.router.verify_pool import VerifyWorker
-from foretoken.router.worker_identity import WorkerIdentity
 from foretoken.router.worker_metrics import observe_workers
 from foretoken.rpc.names import SPAN_GENERATE
 from foretoken.rpc.sampling import NEUTRAL
@@ -46,7 +45,7 @@ class GenerationServicer:
                 self._metrics.counted(context.time_remaining),
                 span(SPAN_GENERATE, kind=SpanKind.SERVER, parent=client) as own_span,
             ):
-                model = await self._router.model(context.time_remaining())
+                model, _ = await self._router.model(context.time_remaining())
                 generation = await intake.prepare(
                     request,
                     self._router,
@@ -68,7 +67,7 @@ class GenerationServicer:
         """Describe the served model and its workers."""
         async with typed_errors(context):
             router = self._router
-            model = await router.model(context.time_remaining())
+            model, identity = await router.model(context.time_remaining())
             response = pb.GetModelInfoResponse(
                 model=model.model_id,
                 vocab_size=model.vocab_size,
@@ -83,7 +82,7 @@ class GenerationServicer:
                 draft_workers=[_worker_info(worker) for worker in router.draft.workers],
                 has_chat_template=router.tokenizer.chat_template is not None,
                 version=_version(),
-                system_fingerprint=WorkerIdentity.of(model).system_fingerprint,
+                system_fingerprint=identity.system_fingerprint,
             )
             response.default_sampling.MergeFrom(model.default_sampling)
             return response

@@ -14,7 +14,7 @@ from typing import Any
 from foretoken.router.mailbox import Patience
 from foretoken.router.request import GenerationRequest, SequenceIds
 from foretoken.router.verify_session import SequenceLostError, VerifySession
-from foretoken.router.worker_identity import WorkerIdentity
+from foretoken.router.worker_identity import ServedModel, WorkerIdentity
 from foretoken.rpc.errors import (
     FailedPreconditionError,
     ForetokenError,
@@ -159,8 +159,8 @@ class VerifyPool:
         self.sequence_ids = sequence_ids
         self.patience = patience
         self.verify_timeout_s = verify_timeout_s
-        self.model: WorkerHello | None = None
-        """Handshake of the last accepted worker: what is being served."""
+        self.model: ServedModel | None = None
+        """That of the last accepted worker."""
         self.workers = [VerifyWorker(address, self, options) for address in addresses]
         self._check_hello = check_hello
         self._on_change = on_change
@@ -178,15 +178,16 @@ class VerifyPool:
             FailedPreconditionError: it would not give the same tokens as the workers that are ready.
         """
         self._check_hello(hello)
+        theirs = WorkerIdentity.of(hello)
         for worker in self.workers:
             if worker is candidate or not worker.is_ready:
                 continue
-            if (ours := worker.identity) != (theirs := WorkerIdentity.of(hello)):
+            if (ours := worker.identity) != theirs:
                 theirs_not_ours, ours_not_theirs = theirs.difference(ours), ours.difference(theirs)
                 raise FailedPreconditionError(
                     f"this worker serves {theirs_not_ours}; {worker.link.address} serves {ours_not_theirs}"
                 )
-        self.model = hello
+        self.model = ServedModel(hello, theirs)
 
     def changed(self) -> None:
         """A worker came or went: wake everyone who waits for one."""

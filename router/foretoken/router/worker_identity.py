@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import NamedTuple
 
 from google.protobuf.text_format import MessageToString
 
 from foretoken.v1.types_pb2 import WorkerHello
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WorkerIdentity:
     """What decides an answer besides the request itself."""
 
@@ -42,7 +44,7 @@ class WorkerIdentity:
             MessageToString(hello.default_sampling, as_one_line=True),
         )
 
-    @property
+    @cached_property
     def system_fingerprint(self) -> str:
         """All of it in 32 hex digits; a client that resumes an answer brings it along."""
         return hashlib.sha256(repr(self).encode()).hexdigest()[:32]
@@ -52,3 +54,12 @@ class WorkerIdentity:
         names = [field.name for field in fields(self)]
         unlike = [name for name in names if getattr(self, name) != getattr(other, name)]
         return ", ".join(f"{name.replace('_', ' ')} {str(getattr(self, name) or 'not named')[:60]}" for name in unlike)
+
+
+class ServedModel(NamedTuple):
+    """What is being served."""
+
+    hello: WorkerHello
+    """Handshake of a worker that serves it."""
+    identity: WorkerIdentity
+    """That of `hello`; made once, as every request carries it."""

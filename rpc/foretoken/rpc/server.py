@@ -114,6 +114,7 @@ def run_service(name: str, settings: ServiceSettings, body: Callable[[], Corouti
     configure_logging(settings.log_level)
     shutdown_telemetry = telemetry.configure(name, settings.otlp_endpoint, settings.metrics_interval_s)
     try:
+        _check_free(settings)  # before a model is loaded, which may take minutes
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(body())
     except ForetokenError as error:
@@ -192,17 +193,14 @@ def _server_options(settings: ServiceSettings) -> list[tuple[str, Any]]:
 
 
 def _bind(server: grpc.aio.Server, settings: ServiceSettings) -> int:
-    is_unix = settings.host.startswith(UNIX_PREFIX)
-    host = f"[{settings.host}]" if ":" in settings.host and not settings.host.startswith("[") else settings.host
-    address = settings.host if is_unix else f"{host}:{settings.port}"
-    if not is_unix:
-        _check_free(address, host.strip("[]"), settings.port)
+    _check_free(settings)
+    address = _address(settings)
     try:
         if settings.server_tls is None:
             port = server.add_insecure_port(address)
         else:
             port = server.add_secure_port(address, settings.server_tls.credentials())
-        return 0 if is_unix else port
+        return 0 if settings.host.startswith(UNIX_PREFIX) else port
     except RuntimeError as error:
         hint = "" if settings.server_tls is None else ", or are the TLS files no PEM certificate and its key"
         raise FailedPreconditionError(f"cannot listen on {address}: is it in use{hint}?") from error
@@ -210,15 +208,25 @@ def _bind(server: grpc.aio.Server, settings: ServiceSettings) -> int:
         raise FailedPreconditionError(f"cannot read a TLS file: {error}") from error
 
 
-def _check_free(address: str, host: str, port: int) -> None:
+def _address(settings: ServiceSettings) -> str:
+    host = settings.host
+    if host.startswith(UNIX_PREFIX):
+        return host
+    return f"[{host}]:{settings.port}" if ":" in host and not host.startswith("[") else f"{host}:{settings.port}"
+
+
+def _check_free(settings: ServiceSettings) -> None:
     """Finds out why an address cannot be listened on, which gRPC tells in its own log only.
 
     Raises:
-        FailedPreconditionError: nothing that `host` stands for can be bound.
+        FailedPreconditionError: nothing that the host stands for can be bound.
     """
+    host = settings.host.strip("[]")
+    if host.startswith(UNIX_PREFIX):
+        return
     problem: Exception | None = None
     try:
-        for family, kind, protocol, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        for family, kind, protocol, _, place in socket.getaddrinfo(host, settings.port, type=socket.SOCK_STREAM):
             try:
                 with socket.socket(family, kind, protocol) as probe:
                     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -232,7 +240,7 @@ def _check_free(address: str, host: str, port: int) -> None:
         reason = _BIND_REASONS.get(problem.errno or 0) or problem.strerror
     else:
         reason = str(problem)
-    raise FailedPreconditionError(f"cannot listen on {address}: {reason}") from problem
+    raise FailedPreconditionError(f"cannot listen on {_address(settings)}: {reason}") from problem
 
 
 async def _add_health(server: grpc.aio.Server, names: Sequence[str]) -> Any:
