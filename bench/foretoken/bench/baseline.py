@@ -21,7 +21,6 @@ BASELINE_NAMES = {
     PROMPT_LOOKUP: "transformers_prompt_lookup",
 }
 """Method to its name in reports."""
-# Passive waiting suits several processes that share cores; this one is alone when it is timed.
 SERVICE_ONLY_VARIABLES = ("OMP_WAIT_POLICY", "OMP_NUM_THREADS")
 
 
@@ -52,12 +51,21 @@ class Baseline:
     """`transformers` in one process of its own; a context manager, not safe for concurrent use."""
 
     def __init__(
-        self, target: str, draft: str | None, dtype: str, sampling: BaselineSampling, prompt_lookup_num_tokens: int = 10
+        self,
+        target: str,
+        draft: str | None,
+        dtype: str,
+        sampling: BaselineSampling,
+        prompt_lookup_num_tokens: int = 10,
+        is_timed: bool = True,
     ) -> None:
+        """`is_timed`: its seconds are wanted, so it runs alone; otherwise other work may want the cores meanwhile."""
         self._sampling = sampling
         self._prompt_lookup_num_tokens = prompt_lookup_num_tokens
         self.num_threads: dict[str, int] = {}
         environment = {k: v for k, v in os.environ.items() if k not in SERVICE_ONLY_VARIABLES}
+        if not is_timed:  # threads that spin hold up those they wait for: beside other work 46 s instead of 2
+            environment["OMP_WAIT_POLICY"] = "PASSIVE"
         self._process = subprocess.Popen(
             [sys.executable, "-m", "foretoken.bench.transformers_process"],
             stdin=subprocess.PIPE,

@@ -132,7 +132,7 @@ class Demo:
         with self._services("float32", "off") as client, Status("asking transformers", console=self._console):
             how = speculation(self._options.drafter)
             ours = client.complete(self._prompt, sampling=greedy, speculation=how)
-            with Baseline(self._options.target, None, "float32", BaselineSampling()) as baseline:
+            with Baseline(self._options.target, None, "float32", BaselineSampling(), is_timed=False) as baseline:
                 theirs = baseline.generate(PLAIN, self._prompt, self._options.max_new_tokens)
                 position = first_difference(ours.output_ids, theirs.ids)
                 if position is None:

@@ -168,7 +168,7 @@ class MatrixRunner:
 
     def _float32_baseline(self) -> Baseline:
         if self._baseline is None:
-            self._baseline = Baseline(self._config.target, None, "float32", BaselineSampling())
+            self._baseline = Baseline(self._config.target, None, "float32", BaselineSampling(), is_timed=False)
         return self._baseline
 
 
