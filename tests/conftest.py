@@ -1,10 +1,15 @@
 """Fakes shared by the tests of both workers."""
 
+import os
 from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
-import torch
+
+# Read when torch is imported. Its threads spin otherwise, which on two cores beside services holds everything up.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import torch  # noqa: E402
 
 
 class FakeRunner:
