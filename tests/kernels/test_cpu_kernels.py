@@ -65,7 +65,7 @@ def test_a_new_value_that_is_not_finite_reaches_only_rows_that_see_it(kernels: C
         caches = [{0: torch.zeros(2, 16, 2, 64, dtype=dtype)} for _ in range(2)]
         cache = kernels.create_cache(*caches)
         cache.begin_step(layout, num_rows, 1)
-        results.append(torch.ops.foretoken.attend(query, key, value, 0, 0.125, 0, 0.0))
+        results.append(torch.ops.foretoken.attend(query, key, value, 0, 0.125, 0, 0.0, None))
     sound, sick = results
     assert torch.equal(sick[:5], sound[:5]) and torch.equal(sick[:, 2:], sound[:, 2:])
     assert sick[5:, :2].isnan().all(), "query heads 0 and 1 share key head 0"

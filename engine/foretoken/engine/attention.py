@@ -41,11 +41,20 @@ class AttentionContext(Protocol):
     """What a layer's attention needs of the batch."""
 
     def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int, softcap: float
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        window: int,
+        softcap: float,
+        sinks: Tensor | None,
     ) -> Tensor:
         """Write `key` [R, H, D] and `value` [R, H, E], attend `query` [R, Hq, D] causally, return [R, Hq, E].
 
-        `window` is the number of visible positions (0: all), `softcap` bounds the scores (0: not).
+        `window` is the number of visible positions (0: all), `softcap` bounds the scores (0: not), `sinks` [Hq] are
+        scores without a value that take part in every row's softmax (None: there are none).
         """
         ...
 
@@ -59,6 +68,7 @@ def _attention_forward(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **keywords: Any,
 ) -> tuple[Tensor, None]:
     """Attention of one layer; `query` is [1, Hq, R, D]. Refuses what it would have to ignore."""
@@ -77,7 +87,8 @@ def _attention_forward(
         raise ModelRefusedError(f"{type(module).__name__} has no layer index")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     rows = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]  # [R, heads, D]
-    out = context.attend(layer, rows[0], rows[1], rows[2], float(scale), sliding_window or 0, float(softcap or 0.0))
+    options = (float(scale), sliding_window or 0, float(softcap or 0.0), s_aux)
+    out = context.attend(layer, rows[0], rows[1], rows[2], *options)
     return out.unsqueeze(0), None
 
 
@@ -97,13 +108,23 @@ class ProbeContext:
         """Layer -> visible positions, 0 = all."""
 
     def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int, softcap: float
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        window: int,
+        softcap: float,
+        sinks: Tensor | None,
     ) -> Tensor:
         """Record the layer; the result is of the right shape only."""
         if layer in self.shapes:
             raise ModelRefusedError(f"layer {layer} attends more than once in a forward")
         if query.shape[1] % key.shape[1]:
             raise ModelRefusedError(f"layer {layer} shares {key.shape[1]} key heads among {query.shape[1]} query heads")
+        if sinks is not None and sinks.shape != query.shape[1:2]:
+            raise ModelRefusedError(f"layer {layer} has sinks {tuple(sinks.shape)} for {query.shape[1]} query heads")
         self.shapes[layer] = (key.shape[1], key.shape[2], value.shape[2])
         self.windows[layer] = window
         return torch.zeros(*query.shape[:2], value.shape[2], dtype=query.dtype, device=query.device)

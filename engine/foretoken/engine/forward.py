@@ -72,10 +72,18 @@ class CpuContext:
     """Attention context whose batch and caches are those of the step that the thread has begun."""
 
     def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int, softcap: float
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        window: int,
+        softcap: float,
+        sinks: Tensor | None,
     ) -> Tensor:
         """See `AttentionContext.attend`."""
-        out: Tensor = torch.ops.foretoken.attend(query, key, value, layer, scale, window, softcap)
+        out: Tensor = torch.ops.foretoken.attend(query, key, value, layer, scale, window, softcap, sinks)
         return out
 
 

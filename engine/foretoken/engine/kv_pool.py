@@ -71,9 +71,17 @@ class PagedContext:
         self._rows = rows
 
     def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int, softcap: float
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        window: int,
+        softcap: float,
+        sinks: Tensor | None,
     ) -> Tensor:
         """Write the new keys and values, then attend to all visible ones."""
         keys, values = self._pool.keys[layer], self._pool.values[layer]
         kv_write(key, value, keys, values, self._rows)
-        return attention(query, keys, values, self._rows, scale=scale, window=window, softcap=softcap)
+        return attention(query, keys, values, self._rows, scale=scale, window=window, softcap=softcap, sinks=sinks)

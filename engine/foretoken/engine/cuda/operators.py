@@ -30,10 +30,18 @@ class StepContext:
         _contexts[self._number] = self
 
     def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int, softcap: float
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        window: int,
+        softcap: float,
+        sinks: Tensor | None,
     ) -> Tensor:
         """See `AttentionContext.attend`."""
-        arguments = (query, key, value, self._number, layer, scale, window, softcap)
+        arguments = (query, key, value, self._number, layer, scale, window, softcap, sinks)
         out: Tensor = torch.ops.foretoken_rows.attend(*arguments)
         return out
 
@@ -54,10 +62,11 @@ def _attend(
     scale: float,
     window: int,
     softcap: float,
+    sinks: Tensor | None,
 ) -> Tensor:
     paged = _contexts[context].paged
     assert paged is not None, "the context's rows are set before the model is called"
-    return paged.attend(layer, query, key, value, scale, window, softcap)
+    return paged.attend(layer, query, key, value, scale, window, softcap, sinks)
 
 
 def _attend_shape(
@@ -69,6 +78,7 @@ def _attend_shape(
     scale: float,
     window: int,
     softcap: float,
+    sinks: Tensor | None,
 ) -> Tensor:
     return query.new_empty(query.shape[0], query.shape[1], value.shape[2])
 
@@ -91,8 +101,8 @@ _define("linear", "(Tensor x, Tensor weight, Tensor? bias) -> Tensor", linear, _
 _define("row_sum", "(Tensor x) -> Tensor", row_sum, _row_sum_shape)
 _define(
     "attend",
-    "(Tensor query, Tensor key, Tensor value, int context, int layer, float scale, int window, float softcap)"
-    " -> Tensor",
+    "(Tensor query, Tensor key, Tensor value, int context, int layer, float scale, int window, float softcap,"
+    " Tensor? sinks) -> Tensor",
     _attend,
     _attend_shape,
 )

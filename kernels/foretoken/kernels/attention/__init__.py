@@ -24,6 +24,7 @@ def attention(
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attend row r to positions [max(0, pos - window + 1), pos] of its own path.
 
@@ -38,19 +39,25 @@ def attention(
         scale: factor on the scores.
         window: number of visible positions, 0 for all.
         softcap: scores become softcap * tanh(scores / softcap); 0 for none.
+        sinks: [Hq], any float type, taken as float32: a learned score per query head that takes part in each row's
+            softmax, after its keys, and carries no value. Neither `scale` nor `softcap` applies to it.
 
     Returns:
         [R, Hq, E], dtype of `query`.
 
     Raises:
         ValueError: shapes or dtypes that do not fit each other.
+
+    Source:
+        Sinks as learned logits in the softmax's denominator: gpt-oss model card, arXiv:2508.10925; what they replace:
+        Xiao et al., arXiv:2309.17453.
     """
-    _check(query, key_cache, value_cache, rows)
+    _check(query, key_cache, value_cache, rows, sinks)
     table: dict[dispatch.PathName, Callable[..., Tensor]] = {"reference": attention_reference, "triton": _TRITON}
     if query.device.type == "cpu" and query.dtype in CPU_DTYPES and load_cpu_kernels() is not None:
         table["native"] = attention_native
     _, implementation = dispatch.select(query.device, table)
-    return implementation(query, key_cache, value_cache, rows, scale=scale, window=window, softcap=softcap)
+    return implementation(query, key_cache, value_cache, rows, scale=scale, window=window, softcap=softcap, sinks=sinks)
 
 
 def attention_native(
@@ -62,6 +69,7 @@ def attention_native(
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """`attention` by the CPU kernels, which must have been loaded."""
     out: Tensor = torch.ops.foretoken.paged_attention(
@@ -77,11 +85,12 @@ def attention_native(
         scale,
         window,
         softcap,
+        sinks,
     )
     return out
 
 
-def _check(query: Tensor, key_cache: Tensor, value_cache: Tensor, rows: PagedRows) -> None:
+def _check(query: Tensor, key_cache: Tensor, value_cache: Tensor, rows: PagedRows, sinks: Tensor | None) -> None:
     if query.dim() != 3 or key_cache.dim() != 4 or value_cache.dim() != 4:
         raise ValueError(
             f"query must be [R, Hq, D] and caches [pages, page_size, H, size], got {tuple(query.shape)},"
@@ -95,3 +104,5 @@ def _check(query: Tensor, key_cache: Tensor, value_cache: Tensor, rows: PagedRow
         raise ValueError(f"dtypes differ: {query.dtype}, {key_cache.dtype}, {value_cache.dtype}")
     if len(rows.positions) != len(query):
         raise ValueError(f"{len(query)} queries, {len(rows.positions)} positions")
+    if sinks is not None and (sinks.shape != query.shape[1:2] or not sinks.is_floating_point()):
+        raise ValueError(f"sinks {tuple(sinks.shape)} {sinks.dtype} must be a float for each of {query.shape[1]} heads")

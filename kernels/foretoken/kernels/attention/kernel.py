@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from foretoken.kernels.attention.reference import CHUNK_SIZE
-from foretoken.kernels.attention.tiles import LOWEST, find_sequence, fold, reduce_chunk
+from foretoken.kernels.attention.tiles import LOWEST, find_sequence, fold, fold_sinks, reduce_chunk
 from foretoken.kernels.rows import PagedRows
 
 _BLOCK_QUERIES = 32
@@ -28,6 +28,7 @@ def attention_triton(
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """See `foretoken.kernels.attention.attention`. Reads nothing back from the device."""
     num_rows, num_query_heads, key_size = query.shape
@@ -53,6 +54,8 @@ def attention_triton(
             torch.empty(shape, dtype=torch.float32, device=out.device) for shape in (lead, lead, (*lead, value_size))
         ]
     starts, slots = (rows.paths.starts, rows.paths.slots) if rows.paths else (rows.positions, rows.positions)
+    has_sinks = sinks is not None
+    head_sinks = query if sinks is None else sinks.contiguous()
     options = {"num_warps": 4, "num_stages": 3 if largest_row_bytes <= 256 else 2, "enable_fp_fusion": False}
     _attend[(num_blocks, num_heads, num_splits)](
         query,
@@ -66,6 +69,7 @@ def attention_triton(
         rows.page_ids,
         starts,
         slots,
+        head_sinks,
         len(rows.page_starts) - 1,
         num_chunks,
         num_splits,
@@ -87,6 +91,7 @@ def attention_triton(
         HAS_WINDOW=window > 0,
         HAS_SOFTCAP=softcap > 0,
         HAS_TREES=rows.paths is not None,
+        HAS_SINKS=has_sinks,
         IS_SPLIT=is_split,
         IS_INTERPRETED=query.device.type == "cpu",
         **options,
@@ -96,12 +101,14 @@ def attention_triton(
             out,
             *parts,
             rows.positions,
+            head_sinks,
             num_chunks,
             window,
             NUM_QUERY_HEADS=num_query_heads,
             VALUE_SIZE=value_size,
             BLOCK_E=block_value,
             HAS_WINDOW=window > 0,
+            HAS_SINKS=has_sinks,
             **options,
         )
     return out
@@ -122,6 +129,7 @@ def _attend(
     page_ids,
     path_starts,  # [R + 1]; the paths are read when HAS_TREES only
     path_slots,
+    sinks,  # [Hq]; read when HAS_SINKS only
     num_segments,
     num_chunks,
     num_splits,
@@ -143,6 +151,7 @@ def _attend(
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_TREES: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     IS_SPLIT: tl.constexpr,
     IS_INTERPRETED: tl.constexpr,
 ):
@@ -224,6 +233,9 @@ def _attend(
         else:
             maximum, total, sums = fold(maximum, total, sums, part_max, part_sum, part_values)
     if not IS_SPLIT:
+        if HAS_SINKS:
+            own = tl.load(sinks + query_head).to(tl.float32)
+            maximum, total, sums = fold_sinks(maximum, total, sums, own)
         results = (sums / tl.where(is_real, total, 1.0)[:, None]).to(out.dtype.element_ty)
         tl.store(out + place[:, None] * VALUE_SIZE + at[None, :], results, mask=is_element)
 
@@ -235,12 +247,14 @@ def _fold_chunks(
     part_total,  # [R, Hq, chunks]
     part_sums,  # [R, Hq, chunks, E]
     positions,  # [R]
+    sinks,  # [Hq]; read when HAS_SINKS only
     num_chunks,
     window,
     NUM_QUERY_HEADS: tl.constexpr,
     VALUE_SIZE: tl.constexpr,
     BLOCK_E: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):
     """Program (r, h): folds the chunks of one query in order."""
     row = tl.program_id(0)
@@ -259,5 +273,8 @@ def _fold_chunks(
         part_values = tl.load(part_sums + part[:, None] * VALUE_SIZE + at[None, :], mask=(at < VALUE_SIZE)[None, :])
         part_max, part_sum = tl.load(part_maximum + part), tl.load(part_total + part)
         maximum, total, sums = fold(maximum, total, sums, part_max, part_sum, part_values)
+    if HAS_SINKS:
+        own = tl.load(sinks + tl.program_id(1) + lane).to(tl.float32)
+        maximum, total, sums = fold_sinks(maximum, total, sums, own)
     results = (sums / total[:, None]).to(out.dtype.element_ty)
     tl.store(out + (place + lane)[:, None] * VALUE_SIZE + at[None, :], results, mask=(at < VALUE_SIZE)[None, :])

@@ -18,6 +18,7 @@ def attention_reference(
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """See `foretoken.kernels.attention.attention`."""
     num_rows, num_heads, _ = query.shape
@@ -43,6 +44,9 @@ def attention_reference(
             part = _chunk(query[row].float() * scale, *gathered[place], chunk, first, position, softcap)
             running = part if running is None else _combine(running, part)
         assert running is not None  # position // CHUNK_SIZE is always visited
+        if sinks is not None:  # as a last chunk, of one key without a value
+            own = sinks.float().reshape(running[0].shape)
+            running = _combine(running, (own, torch.ones_like(own), torch.zeros_like(running[2])))
         out[row] = (running[2] / running[1]).reshape(num_heads, -1).to(out.dtype)
     return out
 

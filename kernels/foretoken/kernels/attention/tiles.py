@@ -82,6 +82,12 @@ def fold(maximum, total, sums, part_maximum, part_total, part_sums):
 
 
 @triton.jit
+def fold_sinks(maximum, total, sums, sinks):
+    """The results with each query's sink [M] as a last chunk, of one key without a value."""
+    return fold(maximum, total, sums, sinks, 1.0, tl.zeros_like(sums))
+
+
+@triton.jit
 def _path_slots(path_starts, path_slots, positions, row, at):
     """The slots of positions `at` on the path of a row; those after its own position are not to be read."""
     start = tl.load(path_starts + row)

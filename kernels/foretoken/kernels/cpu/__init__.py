@@ -134,7 +134,14 @@ def _register_shapes() -> None:
         return x.new_empty(x.shape[0], n)
 
     def attend(
-        query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float, window: int, softcap: float
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        layer: int,
+        scale: float,
+        window: int,
+        softcap: float,
+        sinks: Tensor | None,
     ) -> Tensor:
         return query.new_empty(query.shape[0], query.shape[1], value.shape[2])
 

@@ -250,11 +250,22 @@ Lanes load_queries(const Attention<T>& job, const Block& block, int64_t head, Sc
   return lanes;
 }
 
+// Raise the lanes' maxima to `raised` and add `sum`, of weights taken with it, to their totals.
+template <class T>
+void raise_maximum(const Attention<T>& job, const Block& block, F16 raised, F16 sum, Lanes& lanes, Scratch& scratch) {
+  const int64_t width = padded_width(job);
+  const F16 fade = exp16(lanes.maximum - raised);  // exactly 1 for a lane whose maximum stays
+  lanes.total = lanes.total * fade + sum;
+  lanes.maximum = raised;
+  for (int query = 0; query < block.num_queries; ++query)
+    for (int64_t d = 0; d < width; d += kLanes)
+      store16(&scratch.sums[query * width + d], load16(&scratch.sums[query * width + d]) * fade[query]);
+}
+
 // Make weights of the scores of places [from, to) of the chunk at `origin`, for lanes that see a key up to `last`.
 template <class T>
 void weigh(const Attention<T>& job, const Block& block, int64_t origin, int64_t from, int64_t to, I16 last, Lanes& lanes,
            Scratch& scratch) {
-  const int64_t width = padded_width(job);
   const F16 lowest = splat(kLowest);
   F16 top = lowest;
   for (int64_t place = from; place < to; ++place) {
@@ -273,12 +284,17 @@ void weigh(const Attention<T>& job, const Block& block, int64_t origin, int64_t 
     sum += weight;
     store16(scratch.scores[place], weight);
   }
-  const F16 fade = exp16(lanes.maximum - raised);  // exactly 1 for a lane that sees nothing here
-  lanes.total = lanes.total * fade + sum;
-  lanes.maximum = raised;
-  for (int query = 0; query < block.num_queries; ++query)
-    for (int64_t d = 0; d < width; d += kLanes)
-      store16(&scratch.sums[query * width + d], load16(&scratch.sums[query * width + d]) * fade[query]);
+  raise_maximum(job, block, raised, sum, lanes, scratch);
+}
+
+// After the last chunk: each lane's sink, a key without a value.
+template <class T>
+void add_sinks(const Attention<T>& job, const Block& block, int64_t head, Lanes& lanes, Scratch& scratch) {
+  F16 sinks = lanes.maximum;
+  for (int i = 0; i < block.num_queries; ++i)
+    sinks.set(i, job.sinks[head * job.group + (block.first_query + i) % job.group]);
+  const F16 raised = select(sinks > lanes.maximum, sinks, lanes.maximum);
+  raise_maximum(job, block, raised, exp16(sinks - raised), lanes, scratch);
 }
 
 // Close a chunk: its weighted values join the sums.
@@ -430,6 +446,7 @@ void attend_block(const Attention<T>& job, const Block& block, int64_t head, Scr
     find_slots(job, pages, origin + aligned, origin + to, scratch.slots + aligned);
     reduce_chunk(job, block, head, origin, from, to, lanes.last, lanes, scratch);
   }
+  if (job.sinks) add_sinks(job, block, head, lanes, scratch);
   write_results(job, block, head, lanes, scratch);
 }
 

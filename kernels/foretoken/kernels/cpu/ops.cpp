@@ -56,7 +56,8 @@ at::Tensor with_dense_rows(const at::Tensor& tensor) {
 
 template <class T>
 void attend_typed(const at::Tensor& query, const at::Tensor* key, const at::Tensor* value, const Layer& layer,
-                  int64_t page_size, const Rows& rows, double scale, int64_t window, double softcap, at::Tensor& out) {
+                  int64_t page_size, const Rows& rows, double scale, int64_t window, double softcap,
+                  const float* sinks, at::Tensor& out) {
   Attention<T> job;
   job.query = strided<const T>(query);
   job.key = key ? strided<const T>(*key) : Strided<const T>{nullptr, 0, 0};
@@ -73,40 +74,47 @@ void attend_typed(const at::Tensor& query, const at::Tensor* key, const at::Tens
   job.scale = float(scale);
   job.softcap = float(softcap);
   job.window = window;
+  job.sinks = sinks;
   attention(job);
 }
 
 at::Tensor attend_any(const at::Tensor& query, const at::Tensor* key, const at::Tensor* value, const Layer& layer,
-                      int64_t page_size, const Rows& rows, double scale, int64_t window, double softcap) {
+                      int64_t page_size, const Rows& rows, double scale, int64_t window, double softcap,
+                      const std::optional<at::Tensor>& sinks) {
+  const at::Tensor floats = sinks ? sinks->to(at::kFloat).contiguous() : at::Tensor();
+  const float* head_sinks = sinks ? data<const float>(floats) : nullptr;
   at::Tensor out = at::empty({query.size(0), query.size(1), layer.value_size}, query.options());
   if (query.scalar_type() == at::kBFloat16)
-    attend_typed<bf16>(query, key, value, layer, page_size, rows, scale, window, softcap, out);
+    attend_typed<bf16>(query, key, value, layer, page_size, rows, scale, window, softcap, head_sinks, out);
   else
-    attend_typed<float>(query, key, value, layer, page_size, rows, scale, window, softcap, out);
+    attend_typed<float>(query, key, value, layer, page_size, rows, scale, window, softcap, head_sinks, out);
   return out;
 }
 
 // Write the rows' keys and values in the step's cache, attend, return [R, Hq, E].
 at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, int64_t layer, double scale,
-                  int64_t window, double softcap) {
+                  int64_t window, double softcap, const std::optional<at::Tensor>& sinks) {
   TORCH_CHECK(step.cache, "no step has begun on this thread");
   TORCH_CHECK(query.size(0) == step.rows.num_rows, "the step has ", step.rows.num_rows, " rows, not ", query.size(0));
   const at::Tensor q = with_dense_rows(query), k = with_dense_rows(key), v = with_dense_rows(value);
-  return attend_any(q, &k, &v, step.cache->layers.at(layer), step.cache->page_size, step.rows, scale, window, softcap);
+  return attend_any(q, &k, &v, step.cache->layers.at(layer), step.cache->page_size, step.rows, scale, window, softcap,
+                    sinks);
 }
 
 // The attention kernel over explicit caches; writes nothing.
 at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& key_cache, const at::Tensor& value_cache,
                            const at::Tensor& positions, const at::Tensor& row_segments, const at::Tensor& page_starts,
                            const at::Tensor& page_ids, const std::optional<at::Tensor>& path_starts,
-                           const std::optional<at::Tensor>& path_slots, double scale, int64_t window, double softcap) {
+                           const std::optional<at::Tensor>& path_slots, double scale, int64_t window, double softcap,
+                           const std::optional<at::Tensor>& sinks) {
   const Layer layer{key_cache.data_ptr(), value_cache.data_ptr(), key_cache.size(2), key_cache.size(3),
                     value_cache.size(3)};
   const Rows rows{positions.data_ptr<int32_t>(), row_segments.data_ptr<int32_t>(), page_starts.data_ptr<int32_t>(),
                   page_ids.data_ptr<int32_t>(),  query.size(0),                   page_starts.size(0) - 1,
                   path_starts ? path_starts->data_ptr<int32_t>() : nullptr,
                   path_slots ? path_slots->data_ptr<int32_t>() : nullptr};
-  return attend_any(with_dense_rows(query), nullptr, nullptr, layer, key_cache.size(1), rows, scale, window, softcap);
+  return attend_any(with_dense_rows(query), nullptr, nullptr, layer, key_cache.size(1), rows, scale, window, softcap,
+                    sinks);
 }
 
 // weight [N, K] -> a flat tensor in the layout of linear.h.
@@ -193,11 +201,12 @@ TORCH_LIBRARY(foretoken, library) {
   library.def("linear(Tensor x, Tensor packed, Tensor? bias, int n) -> Tensor");
   library.def("expert_linear(Tensor x, Tensor packed, Tensor? bias, Tensor expert_ids, int n) -> Tensor");
   library.def(
-      "attend(Tensor query, Tensor key, Tensor value, int layer, float scale, int window, float softcap) -> Tensor");
+      "attend(Tensor query, Tensor key, Tensor value, int layer, float scale, int window, float softcap, "
+      "Tensor? sinks) -> Tensor");
   library.def(
       "paged_attention(Tensor query, Tensor key_cache, Tensor value_cache, Tensor positions, Tensor row_segments, "
       "Tensor page_starts, Tensor page_ids, Tensor? path_starts, Tensor? path_slots, float scale, int window, "
-      "float softcap) -> Tensor");
+      "float softcap, Tensor? sinks) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(foretoken, CPU, library) {

@@ -36,6 +36,7 @@ struct Attention {
   int64_t page_size, num_heads, group, key_size, value_size;  // group: query heads per key head
   float scale, softcap;
   int64_t window;
+  const float* sinks;  // [query heads]; null: none
 
   const int32_t* pages(int64_t segment) const { return rows.page_ids + rows.page_starts[segment]; }
   // The slot of the pool that is slot `index` of the sequence with these pages.
