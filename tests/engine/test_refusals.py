@@ -43,7 +43,7 @@ def test_longrope_within_its_original_length_is_served() -> None:
 @pytest.mark.parametrize(
     ("keywords", "mask", "reason"),
     [
-        ({"s_aux": torch.zeros(2)}, None, "s_aux"),
+        ({"s_aux": torch.zeros(3)}, None, r"layer 0 has sinks \(3,\) for 2 query heads"),
         ({"cu_seq_lens_q": torch.zeros(2)}, None, "cu_seq_lens_q"),
         ({}, torch.zeros(1), "mask"),
         ({"is_causal": False}, None, "causal"),

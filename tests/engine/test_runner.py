@@ -69,8 +69,9 @@ def test_a_rejected_draft_leaves_no_trace(tmp_path: Path) -> None:
     assert torch.equal(runner.forward([Segment(page_ids, 20, ids[20:], 10)]), whole[20:])
 
 
-def test_greedy_decode_equals_generate(tmp_path: Path) -> None:
-    directory = save_tiny(tmp_path, "llama")
+@pytest.mark.parametrize("family", ["llama", "gpt_oss"])
+def test_greedy_decode_equals_generate(family: str, tmp_path: Path) -> None:
+    directory = save_tiny(tmp_path, family)
     runner = load(directory, "float32")
     (ids,) = prompts([17])
     model = AutoModelForCausalLM.from_pretrained(directory, dtype="float32").eval()

@@ -9,6 +9,8 @@ from transformers import (
     Gemma2Config,
     GPT2Config,
     GPTNeoXConfig,
+    GptOssConfig,
+    GraniteSWAConfig,
     HunYuanMoEV1Config,
     LlamaConfig,
     MixtralConfig,
@@ -65,7 +67,27 @@ CONFIGS: dict[str, Any] = {
         attn_logit_softcapping=5.0,
         query_pre_attn_scalar=16,
     ),
+    "granite_swa": lambda: GraniteSWAConfig(
+        **_COMMON, num_key_value_heads=2, sliding_window=9, layer_types=["sliding_attention", "full_attention"]
+    ),
+    "gpt_oss": lambda: GptOssConfig(
+        **_COMMON,
+        num_key_value_heads=2,
+        head_dim=16,
+        sliding_window=9,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "original_max_position_embeddings": 160,
+        },
+    ),
 }
+
+MIXTURES = ("mixtral", "gpt_oss")
+"""Families with experts."""
 
 
 def save_tiny(directory: Path, family: str, seed: int = 0) -> str:
@@ -73,8 +95,10 @@ def save_tiny(directory: Path, family: str, seed: int = 0) -> str:
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config((CONFIGS | REFUSED)[family]())
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
+        for name, parameter in model.named_parameters():
+            if name.endswith("sinks"):
+                parameter.normal_(std=3.0)  # as large as scores: whoever leaves them out is far off
+            elif parameter.dim() > 1:
                 parameter.normal_(std=0.15)
     model.save_pretrained(directory)
     return str(directory)

@@ -42,10 +42,22 @@ def make_case(
     return query, key_cache, value_cache, rows, sequences
 
 
+def take_options(case: dict, dtype: torch.dtype) -> dict:
+    """Remove from a case what is an option of the attention and return it; sinks are small and large, head by head."""
+    sinks = torch.linspace(-4, 8, case.get("num_heads", 4)).to(dtype) if case.pop("has_sinks", False) else None
+    return {"window": case.pop("window", 0), "softcap": case.pop("softcap", 0.0), "sinks": sinks}
+
+
 def by_definition(
-    query: Tensor, sequences: list[tuple[Tensor, Tensor]], rows: PagedRows, scale: float, window: int, softcap: float
+    query: Tensor,
+    sequences: list[tuple[Tensor, Tensor]],
+    rows: PagedRows,
+    scale: float,
+    window: int,
+    softcap: float,
+    sinks: Tensor | None,
 ) -> Tensor:
-    """Softmax attention in float64, row by row."""
+    """Softmax attention in float64, row by row; a sink is one more score, whose weight is dropped."""
     out = []
     for row, (position, segment) in enumerate(zip(rows.positions.tolist(), rows.row_segments.tolist(), strict=True)):
         first = max(0, position - window + 1) if window else 0
@@ -54,7 +66,10 @@ def by_definition(
         scores = torch.einsum("hd,thd->ht", query[row].double(), key.repeat_interleave(group, 1)) * scale
         if softcap:
             scores = softcap * torch.tanh(scores / softcap)
-        out.append(torch.einsum("ht,thd->hd", functional.softmax(scores, -1), value.repeat_interleave(group, 1)))
+        if sinks is not None:
+            scores = torch.cat([scores, sinks.double()[:, None]], -1)
+        weights = functional.softmax(scores, -1)[:, : len(key)]
+        out.append(torch.einsum("ht,thd->hd", weights, value.repeat_interleave(group, 1)))
     return torch.stack(out)
 
 
@@ -70,4 +85,13 @@ CASES = {
     "large heads": {"lengths": [(70, 6)], "key_size": 256, "value_size": 256},
     "wide by half": {"lengths": [(70, 6)], "key_size": 96, "value_size": 96},
     "odd pages": {"lengths": [(70, 6), (9, 2)], "page_size": 5},
+    "sinks": {"lengths": [(255, 2), (256, 2), (257, 2), (1, 1)], "has_sinks": True},
+    "sinks, window": {"lengths": [(270, 6), (20, 3)], "window": 19, "has_sinks": True},
+    "sinks, soft cap, many heads a key": {
+        "lengths": [(50, 3)],
+        "num_heads": 24,
+        "num_key_heads": 1,
+        "softcap": 3.0,
+        "has_sinks": True,
+    },
 }

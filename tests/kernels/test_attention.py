@@ -9,16 +9,16 @@ from foretoken.kernels.attention import attention, attention_native, attention_r
 from foretoken.kernels.cpu import load_cpu_kernels
 from foretoken.kernels.kv_write import kv_write
 from foretoken.kernels.rows import PagedRows, TreePaths
-from tests.kernels.paged import CASES, by_definition, make_case
+from tests.kernels.paged import CASES, by_definition, make_case, take_options
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", CASES)
 def test_reference_and_cpu_kernel_are_the_definition(name: str, dtype: torch.dtype) -> None:
     case = dict(CASES[name])
-    window, softcap = case.pop("window", 0), case.pop("softcap", 0.0)
+    options = take_options(case, dtype)
     query, key_cache, value_cache, rows, sequences = make_case(dtype=dtype, **case)
-    options = {"scale": query.shape[-1] ** -0.5, "window": window, "softcap": softcap}
+    options["scale"] = query.shape[-1] ** -0.5
     expected = by_definition(query, sequences, rows, **options)
     tolerance = 2e-5 if dtype == torch.float32 else 1.5e-2
     reference = attention_reference(query, key_cache, value_cache, rows, **options)
@@ -30,17 +30,20 @@ def test_reference_and_cpu_kernel_are_the_definition(name: str, dtype: torch.dty
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("implementation", [attention_reference, attention_native])
-def test_a_row_does_not_see_its_neighbours(implementation: object, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("implementation", "has_sinks"), [(attention_reference, False), (attention_native, False), (attention_native, True)]
+)
+def test_a_row_does_not_see_its_neighbours(implementation: object, has_sinks: bool, dtype: torch.dtype) -> None:
     if load_cpu_kernels() is None:
         pytest.skip("no compiler: the CPU kernel cannot be built here")
     query, key_cache, value_cache, rows, _ = make_case([(300, 11), (40, 40), (5, 1)], num_heads=6, dtype=dtype)
-    together = implementation(query, key_cache, value_cache, rows, scale=0.125)  # type: ignore[operator]
+    options = {"scale": 0.125, "sinks": torch.linspace(-4, 8, 6) if has_sinks else None}
+    together = implementation(query, key_cache, value_cache, rows, **options)  # type: ignore[operator]
     for row in range(len(query)):
         alone = PagedRows(
             rows.positions[row : row + 1], rows.row_segments[row : row + 1], rows.page_starts, rows.page_ids
         )
-        result = implementation(query[row : row + 1], key_cache, value_cache, alone, scale=0.125)  # type: ignore[operator]
+        result = implementation(query[row : row + 1], key_cache, value_cache, alone, **options)  # type: ignore[operator]
         assert torch.equal(result[0], together[row])
 
 
@@ -62,6 +65,25 @@ def test_a_value_that_is_not_finite_reaches_only_rows_that_see_it(
     assert got[5:, :2].isnan().all(), "query heads 0 and 1 share key head 0"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("implementation", [attention_reference, attention_native])
+def test_a_sink_counts_as_a_float_and_far_below_the_scores_as_nothing(
+    implementation: object, dtype: torch.dtype
+) -> None:
+    if load_cpu_kernels() is None:
+        pytest.skip("no compiler: the CPU kernel cannot be built here")
+    query, key_cache, value_cache, rows, _ = make_case([(300, 5)], dtype=dtype)
+
+    def attend(sinks: torch.Tensor | None) -> torch.Tensor:
+        return implementation(query, key_cache, value_cache, rows, scale=0.125, sinks=sinks)  # type: ignore[operator]
+
+    plain, half = attend(None), torch.tensor([2.0, -1.5, 200.0, 0.0]).bfloat16()
+    assert torch.equal(attend(half), attend(half.float())) and torch.equal(attend(half), attend(half.double()))
+    assert not attend(half)[:, 2].any(), "nothing is left for keys beside so large a sink"
+    for low in (-1e3, -3e38, -torch.inf):
+        assert torch.equal(attend(torch.full((4,), low)), plain)
+
+
 def test_shapes_that_do_not_fit_are_refused() -> None:
     query, key_cache, value_cache, rows, _ = make_case([(5, 2)])
     with pytest.raises(ValueError, match="does not fit"):
@@ -72,6 +94,9 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         attention(query[:1], key_cache, value_cache, rows, scale=1.0)
     with pytest.raises(ValueError, match="caches"):
         attention(query, key_cache[0], value_cache[0], rows, scale=1.0)
+    for sinks in (torch.zeros(2), torch.zeros(4, 1), torch.zeros(4).long()):
+        with pytest.raises(ValueError, match="sinks"):
+            attention(query, key_cache, value_cache, rows, scale=1.0, sinks=sinks)
 
 
 def test_caches_of_other_pages_are_refused() -> None:

@@ -14,19 +14,20 @@ from foretoken.kernels.kv_compact import kernel as compacting
 from foretoken.kernels.kv_write import kernel as writing
 
 HOPPER = GPUTarget("cuda", 90, 32)
-CACHED = {"query", "key", "value", "key_cache", "value_cache", "out"}
+CACHED = {"query", "key", "value", "key_cache", "value_cache", "sinks", "out"}
 FLOATS = {"part_maximum", "part_total", "part_sums"}
 INT64 = {"sources", "targets", "starts", "target_ids", "draft_ids", "parents", "offsets", "num_accepted", "path"}
 SCALARS = {"scale": "fp32", "softcap": "fp32", "window": "i32", "num_segments": "i32", "num_chunks": "i32"}
 SIZES = {"NUM_HEADS": 8, "KEY_SIZE": 128, "VALUE_SIZE": 128}
 ATTEND = SIZES | {"GROUP": 4, "PAGE_SIZE": 16, "ROWS": 8, "BLOCK_M": 32, "BLOCK_N": 64, "BLOCK_D": 128, "BLOCK_E": 128}
-EVERYTHING = {"HAS_WINDOW": True, "HAS_SOFTCAP": True, "HAS_TREES": True}
+EVERYTHING = {"HAS_WINDOW": True, "HAS_SOFTCAP": True, "HAS_TREES": True, "HAS_SINKS": True}
 NOTHING = dict.fromkeys(EVERYTHING, False)
+FOLD = {"NUM_QUERY_HEADS": 32, "VALUE_SIZE": 128, "BLOCK_E": 128}
 # kernel, constants
 KERNELS = [
     (attending._attend, ATTEND | EVERYTHING | {"IS_SPLIT": False, "IS_INTERPRETED": False}),
     (attending._attend, ATTEND | NOTHING | {"IS_SPLIT": True, "IS_INTERPRETED": False}),
-    (attending._fold_chunks, {"NUM_QUERY_HEADS": 32, "VALUE_SIZE": 128, "BLOCK_E": 128, "HAS_WINDOW": True}),
+    (attending._fold_chunks, FOLD | {"HAS_WINDOW": True, "HAS_SINKS": True}),
     (writing._write, SIZES | {"PAGE_SIZE": 16, "BLOCK": 128, "HAS_TREES": True}),
     (compacting._compact, SIZES | {"BLOCK": 128}),
     (accepting._accept, {"IS_CHAIN": False, "BLOCK": 128}),

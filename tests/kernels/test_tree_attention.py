@@ -9,6 +9,7 @@ from foretoken.kernels.attention import attention, attention_native, attention_r
 from foretoken.kernels.cpu import load_cpu_kernels
 from foretoken.kernels.kv_write import kv_write
 from foretoken.kernels.rows import PagedRows, TreePaths
+from tests.kernels.paged import take_options
 from tests.kernels.trees import TREE_CASES, make_tree_case, random_parents
 
 IMPLEMENTATIONS = {"reference": attention_reference, "native": attention_native}
@@ -21,7 +22,7 @@ def test_a_node_has_the_bits_of_its_path_as_a_chain(name: str, path: str, dtype:
     if path == "native" and load_cpu_kernels() is None:
         pytest.skip("no compiler: the CPU kernel cannot be built here")
     case = dict(TREE_CASES[name])
-    options = {"scale": 0.125, "window": case.pop("window", 0), "softcap": case.pop("softcap", 0.0)}
+    options = take_options(case, dtype) | {"scale": 0.125}
     tree = make_tree_case(**case, dtype=dtype)
     together = IMPLEMENTATIONS[path](tree.query, tree.key_cache, tree.value_cache, tree.rows, **options)
     for node in range(len(tree.query)):

@@ -14,7 +14,7 @@ from tests.engine.cuda.test_forward import PAGE_SIZE, batches, load
 SUMS = ("mm", "addmm", "bmm", "baddbmm", "linear", "mean", "sum", "matmul", "cumsum")
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "granite_swa"])
 @torch.inference_mode()
 def test_a_trace_has_our_sums_only_and_the_eager_bits(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -16,7 +16,7 @@ from foretoken.engine.forward import ReferenceForward
 from foretoken.engine.kv_pool import KvPool
 from foretoken.engine.row_linear import replace_linears
 from foretoken.engine.runner import _probe
-from tests.engine.tiny import CONFIGS, save_tiny
+from tests.engine.tiny import CONFIGS, MIXTURES, save_tiny
 
 NUM_PAGES = 24
 PAGE_SIZE = 4
@@ -70,7 +70,7 @@ def batches() -> list[Batch]:
     return [build_batch(segments, PAGE_SIZE, 64) for segments in plan]
 
 
-@pytest.mark.parametrize("family", [family for family in CONFIGS if family != "mixtral"])
+@pytest.mark.parametrize("family", [family for family in CONFIGS if family not in MIXTURES])
 @torch.inference_mode()
 def test_buckets_give_the_reference_logits_and_the_eager_bits(family: str, tmp_path: Path) -> None:
     forward, reference, pool = load(tmp_path, family)

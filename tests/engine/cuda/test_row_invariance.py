@@ -16,7 +16,7 @@ from foretoken.engine.kv_pool import KvPool, PagedContext
 from foretoken.engine.runner import _probe
 from foretoken.kernels import dispatch
 from foretoken.kernels.rows import PagedRows
-from tests.engine.tiny import CONFIGS
+from tests.engine.tiny import CONFIGS, MIXTURES
 
 X = torch.linspace(-1, 1, 5 * 24).reshape(5, 24)
 WEIGHT = torch.linspace(1, -1, 7 * 24).reshape(7, 24)
@@ -68,7 +68,7 @@ def test_a_product_of_one_term_and_a_rows_softmax_pass() -> None:
         assert torch.equal(X.softmax(-1), torch.softmax(X, 1))
 
 
-@pytest.mark.parametrize("family", [family for family in CONFIGS if family != "mixtral"])
+@pytest.mark.parametrize("family", [family for family in CONFIGS if family not in MIXTURES])
 @torch.inference_mode()
 def test_a_familys_forward_is_the_same_under_it(family: str) -> None:
     model, context = load(family)
@@ -79,9 +79,10 @@ def test_a_familys_forward_is_the_same_under_it(family: str) -> None:
     torch.testing.assert_close(ours, plain, rtol=0, atol=plain.abs().mean().item() * 1e-5)
 
 
+@pytest.mark.parametrize("family", MIXTURES)
 @torch.inference_mode()
-def test_experts_are_refused() -> None:
-    model, context = load("mixtral")
+def test_experts_are_refused(family: str) -> None:
+    model, context = load(family)
     arguments = (torch.tensor([[1, 2, 3, 4, 5]]), torch.arange(5)[None], torch.tensor([0]))
     with pytest.raises(ModelRefusedError, match="aten"), RowInvariance():
         call_model(model, context, *arguments)

@@ -8,11 +8,11 @@ import torch
 
 from foretoken.kernels.attention import attention
 from foretoken.kernels.rows import PagedRows, TreePaths
-from tests.kernels.paged import CASES, by_definition, make_case
+from tests.kernels.paged import CASES, by_definition, make_case, take_options
 from tests.kernels.trees import TREE_CASES, make_tree_case, random_parents
 
 DTYPES = [torch.float32, torch.bfloat16]
-HALF_CASES = ["one token", "window over a chunk", "soft cap", "odd sizes", "odd pages"]
+HALF_CASES = ["one token", "window over a chunk", "soft cap", "odd sizes", "odd pages", "sinks, window"]
 # Of a value of size 1 to 4; the interpreter cuts bfloat16 where the others round.
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 1.5e-2, torch.float16: 2e-3}
 
@@ -33,10 +33,11 @@ def alone(rows: PagedRows, row: int) -> PagedRows:
 )
 def test_triton_is_the_definition(name: str, dtype: torch.dtype, device: torch.device, takes_triton) -> None:
     case = dict(CASES[name])
-    options = {"window": case.pop("window", 0), "softcap": case.pop("softcap", 0.0)}
+    options = take_options(case, dtype)
     query, key_cache, value_cache, rows, sequences = make_case(dtype=dtype, **case)
     options["scale"] = query.shape[-1] ** -0.5
     expected = by_definition(query, sequences, rows, **options)
+    options["sinks"] = None if options["sinks"] is None else options["sinks"].to(device)
     tensors = [tensor.to(device) for tensor in (query, key_cache, value_cache)]
     longer = int(rows.positions.max()) + 600
     with takes_triton():
@@ -63,7 +64,8 @@ def test_a_node_has_the_bits_of_its_path_as_a_chain(
     name: str, dtype: torch.dtype, device: torch.device, takes_triton
 ) -> None:
     case = dict(TREE_CASES[name])
-    options = {"scale": 0.125, "window": case.pop("window", 0), "softcap": case.pop("softcap", 0.0)}
+    options = take_options(case, dtype) | {"scale": 0.125}
+    options["sinks"] = None if options["sinks"] is None else options["sinks"].to(device)
     tree = make_tree_case(**case, dtype=dtype)
     tensors = [tensor.to(device) for tensor in (tree.query, tree.key_cache, tree.value_cache)]
     nodes = random.Random(0).sample(range(len(tree.query)), min(len(tree.query), 3))
