@@ -16,6 +16,8 @@ from transformers.integrations.moe import ExpertsInterface
 EXPERTS_NAME = "foretoken"
 """Value of `experts_implementation` that selects these experts."""
 
+_CASTS = (Tensor.float, Tensor.to, Tensor.type)
+
 
 def use_packed_experts(model: Any) -> bool:
     """Pack every module of expert weights and select our experts; False where the model has none we can take."""
@@ -74,18 +76,25 @@ def _expert_linear(module: Any, name: str, rows: Tensor, expert_ids: Tensor) -> 
 
 
 class BareProducts(TorchFunctionMode):
-    """Redirects `functional.linear` on parameters that no linear layer owns (routers) to the packed product."""
+    """Redirects `functional.linear` on parameters that no linear layer owns (routers) to the packed product.
+
+    The router of a half type may multiply in float32: a parameter's cast is made once and is then one of them.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self._parameters = {id(parameter): parameter for parameter in model.parameters() if parameter.dim() == 2}
+        self._parameters: dict[int, Tensor] = {id(weight): weight for weight in model.parameters() if weight.dim() == 2}
         self._packed: dict[int, Tensor] = {}
+        self._casts: dict[tuple[Any, ...], Tensor] = {}
 
     def __torch_function__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if func is functional.linear and len(args) >= 2 and id(args[1]) in self._parameters:
             return self._linear(*args, **(kwargs or {}))
+        if func in _CASTS and id(args[0]) in self._parameters and not kwargs:
+            if all(isinstance(given, torch.dtype) for given in args[1:]):
+                return self._cast(func, *args)
         return func(*args, **(kwargs or {}))
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -95,6 +104,13 @@ class BareProducts(TorchFunctionMode):
             self._packed[key] = torch.ops.foretoken.pack_linear(weight)
         out: Tensor = torch.ops.foretoken.linear(x, self._packed[key], bias, weight.shape[0])
         return out
+
+    def _cast(self, cast: Callable[..., Tensor], weight: Tensor, *dtype: torch.dtype) -> Tensor:
+        key = (id(weight), cast, *dtype)
+        if key not in self._casts:
+            self._casts[key] = cast(weight, *dtype)
+            self._parameters[id(self._casts[key])] = self._casts[key]
+        return self._casts[key]
 
     @property
     def num_redirected(self) -> int:
