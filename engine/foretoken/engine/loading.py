@@ -13,6 +13,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 from transformers.utils.logging import disable_progress_bar
+from transformers.utils.quantization_config import Mxfp4Config
 
 from foretoken.engine.attention import ATTENTION_NAME, register_attention
 from foretoken.engine.config import EngineConfig
@@ -128,6 +129,10 @@ def _load_weights(directory: Path, model_config: Any, config: EngineConfig) -> A
         "attn_implementation": ATTENTION_NAME,
         "output_loading_info": True,
     }
+    if (getattr(model_config, "quantization_config", None) or {}).get("quant_method") == "mxfp4":
+        # Otherwise the packages that happen to be installed decide whether kernels multiply the four-bit numbers, rows
+        # that share an expert together.
+        keywords["quantization_config"] = Mxfp4Config(dequantize=True)
     load: Any = AutoModelForCausalLM.from_pretrained
     try:
         with _quiet_about_other_layers(config.num_layers is not None):
