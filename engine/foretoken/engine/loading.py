@@ -24,6 +24,10 @@ from foretoken.engine.refusals import check_config
 
 _LOG = logging.getLogger(__name__)
 
+_WANTED_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
+_UNWANTED_FILES = ("*/*", "consolidated*")
+"""Of those, the same weights once more in their makers' own layout: gpt-oss's, Llama's and Mistral's repositories."""
+
 Progress = Callable[[str, float], None]
 """Called with what is being done and the fraction of loading done so far, in [0, 1]."""
 
@@ -59,8 +63,8 @@ def resolve_directory(model: str, revision: str | None) -> Path:
     if directory.is_dir():
         return directory
     try:
-        patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
-        return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
+        options: dict[str, Any] = {"allow_patterns": _WANTED_FILES, "ignore_patterns": _UNWANTED_FILES}
+        return Path(snapshot_download(model, revision=revision, **options))
     except Exception as error:  # the hub client raises many types: network, authentication, validation
         raise ModelRefusedError(f"{model!r} is no directory and cannot be fetched from the hub: {error}") from error
 

@@ -1,0 +1,36 @@
+"""What is fetched of a hub repository."""
+
+from pathlib import Path
+
+import pytest
+from huggingface_hub.utils import filter_repo_objects
+
+from foretoken.engine import loading
+
+REPOSITORY = {
+    "config.json": True,
+    "generation_config.json": True,
+    "model.safetensors.index.json": True,
+    "model-00001-of-00002.safetensors": True,
+    "model-00002-of-00002.safetensors": True,
+    "tokenizer.json": True,
+    "chat_template.jinja": True,
+    "README.md": False,
+    "pytorch_model.bin": False,
+    "consolidated.safetensors": False,
+    "original/model.safetensors": False,
+    "metal/model.bin": False,
+}
+"""File -> whether it is wanted."""
+
+
+def test_weights_are_fetched_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fetched: list[str] = []
+
+    def snapshot_download(model: str, revision: str | None, **patterns: tuple[str, ...]) -> str:
+        fetched.extend(filter_repo_objects(REPOSITORY, **patterns))
+        return str(tmp_path)
+
+    monkeypatch.setattr(loading, "snapshot_download", snapshot_download)
+    assert loading.resolve_directory("somebody/some-model", None) == tmp_path
+    assert fetched == [name for name, is_wanted in REPOSITORY.items() if is_wanted]
