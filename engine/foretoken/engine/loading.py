@@ -13,7 +13,6 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 from transformers.utils.logging import disable_progress_bar
-from transformers.utils.quantization_config import Mxfp4Config
 
 from foretoken.engine.attention import ATTENTION_NAME, register_attention
 from foretoken.engine.config import EngineConfig
@@ -23,6 +22,9 @@ from foretoken.engine.generation_config import generation_defaults
 from foretoken.engine.refusals import check_config
 
 _LOG = logging.getLogger(__name__)
+
+_DEQUANTIZED = ("mxfp4", "fp8")
+"""Quantizations that transformers undoes as it loads."""
 
 _WANTED_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 _UNWANTED_FILES = ("*/*", "consolidated*")
@@ -133,10 +135,7 @@ def _load_weights(directory: Path, model_config: Any, config: EngineConfig) -> A
         "attn_implementation": ATTENTION_NAME,
         "output_loading_info": True,
     }
-    if (getattr(model_config, "quantization_config", None) or {}).get("quant_method") == "mxfp4":
-        # Otherwise the packages that happen to be installed decide whether kernels multiply the four-bit numbers, rows
-        # that share an expert together.
-        keywords["quantization_config"] = Mxfp4Config(dequantize=True)
+    _dequantize(model_config, config)
     load: Any = AutoModelForCausalLM.from_pretrained
     try:
         with _quiet_about_other_layers(config.num_layers is not None):
@@ -150,6 +149,25 @@ def _load_weights(directory: Path, model_config: Any, config: EngineConfig) -> A
         # The experts' default multiplies the rows that share an expert together: a row's bits would depend on them.
         model.set_experts_implementation("batched_mm")
     return model.to(config.device).eval().requires_grad_(False)
+
+
+def _dequantize(model_config: Any, config: EngineConfig) -> None:
+    """Have quantized weights loaded as the numbers they stand for; refuse those for which transformers has no such way.
+
+    Otherwise the device and the packages that happen to be installed decide whether kernels multiply the stored
+    numbers, whose rows depend on each other: they share experts, or are quantized together.
+    """
+    quantization = getattr(model_config, "quantization_config", None)
+    if quantization is None:
+        return
+    method = quantization.get("quant_method")
+    if method not in _DEQUANTIZED:
+        known = " or ".join(_DEQUANTIZED)
+        raise ModelRefusedError(f"{config.model} is quantized by {method!r}, not by {known}: save it dequantized")
+    stored = str(model_config.dtype).removeprefix("torch.")
+    if method == "fp8" and config.dtype not in ("auto", stored):  # what is not quantized stays as it is stored
+        raise ModelRefusedError(f"dtype: {config.model}, quantized by 'fp8', can be served in {stored} only")
+    quantization["dequantize"] = True
 
 
 def _check_weights(name: str, model: Any, report: dict[str, Any]) -> None:

@@ -1,0 +1,107 @@
+"""Checkpoints stored in MXFP4, as gpt-oss on the hub, or in blocks of FP8: served as the numbers they stand for."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from foretoken.engine.config import EngineConfig
+from foretoken.engine.errors import ModelRefusedError
+from foretoken.engine.runner import ModelRunner
+from foretoken.engine.self_check import forward_together
+from tests.engine.tiny import save_tiny
+
+# Open Compute Project, Microscaling Formats v1.0: E2M1 numbers, 32 of which share a power of two (bias 127).
+NUMBERS = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+GROUP = 32
+
+
+def draw_experts(shape: torch.Size, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights [E, K, N], and what a checkpoint stores of them: blocks [E, N, K / 32, 16], scales [E, N, K / 32]."""
+    num_experts, num_inputs, num_outputs = shape
+    lead = (num_experts, num_outputs, num_inputs // GROUP)
+    codes = torch.randint(16, (*lead, GROUP), generator=generator)
+    scales = torch.randint(121, 126, lead, generator=generator)
+    numbers = NUMBERS[codes % 8] * (1 - 2 * (codes // 8)) * 2.0 ** (scales[..., None] - 127)
+    blocks = codes[..., 0::2] + 16 * codes[..., 1::2]  # the first of two in the low half of a byte
+    return numbers.flatten(2).transpose(1, 2).contiguous(), blocks.byte(), scales.byte()
+
+
+def store_mxfp4(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What a checkpoint stores; the experts' weights become the numbers it stands for."""
+    stored, generator = dict(weights), torch.Generator().manual_seed(2)
+    for name in [name for name in weights if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        weights[name], stored[f"{name}_blocks"], stored[f"{name}_scales"] = draw_experts(weights[name].shape, generator)
+        del stored[name]
+    return stored
+
+
+def store_fp8(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same for linear layers in FP8 (E4M3), one scale for 16 by 16 weights."""
+    stored = dict(weights)
+    for name in [name for name in weights if name.endswith("_proj.weight")]:
+        num_outputs, num_inputs = weights[name].shape
+        blocks = weights[name].float().reshape(num_outputs // 16, 16, num_inputs // 16, 16)
+        scales = blocks.abs().amax((1, 3)) / 448
+        numbers = (blocks / scales[:, None, :, None]).to(torch.float8_e4m3fn)
+        weights[name] = (numbers.float() * scales[:, None, :, None]).reshape(num_outputs, num_inputs)
+        stored[name], stored[f"{name}_scale_inv"] = numbers.reshape(num_outputs, num_inputs), scales
+    return stored
+
+
+NOT_5_17 = pytest.mark.skipif(
+    transformers.__version__.startswith("5.17."), reason="transformers 5.17 dequantizes MXFP4 to bfloat16 only"
+)
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [16, 16]}
+
+
+@pytest.mark.parametrize(
+    ("family", "store", "quantization", "dtype"),
+    [
+        ("gpt_oss", store_mxfp4, {"quant_method": "mxfp4"}, "bfloat16"),
+        pytest.param("gpt_oss", store_mxfp4, {"quant_method": "mxfp4"}, "float32", marks=NOT_5_17),
+        ("llama", store_fp8, FP8, "bfloat16"),
+        ("llama", store_fp8, FP8, "float32"),
+    ],
+)
+def test_it_has_the_bits_of_the_same_weights_stored_plainly(
+    family: str, store: Any, quantization: dict[str, Any], dtype: Any, tmp_path: Path
+) -> None:
+    plain, packed = tmp_path / "plain", tmp_path / "packed"
+    save_tiny(plain, family)
+    packed.mkdir()
+    weights = {
+        name: weight.to(getattr(torch, dtype)) for name, weight in load_file(plain / "model.safetensors").items()
+    }
+    save_file(store(weights), packed / "model.safetensors", metadata={"format": "pt"})
+    save_file(weights, plain / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((plain / "config.json").read_text()) | {"dtype": dtype}
+    (packed / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
+    sequences = [[1, 2, 3, 4, 5], list(range(30, 70))]
+    theirs, ours = (
+        ModelRunner.load(EngineConfig(str(directory), dtype=dtype, num_pages=16, compile="off"))
+        for directory in (plain, packed)
+    )
+    assert theirs.info.weights_fingerprint != ours.info.weights_fingerprint
+    for left, right in zip(forward_together(theirs, sequences), forward_together(ours, sequences), strict=True):
+        assert torch.equal(left, right)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "dtype", "reason"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, "bfloat16", "quantized by 'gptq', not by mxfp4 or fp8"),
+        (FP8, "bfloat16", "dtype: .*, quantized by 'fp8', can be served in float32 only"),
+    ],
+)
+def test_others_are_refused(quantization: Any, dtype: Any, reason: str, tmp_path: Path) -> None:
+    directory = save_tiny(tmp_path, "llama")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
+    with pytest.raises(ModelRefusedError, match=reason):
+        ModelRunner.load(EngineConfig(directory, dtype=dtype, num_pages=8, compile="off"))
