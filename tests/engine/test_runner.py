@@ -52,6 +52,18 @@ def test_a_row_has_the_same_bits_in_any_company(family: str, dtype: str, tmp_pat
     runner.page_table.check_integrity([])
 
 
+@pytest.mark.parametrize("has_kernels", [True, False])
+def test_a_gate_of_one_number_a_row(has_kernels: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not has_kernels:
+        monkeypatch.setattr("foretoken.engine.runner.load_cpu_kernels", lambda cache_dir: None)
+    runner = load(save_tiny(tmp_path, "qwen2_moe"), "float32", max_context=32)  # as long as its window
+    assert runner.numerics.endswith("reference kernels, eager, torch " + torch.__version__) != has_kernels
+    (ids,) = prompts([32])
+    whole = forward_together(runner, [ids])[0]
+    for chunk_rows in (1, 2, 5, 31):
+        assert torch.equal(forward_in_chunks(runner, ids, chunk_rows), whole)
+
+
 @pytest.mark.parametrize("num_threads", [2, 3])
 def test_a_row_has_the_same_bits_in_a_forward_large_enough_to_be_divided(num_threads: int, tmp_path: Path) -> None:
     runner = load(save_tiny(tmp_path, "gemma2"), "float32", num_threads=num_threads)

@@ -4,7 +4,7 @@ Both give every row the same bits whatever its neighbours. They know tensors and
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -14,6 +14,7 @@ from foretoken.engine.attention import CONTEXT_KEYWORD, AttentionContext
 from foretoken.engine.batch import Batch
 from foretoken.engine.experts import BareProducts, use_packed_experts
 from foretoken.engine.kv_pool import KvPool, PagedContext
+from foretoken.engine.row_elementwise import WholeVectors
 from foretoken.engine.row_linear import PackedLinear, replace_linears
 from foretoken.kernels.cpu import CpuCache, CpuKernels
 from foretoken.kernels.rows import PagedRows, TreePaths
@@ -88,7 +89,7 @@ class CpuContext:
 
 
 class CpuForward:
-    """Eager or compiled model call over the CPU kernels; no padding is needed. Changes the model's layers in place."""
+    """Eager or compiled model call over the CPU kernels. Changes the model's layers in place."""
 
     def __init__(self, model: Any, kernels: CpuKernels, pool: KvPool) -> None:
         self.name = f"cpu {torch.backends.cpu.get_cpu_capability()}, {kernels.products} kernels"
@@ -97,7 +98,7 @@ class CpuForward:
         context = CpuContext()
         use_packed_experts(model)
         replace_linears(model, PackedLinear)
-        bare_products = BareProducts(model)
+        bare_products, whole_vectors = BareProducts(model), WholeVectors()
 
         def call(*tensors: Tensor) -> Tensor:
             with one_torch_thread():
@@ -107,13 +108,23 @@ class CpuForward:
             with bare_products:
                 return call(*tensors)
 
-        self.model_call: ModelCall = call_redirected
-        self._redirected: tuple[BareProducts, ModelCall] | None = (bare_products, call)  # until the first forward
+        def call_in_whole_vectors(*tensors: Tensor) -> Tensor:
+            with whole_vectors:
+                return self.traceable_call(*tensors)
 
-    def use(self, model_call: ModelCall) -> None:
-        """Call the model in another way from now on."""
-        self.model_call = model_call
-        self._redirected = None
+        self.traceable_call: ModelCall = call_redirected
+        """What a compiler takes, which cares for whole vectors itself."""
+        self.eager_call: ModelCall = call_in_whole_vectors
+        self.model_call: ModelCall | None = None
+        """What forwards call once the first, which is eager, has met all the model's operations."""
+
+        def leave_out_what_nothing_needs() -> None:
+            if not bare_products.num_redirected:
+                self.traceable_call = call
+            if not whole_vectors.is_needed:
+                self.eager_call = self.traceable_call
+
+        self._after_first = leave_out_what_nothing_needs  # each costs time on every call
 
     def begin(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Begin the batch's step on this thread and return the model call's arguments."""
@@ -125,12 +136,12 @@ class CpuForward:
         )
 
     def __call__(self, batch: Batch) -> Tensor:
-        logits = self.model_call(*self.begin(batch))
-        if self._redirected is not None:
-            bare_products, direct_call = self._redirected
-            if not bare_products.num_redirected:  # nothing needs the redirection, which costs time on every call
-                self.model_call = direct_call
-            self._redirected = None
+        if self.model_call is None:
+            logits = self.eager_call(*self.begin(batch))
+            self._after_first()
+            self.model_call = self.eager_call
+        else:
+            logits = self.model_call(*self.begin(batch))
         return logits if batch.logit_rows else logits[:0]
 
 
@@ -144,11 +155,12 @@ class ReferenceForward:
         self._model = model
         self.pool = pool
         self._scratch_page = scratch_page  # belongs to nobody: padding rows write there
+        self._whole_vectors: AbstractContextManager[Any] = nullcontext() if is_cuda else WholeVectors()
 
     def __call__(self, batch: Batch) -> Tensor:
         num_padding = -batch.num_rows % _ROW_MULTIPLE
         kept = batch.logit_rows + [0] * (-len(batch.logit_rows) % _ROW_MULTIPLE)
-        with one_torch_thread():
+        with one_torch_thread(), self._whole_vectors:
             logits = call_model(
                 self._model,
                 PagedContext(self.pool, self._padded_rows(batch, num_padding)),

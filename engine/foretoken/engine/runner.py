@@ -137,16 +137,15 @@ class ModelRunner:
             if config.compile == "on":
                 raise ModelRefusedError("compile=on needs the CPU kernels")
             return
-        eager_call = forward.model_call
         page_ids, _ = self.page_table.allocate(range(_EXAMPLE_ROWS))
         try:
             ids = [index % self.info.vocab_size for index in range(_EXAMPLE_ROWS)]
             segment = Segment(page_ids, 0, ids, _EXAMPLE_LOGITS)
             example = build_batch([segment], self.page_table.page_size, _EXAMPLE_ROWS)
             forward(example)  # packs what no linear layer owns, which a tracer could not
-            eager_call = forward.model_call
             arguments = forward.begin(example)
-            forward.use(compile_call(eager_call, arguments, model, config.cache_dir or user_cache_dir()))
+            cache_dir = config.cache_dir or user_cache_dir()
+            forward.model_call = compile_call(forward.traceable_call, arguments, model, cache_dir)
             reason = self._find_fault(sequences, expected) if config.self_check else None
         except Exception as error:  # tracer and compiler raise many types; an eager forward is always correct
             _LOG.debug("compilation failed", exc_info=True)
@@ -156,7 +155,7 @@ class ModelRunner:
         if reason is None:
             self.is_compiled = True
             return
-        forward.use(eager_call)
+        forward.model_call = forward.eager_call
         if config.compile == "on":
             raise ModelRefusedError(f"the model cannot be compiled: {reason}")
         _LOG.warning("the model runs eagerly, which is slower: %s", reason)
