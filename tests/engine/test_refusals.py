@@ -12,6 +12,7 @@ from torch import nn
 from foretoken.engine.attention import CONTEXT_KEYWORD, ProbeContext, _attention_forward
 from foretoken.engine.config import EngineConfig
 from foretoken.engine.errors import ModelRefusedError
+from foretoken.engine.loading import load_model
 from foretoken.engine.refusals import check_config
 from foretoken.engine.runner import ModelRunner
 from foretoken.kernels.cpu import load_cpu_kernels
@@ -81,6 +82,27 @@ def test_whatever_a_model_raises_after_its_layers_are_replaced(tmp_path: Path) -
         pytest.skip("no C++ compiler: its layers stay as they are")
     with pytest.raises(ModelRefusedError, match="HunYuanMoEV1ForCausalLM cannot be run: AttributeError: .*weight"):
         ModelRunner.load(config)
+
+
+class OwnProduct(nn.Module):
+    """A linear layer that none of ours takes the place of."""
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.matmul(x, self.weight.T)
+
+
+def test_a_product_that_is_none_of_ours(tmp_path: Path) -> None:
+    config = EngineConfig(save_tiny(tmp_path, "llama"), compile="off", num_pages=8)
+    if load_cpu_kernels(config.cache_dir) is None:
+        pytest.skip("no C++ compiler: all products are torch's own, over padded blocks of rows")
+    model, info = load_model(config, lambda stage, fraction: None)
+    model.lm_head = OwnProduct(model.lm_head.weight)
+    with pytest.raises(ModelRefusedError, match=r"rows are not independent: aten.matmul.default of .* and \(64, 101\)"):
+        ModelRunner.from_model(config, model, info)
 
 
 @pytest.mark.parametrize("max_batch_rows", [2, 16])

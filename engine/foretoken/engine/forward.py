@@ -125,6 +125,12 @@ class CpuForward:
                 self.eager_call = self.traceable_call
 
         self._after_first = leave_out_what_nothing_needs  # each costs time on every call
+        self._whole_vectors = whole_vectors
+
+    @property
+    def stock_product(self) -> str:
+        """A product of the first forward that no packed layer made; empty if there was none."""
+        return self._whole_vectors.stock_product
 
     def begin(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Begin the batch's step on this thread and return the model call's arguments."""
