@@ -79,6 +79,7 @@ class ModelRunner:
         num_threads = config.num_threads or torch.get_num_threads()
         shapes = _probe(model, info.max_context)
         sequences = sample_sequences(info.vocab_size, info.max_context, config.max_batch_rows)
+        is_mixture = any(name.endswith("experts") for name, _ in model.named_modules())
         with _refusing(model):
             expected = eager_logits(model, sequences) if config.self_check else []
             report("preparing the kernels", 0.2)
@@ -89,14 +90,14 @@ class ModelRunner:
             dependence = None
             if config.self_check:
                 report("checking against the model's own forward", 0.3)
-                check_against_eager(runner, sequences, expected)
+                check_against_eager(runner, sequences, expected, is_mixture)
                 if config.batch_invariant:
                     dependence = find_row_dependence(runner, sequences)
                     if isinstance(forward, CpuForward) and forward.stock_product:  # a few rows may not show it
                         raise ModelRefusedError(f"rows are not independent: {forward.stock_product}")
         if config.compile != "off" and (dependence is None or isinstance(forward, CpuForward)):
             report("compiling", 0.4)
-            runner._compile(config, model, sequences, expected)
+            runner._compile(config, model, sequences, expected, is_mixture)
         if dependence is not None and not (runner.is_compiled and isinstance(forward, CpuForward)):
             raise ModelRefusedError(f"rows are not independent: {dependence}")  # compiled rows were checked afresh
         report("ready", 1.0)
@@ -130,7 +131,9 @@ class ModelRunner:
         """Median duration of a forward for each number of rows and context length; leaves the page table as it was."""
         return measure_step_costs(self, rows, contexts)
 
-    def _compile(self, config: EngineConfig, model: Any, sequences: list[list[int]], expected: list[Tensor]) -> None:
+    def _compile(
+        self, config: EngineConfig, model: Any, sequences: list[list[int]], expected: list[Tensor], is_mixture: bool
+    ) -> None:
         """Switch to a compiled forward if that is possible and equal per row; say why where it is not."""
         forward = self._forward
         if isinstance(forward, CudaForward):  # compiled before it was recorded
@@ -149,7 +152,7 @@ class ModelRunner:
             arguments = forward.begin(example)
             cache_dir = config.cache_dir or user_cache_dir()
             forward.model_call = compile_call(forward.traceable_call, arguments, model, cache_dir)
-            reason = self._find_fault(sequences, expected) if config.self_check else None
+            reason = self._find_fault(sequences, expected, is_mixture) if config.self_check else None
         except Exception as error:  # tracer and compiler raise many types; an eager forward is always correct
             _LOG.debug("compilation failed", exc_info=True)
             reason = f"{type(error).__name__}: {error}"
@@ -163,9 +166,9 @@ class ModelRunner:
             raise ModelRefusedError(f"the model cannot be compiled: {reason}")
         _LOG.warning("the model runs eagerly, which is slower: %s", reason)
 
-    def _find_fault(self, sequences: list[list[int]], expected: list[Tensor]) -> str | None:
+    def _find_fault(self, sequences: list[list[int]], expected: list[Tensor], is_mixture: bool) -> str | None:
         try:
-            check_against_eager(self, sequences, expected)
+            check_against_eager(self, sequences, expected, is_mixture)
         except ModelRefusedError as error:
             return str(error)
         return find_row_dependence(self, sequences)

@@ -22,8 +22,10 @@ _LENGTHS = (19, 1, 15)
 """More than 32 rows together: where each row has one number (a gate), torch's vectors take 32 of them, scalar code what
 is left. Four pages of 16 slots hold them."""
 _TOLERANCES = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 1e-1}
-"""Mean difference of a logit, as a part of the mean size of a logit. The mean, not the largest: in a half type one
-rounding may send one token of a mixture to another expert, which is no fault."""
+"""Mean difference of a logit, as a part of the mean size of a logit."""
+_HELD = 0.6
+"""Part of a mixture's rows that must hold it in a half type: one rounding may send a token to another expert, which is
+no fault (a sixth of the rows, seen with 32 random experts). Two sequences of three that are wrong are more."""
 
 
 def sample_sequences(vocab_size: int, max_context: int, max_rows: int) -> list[list[int]]:
@@ -51,16 +53,22 @@ def eager_logits(model: Any, sequences: list[list[int]]) -> list[Tensor]:
         model.set_attn_implementation(ATTENTION_NAME)
 
 
-def check_against_eager(runner: "ModelRunner", sequences: list[list[int]], expected: list[Tensor]) -> None:
-    """Run the sequences in one forward and compare.
+def check_against_eager(
+    runner: "ModelRunner", sequences: list[list[int]], expected: list[Tensor], is_mixture: bool
+) -> None:
+    """Run the sequences in one forward and compare; `is_mixture`: the model sends tokens to experts.
 
     Raises:
         ModelRefusedError: a logit differs by more than its type's rounding explains.
     """
     tolerance = _TOLERANCES[getattr(torch, runner.info.dtype)]  # a model may widen its logits, which rounds no less
-    for ours, theirs in zip(forward_together(runner, sequences), expected, strict=True):
+    logits = forward_together(runner, sequences)
+    may_stray = is_mixture and tolerance > _TOLERANCES[torch.float32]
+    groups = [(torch.cat(logits), torch.cat(expected))] if may_stray else zip(logits, expected, strict=True)
+    for ours, theirs in groups:
         limit = tolerance * theirs.float().abs().mean().item() + 1e-6
-        difference = (ours.float() - theirs.float()).abs().mean().item()
+        rows = (ours.float() - theirs.float()).abs().mean(dim=-1)
+        difference = (rows.quantile(_HELD) if may_stray else rows.mean()).item()
         if not difference <= limit:
             raise ModelRefusedError(
                 f"a ragged batch gives logits {difference:.3g} from those of the model's own eager forward in the mean"
