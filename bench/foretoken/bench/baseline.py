@@ -22,6 +22,7 @@ BASELINE_NAMES = {
 }
 """Method to its name in reports."""
 SERVICE_ONLY_VARIABLES = ("OMP_WAIT_POLICY", "OMP_NUM_THREADS")
+"""What services that share cores are told; a baseline that is timed has them to itself."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ The context arrives as a keyword of the model call. No mask function is register
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -37,25 +37,24 @@ _INERT_KEYWORDS = frozenset(
 )
 
 
+class Scoring(NamedTuple):
+    """How a layer makes weights of the products of queries and keys."""
+
+    scale: float
+    """Factor on the products."""
+    window: int
+    """Number of visible positions, 0 for all."""
+    softcap: float
+    """Bound of the scores, 0 for none."""
+    sinks: Tensor | None
+    """[Hq] scores without a value that take part in every row's softmax; None for none."""
+
+
 class AttentionContext(Protocol):
     """What a layer's attention needs of the batch."""
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float,
-        window: int,
-        softcap: float,
-        sinks: Tensor | None,
-    ) -> Tensor:
-        """Write `key` [R, H, D] and `value` [R, H, E], attend `query` [R, Hq, D] causally, return [R, Hq, E].
-
-        `window` is the number of visible positions (0: all), `softcap` bounds the scores (0: not), `sinks` [Hq] are
-        scores without a value that take part in every row's softmax (None: there are none).
-        """
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
+        """Write `key` [R, H, D] and `value` [R, H, E], attend `query` [R, Hq, D] causally, return [R, Hq, E]."""
         ...
 
 
@@ -87,8 +86,8 @@ def _attention_forward(
         raise ModelRefusedError(f"{type(module).__name__} has no layer index")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     rows = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]  # [R, heads, D]
-    options = (float(scale), sliding_window or 0, float(softcap or 0.0), s_aux)
-    out = context.attend(layer, rows[0], rows[1], rows[2], *options)
+    scoring = Scoring(float(scale), sliding_window or 0, float(softcap or 0.0), s_aux)
+    out = context.attend(layer, rows[0], rows[1], rows[2], scoring)
     return out.unsqueeze(0), None
 
 
@@ -107,24 +106,15 @@ class ProbeContext:
         self.windows: dict[int, int] = {}
         """Layer -> visible positions, 0 = all."""
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float,
-        window: int,
-        softcap: float,
-        sinks: Tensor | None,
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
         """Record the layer; the result is of the right shape only."""
         if layer in self.shapes:
             raise ModelRefusedError(f"layer {layer} attends more than once in a forward")
         if query.shape[1] % key.shape[1]:
             raise ModelRefusedError(f"layer {layer} shares {key.shape[1]} key heads among {query.shape[1]} query heads")
+        sinks = scoring.sinks
         if sinks is not None and sinks.shape != query.shape[1:2]:
             raise ModelRefusedError(f"layer {layer} has sinks {tuple(sinks.shape)} for {query.shape[1]} query heads")
         self.shapes[layer] = (key.shape[1], key.shape[2], value.shape[2])
-        self.windows[layer] = window
+        self.windows[layer] = scoring.window
         return torch.zeros(*query.shape[:2], value.shape[2], dtype=query.dtype, device=query.device)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from foretoken.engine.attention import CONTEXT_KEYWORD, AttentionContext
+from foretoken.engine.attention import CONTEXT_KEYWORD, AttentionContext, Scoring
 from foretoken.engine.batch import Batch
 from foretoken.engine.experts import BareProducts, use_packed_experts
 from foretoken.engine.kv_pool import KvPool, PagedContext
@@ -72,19 +72,9 @@ def one_torch_thread() -> Iterator[None]:
 class CpuContext:
     """Attention context whose batch and caches are those of the step that the thread has begun."""
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float,
-        window: int,
-        softcap: float,
-        sinks: Tensor | None,
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
         """See `AttentionContext.attend`."""
-        out: Tensor = torch.ops.foretoken.attend(query, key, value, layer, scale, window, softcap, sinks)
+        out: Tensor = torch.ops.foretoken.attend(query, key, value, layer, *scoring)
         return out
 
 
@@ -125,12 +115,6 @@ class CpuForward:
                 self.eager_call = self.traceable_call
 
         self._after_first = leave_out_what_nothing_needs  # each costs time on every call
-        self._whole_vectors = whole_vectors
-
-    @property
-    def stock_product(self) -> str:
-        """A product of the first forward that no packed layer made; empty if there was none."""
-        return self._whole_vectors.stock_product
 
     def begin(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Begin the batch's step on this thread and return the model call's arguments."""

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foretoken.engine.attention import Scoring
 from foretoken.engine.staging import to_device
 from foretoken.engine.tree import KeptPath
 from foretoken.kernels.attention import attention
@@ -70,18 +71,8 @@ class PagedContext:
         self._pool = pool
         self._rows = rows
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float,
-        window: int,
-        softcap: float,
-        sinks: Tensor | None,
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
         """Write the new keys and values, then attend to all visible ones."""
         keys, values = self._pool.keys[layer], self._pool.values[layer]
         kv_write(key, value, keys, values, self._rows)
-        return attention(query, keys, values, self._rows, scale=scale, window=window, softcap=softcap, sinks=sinks)
+        return attention(query, keys, values, self._rows, **scoring._asdict())

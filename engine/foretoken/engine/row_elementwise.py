@@ -33,7 +33,6 @@ _IN_PLACE = {
     _ATEN.sigmoid_.default: _ATEN.sigmoid.default,
     _ATEN.silu_.default: _ATEN.silu.default,
 }
-_PRODUCTS = {_ATEN.addmm.default, _ATEN.linear.default, _ATEN.matmul.default, _ATEN.mm.default}
 _WHOLE = 64
 """Numbers that fill vectors on any processor: two of 512 bits are taken at a time, of 16 bits each."""
 
@@ -41,16 +40,13 @@ _WHOLE = 64
 class WholeVectors(TorchDispatchMode):
     """Lengthens what such a function is given so that only the addition is taken one by one.
 
-    It holds on one thread: threads divide a tensor where no vector may end. Products that went to torch's own code,
-    whose rows depend on their number too, are not mended but noted.
+    It holds on one thread: threads divide a tensor where no vector may end.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.is_needed = False
         """Whether it met rows that do not fill vectors."""
-        self.stock_product = ""
-        """The last product of rows and a matrix that it met, in words."""
 
     def __torch_dispatch__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -60,10 +56,6 @@ class WholeVectors(TorchDispatchMode):
             return _lengthened(func, *args, **keywords)
         if func in _IN_PLACE and self._is_uneven(func, args[0]):
             return args[0].copy_(_lengthened(_IN_PLACE[func], *args, **keywords))
-        if func in _PRODUCTS:
-            rows, matrix = args[1:3] if func is _ATEN.addmm.default else args[:2]
-            if matrix.dim() == 2:
-                self.stock_product = f"{func} of {tuple(rows.shape)} and {tuple(matrix.shape)}"
         return func(*args, **keywords)
 
     def _is_uneven(self, func: Any, x: Tensor) -> bool:

@@ -24,7 +24,13 @@ from foretoken.engine.loading import ModelInfo, Progress, load_model
 from foretoken.engine.page_table import PageTable
 from foretoken.engine.refusals import check_windows
 from foretoken.engine.row_linear import BlockLinear, replace_linears
-from foretoken.engine.self_check import check_against_eager, eager_logits, find_row_dependence, sample_sequences
+from foretoken.engine.self_check import (
+    check_against_eager,
+    eager_logits,
+    find_row_dependence,
+    find_stock_product,
+    sample_sequences,
+)
 from foretoken.engine.step_costs import StepCost, measure_step_costs
 from foretoken.engine.tree import KeptPath
 from foretoken.kernels import native
@@ -93,8 +99,8 @@ class ModelRunner:
                 check_against_eager(runner, sequences, expected, is_mixture)
                 if config.batch_invariant:
                     dependence = find_row_dependence(runner, sequences)
-                    if isinstance(forward, CpuForward) and forward.stock_product:  # a few rows may not show it
-                        raise ModelRefusedError(f"rows are not independent: {forward.stock_product}")
+                    if isinstance(forward, CpuForward) and (product := find_stock_product(runner, sequences)):
+                        raise ModelRefusedError(f"rows are not independent: {product}")
         if config.compile != "off" and (dependence is None or isinstance(forward, CpuForward)):
             report("compiling", 0.4)
             runner._compile(config, model, sequences, expected, is_mixture)

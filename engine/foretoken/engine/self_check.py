@@ -4,10 +4,12 @@ It knows the runner's public interface and nothing of how the runner computes.
 """
 
 import logging
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from foretoken.engine.attention import ATTENTION_NAME
 from foretoken.engine.batch import Segment
@@ -16,6 +18,8 @@ from foretoken.engine.errors import ModelRefusedError
 if TYPE_CHECKING:
     from foretoken.engine.runner import ModelRunner
 
+_ATEN: Any = torch.ops.aten
+_PRODUCTS = {_ATEN.addmm.default, _ATEN.linear.default, _ATEN.matmul.default, _ATEN.mm.default}
 _LOG = logging.getLogger(__name__)
 
 _LENGTHS = (19, 1, 15)
@@ -86,6 +90,34 @@ def find_row_dependence(runner: "ModelRunner", sequences: list[list[int]]) -> st
         if not torch.equal(whole[-1:], forward_last(runner, ids)):
             return f"the last logits of sequence {index} change when the rows before it yield none"
     return None
+
+
+def find_stock_product(runner: "ModelRunner", sequences: list[list[int]]) -> str | None:
+    """A sentence about a product of rows and a matrix that torch's own code makes in an eager forward, or None.
+
+    Its rows depend on their number, which rounding may hide from the few that are compared.
+    """
+    products = _StockProducts()
+    with products:
+        forward_together(runner, sequences)
+    return products.last
+
+
+class _StockProducts(TorchDispatchMode):
+    """Notes the products of rows and a matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.last: str | None = None
+
+    def __torch_dispatch__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func in _PRODUCTS:
+            rows, matrix = args[1:3] if func is _ATEN.addmm.default else args[:2]
+            if matrix.dim() == 2:
+                self.last = f"{func} of {tuple(rows.shape)} and {tuple(matrix.shape)} is torch's own product"
+        return func(*args, **(kwargs or {}))
 
 
 def forward_together(runner: "ModelRunner", sequences: list[list[int]]) -> list[Tensor]:

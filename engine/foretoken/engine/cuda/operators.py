@@ -10,6 +10,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
+from foretoken.engine.attention import Scoring
 from foretoken.engine.kv_pool import PagedContext
 from foretoken.kernels.linear import linear
 from foretoken.kernels.row_sum import row_sum
@@ -29,20 +30,9 @@ class StepContext:
         self._number = next(_numbers)  # an operator takes numbers and tensors, not objects
         _contexts[self._number] = self
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float,
-        window: int,
-        softcap: float,
-        sinks: Tensor | None,
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
         """See `AttentionContext.attend`."""
-        arguments = (query, key, value, self._number, layer, scale, window, softcap, sinks)
-        out: Tensor = torch.ops.foretoken_rows.attend(*arguments)
+        out: Tensor = torch.ops.foretoken_rows.attend(query, key, value, self._number, layer, *scoring)
         return out
 
 
@@ -66,7 +56,7 @@ def _attend(
 ) -> Tensor:
     paged = _contexts[context].paged
     assert paged is not None, "the context's rows are set before the model is called"
-    return paged.attend(layer, query, key, value, scale, window, softcap, sinks)
+    return paged.attend(layer, query, key, value, Scoring(scale, window, softcap, sinks))
 
 
 def _attend_shape(
