@@ -57,7 +57,7 @@ def test_a_gate_of_one_number_a_row(has_kernels: bool, tmp_path: Path, monkeypat
     if not has_kernels:
         monkeypatch.setattr("foretoken.engine.runner.load_cpu_kernels", lambda cache_dir: None)
     runner = load(save_tiny(tmp_path, "qwen2_moe"), "float32", max_context=32)  # as long as its window
-    assert runner.numerics.endswith("reference kernels, eager, torch " + torch.__version__) != has_kernels
+    assert ("reference kernels, eager" in runner.numerics) != has_kernels
     (ids,) = prompts([32])
     whole = forward_together(runner, [ids])[0]
     for chunk_rows in (1, 2, 5, 31):

@@ -1,20 +1,26 @@
-"""Identity of a checkpoint on disk: what two workers compare before one may stand in for the other."""
+"""Identity of a checkpoint on disk, and of code: what two workers compare before one may stand in for the other."""
 
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 from foretoken.engine.errors import ModelRefusedError
 
 EDGE_BYTES = 64 * 1024
+SAMPLE_BYTES = 4 * 1024
 _HEADER_LENGTH_BYTES = 8
+_SOURCES = (".c", ".cpp", ".h", ".py")
 
 
 def hash_weights(directory: Path) -> str:
-    """SHA-256 hex of config.json and of every safetensors file's name, size, header, first and last 64 KiB.
+    """SHA-256 hex of config.json and of every safetensors file's name, size, header, first and last 64 KiB, and 4 KiB
+    from the middle of each tensor: tuning may leave both ends of a file, embeddings and norms, as they were.
 
     Raises:
         FileNotFoundError: no config.json or no safetensors file.
+        ModelRefusedError: a safetensors file has no header.
     """
     digest = hashlib.sha256()
     config = json.loads((directory / "config.json").read_text())
@@ -28,11 +34,37 @@ def hash_weights(directory: Path) -> str:
         digest.update(f"\0{path.name}\0{size}\0".encode())
         with path.open("rb") as file:
             header_length = int.from_bytes(file.read(_HEADER_LENGTH_BYTES), "little")
-            digest.update(file.read(min(header_length, size)))
-            file.seek(0)
-            digest.update(file.read(EDGE_BYTES))
-            file.seek(max(0, size - EDGE_BYTES))
-            digest.update(file.read(EDGE_BYTES))
+            header = file.read(min(header_length, size))
+            digest.update(header)
+            for start, end in [(0, EDGE_BYTES), (max(0, size - EDGE_BYTES), size), *_middles(path, header)]:
+                file.seek(start)
+                digest.update(file.read(end - start))
+    return digest.hexdigest()
+
+
+def _middles(path: Path, header: bytes) -> Iterator[tuple[int, int]]:
+    """Where in the file the middle of each tensor lies, [start, end) in bytes, in the file's order."""
+    try:
+        tensors = json.loads(header)
+        tensors.pop("__metadata__", None)
+        spans = sorted((int(start), int(end)) for start, end in (t["data_offsets"] for t in tensors.values()))
+    except Exception as error:  # whatever its contents are taken for
+        raise ModelRefusedError(f"{path} is not a safetensors file: {type(error).__name__}: {error}") from error
+    data = _HEADER_LENGTH_BYTES + len(header)
+    for start, end in spans:
+        middle = (start + end) // 2
+        yield data + max(start, middle - SAMPLE_BYTES // 2), data + min(end, middle + SAMPLE_BYTES // 2)
+
+
+def hash_sources(*packages: ModuleType) -> str:
+    """SHA-256 hex of the packages' sources, Python and C, wherever they are installed."""
+    digest = hashlib.sha256()
+    for package in packages:
+        folders = [Path(folder) for folder in package.__path__]
+        files = [(path.relative_to(folder).as_posix(), path) for folder in folders for path in folder.rglob("*")]
+        for name, path in sorted(files):
+            if path.suffix in _SOURCES:
+                digest.update(f"\0{package.__name__}/{name}\0".encode() + path.read_bytes())
     return digest.hexdigest()
 
 

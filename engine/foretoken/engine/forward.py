@@ -82,7 +82,8 @@ class CpuForward:
     """Eager or compiled model call over the CPU kernels. Changes the model's layers in place."""
 
     def __init__(self, model: Any, kernels: CpuKernels, pool: KvPool) -> None:
-        self.name = f"cpu {torch.backends.cpu.get_cpu_capability()}, {kernels.products} kernels"
+        capability = torch.backends.cpu.get_cpu_capability()
+        self.name = f"cpu {capability}, {kernels.products} kernels of {kernels.compiler}"
         self.pool = pool
         self._cache: CpuCache = kernels.create_cache(pool.keys, pool.values)
         context = CpuContext()

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 
 from foretoken.engine.attention import CONTEXT_KEYWORD, ProbeContext
@@ -112,8 +113,9 @@ class ModelRunner:
 
     @property
     def numerics(self) -> str:
-        """Name of the arithmetic: runners with equal weights, dtype and name give equal bits."""
-        return f"{self._forward.name}, {'compiled' if self.is_compiled else 'eager'}, torch {torch.__version__}"
+        """Name of the arithmetic: runners of the same code with equal weights, dtype and name give equal bits."""
+        how = "compiled" if self.is_compiled else "eager"
+        return f"{self._forward.name}, {how}, torch {torch.__version__}, transformers {transformers.__version__}"
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment]) -> Tensor:

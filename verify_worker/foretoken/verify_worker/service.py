@@ -2,8 +2,10 @@
 
 import asyncio
 
+from foretoken import engine, kernels, verify_worker
 from foretoken.engine.config import EngineConfig
 from foretoken.engine.errors import ModelRefusedError
+from foretoken.engine.fingerprint import hash_sources
 from foretoken.engine.model_thread import ModelThread
 from foretoken.engine.runner import ModelRunner
 from foretoken.rpc.errors import FailedPreconditionError
@@ -65,7 +67,7 @@ def _load(settings: VerifyWorkerSettings, results: VerifyResults, hello: WorkerH
             supports_trees=True,
             max_draft_tokens=settings.max_draft_tokens,
             page_size=settings.page_size,
-            numerics=runner.numerics,
+            numerics=f"{runner.numerics}, code {hash_sources(engine, kernels, verify_worker)[:12]}",
         )
     )
     scheduler = Scheduler(runner.page_table, settings.max_batch_rows, settings.max_prefill_rows)

@@ -50,6 +50,7 @@ class CpuKernels:
         self._library.foretoken_cache_create.argtypes = [ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
         self._library.foretoken_cache_destroy.argtypes = [ctypes.c_void_p]
         self._library.foretoken_products.restype = ctypes.c_char_p
+        self._library.foretoken_compiler.restype = ctypes.c_char_p
         self._begin_step = self._library.foretoken_begin_step
         self._begin_step.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int]
         _register_shapes()
@@ -59,6 +60,12 @@ class CpuKernels:
         """How bf16 products run: "tile" registers (AMX), "dot" products of pairs (AVX512-BF16), or plain "vector"s."""
         name: bytes = self._library.foretoken_products()
         return name.decode()
+
+    @property
+    def compiler(self) -> str:
+        """Name and version of the compiler that made them; it chooses which products and sums round once."""
+        name: bytes = self._library.foretoken_compiler()
+        return name.decode().strip()
 
     def set_num_threads(self, num_threads: int) -> None:
         """Threads of one operator, the calling one included; for the whole process."""

@@ -233,6 +233,15 @@ const char* foretoken_products() {
 #endif
 }
 
+// What compiled this: it chooses where a product and a sum round once.
+const char* foretoken_compiler() {
+#if defined(__clang__)
+  return "clang " __clang_version__;
+#else
+  return "gcc " __VERSION__;
+#endif
+}
+
 // layers: five numbers a layer: keys, values (addresses), heads, key size, value size.
 void* foretoken_cache_create(int64_t page_size, int64_t num_layers, const int64_t* layers) {
   auto* cache = new foretoken::Cache{page_size, {}};

@@ -1,0 +1,47 @@
+"""What tells two checkpoints, and two versions of the code, apart."""
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from foretoken.engine.errors import ModelRefusedError
+from foretoken.engine.fingerprint import hash_sources, hash_weights
+
+
+def save_checkpoint(directory: Path, tuned: str | None = None) -> str:
+    """The fingerprint of three tensors of 256 KiB and an empty one, of which one may be another."""
+    names = ("embed", "layer", "norm")
+    tensors = {name: torch.full((256, 256), 1.0 + (name == tuned)) for name in names}
+    directory.mkdir()
+    (directory / "config.json").write_text("{}")
+    save_file(tensors | {"none": torch.zeros(0)}, directory / "model.safetensors", metadata={"format": "pt"})
+    return hash_weights(directory)
+
+
+def test_each_tensor_counts_wherever_in_the_file_it_lies(tmp_path: Path) -> None:
+    fingerprints = [save_checkpoint(tmp_path / str(tuned), tuned) for tuned in (None, "embed", "layer", "norm")]
+    assert len(set(fingerprints)) == 4
+    assert save_checkpoint(tmp_path / "again") == fingerprints[0]
+
+
+@pytest.mark.parametrize("contents", [b"", b'\x08\0\0\0\0\0\0\0{"a": 1}', b"\xff" * 100, b"\x02\0\0\0\0\0\0\0[]"])
+def test_a_file_without_a_header_is_refused(contents: bytes, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").write_bytes(contents)
+    with pytest.raises(ModelRefusedError, match=r"model\.safetensors is not a safetensors file"):
+        hash_weights(tmp_path / "model")
+
+
+def test_sources_count_and_what_is_made_of_them_does_not(tmp_path: Path) -> None:
+    (tmp_path / "part").mkdir()
+    (tmp_path / "part" / "kernel.cpp").write_text("one")
+    package = ModuleType("package")
+    package.__path__ = [str(tmp_path)]
+    before = hash_sources(package)
+    (tmp_path / "part" / "kernel.pyc").write_text("made")
+    assert hash_sources(package) == before
+    (tmp_path / "part" / "kernel.cpp").write_text("two")
+    assert hash_sources(package) != before

@@ -1,0 +1,30 @@
+"""What a verify worker says of itself."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from foretoken.v1.types_pb2 import WorkerHello
+from foretoken.verify_worker import service
+from foretoken.verify_worker.settings import VerifyWorkerSettings
+from tests.engine.tiny import save_tiny
+
+
+def test_a_verify_worker_names_what_its_bits_depend_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = VerifyWorkerSettings(model=save_tiny(tmp_path, "llama"), num_pages=64, compile="off")
+
+    def numerics() -> str:
+        hello = WorkerHello()
+        service._load(settings, service.VerifyResults(), hello)
+        return hello.numerics
+
+    ours = numerics()
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}, code "
+    assert re.search(re.escape(versions) + "[0-9a-f]{12}$", ours)
+    monkeypatch.setattr(service.engine, "__path__", [*service.engine.__path__, str(tmp_path)])
+    (tmp_path / "more.py").write_text("x = 1\n")
+    theirs = numerics()
+    assert theirs != ours and theirs.startswith(ours[:-12])
