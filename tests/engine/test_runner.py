@@ -64,6 +64,22 @@ def test_a_gate_of_one_number_a_row(has_kernels: bool, tmp_path: Path, monkeypat
         assert torch.equal(forward_in_chunks(runner, ids, chunk_rows), whole)
 
 
+@pytest.mark.parametrize("has_kernels", [True, False])
+@pytest.mark.parametrize("family", ["gemma2", "gpt_oss"])
+def test_replicas_may_differ_in_threads_and_pages(
+    family: str, has_kernels: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_kernels:
+        monkeypatch.setattr("foretoken.engine.runner.load_cpu_kernels", lambda cache_dir: None)
+    directory = save_tiny(tmp_path, family)
+    sequences = prompts([140, 1, 7])
+    forwards = []
+    for num_threads, page_size in [(1, 16), (2, 16), (3, 5), (1, 64)]:
+        settings = {"num_threads": num_threads, "page_size": page_size, "self_check": False}
+        forwards.append(torch.cat(forward_together(load(directory, "bfloat16", **settings), sequences)))
+    assert all(torch.equal(forward, forwards[0]) for forward in forwards)
+
+
 @pytest.mark.parametrize("num_threads", [2, 3])
 def test_a_row_has_the_same_bits_in_a_forward_large_enough_to_be_divided(num_threads: int, tmp_path: Path) -> None:
     runner = load(save_tiny(tmp_path, "gemma2"), "float32", num_threads=num_threads)
