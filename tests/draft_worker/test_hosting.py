@@ -11,6 +11,7 @@ from foretoken.draft_worker.handler import DraftResults
 from foretoken.draft_worker.hosting import load_drafters
 from foretoken.draft_worker.service import _load
 from foretoken.draft_worker.settings import DraftWorkerSettings
+from foretoken.engine import loading
 from foretoken.engine.sampling import SamplingParams
 from foretoken.rpc.errors import FailedPreconditionError
 from foretoken.v1.types_pb2 import DRAFT_SOURCE_EARLY_EXIT, DRAFT_SOURCE_MODEL, WorkerHello
@@ -75,6 +76,19 @@ def test_lookahead_may_iterate_a_model_of_its_own(tiny, tmp_path):
     assert len(load_drafters(alone, no_progress).runners) == 1
 
 
+def test_a_revision_is_the_draft_models_own(tiny, tmp_path, monkeypatch):
+    asked = []
+
+    def snapshot_download(model, revision, **patterns):
+        asked.append((model, revision))
+        return tiny
+
+    monkeypatch.setattr(loading, "snapshot_download", snapshot_download)
+    options = {"drafters": ("model", "early_exit"), "early_exit_model": "some/target", "revision": "v1"}
+    load_drafters(settings("some/draft", tmp_path, **options), no_progress)
+    assert asked == [("some/draft", "v1"), ("some/target", None)]
+
+
 def test_models_of_different_tokenizers_are_refused_whatever_their_names(tmp_path):
     folders = [tmp_path / part / "model" for part in ("one", "other")]
     for folder in folders:
@@ -133,6 +147,7 @@ def test_more_layers_than_there_are_stop_the_worker(tiny, tmp_path):
             "--lookahead-window = 100 with --lookahead-ngram-size = 5: 400 rows .* --max-batch-rows = 256",
         ),
         ({"min_ngram": 5, "max_ngram": 4}, "--min-ngram = 5"),
+        ({"drafters": ("ngram",), "model": "", "revision": "v1"}, "--revision = 'v1': is that of --model"),
     ],
 )
 def test_bad_settings_are_refused_by_name(tmp_path, options, message):

@@ -6,6 +6,7 @@ import pytest
 from huggingface_hub.utils import filter_repo_objects
 
 from foretoken.engine import loading
+from foretoken.engine.errors import ModelRefusedError
 
 REPOSITORY = {
     "config.json": True,
@@ -33,4 +34,7 @@ def test_weights_are_fetched_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
     monkeypatch.setattr(loading, "snapshot_download", snapshot_download)
     assert loading.resolve_directory("somebody/some-model", None) == tmp_path
+    assert loading.resolve_directory(str(tmp_path), None) == tmp_path
+    with pytest.raises(ModelRefusedError, match=rf"revision 'v1' is one of the hub, and {tmp_path} is a directory"):
+        loading.resolve_directory(str(tmp_path), "v1")
     assert fetched == [name for name, is_wanted in REPOSITORY.items() if is_wanted]

@@ -9,9 +9,10 @@ from typing import Any
 import grpc
 import pytest
 
+from foretoken.router.tokenizer import Tokenizer
 from foretoken.rpc.errors import InvalidArgumentError, ResourceExhaustedError, from_rpc_error
 from foretoken.v1 import generation_pb2 as pb
-from tests.router.harness import MakeCluster, request
+from tests.router.harness import CHAT_TEMPLATE, MakeCluster, byte_tokenizer_json, request, running_cluster
 
 LONG: dict[str, Any] = {"prompt_ids": [9, 8, 7], "ignore_eos": True, "max_new_tokens": 2000}
 
@@ -188,6 +189,15 @@ async def test_an_answer_is_not_resumed_on_another_system(
     assert f"system_fingerprint {info.system_fingerprint!r}" in failed.value.details()
     assert repr(served) in failed.value.details()
     assert not new.verifiers[0].opened
+
+
+async def test_nor_where_messages_become_another_prompt(tokenizer: Tokenizer) -> None:
+    other = Tokenizer(byte_tokenizer_json(), {"eos_token": "<eos>"}, f"Now. {CHAT_TEMPLATE}", "test")
+    async with running_cluster(tokenizer) as old, running_cluster(other) as new:
+        begun = await old.generate(messages=[("user", "hi")], max_new_tokens=2, ignore_eos=True)
+        assert (await new.generate(messages=[("user", "hi")])).start.prompt_ids != begun.start.prompt_ids
+        with pytest.raises(grpc.aio.AioRpcError, match="is not served here"):
+            await new.generate(messages=[("user", "hi")], system_fingerprint=begun.start.system_fingerprint)
 
 
 async def test_another_model_is_not_found(make_cluster: MakeCluster) -> None:

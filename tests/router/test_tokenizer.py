@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
 from foretoken.engine.fingerprint import hash_tokenizer_json as engine_hash
 from foretoken.router.tokenizer import Tokenizer, TokenizerError, hash_tokenizer_json
@@ -101,12 +101,45 @@ def test_a_home_directory_is_found_as_workers_find_it(tmp_path: Path, monkeypatc
 
 
 def test_a_hub_that_cannot_be_asked_is_not_one_without_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unreachable(source: str, name: str) -> str:
+    def unreachable(source: str, name: str, revision: str | None) -> str:
         raise LocalEntryNotFoundError("please check your connection")
 
     monkeypatch.setattr("foretoken.router.tokenizer.hf_hub_download", unreachable)
     with pytest.raises(TokenizerError, match="check your connection"):
         Tokenizer.load("some/model")
+
+
+def test_a_revision_is_the_hubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path)
+    asked: list[tuple[str, str | None]] = []
+
+    def download(source: str, name: str, revision: str | None) -> str:
+        asked.append((name, revision))
+        if not (tmp_path / name).exists():
+            raise EntryNotFoundError(name)
+        return str(tmp_path / name)
+
+    monkeypatch.setattr("foretoken.router.tokenizer.hf_hub_download", download)
+    Tokenizer.load("some/model", "v1.2")
+    assert asked == [(name, "v1.2") for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")]
+    with pytest.raises(TokenizerError, match=rf"revision 'v1\.2' is one of the hub, and {tmp_path} is a directory"):
+        Tokenizer.load(str(tmp_path), "v1.2")
+
+
+def test_the_fingerprint_is_of_all_that_makes_ids_and_text() -> None:
+    text, config = byte_tokenizer_json(), {"eos_token": "<eos>"}
+    data = json.loads(text)
+    data["normalizer"] = {"type": "Lowercase"}
+    same, *others = (
+        Tokenizer(text, config, CHAT_TEMPLATE, "test"),
+        Tokenizer(json.dumps(data), config, CHAT_TEMPLATE, "test"),
+        Tokenizer(text, {"eos_token": "<end>"}, CHAT_TEMPLATE, "test"),
+        Tokenizer(text, config, CHAT_TEMPLATE + " ", "test"),
+        Tokenizer(text, config, None, "test"),
+    )
+    assert {tokenizer.hash for tokenizer in others} == {same.hash}
+    assert len({tokenizer.fingerprint for tokenizer in (same, *others)}) == 5
+    assert Tokenizer(text, config, CHAT_TEMPLATE, "elsewhere").fingerprint == same.fingerprint
 
 
 def test_encoding_a_long_text_on_a_thread_holds_up_no_other(tokenizer: Tokenizer) -> None:

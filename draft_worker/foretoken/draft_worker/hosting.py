@@ -117,7 +117,9 @@ def _load(
     path = Path(model).expanduser()
     key = (str(path.resolve()) if path.is_dir() else model, num_layers)
     if key not in hosted.models:
-        config = EngineConfig(**settings.engine_options() | {"model": model, "num_layers": num_layers})
+        revision = settings.revision if model == settings.model else None  # other repositories have their own
+        which = {"model": model, "revision": revision, "num_layers": num_layers}
+        config = EngineConfig(**settings.engine_options() | which)
         try:
             runner = ModelRunner.load(config, progress)
         except ModelRefusedError as error:

@@ -69,6 +69,8 @@ class DraftWorkerSettings(WorkerSettings):
                 raise ValueError(f"--drafters = {name!r}: must be at most {MAX_DRAFTER_NAME_BYTES} bytes")
         if not self.drafters or len(set(self.drafters)) != len(self.drafters):
             raise ValueError("--drafters: must name at least one drafter, each once")
+        if self.revision is not None and not self.model:
+            raise ValueError(f"--revision = {self.revision!r}: is that of --model, which is not given")
         for name, options in _NEEDED.items():
             if name in self.drafters and not any(getattr(self, option) for option in options):
                 known = " or ".join(f"--{option.replace('_', '-')}" for option in options)

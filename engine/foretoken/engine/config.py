@@ -23,7 +23,7 @@ class EngineConfig:
     model: str
     """A local directory in Hugging Face format, or a hub id."""
     revision: str | None = None
-    """Hub revision; ignored for a directory."""
+    """Revision of a hub id; None is its main branch. A directory has none."""
     dtype: Literal["bfloat16", "float16", "float32", "auto"] = "bfloat16"
     """Type of weights, activations and KV; `auto` takes the checkpoint's own."""
     device: str = "cpu"

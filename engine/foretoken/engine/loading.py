@@ -59,10 +59,12 @@ def resolve_directory(model: str, revision: str | None) -> Path:
     """The directory of a checkpoint: itself, or a snapshot of the hub's.
 
     Raises:
-        ModelRefusedError: it is neither a directory nor a hub id that can be fetched.
+        ModelRefusedError: it is neither a directory nor a hub id that can be fetched, or a directory with a revision.
     """
     directory = Path(model).expanduser()
     if directory.is_dir():
+        if revision is not None:
+            raise ModelRefusedError(f"revision {revision!r} is one of the hub, and {model} is a directory")
         return directory
     try:
         options: dict[str, Any] = {"allow_patterns": _WANTED_FILES, "ignore_patterns": _UNWANTED_FILES}

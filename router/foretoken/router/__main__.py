@@ -20,7 +20,7 @@ async def run(settings: RouterSettings) -> None:
     Raises:
         FailedPreconditionError: no tokenizer, or the address cannot be bound.
     """
-    router = Router(settings, Tokenizer.load(settings.tokenizer))
+    router = Router(settings, Tokenizer.load(settings.tokenizer, settings.tokenizer_revision))
     gc.collect()
     gc.freeze()  # modules and vocabulary live as long as the process: no need to look at them again and again
     servicer = GenerationServicer(router)

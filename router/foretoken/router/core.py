@@ -59,6 +59,7 @@ class Router:
         self.verify = VerifyPool(
             settings.verify,
             self._check_verify_hello,
+            tokenizer.fingerprint,
             sequence_ids,
             patience,
             settings.verify_timeout_s,

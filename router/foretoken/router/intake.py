@@ -48,12 +48,12 @@ async def prepare(
     settings = router.settings
     deadline_s = time.monotonic() + min(settings.max_request_s, timeout_s or settings.max_request_s)
     validate_generate(message)
-    model, identity = await router.model(timeout_s)
+    model, identity, system_fingerprint = await router.model(timeout_s)
     if message.model and message.model != model.model_id:
         raise NotFoundError(f"model {message.model!r} is not served here; {model.model_id!r} is")
-    if message.system_fingerprint not in ("", identity.system_fingerprint):
+    if message.system_fingerprint not in ("", system_fingerprint):
         raise FailedPreconditionError(
-            f"system_fingerprint {message.system_fingerprint!r} is not served here; {identity.system_fingerprint!r} is"
+            f"system_fingerprint {message.system_fingerprint!r} is not served here; {system_fingerprint!r} is"
         )
     _check_num_draft_tokens(message.speculation, model, router)
     field, prompt_ids = await _prompt_ids(message, router)
@@ -87,6 +87,7 @@ async def prepare(
         eos_token_ids=tuple(model.eos_token_ids),
         max_length=len(prompt_ids) + sampling.max_new_tokens,
         identity=identity,
+        system_fingerprint=system_fingerprint,
         resume_ids=tuple(message.resume_ids),
         drafter=choose_drafter(message.speculation, router),
         is_drafter_fixed=bool(message.speculation.drafter.name or message.speculation.drafter.settings),

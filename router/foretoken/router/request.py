@@ -43,6 +43,8 @@ class GenerationRequest:
     """Largest prompt + output, tokens; the model's context at most."""
     identity: WorkerIdentity | None = None
     """Of the verify workers whose limits and defaults were applied: no others may answer. None = any."""
+    system_fingerprint: str = ""
+    """Of all that decides the answer besides the request, for the client to resume with."""
     resume_ids: Sequence[int] = ()
     """Output ids the client has already."""
     drafter: DrafterChoice | None = None

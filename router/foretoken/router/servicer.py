@@ -45,7 +45,7 @@ class GenerationServicer:
                 self._metrics.counted(context.time_remaining),
                 span(SPAN_GENERATE, kind=SpanKind.SERVER, parent=client) as own_span,
             ):
-                model, _ = await self._router.model(context.time_remaining())
+                model = (await self._router.model(context.time_remaining())).hello
                 generation = await intake.prepare(
                     request,
                     self._router,
@@ -67,7 +67,7 @@ class GenerationServicer:
         """Describe the served model and its workers."""
         async with typed_errors(context):
             router = self._router
-            model, identity = await router.model(context.time_remaining())
+            model, _, system_fingerprint = await router.model(context.time_remaining())
             response = pb.GetModelInfoResponse(
                 model=model.model_id,
                 vocab_size=model.vocab_size,
@@ -82,7 +82,7 @@ class GenerationServicer:
                 draft_workers=[_worker_info(worker) for worker in router.draft.workers],
                 has_chat_template=router.tokenizer.chat_template is not None,
                 version=_version(),
-                system_fingerprint=identity.system_fingerprint,
+                system_fingerprint=system_fingerprint,
             )
             response.default_sampling.MergeFrom(model.default_sampling)
             return response
@@ -109,7 +109,7 @@ def _response(event: Event, model: WorkerHello) -> pb.GenerateResponse:
                     mode=request.mode,
                     drafter=request.drafter.name if request.drafter is not None else "",
                     sampling=request.sampling,
-                    system_fingerprint=request.identity.system_fingerprint if request.identity is not None else "",
+                    system_fingerprint=request.system_fingerprint,
                 )
             )
         case Finished():

@@ -36,6 +36,7 @@ class RouterSettings(ServiceSettings):
     tokenizer: str = Field(
         min_length=1, description="Directory or hub id with the target's tokenizer.json and chat template."
     )
+    tokenizer_revision: str | None = Field(None, min_length=1, description="Hub revision of the tokenizer.")
     model: str = Field("", description="Model id the verify workers must announce; empty = whatever they serve.")
     router_id: str = Field("router", min_length=1, description="Name of this router in workers' logs.")
 

@@ -36,6 +36,9 @@ class Tokenizer:
             """SHA-256 hex of vocabulary, merges and added tokens; workers announce theirs in the handshake."""
         except Exception as error:  # the Rust library raises plain Exception
             raise TokenizerError(f"{name}/tokenizer.json is not a tokenizer: {error}") from error
+        made_of = json.dumps([text, chat_template, _special_tokens(config)], sort_keys=True)
+        self.fingerprint = hashlib.sha256(made_of.encode()).hexdigest()
+        """SHA-256 hex of all that makes ids of text and messages, and text of ids; unlike `hash` not the workers'."""
         self._fast.no_truncation()
         self._fast.no_padding()
         self.vocab_size = self._fast.get_vocab_size()
@@ -49,22 +52,23 @@ class Tokenizer:
             raise TokenizerError(f"the chat template of {name} does not compile: {error}") from error
 
     @classmethod
-    def load(cls, source: str) -> Tokenizer:
-        """Read the tokenizer of a local directory or, where no such directory exists, of a hub id.
+    def load(cls, source: str, revision: str | None = None) -> Tokenizer:
+        """Read the tokenizer of a local directory or, where no such directory exists, of a hub id at `revision`.
 
         Raises:
-            TokenizerError: no `tokenizer.json` there, or a broken file.
+            TokenizerError: no `tokenizer.json` there, a broken file, or a directory and a revision.
         """
-        text = _read(source, "tokenizer.json", is_needed=True)
+        text = _read(source, revision, "tokenizer.json", is_needed=True)
         if text is None:
             raise TokenizerError(f"{source} has no tokenizer.json")
         try:
-            config = json.loads(_read(source, "tokenizer_config.json") or "{}")
+            config = json.loads(_read(source, revision, "tokenizer_config.json") or "{}")
         except ValueError as error:
             raise TokenizerError(f"{source}/tokenizer_config.json is not JSON: {error}") from error
         if not isinstance(config, dict):
             raise TokenizerError(f"{source}/tokenizer_config.json is not a JSON object")
-        return cls(text, config, _read(source, "chat_template.jinja") or _config_template(config), source)
+        template = _read(source, revision, "chat_template.jinja") or _config_template(config)
+        return cls(text, config, template, source)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; special tokens of the tokenizer's own post-processor are added unless told not to."""
@@ -118,14 +122,16 @@ def hash_tokenizer_json(text: str) -> str:
     ).hexdigest()
 
 
-def _read(source: str, name: str, *, is_needed: bool = False) -> str | None:
+def _read(source: str, revision: str | None, name: str, *, is_needed: bool = False) -> str | None:
     """Content of one file of the directory or hub repository; None where it has none."""
     directory = Path(os.path.expanduser(source))  # as workers do for --model
     try:
         if directory.is_dir():
+            if revision is not None:
+                raise TokenizerError(f"revision {revision!r} is one of the hub, and {source} is a directory")
             path = directory / name
             return path.read_text(encoding="utf-8") if path.is_file() else None
-        return Path(hf_hub_download(source, name)).read_text(encoding="utf-8")
+        return Path(hf_hub_download(source, name, revision=revision)).read_text(encoding="utf-8")
     except EntryNotFoundError as error:
         if is_needed and isinstance(error, LocalEntryNotFoundError):  # the hub cannot be asked, and no copy is here
             raise TokenizerError(f"cannot read {name} of {source}: {error}") from error

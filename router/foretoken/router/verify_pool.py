@@ -149,13 +149,15 @@ class VerifyPool:
         self,
         addresses: Sequence[str],
         check_hello: Callable[[WorkerHello], None],
+        text_fingerprint: str,
         sequence_ids: SequenceIds,
         patience: Patience,
         verify_timeout_s: float,
         options: LinkOptions | None = None,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """`check_hello` raises for workers that do not fit the tokenizer; `on_change` follows changes of capacity."""
+        """`check_hello` raises for workers that do not fit the tokenizer, `text_fingerprint` is the tokenizer's;
+        `on_change` follows changes of capacity."""
         self.sequence_ids = sequence_ids
         self.patience = patience
         self.verify_timeout_s = verify_timeout_s
@@ -163,6 +165,7 @@ class VerifyPool:
         """That of the last accepted worker."""
         self.workers = [VerifyWorker(address, self, options) for address in addresses]
         self._check_hello = check_hello
+        self._text_fingerprint = text_fingerprint
         self._on_change = on_change
         self._changed = asyncio.Event()
 
@@ -178,7 +181,8 @@ class VerifyPool:
             FailedPreconditionError: it would not give the same tokens as the workers that are ready.
         """
         self._check_hello(hello)
-        theirs = WorkerIdentity.of(hello)
+        model = ServedModel.of(hello, self._text_fingerprint)
+        theirs = model.identity
         for worker in self.workers:
             if worker is candidate or not worker.is_ready:
                 continue
@@ -187,7 +191,7 @@ class VerifyPool:
                 raise FailedPreconditionError(
                     f"this worker serves {theirs_not_ours}; {worker.link.address} serves {ours_not_theirs}"
                 )
-        self.model = ServedModel(hello, theirs)
+        self.model = model
 
     def changed(self) -> None:
         """A worker came or went: wake everyone who waits for one."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, fields
-from functools import cached_property
 from typing import NamedTuple
 
 from google.protobuf.text_format import MessageToString
@@ -44,11 +43,6 @@ class WorkerIdentity:
             MessageToString(hello.default_sampling, as_one_line=True),
         )
 
-    @cached_property
-    def system_fingerprint(self) -> str:
-        """All of it in 32 hex digits; a client that resumes an answer brings it along."""
-        return hashlib.sha256(repr(self).encode()).hexdigest()[:32]
-
     def difference(self, other: WorkerIdentity) -> str:
         """The fields in which this one differs from `other`, with its own values, in words."""
         names = [field.name for field in fields(self)]
@@ -63,3 +57,12 @@ class ServedModel(NamedTuple):
     """Handshake of a worker that serves it."""
     identity: WorkerIdentity
     """That of `hello`; made once, as every request carries it."""
+    system_fingerprint: str
+    """Of all that decides an answer besides the request, in 32 hex digits; a client resumes an answer with it."""
+
+    @classmethod
+    def of(cls, hello: WorkerHello, text_fingerprint: str) -> ServedModel:
+        """What `hello` announces, behind a router whose `Tokenizer.fingerprint` this is."""
+        identity = WorkerIdentity.of(hello)
+        everything = hashlib.sha256(f"{identity!r} {text_fingerprint}".encode())
+        return cls(hello, identity, everything.hexdigest()[:32])
