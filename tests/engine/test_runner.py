@@ -72,12 +72,24 @@ def test_replicas_may_differ_in_threads_and_pages(
     if not has_kernels:
         monkeypatch.setattr("foretoken.engine.runner.load_cpu_kernels", lambda cache_dir: None)
     directory = save_tiny(tmp_path, family)
-    sequences = prompts([140, 1, 7])
+    ids, names = prompts([140])[0], set()
     forwards = []
-    for num_threads, page_size in [(1, 16), (2, 16), (3, 5), (1, 64)]:
-        settings = {"num_threads": num_threads, "page_size": page_size, "self_check": False}
-        forwards.append(torch.cat(forward_together(load(directory, "bfloat16", **settings), sequences)))
+    for num_threads, page_size, max_batch_rows in [(1, 16, 256), (2, 16, 33), (3, 5, 256), (1, 64, 256)]:
+        settings = {"num_threads": num_threads, "page_size": page_size, "max_batch_rows": max_batch_rows}
+        runner = load(directory, "bfloat16", self_check=False, **settings)
+        names.add(runner.numerics)
+        forwards.append(forward_in_chunks(runner, ids, max_batch_rows))
     assert all(torch.equal(forward, forwards[0]) for forward in forwards)
+    assert len(names) == 1
+
+
+def test_a_function_that_rounds_otherwise_shows_in_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = save_tiny(tmp_path, "gemma2")
+    ours, tanh = load(directory, "float32"), torch.tanh
+    monkeypatch.setattr(torch, "tanh", lambda x: torch.nextafter(tanh(x), torch.ones(())))
+    theirs = load(directory, "float32")  # within what the check at load takes for rounding
+    assert ours.numerics.split(", logits ")[0] == theirs.numerics.split(", logits ")[0]
+    assert ours.numerics != theirs.numerics
 
 
 @pytest.mark.parametrize("num_threads", [2, 3])

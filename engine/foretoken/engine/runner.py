@@ -27,6 +27,7 @@ from foretoken.engine.refusals import check_windows
 from foretoken.engine.row_linear import BlockLinear, replace_linears
 from foretoken.engine.self_check import (
     check_against_eager,
+    digest_of_logits,
     eager_logits,
     find_row_dependence,
     find_stock_product,
@@ -56,6 +57,8 @@ class ModelRunner:
         self.max_batch_rows = max_batch_rows
         self.is_compiled = False
         """Whether the forward runs as one compiled function."""
+        self.logits_digest = ""
+        """Of the logits after some fixed ids; set once the forward is what it stays."""
         self._forward = forward
 
     @classmethod
@@ -107,6 +110,7 @@ class ModelRunner:
             runner._compile(config, model, sequences, expected, is_mixture)
         if dependence is not None and not (runner.is_compiled and isinstance(forward, CpuForward)):
             raise ModelRefusedError(f"rows are not independent: {dependence}")  # compiled rows were checked afresh
+        runner.logits_digest = digest_of_logits(runner)
         report("ready", 1.0)
         _LOG.info("model loaded: %s, %s, %d KV pages", info.model_id, info.dtype, num_pages)
         return runner
@@ -115,7 +119,8 @@ class ModelRunner:
     def numerics(self) -> str:
         """Name of the arithmetic: runners of the same code with equal weights, dtype and name give equal bits."""
         how = "compiled" if self.is_compiled else "eager"
-        return f"{self._forward.name}, {how}, torch {torch.__version__}, transformers {transformers.__version__}"
+        versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
+        return f"{self._forward.name}, {how}, {versions}, logits {self.logits_digest}"
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment]) -> Tensor:

@@ -3,6 +3,7 @@
 It knows the runner's public interface and nothing of how the runner computes.
 """
 
+import hashlib
 import logging
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -25,11 +26,20 @@ _LOG = logging.getLogger(__name__)
 _LENGTHS = (19, 1, 15)
 """More than 32 rows together: where each row has one number (a gate), torch's vectors take 32 of them, scalar code what
 is left. Four pages of 16 slots hold them."""
+_DIGEST_LENGTH = 64
 _TOLERANCES = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 1e-1}
 """Mean difference of a logit, as a part of the mean size of a logit."""
 _HELD = 0.6
 """Part of a mixture's rows that must hold it in a half type: one rounding may send a token to another expert, which is
 no fault (a sixth of the rows, seen with 32 random experts). Two sequences of three that are wrong are more."""
+
+
+def digest_of_logits(runner: "ModelRunner") -> str:
+    """12 hex digits of SHA-256 over the bits of the logits after some fixed ids: unequal where arithmetic differs that
+    no version tells, as that of a math library which takes other code on other processors."""
+    ids = _sample_ids(0, min(_DIGEST_LENGTH, runner.info.max_context), runner.info.vocab_size)
+    logits = forward_in_chunks(runner, ids, runner.max_batch_rows)
+    return hashlib.sha256(logits.contiguous().view(torch.uint8).cpu().numpy().tobytes()).hexdigest()[:12]
 
 
 def sample_sequences(vocab_size: int, max_context: int, max_rows: int) -> list[list[int]]:
@@ -38,11 +48,11 @@ def sample_sequences(vocab_size: int, max_context: int, max_rows: int) -> list[l
     for length in _LENGTHS:
         shortened = max(1, min(length, max_context, length * max_rows // sum(_LENGTHS)))
         lengths.append(min(shortened, max_rows - sum(lengths)))
-    return [
-        [(7919 * (index + 1) + 104729 * position) % vocab_size for position in range(length)]
-        for index, length in enumerate(lengths)
-        if length
-    ]
+    return [_sample_ids(index, length, vocab_size) for index, length in enumerate(lengths) if length]
+
+
+def _sample_ids(index: int, length: int, vocab_size: int) -> list[int]:
+    return [(7919 * (index + 1) + 104729 * position) % vocab_size for position in range(length)]
 
 
 @torch.inference_mode()

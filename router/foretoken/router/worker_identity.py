@@ -47,7 +47,7 @@ class WorkerIdentity:
         """The fields in which this one differs from `other`, with its own values, in words."""
         names = [field.name for field in fields(self)]
         unlike = [name for name in names if getattr(self, name) != getattr(other, name)]
-        return ", ".join(f"{name.replace('_', ' ')} {str(getattr(self, name) or 'not named')[:60]}" for name in unlike)
+        return ", ".join(f"{name.replace('_', ' ')} {str(getattr(self, name) or 'not named')[:200]}" for name in unlike)
 
 
 class ServedModel(NamedTuple):
