@@ -83,6 +83,11 @@ def test_replicas_may_differ_in_threads_and_pages(
     assert len(names) == 1
 
 
+def test_a_pool_smaller_than_the_named_logits(tmp_path: Path) -> None:
+    config = EngineConfig(save_tiny(tmp_path, "llama"), num_pages=4, page_size=2, compile="off", self_check=False)
+    assert ModelRunner.load(config).numerics
+
+
 def test_a_function_that_rounds_otherwise_shows_in_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = save_tiny(tmp_path, "gemma2")
     ours, tanh = load(directory, "float32"), torch.tanh

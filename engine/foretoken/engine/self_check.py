@@ -26,7 +26,6 @@ _LOG = logging.getLogger(__name__)
 _LENGTHS = (19, 1, 15)
 """More than 32 rows together: where each row has one number (a gate), torch's vectors take 32 of them, scalar code what
 is left. Four pages of 16 slots hold them."""
-_DIGEST_LENGTH = 64
 _TOLERANCES = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 1e-1}
 """Mean difference of a logit, as a part of the mean size of a logit."""
 _HELD = 0.6
@@ -37,7 +36,9 @@ no fault (a sixth of the rows, seen with 32 random experts). Two sequences of th
 def digest_of_logits(runner: "ModelRunner") -> str:
     """12 hex digits of SHA-256 over the bits of the logits after some fixed ids: unequal where arithmetic differs that
     no version tells, as that of a math library which takes other code on other processors."""
-    ids = _sample_ids(0, min(_DIGEST_LENGTH, runner.info.max_context), runner.info.vocab_size)
+    table = runner.page_table
+    length = min(sum(_LENGTHS), runner.info.max_context, table.num_pages * table.page_size)
+    ids = _sample_ids(0, length, runner.info.vocab_size)
     logits = forward_in_chunks(runner, ids, runner.max_batch_rows)
     return hashlib.sha256(logits.contiguous().view(torch.uint8).cpu().numpy().tobytes()).hexdigest()[:12]
 
