@@ -134,6 +134,87 @@ void scores_vectors(const T* keys_of_head, int64_t slot_size, int64_t size, int6
   }
 }
 
+#if defined(__AVX512F__)
+// Rows of sixteen 32-bit numbers become columns.
+inline void transpose16(__m512i (&x)[16]) {
+  __m512i y[16];
+#pragma GCC unroll 4
+  for (int i = 0; i < 16; i += 4) {
+    const __m512i low01 = _mm512_unpacklo_epi32(x[i], x[i + 1]), high01 = _mm512_unpackhi_epi32(x[i], x[i + 1]);
+    const __m512i low23 = _mm512_unpacklo_epi32(x[i + 2], x[i + 3]), high23 = _mm512_unpackhi_epi32(x[i + 2], x[i + 3]);
+    y[i] = _mm512_unpacklo_epi64(low01, low23);  // columns 0, 4, 8, 12 of rows i to i + 3
+    y[i + 1] = _mm512_unpackhi_epi64(low01, low23);
+    y[i + 2] = _mm512_unpacklo_epi64(high01, high23);
+    y[i + 3] = _mm512_unpackhi_epi64(high01, high23);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m512i even_low = _mm512_shuffle_i32x4(y[i], y[i + 4], 0x88);
+    const __m512i odd_low = _mm512_shuffle_i32x4(y[i], y[i + 4], 0xdd);
+    const __m512i even_high = _mm512_shuffle_i32x4(y[i + 8], y[i + 12], 0x88);
+    const __m512i odd_high = _mm512_shuffle_i32x4(y[i + 8], y[i + 12], 0xdd);
+    x[i] = _mm512_shuffle_i32x4(even_low, even_high, 0x88);
+    x[i + 4] = _mm512_shuffle_i32x4(odd_low, odd_high, 0x88);
+    x[i + 8] = _mm512_shuffle_i32x4(even_low, even_high, 0xdd);
+    x[i + 12] = _mm512_shuffle_i32x4(odd_low, odd_high, 0xdd);
+  }
+}
+
+// Scores of the first 4 * Fours queries at places [begin, end), with sixteen keys as lanes: where most lanes of queries
+// would be idle. The sums are those of scores_vectors, in the same order. Keys are whole vectors long.
+template <int Fours, class T>
+void scores_keys(const T* keys_of_head, int64_t slot_size, int64_t size, int64_t begin, int64_t end,
+                 const Scratch& scratch, float (*scores)[kLanes]) {
+  constexpr int kQueries = 4 * Fours, kNumbers = 64 / sizeof(T);
+  const auto key_at = [&](int64_t place) { return keys_of_head + scratch.slots[std::min(place, end - 1)] * slot_size; };
+  for (int64_t place = begin; place < end; place += 16) {
+    __m512 sums[kQueries];
+#pragma GCC unroll 8
+    for (int q = 0; q < kQueries; ++q) sums[q] = _mm512_setzero_ps();
+    for (int64_t d = 0; d < size; d += kNumbers) {
+      __m512i keys[16];
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; ++i) {
+        keys[i] = _mm512_loadu_si512(key_at(place + i) + d);
+        __builtin_prefetch(key_at(place + 48 + i) + d);  // one round ahead is less than a fetch takes
+      }
+      transpose16(keys);
+      const float* query = &scratch.query[d * kLanes];
+      const auto add = [&](__m512i key) {
+#pragma GCC unroll 8
+        for (int q = 0; q < kQueries; ++q) sums[q] = _mm512_fmadd_ps(_mm512_set1_ps(query[q]), (__m512)key, sums[q]);
+        query += kLanes;
+      };
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; ++i) {
+        if constexpr (sizeof(T) == 2) {
+          add(_mm512_slli_epi32(keys[i], 16));
+          add(_mm512_and_si512(keys[i], _mm512_set1_epi32(int(0xffff0000))));
+        } else {
+          add(keys[i]);
+        }
+      }
+    }
+#pragma GCC unroll 2
+    for (int q = 0; q < kQueries; q += 4) {
+      const __m512d low01 = (__m512d)_mm512_unpacklo_ps(sums[q], sums[q + 1]);
+      const __m512d high01 = (__m512d)_mm512_unpackhi_ps(sums[q], sums[q + 1]);
+      const __m512d low23 = (__m512d)_mm512_unpacklo_ps(sums[q + 2], sums[q + 3]);
+      const __m512d high23 = (__m512d)_mm512_unpackhi_ps(sums[q + 2], sums[q + 3]);
+      const __m512 rows[4] = {(__m512)_mm512_unpacklo_pd(low01, low23), (__m512)_mm512_unpackhi_pd(low01, low23),
+                              (__m512)_mm512_unpacklo_pd(high01, high23), (__m512)_mm512_unpackhi_pd(high01, high23)};
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {  // places from `end` on are spare
+        _mm_storeu_ps(scores[place + i] + q, _mm512_castps512_ps128(rows[i]));
+        _mm_storeu_ps(scores[place + 4 + i] + q, _mm512_extractf32x4_ps(rows[i], 1));
+        _mm_storeu_ps(scores[place + 8 + i] + q, _mm512_extractf32x4_ps(rows[i], 2));
+        _mm_storeu_ps(scores[place + 12 + i] + q, _mm512_extractf32x4_ps(rows[i], 3));
+      }
+    }
+  }
+}
+#endif
+
 // Scores of places [begin, end) of a chunk; raw products, neither scaled nor masked.
 template <class T>
 void chunk_scores(const Attention<T>& job, const Block& block, int64_t head, int64_t begin, int64_t end,
@@ -155,6 +236,12 @@ void chunk_scores(const Attention<T>& job, const Block& block, int64_t head, int
     if (use_pairs(job) && block.num_queries <= 8)
       return scores_dots<EightLanes>(job, keys_of_head, begin, end, scratch, scores);
     if (use_pairs(job)) return scores_dots<SixteenLanes>(job, keys_of_head, begin, end, scratch, scores);
+  }
+#endif
+#if defined(__AVX512F__)
+  if (block.num_queries <= 8 && job.key_size * sizeof(T) % 64 == 0) {
+    const auto some = block.num_queries <= 4 ? scores_keys<1, T> : scores_keys<2, T>;
+    return some(keys_of_head, slot_size, job.key_size, begin, end, scratch, scores);
   }
 #endif
   // The first eight lanes alone, if the others are idle and a vector is no wider.

@@ -9,6 +9,7 @@ namespace foretoken {
 
 constexpr int kChunk = 256;
 constexpr int kKeyBlock = 8;  // keys whose scores are made side by side
+constexpr int kSpare = 16;    // places after the last that scores may be written to
 
 // Per-thread memory of one block.
 struct Scratch {
@@ -19,8 +20,8 @@ struct Scratch {
   std::vector<bf16> keys;       // a run of 16 keys that lie apart: [16][key_size]
   std::vector<float> parts;     // the same of one chunk
   int64_t slots[kChunk];        // of the chunk's positions
-  alignas(64) float scores[kChunk + kKeyBlock][kLanes];
-  alignas(64) float branch[kChunk + kKeyBlock][kLanes];      // scores, then weights, of the lanes of one path
+  alignas(64) float scores[kChunk + kSpare][kLanes];
+  alignas(64) float branch[kChunk + kSpare][kLanes];         // scores, then weights, of the lanes of one path
   alignas(64) uint16_t weights[2][kChunk / 32][kLanes][32];  // tiles of the weights: bf16, and what bf16 left over
   alignas(64) uint16_t values[4][16][32];                    // tiles of 32 values x 64 dimensions, keys paired
   alignas(64) float products[kLanes][64];
