@@ -1,5 +1,6 @@
 """What tells two checkpoints, and two versions of the code, apart."""
 
+import struct
 from pathlib import Path
 from types import ModuleType
 
@@ -27,7 +28,10 @@ def test_each_tensor_counts_wherever_in_the_file_it_lies(tmp_path: Path) -> None
     assert save_checkpoint(tmp_path / "again") == fingerprints[0]
 
 
-@pytest.mark.parametrize("contents", [b"", b'\x08\0\0\0\0\0\0\0{"a": 1}', b"\xff" * 100, b"\x02\0\0\0\0\0\0\0[]"])
+HEADERS = [b'{"a": 1}', b"[]", b'{"a": {"data_offsets": [9, 3]}}', b'{"a": {"data_offsets": [-9, 3]}}']
+
+
+@pytest.mark.parametrize("contents", [b"", b"\xff" * 100, *(struct.pack("<Q", len(text)) + text for text in HEADERS)])
 def test_a_file_without_a_header_is_refused(contents: bytes, tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "model")
     (tmp_path / "model" / "model.safetensors").write_bytes(contents)

@@ -48,6 +48,8 @@ def _middles(path: Path, header: bytes) -> Iterator[tuple[int, int]]:
         tensors = json.loads(header)
         tensors.pop("__metadata__", None)
         spans = sorted((int(start), int(end)) for start, end in (t["data_offsets"] for t in tensors.values()))
+        if any(not 0 <= start <= end for start, end in spans):
+            raise ValueError("data_offsets that go backwards")
     except Exception as error:  # whatever its contents are taken for
         raise ModelRefusedError(f"{path} is not a safetensors file: {type(error).__name__}: {error}") from error
     data = _HEADER_LENGTH_BYTES + len(header)
