@@ -11,6 +11,8 @@ import pytest
 from rich.console import Console
 
 from foretoken.bench.demo import Demo, Timed
+from foretoken.client import SpeculationStats
+from foretoken.v1 import generation_pb2 as pb
 
 OPTIONS = argparse.Namespace(prompt="a", drafter="ngram", dtype="bfloat16", repeats=2)
 
@@ -22,7 +24,7 @@ def test_no_speed_where_a_token_differs(own: bool, target: bool, monkeypatch: py
         yield
 
     def answer(self: Demo, client: Any, is_drafted: bool) -> Timed:
-        speculation = SimpleNamespace(block_efficiency=2.0, acceptance_rate=0.5)
+        speculation = SpeculationStats.from_proto(pb.SpeculationStats(num_verify_forwards=2, num_emitted_tokens=5))
         completion: Any = SimpleNamespace(output_ids=(1, 2 if own or is_drafted else 3), speculation=speculation)
         return Timed(completion, 0.5)
 
@@ -34,5 +36,6 @@ def test_no_speed_where_a_token_differs(own: bool, target: bool, monkeypatch: py
     result = Demo(OPTIONS, Console(file=shown)).run()
     is_equal = own and target
     assert result["identical_to_target"] is is_equal
+    assert (result["block_efficiency"], result["acceptance_rate"]) == (2.5, 0.0)
     assert ("tokens_per_s" in result, "autoregressive_tokens_per_s" in result) == (is_equal, is_equal)
     assert ("tokens/s" in shown.getvalue(), "no speeds" in shown.getvalue()) == (is_equal, not is_equal)
