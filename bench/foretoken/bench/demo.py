@@ -35,8 +35,8 @@ from foretoken.cli.local_services import LocalServices, LocalServicesConfig
 from foretoken.cli.provenance import STYLES, legend
 from foretoken.client import Client, Completion, Sampling, Token
 
-_PROMPT = 2
-"""Which of the benchmark's own: drafts gain less there than on most of them, but not next to nothing as on the first."""
+_PROMPT = 1
+"""Which of the benchmark's own: what so small a model writes there looks most like code; drafts gain less than usual."""
 
 
 @dataclass(frozen=True, slots=True)
