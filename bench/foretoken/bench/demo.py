@@ -36,7 +36,7 @@ from foretoken.cli.provenance import STYLES, legend
 from foretoken.client import Client, Completion, Sampling, Token
 
 _PROMPT = 1
-"""Which of the benchmark's own: what so small a model writes there looks most like code; drafts gain less than usual."""
+"""Which of the benchmark's own: what the small model writes there looks most like code; drafts gain less than usual."""
 
 
 @dataclass(frozen=True, slots=True)
