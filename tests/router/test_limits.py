@@ -191,7 +191,7 @@ async def test_an_answer_is_not_resumed_on_another_system(
     assert not new.verifiers[0].opened
 
 
-async def test_nor_where_messages_become_another_prompt(tokenizer: Tokenizer) -> None:
+async def test_an_answer_is_not_resumed_where_messages_become_another_prompt(tokenizer: Tokenizer) -> None:
     other = Tokenizer(byte_tokenizer_json(), {"eos_token": "<eos>"}, f"Now. {CHAT_TEMPLATE}", "test")
     async with running_cluster(tokenizer) as old, running_cluster(other) as new:
         begun = await old.generate(messages=[("user", "hi")], max_new_tokens=2, ignore_eos=True)
