@@ -41,6 +41,7 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
 }
 # What the SDK shares with the services, and packages it must not load.
 SDK_MODULES = ("foretoken.rpc.errors", "foretoken.rpc.trace", "foretoken.rpc.tls", "foretoken.rpc.names")
+MODEL_PACKAGES = {"torch", "transformers", "triton"}
 SERVICE_PACKAGES = ("torch", "transformers", "triton", "numpy", "pydantic", "pydantic_settings", "asyncio_pool")
 
 
@@ -100,9 +101,10 @@ def test_the_namespace_has_no_init_file():
     assert list(ROOT.glob("*/foretoken/__init__.py")) == []
 
 
-def loaded_by(*modules: str) -> set[str]:
-    """Top-level packages in `sys.modules` of a fresh process after importing `modules`."""
-    program = f"import sys; import {', '.join(modules)}; print(*sorted({{name.split('.')[0] for name in sys.modules}}))"
+def loaded_by(*modules: str, then: str = "pass") -> set[str]:
+    """Top-level packages in `sys.modules` of a fresh process after importing `modules` and doing `then`."""
+    end = "print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    program = f"import sys, {', '.join(modules)}\n{then}\n{end}"
     environment = {"PYTHONPATH": ":".join(sys.path), "PATH": ""}
     command = [sys.executable, "-c", program]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
@@ -120,7 +122,22 @@ def test_rpc_never_loads_torch():
         for package, path in FILES
         if package == "rpc"
     ]
-    assert loaded_by(*modules) & {"torch", "transformers", "triton"} == set()
+    assert loaded_by(*modules) & MODEL_PACKAGES == set()
+
+
+@pytest.mark.parametrize("package", ["draft_worker", "verify_worker"])
+def test_a_worker_reads_its_options_before_it_loads_torch(package):
+    assert loaded_by(f"foretoken.{package}.__main__") & {*MODEL_PACKAGES, "numpy"} == set()
+
+
+def test_a_draft_worker_without_a_model_never_loads_torch():
+    module = "foretoken.draft_worker"
+    load = (
+        f"settings = {module}.settings.DraftWorkerSettings(drafters=('ngram',))\n"
+        f"hosted = {module}.hosting.load_drafters(settings, print)\n"
+        "assert list(hosted.drafters) == ['ngram']"
+    )
+    assert loaded_by(f"{module}.service", then=load) & MODEL_PACKAGES == set()
 
 
 def test_ops_on_a_cpu_never_load_triton():

@@ -12,8 +12,8 @@ from foretoken.draft_worker.core import DraftCore
 from foretoken.draft_worker.drafter import Drafted, DraftSequence, DraftTerms
 from foretoken.draft_worker.model_drafter import ModelDrafter
 from foretoken.draft_worker.ngram_drafter import NgramDrafter
-from foretoken.engine.draft_probs import SparseProbs
 from foretoken.engine.sampling import SamplingParams
+from foretoken.engine.sparse_probs import SparseProbs
 from foretoken.rpc.errors import (
     DeadlineExceededError,
     FailedPreconditionError,

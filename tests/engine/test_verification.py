@@ -8,9 +8,10 @@ import pytest
 import torch
 from scipy import stats
 
-from foretoken.engine.draft_probs import SparseProbs, sample_drafts
+from foretoken.engine.draft_probs import sample_drafts
 from foretoken.engine.sampler import SampleGroup, choose_tokens
 from foretoken.engine.sampling import SamplingParams
+from foretoken.engine.sparse_probs import SparseProbs
 from foretoken.engine.verification import BlockGroup, VerificationMode, verify_blocks
 from foretoken.kernels.sample import token_logprobs
 

@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from foretoken.engine.draft_probs import SparseProbs
+from foretoken.engine.sparse_probs import SparseProbs
 from foretoken.engine.verification import VerificationMode as Mode
 from foretoken.rpc.errors import (
     DeadlineExceededError,

@@ -2,15 +2,21 @@
 
 import sys
 
-from foretoken.draft_worker.service import run
 from foretoken.draft_worker.settings import DraftWorkerSettings
 from foretoken.rpc.server import run_service
+
+
+async def _run(settings: DraftWorkerSettings) -> None:
+    # Here: torch and transformers take seconds, for which `--help`, a wrong option or a port in use need not wait.
+    from foretoken.draft_worker.service import run
+
+    await run(settings)
 
 
 def main() -> int:
     """Parse options and serve; the process's exit status."""
     settings = DraftWorkerSettings.parse(program="foretoken draft-worker")
-    return run_service("draft-worker", settings, lambda: run(settings))
+    return run_service("draft-worker", settings, lambda: _run(settings))
 
 
 if __name__ == "__main__":

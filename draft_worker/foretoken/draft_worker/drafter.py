@@ -6,8 +6,8 @@ from typing import Protocol
 
 from opentelemetry.trace import INVALID_SPAN, Span
 
-from foretoken.engine.draft_probs import SparseProbs
 from foretoken.engine.sampling import SamplingParams
+from foretoken.engine.sparse_probs import SparseProbs
 from foretoken.rpc.link.worker_entries import SequenceKey
 from foretoken.v1.types_pb2 import DraftSource
 

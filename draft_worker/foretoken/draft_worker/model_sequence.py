@@ -11,7 +11,7 @@ from foretoken.draft_worker.drafter import DraftSequence
 from foretoken.draft_worker.drafter_settings import check_names, integer
 from foretoken.draft_worker.model_tree import ModelTree
 from foretoken.engine.batch import Segment
-from foretoken.engine.draft_probs import SparseProbs
+from foretoken.engine.sparse_probs import SparseProbs
 from foretoken.v1.types_pb2 import DraftSource
 
 MAX_BRANCHES = 16

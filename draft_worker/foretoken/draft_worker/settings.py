@@ -19,6 +19,8 @@ _NEEDED = {
     "lookahead": ("lookahead_model", "model"),
 }
 """Options of which a drafter needs one."""
+MODEL_DRAFTERS = frozenset(_NEEDED)
+"""Drafters that run a model."""
 
 
 class DraftWorkerSettings(WorkerSettings):

@@ -6,21 +6,13 @@ It knows rows of a draft model's logits; who sends the distributions where is no
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from foretoken.engine.sampler import SampleGroup, adjust_rows, noise_columns, sampling_columns
+from foretoken.engine.sparse_probs import SparseProbs
 from foretoken.kernels.rejection import MAX_DRAFT_PROBS
 from foretoken.kernels.sample.truncated import sample_truncated
-
-
-@dataclass(frozen=True, slots=True)
-class SparseProbs:
-    """The distribution of one draft token: unique ids, at most 64, and their float32 probabilities, above 0."""
-
-    token_ids: list[int]
-    probs: list[float]
 
 
 def sample_drafts(logits: torch.Tensor, groups: Sequence[SampleGroup]) -> list[tuple[int, SparseProbs]]:

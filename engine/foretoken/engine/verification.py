@@ -13,7 +13,6 @@ from itertools import accumulate, takewhile
 
 import torch
 
-from foretoken.engine.draft_probs import SparseProbs
 from foretoken.engine.sampler import (
     SampleGroup,
     TokenLogprob,
@@ -23,6 +22,7 @@ from foretoken.engine.sampler import (
     sample_rows,
     sampling_columns,
 )
+from foretoken.engine.sparse_probs import SparseProbs
 from foretoken.kernels.accept import accept_block
 from foretoken.kernels.rejection import DraftProbs, rejection
 from foretoken.kernels.typical import typical

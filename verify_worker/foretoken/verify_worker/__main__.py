@@ -3,14 +3,20 @@
 import sys
 
 from foretoken.rpc.server import run_service
-from foretoken.verify_worker.service import run
 from foretoken.verify_worker.settings import VerifyWorkerSettings
+
+
+async def _run(settings: VerifyWorkerSettings) -> None:
+    # Here: torch and transformers take seconds, for which `--help`, a wrong option or a port in use need not wait.
+    from foretoken.verify_worker.service import run
+
+    await run(settings)
 
 
 def main() -> int:
     """Parse options and serve; the process's exit status."""
     settings = VerifyWorkerSettings.parse(program="foretoken verify-worker")
-    return run_service("verify-worker", settings, lambda: run(settings))
+    return run_service("verify-worker", settings, lambda: _run(settings))
 
 
 if __name__ == "__main__":

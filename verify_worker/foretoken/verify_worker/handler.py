@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from foretoken.engine.draft_probs import SparseProbs
 from foretoken.engine.sampling import SamplingParams
+from foretoken.engine.sparse_probs import SparseProbs
 from foretoken.engine.verification import VerificationMode
 from foretoken.rpc.errors import InvalidArgumentError
 from foretoken.rpc.link import LinkPeer

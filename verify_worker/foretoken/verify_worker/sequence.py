@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 from opentelemetry.trace import INVALID_SPAN, Span
 
-from foretoken.engine.draft_probs import SparseProbs
 from foretoken.engine.sampler import TokenLogprob
 from foretoken.engine.sampling import SamplingParams
+from foretoken.engine.sparse_probs import SparseProbs
 from foretoken.engine.tree import node_depths
 from foretoken.engine.verification import VerificationMode
 from foretoken.rpc.link.worker_entries import SequenceKey
