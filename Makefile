@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # More arguments for pip, such as --extra-index-url https://download.pytorch.org/whl/cpu where there is no GPU.
 PIP_ARGS ?=
+# Files of tests that run at once; services under test run beside them.
+TEST_JOBS ?= 2
 PROTOS := $(wildcard protos/foretoken/v1/*.proto)
 
 .PHONY: demo test lint type proto proto-check docs bench up clean
@@ -19,7 +21,7 @@ demo: $(VENV)/.installed
 	@$(BIN)/python -m foretoken.bench.demo
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
