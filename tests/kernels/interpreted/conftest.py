@@ -1,8 +1,8 @@
-"""Runs this folder's tests in one process of their own, where Triton interprets its kernels on CPU tensors.
+"""Runs each file of this folder in a process of its own, where Triton interprets its kernels on CPU tensors.
 
 Triton decides when a kernel is decorated, so the process that runs the other tests cannot switch. That process sends
-the selected tests to a child with TRITON_INTERPRET=1 and reports each outcome as its own. Tests marked `gpu` stay in
-it: there the same kernels run compiled. A test takes the fixture `device`, and `takes_triton` around what it tests.
+a file's selected tests to a child with TRITON_INTERPRET=1 and reports each outcome as its own. Tests marked `gpu` stay
+in it: there the same kernels run compiled. A test takes the fixture `device`, and `takes_triton` around what it tests.
 """
 
 import json
@@ -25,9 +25,10 @@ IS_INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 class Child:
-    """The interpreting process and what it has reported so far, by test."""
+    """The interpreting process of one file and what it has reported so far, by test."""
 
-    def __init__(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+    def __init__(self, config: pytest.Config, path: Path, items: list[pytest.Item]) -> None:
+        self.path = path
         self._config = config
         self._arguments = tempfile.NamedTemporaryFile("w", suffix=".txt")
         self._arguments.write("\n".join(item.nodeid for item in items))
@@ -81,10 +82,14 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if IS_INTERPRETING or not is_delegated(item):
         return None
     config = item.config
-    if CHILD not in config.stash:
-        config.stash[CHILD] = Child(config, [other for other in item.session.items if is_delegated(other)])
+    child = config.stash.get(CHILD, None)
+    if child is None or child.path != item.path:
+        if child is not None:
+            child.stop()
+        others = [other for other in item.session.items if other.path == item.path and is_delegated(other)]
+        child = config.stash[CHILD] = Child(config, item.path, others)
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for report in config.stash[CHILD].reports(item):
+    for report in child.reports(item):
         item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     item.session._setupstate.teardown_exact(nextitem)  # the last test run here left open what it shares with this one
