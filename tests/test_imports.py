@@ -39,10 +39,10 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     "cli": ("torch", "transformers", "triton"),
     "training": ("grpc",),
 }
+MODEL_PACKAGES = {"torch", "transformers", "triton"}
 # What the SDK shares with the services, and packages it must not load.
 SDK_MODULES = ("foretoken.rpc.errors", "foretoken.rpc.trace", "foretoken.rpc.tls", "foretoken.rpc.names")
-MODEL_PACKAGES = {"torch", "transformers", "triton"}
-SERVICE_PACKAGES = ("torch", "transformers", "triton", "numpy", "pydantic", "pydantic_settings", "asyncio_pool")
+SERVICE_PACKAGES = (*MODEL_PACKAGES, "numpy", "pydantic", "pydantic_settings", "asyncio_pool")
 
 
 def source_files() -> Iterator[tuple[str, Path]]:
