@@ -15,8 +15,9 @@ needs_compiler = pytest.mark.skipif(not native.is_available(), reason="no C comp
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """An empty cache folder and a library that is not loaded yet."""
+    """An empty cache folder and a library that is not loaded yet, whatever other tests of this process have loaded."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(native, "_cache_dir", None)
     native._library.cache_clear()
     return tmp_path / "foretoken"
 
@@ -24,7 +25,6 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def forget_the_test_library() -> object:
     yield
-    native._cache_dir = None
     native._library.cache_clear()
 
 
