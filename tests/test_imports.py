@@ -42,7 +42,7 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
 MODEL_PACKAGES = {"torch", "transformers", "triton"}
 # What the SDK shares with the services, and packages it must not load.
 SDK_MODULES = ("foretoken.rpc.errors", "foretoken.rpc.trace", "foretoken.rpc.tls", "foretoken.rpc.names")
-SERVICE_PACKAGES = (*MODEL_PACKAGES, "numpy", "pydantic", "pydantic_settings", "asyncio_pool")
+SERVICE_PACKAGES = MODEL_PACKAGES | {"numpy", "pydantic", "pydantic_settings", "asyncio_pool"}
 
 
 def source_files() -> Iterator[tuple[str, Path]]:
@@ -113,7 +113,7 @@ def loaded_by(*modules: str, then: str = "pass") -> set[str]:
 
 
 def test_what_the_sdk_shares_needs_the_base_install_only():
-    assert loaded_by(*SDK_MODULES) & set(SERVICE_PACKAGES) == set()
+    assert loaded_by(*SDK_MODULES) & SERVICE_PACKAGES == set()
 
 
 def test_rpc_never_loads_torch():
@@ -156,5 +156,5 @@ def test_ops_on_a_cpu_never_load_triton():
 def test_a_package_without_torch_loads_without_it(package):
     if not (ROOT / package / "foretoken" / package / "__init__.py").exists():
         pytest.skip(f"foretoken.{package} is not here")
-    forbidden = set(SERVICE_PACKAGES) if package == "client" else {"torch", "triton"}
+    forbidden = SERVICE_PACKAGES if package == "client" else {"torch", "triton"}
     assert loaded_by(f"foretoken.{package}") & forbidden == set()

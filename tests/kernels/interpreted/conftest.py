@@ -86,8 +86,8 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if child is None or child.path != item.path:
         if child is not None:
             child.stop()
-        others = [other for other in item.session.items if other.path == item.path and is_delegated(other)]
-        child = config.stash[CHILD] = Child(config, item.path, others)
+        of_file = [other for other in item.session.items if other.path == item.path and is_delegated(other)]
+        child = config.stash[CHILD] = Child(config, item.path, of_file)
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for report in child.reports(item):
         item.ihook.pytest_runtest_logreport(report=report)
