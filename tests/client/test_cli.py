@@ -88,6 +88,24 @@ def test_what_a_locale_cannot_write_is_escaped(router, script) -> None:
     assert (done.returncode, done.stdout) == (0, b"caf\\xe9\n")
 
 
+@pytest.mark.parametrize("command", ["generate hi", "generate hi --json", "info", "info --json"])
+@pytest.mark.parametrize("is_pipe", [True, False], ids=["a pipe nobody reads", "a full disk"])
+def test_output_that_cannot_be_written_is_a_failure_told_once(router, script, command: str, is_pipe: bool) -> None:
+    answer = (script.start(), script.tokens("abc", 5), script.finish(1))
+    router.will(*(answer if command.startswith("generate") else (pb.GetModelInfoResponse(model="tiny"),)))
+    if is_pipe:
+        read_end, output = os.pipe()
+        os.close(read_end)
+    else:
+        output = os.open("/dev/full", os.O_WRONLY)
+    arguments = [sys.executable, "-m", "foretoken.cli", *command.split(), "--address", router.address]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(arguments, stdout=output, stderr=subprocess.PIPE, env=environment, timeout=60)
+    os.close(output)
+    told = b"" if is_pipe else b"foretoken: [Errno 28] No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, told)
+
+
 def test_json_is_one_object(answering) -> None:
     result = run("generate", "hi", "--json", "--address", answering.address)
     (line,) = result.stdout.splitlines()

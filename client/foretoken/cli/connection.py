@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeAlias
@@ -87,11 +87,11 @@ def reported_errors(connection: Connection, as_json: bool) -> Iterator[None]:
     """
     try:
         yield
+        sys.stdout.flush()  # what cannot be written is told here, and not by the interpreter as it ends
     except KeyboardInterrupt:
         sys.stderr.write("\ncancelled\n")
         raise typer.Exit(EXIT_INTERRUPTED) from None
     except BrokenPipeError:  # whoever read our output has seen enough
-        sys.stderr.close()
         raise typer.Exit(EXIT_FAILED) from None
     except (ForetokenError, OSError) as error:
         if as_json and isinstance(error, ForetokenError):
@@ -99,6 +99,17 @@ def reported_errors(connection: Connection, as_json: bool) -> Iterator[None]:
         else:
             sys.stderr.write(f"foretoken: {_described(error, connection)}\n")
         raise typer.Exit(EXIT_FAILED) from None
+    finally:
+        _let_go_of_output()
+
+
+def _let_go_of_output() -> None:
+    """The interpreter writes what is left as it ends; where that fails it says so again and ends with status 120."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with suppress(OSError):
+            sys.stdout.close()
 
 
 def _described(error: Exception, connection: Connection) -> str:
