@@ -206,6 +206,15 @@ def test_info_shows_the_model_and_its_workers(router) -> None:
     assert info["model"] == "tiny" and info["verify_workers"][0]["free_pages"] == 3
 
 
+def test_names_that_look_like_markup_are_shown_as_they_are(router) -> None:
+    hello = types_pb2.WorkerHello(role="verify", model_id="llama[fp16]")
+    workers = [pb.WorkerInfo(address="a:1", state="ready", hello=hello)]
+    router.will(pb.GetModelInfoResponse(model="models/[old]/llama[fp16]", verify_workers=workers))
+    result = run("info", "--address", router.address)
+    assert result.exit_code == 0 and "models/[old]/llama[fp16]" in result.stdout
+    assert result.stdout.count("llama[fp16]") == 2
+
+
 def test_numbers_stay_whole_in_a_narrow_terminal() -> None:
     workers = [
         WorkerStatus.from_proto(
@@ -257,6 +266,13 @@ def test_the_table_names_speed_and_acceptance() -> None:
     output = console.file.getvalue()
     for words in ("tokens/s", "2.00 of 4.0 drafted", "█ 100%", "3.00 tokens per target forward", "stop string '\\n'"):
         assert words in output
+
+
+def test_a_stop_string_that_looks_like_markup_is_shown_as_it_is() -> None:
+    finish = pb.GenerateFinish(reason=pb.FINISH_REASON_STOP, stop="[/INST]")
+    console = Console(file=StringIO(), width=100)
+    console.print(report.table(Completion.from_proto(pb.GenerateStart(), [], finish, 0), 0.5))
+    assert "ended by the stop string '[/INST]'" in console.file.getvalue()
 
 
 @pytest.mark.parametrize(

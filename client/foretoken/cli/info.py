@@ -15,8 +15,8 @@ from typing import Annotated
 import typer
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from foretoken.cli import connection as c
 from foretoken.client import ModelInfo, Sampling, WorkerStatus
@@ -58,7 +58,7 @@ def _model_table(model: ModelInfo) -> Table:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")
     grid.add_column()
-    grid.add_row("model", model.model)
+    grid.add_row("model", Text(model.model))  # names are no markup, whatever brackets they hold
     grid.add_row("vocabulary", f"{model.vocab_size} ids, EOS {', '.join(map(str, model.eos_token_ids)) or 'none'}")
     grid.add_row("context", f"{model.max_context} tokens")
     grid.add_row("chat template", "yes" if model.has_chat_template else "no")
@@ -85,9 +85,9 @@ def _worker_table(workers: Sequence[WorkerStatus]) -> Table:
         times = [f"{cost.time_s * 1e3:.1f}" for cost in worker.step_costs if cost.rows in (1, 8)]
         table.add_row(
             worker.role,
-            escape(worker.address),
+            Text(worker.address),
             state,
-            " ".join((Path(worker.model_id).name, worker.dtype)).strip() or ", ".join(worker.drafters),
+            Text(" ".join((Path(worker.model_id).name, worker.dtype)).strip() or ", ".join(worker.drafters)),
             f"{worker.running} (+{worker.waiting})" if worker.waiting else str(worker.running),
             f"{worker.free_pages}/{worker.total_pages}",
             ", ".join(times),

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from foretoken.client import Completion, Token, VerificationMode
 
@@ -25,7 +26,8 @@ def table(completion: Completion, elapsed_s: float) -> Table:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")
     grid.add_column()
-    grid.add_row("tokens", f"{len(completion.tokens)} in {elapsed_s:.2f} s, ended by {_ending(completion)}")
+    ended = f"{len(completion.tokens)} in {elapsed_s:.2f} s, ended by {_ending(completion)}"
+    grid.add_row("tokens", Text(ended))  # a stop string may look like markup: [/INST]
     grid.add_row("tokens/s", f"{tokens_per_s(completion, elapsed_s):.1f}")
     if completion.mode in _MODE_NOTES:
         grid.add_row("verification", f"{completion.mode}: {_MODE_NOTES[completion.mode]}")
