@@ -79,6 +79,8 @@ def test_a_prompt_is_text_ids_or_messages() -> None:
         ("hi", {"stop": ["\ud800"]}, "sampling.stop"),
         ("hi", {"logit_bias": {-1: 1.0}}, "sampling.logit_bias"),
         ("hi", {"logit_bias": [(1, 2.0)]}, "sampling.logit_bias"),
+        ("hi", {"logit_bias": {None: 2.0}}, "sampling.logit_bias"),
+        ("hi", {"logit_bias": {1: None}}, "sampling.logit_bias"),
         ("hi", {"sampling": {"temperature": 0}}, "sampling"),
         ("hi", {"speculation": Sampling()}, "speculation"),
         ("hi", {"mode": "guess"}, "speculation.mode"),

@@ -122,6 +122,8 @@ def _set_sampling(message: types_pb2.SamplingParams, values: dict[str, Any]) -> 
     limit = "must map ids from 0 to 2**32 - 1 to numbers"
     for token_id, value in _mapping("sampling.logit_bias", values.pop("logit_bias", None), limit).items():
         with _refusing("sampling.logit_bias", {token_id: value}, limit):
+            if token_id is None or value is None:  # which protobuf takes for 0
+                raise TypeError
             message.logit_bias.add(token_id=token_id, bias=value)
     _fill(message, values, "sampling.")
 
