@@ -219,6 +219,17 @@ async def test_the_deadline_is_one_over_all_attempts(router, script, runner) -> 
     assert await asyncio.to_thread(router.cancelled.wait, 5)
 
 
+async def test_the_deadline_counts_from_the_iteration(router, script) -> None:
+    router.will(script.start(), script.tokens("a", 5), script.finish(1))
+    router.will(script.start(), script.tokens("b", 5), script.finish(1))
+    async with AsyncClient(router.address) as client:
+        with Client(router.address) as blocking:
+            answer, blocking_answer = (each.generate("hi", timeout_s=1.0) for each in (client, blocking))
+            await asyncio.sleep(1.1)  # as behind other answers that are read first
+            assert (await answer.result()).text == "a"
+            assert (await asyncio.to_thread(blocking_answer.result)).text == "b"
+
+
 async def test_leaving_the_loop_cancels_the_call(router, script, runner) -> None:
     router.will(script.start(), script.tokens("a", 5), script.Hang())
     pieces = await runner.pieces(router.address, "hi", stop_after=1)

@@ -79,6 +79,7 @@ class AsyncGeneration:
         return self._pieces()
 
     async def _pieces(self) -> AsyncIterator[Piece]:
+        self._session.begin()
         with call_span("Generate", SPAN_CLIENT_GENERATE) as span:
             while True:
                 self._raise_if_cancelled()

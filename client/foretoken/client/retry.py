@@ -43,9 +43,14 @@ class Retries:
         self._policy = policy
         self._clock = clock
         self._uniform = uniform
-        self._progress_at = clock()
-        self._deadline = None if timeout_s is None or timeout_s > _LONGEST_TIMEOUT_S else self._progress_at + timeout_s
+        self._timeout_s = None if timeout_s is None or timeout_s > _LONGEST_TIMEOUT_S else timeout_s
         self._num_in_a_row = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """The call begins now and not before: its deadline and any outage count from here."""
+        self._progress_at = self._clock()
+        self._deadline = None if self._timeout_s is None else self._progress_at + self._timeout_s
 
     def remaining_s(self) -> float | None:
         """Time left; None = no deadline.

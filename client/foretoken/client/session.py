@@ -24,6 +24,10 @@ class Session:
         self.start: pb.GenerateStart | None = None
         """The first message of the first stream."""
 
+    def begin(self) -> None:
+        """The first stream is about to be asked for: the deadline counts from now."""
+        self._retries.begin()
+
     def next_request(self) -> tuple[pb.GenerateRequest, float | None]:
         """The request of the next stream and the seconds it may take (None = no limit).
 

@@ -78,6 +78,7 @@ class Generation:
         return self._pieces()
 
     def _pieces(self) -> Iterator[Piece]:
+        self._session.begin()
         with call_span("Generate", SPAN_CLIENT_GENERATE) as span:
             while True:
                 self._raise_if_cancelled()
