@@ -388,6 +388,19 @@ def test_up_goes_on_without_a_drafter_and_not_without_the_target(fake_modules: P
     assert up.returncode == 1
 
 
+def test_up_goes_on_while_there_is_a_verify_worker(fake_modules: Path) -> None:
+    arguments = ["up", "--target", "t", "--port", "0", "--num-verify-workers", "2"]
+    up = start([*arguments, "--log-directory", str(fake_modules)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    up.stdout.readline()
+    for name, told in (("verify-1", "going on without it"), ("verify-2", "stopping")):
+        os.kill(json.loads((fake_modules / f"{name}.ready").read_text())["pid"], signal.SIGKILL)
+        lines = iter(up.stderr.readline, "")
+        assert any(f"{name} was ended by SIGKILL" in line for line in lines)
+        assert any(told in line for line in lines)
+    up.communicate(timeout=20)
+    assert up.returncode == 1
+
+
 def test_up_says_why_a_service_does_not_start(fake_modules: Path) -> None:
     up = start(["up", "--target", "t", "--port", "0", "--verify-options", "--fail"], stderr=subprocess.PIPE)
     _, errors = up.communicate(timeout=20)

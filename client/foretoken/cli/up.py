@@ -271,6 +271,7 @@ def _announce(services: LocalServices) -> None:
 def _watch(services: LocalServices, console: Console) -> None:
     """Returns when a service has ended that the others cannot do without."""
     lost: set[str] = set()
+    verifiers = [name for name in services.services if name.startswith("verify")]
     while True:
         for name, service in services.services.items():
             if name in lost or service.is_running:
@@ -280,7 +281,7 @@ def _watch(services: LocalServices, console: Console) -> None:
                 service.check()
             except ServiceFailedError as error:
                 _complain(console, error)
-            if not name.startswith("draft"):
+            if name == "router" or lost.issuperset(verifiers):
                 return
             console.print("going on without it: same tokens, slower")
         time.sleep(_CHECK_INTERVAL_S)
