@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -24,6 +25,7 @@ from typer.testing import CliRunner
 from foretoken.cli import provenance, report, services
 from foretoken.cli.info import _worker_table
 from foretoken.cli.main import app
+from foretoken.cli.up import _port
 from foretoken.client import Completion, InvalidArgumentError, Piece, WorkerStatus
 from foretoken.client.channel import DEFAULT_ADDRESS
 from foretoken.router.settings import RouterSettings
@@ -445,6 +447,16 @@ def test_up_finds_a_taken_port_before_it_loads_models(router) -> None:
 def test_up_says_whether_it_is_the_host_or_the_port(options: str, option: str) -> None:
     result = run("up", "--target", "t", *options.split())
     assert result.exit_code == 2 and f"for {option}" in result.stderr
+
+
+def test_up_needs_only_one_of_the_addresses_of_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As of localhost where its first address is ::1 and the machine, or the container, has no IPv6.
+    addresses = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, 0)) for host in ("192.0.2.1", "127.0.0.1")]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: addresses)
+    assert _port("two-addresses", 0) == 0
+    addresses.pop()
+    with pytest.raises(typer.BadParameter, match="two-addresses"):
+        _port("two-addresses", 0)
 
 
 def test_up_serves_on_a_unix_socket_and_leaves_logs_only(fake_modules: Path) -> None:

@@ -244,16 +244,31 @@ def _port(host: str, port: int | None) -> int:
         return 0
     port = _DEFAULT_PORT if port is None else port
     try:
-        family, kind, protocol, _, place = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(place)
+        _probe(host.strip("[]"), port)
     except (OSError, UnicodeError) as error:
         is_host = isinstance(error, socket.gaierror | UnicodeError) or error.errno == errno.EADDRNOTAVAIL
         reason = getattr(error, "strerror", None) or error
         text, option = (f"{host!r}: {reason}", "--host") if is_host else (f"{host}:{port}: {reason}", "--port")
         raise typer.BadParameter(text, param_hint=option) from None
     return port
+
+
+def _probe(host: str, port: int) -> None:
+    """Listens for a moment on one of the addresses that the host stands for; one is enough, as it is for the router.
+
+    Raises:
+        OSError, UnicodeError: the host stands for none, or for none that can be had.
+    """
+    problems: list[OSError] = []
+    for family, kind, protocol, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(place)
+            return
+        except OSError as error:
+            problems.append(error)
+    raise problems[0]
 
 
 def _announce(services: LocalServices) -> None:
