@@ -47,3 +47,5 @@ def test_the_drafter_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     options = ["--target", "t", "--draft", "d", "--prompts", str(prompts), "--out", str(tmp_path / "out")]
     assert drafters.main([*options, "--drafters", "ngram", "--no-transformers"]) == 2
     assert "no prompt fits" in capsys.readouterr().err
+    assert drafters.main([*options, "--report"]) == 2  # of the folder that was made and is empty
+    assert "holds no measurements" in capsys.readouterr().err

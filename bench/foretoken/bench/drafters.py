@@ -32,6 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_options(arguments)
     try:
         store = DraftersStore.open(options.out) if options.report else asyncio.run(_measure(options))
+        if not store.done:  # it was interrupted before the first prompt was through, or none fitted
+            raise ValueError(f"{options.out} holds no measurements")
     except (ValueError, ServiceFailedError) as error:
         print(f"python -m foretoken.bench.drafters: {error}", file=sys.stderr)
         return 2
