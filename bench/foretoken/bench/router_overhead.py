@@ -5,7 +5,8 @@
 Overhead of a round = its duration in the router less both workers' queue and forward times; p50 within a request, then
 the median over requests. With many streams rounds share the event loop, so it is also given per sequence, and as the
 router's own processor time per round, which does not depend on what else runs. The client runs on the same machine and
-takes its share. The last stdout line is one JSON object.
+takes its share. No figure is printed unless every answer is what the pretended model says and the workers found nothing
+amiss with the router. The last stdout line is one JSON object.
 """
 
 import argparse
@@ -23,20 +24,28 @@ from typing import Any
 
 import psutil
 
+from foretoken.bench.fake_model import FakeModel
 from foretoken.bench.fake_workers import READY_FILE
 from foretoken.bench.machine import describe_hardware, describe_versions
+from foretoken.bench.near_tie import first_difference
 from foretoken.bench.prompts import OWN_PROMPTS, load_prompts
 from foretoken.bench.streams import TimedCompletion, generate, run_bounded, sampling, speculation
 from foretoken.cli.service_process import ServiceProcess, service_environment
-from foretoken.client import AsyncClient
+from foretoken.client import AsyncClient, Completion, RetryPolicy
 from foretoken.rpc.server import loop_factory
+from foretoken.v1.types_pb2 import OpenSequence
 
+TEMPERATURE = 0.8
 READY_TIMEOUT_S = 60.0
 
 
 @asynccontextmanager
 async def fake_workers(tokenizer: str, step_ms: float, folder: Path) -> AsyncIterator[None]:
-    """Fake workers in a process of their own, on the sockets `verify.sock` and `draft.sock` of `folder`."""
+    """Fake workers in a process of their own, on the sockets `verify.sock` and `draft.sock` of `folder`.
+
+    Raises:
+        RuntimeError: they did not start, or did not end well.
+    """
     command = [sys.executable, "-m", "foretoken.bench.fake_workers", "--tokenizer", tokenizer]
     command += ["--step-ms", str(step_ms), "--folder", str(folder)]
     process = await asyncio.create_subprocess_exec(*command, stdin=subprocess.DEVNULL, env=service_environment())
@@ -50,8 +59,9 @@ async def fake_workers(tokenizer: str, step_ms: float, folder: Path) -> AsyncIte
     finally:
         if process.returncode is None:
             process.terminate()
-        if await process.wait() != 0:
-            print(f"the fake workers ended with status {process.returncode}", file=sys.stderr)
+        await process.wait()
+    if process.returncode != 0:  # as where the router did something against the protocol
+        raise RuntimeError(f"the fake workers ended with status {process.returncode}")
 
 
 @asynccontextmanager
@@ -80,21 +90,30 @@ def _wait_until_ready(service: ServiceProcess) -> None:
 async def measure(
     client: AsyncClient, process: psutil.Process, num_streams: int, options: argparse.Namespace
 ) -> dict[str, float]:
-    """Overhead with so many streams at once; `process` is the router's."""
+    """Overhead with so many streams at once; `process` is the router's.
+
+    Raises:
+        RuntimeError: an answer is not the model's, or nothing was drafted.
+    """
     text = load_prompts(OWN_PROMPTS, 1)[0].text
     how = speculation("model", options.num_draft_tokens)
 
     async def work(seed: int) -> TimedCompletion:
-        return await generate(client, text, sampling(options.max_new_tokens, 0.8, seed=seed), how)
+        return await generate(client, text, sampling(options.max_new_tokens, TEMPERATURE, seed=seed), how)
 
     await run_bounded(range(num_streams), work, num_streams)
     num_requests = max(options.requests, 4 * num_streams)
     start, start_cpu_s = time.perf_counter(), _cpu_s(process)
     timed = await run_bounded(range(num_requests), work, num_streams)
     seconds, cpu_s = time.perf_counter() - start, _cpu_s(process) - start_cpu_s
+    model = FakeModel((await client.model_info()).vocab_size)
+    for answer in timed:
+        check(answer.completion, model, options.max_new_tokens)
     stats = [answer.completion.speculation for answer in timed]
     num_rounds = sum(s.num_drafts for s in stats)
-    overhead_ms = 1000 * median(s.router_overhead_p50_s for s in stats)
+    if not num_rounds:
+        raise RuntimeError("nothing was drafted")
+    overhead_ms = 1000 * median(s.router_overhead_p50_s for s in stats if s.num_drafts)
     return {
         "round_overhead_p50_ms": round(overhead_ms, 3),
         "per_sequence_ms": round(overhead_ms / num_streams, 4),
@@ -105,25 +124,42 @@ async def measure(
     }
 
 
+def check(answer: Completion, model: FakeModel, max_new_tokens: int) -> None:
+    """Raises:
+    RuntimeError: the answer is not what the model says.
+    """
+    entry = OpenSequence(prompt_ids=answer.prompt_ids)
+    entry.sampling.temperature, entry.sampling.seed = TEMPERATURE, answer.seed
+    ids = model.generate(entry, max_new_tokens)
+    if model.eos_token_id in ids:
+        ids = ids[: ids.index(model.eos_token_id) + 1]
+    position = first_difference(answer.output_ids, ids)
+    if position is not None:
+        raise RuntimeError(f"the answer with seed {answer.seed} differs from the model's at output position {position}")
+
+
 def _cpu_s(process: psutil.Process) -> float:
     times = process.cpu_times()
     return float(times.user + times.system)
 
 
 async def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure every number of streams."""
+    """Measure every number of streams.
+
+    Raises:
+        RuntimeError: a process or an answer is not as it must be.
+    """
     with tempfile.TemporaryDirectory(prefix="foretoken-") as name:
         folder = Path(name)
         async with (
             fake_workers(options.tokenizer, options.step_ms, folder),
             router(options.tokenizer, folder) as service,
-            AsyncClient(service.address) as client,
+            AsyncClient(service.address, retry=RetryPolicy(max_retries=0)) as client,
         ):
             process = psutil.Process(service.pid)
             results = {}
             for num_streams in options.streams:
                 results[str(num_streams)] = await measure(client, process, num_streams, options)
-                print(f"{num_streams:>4} streams: {results[str(num_streams)]}", flush=True)
     return {
         "streams": results,
         "step_ms": options.step_ms,
@@ -134,7 +170,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print."""
+    """Measure and print; 1 when anything was wrong."""
     parser = argparse.ArgumentParser(prog="python -m foretoken.bench.router_overhead", description=__doc__)
     add = parser.add_argument
     add("--tokenizer", default="models/target", help="directory or hub id with a tokenizer")
@@ -143,8 +179,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--num-draft-tokens", type=int, default=4, help="tokens per draft block")
     add("--max-new-tokens", type=int, default=128, help="tokens per answer")
     add("--requests", type=int, default=16, help="fewest requests per number of streams")
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:  # the client takes as little of the machine as it can
-        print(json.dumps(runner.run(run(parser.parse_args(arguments)))))
+    options = parser.parse_args(arguments)
+    try:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:  # the client takes little of the machine
+            result = runner.run(run(options))
+    except RuntimeError as error:
+        print(f"python -m foretoken.bench.router_overhead: {error}: no figures", file=sys.stderr)
+        return 1
+    for num_streams, figures in result["streams"].items():
+        print(f"{num_streams:>4} streams: {figures}")
+    print(json.dumps(result))
     return 0
 
 
