@@ -348,6 +348,25 @@ async def test_closing_the_async_client_ends_a_wait_to_ask_again(router, script)
             await answer
 
 
+def test_closing_the_client_ends_a_question_that_waits_to_be_asked_again(router) -> None:
+    router.will(grpc.StatusCode.UNAVAILABLE)
+    client = Client(router.address, retry=RetryPolicy(initial_backoff_s=8.0, max_backoff_s=8.0))
+    threading.Timer(0.2, client.close).start()
+    with pytest.raises(RequestCancelledError, match="closed"):
+        client.tokenize("hi")
+
+
+async def test_closing_the_async_client_ends_a_question_that_waits_to_be_asked_again(router) -> None:
+    router.will(grpc.StatusCode.UNAVAILABLE)
+    client = AsyncClient(router.address, retry=RetryPolicy(initial_backoff_s=8.0, max_backoff_s=8.0))
+    asking = asyncio.ensure_future(client.tokenize("hi"))
+    await asyncio.sleep(0.2)
+    await client.close()
+    async with asyncio.timeout(2.0):
+        with pytest.raises(RequestCancelledError, match="closed"):
+            await asking
+
+
 def test_a_client_closed_while_a_call_begins_says_so(router, script) -> None:
     client = Client(router.address, retry=FAST)
     generation = client.generate("hi")

@@ -227,9 +227,9 @@ class AsyncClient:
 
     async def _unary(self, method_name: str, request: object, timeout_s: float | None) -> Any:
         retries = self._retries(timeout_s)
+        self._raise_if_closed()
         with call_span(method_name) as span:
             while True:
-                self._raise_if_closed()
                 try:
                     return await getattr(self._stub, method_name)(
                         request, timeout=retries.remaining_s(), metadata=call_metadata(span)
@@ -243,6 +243,8 @@ class AsyncClient:
                         raise RequestCancelledError("the client was closed") from None
                     error = UnavailableError("the call was cut off")
                 await _wait(self._closed, retries.delay_after(error))
+                if self.is_closed:
+                    raise RequestCancelledError("the client was closed")
 
     def _retries(self, timeout_s: float | None) -> Retries:
         return Retries(self._retry, self._timeout_s if timeout_s is None else timeout_s)

@@ -234,9 +234,9 @@ class Client:
 
     def _unary(self, method_name: str, request: object, timeout_s: float | None) -> Any:
         retries = self._retries(timeout_s)
+        self._raise_if_closed()
         with call_span(method_name) as span:
             while True:
-                self._raise_if_closed()
                 try:
                     return getattr(self._stub, method_name)(
                         request, timeout=retries.remaining_s(), metadata=call_metadata(span)
@@ -244,9 +244,11 @@ class Client:
                 except grpc.RpcError as broken:
                     error = call_error(broken, is_cancelled=self.is_closed)
                 except ValueError:  # another thread has just closed the channel
-                    self._raise_if_closed()
-                    raise
-                self._closed.wait(retries.delay_after(error))
+                    if not self.is_closed:
+                        raise
+                    raise RequestCancelledError("the client was closed") from None
+                if self._closed.wait(retries.delay_after(error)):
+                    raise RequestCancelledError("the client was closed")
 
     def _retries(self, timeout_s: float | None) -> Retries:
         return Retries(self._retry, self._timeout_s if timeout_s is None else timeout_s)
