@@ -375,6 +375,20 @@ def test_up_leaves_nothing_behind_however_often_it_is_interrupted(
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
+@pytest.mark.parametrize("interruption", [signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
+def test_up_stops_everything_in_order_when_nobody_reads_what_it_says(
+    fake_modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interruption: signal.Signals
+) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    up = start(["up", "--target", "t", "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    up.stdout.readline()
+    up.stderr.close()  # as of a `tee` that the same Ctrl-C has ended, or of a terminal that was closed
+    up.send_signal(interruption)
+    status = up.wait(20)
+    assert (list((tmp_path / "temporary").iterdir()), status) == ([], 0)
+
+
 def test_up_goes_on_without_a_drafter_and_not_without_the_target(fake_modules: Path) -> None:
     arguments = ["up", "--target", "t", "--port", "0", "--log-directory", str(fake_modules)]
     up = start(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -100,16 +100,17 @@ def reported_errors(connection: Connection, as_json: bool) -> Iterator[None]:
             sys.stderr.write(f"foretoken: {_described(error, connection)}\n")
         raise typer.Exit(EXIT_FAILED) from None
     finally:
-        _let_go_of_output()
+        let_go_of_output()
 
 
-def _let_go_of_output() -> None:
+def let_go_of_output() -> None:
     """The interpreter writes what is left as it ends; where that fails it says so again and ends with status 120."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        with suppress(OSError):
-            sys.stdout.close()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            with suppress(OSError):
+                stream.close()
 
 
 def _described(error: Exception, connection: Connection) -> str:

@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Protocol
@@ -23,7 +23,7 @@ import typer
 from rich.console import Console
 
 from foretoken.cli import services as service_commands
-from foretoken.cli.connection import EXIT_FAILED
+from foretoken.cli.connection import EXIT_FAILED, let_go_of_output
 from foretoken.cli.local_services import LocalServices, LocalServicesConfig, embedded_models
 from foretoken.cli.service_process import Progress, ServiceFailedError
 from foretoken.client import ClientTls, ForetokenError
@@ -158,6 +158,7 @@ def up(
         is_interrupted = True
     finally:
         _stop(services, console)
+        let_go_of_output()
     if not is_interrupted:
         raise typer.Exit(EXIT_FAILED)
 
@@ -304,8 +305,9 @@ def _watch(services: LocalServices, console: Console) -> None:
 
 def _stop(services: LocalServices, console: Console) -> None:
     """In order; at once when interrupted again."""
-    console.print("stopping")
     try:
+        with suppress(OSError, SystemExit):  # whoever read it may be gone: a terminal, a `tee` of that Ctrl-C
+            console.print("stopping")
         services.stop()
     except KeyboardInterrupt:
         _stop_at_once(services)
