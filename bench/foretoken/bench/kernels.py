@@ -60,7 +60,7 @@ def print_report(result: dict[str, Any]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare, measure, print; the status is 1 when a kernel was wrong and 2 where there is no GPU."""
+    """Compare, measure, print; the status is 1 when a kernel was wrong and 2 where there is no GPU, or no such op."""
     parser = argparse.ArgumentParser(prog=PROGRAM, description=__doc__)
     parser.add_argument("--only", nargs="+", metavar="OP", help="ops to measure (default: all)")
     options = parser.parse_args(arguments)
@@ -73,6 +73,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for case in (*sampling_cases(device), *paged_cases(device), *product_cases(device))
         if options.only is None or case.op in options.only
     ]
+    if not cases:
+        print(f"{PROGRAM}: no op is named {' or '.join(options.only)}", file=sys.stderr)
+        return 2
     with torch.inference_mode():
         result = report(cases, DeviceTimer(device))
     print_report(result)

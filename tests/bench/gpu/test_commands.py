@@ -46,6 +46,23 @@ def test_without_a_gpu_the_command_says_so_in_one_line(command: ModuleType, caps
     assert command.PROGRAM in printed.err and "no CUDA device" in printed.err
 
 
+def test_a_name_that_is_no_op_is_no_success(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Copies:
+        """A device that copies; nothing else is asked of it."""
+
+        def copy_bytes_per_s(self) -> float:
+            return 1.0
+
+    monkeypatch.setattr(kernels, "require_device", lambda program: CPU)
+    monkeypatch.setattr(kernels, "DeviceTimer", lambda device: Copies())
+    monkeypatch.setattr(kernels, "describe_device", lambda device: {})
+    assert kernels.main(["--only", "atention"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and "no op is named atention" in printed.err
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op} {case.shape}")
 def test_every_cases_inputs_are_fresh_and_suit_the_op(case: Case) -> None:
     first, second = case.fresh(), case.fresh()
