@@ -335,6 +335,13 @@ def test_a_router_without_tls_is_told_in_one_line(router) -> None:
     assert done.returncode == 1 and line.startswith("foretoken: ")
 
 
+def test_a_command_without_its_extra_says_so_in_one_line() -> None:
+    code = "import sys\nsys.modules['typer'] = None\nsys.argv[1:] = ['router', '--help']\n"
+    code += "from foretoken.cli.__main__ import main\nraise SystemExit(main())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "foretoken: the command needs typer: pip install 'foretoken[cli]'\n")
+
+
 def test_an_interrupt_during_imports_is_quiet(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
     code = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"

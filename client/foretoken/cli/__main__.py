@@ -18,6 +18,11 @@ def main() -> int:
         app()
     except KeyboardInterrupt:  # imports take a moment
         return 130
+    except ModuleNotFoundError as error:
+        if error.name != "typer":  # which brings rich
+            raise
+        sys.stderr.write("foretoken: the command needs typer: pip install 'foretoken[cli]'\n")
+        return 1
     return 0
 
 
