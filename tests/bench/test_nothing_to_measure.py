@@ -38,6 +38,15 @@ async def test_end_to_end(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     assert "no prompt fits" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("drafter", ["model", "staged", "fused"])
+def test_end_to_end_refuses_a_drafter_without_the_model_it_needs(
+    drafter: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse_options(["--target", "t", "--drafter", drafter])
+    assert f"--drafter {drafter} needs --draft" in capsys.readouterr().err
+
+
 def test_the_drafter_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(drafters, "Stack", NarrowStack)
     monkeypatch.setattr(drafters, "hash_weights", lambda folder: "f")

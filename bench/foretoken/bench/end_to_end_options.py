@@ -8,6 +8,8 @@ from typing import Any
 
 from foretoken.bench.matrix import DRAFTERS, DTYPES, NO_DRAFTER
 from foretoken.bench.prompts import OWN_PROMPTS
+from foretoken.bench.sides import FUSED
+from foretoken.cli.local_services import NEED_DRAFT_MODEL
 from foretoken.client import VerificationMode
 from foretoken.draft_worker.settings import DraftWorkerSettings
 
@@ -69,7 +71,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     parser = argparse.ArgumentParser(prog="python -m foretoken.bench.end_to_end", description=__doc__)
     add = parser.add_argument
     add("--target", required=True, help="target model: directory or hub id")
-    add("--draft", help="draft model: directory or hub id; needed by --drafter model and by assisted generation")
+    add("--draft", help="draft model: directory or hub id; for --drafter model, staged, fused and assisted generation")
     add("--prompts", type=Path, default=OWN_PROMPTS, help=".jsonl or .jsonl.gz with `prompt` or `turns` (default: own)")
     add("--limit", type=_positive, help="only the first so many prompts")
     add("--max-new-tokens", type=_positive, default=128, help="tokens per answer")
@@ -89,8 +91,8 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     add("--no-transformers", action="store_true", help="leave out the transformers side")
     given = vars(parser.parse_args(arguments))
     options = Options(**given | {"drafter_settings": dict(given["drafter_settings"] or ())})
-    if options.drafter == "model" and not options.draft:
-        parser.error("--drafter model needs --draft")
+    if options.drafter in (*NEED_DRAFT_MODEL, FUSED) and not options.draft:  # `fused` has no two sources without it
+        parser.error(f"--drafter {options.drafter} needs --draft")
     return options
 
 
