@@ -63,6 +63,21 @@ def test_a_killed_service_is_noticed_and_starts_again_on_its_port(services: Loca
     assert services.services["draft"].address == address
 
 
+def test_a_service_that_ended_long_ago_is_not_signalled_again(
+    services: LocalServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signalled: list[int] = []
+    draft, killpg = services.services["draft"], os.killpg
+    monkeypatch.setattr(os, "killpg", lambda group, number: (signalled.append(group), killpg(group, number)))
+    os.kill(draft.pid, signal.SIGKILL)
+    assert draft.wait(5)
+    with pytest.raises(ServiceFailedError):
+        draft.check()
+    assert signalled == [draft.pid]  # what it may have started
+    services.stop()
+    assert signalled.count(draft.pid) == 1  # by now that may be another's number
+
+
 def test_a_paused_service_can_still_be_stopped(services: LocalServices) -> None:
     services.services["draft"].pause()
     services.stop(grace_s=0.2)

@@ -72,6 +72,7 @@ class ServiceProcess:
         self._module = module
         self._arguments = tuple(arguments)
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_group_ended = False
 
     @property
     def address(self) -> str:
@@ -107,6 +108,7 @@ class ServiceProcess:
             raise RuntimeError(f"{self.name} runs already")
         for file in (self._ready_file, self._progress_file):
             file.unlink(missing_ok=True)
+        self._is_group_ended = False
         command = [sys.executable, "-m", "foretoken.cli.child", self._module, *self._arguments]
         command += ["--host", self.host, "--port", str(self.port), "--ready-file", str(self._ready_file)]
         with self.log_file.open("ab") as log:
@@ -137,6 +139,7 @@ class ServiceProcess:
         ServiceFailedError: the process was started and has ended.
         """
         if self._process is not None and not self.is_running:
+            self._end_group()
             raise ServiceFailedError(self.name, _how_it_ended(self._process.returncode), self.log_tail())
 
     def progress(self) -> Progress | None:
@@ -170,7 +173,7 @@ class ServiceProcess:
         """Ends the process and what it started at once (SIGKILL), as a crash would."""
         if self._process is None:
             return
-        self._signal(signal.SIGKILL)
+        self._end_group()
         self._process.wait()
         if self._process.stdin is not None:
             self._process.stdin.close()
@@ -184,6 +187,12 @@ class ServiceProcess:
     def resume(self) -> None:
         """Lets a paused process go on (SIGCONT)."""
         self._signal(signal.SIGCONT)
+
+    def _end_group(self) -> None:
+        """Once, as soon as an end is noticed: later the group's number may be that of somebody else's."""
+        if not self._is_group_ended:
+            self._is_group_ended = True
+            self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
         """To the whole group when ending it by force, else to the process alone."""
