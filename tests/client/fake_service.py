@@ -22,6 +22,7 @@ NAMES = (
 for name in NAMES.split():
     parser.add_argument("--" + name, default="")
 parser.add_argument("--fail", action="store_true")
+parser.add_argument("--lonely", action="store_true")
 parser.add_argument("--stubborn", action="store_true")
 options = parser.parse_args()
 sys.stdout.write(f"options {json.dumps(vars(options))}\n")
@@ -34,6 +35,9 @@ if options.stubborn:
 
 class Service(generation_pb2_grpc.GenerationServiceServicer):
     def GetModelInfo(self, request, context):
+        if options.lonely:
+            time.sleep(3)
+            context.abort(grpc.StatusCode.UNAVAILABLE, "no verify worker became ready: refused")
         workers = {
             role: [pb.WorkerInfo(address=a, state="ready") for a in getattr(options, role).split(",") if a]
             for role in ("verify", "draft")

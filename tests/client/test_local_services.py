@@ -13,7 +13,7 @@ import pytest
 
 from foretoken.cli.local_services import LocalServices, LocalServicesConfig
 from foretoken.cli.service_process import Progress, ServiceFailedError, ServiceProcess
-from foretoken.client import Client
+from foretoken.client import Client, UnavailableError
 
 
 @pytest.fixture
@@ -139,6 +139,13 @@ def test_a_service_that_cannot_start_is_named_with_its_last_words(fake_modules: 
     with pytest.raises(ServiceFailedError, match="draft ended with exit status 1(.|\n)*the weights are missing"):
         services.start()
     assert not any(service.is_running for service in services.services.values())
+
+
+def test_a_router_that_found_no_verify_worker_is_asked_once(fake_modules: Path) -> None:
+    begun_s = time.monotonic()
+    with pytest.raises(UnavailableError, match="no verify worker became ready: refused"):
+        LocalServices(LocalServicesConfig("t", drafters=(), router_options=["--lonely"])).start()
+    assert time.monotonic() - begun_s < 6.0  # the real one takes ten seconds for each answer
 
 
 def test_a_start_that_takes_too_long_fails(fake_modules: Path) -> None:

@@ -15,10 +15,12 @@ from types import TracebackType
 from typing import Self
 
 from foretoken.cli.service_process import Progress, ServiceFailedError, ServiceProcess
-from foretoken.client import Client, ClientTls
+from foretoken.client import Client, ClientTls, RetryPolicy
 
 LOOPBACK = "127.0.0.1"
 _POLL_S = 0.02
+_RETRY = RetryPolicy(max_outage_s=3.0)
+"""A router that cannot say what it serves has waited for a verify worker in vain, and says why; once is enough."""
 _MAX_SOCKET_PATH_BYTES = 107
 """Linux's limit, the closing zero not counted."""
 VERIFY_MODULE = "foretoken.verify_worker"
@@ -106,6 +108,7 @@ class LocalServices:
 
         Raises:
             ServiceFailedError: one did not come to serve; the others are stopped.
+            ForetokenError: the router cannot say what it serves; all are stopped.
         """
         if self.config.log_directory is None:
             self._directory = self._temporary = Path(tempfile.mkdtemp(prefix="foretoken-"))
@@ -205,7 +208,7 @@ class LocalServices:
             time.sleep(_POLL_S)
 
     def _wait_until_connected(self, deadline: float) -> None:
-        with Client(self.address, tls=self.config.router_tls) as client:
+        with Client(self.address, tls=self.config.router_tls, retry=_RETRY) as client:
             while True:
                 self.check()
                 info = client.model_info()
