@@ -25,7 +25,13 @@ class Stack:
         self.client: AsyncClient
 
     async def __aenter__(self) -> Self:
-        await asyncio.to_thread(self.services.start)
+        starting = asyncio.get_running_loop().run_in_executor(None, self.services.start)
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            self.services.stop(grace_s=0.0)  # which the thread finds, and ends: of a cancellation it hears nothing
+            await asyncio.gather(starting, return_exceptions=True)
+            raise
         # A benchmark wants to hear of broken streams, not to have them mended.
         self.client = AsyncClient(self.services.address, retry=RetryPolicy(max_retries=0))
         return self
