@@ -199,6 +199,20 @@ def test_a_long_prompt_does_not_stall_a_running_stream(bench):
     assert bench.emitted(2, {}) == bench.runner.complete([n % 90 for n in range(100)], 1)
 
 
+@pytest.mark.parametrize("max_prefill_rows", [8, 32])
+def test_a_long_prompt_leaves_room_for_a_block(fake_runner_class, max_prefill_rows):
+    bench = Bench(fake_runner_class(), max_rows=20, max_prefill_rows=max_prefill_rows)
+    bench.open(1, [1, 2])
+    bench.run()
+    bench.open(2, [n % 90 for n in range(100)])
+    bench.block(2, 100, [], 1)
+    bench.block(1, 2, [9] * 16)
+    bench.core.step()
+    assert [decision.key for decision in bench.sink.decisions] == [(1, 1)]
+    bench.run()
+    assert bench.emitted(2, {}) == bench.runner.complete([n % 90 for n in range(100)], 1)
+
+
 @pytest.mark.parametrize("max_rows", [3, 4, 7])
 def test_batches_never_exceed_the_row_budget(fake_runner_class, max_rows):
     bench = Bench(fake_runner_class(), max_rows=max_rows, max_prefill_rows=2)

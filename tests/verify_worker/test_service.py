@@ -28,3 +28,9 @@ def test_a_verify_worker_names_what_its_bits_depend_on(tmp_path: Path, monkeypat
     (tmp_path / "more.py").write_text("x = 1\n")
     theirs = numerics()
     assert theirs != ours and theirs.startswith(ours[:-12])
+
+
+def test_a_block_leaves_prompts_a_row() -> None:
+    VerifyWorkerSettings(model="m", max_draft_tokens=6, max_batch_rows=8)
+    with pytest.raises(ValueError, match="--max-batch-rows = 8: must be at least 9 with --max-draft-tokens = 7"):
+        VerifyWorkerSettings(model="m", max_draft_tokens=7, max_batch_rows=8)

@@ -37,7 +37,8 @@ class Work:
 
 
 class Scheduler:
-    """Plans forwards of at most `max_rows` rows; prefill takes at most `max_prefill_rows` while others decode."""
+    """Plans forwards of at most `max_rows` rows, more than a block needs. While others decode, prefill takes at most
+    `max_prefill_rows`, and leaves what the block that waits longest needs."""
 
     def __init__(
         self, page_table: PageTable, max_rows: int, max_prefill_rows: int, idle_grace_s: float = IDLE_GRACE_S
@@ -52,9 +53,11 @@ class Scheduler:
         """The next forward's work; empty when nothing can run before a sequence has been idle for `idle_grace_s`."""
         waiting = [seq for seq in sequences if seq.wants_forward]
         waiting.sort(key=lambda seq: seq.waiting_since_ns)
-        is_decoding = any(seq.num_missing_kv == 0 for seq in waiting)
-        rows_left = self._max_rows
-        prefill_left = self._max_prefill_rows if is_decoding else self._max_rows
+        rows_left = prefill_left = self._max_rows
+        decoding = next((seq for seq in waiting if seq.num_missing_kv == 0), None)
+        if decoding is not None:
+            num_drafts = len(decoding.block.draft_ids) if decoding.block is not None else 0
+            prefill_left = min(self._max_prefill_rows, self._max_rows - 1 - num_drafts)
         planned: list[Work] = []
         for seq in waiting:
             if rows_left == 0:

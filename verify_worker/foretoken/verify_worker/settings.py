@@ -14,8 +14,7 @@ class VerifyWorkerSettings(WorkerSettings):
 
     @model_validator(mode="after")
     def _check_rows(self) -> Self:
-        if self.max_draft_tokens + 1 > self.max_batch_rows:
-            raise ValueError(
-                f"--max-draft-tokens = {self.max_draft_tokens}: must be below --max-batch-rows = {self.max_batch_rows}"
-            )
+        if self.max_draft_tokens + 2 > self.max_batch_rows:  # a block has one row more; one is left for prompts
+            limit = f"must be at least {self.max_draft_tokens + 2} with --max-draft-tokens = {self.max_draft_tokens}"
+            raise ValueError(f"--max-batch-rows = {self.max_batch_rows}: {limit}")
         return self
