@@ -111,6 +111,14 @@ def test_small_forwards_are_checked_too(max_batch_rows: int, tmp_path: Path) -> 
     ModelRunner.load(EngineConfig(directory, compile="off", num_pages=4, max_batch_rows=max_batch_rows))
 
 
+@pytest.mark.parametrize(
+    ("settings", "limit"), [({"num_pages": 3}, "3 is below 4"), ({"num_pages": 9, "page_size": 4}, "9 is below 10")]
+)
+def test_fewer_pages_than_the_check_at_load_takes(settings: dict[str, int], limit: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelRefusedError, match=f"num_pages: {limit}"):
+        ModelRunner.load(EngineConfig(save_tiny(tmp_path, "llama"), compile="off", **settings))  # type: ignore[arg-type]
+
+
 def test_a_model_that_does_not_hand_keywords_on(tmp_path: Path) -> None:
     with pytest.raises(ModelRefusedError, match="keywords"):
         ModelRunner.load(EngineConfig(save_tiny(tmp_path, "nemotron"), compile="off", num_pages=8))

@@ -99,6 +99,11 @@ class ModelRunner:
             runner = cls(info, PageTable(num_pages, config.page_size), forward, config.max_batch_rows)
             dependence = None
             if config.self_check:
+                num_needed = sum(runner.page_table.num_pages_for(len(ids)) for ids in sequences)
+                if num_pages < num_needed:
+                    raise ModelRefusedError(
+                        f"num_pages: {num_pages} is below {num_needed}, what the check at load takes"
+                    )
                 report("checking against the model's own forward", 0.3)
                 check_against_eager(runner, sequences, expected, is_mixture)
                 if config.batch_invariant:
