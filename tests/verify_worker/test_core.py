@@ -18,7 +18,7 @@ from foretoken.rpc.errors import (
     ResourceExhaustedError,
 )
 from foretoken.rpc.names import ERROR_TYPE
-from tests.verify_worker.harness import Bench
+from tests.verify_worker.harness import EOS, Bench
 
 
 @pytest.fixture
@@ -110,6 +110,15 @@ def test_a_grant_ends_at_eos_stop_ids_and_max_length(bench):
     bench.run()
     assert bench.emitted(1, {}) == truth[: truth.index(truth[4]) + 1]
     assert bench.emitted(2, {}) == truth[:10]
+
+
+@pytest.mark.parametrize("ends", [{"ignore_eos": False}, {"stop_token_ids": (EOS,)}])
+@pytest.mark.parametrize(("min_new_tokens", "num_more"), [(0, 0), (1, 0), (2, 4), (5, 4)])
+def test_an_end_id_of_resumed_output_counts_from_min_new_tokens_on(bench, ends, min_new_tokens, num_more):
+    bench.open(1, [1, 2], [7, EOS, 8], min_new_tokens=min_new_tokens, **ends)
+    bench.block(1, 5, [], 4)
+    bench.run()
+    assert bench.emitted(1, {}) == bench.runner.complete([1, 2, 7, EOS, 8], num_more)
 
 
 def test_a_block_on_another_base_is_stale_and_changes_nothing(bench):

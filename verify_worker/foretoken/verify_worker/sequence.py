@@ -103,7 +103,10 @@ class VerifySequence:
         self.kv_length = len(self.ids) - 1
 
     def _ends_with(self, ids: list[int]) -> bool:
-        return len(self.ids) >= self.max_length or not self.terminal_ids.isdisjoint(ids)
+        """Whether these, the last of the output, end it: at max_length, or by a terminal id after min_new_tokens."""
+        num_before = len(self.output_ids) - len(ids)
+        may_end = ids[max(0, self.params.min_new_tokens - num_before) :]
+        return len(self.ids) >= self.max_length or not self.terminal_ids.isdisjoint(may_end)
 
 
 @dataclass(slots=True)
