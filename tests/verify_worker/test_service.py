@@ -30,6 +30,14 @@ def test_a_verify_worker_names_what_its_bits_depend_on(tmp_path: Path, monkeypat
     assert theirs != ours and theirs.startswith(ours[:-12])
 
 
+@pytest.mark.parametrize(("num_pages", "max_context"), [(64, 640), (8, 128)])
+def test_a_verify_worker_names_the_context_its_pages_hold(num_pages: int, max_context: int, tmp_path: Path) -> None:
+    settings = VerifyWorkerSettings(model=save_tiny(tmp_path, "llama"), num_pages=num_pages, compile="off")
+    hello = WorkerHello()
+    service._load(settings, service.VerifyResults(), hello)
+    assert hello.max_context == max_context
+
+
 def test_a_block_leaves_prompts_a_row() -> None:
     VerifyWorkerSettings(model="m", max_draft_tokens=6, max_batch_rows=8)
     with pytest.raises(ValueError, match="--max-batch-rows = 8: must be at least 9 with --max-draft-tokens = 7"):

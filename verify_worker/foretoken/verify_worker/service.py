@@ -1,6 +1,7 @@
 """A verify worker process: load the target on its own thread, then answer links until told to stop."""
 
 import asyncio
+from dataclasses import replace
 
 from foretoken import engine, kernels, verify_worker
 from foretoken.engine.config import EngineConfig
@@ -56,11 +57,12 @@ def _load(settings: VerifyWorkerSettings, results: VerifyResults, hello: WorkerH
     runner = ModelRunner.load(EngineConfig(**settings.engine_options(), max_context=settings.max_context), progress)
     progress("measuring step times", 1.0)
     step_costs = runner.measure_step_costs()
+    num_slots = runner.page_table.num_pages * runner.page_table.page_size
     hello.CopyFrom(
         worker_hello(
             "verify",
             settings.worker_id,
-            runner.info,
+            replace(runner.info, max_context=min(runner.info.max_context, num_slots)),  # an answer ends there
             step_costs,
             max_sequences=settings.max_sequences,
             verification_modes=tuple(MODES),
