@@ -134,6 +134,20 @@ async def test_another_drafter_takes_over(make_cluster: MakeCluster) -> None:
     await cluster.until_idle()
 
 
+async def test_settings_that_another_drafter_refuses_in_the_middle_end_no_answer(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(num_drafters=2)
+
+    async def kill() -> None:
+        serving, other = sorted(cluster.drafters, key=lambda drafter: -drafter.num_open)
+        other.faults.refuses_settings = True
+        await serving.kill()
+
+    reply = await generate_and(cluster, 80, 10, kill, drafter="ngram", drafter_settings={"max_ngram": "3"})
+    assert reply.ids == cluster.target_ids(80, PROMPT)
+    assert reply.finish.speculation.num_failed_drafts == 2
+    await cluster.until_idle()
+
+
 @pytest.mark.parametrize("options", [{}, {"off": True}])
 async def test_a_verifier_killed_in_the_middle_is_replaced_by_another(
     make_cluster: MakeCluster, options: dict[str, Any]

@@ -81,6 +81,8 @@ class DraftFaults:
     """All nodes are children of the root."""
     error_code: int = 0
     """google.rpc.Code given to every request; 0 = none."""
+    refuses_settings: bool = False
+    """Knows none of a drafter's settings."""
 
 
 class FakeDraftWorker(FakeWorker):
@@ -120,7 +122,7 @@ class FakeDraftWorker(FakeWorker):
         now_ns = time.perf_counter_ns()
         for entry in frame.opens:
             self.check_open(entry)
-            unknown = set(entry.drafter.settings) - _KNOWN_SETTINGS
+            unknown = set(entry.drafter.settings) - (set() if self.faults.refuses_settings else _KNOWN_SETTINGS)
             if unknown or (entry.drafter.name and entry.drafter.name not in self.hello.drafters):
                 self._refuse(link, entry.sequence_id, grpc.StatusCode.INVALID_ARGUMENT.value[0], f"unknown: {unknown}")
                 continue

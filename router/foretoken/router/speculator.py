@@ -78,7 +78,7 @@ class Speculator:
         the `load` of the verify worker.
 
         Raises:
-            InvalidArgumentError: the drafter refuses the request's own settings for it.
+            InvalidArgumentError: the drafter refuses the request's own settings for it, which none has taken yet.
         """
         base_length = len(self._request.prompt_ids) + len(committed_ids)
         self._is_asked, self._is_first = True, not self._has_drafted
@@ -157,7 +157,7 @@ class Speculator:
         worker, drafter = self._worker, self._request.drafter
         if isinstance(error, InvalidArgumentError):  # this request's own fault: others may go on drafting there
             self._is_refused = True
-            if drafter is not None and drafter.settings:
+            if drafter is not None and self._has_untried_settings:  # later it is another worker that refuses them
                 raise InvalidArgumentError(
                     "speculation.drafter.settings", dict(drafter.settings), str(error)
                 ) from error
