@@ -10,10 +10,14 @@ import grpc
 import pytest
 
 from foretoken.router.failover import _AttemptFailedError
+from foretoken.router.request import GenerationRequest
+from foretoken.router.speculator import Speculator
 from foretoken.router.verify_session import SequenceLostError
 from foretoken.rpc.errors import UnavailableError
+from foretoken.rpc.sampling import resolve_sampling
 from foretoken.v1 import generation_pb2 as pb
 from foretoken.v1.draft_pb2 import DraftedBlock, DraftLinkResponse
+from foretoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED, DrafterChoice, SamplingParams
 from tests.router.harness import Cluster, MakeCluster, Reply, add_event, request
 
 PROMPT = [9, 8, 7]
@@ -117,6 +121,33 @@ async def test_a_drafter_killed_in_the_middle_and_back_again(make_cluster: MakeC
     await asyncio.gather(*restarted)
     assert reply.ids == cluster.target_ids(600, PROMPT)
     assert drafter.opened[-1].committed_ids, "re-opened with what was decided meanwhile"
+    await cluster.until_idle()
+
+
+async def test_sequences_that_were_quiet_while_a_drafter_was_replaced_do_not_count_against_the_new_one(
+    make_cluster: MakeCluster,
+) -> None:
+    cluster = await make_cluster()
+    drafter, pool = cluster.drafters[0], cluster.router.draft
+    sampling = resolve_sampling(
+        SamplingParams(), SamplingParams(temperature=0.0), seed=1, prompt_length=3, max_context=83, vocab_size=100
+    )
+    generation = GenerationRequest("r", PROMPT, sampling, VERIFICATION_MODE_COUPLED, (), 83, drafter=DrafterChoice())
+    speculators = [Speculator(generation, pool, cluster.model.vocab_size, 5.0, 5.0) for _ in range(4)]
+
+    async def drafts() -> list[bool]:
+        return [bool((await speculator.draft((), 4, takes_trees=False)).ids) for speculator in speculators]
+
+    assert await drafts() == [True] * 4
+    await drafter.kill()
+    await cluster.until(lambda: not pool.workers[0].link.is_up)
+    await drafter.start()
+    await cluster.until(lambda: pool.workers[0].is_ready)
+    assert await drafts() == [False] * 4
+    assert pool.workers[0].is_ready
+    assert await drafts() == [True] * 4
+    for speculator in speculators:
+        speculator.close()
     await cluster.until_idle()
 
 

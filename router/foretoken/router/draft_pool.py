@@ -16,7 +16,7 @@ from asyncio_pool import AioPool
 
 from foretoken.router.bounded import run_bounded
 from foretoken.router.circuit_breaker import CircuitBreaker
-from foretoken.router.draft_session import DraftFailedError, DraftSession
+from foretoken.router.draft_session import DraftFailedError, DraftSession, DraftWorkerLostError
 from foretoken.router.mailbox import Patience
 from foretoken.router.request import GenerationRequest, SequenceIds
 from foretoken.rpc.errors import ForetokenError, UnavailableError, from_link_error
@@ -169,7 +169,7 @@ class DraftWorker:
         self.breaker.reset()
         sessions, self._sessions = self._sessions, {}
         for session in sessions.values():
-            session.fail(DraftFailedError(f"draft worker {self.link.address} went away: {why}"))
+            session.fail(DraftWorkerLostError(f"draft worker {self.link.address} went away: {why}"))
 
 
 class DraftPool:

@@ -23,6 +23,10 @@ class DraftFailedError(Exception):
     """No usable draft came; the round goes on without one."""
 
 
+class DraftWorkerLostError(DraftFailedError):
+    """The session ended with its link, perhaps long ago: this says nothing of the worker that is there now."""
+
+
 @dataclass(frozen=True, slots=True)
 class Draft:
     """A chain or tree of guesses for one round; empty = none."""

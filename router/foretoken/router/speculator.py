@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 
 from foretoken.router.draft_pool import DraftPool, DraftWorker
-from foretoken.router.draft_session import NO_DRAFT, Draft, DraftFailedError, DraftSession
+from foretoken.router.draft_session import NO_DRAFT, Draft, DraftFailedError, DraftSession, DraftWorkerLostError
 from foretoken.router.draft_terms import MAX_DRAFT_TOKENS, USUAL_DRAFT_TOKENS, draft_terms
 from foretoken.router.request import GenerationRequest
 from foretoken.router.speculation_gate import SpeculationGate
@@ -23,6 +23,7 @@ from foretoken.rpc.errors import (
 from foretoken.v1.types_pb2 import DrafterChoice, Load
 
 _log = logging.getLogger(__name__)
+_NO_FAULTS = (DraftWorkerLostError, DeadlineExceededError)  # the latter: the request's own deadline
 
 
 class Speculator:
@@ -163,7 +164,7 @@ class Speculator:
                 ) from error
         elif isinstance(error, ResourceExhaustedError):  # other routers filled it: it works, but not for this request
             self._is_refused = True
-        elif worker is not None and not isinstance(error, DeadlineExceededError):  # the request's own deadline
+        elif worker is not None and not isinstance(error, _NO_FAULTS):
             worker.breaker.record_failure()
         address = worker.link.address if worker is not None else "anywhere"
         _log.info("request %s: no draft from %s: %s", self._request.request_id, address, error)
