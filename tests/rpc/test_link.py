@@ -14,7 +14,7 @@ from foretoken.rpc.errors import (
     UnavailableError,
     from_rpc_error,
 )
-from foretoken.rpc.link import DraftLink, LinkCallbacks, LinkState, OutboxLimits, VerifyLink
+from foretoken.rpc.link import DraftLink, LinkCallbacks, LinkOptions, LinkState, OutboxLimits, VerifyLink
 from foretoken.v1.types_pb2 import CloseSequence, OpenSequence, RouterHello, WorkerHello
 from foretoken.v1.verify_pb2 import DraftBlock, Verdict, VerifyLinkRequest, VerifyLinkResponse
 
@@ -328,6 +328,21 @@ async def test_close_before_run_and_while_dialling(start_worker, start_link):
         await dialling.link.close()
     assert dialling.link.state is LinkState.CLOSED
     silent.close()
+
+
+async def test_a_link_closes_in_the_turn_in_which_its_dial_is_over_time(start_worker, monkeypatch):
+    async def hang(call, frame):
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(grpc.aio._call.StreamStreamCall, "write", hang)
+    worker = await start_worker()
+    link = VerifyLink(worker.address, LinkCallbacks(print, print, print, print), LinkOptions(connect_timeout_s=0.2))
+    running = asyncio.ensure_future(link.run())
+    while link._dial_timeout is None or not link._dial_timeout.expired():  # noqa: ASYNC110 (every turn counts)
+        await asyncio.sleep(0)
+    await link.close()
+    await running
+    assert link.state is LinkState.CLOSED
 
 
 async def test_a_worker_that_hangs_loses_its_link(start_worker, start_link):

@@ -158,8 +158,8 @@ class WorkerLink(Generic[Request, Response]):
             except TimeoutError:
                 pass
         self._hang_up(LinkState.CLOSED, UnavailableError("the link is closed"))
-        if self._dial_timeout is not None:  # cancelling the call would not wake a write that waits for a connection
-            self._dial_timeout.reschedule(0)
+        if self._dial_timeout is not None and not self._dial_timeout.expired():
+            self._dial_timeout.reschedule(0)  # cancelling the call would not wake a write that waits for a connection
         async with self._dialling:
             pass
         if self._channel is not None:
