@@ -290,6 +290,27 @@ async def test_a_link_closes_at_once_while_it_asks_who_listens_there():
     await server.stop(0)
 
 
+async def test_a_status_whose_advice_is_no_time_costs_no_link():
+    class Full(grpc.GenericRpcHandler):
+        def service(self, call):
+            return grpc.stream_stream_rpc_method_handler(self.refuse)
+
+        async def refuse(self, frames, context):
+            metadata = (("foretoken-retry-after-ms", "9" * 400),)
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", metadata)
+
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((Full(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    link = VerifyLink(f"127.0.0.1:{port}", LinkCallbacks(print, print, print, print))
+    with pytest.raises(ResourceExhaustedError, match="full") as refused:
+        await link.connect_once()
+    assert refused.value.retry_after_s is None
+    await link.close()
+    await server.stop(0)
+
+
 async def test_a_status_that_a_write_came_too_late_for_is_found(start_worker, monkeypatch):
     worker = await start_worker(max_links=0)
     link = VerifyLink(worker.address, LinkCallbacks(print, print, print, print))

@@ -20,6 +20,7 @@ _VALUE = "foretoken-value-bin"
 _LIMIT = "foretoken-limit-bin"
 _RETRY_AFTER_MS = "foretoken-retry-after-ms"
 _REQUEST_ID = "foretoken-request-id"
+_MAX_TIME_DIGITS = 15  # no float holds a number of any length
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
@@ -178,7 +179,8 @@ def from_status(code: grpc.StatusCode, details: str, metadata: Iterable[Any] | N
         return InvalidArgumentError(field, value, limit, request_id=request_id)
     if cls is ResourceExhaustedError:
         retry_after_ms = _text(extra.get(_RETRY_AFTER_MS))
-        retry_after_s = int(retry_after_ms) / 1000 if retry_after_ms.isdecimal() else None
+        is_time = retry_after_ms.isdecimal() and len(retry_after_ms) <= _MAX_TIME_DIGITS
+        retry_after_s = int(retry_after_ms) / 1000 if is_time else None
         return ResourceExhaustedError(details, retry_after_s=retry_after_s, request_id=request_id)
     return cls(details or code.name, request_id=request_id)
 
