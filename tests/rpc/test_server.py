@@ -194,6 +194,18 @@ async def test_a_port_in_use_is_refused_with_its_address(capfd):
     assert capfd.readouterr().err == "", "gRPC's own line says less"
 
 
+async def test_a_unix_socket_in_use_is_refused_and_stays_with_its_owner(tmp_path):
+    settings = ServiceSettings(host=f"unix:{tmp_path}/service.sock")
+    async with asyncio.TaskGroup() as tasks:
+        running = Running(tasks, settings)
+        await running.address()
+        with pytest.raises(FailedPreconditionError, match=r"cannot listen on unix:.*service\.sock: it is in use"):
+            async with asyncio.timeout(5):
+                await serve([], settings, stop=asyncio.Event())
+        assert await health_of(settings.host) == SERVING
+        running.stop.set()
+
+
 @pytest.mark.parametrize(
     ("host", "reason"),
     [("192.0.2.1", "this machine has no such address"), ("no.such.name.invalid", "[Nn]ame"), ("a..b", "")],

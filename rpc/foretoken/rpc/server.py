@@ -219,10 +219,12 @@ def _check_free(settings: ServiceSettings) -> None:
     """Finds out why an address cannot be listened on, which gRPC tells in its own log only.
 
     Raises:
-        FailedPreconditionError: nothing that the host stands for can be bound.
+        FailedPreconditionError: nothing that the host stands for can be bound, or another process serves there.
     """
     host = settings.host.strip("[]")
     if host.startswith(UNIX_PREFIX):
+        if _is_answered(host.removeprefix(UNIX_PREFIX)):
+            raise FailedPreconditionError(f"cannot listen on {host}: {_BIND_REASONS[errno.EADDRINUSE]}")
         return
     problem: Exception | None = None
     try:
@@ -241,6 +243,19 @@ def _check_free(settings: ServiceSettings) -> None:
     else:
         reason = str(problem)
     raise FailedPreconditionError(f"cannot listen on {_address(settings)}: {reason}") from problem
+
+
+def _is_answered(path: str) -> bool:
+    """Whether a process listens on a Unix socket, which gRPC would take from it, and lose to it when that ends."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except BlockingIOError:  # more wait to be taken than its queue holds
+            return True
+        except OSError:  # nobody, or a process that is gone
+            return False
+    return True
 
 
 async def _add_health(server: grpc.aio.Server, names: Sequence[str]) -> Any:
