@@ -15,6 +15,7 @@ from foretoken.engine import loading
 from foretoken.engine.sampling import SamplingParams
 from foretoken.rpc.errors import FailedPreconditionError
 from foretoken.v1.types_pb2 import DRAFT_SOURCE_EARLY_EXIT, DRAFT_SOURCE_MODEL, WorkerHello
+from foretoken.verify_worker.settings import VerifyWorkerSettings
 from tests.draft_worker.test_core import RecordingSink
 from tests.engine.tiny import save_tiny
 from tests.router.harness import byte_tokenizer_json
@@ -153,3 +154,12 @@ def test_more_layers_than_there_are_stop_the_worker(tiny, tmp_path):
 def test_bad_settings_are_refused_by_name(tmp_path, options, message):
     with pytest.raises(ValidationError, match=message):
         settings("somewhere", tmp_path, **options)
+
+
+def test_a_draft_worker_refuses_the_verify_workers_share_of_memory(capsys):
+    """Its KV pages have a size of their own by default, so a share would decide nothing."""
+    options = ["--kv-memory-fraction", "0.5"]
+    assert VerifyWorkerSettings.parse(["--model", "m", *options]).engine_options()["kv_memory_fraction"] == 0.5
+    with pytest.raises(SystemExit):
+        DraftWorkerSettings.parse(["--drafters", "ngram", *options])
+    assert "unrecognized arguments: --kv-memory-fraction" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from foretoken.rpc.settings import ServiceSettings
 
 _ENGINE_FIELDS = (
     *("model", "revision", "dtype", "device", "num_pages", "kv_memory_bytes", "page_size"),
-    *("kv_memory_fraction", "max_batch_rows", "max_graph_rows", "compile", "batch_invariant", "cache_dir"),
+    *("max_batch_rows", "max_graph_rows", "compile", "batch_invariant", "cache_dir"),
 )
 
 
@@ -32,9 +32,6 @@ class WorkerSettings(ServiceSettings):
     num_pages: int | None = Field(None, ge=1, description="KV pages; default: what --kv-memory-bytes holds.")
     kv_memory_bytes: int | None = Field(
         None, ge=1 << 20, description="Memory for KV pages, bytes; default: 1 GiB, on a GPU --kv-memory-fraction."
-    )
-    kv_memory_fraction: float = Field(
-        0.9, gt=0, le=1, description="On a GPU: part of the memory that the largest forward leaves which KV takes."
     )
     page_size: int = Field(16, ge=1, le=1024, description="Slots of a KV page, tokens.")
     max_sequences: int = Field(64, ge=1, le=4096, description="Sequences held open at once; more are refused.")

@@ -54,7 +54,7 @@ async def run(settings: VerifyWorkerSettings) -> None:
 def _load(settings: VerifyWorkerSettings, results: VerifyResults, hello: WorkerHello) -> VerifyCore:
     """The core, and the hello filled in; runs on the model thread."""
     progress = LoadProgress(settings.ready_file)
-    runner = ModelRunner.load(EngineConfig(**settings.engine_options(), max_context=settings.max_context), progress)
+    runner = ModelRunner.load(EngineConfig(**settings.engine_options()), progress)
     progress("measuring step times", 1.0)
     step_costs = runner.measure_step_costs()
     num_slots = runner.page_table.num_pages * runner.page_table.page_size

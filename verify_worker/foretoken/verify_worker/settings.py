@@ -1,6 +1,6 @@
 """What a verify worker can be told."""
 
-from typing import Self
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
@@ -10,7 +10,16 @@ from foretoken.rpc.worker_settings import WorkerSettings
 class VerifyWorkerSettings(WorkerSettings):
     """Options of `foretoken verify-worker`."""
 
+    kv_memory_fraction: float = Field(
+        0.9, gt=0, le=1, description="On a GPU: part of the memory that the largest forward leaves which KV takes."
+    )
     max_context: int | None = Field(None, ge=2, description="Longest prompt + output, tokens; default: the model's.")
+
+    def engine_options(self) -> dict[str, Any]:
+        return super().engine_options() | {
+            "kv_memory_fraction": self.kv_memory_fraction,
+            "max_context": self.max_context,
+        }
 
     @model_validator(mode="after")
     def _check_rows(self) -> Self:
