@@ -7,11 +7,13 @@ import grpc
 import pytest
 
 from foretoken.draft_worker.core import DraftCore
+from foretoken.draft_worker.drafter_settings import check_names
 from foretoken.draft_worker.handler import DraftLinkHandler, DraftResults
+from foretoken.draft_worker.lookahead.settings import LookaheadSettings
 from foretoken.draft_worker.model_drafter import ModelDrafter
 from foretoken.draft_worker.ngram_drafter import NgramDrafter
 from foretoken.engine.model_thread import ModelThread
-from foretoken.rpc.errors import from_link_error
+from foretoken.rpc.errors import InvalidArgumentError, from_link_error, to_link_error
 from foretoken.rpc.link import LinkServicer
 from foretoken.rpc.validation import validate_distribution
 from foretoken.v1 import draft_pb2_grpc
@@ -124,6 +126,20 @@ async def test_refusals_name_the_field(link, field, entry):
     frame = await read_until(call, lambda frame: frame.errors)
     assert frame.errors[0].sequence_id == 7
     assert from_link_error(frame.errors[0]).field == field
+
+
+@pytest.mark.parametrize(
+    ("refuse", "value"),
+    [
+        (lambda: check_names({"depth": "2"}, known=()), "depth"),
+        (lambda: LookaheadSettings().override({"window": "10"}, max_rows=16), "10"),
+    ],
+)
+def test_a_refusal_of_settings_keeps_its_value_and_limit_on_a_link(refuse, value):
+    with pytest.raises(InvalidArgumentError) as caught:
+        refuse()
+    told = from_link_error(to_link_error(caught.value, 7))
+    assert (told.field, told.value, told.limit) == (caught.value.field, value, caught.value.limit)
 
 
 async def test_closing_frees_the_pages(link):

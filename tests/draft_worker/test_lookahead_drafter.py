@@ -291,7 +291,7 @@ def test_a_commit_for_another_length_closes_the_sequence_and_frees_its_pages(ben
         ({"guesses": "0"}, "drafter.settings.guesses = 0: must be an integer from 1 to 256"),
         ({"steps": "0"}, "drafter.settings.steps = 0: must be an integer from 1 to 64"),
         ({"seed_from_prompt": "yes"}, "drafter.settings.seed_from_prompt = yes: must be an integer from 0 to 1"),
-        ({"window": "17"}, "window = 17: with ngram_size = 4 must be at most 16: a forward has 48 rows"),
+        ({"window": "17"}, "window = 17: with ngram_size = 4 must be at most 16, as a forward has 48 rows"),
         ({"levels": "3"}, "drafter.settings = levels: must be one of window, ngram_size"),
     ],
 )

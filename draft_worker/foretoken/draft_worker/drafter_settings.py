@@ -11,7 +11,7 @@ def check_names(settings: Mapping[str, str], known: Collection[str]) -> None:
     """
     for name in settings:
         if name not in known:
-            limit = "must be one of " + ", ".join(known) if known else "must be empty: this drafter has no settings"
+            limit = "must be one of " + ", ".join(known) if known else "must be empty, as this drafter has no settings"
             raise InvalidArgumentError("drafter.settings", name, limit)
 
 

@@ -47,6 +47,7 @@ class LookaheadSettings:
             bool(integer(settings, "seed_from_prompt", int(self.seed_from_prompt), 0, 1)),
         )
         if new.num_rows > max_rows:
-            limit = f"with ngram_size = {new.ngram_size} must be at most {max_rows // (new.ngram_size - 1)}"
-            raise InvalidArgumentError("drafter.settings.window", new.window, f"{limit}: a forward has {max_rows} rows")
+            most = f"with ngram_size = {new.ngram_size} must be at most {max_rows // (new.ngram_size - 1)}"
+            limit = f"{most}, as a forward has {max_rows} rows"
+            raise InvalidArgumentError("drafter.settings.window", new.window, limit)
         return new

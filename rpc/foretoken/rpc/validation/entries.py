@@ -195,5 +195,5 @@ def _check_parents(parents: Sequence[int], num_drafts: int, supports_trees: bool
             limit = f"must be -1 to {index - 1}, parents come first"
             raise InvalidArgumentError(f"block.parents[{index}]", parent, limit)
         if not supports_trees and parent != index - 1:
-            limit = f"must be {index - 1}: this worker takes chains only"
+            limit = f"must be {index - 1}, as this worker takes chains only"
             raise InvalidArgumentError(f"block.parents[{index}]", parent, limit)
