@@ -298,7 +298,9 @@ class FaultyDrafter:
             "no id": (["x"], None, None),
             "bad parents": (ids, [0] * num_tokens, None),
             "few parents": (ids, [-1], None),
+            "real parents": (ids, [index - 1.0 for index in range(num_tokens)], None),
             "few sources": (ids, None, [1]),
+            "real sources": (ids, None, [1.0] * num_tokens),
             "no source": (ids, None, [1 << 40] * num_tokens),
             "no probs": (ids, None, None, [{1: 1.0}] * num_tokens),
             "negative count": (ids, None, None, (), -1),
@@ -312,7 +314,7 @@ class FaultyDrafter:
     "fault",
     [
         *("commit", "request", "step", "twice", "negative id", "no id", "bad parents", "few parents"),
-        *("few sources", "no source", "no probs", "negative count"),
+        *("real parents", "few sources", "real sources", "no source", "no probs", "negative count"),
     ],
 )
 def test_any_fault_of_a_drafter_costs_one_round_and_is_logged(bench, caplog, fault):

@@ -4,17 +4,21 @@ import asyncio
 from contextlib import suppress
 
 import grpc
+import numpy
 import pytest
 
-from foretoken.draft_worker.core import DraftCore
+from foretoken.draft_worker.core import DraftAnswer, DraftCore
+from foretoken.draft_worker.drafter import Drafted, DraftSequence
 from foretoken.draft_worker.drafter_settings import check_names
 from foretoken.draft_worker.handler import DraftLinkHandler, DraftResults
 from foretoken.draft_worker.lookahead.settings import LookaheadSettings
 from foretoken.draft_worker.model_drafter import ModelDrafter
 from foretoken.draft_worker.ngram_drafter import NgramDrafter
 from foretoken.engine.model_thread import ModelThread
+from foretoken.engine.sampling import SamplingParams as EngineSampling
 from foretoken.rpc.errors import InvalidArgumentError, from_link_error, to_link_error
 from foretoken.rpc.link import LinkServicer
+from foretoken.rpc.link.worker_entries import WorkerLoad
 from foretoken.rpc.validation import validate_distribution
 from foretoken.v1 import draft_pb2_grpc
 from foretoken.v1.draft_pb2 import Commit, DraftLinkRequest, DraftLinkResponse, DraftRequest
@@ -140,6 +144,22 @@ def test_a_refusal_of_settings_keeps_its_value_and_limit_on_a_link(refuse, value
         refuse()
     told = from_link_error(to_link_error(caught.value, 7))
     assert (told.field, told.value, told.limit) == (caught.value.field, value, caught.value.limit)
+
+
+def test_an_empty_draft_may_come_in_arrays():
+    class Recorder:
+        id, frames = 1, []
+
+        def send(self, frame):
+            self.frames.append(frame)
+
+    results, nothing = DraftResults(), numpy.array([], dtype=int)
+    results.add(Recorder())
+    sequence = DraftSequence((1, 7), EngineSampling(), PROMPT, [], 100)
+    drafted = Drafted(sequence, [], parents=nothing, sources=nothing)
+    drafted.check()
+    results.drafted([DraftAnswer((1, 7), 6, drafted, 0, 0)], WorkerLoad(1, 0, 0, 0))
+    assert [list(block.ids) for block in Recorder.frames[0].blocks] == [[]]
 
 
 async def test_closing_frees_the_pages(link):

@@ -95,7 +95,8 @@ class Drafted:
             if not all(isinstance(prob, float) or prob in (0, 1) for prob in sparse.probs):
                 raise ValueError("draft_probs: not all are numbers")
         if self.sources is not None:
-            if len(self.sources) != num_nodes or not all(source in _SOURCES for source in self.sources):
+            known = (isinstance(source, int) and source in _SOURCES for source in self.sources)
+            if len(self.sources) != num_nodes or not all(known):
                 raise ValueError(f"{num_nodes} draft ids with sources {self.sources}")
         if self.draft_probs and (len(self.draft_probs) != num_nodes or self.parents is not None):
             raise ValueError(f"{num_nodes} draft ids with {len(self.draft_probs)} distributions; chains only")
@@ -104,8 +105,8 @@ class Drafted:
         if len(self.parents) != num_nodes:
             raise ValueError(f"{num_nodes} draft ids with {len(self.parents)} parents")
         for index, parent in enumerate(self.parents):
-            if not -1 <= parent < index:
-                raise ValueError(f"parents[{index}] = {parent}: must be -1 to {index - 1}")
+            if not (isinstance(parent, int) and -1 <= parent < index):
+                raise ValueError(f"parents[{index}] = {parent!r}: must be an integer, -1 to {index - 1}")
 
 
 class Drafter(Protocol):

@@ -112,8 +112,8 @@ def _block(answer: DraftAnswer) -> DraftedBlock:
         sequence_id=answer.key[1],
         base_length=answer.base_length,
         ids=drafted.draft_ids,
-        parents=drafted.parents or (),
-        sources=drafted.sources or [DRAFT_SOURCE_CUSTOM] * len(drafted.draft_ids),
+        parents=() if drafted.parents is None else drafted.parents,
+        sources=[DRAFT_SOURCE_CUSTOM] * len(drafted.draft_ids) if drafted.sources is None else drafted.sources,
         draft_probs=[
             SparseDistribution(token_ids=sparse.token_ids, probs=sparse.probs) for sparse in drafted.draft_probs
         ],
