@@ -102,6 +102,20 @@ async def test_ready_file_health_and_reflection(tmp_path):
     assert not ready_file.exists()
 
 
+async def test_a_service_that_ends_leaves_its_successors_ready_file(tmp_path):
+    settings = ServiceSettings(ready_file=tmp_path / "ready.json")
+    async with asyncio.TaskGroup() as tasks:
+        first = Running(tasks, settings)
+        await first.address()
+        second = Running(tasks, settings)
+        port = int((await second.address()).rpartition(":")[2])
+        first.stop.set()
+        await first.task
+        assert json.loads(settings.ready_file.read_text())["port"] == port
+        second.stop.set()
+    assert not settings.ready_file.exists()
+
+
 async def test_a_unix_socket_serves_and_is_replaced(tmp_path):
     host = f"unix:{tmp_path}/service.sock"
     for _ in range(2):  # the second start finds what the first has left

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -97,8 +98,7 @@ async def serve(
         await stopping.unless_hurried(_drain(server, grace_s, on_drain))
     finally:
         stopping.restore()
-        if settings.ready_file is not None:
-            settings.ready_file.unlink(missing_ok=True)
+        _remove_ready_file(settings.ready_file, port)
         await server.stop(_STOP_GRACE_S)
         _log.info("stopped")
     if failure is not None and failure.done():
@@ -275,5 +275,16 @@ def _write_ready_file(path: Path | None, port: int) -> None:
     if path is None:
         return
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps({"port": port, "pid": os.getpid()}) + "\n")
+    partial.write_text(_ready_text(port))
     partial.replace(path)
+
+
+def _remove_ready_file(path: Path | None, port: int) -> None:
+    """A service started in place of this one may have written its own by now; that stays."""
+    with suppress(FileNotFoundError):
+        if path is not None and path.read_text() == _ready_text(port):
+            path.unlink()
+
+
+def _ready_text(port: int) -> str:
+    return json.dumps({"port": port, "pid": os.getpid()}) + "\n"
