@@ -4,10 +4,12 @@ import random
 
 import pytest
 
+from foretoken.draft_worker import model_drafter
 from foretoken.draft_worker.model_drafter import ModelDrafter
 from foretoken.draft_worker.ngram_drafter import NgramSettings
 from foretoken.draft_worker.staged_drafter import StagedDrafter
 from foretoken.draft_worker.suffix_automaton import SuffixAutomaton
+from foretoken.engine.sampler import choose_tokens
 from foretoken.rpc.errors import InvalidArgumentError
 from foretoken.v1.types_pb2 import DRAFT_SOURCE_MODEL, DRAFT_SOURCE_NGRAM
 from tests.draft_worker.test_core import Bench
@@ -92,6 +94,24 @@ def test_a_failed_forward_costs_both_kinds_one_round(bench):
     bench.runner.fail_next = True
     drafts = bench.draft(1, 2)
     assert [] in drafts.values()
+    assert bench.draft(1, 2) == {1: bench.runner.complete([1, 2, 3], 4), 2: bench.runner.complete([4, 5, 6], 4)}
+
+
+def test_a_failed_choice_of_tokens_costs_a_round_and_leaves_no_endless_work(bench, monkeypatch):
+    bench.open(1, [1, 2, 3], "staged")
+    bench.open(2, [4, 5, 6], "model")
+    bench.draft(1, 2)
+    faults = [RuntimeError("no memory for it")]
+
+    def choose(logits, groups):
+        if faults:
+            raise faults.pop()
+        return choose_tokens(logits, groups)
+
+    monkeypatch.setattr(model_drafter, "choose_tokens", choose)
+    drafts = bench.draft(1, 2)
+    assert not bench.core.has_work
+    assert drafts == {1: bench.runner.complete([1, 2, 3], 4), 2: []}
     assert bench.draft(1, 2) == {1: bench.runner.complete([1, 2, 3], 4), 2: bench.runner.complete([4, 5, 6], 4)}
 
 

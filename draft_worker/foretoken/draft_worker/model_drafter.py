@@ -93,12 +93,8 @@ class ModelDrafter:
         planned = self._plan()
         if planned:
             logits = self._runner.forward([part.segment for part in planned])
-            for part in planned:
-                kv = self._caches[part.sequence]
-                kv.num_forwards += part.segment.num_logits > 0
-                if part.segment.parents is None:
-                    kv.kv_ids.extend(part.segment.ids)
             self._take_logits(planned, logits)
+            self._note_written(planned)
         return self._take_finished()
 
     def page_lists(self) -> Iterator[list[int]]:
@@ -170,6 +166,16 @@ class ModelDrafter:
         elif chains:
             self._take_tokens(chains, logits)
 
+    def _note_written(self, planned: Sequence[Planned]) -> None:
+        """Count on the KV of the rows; only once their logits were taken, or a fault would leave nothing to ask for."""
+        for part in planned:
+            seq, kv = part.sequence, self._caches[part.sequence]
+            kv.num_forwards += part.segment.num_logits > 0
+            if part.segment.parents is None:
+                kv.kv_ids.extend(part.segment.ids)
+            if part.has_tokens:
+                del kv.kv_ids[len(seq.ids) + len(kv.draft_ids) - 1 :]  # what refused guesses wrote
+
     def _grow_trees(self, planned: Sequence[Planned], logits: Tensor) -> None:
         """Hang the model's likeliest tokens below the nodes it was asked about; rules apply along each node's path."""
         places = [
@@ -207,7 +213,6 @@ class ModelDrafter:
                 if draft_id in seq.params.eos_token_ids and not seq.params.ignore_eos:
                     kv.num_wanted = len(kv.draft_ids)  # nothing follows the end of the answer
                     break
-            del kv.kv_ids[len(seq.ids) + len(kv.draft_ids) - 1 :]  # what refused guesses wrote
 
     def _sample_group(self, seq: DraftSequence, guesses: list[int]) -> SampleGroup:
         output_ids = seq.output_ids + self._caches[seq].draft_ids
