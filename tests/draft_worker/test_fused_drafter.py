@@ -333,6 +333,42 @@ def test_a_source_that_raises_beside_a_waiting_shadow_draft_costs_one_round(fake
     assert not bench.sink.failures
 
 
+class Unruly(ImmediateDrafter):
+    """Raises where told to."""
+
+    def __init__(self, where):
+        super().__init__()
+        self.where = where
+
+    def commit(self, sequence, ids):
+        if self.where == "commit":
+            raise RuntimeError("out of order")
+
+    def close(self, sequence):
+        super().close(sequence)
+        if self.where == "close":
+            raise RuntimeError("out of order")
+
+    def propose(self, sequence, num_tokens):
+        return Drafted(sequence, [])
+
+
+def test_a_source_that_cannot_close_keeps_no_page_of_another(fake_runner_class):
+    bench = Bench(fake_runner_class())
+    model = ModelDrafter(bench.runner, max_rows=16, max_prefill_rows=6)
+    sources = {"unruly": Unruly("close"), "model": model}
+    bench.core._drafters = {**sources, "fused": FusedDrafter(sources)}
+    bench.open(1, range(1, 20), "fused")
+    for _ in range(4):
+        bench.draft(1)
+        entry = bench.core._sequences[(1, 1)].sequence
+        bench.core.commit((1, 1), len(entry.ids), [5])
+    assert bench.runner.page_table.num_free < bench.runner.page_table.num_pages, "the model has drafted"
+    bench.core.close((1, 1))
+    assert bench.runner.page_table.num_free == bench.runner.page_table.num_pages
+    assert not list(model.page_lists())
+
+
 @pytest.mark.parametrize(
     ("draft_ids", "parents", "commits", "expected"),
     [

@@ -155,10 +155,10 @@ class FusedDrafter:
         fused = self._open.pop(sequence, None)
         if fused is not None:
             self._last_closed = (sequence, fused.asked) if fused.is_asked else None
-            for source in fused.sources.values():
+            for name, source in fused.sources.items():
                 self._forget_wanted(source)
                 if source.is_open:
-                    source.drafter.close(source.sequence)
+                    self._close_source(name, source)
 
     def step(self) -> list[Drafted]:
         """Make the shadow drafts; they are no answers."""
@@ -267,6 +267,13 @@ class FusedDrafter:
         try:
             self._opened(source)
         except Exception:  # it will be tried again when it is to draft
+            logger.exception("drafter %s failed", name)
+
+    @staticmethod
+    def _close_source(name: str, source: _Source) -> None:
+        try:
+            source.drafter.close(source.sequence)
+        except Exception:  # the others still have to free what they hold
             logger.exception("drafter %s failed", name)
 
     @staticmethod
