@@ -350,7 +350,7 @@ class Unruly(ImmediateDrafter):
             raise RuntimeError("out of order")
 
     def propose(self, sequence, num_tokens):
-        return Drafted(sequence, [])
+        return Drafted(sequence, [1])
 
 
 def test_a_source_that_cannot_close_keeps_no_page_of_another(fake_runner_class):
@@ -367,6 +367,15 @@ def test_a_source_that_cannot_close_keeps_no_page_of_another(fake_runner_class):
     bench.core.close((1, 1))
     assert bench.runner.page_table.num_free == bench.runner.page_table.num_pages
     assert not list(model.page_lists())
+
+
+def test_a_source_that_cannot_commit_is_no_fault_of_the_one_that_drafts(bench):
+    sources = {"unruly": Unruly("commit"), "quick": bench.quick}
+    bench.core._drafters = {**sources, "fused": FusedDrafter(sources, lambda: bench.now_ns)}
+    bench.open(1, [5], "fused", max_length=10_000)
+    chosen = [bench.round(1, {1: 1, 2: 4}) for _ in range(100)]
+    assert chosen[20:].count(2) > 75
+    assert not bench.sink.failures
 
 
 @pytest.mark.parametrize(

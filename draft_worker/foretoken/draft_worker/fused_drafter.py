@@ -126,7 +126,7 @@ class FusedDrafter:
         for name, source in fused.sources.items():
             self._follow(name, source, ids)
             if source.is_open:
-                source.drafter.commit(source.sequence, ids)
+                self._commit_source(name, source, ids)
         if fused.is_asked:
             self._learn(fused, len(ids))
             fused.is_asked = False
@@ -268,6 +268,15 @@ class FusedDrafter:
             self._opened(source)
         except Exception:  # it will be tried again when it is to draft
             logger.exception("drafter %s failed", name)
+
+    def _commit_source(self, name: str, source: _Source, ids: list[int]) -> None:
+        """One that fails is taken in afresh when it is to draft; the others keep what they have."""
+        try:
+            source.drafter.commit(source.sequence, ids)
+        except Exception:
+            logger.exception("drafter %s failed", name)
+            self._close_source(name, source)
+            source.is_open = False
 
     @staticmethod
     def _close_source(name: str, source: _Source) -> None:
