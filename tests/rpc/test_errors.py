@@ -172,3 +172,11 @@ def test_huge_and_unencodable_texts_fit_into_trailers():
     assert len(details) <= 1024
     assert sum(len(value) for _, value in metadata) < 2048
     assert "\\ud800" in details
+
+
+@pytest.mark.parametrize("character", ["x", "\n", "é", "漢", "😀"])
+async def test_a_long_text_of_any_script_keeps_its_error(stack, character):
+    address = await serve_failing(stack, InvalidArgumentError("messages", character * 200, character * 2000))
+    error = await unary_error(address)
+    assert isinstance(error, InvalidArgumentError) and error.field == "messages"
+    assert error.limit.startswith(character * 100) and error.limit.endswith("...")

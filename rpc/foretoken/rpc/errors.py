@@ -11,7 +11,7 @@ import grpc
 
 from foretoken.v1.types_pb2 import LinkError
 
-MAX_MESSAGE_CHARS = 1024  # HTTP/2 trailers hold 8 KiB in all, and non-ASCII text is percent-encoded on the wire
+MAX_MESSAGE_BYTES = 1024  # HTTP/2 trailers hold 8 KiB in all, and each byte of non-ASCII text takes three on the wire
 MAX_VALUE_CHARS = 120
 INTERNAL_MESSAGE = "internal error; the server's log has the details under this request id"
 
@@ -31,7 +31,7 @@ class ForetokenError(Exception):
     code: ClassVar[grpc.StatusCode] = grpc.StatusCode.UNKNOWN
 
     def __init__(self, message: str = "", *, request_id: str = "") -> None:
-        super().__init__(_shorten(message, MAX_MESSAGE_CHARS))
+        super().__init__(_fit(message))
         self.request_id = request_id
         """Id of the failed request in the server's log; empty when the server gave none."""
 
@@ -155,7 +155,7 @@ def to_status(error: ForetokenError) -> tuple[grpc.StatusCode, str, Metadata]:
     metadata: list[tuple[str, str | bytes]] = []
     if isinstance(error, InvalidArgumentError) and error.field:
         texts = ((_FIELD, error.field), (_VALUE, error.value), (_LIMIT, error.limit))
-        metadata += [(key, _shorten(text, MAX_MESSAGE_CHARS).encode()) for key, text in texts]
+        metadata += [(key, _fit(text).encode()) for key, text in texts]
     if isinstance(error, ResourceExhaustedError) and error.retry_after_s is not None:
         metadata.append((_RETRY_AFTER_MS, str(max(0, round(error.retry_after_s * 1000)))))
     if error.request_id:
@@ -215,6 +215,14 @@ def _shorten(text: str, max_chars: int) -> str:
     """`text` cut to `max_chars`, with what a UTF-8 encoder refuses (lone surrogates) escaped."""
     text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= max_chars else text[: max_chars - 3] + "..."
+
+
+def _fit(text: str) -> str:
+    """`text` cut to `MAX_MESSAGE_BYTES` of UTF-8, lone surrogates escaped."""
+    data = text.encode("utf-8", "backslashreplace")
+    if len(data) > MAX_MESSAGE_BYTES:
+        data = data[: MAX_MESSAGE_BYTES - 3] + b"..."
+    return data.decode("utf-8", "ignore")  # the last character may be cut
 
 
 def _text(value: str | bytes | None) -> str:
