@@ -209,6 +209,19 @@ def test_ids_the_model_does_not_have_end_iterating(bench):
     assert not bench.runner.forwards
 
 
+@pytest.mark.parametrize("committed", [[1_000], [1] * 20], ids=["an id it lacks", "the end of the context"])
+def test_a_commit_between_steps_ends_those_the_model_cannot_run(fake_runner_class, committed):
+    """A forward would raise, and cost others, whose tokens may depend on their drafts, a round."""
+    bench = LookaheadBench(fake_runner_class(max_context=40))
+    bench.open(1, [1] * 16, steps="8")
+    bench.core.request((1, 1), 8, 0)
+    bench.core.step()
+    bench.core.step()
+    assert bench.core.has_work
+    bench.core.commit((1, 1), 16, committed)
+    assert not bench.core.has_work
+
+
 def test_a_failed_forward_costs_its_steps_and_no_draft(bench, caplog):
     bench.open(1, [1, 2, 3], steps="3")
     bench.blocks(1)

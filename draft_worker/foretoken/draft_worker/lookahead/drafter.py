@@ -86,7 +86,10 @@ class LookaheadDrafter:
         self._follow(sequence, state, sequence.ids)
 
     def commit(self, sequence: DraftSequence, ids: list[int]) -> None:
-        self._follow(sequence, self._states[sequence], ids)
+        state = self._states[sequence]
+        self._follow(sequence, state, ids)
+        if not self._can_step(sequence, state):
+            state.num_steps_left = 0
 
     def request(self, sequence: DraftSequence, num_tokens: int) -> None:
         state = self._states[sequence]
