@@ -17,16 +17,32 @@ def small_corpus() -> Corpus:
     return Corpus(tuple(documents[:-3]), held_out)
 
 
-def test_the_whole_recipe_runs_and_a_second_call_resumes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair, "load_corpus", small_corpus)
-    monkeypatch.setattr(pair, "TARGET", Shape(32, 2, 2, 1, 48))
-    monkeypatch.setattr(pair, "DRAFT", Shape(16, 1, 2, 1, 24))
-    out, run_dir = tmp_path / "models", tmp_path / "run"
-    budget = ["--target-tokens", "8192", "--draft-tokens", "4096", "--batch-blocks", "2"]
-    arguments = ["pair", "--out", str(out), "--run-dir", str(run_dir), "--device", "cpu", "--no-compile", *budget]
-    monkeypatch.setattr(sys, "argv", arguments)
+class Recipe:
+    """The whole recipe on a small corpus and small shapes."""
 
-    pair.main()
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(pair, "load_corpus", small_corpus)
+        monkeypatch.setattr(pair, "TARGET", Shape(32, 2, 2, 1, 48))
+        monkeypatch.setattr(pair, "DRAFT", Shape(16, 1, 2, 1, 24))
+        self._folder, self._monkeypatch = folder, monkeypatch
+
+    def __call__(self, name: str, *further: str) -> Path:
+        """Run it into folder `name` and return that."""
+        out, run_dir = self._folder / name, self._folder / f"run_{name}"
+        budget = ["--target-tokens", "8192", "--draft-tokens", "4096", "--batch-blocks", "2"]
+        options = ["--out", str(out), "--run-dir", str(run_dir), "--device", "cpu", "--no-compile", *budget, *further]
+        self._monkeypatch.setattr(sys, "argv", ["pair", *options])
+        pair.main()
+        return out
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
+    return Recipe(tmp_path, monkeypatch)
+
+
+def test_the_whole_recipe_runs_and_a_second_call_resumes_it(recipe: Recipe, tmp_path: Path) -> None:
+    out, run_dir = recipe("models"), tmp_path / "run_models"
     weights = (out / "target" / "model.safetensors").read_bytes()
     card = (out / "README.md").read_text()
     assert "held-out loss" in card and "[512, 768)" in card and "--target-tokens 8192" in card
@@ -34,12 +50,52 @@ def test_the_whole_recipe_runs_and_a_second_call_resumes_it(tmp_path: Path, monk
     assert (out / "loss.png").stat().st_size > 1000
     assert AutoModelForCausalLM.from_pretrained(out / "draft").config.vocab_size == 4096
 
-    pair.main()
+    assert recipe("models") == out
     assert (out / "target" / "model.safetensors").read_bytes() == weights
     assert (out / "README.md").read_text() == card
 
 
-@pytest.mark.parametrize("change", [["--seed", "7"], ["--target-tokens", "16384"], ["--draft-minutes", "1"]], ids=str)
+def test_a_pair_is_trained_further_from_its_weights_alone(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = recipe("first")
+    monkeypatch.setattr(pair, "CONTINUED_LR", 0.0)
+    unchanged = recipe("unchanged", "--start-from", str(first), "--seed", "1")
+    for name in ("target", "draft"):
+        weights = (first / name / "model.safetensors").read_bytes()
+        assert (unchanged / name / "model.safetensors").read_bytes() == weights, "it begins with the pair's weights"
+
+
+def test_the_card_of_a_pair_that_was_trained_further_counts_every_run(recipe: Recipe) -> None:
+    first = recipe("first")
+    second = recipe("second", "--start-from", str(first), "--seed", "1")
+    runs = json.loads((second / "training_runs.json").read_text())
+    assert [run["target_tokens"] for run in runs] == [8192, 8192]
+    assert runs[:1] == json.loads((first / "training_runs.json").read_text())
+    assert (second / "target" / "model.safetensors").read_bytes() != (
+        first / "target" / "model.safetensors"
+    ).read_bytes()
+    card = (second / "README.md").read_text()
+    assert "| 0.02M |" in card and card.count("python -m foretoken.training.pair") == 2
+
+
+@pytest.mark.parametrize("wrong", ["tokenizer", "training_runs"])
+def test_a_pair_of_another_tokenizer_or_history_is_refused(recipe: Recipe, wrong: str) -> None:
+    first = recipe("first")
+    if wrong == "training_runs":
+        (first / "training_runs.json").unlink()
+    else:
+        file = first / "target" / "tokenizer.json"
+        state = json.loads(file.read_text())
+        state["model"]["merges"].pop()
+        file.write_text(json.dumps(state))
+    with pytest.raises(SystemExit, match=f"start_from .*first.*{wrong}"):
+        recipe("second", "--start-from", str(first), "--seed", "1")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [["--seed", "7"], ["--start-from", "models"], ["--target-tokens", "16384"], ["--draft-minutes", "1"]],
+    ids=str,
+)
 def test_a_run_folder_of_another_recipe_is_refused(tmp_path: Path, change: list[str]) -> None:
     """It would go on with the other's weights, and the card would describe neither."""
 
@@ -55,3 +111,9 @@ def test_a_run_folder_of_another_recipe_is_refused(tmp_path: Path, change: list[
 def test_defaults_are_a_token_budget_of_about_ten_epochs() -> None:
     options = pair.parse_arguments(["--out", "models"])
     assert options.minutes is None and options.target_tokens >= 90_000_000
+
+
+def test_a_pair_is_not_written_over_the_one_it_starts_from(recipe: Recipe) -> None:
+    first = recipe("first")
+    with pytest.raises(SystemExit, match="out .*first"):
+        recipe("first", "--start-from", str(first))

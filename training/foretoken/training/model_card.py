@@ -15,10 +15,24 @@ from typing import Any
 
 import torch
 
-from foretoken.training.models import Shape
+from foretoken.training.models import Shape, product_dtype
 from foretoken.training.train import Progress
 
 POSITION_BOUNDS = (0, 64, 256, 512, 768, 1024)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One call of the recipe that the pair went through; `training_runs.json` lists them, the first one first."""
+
+    command: str
+    where: str
+    """Machine, type of matrix products and versions."""
+    seed: int
+    target_tokens: int
+    target_minutes: float
+    draft_tokens: int
+    draft_minutes: float
 
 
 @dataclass(frozen=True)
@@ -28,7 +42,9 @@ class TrainedModel:
     name: str
     shape: Shape
     num_parameters: int
-    progress: Progress
+    num_tokens: int
+    """Predicted tokens of all runs."""
+    minutes: float
     position_losses: torch.Tensor
     """Held-out loss in nats at every position, `[window]`."""
     long_from: float
@@ -39,16 +55,12 @@ class TrainedModel:
 class CardFacts:
     """What the card needs beside the two models."""
 
-    command: str
+    runs: Sequence[Run]
     corpus: dict[str, Any]
     agreement: dict[str, float]
-    seed: int
     batch_tokens: int
-    device: str
-    product_dtype: str
-    """Type of matrix products on the machine that wrote the card."""
-    threads: int
-    note: str
+    continued_lr: float
+    """Of the peak learning rate, for a run that goes on from an earlier one's weights."""
 
 
 def bucket_losses(position_losses: torch.Tensor) -> list[tuple[str, float]]:
@@ -78,10 +90,13 @@ def _shape_words(shape: Shape) -> str:
     )
 
 
-def _hardware(facts: CardFacts) -> str:
-    cpu = f"{os.cpu_count()} CPU cores ({processor_name()}), {facts.threads} threads"
-    gpu = f", {torch.cuda.get_device_name()}" if facts.device.startswith("cuda") else ""
-    return cpu + gpu + (f"; {facts.note}" if facts.note else "")
+def describe_place(device: str, threads: int, note: str) -> str:
+    """Machine, type of matrix products and versions of this process, with `note` among them."""
+    cpu = f"{os.cpu_count()} CPU cores ({processor_name()}), {threads} threads"
+    gpu = f", {torch.cuda.get_device_name()}" if device.startswith("cuda") else ""
+    products = f"products in {str(product_dtype(torch.device(device).type)).removeprefix('torch.')}"
+    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "tokenizers"))
+    return "; ".join(part for part in (cpu + gpu, note, products, versions) if part)
 
 
 def card_text(target: TrainedModel, draft: TrainedModel, facts: CardFacts) -> str:
@@ -93,9 +108,9 @@ def card_text(target: TrainedModel, draft: TrainedModel, facts: CardFacts) -> st
                 f"`{model.name}`",
                 _shape_words(model.shape),
                 f"{model.num_parameters / 1e6:.2f}M",
-                f"{model.progress.num_tokens / 1e6:.2f}M",
-                f"{model.progress.num_tokens / facts.corpus['training']['tokens']:.2f}",
-                f"{model.progress.elapsed_s / 60:.0f}",
+                f"{model.num_tokens / 1e6:.2f}M",
+                f"{model.num_tokens / facts.corpus['training']['tokens']:.2f}",
+                f"{model.minutes:.0f}",
             ]
             for model in (target, draft)
         ],
@@ -113,7 +128,12 @@ def card_text(target: TrainedModel, draft: TrainedModel, facts: CardFacts) -> st
         [["share of held-out positions", *(f"{value:.3f}" for name, value in facts.agreement.items() if name != "kl")]],
     )
     training, held_out = facts.corpus["training"], facts.corpus["held_out"]
-    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "tokenizers"))
+    runs = "\n\n".join(
+        f"    {run.command}\n\n"
+        f"Seed {run.seed}: {run.target_tokens / 1e6:.2f}M tokens for the target, {run.draft_tokens / 1e6:.2f}M for the "
+        f"draft, on {run.where}."
+        for run in facts.runs
+    )
     return f"""# The embedded model pair
 
 A small target and a draft distilled from it, for demos, tests and benchmarks of Foretoken. They continue Python source
@@ -137,11 +157,14 @@ samples that share their noise, which is the acceptance rule of coupled verifica
 
 {agreed}
 
-![training and held-out loss](loss.png)
-
 ## How they were made
 
-    {facts.command}
+{runs}
+
+![training and held-out loss of the last run](loss.png)
+
+A run with `--start-from` goes on from the weights of the pair that it names, with fresh optimizers and
+{facts.continued_lr:g} of the learning rate. Every run:
 
 - **Data**: the sources of the standard library of Python {platform.python_version()}, sorted by path, and nothing else.
   To train on: {training["files"]} files, {training["bytes"] / 1e6:.1f} MB, {training["tokens"] / 1e6:.2f}M tokens.
@@ -149,12 +172,9 @@ samples that share their noise, which is the acceptance rule of coupled verifica
   Corpus {facts.corpus["fingerprint"]}.
 - **Target**: next-token prediction. Windows of 256 tokens for the first {100 * target.long_from:.0f} % of the budget,
   1024 for the rest; batches of {facts.batch_tokens} tokens; Muon for the hidden matrices, AdamW for embeddings and
-  norms; 2 % warm-up, constant to 40 %, then linear to zero; matrix products in
-  {facts.product_dtype}; seed {facts.seed}.
-- **Draft**: from scratch on the same text, 0.9 KL(target || draft) + 0.1 cross-entropy over the whole vocabulary;
+  norms; 2 % warm-up, constant to 40 %, then linear to zero.
+- **Draft**: on the same text, 0.9 KL(target || draft) + 0.1 cross-entropy over the whole vocabulary;
   windows of 1024 tokens after {100 * draft.long_from:.0f} % of the budget, all else as for the target.
-- **Where**: {_hardware(facts)};
-  {versions}.
 
 A budget in minutes depends on the machine's speed and is not reproducible to the bit; one in tokens
 (`--target-tokens`, `--draft-tokens`) is, on one machine.

@@ -1,5 +1,7 @@
 """The one command that makes the pair: `python -m foretoken.training.pair --out models`.
 
+With `--start-from` it trains a finished pair further, on any machine: weights are all that it needs of earlier runs.
+
 Each stage leaves its result in the run folder, so the same command goes on where an interrupted one stopped:
 corpus and tokenizer, target, draft distilled from the target, evaluation and model card. A command that would make
 another pair is refused there.
@@ -25,8 +27,8 @@ from transformers import AutoModelForCausalLM
 from foretoken.training.corpus import load_corpus
 from foretoken.training.distill import distillation_loss
 from foretoken.training.evaluation import agreement, loss_by_position
-from foretoken.training.model_card import CardFacts, TrainedModel, card_text, draw_losses
-from foretoken.training.models import DRAFT, TARGET, Shape, build_model, num_parameters, product_dtype, save_model
+from foretoken.training.model_card import CardFacts, Run, TrainedModel, card_text, describe_place, draw_losses
+from foretoken.training.models import DRAFT, TARGET, Shape, build_model, num_parameters, save_model
 from foretoken.training.schedule import Budget
 from foretoken.training.tokenizer import encode_stream, save_tokenizer, train_tokenizer
 from foretoken.training.train import LossFunction, Progress, TrainSettings, next_token_loss, train
@@ -36,13 +38,15 @@ log = logging.getLogger("foretoken.training")
 
 Stream = npt.NDArray[np.uint16]
 
+RUNS_FILE = "training_runs.json"
 BLOCK_TOKENS = 1024
 MATRIX_LR = 0.02
 OTHER_LR = 4e-3
+CONTINUED_LR = 0.3  # of the peaks, for a pair that is trained further; tried: the whole lost 0.5 nats in 1.5M tokens
 TARGET_LONG_FROM = 0.8
 DRAFT_LONG_FROM = 0.5  # tried: after 20 % at 1024 its loss still rose by 0.5 nats from position 256 to 1024
 
-_DECISIVE = ("target_tokens", "draft_tokens", "minutes", "draft_minutes", "batch_blocks", "seed")
+_DECISIVE = ("start_from", "target_tokens", "draft_tokens", "minutes", "draft_minutes", "batch_blocks", "seed")
 """The options that decide what the pair becomes."""
 
 
@@ -53,6 +57,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for target/, draft/, README.md and loss.png")
     parser.add_argument("--run-dir", type=Path, default=Path("runs/pair"), help="folder for checkpoints and caches")
+    parser.add_argument(
+        "--start-from", type=Path, help="folder of a pair to train further (give another seed: the order of the text)"
+    )
     parser.add_argument("--target-tokens", type=int, default=90_000_000, help="token budget of the target")
     parser.add_argument("--draft-tokens", type=int, default=90_000_000, help="token budget of the draft")
     parser.add_argument("--minutes", type=float, help="time budget of the target in minutes, instead of tokens")
@@ -75,6 +82,7 @@ def check_recipe(options: argparse.Namespace) -> None:
     options.run_dir.mkdir(parents=True, exist_ok=True)
     path = options.run_dir / "recipe.json"
     recipe = {name: getattr(options, name) for name in _DECISIVE} | {"python": platform.python_version()}
+    recipe["start_from"] = options.start_from and str(options.start_from.resolve())
     found = json.loads(path.read_text()) if path.exists() else recipe
     for name, value in recipe.items():
         if found.get(name) != value:
@@ -101,56 +109,98 @@ def prepare_data(run_dir: Path) -> tuple[Tokenizer, dict[str, Stream]]:
     return Tokenizer.from_file(str(tokenizer_file)), {name: np.load(path) for name, path in files.items()}
 
 
+def earlier_runs(folder: Path, tokenizer: Tokenizer) -> list[Run]:
+    """What the pair in `folder` went through before.
+
+    Raises:
+        ValueError: it has another tokenizer, so its ids stand for other text, or no list of its runs.
+    """
+    path = folder / RUNS_FILE
+    if not path.exists():
+        raise ValueError(f"start_from {folder}: there is no {RUNS_FILE}")
+    theirs = Tokenizer.from_file(str(folder / "target" / "tokenizer.json"))
+    if json.loads(theirs.to_str())["model"] != json.loads(tokenizer.to_str())["model"]:
+        raise ValueError(f"start_from {folder}: its tokenizer is not the one of this corpus")
+    return [Run(**run) for run in json.loads(path.read_text())]
+
+
 class PairRecipe:
     """The stages of one run, in the order in which they are called."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         """Raises:
-        ValueError: the run folder belongs to another recipe, or there is too little text.
+        ValueError: the run folder belongs to another recipe, there is too little text, or the pair to start from
+            has another tokenizer, no list of its runs or the folder that this run writes to.
         """
+        if options.start_from is not None and options.out.resolve() == options.start_from.resolve():
+            raise ValueError(f"out {options.out}: the pair to start from lies there and is needed to the end")
         check_recipe(options)
         self._options = options
         self._tokenizer, self._streams = prepare_data(options.run_dir)
+        self._earlier_runs = earlier_runs(options.start_from, self._tokenizer) if options.start_from else []
         self._windows = Windows(self._streams["training"], BLOCK_TOKENS, options.batch_blocks, options.seed)
 
     def train_target(self) -> tuple[Any, Progress]:
         """The target, trained on the text and saved."""
-        model = build_model(TARGET, self._options.seed).to(self._options.device)
+        model = self._initial("target", TARGET, self._options.seed)
         budget = self._budget(self._options.minutes, self._options.target_tokens)
-        settings = TrainSettings(budget, MATRIX_LR, OTHER_LR, long_from=TARGET_LONG_FROM, compile=self._options.compile)
+        settings = self._settings(budget, TARGET_LONG_FROM)
         return model, self._train("target", model, next_token_loss, settings)
 
     def train_draft(self, target: Any) -> Progress:
         """The draft, distilled from `target` and saved."""
-        model = build_model(DRAFT, self._options.seed + 1).to(self._options.device)
+        model = self._initial("draft", DRAFT, self._options.seed + 1)
         budget = self._budget(self._options.draft_minutes, self._options.draft_tokens)
-        settings = TrainSettings(budget, MATRIX_LR, OTHER_LR, long_from=DRAFT_LONG_FROM, compile=self._options.compile)
+        settings = self._settings(budget, DRAFT_LONG_FROM)
         return self._train("draft", model, distillation_loss(target), settings)
 
     def write_card(self, target_progress: Progress, draft_progress: Progress) -> None:
         """Measure the saved weights on the held-out text; write README.md and loss.png."""
         options, held_out = self._options, self._streams["held_out"]
         models = {name: self._load(name) for name in ("target", "draft")}
+        runs = [*self._earlier_runs, self._this_run(target_progress, draft_progress)]
+        (options.out / RUNS_FILE).write_text(json.dumps([vars(run) for run in runs], indent=1) + "\n")
         facts = CardFacts(
-            command=shlex.join(["python", "-m", "foretoken.training.pair", *sys.argv[1:]]),
+            runs=runs,
             corpus=json.loads((options.run_dir / "corpus.json").read_text()),
             agreement=agreement(models["target"], models["draft"], held_out, BLOCK_TOKENS),
-            seed=options.seed,
             batch_tokens=self._windows.batch_tokens,
-            device=options.device,
-            product_dtype=str(product_dtype(torch.device(options.device).type)).removeprefix("torch."),
-            threads=options.threads,
-            note=options.note,
+            continued_lr=CONTINUED_LR,
         )
 
-        def described(name: str, shape: Shape, progress: Progress, long_from: float) -> TrainedModel:
-            losses = loss_by_position(models[name], held_out, BLOCK_TOKENS)
-            return TrainedModel(name, shape, num_parameters(models[name]), progress, losses, long_from)
+        def described(name: str, shape: Shape, long_from: float) -> TrainedModel:
+            model = models[name]
+            tokens, minutes = (sum(getattr(run, f"{name}_{unit}") for run in runs) for unit in ("tokens", "minutes"))
+            losses = loss_by_position(model, held_out, BLOCK_TOKENS)
+            return TrainedModel(name, shape, num_parameters(model), tokens, minutes, losses, long_from)
 
-        target = described("target", TARGET, target_progress, TARGET_LONG_FROM)
-        draft = described("draft", DRAFT, draft_progress, DRAFT_LONG_FROM)
+        target = described("target", TARGET, TARGET_LONG_FROM)
+        draft = described("draft", DRAFT, DRAFT_LONG_FROM)
         (options.out / "README.md").write_text(card_text(target, draft, facts))
         draw_losses(target_progress, draft_progress, options.out / "loss.png")
+
+    def _settings(self, budget: Budget, long_from: float) -> TrainSettings:
+        scale = 1.0 if self._options.start_from is None else CONTINUED_LR
+        return TrainSettings(
+            budget, scale * MATRIX_LR, scale * OTHER_LR, long_from=long_from, compile=self._options.compile
+        )
+
+    def _initial(self, name: str, shape: Shape, seed: int) -> Any:
+        model = build_model(shape, seed)
+        if self._options.start_from is not None:
+            model.load_state_dict(AutoModelForCausalLM.from_pretrained(self._options.start_from / name).state_dict())
+        return model.to(self._options.device)
+
+    def _this_run(self, target: Progress, draft: Progress) -> Run:
+        return Run(
+            command=shlex.join(["python", "-m", "foretoken.training.pair", *sys.argv[1:]]),
+            where=describe_place(self._options.device, self._options.threads, self._options.note),
+            seed=self._options.seed,
+            target_tokens=target.num_tokens,
+            target_minutes=round(target.elapsed_s / 60, 1),
+            draft_tokens=draft.num_tokens,
+            draft_minutes=round(draft.elapsed_s / 60, 1),
+        )
 
     def _train(self, name: str, model: Any, loss: LossFunction, settings: TrainSettings) -> Progress:
         log.info("training the %s, %.2fM parameters", name, num_parameters(model) / 1e6)
