@@ -42,7 +42,7 @@ RUNS_FILE = "training_runs.json"
 BLOCK_TOKENS = 1024
 MATRIX_LR = 0.02
 OTHER_LR = 4e-3
-CONTINUED_LR = 0.3  # of the peaks, for a pair that is trained further; tried: the whole lost 0.5 nats in 1.5M tokens
+CONTINUED_LR = 0.5  # of the peaks, for a pair that is trained further; tried: the whole lost 0.4 nats in 1.5M tokens
 TARGET_LONG_FROM = 0.8
 DRAFT_LONG_FROM = 0.5  # tried: after 20 % at 1024 its loss still rose by 0.5 nats from position 256 to 1024
 
