@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from foretoken.router.answer import Answer, FinishReason, StopRules
 from foretoken.router.detokenizer import Detokenizer
+from foretoken.router.stop_strings import StopStrings
 from foretoken.router.tokenizer import Tokenizer
 from tests.router.harness import CHAT_TEMPLATE, byte_fallback_tokenizer_json, byte_ids, byte_tokenizer_json
 
@@ -156,6 +158,34 @@ def test_resumed_text_continues_what_was_released(cut: int, sizes: list[int]) ->
         resumed.append(ids[:cut])
     rest = "".join(resumed.append(block).text for block in blocks(ids[cut:], sizes) if block)
     assert released + rest + resumed.flush() == TEXT
+
+
+@given(
+    stops=st.lists(st.text("ab", min_size=1, max_size=7), min_size=1, max_size=4),
+    texts=st.lists(st.text("abc", max_size=5), max_size=20),
+)
+@settings(deadline=None)
+def test_the_longest_end_that_begins_a_stop_string_is_held_back(stops: list[str], texts: list[str]) -> None:
+    strings, whole, released = StopStrings(stops), "", ""
+    for text in texts:
+        if strings.match(text) is not None:
+            break
+        whole += text
+        released += strings.feed(text)
+        ends = (whole[start:] for start in range(len(whole) + 1))
+        assert strings.held == next(end for end in ends if any(stop.startswith(end) for stop in stops))
+        assert released + strings.held == whole
+
+
+def test_long_stop_strings_cost_a_token_little() -> None:
+    length, num_tokens = 255, 2000
+    stops = ["b" * length + chr(ord("c") + number) for number in range(15)] + ["a" * length + "b"]
+    strings = StopStrings(stops)
+    started_s = time.thread_time()
+    for _ in range(num_tokens):
+        strings.feed("a")
+    assert strings.held == "a" * length
+    assert (time.thread_time() - started_s) / num_tokens < 100e-6  # it took 400; now less than 10
 
 
 def test_nothing_after_an_end_id_counts() -> None:

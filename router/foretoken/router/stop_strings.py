@@ -23,6 +23,9 @@ class StopStrings:
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
+        self._borders = [_borders(stop) for stop in self._stops]
+        self._num_begun = [0] * len(self._stops)
+        """Length of the longest beginning of each stop string that ends the text."""
         self._held = ""
 
     @property
@@ -46,21 +49,37 @@ class StopStrings:
         """Append `text`, which completes no stop string, and return what can be released."""
         if not self._stops:
             return text
+        self._advance(text)
         buffer = self._held + text
-        num_held = self._num_held(buffer)
-        self._held = buffer[len(buffer) - num_held :]
-        return buffer[: len(buffer) - num_held]
+        start = len(buffer) - max(self._num_begun)
+        self._held = buffer[start:]
+        return buffer[:start]
 
     def flush(self) -> str:
         """Release the held text; the answer ended otherwise."""
         text, self._held = self._held, ""
         return text
 
-    def _num_held(self, buffer: str) -> int:
-        longest = 0
-        for stop in self._stops:
-            for length in range(min(len(stop) - 1, len(buffer)), longest, -1):
-                if buffer.endswith(stop[:length]):
-                    longest = length
-                    break
-        return longest
+    def _advance(self, text: str) -> None:
+        # Never back in the text: comparing its end with every beginning takes 0.4 ms a token for the longest strings.
+        for index, (stop, borders) in enumerate(zip(self._stops, self._borders, strict=True)):
+            length = self._num_begun[index]
+            for char in text:
+                while length and stop[length] != char:
+                    length = borders[length - 1]
+                if stop[length] == char:
+                    length += 1
+            self._num_begun[index] = length
+
+
+def _borders(stop: str) -> list[int]:
+    """For each beginning of `stop`, the length of its longest shorter beginning that also ends it."""
+    borders = [0]
+    length = 0
+    for char in stop[1:]:
+        while length and stop[length] != char:
+            length = borders[length - 1]
+        if stop[length] == char:
+            length += 1
+        borders.append(length)
+    return borders
