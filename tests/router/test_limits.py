@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from typing import Any
 
 import grpc
@@ -168,6 +169,28 @@ async def test_bad_input_names_the_field_and_every_other_stream_goes_on(make_clu
         assert error.request_id
     assert (await other).ids == cluster.target_ids(400, [4, 5])
     await cluster.until_idle()
+
+
+class SlowTokenizer(Tokenizer):
+    """Takes a while for each token, as those of other models may."""
+
+    def piece(self, token_id: int) -> str:
+        time.sleep(0.0005)
+        return super().piece(token_id)
+
+
+async def test_a_long_answer_that_is_resumed_holds_up_nobody(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster()
+    whole = await cluster.generate(**LONG, temperature=0)
+    cluster.router.tokenizer = SlowTokenizer(byte_tokenizer_json(), {}, CHAT_TEMPLATE, "test")
+    resuming = asyncio.ensure_future(cluster.generate(**LONG, temperature=0, resume_ids=whole.ids[:1990]))
+    began_s, longest_s = time.monotonic(), 0.0
+    while not resuming.done():
+        turned_s = time.monotonic()
+        await asyncio.sleep(0)
+        longest_s = max(longest_s, time.monotonic() - turned_s)
+    assert (await resuming).ids == whole.ids[1990:]
+    assert longest_s < (time.monotonic() - began_s) / 3  # which is a second and more
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,7 @@ _log = logging.getLogger(__name__)
 Event: TypeAlias = Started | Tokens | Finished
 Emit: TypeAlias = Callable[[Event], Awaitable[None]]
 _WAITING_SHARE = 0.9  # of a client's deadline
+_RESUMED_AT_ONCE = 64  # ids; half a millisecond with the most and longest stop strings
 
 
 class Router:
@@ -126,11 +127,11 @@ class Router:
             ForetokenError: refused, unavailable, or too late; whatever was begun is undone on the workers.
         """
         started_ns = time.perf_counter_ns()
-        if self._is_draining:
-            raise UnavailableError("the router is shutting down")
-        answer = self._answer(request)
         try:
             async with asyncio.timeout(_seconds_left(request)) as limit:
+                answer = await self._answer(request)
+                if self._is_draining:
+                    raise UnavailableError("the router is shutting down")
                 if answer.finish is not None:  # the resumed answer was complete
                     await emit(Started(request))
                     if text := answer.flush():
@@ -146,13 +147,17 @@ class Router:
                 raise DeadlineExceededError("the time allowed for the request is over") from None
             raise
 
-    def _answer(self, request: GenerationRequest) -> Answer:
+    async def _answer(self, request: GenerationRequest) -> Answer:
+        """The answer so far. Resumed ids are taken in parts: a whole context of them would hold up every stream."""
         tokenizer = self.tokenizer
         detokenizer = Detokenizer(
             tokenizer.decode, tokenizer.piece, request.prompt_ids, is_concatenative=tokenizer.is_concatenative
         )
         answer = Answer(request.stop_rules(), detokenizer)
-        num_kept = answer.append(request.resume_ids).num_tokens if request.resume_ids else 0
+        num_kept = 0
+        for start in range(0, len(request.resume_ids), _RESUMED_AT_ONCE):
+            num_kept += answer.append(request.resume_ids[start : start + _RESUMED_AT_ONCE]).num_tokens
+            await asyncio.sleep(0)
         if num_kept < len(request.resume_ids):
             raise InvalidArgumentError(
                 "resume_ids", f"{len(request.resume_ids)} ids", f"must not go on beyond the answer's end at {num_kept}"
