@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 import time
 from typing import Any
 
@@ -191,6 +192,37 @@ async def test_a_long_answer_that_is_resumed_holds_up_nobody(make_cluster: MakeC
         longest_s = max(longest_s, time.monotonic() - turned_s)
     assert (await resuming).ids == whole.ids[1990:]
     assert longest_s < (time.monotonic() - began_s) / 3  # which is a second and more
+
+
+class HeldTokenizer(Tokenizer):
+    """Takes large texts for as long as it is told to, and finds them too long for the model."""
+
+    release = threading.Event()
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        if len(text) <= 1 << 18:
+            return super().encode(text, add_special_tokens=add_special_tokens)
+        assert self.release.wait(20)
+        return [1] * 5000
+
+
+async def test_texts_far_too_large_hold_up_no_other_prompt(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster()
+    tokenizer = cluster.router.tokenizer = HeldTokenizer(byte_tokenizer_json(), {}, CHAT_TEMPLATE, "test")
+    large = "x" * ((1 << 18) + 1)
+    inputs: list[dict[str, Any]] = [{"prompt": large}, {"messages": [("user", large)]}]
+    calls = [asyncio.ensure_future(cluster.generate(**inputs[number % 2])) for number in range(40)]
+    try:
+        await asyncio.sleep(0.2)
+        for fields in ({"messages": [("user", "hi")]}, {"prompt": "the " * 1100}):
+            reply = await cluster.generate(**fields, max_new_tokens=4, ignore_eos=True, deadline_s=5)
+            assert len(reply.ids) == 4
+    finally:
+        tokenizer.release.set()
+        errors = await asyncio.gather(*calls, return_exceptions=True)
+    for error in errors:
+        assert isinstance(error, grpc.aio.AioRpcError)
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from foretoken.router.core import Router
 from foretoken.router.request import GenerationRequest
@@ -31,7 +33,12 @@ from foretoken.v1.types_pb2 import (
     WorkerHello,
 )
 
+Argument = TypeVar("Argument")
+
 _LONG_TEXT_CHARS = 4096  # longer ones are tokenized on a thread: about a millisecond
+_LARGE_TEXT_CHARS = 1 << 18  # a tenth of a second and more, up to half a minute for the largest message
+_large_texts = ThreadPoolExecutor(2, "large-text")
+"""Their own threads, so that no other request waits for them, be they refused in the end."""
 
 
 async def prepare(
@@ -174,12 +181,18 @@ async def _prompt_ids(message: GenerateRequest, router: Router) -> tuple[str, Se
 async def _encode(text: str, router: Router) -> Sequence[int]:
     if len(text) <= _LONG_TEXT_CHARS:
         return router.tokenizer.encode(text)
-    return await asyncio.to_thread(router.tokenizer.encode, text)
+    return await _on_thread(router.tokenizer.encode, text, len(text))
 
 
 async def _encode_messages(messages: ChatMessages, router: Router) -> Sequence[int]:
     chat = [{"role": message.role, "content": message.content} for message in messages.messages]
-    return await asyncio.to_thread(router.tokenizer.encode_messages, chat)
+    num_chars = sum(len(message["role"]) + len(message["content"]) for message in chat)
+    return await _on_thread(router.tokenizer.encode_messages, chat, num_chars)
+
+
+async def _on_thread(encode: Callable[[Argument], Sequence[int]], argument: Argument, num_chars: int) -> Sequence[int]:
+    pool = _large_texts if num_chars > _LARGE_TEXT_CHARS else None  # None = the loop's own
+    return await asyncio.get_running_loop().run_in_executor(pool, encode, argument)
 
 
 def _mode(speculation: Speculation, model: WorkerHello) -> VerificationMode:
