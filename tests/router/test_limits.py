@@ -11,8 +11,16 @@ from typing import Any
 import grpc
 import pytest
 
+from foretoken.router import intake
+from foretoken.router.core import Event
+from foretoken.router.outbox import Tokens
 from foretoken.router.tokenizer import Tokenizer
-from foretoken.rpc.errors import InvalidArgumentError, ResourceExhaustedError, from_rpc_error
+from foretoken.rpc.errors import (
+    DeadlineExceededError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    from_rpc_error,
+)
 from foretoken.v1 import generation_pb2 as pb
 from tests.router.harness import CHAT_TEMPLATE, MakeCluster, byte_tokenizer_json, request, running_cluster
 
@@ -47,6 +55,19 @@ async def test_the_deadline_ends_the_request_everywhere(make_cluster: MakeCluste
         await cluster.generate(**LONG, deadline_s=0.2)
     assert failed.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     await cluster.until_idle()
+
+
+async def test_a_deadline_that_is_over_is_not_taken_for_none(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster()
+    late = await intake.prepare(request(), cluster.router, request_id="late", traceparent="", timeout_s=0.0)
+    events: list[Event] = []
+
+    async def emit(event: Event) -> None:
+        events.append(event)
+
+    with pytest.raises(DeadlineExceededError):
+        await cluster.router.generate(late, emit)
+    assert not any(isinstance(event, Tokens) for event in events)
 
 
 async def test_the_routers_own_limit_is_a_deadline_too(make_cluster: MakeCluster) -> None:

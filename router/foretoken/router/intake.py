@@ -53,7 +53,8 @@ async def prepare(
         UnavailableError: no verify worker is known yet, so limits are not known either.
     """
     settings = router.settings
-    deadline_s = time.monotonic() + min(settings.max_request_s, timeout_s or settings.max_request_s)
+    limit_s = settings.max_request_s if timeout_s is None else min(settings.max_request_s, timeout_s)
+    deadline_s = time.monotonic() + limit_s
     validate_generate(message)
     model, identity, system_fingerprint = await router.model(timeout_s)
     if message.model and message.model != model.model_id:
