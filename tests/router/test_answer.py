@@ -148,6 +148,16 @@ def test_what_might_begin_a_stop_string_is_held_back_and_released() -> None:
     assert grown.flush() == "abc"
 
 
+def test_a_stop_string_that_only_the_last_flush_completes_ends_the_text() -> None:
+    grown = answer(stop=["b\ufffd"], max_new_tokens=3)
+    assert grown.append(byte_ids(TOKENIZER, b"ab\xf0")).text == "a"
+    assert grown.flush() == ""
+    assert (grown.finish, grown.stop) == (FinishReason.STOP, "b\ufffd")
+    grown = answer(stop=["b\ufffd"], max_new_tokens=3, min_new_tokens=3)
+    assert grown.append(byte_ids(TOKENIZER, b"ab\xf0")).text + grown.flush() == "ab\ufffd"
+    assert (grown.finish, grown.stop) == (FinishReason.LENGTH, "")
+
+
 @given(cut=st.integers(0, 30), sizes=SIZES)
 def test_resumed_text_continues_what_was_released(cut: int, sizes: list[int]) -> None:
     ids = byte_ids(TOKENIZER, TEXT.encode())

@@ -87,8 +87,16 @@ class Answer:
         return kept
 
     def flush(self) -> str:
-        """Text still held back when the answer has ended; empty after a stop string."""
-        return "" if self.stop else self._stops.flush() + self._detokenizer.flush()
+        """Text still held back when the answer has ended, up to a stop string that shows only now; empty after one."""
+        if self.stop:
+            return ""
+        text = self._detokenizer.flush()
+        is_sought = len(self.output_ids) > self._rules.min_new_tokens
+        match = self._stops.match(text) if is_sought else None
+        if match is None:
+            return self._stops.flush() + text
+        self.finish, self.stop = FinishReason.STOP, match.stop
+        return (self._stops.held + text)[: match.start]
 
     def _until_end(self, ids: Sequence[int]) -> Sequence[int]:
         """`ids` up to the room left and to the first end id, that one included."""
