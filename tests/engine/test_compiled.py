@@ -67,6 +67,13 @@ def test_a_model_that_cannot_be_compiled_runs_eagerly_and_says_why(
     runner.page_table.check_integrity([])
 
 
+def test_too_few_pages_for_the_example_are_no_reason_not_to_serve(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = EngineConfig(save_tiny(tmp_path, "llama"), num_pages=5, page_size=1, max_context=2)
+    assert not ModelRunner.load(config).is_compiled and "8 KV pages are needed, 5 are free" in caplog.text
+
+
 def test_processors_that_share_a_cache_keep_their_code_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     caches: list[Path] = []
     monkeypatch.setattr("foretoken.engine.compiled.set_inductor_cache", caches.append)

@@ -161,8 +161,9 @@ class ModelRunner:
             if config.compile == "on":
                 raise ModelRefusedError("compile=on needs the CPU kernels")
             return
-        page_ids, _ = self.page_table.allocate(range(_EXAMPLE_ROWS))
+        page_ids: list[int] = []
         try:
+            self.page_table.extend(page_ids, _EXAMPLE_ROWS)
             ids = [index % self.info.vocab_size for index in range(_EXAMPLE_ROWS)]
             segment = Segment(page_ids, 0, ids, _EXAMPLE_LOGITS)
             example = build_batch([segment], self.page_table.page_size, _EXAMPLE_ROWS)
