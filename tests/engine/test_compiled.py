@@ -74,6 +74,17 @@ def test_too_few_pages_for_the_example_are_no_reason_not_to_serve(
     assert not ModelRunner.load(config).is_compiled and "8 KV pages are needed, 5 are free" in caplog.text
 
 
+def test_a_cache_that_others_can_write_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caches: list[Path] = []
+    monkeypatch.setattr("foretoken.engine.compiled.set_inductor_cache", caches.append)
+    monkeypatch.setattr("torch._inductor.standalone_compile", lambda *_, **__: None)
+    tmp_path.chmod(0o770)
+    compile_traced(lambda: torch.fx.GraphModule({}, torch.fx.Graph()), (), {}, tmp_path)
+    assert tmp_path not in caches[0].parents and f"not kept in {tmp_path}" in caplog.text
+
+
 def test_processors_that_share_a_cache_keep_their_code_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     caches: list[Path] = []
     monkeypatch.setattr("foretoken.engine.compiled.set_inductor_cache", caches.append)

@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from foretoken.engine.forward import ModelCall
 from foretoken.engine.row_linear import PackedLinear
-from foretoken.kernels.build import native_target
+from foretoken.kernels.build import native_target, private_folder
 from foretoken.kernels.cpu import GROUP_COLUMNS, LIBRARY
 
 _LOG = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ def compile_traced(
     import torch._inductor as inductor  # at import it looks for compilers
     from torch._inductor import config as inductor_config
 
-    set_inductor_cache(cache_dir / f"inductor-{_processor_key()}")
+    set_inductor_cache(private_folder(cache_dir) / f"inductor-{_processor_key()}")
     start = time.monotonic()
     graph = trace()
     traced = time.monotonic()

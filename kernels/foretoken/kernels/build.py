@@ -70,13 +70,13 @@ def build(library: Library, cache_dir: Path | None = None) -> Path:
     if compiler is None:
         names = ", ".join((library.compiler_variable, *library.compilers))
         raise BuildError(f"no compiler for {library.name} was found ({names})")
-    path = _private_folder(cache_dir or user_cache_dir()) / f"{library.name}-{_key(compiler, library)}.so"
+    path = private_folder(cache_dir or user_cache_dir()) / f"{library.name}-{_key(compiler, library)}.so"
     if not path.is_file():
         _compile(compiler, library, path)
     return path
 
 
-def _private_folder(wanted: Path) -> Path:
+def private_folder(wanted: Path) -> Path:
     """`wanted` if it is this user's alone, else a temporary one: loading code that others can write would be a hole."""
     try:
         wanted.mkdir(mode=0o700, parents=True, exist_ok=True)
