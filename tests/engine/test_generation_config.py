@@ -49,6 +49,7 @@ def test_what_commonly_means_all_or_nothing_is_absent(tmp_path: Path) -> None:
         ("top_k", 1 << 40, "an integer, 0 to 2147483647"),
         ("top_p", 0, "above 0 and at most 1"),
         ("top_p", 1.5, "above 0 and at most 1"),
+        ("top_p", 1e-50, "above 0 and at most 1"),
         ("min_p", -0.1, "0 to 1"),
         ("repetition_penalty", 0.0, "0.001 to 10"),
         ("max_new_tokens", 1 << 40, "an integer, 1 to 2147483647"),

@@ -10,6 +10,7 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import Any
 
+import numpy as np
 from transformers import GenerationConfig
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
 
@@ -46,8 +47,9 @@ class _Range:
             return False
         if self.is_count and not (math.isfinite(value) and value == int(value)):
             return False
-        is_inside = self.lowest <= value <= self.highest and (self.takes_lowest or value > self.lowest)
-        return is_inside or (self.takes_zero and value == 0)
+        if not self.lowest <= value <= self.highest:
+            return self.takes_zero and value == 0
+        return self.takes_lowest or float(np.float32(value)) > self.lowest  # requests hold float32
 
 
 _RANGES = {
