@@ -57,6 +57,8 @@ def test_what_commonly_means_all_or_nothing_is_absent(tmp_path: Path) -> None:
         ("eos_token_id", -1, "an integer, 0 to 100"),
         ("eos_token_id", [0, 101], "an integer, 0 to 100"),
         ("eos_token_id", "</s>", "an integer, 0 to 100"),
+        ("do_sample", 0, "true or false"),
+        ("do_sample", "false", "true or false"),
     ],
 )
 def test_values_out_of_range_are_refused_by_name(tmp_path: Path, name: str, value: object, limit: str) -> None:

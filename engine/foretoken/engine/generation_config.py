@@ -119,6 +119,8 @@ def _sampling(path: Path, given: dict[str, Any]) -> dict[str, Any]:
     sampling = {name: given[name] for name in ("do_sample", *_RANGES) if name in given}
     if sampling.get("top_k") == -1:  # a common way to say all
         del sampling["top_k"]
+    if not isinstance(sampling.get("do_sample", True), bool):
+        raise ModelRefusedError(f"{path}: do_sample = {sampling['do_sample']!r}: must be true or false")
     for name, allowed in _RANGES.items():
         if name not in sampling:
             continue
