@@ -67,6 +67,12 @@ def test_values_out_of_range_are_refused_by_name(tmp_path: Path, name: str, valu
     assert f"generation_config.json: {name} = {value!r}: must be {limit}" in str(caught.value)
 
 
+def test_more_end_ids_than_a_request_may_carry_are_refused(tmp_path: Path) -> None:
+    assert len(defaults(tmp_path, eos_token_id=[*range(64)]).eos_token_ids) == 64
+    with pytest.raises(ModelRefusedError, match=r"eos_token_id = \[0, 1, .*: must be at most 64 ids"):
+        defaults(tmp_path, eos_token_id=[*range(65)])
+
+
 @pytest.mark.parametrize("text", ["{", "[1]", '"x"'])
 def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "generation_config.json").write_text(text)

@@ -16,6 +16,7 @@ from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
 
 from foretoken.engine.errors import ModelRefusedError
 from foretoken.engine.sampling import (
+    MAX_EOS_TOKEN_IDS,
     MAX_REPETITION_PENALTY,
     MAX_TEMPERATURE,
     MIN_REPETITION_PENALTY,
@@ -137,4 +138,6 @@ def _eos_token_ids(path: Path, given: Any, vocab_size: int) -> tuple[int, ...]:
     for token_id in ids:
         if not allowed.holds(token_id):
             raise ModelRefusedError(f"{path}: eos_token_id = {given!r}: {allowed}, an id of the vocabulary")
+    if len(ids) > MAX_EOS_TOKEN_IDS:
+        raise ModelRefusedError(f"{path}: eos_token_id = {short(given)}: must be at most {MAX_EOS_TOKEN_IDS} ids")
     return tuple(int(token_id) for token_id in ids)
