@@ -47,6 +47,7 @@ def test_what_commonly_means_all_or_nothing_is_absent(tmp_path: Path) -> None:
         ("top_k", -2, "an integer, 0 to 2147483647"),
         ("top_k", 0.5, "an integer, 0 to 2147483647"),
         ("top_k", 1 << 40, "an integer, 0 to 2147483647"),
+        ("top_k", 10**400, "an integer, 0 to 2147483647"),
         ("top_p", 0, "above 0 and at most 1"),
         ("top_p", 1.5, "above 0 and at most 1"),
         ("top_p", 1e-50, "above 0 and at most 1"),

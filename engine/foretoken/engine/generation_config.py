@@ -4,7 +4,6 @@ What it says is checked here, at load: a value that no request could send is ref
 """
 
 import logging
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from reprlib import repr as short
@@ -46,7 +45,7 @@ class _Range:
     def holds(self, value: object) -> bool:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return False
-        if self.is_count and not (math.isfinite(value) and value == int(value)):
+        if self.is_count and isinstance(value, float) and not value.is_integer():
             return False
         if not self.lowest <= value <= self.highest:
             return self.takes_zero and value == 0
