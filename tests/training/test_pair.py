@@ -77,6 +77,19 @@ def test_the_card_of_a_pair_that_was_trained_further_counts_every_run(recipe: Re
     assert "| 0.02M |" in card and card.count("python -m foretoken.training.pair") == 2
 
 
+def test_the_draft_alone_can_be_trained_further(recipe: Recipe) -> None:
+    with pytest.raises(SystemExit, match="target_tokens 0.* start_from"):
+        recipe("first", "--target-tokens", "0")
+    first = recipe("pair")
+    second = recipe("second", "--start-from", str(first), "--seed", "1", "--target-tokens", "0")
+    before, after = (
+        {name: (folder / name / "model.safetensors").read_bytes() for name in ("target", "draft")}
+        for folder in (first, second)
+    )
+    assert after["target"] == before["target"] and after["draft"] != before["draft"]
+    assert json.loads((second / "training_runs.json").read_text())[1]["target_tokens"] == 0
+
+
 @pytest.mark.parametrize("wrong", ["tokenizer", "training_runs"])
 def test_a_pair_of_another_tokenizer_or_history_is_refused(recipe: Recipe, wrong: str) -> None:
     first = recipe("first")

@@ -60,7 +60,12 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--start-from", type=Path, help="folder of a pair to train further (give another seed: the order of the text)"
     )
-    parser.add_argument("--target-tokens", type=int, default=90_000_000, help="token budget of the target")
+    parser.add_argument(
+        "--target-tokens",
+        type=int,
+        default=90_000_000,
+        help="token budget of the target; 0 with --start-from leaves it as it is and trains the draft alone",
+    )
     parser.add_argument("--draft-tokens", type=int, default=90_000_000, help="token budget of the draft")
     parser.add_argument("--minutes", type=float, help="time budget of the target in minutes, instead of tokens")
     parser.add_argument("--draft-minutes", type=float, help="time budget of the draft in minutes, instead of tokens")
@@ -129,11 +134,14 @@ class PairRecipe:
 
     def __init__(self, options: argparse.Namespace) -> None:
         """Raises:
-        ValueError: the run folder belongs to another recipe, there is too little text, or the pair to start from
-            has another tokenizer, no list of its runs or the folder that this run writes to.
+        ValueError: the run folder belongs to another recipe, there is too little text, the pair to start from
+            has another tokenizer, no list of its runs or the folder that this run writes to, or no target is to be
+            trained where there is none.
         """
         if options.start_from is not None and options.out.resolve() == options.start_from.resolve():
             raise ValueError(f"out {options.out}: the pair to start from lies there and is needed to the end")
+        if options.target_tokens == 0 and options.start_from is None:
+            raise ValueError("target_tokens 0: there is no trained target to keep without start_from")
         check_recipe(options)
         self._options = options
         self._tokenizer, self._streams = prepare_data(options.run_dir)
@@ -143,6 +151,9 @@ class PairRecipe:
     def train_target(self) -> tuple[Any, Progress]:
         """The target, trained on the text and saved."""
         model = self._initial("target", TARGET, self._options.seed)
+        if self._options.target_tokens == 0 and self._options.minutes is None:
+            self._save("target", model)
+            return model, Progress()
         budget = self._budget(self._options.minutes, self._options.target_tokens)
         settings = self._settings(budget, TARGET_LONG_FROM)
         return model, self._train("target", model, next_token_loss, settings)
@@ -206,9 +217,12 @@ class PairRecipe:
         log.info("training the %s, %.2fM parameters", name, num_parameters(model) / 1e6)
         checkpoint = self._options.run_dir / f"{name}.pt"
         progress = train(model, loss, self._windows, settings, checkpoint, self._held_out_loss)
+        self._save(name, model)
+        return progress
+
+    def _save(self, name: str, model: Any) -> None:
         save_model(model, self._options.out / name)
         save_tokenizer(self._tokenizer, self._options.out / name, BLOCK_TOKENS)
-        return progress
 
     @staticmethod
     def _budget(minutes: float | None, tokens: int) -> Budget:
