@@ -182,13 +182,14 @@ A budget in minutes depends on the machine's speed and is not reproducible to th
 
 
 def draw_losses(target: Progress, draft: Progress, path: Path) -> None:
-    """Training and held-out loss of both models over tokens, as a small PNG."""
+    """Training and held-out loss over tokens of the models that were trained, as a small PNG."""
     from matplotlib.figure import Figure  # slow to import, needed once
 
     figure = Figure(figsize=(8, 3), layout="constrained")
-    panels = figure.subplots(1, 2)
-    titles = ("target: cross-entropy", "draft: 0.9 KL + 0.1 cross-entropy")
-    for axes, progress, title in zip(panels, (target, draft), titles, strict=True):
+    losses_of = {"target: cross-entropy": target, "draft: 0.9 KL + 0.1 cross-entropy": draft}
+    trained = {title: progress for title, progress in losses_of.items() if progress.num_tokens}
+    panels = figure.subplots(1, len(trained), squeeze=False)[0]
+    for axes, (title, progress) in zip(panels, trained.items(), strict=True):
         axes.plot([t / 1e6 for t, _ in progress.history], [v for _, v in progress.history], lw=0.8, label="training")
         axes.plot(
             [t / 1e6 for t, _ in progress.held_out], [v for _, v in progress.held_out], "o-", ms=3, label="held out"
