@@ -23,9 +23,9 @@ SERVICES: dict[str, type[ServiceSettings]] = {
 HEAD = f"""# Settings
 
 The command line beats the environment, which beats the default. Every option `--some-name` is
-`{ENV_PREFIX}SOME_NAME` in the environment. Lists are comma-separated. A switch (True or False below)
-takes no value on the command line: `--some-name`, `--no-some-name`. A bad value stops start-up with the option's
-name. This page is made by `make docs`; a test compares it with the settings classes.
+`{ENV_PREFIX}SOME_NAME` in the environment. Lists are comma-separated. An empty value stands for the default.
+A switch (True or False below) takes no value on the command line: `--some-name`, `--no-some-name`. A bad value
+stops start-up with the option's name. This page is made by `make docs`; a test compares it with the settings classes.
 """
 
 

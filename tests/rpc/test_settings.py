@@ -26,6 +26,14 @@ def test_the_command_line_beats_the_environment_beats_the_default(monkeypatch):
     assert (settings.port, settings.num_pages, settings.host) == (2000, 7, "127.0.0.1")
 
 
+@pytest.mark.parametrize("arguments", [["--otlp-endpoint", "", "--verify", ""], ["--otlp-endpoint=", "--verify="]])
+def test_an_empty_option_is_the_default_whatever_the_environment_says(monkeypatch, arguments):
+    monkeypatch.setenv("FORETOKEN_OTLP_ENDPOINT", "http://collector:4317")
+    monkeypatch.setenv("FORETOKEN_VERIFY", "a:1")
+    settings = ExampleSettings.parse(arguments)
+    assert (settings.otlp_endpoint, settings.verify) == ("", ())
+
+
 def test_lists_are_comma_separated(monkeypatch):
     assert ExampleSettings.parse(["--verify", "a:1,b:2", "--verify", "c:3"]).verify == ("a:1", "b:2", "c:3")
     monkeypatch.setenv("FORETOKEN_VERIFY", "d:4, e:5,")

@@ -1,7 +1,7 @@
 """What every service can be told: one frozen settings class per service, built on `ServiceSettings`.
 
-The command line beats `FORETOKEN_*` environment variables, which beat the defaults. Lists are comma-separated. A bad
-value stops start-up with the option's name. Knows no service.
+The command line beats `FORETOKEN_*` environment variables, which beat the defaults. Lists are comma-separated. An empty
+value stands for the default. A bad value stops start-up with the option's name. Knows no service.
 """
 
 import os
@@ -77,6 +77,11 @@ class ServiceSettings(BaseSettings):
     )
     metrics_interval_s: float = Field(10.0, gt=0, le=3600, description="Interval of metric export, seconds.")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _take_default_for_empty(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in values.items() if value != ""}
+
     @field_validator("host")
     @classmethod
     def _check_host(cls, value: str) -> str:
@@ -135,6 +140,7 @@ class ServiceSettings(BaseSettings):
             SystemExit: `--help` was asked for (0), or an option is unknown or has a bad value (2, named on stderr).
         """
         source: CliSettingsSource[Any] = CliSettingsSource(cls, cli_prog_name=program)
+        source.env_ignore_empty = False  # else the environment's value would stay
         argv = list(sys.argv[1:] if arguments is None else arguments)
         try:
             return CliApp.run(cls, cli_args=argv, cli_settings_source=source)
