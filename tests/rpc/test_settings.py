@@ -62,11 +62,13 @@ def test_switches():
         (["--host", "unix:/run/x.sock", "--port", "1"], ["--port 1: a Unix socket has no port"]),
         (["--tls-cert-file", "c.pem"], ["--tls-cert-file and --tls-key-file go together"]),
         (["--tls-client-ca-file", "c.pem"], ["--tls-client-ca-file needs --tls-cert-file"]),
-        (["--otlp-endpoint", "garbage"], ["--otlp-endpoint", "'garbage': must be http://HOST[:PORT]"]),
+        (["--otlp-endpoint", "garbage"], ["--otlp-endpoint", "'garbage': must be http://HOST:PORT"]),
         (["--otlp-endpoint", "ftp://box:4317"], ["--otlp-endpoint"]),
         (["--otlp-endpoint", "http://:4317"], ["--otlp-endpoint"]),
         (["--otlp-endpoint", "http://box:high"], ["--otlp-endpoint"]),
         (["--otlp-endpoint", "http://box:4317/v1/traces"], ["--otlp-endpoint"]),
+        (["--otlp-endpoint", "http://box"], ["--otlp-endpoint"]),  # gRPC would dial port 443
+        (["--otlp-endpoint", "http://user:secret@box:4317"], ["--otlp-endpoint"]),  # and look the whole up as a host
         (["--ready-file", "/no/such/folder/ready"], ["--ready-file", "'/no/such/folder' is no directory"]),
         (["--ready-file", "/"], ["--ready-file", "'/' is no file that can be written"]),
         (["--port", "1", "--bogus", "2"], ["unrecognized arguments: --bogus"]),

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, HttpUrl, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, NoDecode, SettingsConfigDict
@@ -98,8 +99,10 @@ class ServiceSettings(BaseSettings):
             url = HttpUrl(value) if value else None
         except ValueError:
             url = None
-        if value and (url is None or (url.path or "/") != "/" or url.query or url.fragment):
-            raise ValueError("must be http://HOST[:PORT] or https://HOST[:PORT]")
+        # A user would be looked up as part of the host, and without a port gRPC dials 443, in plain text too.
+        is_more = url is not None and ((url.path or "/") != "/" or url.query or url.fragment or "@" in value)
+        if value and (url is None or is_more or (url.scheme == "http" and urlsplit(value).port is None)):
+            raise ValueError("must be http://HOST:PORT or https://HOST[:PORT]")
         return value
 
     @field_validator("ready_file")
