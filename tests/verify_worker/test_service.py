@@ -7,6 +7,9 @@ import pytest
 import torch
 import transformers
 
+from foretoken.engine import sampling as engine_limits
+from foretoken.rpc.validation import sampling as sampling_limits
+from foretoken.rpc.validation.entries import MAX_EOS_TOKEN_IDS
 from foretoken.v1.types_pb2 import WorkerHello
 from foretoken.verify_worker import service
 from foretoken.verify_worker.settings import VerifyWorkerSettings
@@ -42,3 +45,9 @@ def test_a_block_leaves_prompts_a_row() -> None:
     VerifyWorkerSettings(model="m", max_draft_tokens=6, max_batch_rows=8)
     with pytest.raises(ValueError, match="--max-batch-rows = 8: must be at least 9 with --max-draft-tokens = 7"):
         VerifyWorkerSettings(model="m", max_draft_tokens=7, max_batch_rows=8)
+
+
+def test_the_engine_takes_exactly_what_a_request_may_carry() -> None:
+    ours = {name: value for name, value in vars(engine_limits).items() if name.startswith(("MIN_", "MAX_"))}
+    sent = {**vars(sampling_limits), "MAX_EOS_TOKEN_IDS": MAX_EOS_TOKEN_IDS}
+    assert len(ours) == 10 and ours == {name: sent[name] for name in ours}

@@ -41,7 +41,6 @@ class ServiceSettings(BaseSettings):
         frozen=True,
         extra="forbid",
         env_prefix=ENV_PREFIX,
-        env_ignore_empty=True,
         cli_kebab_case=True,
         cli_implicit_flags=True,
         cli_avoid_json=True,
@@ -143,7 +142,6 @@ class ServiceSettings(BaseSettings):
             SystemExit: `--help` was asked for (0), or an option is unknown or has a bad value (2, named on stderr).
         """
         source: CliSettingsSource[Any] = CliSettingsSource(cls, cli_prog_name=program)
-        source.env_ignore_empty = False  # else the environment's value would stay
         argv = list(sys.argv[1:] if arguments is None else arguments)
         try:
             return CliApp.run(cls, cli_args=argv, cli_settings_source=source)

@@ -140,7 +140,8 @@ class PairRecipe:
         """
         if options.start_from is not None and options.out.resolve() == options.start_from.resolve():
             raise ValueError(f"out {options.out}: the pair to start from lies there and is needed to the end")
-        if options.target_tokens == 0 and options.start_from is None:
+        self._keeps_target = options.target_tokens == 0 and options.minutes is None
+        if self._keeps_target and options.start_from is None:
             raise ValueError("target_tokens 0: there is no trained target to keep without start_from")
         check_recipe(options)
         self._options = options
@@ -151,7 +152,7 @@ class PairRecipe:
     def train_target(self) -> tuple[Any, Progress]:
         """The target, trained on the text and saved."""
         model = self._initial("target", TARGET, self._options.seed)
-        if self._options.target_tokens == 0 and self._options.minutes is None:
+        if self._keeps_target:
             self._save("target", model)
             return model, Progress()
         budget = self._budget(self._options.minutes, self._options.target_tokens)
