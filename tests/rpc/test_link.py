@@ -234,6 +234,7 @@ async def test_a_dead_router_frees_its_sequences(start_worker, raw_call):
     call = raw_call(worker.address)
     await call.write(GOOD_HELLO)
     await call.read()
+    await eventually(lambda: worker.handler.links)  # else the cancel may come first, and nothing was opened
     call.cancel()
     await eventually(lambda: worker.handler.closed == [1])
     assert worker.servicer.num_links == 0
