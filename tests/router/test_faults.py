@@ -404,6 +404,21 @@ async def test_a_verifier_that_hangs_is_left(make_cluster: MakeCluster) -> None:
     await cluster.until_idle()
 
 
+async def test_a_prompt_may_take_longer_than_a_verdict(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(num_verifiers=2, verify_timeout_s=0.3, failover_timeout_s=0.3, step_s=0.02)
+    for verifier in cluster.verifiers:
+        verifier.prefill_rows = 4  # 200 ids: 49 steps, a second
+
+    async def kill() -> None:
+        await next(worker for worker in cluster.verifiers if worker.num_open).kill()
+
+    prompt = [1 + i % 5 for i in range(200)]
+    reply = await generate_and(cluster, 40, 10, kill, prompt_ids=prompt)
+    assert reply.ids == cluster.target_ids(40, prompt)
+    assert reply.finish.speculation.num_failovers == 1
+    await cluster.until_idle()
+
+
 async def test_two_verifiers_that_fail_in_turn_do_not_strand_a_sequence(make_cluster: MakeCluster) -> None:
     cluster = await make_cluster(num_verifiers=2, verify_timeout_s=0.3, failover_timeout_s=3.0)
     hanging: list[Any] = []

@@ -16,6 +16,7 @@ EOS = 96
 class RecordingSink:
     def __init__(self):
         self.decisions, self.stales, self.failures, self.load = [], [], {}, None
+        self.pendings = []
 
     def decided(self, decisions, load):
         self.decisions += decisions
@@ -23,6 +24,9 @@ class RecordingSink:
 
     def stale(self, key, length):
         self.stales.append((key, length))
+
+    def pending(self, keys):
+        self.pendings.append(keys)
 
     def failed(self, key, error):
         self.failures[key] = error

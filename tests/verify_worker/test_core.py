@@ -18,6 +18,7 @@ from foretoken.rpc.errors import (
     ResourceExhaustedError,
 )
 from foretoken.rpc.names import ERROR_TYPE
+from foretoken.verify_worker import core
 from tests.verify_worker.harness import EOS, Bench
 
 
@@ -206,6 +207,26 @@ def test_a_long_prompt_does_not_stall_a_running_stream(bench):
     assert max(bench.runner.forwards) <= 1 + 8
     bench.run()
     assert bench.emitted(2, {}) == bench.runner.complete([n % 90 for n in range(100)], 1)
+
+
+def test_blocks_that_wait_long_are_named_until_their_verdict(fake_runner_class, monkeypatch):
+    bench = Bench(fake_runner_class(), max_rows=16)
+    monkeypatch.setattr(core, "PENDING_INTERVAL_S", 0.0)
+    for sequence_id in (1, 2):
+        bench.open(sequence_id, [1, 2, 3] * 13)
+        bench.block(sequence_id, 39, [], num_plain_steps=1)
+    bench.open(3, [1, 2])  # nobody waits for a verdict of it
+    bench.run()
+    first, second = (1, 1), (1, 2)
+    assert bench.sink.pendings == [[first, second], [first, second], [second], [second]]
+    assert [decision.key for decision in bench.sink.decisions] == [first, second]
+
+
+def test_a_short_wait_is_not_worth_a_word(bench):
+    bench.open(1, [1, 2, 3] * 13)
+    bench.block(1, 39, [], num_plain_steps=5)
+    bench.run()
+    assert bench.sink.decisions and not bench.sink.pendings
 
 
 @pytest.mark.parametrize("max_prefill_rows", [8, 32])

@@ -60,6 +60,7 @@ class _Sequence:
     cursor: FakeCursor
     length: int
     granted_length: int = 0
+    kv_length: int = 0
     blocks: deque[tuple[DraftBlock, int]] = field(default_factory=deque)  # with arrival, perf_counter_ns
 
 
@@ -102,6 +103,8 @@ class FakeVerifyWorker(FakeWorker):
         self.faults = VerifyFaults()
         self.tokens_per_s, self.row_price = 0.0, 0.0
         """As its load says."""
+        self.prefill_rows = 0
+        """Committed ids of a sequence computed in a step before its first block; 0 = all at once."""
         self.num_blocks = 0
         """Drafted blocks verified."""
         self._errors: list[tuple[FakeLink, LinkError]] = []
@@ -168,6 +171,11 @@ class FakeVerifyWorker(FakeWorker):
     def _answer(
         self, frame: VerifyLinkResponse, link: FakeLink, sequence_id: int, sequence: _Sequence, started_ns: int
     ) -> None:
+        if self.prefill_rows and sequence.kv_length + self.prefill_rows < sequence.length:
+            sequence.kv_length += self.prefill_rows
+            frame.pending_ids.append(sequence_id)
+            return
+        sequence.kv_length = sequence.length
         if not sequence.blocks:
             if self._is_granted(sequence):
                 frame.verdicts.append(self._verdict(sequence_id, sequence, DraftBlock(), 0))

@@ -102,7 +102,7 @@ class Failover:
             self._limits.discard(limit)
 
     def _progressed(self) -> None:
-        """A sequence was re-opened: the others' turns will come, so their patience begins anew."""
+        """A sequence was re-opened, or is about to be: the others' turns will come, so their patience begins anew."""
         deadline = asyncio.get_running_loop().time() + self._timeout_s
         for limit in self._limits:
             if not limit.expired():
@@ -127,7 +127,7 @@ class Failover:
             left_s = (limit.when() or 0.0) - asyncio.get_running_loop().time()
             worker = await self._verify.wait_ready(max(0.0, left_s), identity)
         try:
-            session = worker.open(request, committed_ids)
+            session = worker.open(request, committed_ids, on_pending=self._progressed)
         except SequenceLostError as error:
             raise _AttemptFailedError(worker, error) from error
         try:

@@ -74,8 +74,10 @@ class VerifyWorker:
         """How full it is of own sequences alone: never late, unlike what it says itself."""
         return len(self._sessions) / max(1, self.hello.max_sequences)
 
-    def open(self, request: GenerationRequest, committed_ids: Sequence[int]) -> VerifySession:
-        """Open, or re-open, the request's sequence here.
+    def open(
+        self, request: GenerationRequest, committed_ids: Sequence[int], on_pending: Callable[[], None] = lambda: None
+    ) -> VerifySession:
+        """Open, or re-open, the request's sequence here; `on_pending` is called while it waits for its turn.
 
         Raises:
             SequenceLostError: the worker has just gone.
@@ -88,7 +90,7 @@ class VerifyWorker:
             self._pool.patience,
             self._send_block,
             self._close,
-            lambda: self.link.load,
+            on_pending,
             has_logprobs=request.sampling.HasField("logprobs"),
         )
         try:
@@ -111,7 +113,7 @@ class VerifyWorker:
                 self.link.send(closes=[CloseSequence(sequence_id=session.sequence_id)])
 
     def _take(self, _link: Any, frame: VerifyLinkResponse) -> None:
-        validate_frame(frame.verdicts, frame.stales, frame.errors)
+        validate_frame(frame.verdicts, frame.stales, frame.errors, frame.pending_ids)
         sessions = self._sessions
         for verdict in frame.verdicts:
             session = sessions.get(verdict.sequence_id)
@@ -121,6 +123,10 @@ class VerifyWorker:
             session = sessions.get(stale.sequence_id)
             if session is not None:
                 session.deliver(stale)
+        for sequence_id in frame.pending_ids:
+            session = sessions.get(sequence_id)
+            if session is not None:
+                session.pending()
         for entry in frame.errors:
             error = from_link_error(entry)
             if entry.sequence_id == 0:

@@ -12,7 +12,6 @@ from typing import TypeAlias
 from foretoken.router.draft_session import Draft
 from foretoken.router.draft_tree import is_path
 from foretoken.router.mailbox import Mailbox, Patience
-from foretoken.v1.types_pb2 import Load
 from foretoken.v1.verify_pb2 import DraftBlock, Stale, Verdict
 
 Decision: TypeAlias = Verdict | Stale
@@ -26,8 +25,8 @@ class VerifySession:
     """The router's end of an open sequence."""
 
     __slots__ = (
-        *("_close", "_has_logprobs", "_load", "_mailbox", "_send_block", "_timeout_s", "_vocab_size"),
-        *("granted_length", "sequence_id"),
+        *("_close", "_has_logprobs", "_is_pending", "_mailbox", "_on_pending", "_send_block", "_timeout_s"),
+        *("_vocab_size", "granted_length", "sequence_id"),
     )
 
     def __init__(
@@ -38,10 +37,10 @@ class VerifySession:
         patience: Patience,
         send_block: Callable[[DraftBlock], None],
         close: Callable[[VerifySession], None],
-        load: Callable[[], Load | None],
+        on_pending: Callable[[], None],
         has_logprobs: bool = False,
     ) -> None:
-        """`load`: the last one that the worker said, an object of its own each time.
+        """`on_pending`: called when the worker says that the block still waits for its turn.
 
         `has_logprobs`: whether every token has to come with its logprobs.
         """
@@ -52,7 +51,8 @@ class VerifySession:
         self._timeout_s = timeout_s
         self._send_block = send_block
         self._close = close
-        self._load = load
+        self._on_pending = on_pending
+        self._is_pending = False
         self._has_logprobs = has_logprobs
         self._mailbox: Mailbox[Decision] = Mailbox(patience)
 
@@ -93,21 +93,25 @@ class VerifySession:
         """An answer came from the link."""
         self._mailbox.put(decision)
 
+    def pending(self) -> None:
+        """The worker is at work and the block's turn will come: its wait begins anew."""
+        self._is_pending = True
+        self._on_pending()
+
     def fail(self, error: Exception) -> None:
         """No answer will come any more."""
         self._mailbox.fail(error)
 
     async def _decision(self, base_length: int, num_draft_tokens: int) -> Verdict:
-        load: Load | None = None
         while True:
+            self._is_pending = False
             try:
                 decision = await self._mailbox.get(self._timeout_s)
                 break
             except TimeoutError:
-                last, load = load, self._load()
-                if load is None or not load.waiting or load is last:
+                if not self._is_pending:
                     raise SequenceLostError(f"no verdict within {self._timeout_s:g} s") from None
-                # Sequences wait for pages of others, which go on: re-opened, this one would wait behind all of them.
+                # Re-opened, it would have its prompt computed again, behind all others.
         if isinstance(decision, Stale):
             raise SequenceLostError(f"block at {base_length} is stale: the worker stands at {decision.length}")
         if (

@@ -29,6 +29,9 @@ from foretoken.verify_worker.verify import verify_step
 
 logger = logging.getLogger(__name__)
 
+PENDING_INTERVAL_S = 0.25
+"""How long a block waits before its router is told that it still does, and how often."""
+
 
 class VerifySink(Protocol):
     """Where results go; called on the model thread."""
@@ -39,6 +42,10 @@ class VerifySink(Protocol):
 
     def stale(self, key: SequenceKey, length: int) -> None:
         """A drafted block had another base than the committed length."""
+        ...
+
+    def pending(self, keys: list[SequenceKey]) -> None:
+        """Blocks of these sequences still wait for their turn."""
         ...
 
     def failed(self, key: SequenceKey, error: ForetokenError) -> None:
@@ -69,6 +76,7 @@ class VerifyCore:
         self._max_sequences = max_sequences
         self._sequences: dict[SequenceKey, VerifySequence] = {}
         self._num_opened = 0
+        self._pending_told_ns = 0
         self._retry_at_s: float | None = None
         """When to plan again (`time.monotonic`) if nothing happens before: all that waits wants pages of idle ones."""
 
@@ -175,6 +183,7 @@ class VerifyCore:
             elif work.takes_block:
                 self._fail(work.sequence.key, InternalError("the target's logits are not finite: they choose no token"))
         self._sink.decided(decisions, self._load())
+        self._tell_pending(time.perf_counter_ns() - round(PENDING_INTERVAL_S * 1e9))
 
     def check_integrity(self) -> None:
         """Re-derive the page accounting from the open sequences; raises when it is off."""
@@ -194,6 +203,14 @@ class VerifyCore:
         seq.waiting_since_ns = time.perf_counter_ns()
         if seq.is_finished:
             seq.plain_until = 0
+
+    def _tell_pending(self, before_ns: int) -> None:
+        """Name the blocks that have waited since then, unless that was done after it."""
+        if self._pending_told_ns <= before_ns:
+            self._pending_told_ns = time.perf_counter_ns()
+            waiting = [s.key for s in self._sequences.values() if s.has_block and s.waiting_since_ns <= before_ns]
+            if waiting:
+                self._sink.pending(waiting)
 
     def _learn(self, planned: Sequence[Work], decisions: Sequence[Decision]) -> None:
         if decisions and all(work.takes_block and not work.num_prefill for work in planned):

@@ -84,7 +84,9 @@ class LinkResults(Generic[Response]):
     def remove(self, link_id: int) -> None:
         self._listeners.pop(link_id, None)
 
-    def send(self, field: str, entries: Iterable[tuple[SequenceKey, Message]], load: WorkerLoad | None = None) -> None:
+    def send(
+        self, field: str, entries: Iterable[tuple[SequenceKey, Message | int]], load: WorkerLoad | None = None
+    ) -> None:
         """Send entries of the repeated `field`, as one frame per link, in order."""
         frames: dict[int, Any] = {}
         for (link_id, _), entry in entries:
