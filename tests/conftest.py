@@ -8,6 +8,8 @@ import pytest
 
 # Read when torch is imported. Its threads spin otherwise, which on two cores beside services holds everything up.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Services under test are this machine's own.
+os.environ["no_grpc_proxy"] = "127.0.0.1,localhost"
 
 import torch  # noqa: E402
 

@@ -26,6 +26,7 @@ from foretoken.client import (
     TokenOrigin,
     UnavailableError,
 )
+from foretoken.client.channel import channel_options
 from foretoken.rpc.errors import NotFoundError
 from foretoken.v1 import generation_pb2 as pb
 from foretoken.v1 import types_pb2
@@ -247,6 +248,32 @@ async def test_messages_out_of_order_are_refused(router, script, runner) -> None
 async def test_an_unreachable_router_is_unavailable(runner) -> None:
     with pytest.raises(UnavailableError):
         await runner.call("127.0.0.1:1", "model_info", retry=RetryPolicy(max_retries=1, initial_backoff_s=0.001))
+
+
+async def test_a_router_of_this_machine_is_not_sought_behind_a_proxy(router, runner, monkeypatch) -> None:
+    monkeypatch.delenv("no_grpc_proxy")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    router.will(pb.GetModelInfoResponse(model="tiny"))
+    assert (await runner.call(router.address, "model_info", retry=RetryPolicy(max_retries=0))).model == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("address", "is_own"),
+    [
+        ("127.0.0.1:50051", True),
+        ("localhost:50051", True),
+        ("[::1]:50051", True),
+        ("dns:///localhost:50051", True),
+        ("ipv4:127.0.0.2:50051", True),
+        ("ipv6:[::1]:50051", True),
+        ("router.example:50051", False),
+        ("10.0.0.7:50051", False),
+        ("dns:///localhost.example:50051", False),
+    ],
+)
+def test_other_machines_may_be_behind_a_proxy(address, is_own) -> None:
+    assert (("grpc.enable_http_proxy", 0) in channel_options(address, None)) is is_own
 
 
 async def test_model_info_and_tokenize(router, runner) -> None:

@@ -48,6 +48,16 @@ async def test_entries_of_one_turn_leave_as_one_frame(start_worker, start_link):
     assert recorded.link.load.running == 64
 
 
+async def test_a_link_takes_no_proxy(start_worker, start_link, monkeypatch):
+    monkeypatch.delenv("no_grpc_proxy")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    worker = await start_worker()
+    recorded = await start_link(worker.address)
+    recorded.link.send(blocks=[block(1)])
+    await eventually(lambda: recorded.verdicts)
+
+
 async def test_frames_sent_from_another_thread_arrive_in_order_and_coalesce(start_worker, start_link):
     worker = await start_worker()
     recorded = await start_link(worker.address)

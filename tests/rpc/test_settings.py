@@ -1,7 +1,5 @@
 """Settings: the command line beats the environment beats the default, and a bad value is named."""
 
-from pathlib import Path
-
 import pytest
 from pydantic import Field, ValidationError
 
@@ -60,8 +58,9 @@ def test_switches():
         (["--host", "unix:relative.sock"], ["--host", "'unix:relative.sock' is not unix:/PATH"]),
         (["--host", f"unix:/{'x' * 107}"], ["--host", "at most 107 bytes"]),
         (["--host", "unix:/run/x.sock", "--port", "1"], ["--port 1: a Unix socket has no port"]),
-        (["--tls-cert-file", "c.pem"], ["--tls-cert-file and --tls-key-file go together"]),
-        (["--tls-client-ca-file", "c.pem"], ["--tls-client-ca-file needs --tls-cert-file"]),
+        (["--tls-cert-file", __file__], ["--tls-cert-file and --tls-key-file go together"]),
+        (["--tls-client-ca-file", __file__], ["--tls-client-ca-file needs --tls-cert-file"]),
+        (["--tls-cert-file", __file__, "--tls-key-file", "none.pem"], ["--tls-key-file", "'none.pem'"]),
         (["--otlp-endpoint", "garbage"], ["--otlp-endpoint", "'garbage': must be http://HOST:PORT"]),
         (["--otlp-endpoint", "ftp://box:4317"], ["--otlp-endpoint"]),
         (["--otlp-endpoint", "http://:4317"], ["--otlp-endpoint"]),
@@ -110,7 +109,10 @@ def test_help_explains_every_option(capsys):
         assert f"FORETOKEN_{name.upper()}" in text
 
 
-def test_tls_files_become_server_tls():
+def test_tls_files_become_server_tls(tmp_path):
     assert ExampleSettings.parse([]).server_tls is None
-    tls = ExampleSettings.parse(["--tls-cert-file", "c.pem", "--tls-key-file", "k.pem"]).server_tls
-    assert (tls.cert_file, tls.key_file, tls.client_ca_file) == (Path("c.pem"), Path("k.pem"), None)
+    certificate, key = tmp_path / "c.pem", tmp_path / "k.pem"
+    certificate.touch()
+    key.touch()
+    tls = ExampleSettings.parse(["--tls-cert-file", str(certificate), "--tls-key-file", str(key)]).server_tls
+    assert (tls.cert_file, tls.key_file, tls.client_ca_file) == (certificate, key, None)

@@ -252,7 +252,7 @@ class AsyncClient:
     @property
     def _stub(self) -> Any:
         if self._channel is None:  # made here: it belongs to the event loop that runs now
-            options = channel_options(self._tls)
+            options = channel_options(self.address, self._tls)
             self._channel = (
                 grpc.aio.secure_channel(self.address, self._tls.credentials(), options)
                 if self._tls

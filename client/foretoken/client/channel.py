@@ -6,6 +6,7 @@ Opens nothing itself.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from ipaddress import ip_address
 from typing import Any
 
 import grpc
@@ -24,8 +25,8 @@ _KEEPALIVE_TIME_MS = 30_000  # a router disconnects those who ping more often th
 _KEEPALIVE_TIMEOUT_MS = 10_000
 
 
-def channel_options(tls: ClientTls | None) -> list[tuple[str, Any]]:
-    """Options of a channel."""
+def channel_options(address: str, tls: ClientTls | None) -> list[tuple[str, Any]]:
+    """Options of a channel to `address`."""
     options: list[tuple[str, Any]] = [
         ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
@@ -37,6 +38,8 @@ def channel_options(tls: ClientTls | None) -> list[tuple[str, Any]]:
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", _MAX_RECONNECT_MS),
     ]
+    if _is_loopback(address):  # gRPC would ask the environment's http_proxy for this machine, too
+        options.append(("grpc.enable_http_proxy", 0))
     return options + (tls.channel_options() if tls else [])
 
 
@@ -64,3 +67,13 @@ def call_error(error: grpc.RpcError, is_cancelled: bool) -> ForetokenError:
     if isinstance(typed, RequestCancelledError) and not is_cancelled:
         return UnavailableError(f"the stream was cut off: {typed}", request_id=typed.request_id)
     return typed
+
+
+def _is_loopback(address: str) -> bool:
+    """Whether an address, as gRPC takes it (`HOST:PORT`, `dns:///HOST:PORT`, `ipv6:[HOST]:PORT`) is of this machine."""
+    host = address.rpartition("/")[2].removeprefix("dns:").removeprefix("ipv4:").removeprefix("ipv6:")
+    host = host.rpartition(":")[0].strip("[]") if host.count(":") == 1 or host.startswith("[") else host
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -165,7 +165,7 @@ class Client:
         self._closed = threading.Event()
         self._answers: WeakSet[Generation] = WeakSet()
         self._lock = threading.Lock()  # guards _answers
-        options = channel_options(tls)
+        options = channel_options(address, tls)
         self._channel = (
             grpc.secure_channel(address, tls.credentials(), options) if tls else grpc.insecure_channel(address, options)
         )

@@ -156,8 +156,8 @@ class DraftWorker:
                 continue
             session = self._sessions.pop(entry.sequence_id, None)
             if session is not None:
+                session.fail(error)  # first: the link may have no room for more
                 self.link.send(closes=[CloseSequence(sequence_id=entry.sequence_id)])
-                session.fail(error)
 
     def _up(self, _link: Any) -> None:
         self.breaker.reset()

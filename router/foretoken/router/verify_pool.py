@@ -134,8 +134,8 @@ class VerifyWorker:
                 continue
             session = sessions.pop(entry.sequence_id, None)
             if session is not None:
+                session.fail(_for_session(error))  # first: the link may have no room for more
                 self.link.send(closes=[CloseSequence(sequence_id=entry.sequence_id)])
-                session.fail(_for_session(error))
 
     def _up(self, _link: Any) -> None:
         self.identity = WorkerIdentity.of(self.hello)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, HttpUrl, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, FilePath, HttpUrl, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, NoDecode, SettingsConfigDict
 
 from foretoken.rpc.tls import ServerTls
@@ -56,9 +56,9 @@ class ServiceSettings(BaseSettings):
     ready_file: Path | None = Field(
         None, description='File to write {"port": ..., "pid": ...} to once the service takes requests.'
     )
-    tls_cert_file: Path | None = Field(None, description="PEM certificate chain; with --tls-key-file: speak TLS.")
-    tls_key_file: Path | None = Field(None, description="PEM private key of the certificate, unencrypted.")
-    tls_client_ca_file: Path | None = Field(
+    tls_cert_file: FilePath | None = Field(None, description="PEM certificate chain; with --tls-key-file: speak TLS.")
+    tls_key_file: FilePath | None = Field(None, description="PEM private key of the certificate, unencrypted.")
+    tls_client_ca_file: FilePath | None = Field(
         None, description="PEM certificates that sign acceptable clients (mutual TLS)."
     )
     max_message_bytes: int = Field(

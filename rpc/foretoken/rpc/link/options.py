@@ -93,6 +93,7 @@ def open_channel(address: str, options: LinkOptions) -> grpc.aio.Channel:
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.enable_retries", 0),
+        ("grpc.enable_http_proxy", 0),  # containers inherit one for the web; workers are on the router's network
     ]
     if options.tls is None:
         return grpc.aio.insecure_channel(address, channel_options)
