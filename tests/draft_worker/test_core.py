@@ -21,15 +21,19 @@ from foretoken.rpc.errors import (
     NotFoundError,
     ResourceExhaustedError,
 )
+from foretoken.rpc.link import worker_entries
 
 
 class RecordingSink:
     def __init__(self):
-        self.answers, self.failures, self.load = [], {}, None
+        self.answers, self.failures, self.load, self.pendings = [], {}, None, []
 
     def drafted(self, answers, load):
         self.answers += answers
         self.load = load
+
+    def pending(self, keys):
+        self.pendings.append(keys)
 
     def failed(self, key, error):
         self.failures[key] = error
@@ -116,6 +120,19 @@ def test_prefill_is_no_draft_forward(bench):
     bench.draft(1, num_tokens=2)
     assert len(bench.runner.forwards) == 4
     assert [answer.drafted.num_forwards for answer in bench.sink.answers] == [2]
+
+
+def test_drafts_that_take_long_are_named_while_the_worker_is_at_them(bench, monkeypatch):
+    monkeypatch.setattr(worker_entries, "PENDING_INTERVAL_S", 0.0)
+    bench.open(1, [n % 90 for n in range(40)])
+    bench.open(2, [1, 2])  # nobody waits for a draft of it
+    bench.draft(1, num_tokens=2)
+    assert bench.sink.pendings and {key for keys in bench.sink.pendings for key in keys} == {(1, 1)}
+
+
+def test_a_draft_that_comes_soon_is_not_worth_a_word(bench):
+    bench.open(1, [n % 90 for n in range(40)])
+    assert bench.draft(1) and not bench.sink.pendings
 
 
 @pytest.mark.parametrize("num_accepted", [0, 1, 2, 3, 4])

@@ -17,7 +17,13 @@ from foretoken.rpc.errors import UnavailableError
 from foretoken.rpc.sampling import resolve_sampling
 from foretoken.v1 import generation_pb2 as pb
 from foretoken.v1.draft_pb2 import DraftedBlock, DraftLinkResponse
-from foretoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED, DrafterChoice, SamplingParams
+from foretoken.v1.types_pb2 import (
+    TOKEN_ORIGIN_ACCEPTED,
+    TOKEN_ORIGIN_PLAIN,
+    VERIFICATION_MODE_COUPLED,
+    DrafterChoice,
+    SamplingParams,
+)
 from tests.router.harness import Cluster, MakeCluster, Reply, add_event, request
 
 PROMPT = [9, 8, 7]
@@ -71,6 +77,46 @@ async def test_a_drafter_that_errs_costs_time_only(make_cluster: MakeCluster, fa
     is_failure = fault.keys() & {"wrong_base", "is_silent", "error_code"}
     assert bool(reply.finish.speculation.num_failed_drafts) == bool(is_failure)
     assert reply.finish.speculation.num_failed_drafts <= 4
+    await cluster.until_idle()
+
+
+@pytest.mark.parametrize("is_auto", [False, True])
+async def test_drafts_begin_when_a_long_prompt_is_computed_and_nobody_waits_for_it(
+    make_cluster: MakeCluster, is_auto: bool
+) -> None:
+    cluster = await make_cluster(draft_timeout_s=0.1, first_draft_timeout_s=0.3, step_s=0.02)
+    drafter = cluster.drafters[0]
+    drafter.prefill_rows, drafter.step_s = 4, 0.02  # 200 ids: 49 steps, a second
+    prompt = [1 + i % 5 for i in range(200)]
+    options = OPTIONS | {"prompt_ids": prompt, "max_new_tokens": 200}
+    if is_auto:
+        del options["num_draft_tokens"]
+    reply = await cluster.generate(**options)
+    assert reply.ids == cluster.target_ids(200, prompt)
+    origins = [token.origin for token in reply.tokens]
+    assert origins[:20] == [TOKEN_ORIGIN_PLAIN] * 20 and TOKEN_ORIGIN_ACCEPTED in origins
+    assert reply.finish.speculation.num_failed_drafts == 1
+    assert sum(list(entry.prompt_ids) == prompt for entry in drafter.opened) == 1, "computed once"
+    assert cluster.router.draft.workers[0].is_ready
+    await cluster.until_idle()
+
+
+async def test_a_late_drafter_that_never_comes_or_dies_costs_its_drafts_only(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(draft_timeout_s=0.1, first_draft_timeout_s=0.3, step_s=0.01)
+    drafter = cluster.drafters[0]
+    drafter.prefill_rows, drafter.step_s = 1, 0.01
+    prompt = [1 + i % 5 for i in range(200)]
+
+    async def hang() -> None:
+        drafter.is_hanging = True
+
+    reply = await generate_and(cluster, 100, 10, hang, prompt_ids=prompt)
+    assert reply.ids == cluster.target_ids(100, prompt)
+    assert reply.finish.speculation.num_failed_drafts == 1
+    drafter.is_hanging = False
+    reply = await generate_and(cluster, 100, 10, drafter.kill, prompt_ids=prompt)
+    assert reply.ids == cluster.target_ids(100, prompt)
+    assert reply.finish.speculation.num_failed_drafts == 2
     await cluster.until_idle()
 
 

@@ -17,8 +17,8 @@ from foretoken.rpc.errors import (
     NotFoundError,
     ResourceExhaustedError,
 )
+from foretoken.rpc.link import worker_entries
 from foretoken.rpc.names import ERROR_TYPE
-from foretoken.verify_worker import core
 from tests.verify_worker.harness import EOS, Bench
 
 
@@ -211,7 +211,7 @@ def test_a_long_prompt_does_not_stall_a_running_stream(bench):
 
 def test_blocks_that_wait_long_are_named_until_their_verdict(fake_runner_class, monkeypatch):
     bench = Bench(fake_runner_class(), max_rows=16)
-    monkeypatch.setattr(core, "PENDING_INTERVAL_S", 0.0)
+    monkeypatch.setattr(worker_entries, "PENDING_INTERVAL_S", 0.0)
     for sequence_id in (1, 2):
         bench.open(sequence_id, [1, 2, 3] * 13)
         bench.block(sequence_id, 39, [], num_plain_steps=1)

@@ -53,6 +53,7 @@ class _Sequence:
     entry: OpenSequence
     cursor: FakeCursor
     length: int
+    num_missing_kv: int
     request: DraftRequest | None = None
     arrived_ns: int = 0
 
@@ -106,6 +107,8 @@ class FakeDraftWorker(FakeWorker):
         """Whether it answers with trees where they are taken."""
         self.heeds_terms = False
         """Whether it drafts as much as the terms allow."""
+        self.prefill_rows = 0
+        """Ids of a sequence computed in a step before its first draft; 0 = all at once."""
         self.num_blocks = 0
         """Blocks answered."""
         self.requests: list[DraftRequest] = []
@@ -127,7 +130,7 @@ class FakeDraftWorker(FakeWorker):
                 self._refuse(link, entry.sequence_id, grpc.StatusCode.INVALID_ARGUMENT.value[0], f"unknown: {unknown}")
                 continue
             length = len(entry.prompt_ids) + len(entry.committed_ids)
-            link.sequences[entry.sequence_id] = _Sequence(entry, self.model.cursor(entry), length)
+            link.sequences[entry.sequence_id] = _Sequence(entry, self.model.cursor(entry), length, length)
         for commit in frame.commits:
             sequence = link.sequences.get(commit.sequence_id)
             if sequence is None:
@@ -185,6 +188,10 @@ class FakeDraftWorker(FakeWorker):
         if faults.error_code:
             frame.errors.append(LinkError(sequence_id=sequence_id, code=faults.error_code, message="fake error"))
             link.sequences.pop(sequence_id)
+            return
+        if self.prefill_rows and sequence.num_missing_kv > self.prefill_rows:
+            sequence.num_missing_kv -= self.prefill_rows
+            frame.pending_ids.append(sequence_id)
             return
         if self.makes_trees and request.takes_trees:
             frame.blocks.append(self._tree(sequence_id, sequence, num_tokens))

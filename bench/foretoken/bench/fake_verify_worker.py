@@ -59,8 +59,8 @@ class _Sequence:
     entry: OpenSequence
     cursor: FakeCursor
     length: int
+    num_missing_kv: int
     granted_length: int = 0
-    kv_length: int = 0
     blocks: deque[tuple[DraftBlock, int]] = field(default_factory=deque)  # with arrival, perf_counter_ns
 
 
@@ -129,7 +129,7 @@ class FakeVerifyWorker(FakeWorker):
                 self._refuse(link, entry.sequence_id, self.faults.open_error_code)
                 continue
             length = len(entry.prompt_ids) + len(entry.committed_ids)
-            link.sequences[entry.sequence_id] = _Sequence(entry, self.model.cursor(entry), length)
+            link.sequences[entry.sequence_id] = _Sequence(entry, self.model.cursor(entry), length, length)
         for block in frame.blocks:
             sequence = link.sequences.get(block.sequence_id)
             if sequence is None:
@@ -171,11 +171,10 @@ class FakeVerifyWorker(FakeWorker):
     def _answer(
         self, frame: VerifyLinkResponse, link: FakeLink, sequence_id: int, sequence: _Sequence, started_ns: int
     ) -> None:
-        if self.prefill_rows and sequence.kv_length + self.prefill_rows < sequence.length:
-            sequence.kv_length += self.prefill_rows
+        if self.prefill_rows and sequence.num_missing_kv > self.prefill_rows:
+            sequence.num_missing_kv -= self.prefill_rows
             frame.pending_ids.append(sequence_id)
             return
-        sequence.kv_length = sequence.length
         if not sequence.blocks:
             if self._is_granted(sequence):
                 frame.verdicts.append(self._verdict(sequence_id, sequence, DraftBlock(), 0))

@@ -20,7 +20,7 @@ from foretoken.rpc.errors import (
     NotFoundError,
     ResourceExhaustedError,
 )
-from foretoken.rpc.link.worker_entries import SequenceKey, WorkerLoad
+from foretoken.rpc.link.worker_entries import PendingReport, SequenceKey, WorkerLoad
 from foretoken.rpc.names import ERROR_TYPE
 
 logger = logging.getLogger(__name__)
@@ -54,6 +54,10 @@ class DraftSink(Protocol):
         """Drafts that became complete."""
         ...
 
+    def pending(self, keys: list[SequenceKey]) -> None:
+        """Drafts of these sequences are still to come."""
+        ...
+
     def failed(self, key: SequenceKey, error: ForetokenError) -> None:
         """The sequence is closed for this reason."""
         ...
@@ -74,6 +78,7 @@ class DraftCore:
         self._page_tables = page_tables
         self._sink = sink
         self._max_sequences = max_sequences
+        self._pending = PendingReport(sink.pending)
         self._sequences: dict[SequenceKey, _Open] = {}
 
     @property
@@ -197,6 +202,9 @@ class DraftCore:
                 waiting = [entry for entry in self._sequences.values() if entry.requested_ns is not None]
                 finished = self._abandon([entry for entry in waiting if entry.drafter_name in {name, *idle}])
             self._hand_out(finished)
+        self._pending.after_step(
+            (key, entry.requested_ns) for key, entry in self._sequences.items() if entry.requested_ns is not None
+        )
 
     def check_integrity(self) -> None:
         """Re-derive the page accounting; raises when it is off."""

@@ -94,15 +94,17 @@ class DraftLinkRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[_types_pb2.RouterHello, _Mapping]] = ..., opens: _Optional[_Iterable[_Union[_types_pb2.OpenSequence, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., requests: _Optional[_Iterable[_Union[DraftRequest, _Mapping]]] = ..., closes: _Optional[_Iterable[_Union[_types_pb2.CloseSequence, _Mapping]]] = ..., drain: _Optional[_Union[_types_pb2.Drain, _Mapping]] = ...) -> None: ...
 
 class DraftLinkResponse(_message.Message):
-    __slots__ = ("hello", "blocks", "errors", "load", "drain")
+    __slots__ = ("hello", "blocks", "errors", "load", "drain", "pending_ids")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     ERRORS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
+    PENDING_IDS_FIELD_NUMBER: _ClassVar[int]
     hello: _types_pb2.WorkerHello
     blocks: _containers.RepeatedCompositeFieldContainer[DraftedBlock]
     errors: _containers.RepeatedCompositeFieldContainer[_types_pb2.LinkError]
     load: _types_pb2.Load
     drain: _types_pb2.Drain
-    def __init__(self, hello: _Optional[_Union[_types_pb2.WorkerHello, _Mapping]] = ..., blocks: _Optional[_Iterable[_Union[DraftedBlock, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[_types_pb2.LinkError, _Mapping]]] = ..., load: _Optional[_Union[_types_pb2.Load, _Mapping]] = ..., drain: _Optional[_Union[_types_pb2.Drain, _Mapping]] = ...) -> None: ...
+    pending_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, hello: _Optional[_Union[_types_pb2.WorkerHello, _Mapping]] = ..., blocks: _Optional[_Iterable[_Union[DraftedBlock, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[_types_pb2.LinkError, _Mapping]]] = ..., load: _Optional[_Union[_types_pb2.Load, _Mapping]] = ..., drain: _Optional[_Union[_types_pb2.Drain, _Mapping]] = ..., pending_ids: _Optional[_Iterable[int]] = ...) -> None: ...

@@ -144,11 +144,15 @@ class DraftWorker:
                 self.link.send(closes=[CloseSequence(sequence_id=session.sequence_id)])
 
     def _take(self, _link: Any, frame: DraftLinkResponse) -> None:
-        validate_frame(frame.blocks, frame.errors)
+        validate_frame(frame.blocks, frame.errors, frame.pending_ids)
         for block in frame.blocks:
             session = self._sessions.get(block.sequence_id)
             if session is not None:  # a late answer to a session given up
                 session.deliver(block)
+        for sequence_id in frame.pending_ids:
+            session = self._sessions.get(sequence_id)
+            if session is not None:
+                session.pending()
         for entry in frame.errors:
             error = from_link_error(entry)
             if entry.sequence_id == 0:

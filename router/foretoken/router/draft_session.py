@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from foretoken.router import draft_tree
@@ -21,6 +22,10 @@ _SOURCES = frozenset(DraftSource.values())
 
 class DraftFailedError(Exception):
     """No usable draft came; the round goes on without one."""
+
+
+class DraftLateError(DraftFailedError):
+    """The worker is at it; its session is of use again once the draft has come."""
 
 
 class DraftWorkerLostError(DraftFailedError):
@@ -60,7 +65,7 @@ NO_DRAFT = Draft()
 class DraftSession:
     """The router's end of an open sequence."""
 
-    __slots__ = ("_close", "_commits", "_has_probs", "_mailbox", "_send", "sequence_id")
+    __slots__ = ("_close", "_commits", "_has_probs", "_is_late", "_is_pending", "_mailbox", "_send", "sequence_id")
 
     def __init__(
         self,
@@ -76,7 +81,14 @@ class DraftSession:
         self._commits: list[Commit] = []
         self._close = close
         self._has_probs = has_probs
+        self._is_late = False
+        self._is_pending = False
         self._mailbox: Mailbox[DraftedBlock] = Mailbox(patience)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether a late draft is still to come; none may be asked for meanwhile."""
+        return self._is_late and self._mailbox.is_empty
 
     def commit(self, base_length: int, ids: Sequence[int]) -> None:
         """Tell the drafter, with the next request, what the target decided after `base_length` tokens."""
@@ -92,6 +104,7 @@ class DraftSession:
         vocab_size: int,
         timeout_s: float,
         *,
+        patience_s: float | None = None,
         takes_trees: bool = False,
         terms: DraftTerms | None = None,
     ) -> Draft:
@@ -100,19 +113,23 @@ class DraftSession:
         A chain, unless the target `takes_trees`. Under `terms` a drafter that can tell what pays chooses the number.
 
         Raises:
-            DraftFailedError: too late, or not an answer to this request; the session is of no more use.
+            DraftLateError: it takes longer than `patience_s` (None = no such limit), but the worker is at it.
+            DraftFailedError: it takes longer than `timeout_s`, or is not an answer to this request; the session is of
+                no more use.
             ForetokenError: the worker's own error.
         """
+        if self.is_late:
+            raise DraftLateError("the last draft is still to come")
+        if self._is_late:
+            await self._mailbox.get(timeout_s)  # is there: guesses at what has been decided by now
+        self._is_late = self._is_pending = False
         commits, self._commits = self._commits, []
         request = DraftRequest(
             sequence_id=self.sequence_id, num_tokens=num_tokens, takes_trees=takes_trees, terms=terms
         )
         asked_ns = time.perf_counter_ns()
         self._send(commits, request)
-        try:
-            block = await self._mailbox.get(timeout_s)
-        except TimeoutError:
-            raise DraftFailedError(f"no draft within {timeout_s:g} s") from None
+        block = await self._answer(timeout_s, patience_s)
         if block.base_length != base_length:
             raise DraftFailedError(f"a draft for length {block.base_length}, not {base_length}")
         max_tokens = terms.max_tokens if terms is not None else num_tokens
@@ -128,6 +145,10 @@ class DraftSession:
         """Free the sequence on the worker; idempotent."""
         self._close(self)
 
+    def pending(self) -> None:
+        """The worker is at work on the draft, or on others before it."""
+        self._is_pending = True
+
     def deliver(self, block: DraftedBlock) -> None:
         """An answer came from the link."""
         self._mailbox.put(block)
@@ -135,6 +156,18 @@ class DraftSession:
     def fail(self, error: Exception) -> None:
         """No answer will come any more."""
         self._mailbox.fail(error)
+
+    async def _answer(self, timeout_s: float, patience_s: float | None) -> DraftedBlock:
+        first_s = timeout_s if patience_s is None else min(patience_s, timeout_s)
+        with suppress(TimeoutError):
+            return await self._mailbox.get(first_s)
+        if first_s < timeout_s and not self._is_pending:
+            with suppress(TimeoutError):
+                return await self._mailbox.get(timeout_s - first_s)
+        if patience_s is not None and self._is_pending:
+            self._is_late = True
+            raise DraftLateError("the worker is still at it")
+        raise DraftFailedError(f"no draft within {timeout_s:g} s")
 
 
 def _usable(block: DraftedBlock, num_tokens: int, vocab_size: int, takes_trees: bool) -> Draft:

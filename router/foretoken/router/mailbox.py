@@ -57,6 +57,11 @@ class Mailbox(Generic[Item]):
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether `get` would wait."""
+        return not self._items and self._error is None
+
     def put(self, item: Item) -> None:
         """Append an item, unless a worker floods."""
         if len(self._items) < _MAX_ITEMS:
@@ -79,7 +84,7 @@ class Mailbox(Generic[Item]):
             TimeoutError: nothing came in time.
             Exception: the one given to `fail`, once all items are taken.
         """
-        if not self._items and self._error is None:
+        if self.is_empty:
             waiter = self._waiter = asyncio.get_running_loop().create_future()
             self._patience.watch(waiter, timeout_s)
             try:

@@ -73,7 +73,11 @@ class RouterSettings(ServiceSettings):
     )
     draft_timeout_s: float = Field(0.5, gt=0, le=60, description="Longest wait for a draft, seconds.")
     first_draft_timeout_s: float = Field(
-        3.0, gt=0, le=600, description="Longest wait for a draft that includes the prompt's prefill, seconds."
+        3.0,
+        gt=0,
+        le=600,
+        description="Longest wait for a sign of a draft that includes the prompt's prefill, seconds; while its worker"
+        " is at it, the request goes without drafts.",
     )
     max_draft_failures: int = Field(
         3, ge=1, le=1000, description="Failed drafts in a row after which a draft worker is left alone."

@@ -10,7 +10,14 @@ import time
 from collections.abc import Sequence
 
 from foretoken.router.draft_pool import DraftPool, DraftWorker
-from foretoken.router.draft_session import NO_DRAFT, Draft, DraftFailedError, DraftSession, DraftWorkerLostError
+from foretoken.router.draft_session import (
+    NO_DRAFT,
+    Draft,
+    DraftFailedError,
+    DraftLateError,
+    DraftSession,
+    DraftWorkerLostError,
+)
 from foretoken.router.draft_terms import MAX_DRAFT_TOKENS, USUAL_DRAFT_TOKENS, draft_terms
 from foretoken.router.request import GenerationRequest
 from foretoken.router.speculation_gate import SpeculationGate
@@ -38,7 +45,8 @@ class Speculator:
         first_timeout_s: float,
         gate: SpeculationGate | None = None,
     ) -> None:
-        """`first_timeout_s`: patience with a draft that includes the prompt's prefill, `timeout_s`: with others.
+        """`timeout_s`: how long a draft is waited for; the first one, which includes the prompt's prefill, is given up
+        only after `first_timeout_s` without a sign of it.
 
         `gate`: says whether drafts pay, and hears how fast tokens come; None = they are wanted anyway.
         """
@@ -68,7 +76,7 @@ class Speculator:
         """Whether a draft may be asked for, and pays."""
         if self._gate is not None and not self._gate.is_open and not self._has_untried_settings:
             return False
-        return self._session is not None or self._choose() is not None
+        return not self._session.is_late if self._session is not None else self._choose() is not None
 
     async def draft(
         self, committed_ids: Sequence[int], room: int, takes_trees: bool, load: Load | None = None
@@ -86,7 +94,9 @@ class Speculator:
         try:
             session = self._session or self._open(committed_ids)
             assert self._worker is not None
-            timeout_s = self._timeout_s if self._has_drafted else self._first_timeout_s
+            timeout_s, patience_s = self._timeout_s, None
+            if not self._has_drafted:
+                timeout_s, patience_s = self._first_timeout_s, self._timeout_s
             limit = min(room, self._worker.hello.max_draft_tokens or MAX_DRAFT_TOKENS)
             num_tokens = min(limit, self._request.num_draft_tokens or USUAL_DRAFT_TOKENS)
             terms = None
@@ -94,10 +104,17 @@ class Speculator:
                 terms = draft_terms(load, limit, self._worker.asking_s)
             asked_s = time.perf_counter()
             draft = await session.draft(
-                base_length, num_tokens, self._vocab_size, timeout_s, takes_trees=takes_trees, terms=terms
+                *(base_length, num_tokens, self._vocab_size, timeout_s),
+                patience_s=patience_s,
+                takes_trees=takes_trees,
+                terms=terms,
             )
             if self._has_drafted:  # not the first, which waits for the prompt's prefill
                 self._worker.record_asking(time.perf_counter() - asked_s - draft.forward_ns * 1e-9)
+        except DraftLateError as error:
+            self.num_failed += 1
+            _log.info("request %s goes without drafts for now: %s", self._request.request_id, error)
+            return NO_DRAFT
         except (DraftFailedError, ForetokenError) as error:
             self._failed(error)
             return NO_DRAFT
@@ -124,7 +141,8 @@ class Speculator:
             session.close()
 
     def _record(self, gate: SpeculationGate, num_tokens: int, began_s: float | None) -> None:
-        is_going_on = self._is_speculating and gate.is_open and self._session is not None
+        is_drafting = self._session is not None and not self._session.is_late
+        is_going_on = self._is_speculating and gate.is_open and is_drafting
         self._is_speculating = self._is_asked or is_going_on
         is_first = self._is_asked and self._is_first
         self._is_asked = False

@@ -20,7 +20,7 @@ from foretoken.rpc.errors import (
     NotFoundError,
     ResourceExhaustedError,
 )
-from foretoken.rpc.link.worker_entries import SequenceKey, WorkerLoad
+from foretoken.rpc.link.worker_entries import PendingReport, SequenceKey, WorkerLoad
 from foretoken.rpc.names import ERROR_TYPE, NUM_ACCEPTED, NUM_DRAFT_TOKENS
 from foretoken.verify_worker.row_price import RowPrice
 from foretoken.verify_worker.scheduler import Scheduler, Work
@@ -28,9 +28,6 @@ from foretoken.verify_worker.sequence import Block, Decision, VerifySequence
 from foretoken.verify_worker.verify import verify_step
 
 logger = logging.getLogger(__name__)
-
-PENDING_INTERVAL_S = 0.25
-"""How long a block waits before its router is told that it still does, and how often."""
 
 
 class VerifySink(Protocol):
@@ -76,7 +73,7 @@ class VerifyCore:
         self._max_sequences = max_sequences
         self._sequences: dict[SequenceKey, VerifySequence] = {}
         self._num_opened = 0
-        self._pending_told_ns = 0
+        self._pending = PendingReport(sink.pending)
         self._retry_at_s: float | None = None
         """When to plan again (`time.monotonic`) if nothing happens before: all that waits wants pages of idle ones."""
 
@@ -183,7 +180,7 @@ class VerifyCore:
             elif work.takes_block:
                 self._fail(work.sequence.key, InternalError("the target's logits are not finite: they choose no token"))
         self._sink.decided(decisions, self._load())
-        self._tell_pending(time.perf_counter_ns() - round(PENDING_INTERVAL_S * 1e9))
+        self._pending.after_step((seq.key, seq.waiting_since_ns) for seq in self._sequences.values() if seq.has_block)
 
     def check_integrity(self) -> None:
         """Re-derive the page accounting from the open sequences; raises when it is off."""
@@ -203,14 +200,6 @@ class VerifyCore:
         seq.waiting_since_ns = time.perf_counter_ns()
         if seq.is_finished:
             seq.plain_until = 0
-
-    def _tell_pending(self, before_ns: int) -> None:
-        """Name the blocks that have waited since then, unless that was done after it."""
-        if self._pending_told_ns <= before_ns:
-            self._pending_told_ns = time.perf_counter_ns()
-            waiting = [s.key for s in self._sequences.values() if s.has_block and s.waiting_since_ns <= before_ns]
-            if waiting:
-                self._sink.pending(waiting)
 
     def _learn(self, planned: Sequence[Work], decisions: Sequence[Decision]) -> None:
         if decisions and all(work.takes_block and not work.num_prefill for work in planned):

@@ -49,9 +49,6 @@ class VerifyResults(LinkResults[VerifyLinkResponse]):
     def stale(self, key: SequenceKey, length: int) -> None:
         self.send("stales", [(key, Stale(sequence_id=key[1], length=length))])
 
-    def pending(self, keys: list[SequenceKey]) -> None:
-        self.send("pending_ids", [(key, key[1]) for key in keys])
-
 
 class VerifyLinkHandler(EntryHandler[VerifyCore, VerifyLinkResponse]):
     """Takes the frames of all routers; called on the event loop."""

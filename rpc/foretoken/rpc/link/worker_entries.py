@@ -4,6 +4,7 @@ An entry is refused by itself: its sequence is closed and answered with an error
 Knows sequence ids; knows nothing of drafting or verifying.
 """
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -20,6 +21,9 @@ from foretoken.v1.types_pb2 import Load, OpenSequence
 
 SequenceKey = tuple[int, int]
 """(link id, sequence_id): sequence ids are unique within one link."""
+
+PENDING_INTERVAL_S = 0.25
+"""How long an answer may take before its router is told that it is still to come, and how often that is said."""
 
 Response = TypeVar("Response", bound=Message)
 
@@ -104,12 +108,33 @@ class LinkResults(Generic[Response]):
         """Tell the sequence's router that it is closed, and why."""
         self.send("errors", [(key, to_link_error(error, key[1]))])
 
+    def pending(self, keys: Iterable[SequenceKey]) -> None:
+        """Tell the sequences' routers that what they wait for is still to come."""
+        self.send("pending_ids", [(key, key[1]) for key in keys])
+
     def load_changed(self, load: WorkerLoad) -> None:
         """Tell every router that does not know it."""
         for listener in list(self._listeners.values()):
             frame: Any = self._response_type()
             if _add_load(frame, listener, load):
                 listener.link.send(frame)
+
+
+class PendingReport:
+    """Names, a few times a second, what has waited for long: so routers know a long wait from a worker that hangs."""
+
+    def __init__(self, tell: Callable[[list[SequenceKey]], None]) -> None:
+        self._tell = tell
+        self._told_ns = 0
+
+    def after_step(self, waiting: Iterable[tuple[SequenceKey, int]]) -> None:
+        """`waiting`: whose answer is still to come, and since when (`time.perf_counter_ns`)."""
+        now_ns = time.perf_counter_ns()
+        before_ns = now_ns - round(PENDING_INTERVAL_S * 1e9)
+        if self._told_ns <= before_ns:
+            self._told_ns = now_ns
+            if keys := [key for key, since_ns in waiting if since_ns <= before_ns]:
+                self._tell(keys)
 
 
 def _add_load(frame: Any, listener: _Listener[Response], load: WorkerLoad | None) -> bool:
