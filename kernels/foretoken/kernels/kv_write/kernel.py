@@ -72,8 +72,10 @@ def _write(
     page = tl.load(page_ids + page_start + slot // PAGE_SIZE).to(tl.int64)
     place = (page * PAGE_SIZE + slot % PAGE_SIZE) * NUM_HEADS + head
     at = tl.arange(0, BLOCK)
+    # In float32, back to the same bits when stored: Triton 3.6 interprets no constants of bfloat16.
     new_value = tl.load(value + row * value_row_stride + head * value_head_stride + at, mask=at < VALUE_SIZE, other=0.0)
-    is_bad = tl.max((tl.abs(new_value.to(tl.float32)) < float("inf")).to(tl.int32) ^ 1, axis=0) > 0
+    new_value = new_value.to(tl.float32)
+    is_bad = tl.max((tl.abs(new_value) < float("inf")).to(tl.int32) ^ 1, axis=0) > 0
     tl.store(value_cache + place * VALUE_SIZE + at, tl.where(is_bad, 0.0, new_value), mask=at < VALUE_SIZE)
-    new_key = tl.load(key + row * key_row_stride + head * key_head_stride + at, mask=at < KEY_SIZE)
+    new_key = tl.load(key + row * key_row_stride + head * key_head_stride + at, mask=at < KEY_SIZE).to(tl.float32)
     tl.store(key_cache + place * KEY_SIZE + at, tl.where(is_bad, float("nan"), new_key), mask=at < KEY_SIZE)
