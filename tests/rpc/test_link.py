@@ -383,17 +383,16 @@ async def test_a_worker_that_hangs_loses_its_link(start_worker, start_link):
     flows.set()
 
     async def relay(reader, writer):
-        while data := await reader.read(1 << 16):
-            await flows.wait()
-            writer.write(data)
+        try:
+            while data := await reader.read(1 << 16):
+                await flows.wait()
+                writer.write(data)
+        finally:
+            writer.close()
 
     async def accept(reader, writer):
         worker_reader, worker_writer = await asyncio.open_connection("127.0.0.1", worker.port)
-        try:
-            await asyncio.gather(relay(reader, worker_writer), relay(worker_reader, writer), return_exceptions=True)
-        finally:
-            worker_writer.close()
-            writer.close()
+        await asyncio.gather(relay(reader, worker_writer), relay(worker_reader, writer), return_exceptions=True)
 
     async with await asyncio.start_server(accept, "127.0.0.1", 0) as relaying:
         address = f"127.0.0.1:{relaying.sockets[0].getsockname()[1]}"
