@@ -401,7 +401,7 @@ async def test_signals_drain_and_a_second_one_hurries(tmp_path, signum, drain_s,
 
 
 LOADING = """
-import asyncio, sys, threading
+import asyncio, signal, sys, threading
 import torch
 from foretoken.rpc.server import run_service
 from foretoken.rpc.settings import ServiceSettings
@@ -413,6 +413,7 @@ def load():
 async def body():
     threading.Thread(target=load, daemon=True).start()
     await asyncio.sleep(60)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests may run in a shell's background, which ignores it
 sys.exit(run_service("example", ServiceSettings(), body))
 """
 
