@@ -158,15 +158,15 @@ class DraftSession:
         self._mailbox.fail(error)
 
     async def _answer(self, timeout_s: float, patience_s: float | None) -> DraftedBlock:
-        first_s = timeout_s if patience_s is None else min(patience_s, timeout_s)
-        with suppress(TimeoutError):
-            return await self._mailbox.get(first_s)
-        if first_s < timeout_s and not self._is_pending:
+        left_s = timeout_s
+        while left_s > 0:
+            wait_s = left_s if patience_s is None else min(patience_s, left_s)
             with suppress(TimeoutError):
-                return await self._mailbox.get(timeout_s - first_s)
-        if patience_s is not None and self._is_pending:
-            self._is_late = True
-            raise DraftLateError("the worker is still at it")
+                return await self._mailbox.get(wait_s)
+            if patience_s is not None and self._is_pending:
+                self._is_late = True
+                raise DraftLateError("the worker is still at it")
+            left_s -= wait_s
         raise DraftFailedError(f"no draft within {timeout_s:g} s")
 
 

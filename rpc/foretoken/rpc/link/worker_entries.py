@@ -22,7 +22,7 @@ from foretoken.v1.types_pb2 import Load, OpenSequence
 SequenceKey = tuple[int, int]
 """(link id, sequence_id): sequence ids are unique within one link."""
 
-PENDING_INTERVAL_S = 0.25
+PENDING_INTERVAL_S = 0.1
 """How long an answer may take before its router is told that it is still to come, and how often that is said."""
 
 Response = TypeVar("Response", bound=Message)
@@ -121,7 +121,7 @@ class LinkResults(Generic[Response]):
 
 
 class PendingReport:
-    """Names, a few times a second, what has waited for long: so routers know a long wait from a worker that hangs."""
+    """Names, some times a second, what has waited for long: so routers know a long wait from a worker that hangs."""
 
     def __init__(self, tell: Callable[[list[SequenceKey]], None]) -> None:
         self._tell = tell
