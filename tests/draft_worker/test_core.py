@@ -130,7 +130,8 @@ def test_drafts_that_take_long_are_named_while_the_worker_is_at_them(bench, monk
     assert bench.sink.pendings and {key for keys in bench.sink.pendings for key in keys} == {(1, 1)}
 
 
-def test_a_draft_that_comes_soon_is_not_worth_a_word(bench):
+def test_a_draft_that_comes_soon_is_not_worth_a_word(bench, monkeypatch):
+    monkeypatch.setattr(worker_entries, "PENDING_INTERVAL_S", 60.0)
     bench.open(1, [n % 90 for n in range(40)])
     assert bench.draft(1) and not bench.sink.pendings
 

@@ -84,9 +84,9 @@ async def test_a_drafter_that_errs_costs_time_only(make_cluster: MakeCluster, fa
 async def test_drafts_begin_when_a_long_prompt_is_computed_and_nobody_waits_for_it(
     make_cluster: MakeCluster, is_auto: bool
 ) -> None:
-    cluster = await make_cluster(draft_timeout_s=0.1, first_draft_timeout_s=0.3, step_s=0.02)
+    cluster = await make_cluster(draft_timeout_s=0.5, first_draft_timeout_s=0.6, step_s=0.02)
     drafter = cluster.drafters[0]
-    drafter.prefill_rows, drafter.step_s = 4, 0.02  # 200 ids: 49 steps, a second
+    drafter.prefill_rows, drafter.step_s = 2, 0.02  # 200 ids: 99 steps, two seconds
     prompt = [1 + i % 5 for i in range(200)]
     options = OPTIONS | {"prompt_ids": prompt, "max_new_tokens": 200}
     if is_auto:
@@ -451,9 +451,9 @@ async def test_a_verifier_that_hangs_is_left(make_cluster: MakeCluster) -> None:
 
 
 async def test_a_prompt_may_take_longer_than_a_verdict(make_cluster: MakeCluster) -> None:
-    cluster = await make_cluster(num_verifiers=2, verify_timeout_s=0.3, failover_timeout_s=0.3, step_s=0.02)
+    cluster = await make_cluster(num_verifiers=2, verify_timeout_s=0.5, failover_timeout_s=0.5, step_s=0.02)
     for verifier in cluster.verifiers:
-        verifier.prefill_rows = 4  # 200 ids: 49 steps, a second
+        verifier.prefill_rows = 2  # 200 ids: 99 steps, two seconds
 
     async def kill() -> None:
         await next(worker for worker in cluster.verifiers if worker.num_open).kill()

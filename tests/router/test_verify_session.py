@@ -13,9 +13,9 @@ from foretoken.v1.verify_pb2 import Verdict
 TIMEOUT_S = 0.05
 
 
-def session_with(on_pending: list[None]) -> VerifySession:
+def session_with(told: list[None], timeout_s: float = TIMEOUT_S) -> VerifySession:
     return VerifySession(
-        1, 100, TIMEOUT_S, Patience(), lambda block: None, lambda session: None, lambda: on_pending.append(None)
+        1, 100, timeout_s, Patience(), lambda block: None, lambda session: None, lambda: told.append(None)
     )
 
 
@@ -32,10 +32,10 @@ async def test_a_block_is_waited_for_as_long_as_the_worker_has_it_pending() -> N
 
 @pytest.mark.parametrize("was_pending", [False, True])
 async def test_a_worker_that_says_nothing_has_lost_it(was_pending: bool) -> None:
-    session = session_with([])
+    session = session_with([], timeout_s=10 * TIMEOUT_S)
     if was_pending:
         session.pending()  # an earlier block
     started_s = asyncio.get_running_loop().time()
     with pytest.raises(SequenceLostError, match="no verdict"):
         await session.next_plain(3)
-    assert asyncio.get_running_loop().time() - started_s < 2 * TIMEOUT_S
+    assert asyncio.get_running_loop().time() - started_s < 20 * TIMEOUT_S

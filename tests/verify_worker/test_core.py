@@ -222,7 +222,8 @@ def test_blocks_that_wait_long_are_named_until_their_verdict(fake_runner_class, 
     assert [decision.key for decision in bench.sink.decisions] == [first, second]
 
 
-def test_a_short_wait_is_not_worth_a_word(bench):
+def test_a_short_wait_is_not_worth_a_word(bench, monkeypatch):
+    monkeypatch.setattr(worker_entries, "PENDING_INTERVAL_S", 60.0)
     bench.open(1, [1, 2, 3] * 13)
     bench.block(1, 39, [], num_plain_steps=5)
     bench.run()

@@ -113,7 +113,7 @@ class Speculator:
                 self._worker.record_asking(time.perf_counter() - asked_s - draft.forward_ns * 1e-9)
         except DraftLateError as error:
             self.num_failed += 1
-            _log.info("request %s goes without drafts for now: %s", self._request.request_id, error)
+            _log.info("request %s goes without drafts until its first has come: %s", self._request.request_id, error)
             return NO_DRAFT
         except (DraftFailedError, ForetokenError) as error:
             self._failed(error)
