@@ -27,6 +27,8 @@ SETTINGS = {
     "foretoken.verify_worker": VerifyWorkerSettings,
     "foretoken.draft_worker": DraftWorkerSettings,
 }
+CUDA_TRITON = {"2.13.0": "3.7.1"}
+"""Release of torch -> the one Triton that its CUDA build on PyPI asks for; its CPU build asks for none."""
 OVERRIDES = [[], ["compose.gpu.yaml"], ["compose.telemetry.yaml"], ["compose.gpu.yaml", "compose.telemetry.yaml"]]
 
 
@@ -84,6 +86,11 @@ def test_the_build_context_holds_what_the_wheel_is_made_of():
         "constraints.txt",
         "README.md",
     }
+
+
+def test_the_constraints_suit_the_cuda_build_of_torch():
+    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
+    assert pins["triton"] == CUDA_TRITON[pins["torch"]]
 
 
 @pytest.mark.parametrize("overrides", OVERRIDES, ids=lambda files: "+".join(files) or "alone")
