@@ -17,7 +17,8 @@ from foretoken.engine.sampling import SamplingParams
 from foretoken.rpc.errors import FailedPreconditionError, InvalidArgumentError
 from tests.draft_worker.test_core import RecordingSink
 
-PAGE = Path(__file__).parents[2] / "docs" / "drafters.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "drafters.md"
 
 
 @pytest.fixture
@@ -38,6 +39,12 @@ def write_module(tmp_path, monkeypatch):
 
 def example() -> str:
     return re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[1]
+
+
+def test_what_a_plugin_imports_is_typed_where_it_is_installed():
+    for package in ("draft_worker", "engine", "rpc", "v1"):  # those of the names in `drafter`
+        root = "protos" if package == "v1" else package
+        assert (ROOT / root / "foretoken" / package / "py.typed").exists()
 
 
 class Bench:
