@@ -110,11 +110,14 @@ def test_ids_cannot_be_tokenized() -> None:
         tokenize_request([1, 2])  # type: ignore[list-item]
 
 
-def test_prompts_written_in_place_pass_a_strict_type_checker(tmp_path: Path) -> None:
+def test_a_wrapper_and_prompts_written_in_place_pass_a_strict_type_checker(tmp_path: Path) -> None:
     file = tmp_path / "script.py"
     file.write_text(
-        "from foretoken.client.request import Prompt\n"
-        "def ask(prompt: Prompt) -> None: ...\n"
+        "from typing import Unpack\n"
+        "from foretoken.client import Client, GenerateOptions, Prompt\n"
+        "def ask(prompt: Prompt, **options: Unpack[GenerateOptions]) -> str:\n"
+        "    return Client().complete(prompt, **options).text\n"
+        "ask('hi', temperature=0, tenant='me', timeout_s=1.5)\n"
         "ask('hi')\nask([1, 2])\nask(range(2))\nask([{'role': 'user', 'content': 'hi'}])\n"
     )
     command = [sys.executable, "-m", "mypy", "--no-incremental", "--follow-imports=silent", str(file)]

@@ -9,7 +9,7 @@ Knows the router's public service only; needs grpcio, protobuf and opentelemetry
 
 from foretoken.client.async_client import AsyncClient, AsyncGeneration
 from foretoken.client.completion import Completion, FinishReason, SpeculationStats, Usage
-from foretoken.client.config import RetryPolicy, Sampling, Speculation, VerificationMode
+from foretoken.client.config import GenerateOptions, RetryPolicy, Sampling, Speculation, VerificationMode
 from foretoken.client.model_info import ModelInfo, StepCost, WorkerStatus
 from foretoken.client.piece import DraftSource, Logprobs, Piece, Token, TokenOrigin
 from foretoken.client.request import ChatMessage, Prompt
@@ -42,6 +42,7 @@ __all__ = [
     "FailedPreconditionError",
     "FinishReason",
     "ForetokenError",
+    "GenerateOptions",
     "Generation",
     "InternalError",
     "InvalidArgumentError",

@@ -176,6 +176,9 @@ class AsyncClient:
 
         Iterate over what is returned for pieces as they come, or take its `result()`; nothing is sent before.
 
+        Options are the fields of `Sampling` and `Speculation` by their names, either of the two whole as `sampling` or
+        `speculation`, and the rest of `GenerateOptions`.
+
         Raises:
             InvalidArgumentError: a value that cannot be sent; what the router refuses is raised by the iteration.
         """

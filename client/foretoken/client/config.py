@@ -130,9 +130,16 @@ class GenerateOptions(SamplingOptions, SpeculationOptions, total=False):
     """Every keyword argument of `generate`; a single field wins over the same field of `sampling` or `speculation`."""
 
     sampling: Sampling | None
+    """All of `Sampling` at once."""
     speculation: Speculation | None
+    """All of `Speculation` at once."""
     model: str
+    """Model id the router must be serving; empty = whatever it serves."""
     tenant: str
+    """Whom the work is for, for the router's traces; at most 128 bytes."""
     resume_ids: Sequence[int]
+    """Output ids of an earlier answer to go on after, not sent again; needs its `seed` where temperature is not 0."""
     system_fingerprint: str
+    """Only a system of this fingerprint may answer (`Completion.system_fingerprint`); empty = any."""
     timeout_s: float | None
+    """Deadline of the whole answer, resumptions included; None = the client's."""
