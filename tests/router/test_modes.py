@@ -9,6 +9,7 @@ import pytest
 
 from foretoken.rpc.errors import InvalidArgumentError, from_rpc_error
 from foretoken.v1.types_pb2 import (
+    TOKEN_ORIGIN_PLAIN,
     VERIFICATION_MODE_COUPLED,
     VERIFICATION_MODE_REJECTION,
     VERIFICATION_MODE_TYPICAL,
@@ -93,6 +94,16 @@ async def test_a_distribution_that_is_none_makes_its_token_certain(make_cluster:
         certain = [SparseDistribution(token_ids=[token_id], probs=[1.0]) for token_id in block.draft_ids]
         assert list(block.draft_probs) == [*honest(list(block.draft_ids))[:1], *certain[1:]]
     assert reply.finish.speculation.num_failed_drafts == 0
+
+
+@pytest.mark.parametrize("mode", MODES[1:])
+async def test_when_the_first_draft_comes_does_not_choose_tokens(make_cluster: MakeCluster, mode: int) -> None:
+    cluster = await make_offering(make_cluster, draft_timeout_s=0.1, first_draft_timeout_s=20.0)
+    drafter = cluster.drafters[0]
+    drafter.prefill_rows, drafter.step_s = 1, 0.01  # 60 ids: 59 steps, 0.6 s
+    reply = await cluster.generate(**OPTIONS | {"prompt_ids": [1 + i % 5 for i in range(60)]}, mode=mode)
+    assert reply.tokens[0].origin != TOKEN_ORIGIN_PLAIN
+    await cluster.until_idle()
 
 
 async def test_too_few_distributions_make_the_other_tokens_certain(make_cluster: MakeCluster) -> None:

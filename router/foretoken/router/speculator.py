@@ -27,7 +27,7 @@ from foretoken.rpc.errors import (
     InvalidArgumentError,
     ResourceExhaustedError,
 )
-from foretoken.v1.types_pb2 import DrafterChoice, Load
+from foretoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED, DrafterChoice, Load
 
 _log = logging.getLogger(__name__)
 _NO_FAULTS = (DraftWorkerLostError, DeadlineExceededError)  # the latter: the request's own deadline
@@ -46,7 +46,7 @@ class Speculator:
         gate: SpeculationGate | None = None,
     ) -> None:
         """`timeout_s`: how long a draft is waited for; the first one, which includes the prompt's prefill, is given up
-        only after `first_timeout_s` without a sign of it.
+        only after `first_timeout_s` without a sign of it; in modes whose tokens depend on drafts, after it in any case.
 
         `gate`: says whether drafts pay, and hears how fast tokens come; None = they are wanted anyway.
         """
@@ -96,7 +96,9 @@ class Speculator:
             assert self._worker is not None
             timeout_s, patience_s = self._timeout_s, None
             if not self._has_drafted:
-                timeout_s, patience_s = self._first_timeout_s, self._timeout_s
+                timeout_s = self._first_timeout_s
+                if self._request.mode == VERIFICATION_MODE_COUPLED:  # else the clock would choose tokens
+                    patience_s = self._timeout_s
             limit = min(room, self._worker.hello.max_draft_tokens or MAX_DRAFT_TOKENS)
             num_tokens = min(limit, self._request.num_draft_tokens or USUAL_DRAFT_TOKENS)
             terms = None
