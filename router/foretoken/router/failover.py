@@ -8,6 +8,7 @@ long nothing could be re-opened, since the sequences of a dead worker may have t
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 
 from asyncio_pool import AioPool
@@ -24,6 +25,8 @@ _RETRY_PAUSE_S = 0.05
 _MAX_RETRY_PAUSE_S = 1.0
 _MAX_FAULTS = 3
 """Attempts in a row that fail by a worker's own fault; then it is the sequence that it cannot serve."""
+_PROGRESS_SHARE = 0.05
+"""Of the time allowed: after so much of it progress counts again. Workers tell of it many times a second."""
 
 
 class _AttemptFailedError(Exception):
@@ -45,6 +48,9 @@ class Failover:
         self._timeout_s = timeout_s
         self._limits: set[asyncio.Timeout] = set()
         """Of all that wait to be re-opened and have not been lost once more by an attempt."""
+        self._suspects: dict[asyncio.Timeout, float] = {}
+        """Of those that have, with the time until which they may be tried again, on the event loop's clock."""
+        self._progressed_s = -math.inf
 
     def has_other(self, worker: VerifyWorker) -> bool:
         """Whether another ready worker gives the same tokens as `worker` and has room beyond those that wait for it."""
@@ -100,19 +106,34 @@ class Failover:
             ) from reason
         finally:
             self._limits.discard(limit)
+            self._suspects.pop(limit, None)
 
     def _progressed(self) -> None:
         """A sequence was re-opened, or is about to be: the others' turns will come, so their patience begins anew."""
-        deadline = asyncio.get_running_loop().time() + self._timeout_s
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._progressed_s + _PROGRESS_SHARE * self._timeout_s:
+            return
+        self._progressed_s = now_s
         for limit in self._limits:
             if not limit.expired():
+                limit.reschedule(now_s + self._timeout_s)
+
+    def _pending(self, limit: asyncio.Timeout) -> None:
+        """A worker is at the sequence, or will be. Once re-opened, that is no sign for those that still wait."""
+        if limit in self._limits or limit in self._suspects:
+            self._progressed()
+        if limit in self._suspects and not limit.expired():
+            deadline = asyncio.get_running_loop().time() + self._timeout_s
+            if deadline - (limit.when() or 0.0) >= _PROGRESS_SHARE * self._timeout_s:
                 limit.reschedule(deadline)
 
     def _suspect(self, limit: asyncio.Timeout) -> None:
-        """A worker was lost with the sequence, perhaps because of it: progress of others gives it no more time."""
-        if limit in self._limits and not limit.expired():
+        """A worker was lost with the sequence, perhaps because of it: progress of others gives it no more time, its own
+        no more attempts."""
+        if not limit.expired():
             self._limits.discard(limit)
-            limit.reschedule(asyncio.get_running_loop().time() + self._timeout_s)
+            now_s = asyncio.get_running_loop().time()
+            limit.reschedule(self._suspects.setdefault(limit, now_s + self._timeout_s))
 
     async def _try(
         self,
@@ -127,7 +148,7 @@ class Failover:
             left_s = (limit.when() or 0.0) - asyncio.get_running_loop().time()
             worker = await self._verify.wait_ready(max(0.0, left_s), identity)
         try:
-            session = worker.open(request, committed_ids, on_pending=self._progressed)
+            session = worker.open(request, committed_ids, on_pending=lambda: self._pending(limit))
         except SequenceLostError as error:
             raise _AttemptFailedError(worker, error) from error
         try:

@@ -1,0 +1,162 @@
+"""How long a sequence may take to be re-opened, told by the event loop's clock, which goes on when it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+from asyncio_pool import AioPool
+
+from foretoken.router.failover import Failover
+from foretoken.router.request import GenerationRequest
+from foretoken.router.verify_session import SequenceLostError
+from foretoken.rpc.errors import UnavailableError
+from foretoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED, SamplingParams
+from foretoken.v1.verify_pb2 import Verdict
+
+TIMEOUT_S = 1000.0
+REQUEST = GenerationRequest(
+    request_id="r",
+    prompt_ids=(1, 2, 3),
+    sampling=SamplingParams(),
+    mode=VERIFICATION_MODE_COUPLED,
+    eos_token_ids=(),
+    max_length=10,
+)
+
+
+class Session:
+    """One attempt."""
+
+    def __init__(self, on_pending: Callable[[], None]) -> None:
+        self.pending = on_pending
+        self.verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+
+    def grant(self, base_length: int, num_steps: int) -> None: ...
+
+    async def next_plain(self, base_length: int) -> Verdict:
+        return await self.verdict
+
+    def close(self) -> None: ...
+
+    def lose(self) -> None:
+        self.verdict.set_exception(SequenceLostError("gone"))
+
+
+class Workers:
+    """A pool and its only worker."""
+
+    def __init__(self) -> None:
+        self.sessions: list[Session] = []
+
+    def least_loaded(self, identity: Any, avoid: Any) -> Workers:
+        return self
+
+    def open(self, request: GenerationRequest, committed_ids: Any, on_pending: Callable[[], None]) -> Session:
+        self.sessions.append(Session(on_pending))
+        return self.sessions[-1]
+
+
+class Bench:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, max_reopens: int = 16) -> None:
+        self.workers = Workers()
+        self.failover = Failover(cast(Any, self.workers), AioPool(max_reopens), TIMEOUT_S)
+        loop = asyncio.get_running_loop()
+        real, self._passed_s = loop.time, 0.0
+        monkeypatch.setattr(loop, "time", lambda: real() + self._passed_s)
+
+    async def begin(self) -> asyncio.Task[Any]:
+        """A sequence that is being re-opened, or waits for it."""
+        lost: Any = self.workers
+        opening = self.failover.reopen(REQUEST, (), cast(Any, None), lost, SequenceLostError("first"))
+        task = asyncio.ensure_future(opening)
+        await self.settle()
+        return task
+
+    async def attempts(self, num: int) -> Session:
+        """The last of so many."""
+        while len(self.workers.sessions) < num:  # noqa: ASYNC110
+            await self.later(0.001)
+        return self.workers.sessions[num - 1]
+
+    async def later(self, share: float) -> None:
+        """A part of the time allowed passes."""
+        self._passed_s += share * TIMEOUT_S
+        await self.settle()
+
+    @staticmethod
+    async def settle() -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+
+async def test_a_worker_that_is_at_it_is_waited_for_even_if_others_were_lost_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(monkeypatch)
+    task = await bench.begin()
+    (await bench.attempts(1)).lose()
+    second = await bench.attempts(2)
+    for _ in range(4):
+        await bench.later(0.8)
+        second.pending()
+    second.verdict.set_result(Verdict(next_id=7))
+    assert (await task)[2].next_id == 7
+
+
+async def test_a_sequence_that_costs_worker_after_worker_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch)
+    task = await bench.begin()
+    (await bench.attempts(1)).lose()
+    second = await bench.attempts(2)
+    await bench.later(0.6)
+    second.pending()
+    await bench.later(0.6)
+    assert not task.done()
+    second.lose()
+    await bench.settle()
+    with pytest.raises(UnavailableError, match="gone"):
+        await asyncio.wait_for(task, 5)
+    assert len(bench.workers.sessions) == 2
+
+
+async def test_work_on_what_is_open_again_gives_others_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch)
+    opened, waiting = await bench.begin(), await bench.begin()
+    first, second = await bench.attempts(1), await bench.attempts(2)
+    for _ in range(2):
+        await bench.later(0.8)
+        first.pending()  # both have time anew
+    first.verdict.set_result(Verdict(next_id=7))
+    await opened
+    assert not waiting.done()
+    await bench.later(0.8)
+    first.pending()  # a later block of a sequence like any other
+    await bench.later(0.8)
+    with pytest.raises(UnavailableError):
+        await asyncio.wait_for(waiting, 5)
+    assert not second.verdict.done() or second.verdict.cancelled()
+
+
+async def test_workers_may_say_so_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch)
+    tasks = [await bench.begin() for _ in range(16)]
+    await bench.later(0.5)
+    num_moved = 0
+    reschedule = asyncio.Timeout.reschedule
+
+    def counted(limit: asyncio.Timeout, when: float | None) -> None:
+        nonlocal num_moved
+        num_moved += 1
+        reschedule(limit, when)
+
+    monkeypatch.setattr(asyncio.Timeout, "reschedule", counted)
+    for _ in range(100):
+        for session in bench.workers.sessions:
+            session.pending()
+    assert 0 < num_moved <= 16
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
