@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from typing import Any
 
 import grpc
@@ -79,6 +80,38 @@ async def test_tokens_without_a_draft_worker_do_not_count_as_drafted(
     await drafter.kill()
     assert (await answer).ids == cluster.target_ids(200, PROMPT)
     assert len(num_drafted) <= 2, "the rounds under way, and no plain step after them"
+    await cluster.until_idle()
+
+
+async def test_time_spent_on_drafts_that_are_late_again_and_again_counts(
+    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = await make_cluster(step_s=0.005, draft_timeout_s=0.1, first_draft_timeout_s=20.0)
+    drafter = cluster.drafters[0]
+    answer, num_steps = drafter._answer, Counter[int]()
+    drafter.step_s = 0.01
+
+    def late(frame: Any, link: Any, sequence_id: int, sequence: Any, started_ns: int) -> None:
+        num_steps[sequence.length] += 1
+        if num_steps[sequence.length] < 30:
+            frame.pending_ids.append(sequence_id)
+        else:
+            answer(frame, link, sequence_id, sequence, started_ns)
+
+    drafted_s: list[float] = []
+    record = SpeculationGate.record
+
+    def noted(gate: SpeculationGate, started_s: float, now_s: float, num_tokens: int) -> None:
+        if gate.is_open:
+            drafted_s.append(now_s - started_s)
+        record(gate, started_s, now_s, num_tokens)
+
+    monkeypatch.setattr(drafter, "_answer", late)
+    monkeypatch.setattr(SpeculationGate, "record", noted)
+    reply = await cluster.generate(deadline_s=60.0, **LONG | {"max_new_tokens": 400})
+    assert reply.ids == cluster.target_ids(400, PROMPT)
+    assert reply.finish.speculation.num_failed_drafts > 1
+    assert drafted_s and max(drafted_s) > 0.1
     await cluster.until_idle()
 
 

@@ -58,6 +58,8 @@ class Speculator:
         self._worker: DraftWorker | None = None
         self._session: DraftSession | None = None
         self._has_drafted = False
+        self._was_late = False
+        """Whether the prompt's prefill has been waited for: later drafts that are late as well do not pay."""
         self._is_refused = False
         self._has_untried_settings = request.drafter is not None and bool(request.drafter.settings)
         """Only a draft worker knows whether they are good; whether drafts pay or not, one draft is asked for."""
@@ -90,7 +92,7 @@ class Speculator:
             InvalidArgumentError: the drafter refuses the request's own settings for it, which none has taken yet.
         """
         base_length = len(self._request.prompt_ids) + len(committed_ids)
-        self._is_asked, self._is_first = True, not self._has_drafted
+        self._is_asked, self._is_first = True, not (self._has_drafted or self._was_late)
         try:
             session = self._session or self._open(committed_ids)
             assert self._worker is not None
@@ -115,6 +117,7 @@ class Speculator:
                 self._worker.record_asking(time.perf_counter() - asked_s - draft.forward_ns * 1e-9)
         except DraftLateError as error:
             self.num_failed += 1
+            self._was_late = True
             _log.info("request %s goes without drafts until its first has come: %s", self._request.request_id, error)
             return NO_DRAFT
         except (DraftFailedError, ForetokenError) as error:
@@ -138,7 +141,7 @@ class Speculator:
     def close(self) -> None:
         """Free the sequence on the draft worker; idempotent. The next `draft` opens it again."""
         session, self._session = self._session, None
-        self._has_drafted = False
+        self._has_drafted = self._was_late = False
         if session is not None:
             session.close()
 
