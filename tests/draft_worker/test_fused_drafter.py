@@ -101,6 +101,13 @@ def test_sequences_differ_and_a_new_one_begins_with_what_others_taught(bench):
     assert sum(second == 1 for _, second in chosen[100:]) > 90
 
 
+def test_what_was_decided_while_a_draft_was_late_is_not_to_its_credit(bench):
+    bench.open(1, [5], "fused", max_length=10_000)
+    assert bench.round(1, {1: 500, 2: 4}) == 1
+    chosen = [bench.round(1, {1: 1, 2: 4}) for _ in range(100)]
+    assert chosen[20:].count(2) / 80 > 0.9
+
+
 def test_a_source_that_raises_costs_one_round(bench):
     bench.open(1, [5], "fused")
     bench.slow.fails = bench.quick.fails = True

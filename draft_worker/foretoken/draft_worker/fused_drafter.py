@@ -250,14 +250,16 @@ class FusedDrafter:
     def _learn(self, fused: _Fused, num_tokens: int) -> None:
         name, source = fused.asked, fused.sources[fused.asked]
         self._num_failed[name] = 0
-        self._count(name, source, fused.asked_confidence, num_tokens)
+        has_missed = num_tokens > _MANY_MISSED
+        if not (has_missed and fused.is_fresh):  # a late draft: others' tokens, and their time does not count either
+            self._count(name, source, fused.asked_confidence, num_tokens)
         round_ns = max(1, self._clock_ns() - fused.asked_ns)
         if not fused.is_fresh:
             self._round_ns[name].add(fused.asked_confidence, round_ns)
             self._num_passed[name, fused.asked_confidence] = 0
         elif not source.last_length:
             self._first_ns[name].add(round_ns)
-        source.last_length = len(source.sequence.ids)
+        source.last_length = len(source.sequence.ids) - (num_tokens if has_missed else 0)
 
     def _count(self, name: str, source: _Source, confidence: int, num_tokens: int) -> None:
         source.tokens.add(confidence, num_tokens)
