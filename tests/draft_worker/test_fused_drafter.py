@@ -90,6 +90,45 @@ def test_a_change_of_fortune_is_noticed(bench):
     assert chosen[100:].count(1) / 100 > 0.9
 
 
+def test_a_change_of_fortune_is_noticed_by_answers_too_short_for_a_trial(bench):
+    def rounds(first, last, rates):
+        for n in range(first, last):
+            bench.open(n, [5], "fused", max_length=10_000)
+            yield from [bench.round(n, rates) for _ in range(10)]
+            bench.core.close((1, n))
+
+    assert 2 not in list(rounds(0, 20, {1: 4, 2: 1}))[100:]
+    assert list(rounds(20, 420, {1: 4, 2: 40}))[-100:].count(2) > 90
+
+
+def test_a_round_that_was_held_up_says_nothing_about_its_source(bench):
+    bench.open(1, [5], "fused", max_length=10_000)
+    for _ in range(60):
+        bench.round(1, {1: 1, 2: 4})
+    assert bench.draft(1) == {1: [2]}
+    bench.now_ns += 10_000_000_000_000  # the verify worker was away, or the client read nothing
+    bench.core.commit((1, 1), len(bench.core._sequences[(1, 1)].sequence.ids), [9] * 4)
+    chosen = []
+    for n in range(2, 12):
+        bench.open(n, [5], "fused", max_length=10_000)
+        chosen += [bench.round(n, {1: 1, 2: 4}) for _ in range(20)]
+        bench.core.close((1, n))
+    assert chosen.count(2) / 200 > 0.9
+
+
+def test_plain_steps_while_no_drafts_are_wanted_are_no_merit_of_who_drafted_last(bench):
+    bench.open(1, [5], "fused", max_length=10_000)
+    for _ in range(60):
+        bench.round(1, {1: 1, 2: 4})
+    while bench.round(1, {1: 1, 2: 4}) == 2:
+        pass
+    assert bench.draft(1) == {1: [1]}, "the second round of a trial"
+    bench.now_ns += 1_000_000_000_000
+    bench.core.commit((1, 1), len(bench.core._sequences[(1, 1)].sequence.ids), [9] * 1000)
+    bench.open(2, [5], "fused", max_length=10_000)
+    assert [bench.round(2, {1: 1, 2: 4}) for _ in range(20)].count(2) > 17
+
+
 def test_sequences_differ_and_a_new_one_begins_with_what_others_taught(bench):
     bench.open(1, [5], "fused", max_length=10_000)
     for _ in range(60):

@@ -38,6 +38,10 @@ _MANY_MISSED = 32
 """Tokens whose prefill would make a round look slower than the source's rounds are."""
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 8, 200
 """Rounds from one trial of a source to the next."""
+_LONGEST_COMMON_PAUSE = 1000
+"""The same over all sequences, for sources that have to prefill the prompt of the one they are tried in."""
+_MOST_TIMES_USUAL = 8
+"""What is learnt of a round's length at most, by the mean of its kind."""
 
 _MAX_FAILED = 16
 """Failed rounds of a source in a row before it counts as broken."""
@@ -96,7 +100,7 @@ class FusedDrafter:
         self._first_ns = {name: DecayedMean(_COMMON_DECAY) for name in self._sources}
         """Of a source's first round in a sequence."""
         self._num_passed: Counter[tuple[str, int]] = Counter()
-        """Rounds since a source that answers at once was last timed with a confidence it had in them."""
+        """Rounds of all sequences since a source was last tried, or timed, with a confidence it had in them."""
         self._num_failed = dict.fromkeys(self._sources, 0)
         """Failed rounds in a row."""
         self._last_closed: tuple[DraftSequence, str] | None = None
@@ -206,14 +210,16 @@ class FusedDrafter:
         most = max(speeds[fastest], _NO_SPEED)
         fused.sources[fastest].last_round = fused.num_rounds
         for name, source in fused.sources.items():
+            kind = (name, self._confidence(source))
+            self._num_passed[kind] += 1
             if isinstance(source.drafter, ImmediateDrafter):  # its tokens are known, its time may be of another day
-                kind = (name, self._confidence(source))
-                self._num_passed[kind] += 1
                 is_due = self._num_passed[kind] >= _LONGEST_PAUSE
-            else:
+            else:  # all sequences may be too short for a trial of their own
                 is_due = fused.num_rounds - source.last_round >= self._pause(speeds[name] / most)
+                is_due |= self._num_passed[kind] >= _LONGEST_COMMON_PAUSE
             if is_due:
                 source.last_round = fused.num_rounds
+                self._num_passed[kind] = 0
                 return name
         return None
 
@@ -250,10 +256,15 @@ class FusedDrafter:
     def _learn(self, fused: _Fused, num_tokens: int) -> None:
         name, source = fused.asked, fused.sources[fused.asked]
         self._num_failed[name] = 0
+        usual_ns = self._first_ns[name].mean if fused.is_fresh else self._round_ns[name].mean(fused.asked_confidence)
+        elapsed_ns = max(1, self._clock_ns() - fused.asked_ns)
+        # A verify worker that starts again, a client that does not read, plain steps while no drafts pay: what makes
+        # a round a thousand times as long is no merit or fault of its source, and no mean would forget it.
+        round_ns = min(elapsed_ns, _MOST_TIMES_USUAL * usual_ns) if usual_ns else elapsed_ns
         has_missed = num_tokens > _MANY_MISSED
-        if not (has_missed and fused.is_fresh):  # a late draft: others' tokens, and their time does not count either
+        is_late = has_missed and fused.is_fresh  # the draft came so late that most tokens are others'
+        if round_ns == elapsed_ns and not is_late:
             self._count(name, source, fused.asked_confidence, num_tokens)
-        round_ns = max(1, self._clock_ns() - fused.asked_ns)
         if not fused.is_fresh:
             self._round_ns[name].add(fused.asked_confidence, round_ns)
             self._num_passed[name, fused.asked_confidence] = 0
