@@ -63,7 +63,7 @@ class Clocked(Bench):
 
     def round(self, sequence_id, rates):
         """One round: the source's number says how many tokens it brings in a second."""
-        (number,) = self.draft(sequence_id)[sequence_id]
+        (number,) = self.draft(sequence_id, num_tokens=max(rates.values()))[sequence_id]
         self.now_ns += 1_000_000_000
         entry = self.core._sequences[(1, sequence_id)].sequence
         self.core.commit((1, sequence_id), len(entry.ids), [9] * rates[number])
@@ -142,7 +142,9 @@ def test_sequences_differ_and_a_new_one_begins_with_what_others_taught(bench):
 
 def test_what_was_decided_while_a_draft_was_late_is_not_to_its_credit(bench):
     bench.open(1, [5], "fused", max_length=10_000)
-    assert bench.round(1, {1: 500, 2: 4}) == 1
+    assert bench.draft(1, num_tokens=4) == {1: [1]}
+    bench.now_ns += 1_000_000_000
+    bench.core.commit((1, 1), 1, [9] * 500)
     chosen = [bench.round(1, {1: 1, 2: 4}) for _ in range(100)]
     assert chosen[20:].count(2) / 80 > 0.9
 

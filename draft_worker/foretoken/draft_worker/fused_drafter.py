@@ -81,6 +81,8 @@ class _Fused:
     asked: str = ""
     """Who drafts in the round under way, or drafted in the last one."""
     asked_ns: int = 0
+    num_asked: int = 0
+    """Draft tokens."""
     asked_confidence: int = 0
     is_fresh: bool = False
     """Whether `asked` has not drafted here for long. Such a round is not timed: it includes the prefill of the prompt,
@@ -145,7 +147,7 @@ class FusedDrafter:
         name = self._choose(fused)
         asked = fused.sources[name]
         fused.is_fresh = not asked.is_open or len(sequence.ids) - asked.last_length > _MANY_MISSED
-        fused.is_asked, fused.asked, fused.asked_ns = True, name, self._clock_ns()
+        fused.is_asked, fused.asked, fused.asked_ns, fused.num_asked = True, name, self._clock_ns(), num_tokens
         for other, source in fused.sources.items():
             if other != name and source.shadow is None and isinstance(source.drafter, ImmediateDrafter):
                 self._num_wanted += source.num_wanted == 0
@@ -261,16 +263,15 @@ class FusedDrafter:
         # A verify worker that starts again, a client that does not read, plain steps while no drafts pay: what makes
         # a round a thousand times as long is no merit or fault of its source, and no mean would forget it.
         round_ns = min(elapsed_ns, _MOST_TIMES_USUAL * usual_ns) if usual_ns else elapsed_ns
-        has_missed = num_tokens > _MANY_MISSED
-        is_late = has_missed and fused.is_fresh  # the draft came so late that most tokens are others'
-        if round_ns == elapsed_ns and not is_late:
-            self._count(name, source, fused.asked_confidence, num_tokens)
+        num_brought = min(num_tokens, fused.num_asked + 1)  # the others were decided while its draft was late
+        if round_ns == elapsed_ns:
+            self._count(name, source, fused.asked_confidence, num_brought)
         if not fused.is_fresh:
             self._round_ns[name].add(fused.asked_confidence, round_ns)
             self._num_passed[name, fused.asked_confidence] = 0
         elif not source.last_length:
             self._first_ns[name].add(round_ns)
-        source.last_length = len(source.sequence.ids) - (num_tokens if has_missed else 0)
+        source.last_length = len(source.sequence.ids) - (num_tokens - num_brought)
 
     def _count(self, name: str, source: _Source, confidence: int, num_tokens: int) -> None:
         source.tokens.add(confidence, num_tokens)
