@@ -65,7 +65,7 @@ def test_half_of_a_pair_is_refused_by_name(
 
 
 async def test_a_client_that_trusts_the_certificate_is_served(files: Path, address: str) -> None:
-    tls = ClientTls(ca_file=files / "server.pem", server_name="router")
+    tls = ClientTls(ca_file=str(files / "server.pem"), server_name="router")
     with Client(address, tls=tls) as client:
         assert client.model_info().model == "tiny"
     async with AsyncClient(address, tls=tls) as client:

@@ -37,11 +37,11 @@ class ServerTls:
 class ClientTls:
     """Files of a client that speaks TLS. All absent: the system's roots, no client certificate."""
 
-    ca_file: Path | None = None
+    ca_file: str | Path | None = None
     """PEM certificates that sign acceptable servers; None = the roots gRPC brings."""
-    cert_file: Path | None = None
+    cert_file: str | Path | None = None
     """PEM certificate chain of this client, for servers that ask for one."""
-    key_file: Path | None = None
+    key_file: str | Path | None = None
     """PEM private key of `cert_file`."""
     server_name: str = ""
     """Name expected in the server's certificate where it differs from the address; empty = the address's host."""
@@ -53,7 +53,8 @@ class ClientTls:
             OSError: a file cannot be read.
             InvalidArgumentError: a certificate without its key, or a key without its certificate.
         """
-        ca, key, cert = (path.read_bytes() if path else None for path in (self.ca_file, self.key_file, self.cert_file))
+        files = (self.ca_file, self.key_file, self.cert_file)
+        ca, key, cert = (Path(file).read_bytes() if file else None for file in files)
         if bool(key) != bool(cert):  # half a pair ends the whole process, inside gRPC
             name, path = ("tls.cert_file", self.cert_file) if key else ("tls.key_file", self.key_file)
             raise InvalidArgumentError(
