@@ -70,3 +70,24 @@ async def test_workers_are_told_with_the_load_they_last_said(
         (names.METRIC_WORKER_PAGES_LIMIT, "verify"): load.total_pages,
         (names.METRIC_WORKER_PREEMPTIONS, "verify"): load.preemptions,
     }
+
+
+async def test_what_clients_call_a_drafter_is_no_label_unless_it_is_one(
+    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = InMemoryMetricReader()
+    meter = MeterProvider([reader]).get_meter("test")
+    monkeypatch.setattr(telemetry, "meter", lambda: meter)
+    unmet = await make_cluster(num_drafters=0, draft=("127.0.0.1:1",), wait_ready=False)
+    await unmet.generate(max_new_tokens=3, drafter="anything")
+    hosted = await make_cluster()
+    await hosted.generate(max_new_tokens=3, drafter="ngram")
+    data = reader.get_metrics_data()
+    assert data is not None
+    labels = {
+        point.attributes[names.DRAFTER]
+        for metric in data.resource_metrics[0].scope_metrics[0].metrics
+        for point in metric.data.data_points
+        if names.DRAFTER in point.attributes
+    }
+    assert labels == {"", "ngram"}

@@ -59,7 +59,9 @@ class GenerationServicer:
                     await context.write(_response(event, model))
                     if isinstance(event, Finished):
                         describe_answer(own_span, event)
-                        self._metrics.finished(event, generation.drafter.name if generation.drafter else "")
+                        name = generation.drafter.name if generation.drafter else ""
+                        # Before any draft worker was met requests may name what they like; it is no label.
+                        self._metrics.finished(event, name if name in self._router.draft.known_drafters else "")
 
                 await self._router.generate(generation, emit)
 
