@@ -1,6 +1,7 @@
 """What the router counts: requests by the gRPC status they ended with, never by an exception's name; its workers."""
 
 import asyncio
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -39,26 +40,34 @@ def test_a_request_is_counted_by_its_status(
     metrics._requests.add.assert_called_once_with(1, {RPC_RESPONSE_STATUS_CODE: status})
 
 
-async def test_workers_are_told_with_the_load_they_last_said(
-    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def reader(monkeypatch: pytest.MonkeyPatch) -> InMemoryMetricReader:
+    """Of all metrics that what is made after it tells."""
     reader = InMemoryMetricReader()
     meter = MeterProvider([reader]).get_meter("test")
     monkeypatch.setattr(telemetry, "meter", lambda: meter)
+    return reader
+
+
+def points(reader: InMemoryMetricReader, label: str) -> list[tuple[str, Any]]:
+    """Name and data point of what has the label."""
+    data = reader.get_metrics_data()
+    assert data is not None
+    metrics = data.resource_metrics[0].scope_metrics[0].metrics
+    return [(metric.name, p) for metric in metrics for p in metric.data.data_points if label in p.attributes]
+
+
+async def test_workers_are_told_with_the_load_they_last_said(
+    make_cluster: MakeCluster, reader: InMemoryMetricReader
+) -> None:
     cluster = await make_cluster()
     await cluster.generate(max_new_tokens=3)
     await cluster.until_idle()
     await cluster.drafters[0].kill()
     (verifier,), (drafter,) = cluster.router.verify.workers, cluster.router.draft.workers
     await cluster.until(lambda: drafter.link.load is None)
-    data = reader.get_metrics_data()
-    assert data is not None
-    seen = {
-        (metric.name, point.attributes[names.WORKER_ROLE]): point.value
-        for metric in data.resource_metrics[0].scope_metrics[0].metrics
-        for point in metric.data.data_points
-        if names.WORKER_ROLE in point.attributes
-    }
+    role = names.WORKER_ROLE
+    seen = {(name, point.attributes[role]): point.value for name, point in points(reader, role)}
     load = verifier.link.load
     assert load is not None and load.total_pages > 0
     assert seen == {
@@ -73,21 +82,10 @@ async def test_workers_are_told_with_the_load_they_last_said(
 
 
 async def test_what_clients_call_a_drafter_is_no_label_unless_it_is_one(
-    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
+    make_cluster: MakeCluster, reader: InMemoryMetricReader
 ) -> None:
-    reader = InMemoryMetricReader()
-    meter = MeterProvider([reader]).get_meter("test")
-    monkeypatch.setattr(telemetry, "meter", lambda: meter)
     unmet = await make_cluster(num_drafters=0, draft=("127.0.0.1:1",), wait_ready=False)
     await unmet.generate(max_new_tokens=3, drafter="anything")
     hosted = await make_cluster()
     await hosted.generate(max_new_tokens=3, drafter="ngram")
-    data = reader.get_metrics_data()
-    assert data is not None
-    labels = {
-        point.attributes[names.DRAFTER]
-        for metric in data.resource_metrics[0].scope_metrics[0].metrics
-        for point in metric.data.data_points
-        if names.DRAFTER in point.attributes
-    }
-    assert labels == {"", "ngram"}
+    assert {point.attributes[names.DRAFTER] for _, point in points(reader, names.DRAFTER)} == {"", "ngram"}
