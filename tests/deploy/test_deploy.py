@@ -45,7 +45,7 @@ def compose(*overrides):
         text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", (DEPLOY / file).read_text())
         for name, service in yaml.safe_load(text)["services"].items():
             command, environment = services.get(name, (None, {}))
-            added = {key: str(value) for key, value in service.get("environment", {}).items()}
+            added = {key: str(value) for key, value in service.get("environment", {}).items() if key != "HF_TOKEN"}
             services[name] = (service.get("command", [command])[0], environment | added)
     return {name: service for name, service in services.items() if service[0] in SETTINGS}
 
@@ -55,7 +55,7 @@ def pods():
     for file in ("router.yaml", "verify.yaml", "draft.yaml"):
         workload, service = yaml.safe_load_all((DEPLOY / "kubernetes" / file).read_text())
         (container,) = workload["spec"]["template"]["spec"]["containers"]
-        environment = {entry["name"]: entry["value"] for entry in container["env"]}
+        environment = {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
         ports = {service["spec"]["ports"][0]["port"], container["ports"][0]["containerPort"]}
         ports |= {probe["grpc"]["port"] for key, probe in container.items() if key.endswith("Probe")}
         yield service["metadata"]["name"], container["args"][0], environment, ports

@@ -1,6 +1,9 @@
 """What a draft worker is told to host is what it hosts; what cannot be hosted stops it, by name."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 from pydantic import ValidationError
@@ -163,3 +166,13 @@ def test_a_draft_worker_refuses_the_verify_workers_share_of_memory(capsys):
     with pytest.raises(SystemExit):
         DraftWorkerSettings.parse(["--drafters", "ngram", *options])
     assert "unrecognized arguments: --kv-memory-fraction" in capsys.readouterr().err
+
+
+def test_a_model_without_torch_is_refused_by_what_to_install(tiny):
+    code = "import sys\nsys.modules['torch'] = None\n"
+    code += "from foretoken.draft_worker.__main__ import main\nsys.exit(main())"
+    command = [sys.executable, "-c", code, "--drafters", "model", "--model", str(tiny), "--port", "0"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert done.stderr.endswith("a drafter with a model needs torch: pip install 'foretoken[worker]'\n")

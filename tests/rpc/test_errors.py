@@ -180,3 +180,18 @@ async def test_a_long_text_of_any_script_keeps_its_error(stack, character):
     error = await unary_error(address)
     assert isinstance(error, InvalidArgumentError) and error.field == "messages"
     assert error.limit.startswith(character * 100) and error.limit.endswith("...")
+
+
+async def test_a_call_that_has_ended_is_left_to_grpc_to_cancel():
+    """Whatever is sent after a deadline fails, and a handler that fails then is logged with a traceback."""
+
+    async def handle() -> None:
+        async with typed_errors(None):
+            raise grpc.aio.BaseError  # as its ExecuteBatchError, which has no public name
+
+    handling = asyncio.ensure_future(handle())
+    done, _ = await asyncio.wait({handling}, timeout=0.2)
+    assert not done
+    handling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await handling

@@ -130,3 +130,9 @@ def test_a_pair_is_not_written_over_the_one_it_starts_from(recipe: Recipe) -> No
     first = recipe("first")
     with pytest.raises(SystemExit, match="out .*first"):
         recipe("first", "--start-from", str(first))
+
+
+@pytest.mark.parametrize("name", ["target-tokens", "draft-tokens", "minutes", "draft-minutes"])
+def test_a_budget_of_nothing_is_refused_before_anything_is_trained(recipe: Recipe, name: str) -> None:
+    with pytest.raises(SystemExit, match=f"{name.replace('-', '_')} -1.*: must be above 0"):
+        recipe("first", f"--{name}", "-1")

@@ -21,7 +21,9 @@ PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_
 ROUTER_NEEDS = ("asyncio_pool", "pydantic_settings", "tokenizers")
 """Packages without which a router does not start; its extra brings them."""
 WORKER_NEEDS = ("pydantic_settings", "torch", "transformers")
-"""The same of both kinds of worker."""
+"""The same of workers that run a model."""
+DRAFT_NEEDS = ("pydantic_settings",)
+"""The same of any draft worker: n-grams take no model."""
 
 
 def router(context: typer.Context) -> None:
@@ -31,7 +33,7 @@ def router(context: typer.Context) -> None:
 
 def draft_worker(context: typer.Context) -> None:
     """Run a draft worker: it guesses tokens."""
-    become(DRAFT_MODULE, context.args, extra="worker", needs=WORKER_NEEDS)
+    become(DRAFT_MODULE, context.args, extra="worker", needs=DRAFT_NEEDS)
 
 
 def verify_worker(context: typer.Context) -> None:

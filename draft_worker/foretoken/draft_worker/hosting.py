@@ -13,6 +13,7 @@ from foretoken.draft_worker.fused_drafter import FusedDrafter
 from foretoken.draft_worker.ngram_drafter import NgramDrafter, NgramSettings
 from foretoken.draft_worker.plugin import is_plugin_path, load_plugin
 from foretoken.draft_worker.settings import MODEL_DRAFTERS, DraftWorkerSettings
+from foretoken.rpc.errors import FailedPreconditionError
 
 if TYPE_CHECKING:
     from foretoken.engine.loading import Progress
@@ -35,7 +36,7 @@ def load_drafters(settings: DraftWorkerSettings, progress: Progress) -> Hosted:
     """Every drafter of `settings.drafters`; plug-ins are looked at before any model is loaded.
 
     Raises:
-        FailedPreconditionError: a plug-in is no drafter, or a model cannot be served.
+        FailedPreconditionError: a plug-in is no drafter, or a model cannot be served: torch may be missing.
     """
     made: dict[str, Drafter] = {name: load_plugin(name) for name in settings.drafters if is_plugin_path(name)}
     hosted = Hosted()
@@ -44,8 +45,11 @@ def load_drafters(settings: DraftWorkerSettings, progress: Progress) -> Hosted:
         made["ngram"] = NgramDrafter(ngram_settings)
     if not MODEL_DRAFTERS.isdisjoint(settings.drafters):
         # Here, since it takes torch and transformers: seconds, and hundreds of megabytes, that n-grams have no use for.
-        from foretoken.draft_worker.model_hosting import ModelHost
-
+        try:
+            from foretoken.draft_worker.model_hosting import ModelHost
+        except ModuleNotFoundError as error:
+            reason = f"a drafter with a model needs {error.name}: pip install 'foretoken[worker]'"
+            raise FailedPreconditionError(reason) from error
         models = ModelHost(settings, progress)
         made |= models.load_drafters(ngram_settings)
         hosted.runners, hosted.tokenizer_hash = models.runners, models.tokenizer_hash

@@ -117,8 +117,11 @@ class Speculator:
                 self._worker.record_asking(time.perf_counter() - asked_s - draft.forward_ns * 1e-9)
         except DraftLateError as error:
             self.num_failed += 1
+            if not self._was_late:
+                _log.info(
+                    "request %s goes without drafts until its first has come: %s", self._request.request_id, error
+                )
             self._was_late = True
-            _log.info("request %s goes without drafts until its first has come: %s", self._request.request_id, error)
             return NO_DRAFT
         except (DraftFailedError, ForetokenError) as error:
             self._failed(error)

@@ -3,6 +3,7 @@
 Knows the error table and `grpc.aio`; knows no service.
 """
 
+import asyncio
 import logging
 import secrets
 from collections.abc import AsyncIterator
@@ -15,6 +16,8 @@ from foretoken.rpc.decoding import raise_if_undecodable
 from foretoken.rpc.errors import INTERNAL_MESSAGE, ForetokenError, InternalError, to_status
 
 _log = logging.getLogger(__name__)
+_END_S = 1.0
+"""Within it gRPC cancels the handler of a call that has ended, in silence; one that fails first it logs at length."""
 
 
 def new_request_id() -> str:
@@ -48,12 +51,18 @@ async def typed_errors(context: Any, request_id: str = "") -> AsyncIterator[None
     answered INTERNAL without its text.
     """
     try:
-        raise_if_undecodable()
-        yield
-    except ForetokenError as error:
-        error.request_id = error.request_id or request_id
-        await abort(context, error)
-    except grpc.aio.BaseError:  # AbortError, or ExecuteBatchError of a write at cancellation: the call is over already
+        try:
+            raise_if_undecodable()
+            yield
+        except ForetokenError as error:
+            error.request_id = error.request_id or request_id
+            await abort(context, error)
+        except grpc.aio.BaseError:
+            raise
+        except Exception as error:
+            await abort(context, internal_error(request_id or new_request_id(), error))
+    except grpc.aio.AbortError:
         raise
-    except Exception as error:
-        await abort(context, internal_error(request_id or new_request_id(), error))
+    except grpc.aio.BaseError:  # a write or a status that came after the client or the deadline had ended the call
+        await asyncio.sleep(_END_S)
+        raise

@@ -135,14 +135,18 @@ class PairRecipe:
     def __init__(self, options: argparse.Namespace) -> None:
         """Raises:
         ValueError: the run folder belongs to another recipe, there is too little text, the pair to start from
-            has another tokenizer, no list of its runs or the folder that this run writes to, or no target is to be
-            trained where there is none.
+            has another tokenizer, no list of its runs or the folder that this run writes to, no target is to be
+            trained where there is none, or a budget is not above 0.
         """
         if options.start_from is not None and options.out.resolve() == options.start_from.resolve():
             raise ValueError(f"out {options.out}: the pair to start from lies there and is needed to the end")
         self._keeps_target = options.target_tokens == 0 and options.minutes is None
         if self._keeps_target and options.start_from is None:
             raise ValueError("target_tokens 0: there is no trained target to keep without start_from")
+        budgets = ["minutes", "draft_minutes", "draft_tokens", *(() if self._keeps_target else ("target_tokens",))]
+        for name in budgets:
+            if (value := getattr(options, name)) is not None and not value > 0:
+                raise ValueError(f"{name} {value}: must be above 0")
         check_recipe(options)
         self._options = options
         self._tokenizer, self._streams = prepare_data(options.run_dir)
