@@ -250,6 +250,19 @@ async def test_an_unreachable_router_is_unavailable(runner) -> None:
         await runner.call("127.0.0.1:1", "model_info", retry=RetryPolicy(max_retries=1, initial_backoff_s=0.001))
 
 
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+@pytest.mark.parametrize("address", ["", "localhost", "localhost:65537", "http://localhost:50051", None])
+def test_what_is_no_address_is_refused_and_not_dialled_elsewhere(kind: Any, address: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"address = .*: must be HOST:PORT"):
+        kind(address)
+
+
+@pytest.mark.parametrize("scheme", ["dns:///", "ipv4:"])
+async def test_grpcs_own_schemes_are_addresses_too(router, runner, scheme) -> None:
+    router.will(pb.GetModelInfoResponse(model="tiny"))
+    assert (await runner.call(f"{scheme}{router.address}", "model_info")).model == "tiny"
+
+
 async def test_a_router_of_this_machine_is_not_sought_behind_a_proxy(router, runner, monkeypatch) -> None:
     monkeypatch.delenv("no_grpc_proxy")
     monkeypatch.delenv("no_proxy", raising=False)

@@ -6,6 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from foretoken.client import InvalidArgumentError, Sampling, Speculation, VerificationMode
@@ -65,6 +66,7 @@ def test_a_prompt_is_text_ids_or_messages() -> None:
         (b"hi", {}, "prompt"),
         (None, {}, "prompt"),
         ({1, 2}, {}, "prompt"),
+        (np.array(1), {}, "prompt"),
         ([-1], {}, "prompt_ids"),
         ([1, "a"], {}, "prompt_ids"),
         ([{"role": "user", "text": "hi"}], {}, "messages[0]"),

@@ -11,7 +11,14 @@ from typing import Any
 
 import grpc
 
-from foretoken.rpc.errors import ForetokenError, RequestCancelledError, UnavailableError, from_rpc_error
+from foretoken.rpc.address import is_host_port
+from foretoken.rpc.errors import (
+    ForetokenError,
+    InvalidArgumentError,
+    RequestCancelledError,
+    UnavailableError,
+    from_rpc_error,
+)
 from foretoken.rpc.names import RPC_METHOD, RPC_SYSTEM_GRPC, RPC_SYSTEM_NAME
 from foretoken.rpc.tls import ClientTls
 from foretoken.rpc.trace import Span, SpanKind, span, traceparent_of
@@ -19,10 +26,19 @@ from foretoken.v1 import generation_pb2_grpc
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 DEFAULT_TIMEOUT_S = 600.0
+_SCHEMES = ("dns:", "ipv4:", "ipv6:", "unix:", "unix-abstract:", "xds:")
 _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 _MAX_RECONNECT_MS = 2_000
 _KEEPALIVE_TIME_MS = 30_000  # a router disconnects those who ping more often than every 5 s
 _KEEPALIVE_TIMEOUT_MS = 10_000
+
+
+def check_address(address: str) -> None:
+    """Raises:
+    InvalidArgumentError: `address` is no router's: neither HOST:PORT nor of a scheme of gRPC's own.
+    """
+    if not isinstance(address, str) or not (address.startswith(_SCHEMES) or is_host_port(address)):
+        raise InvalidArgumentError("address", address, "must be HOST:PORT, unix:/PATH or dns:///HOST:PORT")
 
 
 def channel_options(address: str, tls: ClientTls | None) -> list[tuple[str, Any]]:

@@ -76,7 +76,7 @@ def _set_input(request: pb.GenerateRequest | pb.TokenizeRequest, prompt: Prompt)
     if isinstance(prompt, str):
         with _refusing("prompt", prompt, "must be valid Unicode text"):
             request.prompt = prompt
-    elif isinstance(prompt, Mapping | Set | bytes | bytearray) or not hasattr(prompt, "__len__"):
+    elif isinstance(prompt, Mapping | Set | bytes | bytearray) or not _has_length(prompt):
         raise InvalidArgumentError(
             "prompt", type(prompt).__name__, "must be text, token ids or a list of chat messages"
         )
@@ -93,6 +93,14 @@ def _set_input(request: pb.GenerateRequest | pb.TokenizeRequest, prompt: Prompt)
             request.prompt_ids.ids.extend(cast(Sequence[int], prompt))
     else:
         raise InvalidArgumentError("prompt", prompt, "must be text or a list of chat messages")
+
+
+def _has_length(prompt: Any) -> bool:
+    try:
+        len(prompt)
+    except TypeError:  # also of an array that is a single number
+        return False
+    return True
 
 
 def _merged(option: str, kind: type[Sampling | Speculation], given: Mapping[str, Any]) -> dict[str, Any]:

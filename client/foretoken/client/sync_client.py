@@ -20,6 +20,7 @@ from foretoken.client.channel import (
     call_metadata,
     call_span,
     channel_options,
+    check_address,
     generation_stub,
 )
 from foretoken.client.completion import Completion
@@ -154,11 +155,15 @@ class Client:
         """Connects when first used.
 
         Args:
-            address: the router, `host:port`.
+            address: the router, `host:port`, or another target that gRPC knows (`dns:///host:port`, `unix:/path`).
             tls: certificates; None = plain text.
             retry: what happens when a call breaks; None = `RetryPolicy()`.
             timeout_s: deadline of calls that bring none of their own, retries included; None = none.
+
+        Raises:
+            InvalidArgumentError: `address` is no address of a router.
         """
+        check_address(address)
         self.address = address
         self._retry = retry or RetryPolicy()
         self._timeout_s = timeout_s

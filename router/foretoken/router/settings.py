@@ -9,6 +9,7 @@ from typing import Self
 
 from pydantic import Field, FilePath, field_validator, model_validator
 
+from foretoken.rpc.address import is_host_port
 from foretoken.rpc.link.worker_side import MAX_ROUTER_ID_BYTES
 from foretoken.rpc.settings import UNIX_PREFIX, CommaSeparated, ServiceSettings
 from foretoken.rpc.tls import ClientTls
@@ -127,9 +128,7 @@ class RouterSettings(ServiceSettings):
     @classmethod
     def _check_addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for address in value:
-            host, colon, port = address.rpartition(":")
-            is_unix = address.startswith(f"{UNIX_PREFIX}/")
-            if not is_unix and not (colon and host and port.isdecimal() and 0 < int(port) < 65536):
+            if not is_host_port(address) and not address.startswith(f"{UNIX_PREFIX}/"):
                 raise ValueError(f"{address!r} is neither HOST:PORT nor {UNIX_PREFIX}/PATH")
         if len(set(value)) != len(value):
             raise ValueError("an address is named twice")
