@@ -257,6 +257,25 @@ def test_what_is_no_address_is_refused_and_not_dialled_elsewhere(kind: Any, addr
         kind(address)
 
 
+def test_an_async_client_says_that_it_belongs_to_one_event_loop(router, script) -> None:
+    router.will(pb.GetModelInfoResponse(model="tiny"))
+    client = AsyncClient(router.address)
+    answer = client.generate("hi")  # outside any: nothing is sent yet
+
+    async def ask() -> None:
+        await client.model_info()
+
+    asyncio.run(ask())
+    for later in (client.model_info, answer.result):
+
+        async def ask_again(later: Any = later) -> None:
+            with pytest.raises(RuntimeError, match="another event loop: make one in each"):
+                await later()
+
+        asyncio.run(ask_again())
+    asyncio.run(client.close())
+
+
 @pytest.mark.parametrize("scheme", ["dns:///", "ipv4:"])
 async def test_grpcs_own_schemes_are_addresses_too(router, runner, scheme) -> None:
     router.will(pb.GetModelInfoResponse(model="tiny"))

@@ -43,9 +43,8 @@ class AsyncGeneration:
     the task, cancels it.
     """
 
-    def __init__(self, stub: Any, session: Session, client: AsyncClient) -> None:
+    def __init__(self, session: Session, client: AsyncClient) -> None:
         """Made by `AsyncClient.generate`."""
-        self._stub = stub
         self._session = session
         self._client = client
         self._call: Any = None
@@ -72,7 +71,7 @@ class AsyncGeneration:
 
         Raises:
             ForetokenError: the answer cannot be had, or not whole.
-            RuntimeError: iterated before.
+            RuntimeError: iterated before, or the client was used in another event loop.
         """
         if self._is_begun:
             raise RuntimeError("an answer can be iterated only once")
@@ -86,7 +85,8 @@ class AsyncGeneration:
                 self._raise_if_cancelled()
                 request, timeout_s = self._session.next_request()
                 error: ForetokenError | None = None
-                call = self._call = self._stub.Generate(request, timeout=timeout_s, metadata=call_metadata(span))
+                stub = self._client.stub()
+                call = self._call = stub.Generate(request, timeout=timeout_s, metadata=call_metadata(span))
                 try:
                     async for response in call:
                         piece = self._session.feed(response)
@@ -169,7 +169,8 @@ class AsyncClient:
         self._closed = asyncio.Event()
         self._answers: WeakSet[AsyncGeneration] = WeakSet()
         self._channel: grpc.aio.Channel | None = None
-        self._lazy_stub: Any = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stub: Any = None
 
     @property
     def is_closed(self) -> bool:
@@ -189,7 +190,7 @@ class AsyncClient:
         """
         self._raise_if_closed()
         request = generate_request(prompt, options)
-        answer = AsyncGeneration(self._stub, Session(request, self._retries(options.get("timeout_s"))), self)
+        answer = AsyncGeneration(Session(request, self._retries(options.get("timeout_s"))), self)
         self._answers.add(answer)
         return answer
 
@@ -239,7 +240,7 @@ class AsyncClient:
         with call_span(method_name) as span:
             while True:
                 try:
-                    return await getattr(self._stub, method_name)(
+                    return await getattr(self.stub(), method_name)(
                         request, timeout=retries.remaining_s(), metadata=call_metadata(span)
                     )
                 except grpc.RpcError as broken:
@@ -257,17 +258,25 @@ class AsyncClient:
     def _retries(self, timeout_s: float | None) -> Retries:
         return Retries(self._retry, self._timeout_s if timeout_s is None else timeout_s)
 
-    @property
-    def _stub(self) -> Any:
-        if self._channel is None:  # made here: it belongs to the event loop that runs now
+    def stub(self) -> Any:
+        """The router's methods, over the client's connection, which belongs to the event loop that first used it.
+
+        Raises:
+            RuntimeError: another event loop runs now.
+        """
+        loop = asyncio.get_running_loop()
+        if self._channel is None:
+            self._loop = loop
             options = channel_options(self.address, self._tls)
             self._channel = (
                 grpc.aio.secure_channel(self.address, self._tls.credentials(), options)
                 if self._tls
                 else grpc.aio.insecure_channel(self.address, options)
             )
-            self._lazy_stub = generation_stub(self._channel)
-        return self._lazy_stub
+            self._stub = generation_stub(self._channel)
+        if loop is not self._loop:
+            raise RuntimeError("the client was first used in another event loop: make one in each")
+        return self._stub
 
     def _raise_if_closed(self) -> None:
         if self.is_closed:
