@@ -24,7 +24,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "draft_worker": ("engine", "kernels", "rpc", "v1"),
     "verify_worker": ("engine", "kernels", "rpc", "v1"),
     "router": ("rpc", "v1"),
-    "client": ("v1", "rpc.errors", "rpc.trace", "rpc.tls", "rpc.names"),
+    "client": ("v1", "rpc.address", "rpc.errors", "rpc.trace", "rpc.tls", "rpc.names"),
     "cli": ("client", "v1", "rpc.errors", "rpc.trace", "rpc.tls", "rpc.names"),
     "training": ("engine",),
     "bench": (EVERYTHING,),
@@ -41,7 +41,7 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
 }
 MODEL_PACKAGES = {"torch", "transformers", "triton"}
 # What the SDK shares with the services, and packages it must not load.
-SDK_MODULES = ("foretoken.rpc.errors", "foretoken.rpc.trace", "foretoken.rpc.tls", "foretoken.rpc.names")
+SDK_MODULES = tuple(f"foretoken.{module}" for module in ALLOWED["client"] if module != "v1")
 SERVICE_PACKAGES = MODEL_PACKAGES | {"numpy", "pydantic", "pydantic_settings", "asyncio_pool"}
 
 

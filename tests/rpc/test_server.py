@@ -15,6 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from foretoken.rpc import server
 from foretoken.rpc.errors import (
     FailedPreconditionError,
     InternalError,
@@ -141,6 +142,23 @@ async def test_open_calls_finish_and_new_ones_are_refused_while_draining():
         assert list((await call).ids) == [1]
         async with asyncio.timeout(2):
             await running.task
+
+
+async def test_a_services_health_follows_whether_it_is_available(monkeypatch):
+    monkeypatch.setattr(server, "_HEALTH_PERIOD_S", 0.01)
+    is_available = False
+    add = generation_pb2_grpc.add_GenerationServiceServicer_to_server
+    async with asyncio.TaskGroup() as tasks:
+        services = [Service(NAME, SlowServicer(), add, is_available=lambda: is_available)]
+        running = Running(tasks, ServiceSettings(), services)
+        address = await running.address()
+        assert [await health_of(address), await health_of(address, "")] == [NOT_SERVING, SERVING]
+        for is_available in (True, False):
+            async with asyncio.timeout(5):
+                while (await health_of(address) == SERVING) is not is_available:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+        assert await health_of(address, "") == SERVING
+        running.stop.set()
 
 
 async def test_health_turns_before_the_drain_and_the_drain_is_bounded():

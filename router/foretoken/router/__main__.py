@@ -25,7 +25,9 @@ async def run(settings: RouterSettings) -> None:
     gc.freeze()  # modules and vocabulary live as long as the process: no need to look at them again and again
     servicer = GenerationServicer(router)
     add_servicer = generation_pb2_grpc.add_GenerationServiceServicer_to_server
-    service = Service("foretoken.v1.GenerationService", servicer, add_servicer)
+    service = Service(
+        "foretoken.v1.GenerationService", servicer, add_servicer, is_available=lambda: router.verify.capacity > 0
+    )
     failure: Exception | None = None
     async with asyncio.TaskGroup() as tasks:
         links = tasks.create_task(router.run())

@@ -33,6 +33,7 @@ MIN_PING_INTERVAL_S = 5.0
 _KEEPALIVE_TIME_S = 20.0
 _KEEPALIVE_TIMEOUT_S = 10.0
 _BIND_REASONS = {errno.EADDRINUSE: "it is in use", errno.EADDRNOTAVAIL: "this machine has no such address"}
+_HEALTH_PERIOD_S = 0.5
 _STOP_GRACE_S = 0.5  # after a drain only health watchers and statuses under way are left
 
 
@@ -45,6 +46,8 @@ class Service:
     servicer: Any
     register: Callable[[Any, Any], None]
     """The generated `add_…Servicer_to_server`."""
+    is_available: Callable[[], bool] = lambda: True
+    """Whether requests are answered now, rather than held: what the service's own health says."""
 
 
 async def serve(
@@ -86,12 +89,15 @@ async def serve(
         failure.add_done_callback(lambda _: stopping.ask())
     await server.start()
     try:
-        await _set_health(health_servicer, services, health_pb2.HealthCheckResponse.SERVING)
+        await _tell_health(health_servicer, services)
         _write_ready_file(settings.ready_file, port)
         _log.info("serving %s on %s, port %d", ", ".join(service.name for service in services), settings.host, port)
         if on_ready is not None:
             on_ready(port)
-        await stopping.requested.wait()
+        async with asyncio.TaskGroup() as tasks:
+            telling = tasks.create_task(_keep_telling_health(health_servicer, services))
+            await stopping.requested.wait()
+            telling.cancel()
         grace_s = 0.0 if failure is not None and failure.done() else settings.drain_grace_s
         _log.info("draining for at most %g s", grace_s)
         await health_servicer.enter_graceful_shutdown()
@@ -266,9 +272,17 @@ async def _add_health(server: grpc.aio.Server, names: Sequence[str]) -> Any:
     return servicer
 
 
-async def _set_health(servicer: Any, services: Sequence[Service], status: Any) -> None:
-    for name in ("", *(service.name for service in services)):
-        await servicer.set(name, status)
+async def _tell_health(servicer: Any, services: Sequence[Service]) -> None:
+    """The process (empty name) serves as long as it takes requests."""
+    for name, is_available in (("", True), *((service.name, service.is_available()) for service in services)):
+        status = health_pb2.HealthCheckResponse
+        await servicer.set(name, status.SERVING if is_available else status.NOT_SERVING)
+
+
+async def _keep_telling_health(servicer: Any, services: Sequence[Service]) -> None:
+    while True:
+        await asyncio.sleep(_HEALTH_PERIOD_S)
+        await _tell_health(servicer, services)
 
 
 def _write_ready_file(path: Path | None, port: int) -> None:
