@@ -20,6 +20,11 @@ def test_own_prompts_are_distinct_and_enough_for_a_matrix_run() -> None:
     assert len({prompt.text for prompt in prompts}) == len(prompts) >= 8
 
 
+def test_own_prompts_end_where_a_token_ends() -> None:
+    """The tokenizer joins a line break with the next line's indentation; after one alone models begin anew."""
+    assert [prompt.text for prompt in load_prompts(OWN_PROMPTS)] == [p.text.rstrip() for p in load_prompts(OWN_PROMPTS)]
+
+
 @pytest.mark.parametrize("name", ["prompts.jsonl", "prompts.jsonl.gz"])
 def test_reads_prompt_or_the_first_turn(tmp_path: Path, name: str) -> None:
     path = write(tmp_path / name, {"prompt": "one"}, {"turns": ["two", "and then"]}, {"prompt": "three"})

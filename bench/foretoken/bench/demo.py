@@ -35,8 +35,8 @@ from foretoken.cli.local_services import LocalServices, LocalServicesConfig
 from foretoken.cli.provenance import STYLES, legend
 from foretoken.client import Client, Completion, Sampling, Token
 
-_PROMPT = 1
-"""Which of the benchmark's own: what the small model writes there looks most like code; drafts gain less than usual."""
+_PROMPT = 2
+"""Which of the benchmark's own: the small model writes code there, and drafts gain about what they do on HumanEval."""
 
 
 @dataclass(frozen=True, slots=True)
