@@ -136,11 +136,11 @@ async def test_complete_gives_the_whole_answer(router, script, runner) -> None:
 async def test_an_answer_resumes_where_it_broke(router, script, runner) -> None:
     start = script.start(seed=42, system_fingerprint="f")
     router.will(start, script.tokens("ab", 5, 6), grpc.StatusCode.UNAVAILABLE)
-    router.will(script.start(seed=42), grpc.StatusCode.UNAVAILABLE)
+    router.will(grpc.StatusCode.UNAVAILABLE)  # an attempt, but no resumption
     router.will(script.start(seed=42), script.tokens("c", 7), script.tokens("", 8), script.EndEarly())
     router.will(script.start(seed=42), script.tokens("d"), script.finish(5))
     answer = await runner.call(router.address, "complete", "hi", temperature=0.5, resume_ids=[4], tenant="t")
-    assert (answer.text, answer.output_ids, answer.num_resumes) == ("abcd", (5, 6, 7, 8), 3)
+    assert (answer.text, answer.output_ids, answer.num_resumes) == ("abcd", (5, 6, 7, 8), 2)
     first, second, third, fourth = router.requests
     assert answer.system_fingerprint == "f" and not first.system_fingerprint
     assert first.prompt == "hi" and not first.sampling.HasField("seed") and list(first.resume_ids) == [4]
@@ -369,7 +369,7 @@ def test_a_cancel_while_the_call_begins_is_not_lost(router, script) -> None:
                 generation.cancel()  # as another thread would, which cannot see this call yet
                 return call
 
-        stub, generation._stub = generation._stub, Stub()
+        stub, client.stub = client.stub, Stub()
         begun_s = time.monotonic()
         with pytest.raises(RequestCancelledError):
             list(generation)
@@ -435,7 +435,7 @@ def test_a_client_closed_while_a_call_begins_says_so(router, script) -> None:
             client.close()  # as another thread would, after the check
             return stub.Generate(*args, **options)
 
-    stub, generation._stub = generation._stub, Stub()
+    stub, client.stub = client.stub, Stub()
     with pytest.raises(RequestCancelledError, match="closed"):
         list(generation)
 
@@ -464,6 +464,20 @@ async def test_cancel_from_another_task_ends_the_iteration(router, script) -> No
         with pytest.raises(RequestCancelledError):
             async for _ in generation:
                 asyncio.get_running_loop().call_later(0.05, generation.cancel)
+
+
+def test_an_interrupted_client_takes_a_new_connection(router, script) -> None:
+    """The interrupt may have left a lock of the old one taken, for ever."""
+    router.will(script.start(), script.tokens("a", 5), script.Hang())
+    router.will(script.start(), script.tokens("b", 5), script.finish(1))
+    with Client(router.address, retry=FAST) as client:
+        pieces = iter(client.generate("hi"))
+        next(pieces)
+        stub = client.stub
+        with pytest.raises(KeyboardInterrupt):
+            pieces.throw(KeyboardInterrupt())
+        assert client.stub is not stub
+        assert client.complete("hi").text == "b"
 
 
 def test_an_answer_is_iterated_once(router, script) -> None:

@@ -112,6 +112,11 @@ def test_ids_cannot_be_tokenized() -> None:
         tokenize_request([1, 2])  # type: ignore[list-item]
 
 
+def test_a_number_longer_than_python_writes_is_refused_too() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"sampling.max_new_tokens = int: must be"):
+        generate_request("hi", {"max_new_tokens": 10**5000})
+
+
 def test_a_wrapper_and_prompts_written_in_place_pass_a_strict_type_checker(tmp_path: Path) -> None:
     file = tmp_path / "script.py"
     file.write_text(

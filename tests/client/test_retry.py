@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from foretoken.client import (
@@ -90,7 +91,14 @@ def test_a_bad_policy_is_refused(name: str) -> None:
         RetryPolicy(**{name: -1})
 
 
-@pytest.mark.parametrize("timeout_s", [None, math.inf, 1e10, 1e300, sys.maxsize])
+def test_a_deadline_of_numpy_is_a_number_of_python() -> None:
+    """A time of day and a float32 add up to a minute more or less."""
+    assert type(Retries(RetryPolicy(), np.float32(0.5)).remaining_s()) is float
+
+
+@pytest.mark.parametrize(
+    "timeout_s", [None, math.inf, 1e10, 1e300, sys.maxsize, 10**400], ids=lambda value: type(value).__name__
+)
 def test_a_deadline_beyond_all_clocks_is_none(timeout_s: Any) -> None:
     assert Retries(RetryPolicy(), timeout_s).remaining_s() is None
 

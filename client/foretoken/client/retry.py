@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Callable
 from numbers import Real
+from typing import cast
 
 from foretoken.client.config import RetryPolicy
 from foretoken.rpc.errors import (
@@ -38,8 +39,7 @@ class Retries:
         Raises:
             InvalidArgumentError: `timeout_s` is no number.
         """
-        if timeout_s is not None and (not isinstance(timeout_s, Real) or math.isnan(timeout_s)):
-            raise InvalidArgumentError("timeout_s", timeout_s, "must be a number of seconds, or None")
+        timeout_s = None if timeout_s is None else _seconds(timeout_s)
         self._policy = policy
         self._clock = clock
         self._uniform = uniform
@@ -93,3 +93,14 @@ class Retries:
         if isinstance(error, ResourceExhaustedError):
             return self._policy.retry_when_exhausted
         return isinstance(error, UnavailableError)
+
+
+def _seconds(value: object) -> float:
+    """As Python's own float: sums of a time of day and numpy's float32 are minutes off."""
+    try:
+        seconds = float(value) if isinstance(value, Real) else math.nan
+    except OverflowError:
+        seconds = math.inf if cast(int, value) > 0 else -math.inf
+    if math.isnan(seconds):
+        raise InvalidArgumentError("timeout_s", value, "must be a number of seconds, or None")
+    return seconds

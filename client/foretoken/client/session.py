@@ -56,6 +56,7 @@ class Session:
         """
         event = response.WhichOneof("event")
         if event == "start":
+            self._num_resumes += self.start is not None
             self.start = self.start or response.start
         elif self.start is None or self._finish is not None:
             raise InternalError(f"the router sent {event or 'an unknown event'} out of order")
@@ -81,9 +82,7 @@ class Session:
         Raises:
             ForetokenError: `error`, when it is final.
         """
-        delay = self._retries.delay_after(error or UnavailableError("the stream ended before the answer did"))
-        self._num_resumes += self.start is not None
-        return delay
+        return self._retries.delay_after(error or UnavailableError("the stream ended before the answer did"))
 
     def completion(self) -> Completion:
         """The whole answer, once finished."""

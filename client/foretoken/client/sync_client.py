@@ -42,9 +42,8 @@ class Generation:
     The call starts with the iteration; leaving the iteration early, by `break` or an exception, cancels it.
     """
 
-    def __init__(self, stub: Any, session: Session, client: Client) -> None:
+    def __init__(self, session: Session, client: Client) -> None:
         """Made by `Client.generate`."""
-        self._stub = stub
         self._session = session
         self._client = client
         self._call: Any = None
@@ -96,6 +95,9 @@ class Generation:
                 except grpc.RpcError as broken:
                     self._raise_if_cancelled()
                     error = call_error(broken, is_cancelled=False)
+                except KeyboardInterrupt:
+                    self._client.reconnect()
+                    raise
                 finally:
                     call.cancel()
                 if self._session.is_finished:
@@ -122,7 +124,7 @@ class Generation:
 
     def _begin(self, request: pb.GenerateRequest, timeout_s: float | None, metadata: Any) -> Any:
         try:
-            return self._stub.Generate(request, timeout=timeout_s, metadata=metadata)
+            return self._client.stub.Generate(request, timeout=timeout_s, metadata=metadata)
         except ValueError:  # another thread has just closed the channel
             self._raise_if_cancelled()
             raise
@@ -170,11 +172,8 @@ class Client:
         self._closed = threading.Event()
         self._answers: WeakSet[Generation] = WeakSet()
         self._lock = threading.Lock()  # guards _answers
-        options = channel_options(address, tls)
-        self._channel = (
-            grpc.secure_channel(address, tls.credentials(), options) if tls else grpc.insecure_channel(address, options)
-        )
-        self._stub = generation_stub(self._channel)
+        self._tls = tls
+        self.reconnect()
 
     @property
     def is_closed(self) -> bool:
@@ -194,7 +193,7 @@ class Client:
         """
         self._raise_if_closed()
         request = generate_request(prompt, options)
-        answer = Generation(self._stub, Session(request, self._retries(options.get("timeout_s"))), self)
+        answer = Generation(Session(request, self._retries(options.get("timeout_s"))), self)
         with self._lock:
             self._answers.add(answer)
         return answer
@@ -223,8 +222,20 @@ class Client:
         """
         return tuple(self._unary("Tokenize", tokenize_request(prompt), timeout_s).ids)
 
+    def reconnect(self) -> None:
+        """Later calls take a new connection, as after an interrupt: it may have hit gRPC's own code where it held the
+        connection's lock, which then nobody gives back. Calls of other threads stay on the old one."""
+        options = channel_options(self.address, self._tls)
+        self._channel = (
+            grpc.secure_channel(self.address, self._tls.credentials(), options)
+            if self._tls
+            else grpc.insecure_channel(self.address, options)
+        )
+        self.stub = generation_stub(self._channel)
+
     def close(self) -> None:
-        """Ends every call and the connection; may be called again."""
+        """Ends every call and the connection; may be called again. A signal handler, which may have interrupted a call
+        of this client, rather cancels the answers."""
         self._closed.set()
         with self._lock:
             answers = list(self._answers)
@@ -246,11 +257,14 @@ class Client:
         with call_span(method_name) as span:
             while True:
                 try:
-                    return getattr(self._stub, method_name)(
+                    return getattr(self.stub, method_name)(
                         request, timeout=retries.remaining_s(), metadata=call_metadata(span)
                     )
                 except grpc.RpcError as broken:
                     error = call_error(broken, is_cancelled=self.is_closed)
+                except KeyboardInterrupt:
+                    self.reconnect()
+                    raise
                 except ValueError:  # another thread has just closed the channel
                     if not self.is_closed:
                         raise

@@ -49,7 +49,7 @@ class InvalidArgumentError(ForetokenError):
     def __init__(self, field: str, value: object, limit: str, *, request_id: str = "") -> None:
         self.field = field
         """Path of the field, e.g. `sampling.temperature`; empty when the server named none."""
-        self.value = _shorten(value if isinstance(value, str) else repr(value), MAX_VALUE_CHARS)
+        self.value = _shorten(value if isinstance(value, str) else _written(value), MAX_VALUE_CHARS)
         """The refused value as text, shortened."""
         self.limit = limit
         """What is acceptable, e.g. `must be 0 or between 0.01 and 100`. Has no `: `: a link finds it by the last."""
@@ -209,6 +209,13 @@ def _split_message(message: str) -> tuple[str, str, str]:
     field, equals, rest = message.partition(" = ")
     value, colon, limit = rest.rpartition(": ")
     return (field, value, limit) if equals and colon and " " not in field else ("", "", message)
+
+
+def _written(value: object) -> str:
+    try:
+        return repr(value)
+    except Exception:  # an integer of more digits than Python writes
+        return type(value).__name__
 
 
 def _shorten(text: str, max_chars: int) -> str:
