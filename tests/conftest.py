@@ -26,7 +26,7 @@ class FakeRunner:
     def __init__(self, num_pages: int = 64, page_size: int = 4, max_context: int = 256, salt: int = 0) -> None:
         from foretoken.engine.page_table import PageTable
 
-        self.page_table = PageTable(num_pages=num_pages, page_size=page_size)
+        self.page_table = PageTable(num_pages, page_size, prefix_caching=True)
         self.info = SimpleNamespace(vocab_size=self.vocab_size, max_context=max_context)
         self.slots = [-1] * (num_pages * page_size)
         self.salt = salt
@@ -57,7 +57,7 @@ class FakeRunner:
             for offset, token_id in enumerate(segment.ids):
                 self.slots[self._slot(segment.page_ids, segment.kv_length + offset)] = token_id
             length = segment.kv_length + len(segment.ids)
-            context = [self.slots[self._slot(segment.page_ids, slot)] for slot in range(length)]
+            context = self.held_ids(segment.page_ids, length)
             for row in range(len(segment.ids) - segment.num_logits, len(segment.ids)):
                 logits = torch.zeros(self.vocab_size)
                 path = self._path(segment.kv_length + row, length - len(parents), parents)
@@ -70,6 +70,10 @@ class FakeRunner:
             for i, node in enumerate(path.nodes):
                 source, target = (self._slot(path.page_ids, path.tree_start + place) for place in (node, i))
                 self.slots[target] = self.slots[source]
+
+    def held_ids(self, page_ids: Sequence[int], length: int) -> list[int]:
+        """What the first `length` slots of these pages hold."""
+        return [self.slots[self._slot(page_ids, position)] for position in range(length)]
 
     @staticmethod
     def _path(slot: int, tree_start: int, parents: list[int]) -> list[int]:

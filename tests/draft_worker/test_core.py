@@ -91,6 +91,8 @@ class Bench:
                 break
             self.core.step()
             self.core.check_integrity()
+            for kv in getattr(self.core._drafters.get("model"), "_caches", {}).values():
+                assert self.runner.held_ids(kv.page_ids, len(kv.kv_ids)) == kv.kv_ids
         return {answer.key[1]: answer.drafted.draft_ids for answer in self.sink.answers}
 
 
@@ -102,6 +104,30 @@ def bench(fake_runner_class):
 def test_the_model_drafter_continues_as_its_model_does(bench):
     bench.open(1, [1, 2, 3])
     assert bench.draft(1) == {1: bench.runner.complete([1, 2, 3], 4)}
+
+
+def test_a_prompt_seen_before_is_not_computed_again(bench):
+    prompt = list(range(30))
+    bench.open(1, prompt)
+    first = bench.draft(1)[1]
+    num_before = len(bench.runner.forwards)
+    bench.open(2, prompt)
+    assert bench.draft(2) == {2: first}
+    assert sum(bench.runner.forwards[num_before:]) == 33 - 28  # seven pages of four ids
+    bench.core.close((1, 1))
+    bench.core.close((1, 2))
+    assert bench.runner.page_table.num_free == bench.runner.page_table.num_pages
+
+
+def test_refused_drafts_are_found_by_nobody(bench):
+    prompt = list(range(10))
+    bench.open(1, prompt)
+    refused = bench.draft(1, num_tokens=9)[1]
+    bench.core.commit((1, 1), 10, [80])
+    bench.open(2, [*prompt, *refused, 5])
+    num_before = len(bench.runner.forwards)
+    bench.draft(2, num_tokens=1)
+    assert sum(bench.runner.forwards[num_before:]) == 20 - 8
 
 
 def test_a_round_costs_as_many_forwards_as_draft_tokens(bench):

@@ -78,6 +78,7 @@ async def test_workers_are_told_with_the_load_they_last_said(
         (names.METRIC_WORKER_PAGES_FREE, "verify"): load.free_pages,
         (names.METRIC_WORKER_PAGES_LIMIT, "verify"): load.total_pages,
         (names.METRIC_WORKER_PREEMPTIONS, "verify"): load.preemptions,
+        (names.METRIC_WORKER_CACHED_TOKENS, "verify"): load.cached_tokens,
     }
 
 

@@ -79,8 +79,15 @@ class Bench:
             if not self.core.has_work:
                 return
             self.core.step()
-            self.core.check_integrity()
+            self.check_integrity()
         raise AssertionError("the core never came to rest")
+
+    def check_integrity(self):
+        """Whether pages are accounted for, and hold the KV of those they belong to."""
+        self.core.check_integrity()
+        for seq in self.core._sequences.values():
+            if hasattr(self.runner, "held_ids"):
+                assert self.runner.held_ids(seq.page_ids, seq.kv_length) == seq.ids[: seq.kv_length]
 
     def emitted(self, sequence_id, drafts):
         """Ids decided for a sequence, given the draft block of each decision by base length."""

@@ -213,7 +213,7 @@ def test_blocks_that_wait_long_are_named_until_their_verdict(fake_runner_class, 
     bench = Bench(fake_runner_class(), max_rows=16)
     monkeypatch.setattr(worker_entries, "PENDING_INTERVAL_S", 0.0)
     for sequence_id in (1, 2):
-        bench.open(sequence_id, [1, 2, 3] * 13)
+        bench.open(sequence_id, [sequence_id, 2, 3] * 13)
         bench.block(sequence_id, 39, [], num_plain_steps=1)
     bench.open(3, [1, 2])  # nobody waits for a verdict of it
     bench.run()

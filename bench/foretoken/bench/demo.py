@@ -90,7 +90,8 @@ class Demo:
     @contextmanager
     def _services(self, dtype: str, compile: str) -> Iterator[Client]:
         """Running services of one dtype; their start is shown."""
-        config = LocalServicesConfig(self._options.target, self._options.draft, dtype=dtype, compile=compile)
+        models = (self._options.target, self._options.draft)
+        config = LocalServicesConfig(*models, dtype=dtype, compile=compile, prefix_caching=False)  # asks over and over
         with Status(f"starting router, verify worker and draft worker ({dtype})", console=self._console) as status:
             services = LocalServices(
                 config, lambda name, progress: status.update(f"{name}: {progress.stage} {progress.fraction:.0%}")

@@ -67,6 +67,7 @@ class Options:
             verify_threads=self.verify_threads,
             draft_threads=self.draft_threads,
             compile=self.compile,
+            prefix_caching=False,  # the same prompts are asked again and again
             verify_options=room,
             draft_options=[*draft_options, *room],
             router_options=["--no-drafts-must-pay"],  # what each drafter brings, not what is made of it

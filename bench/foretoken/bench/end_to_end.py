@@ -200,6 +200,7 @@ async def run(options: Options) -> int:
         verify_threads=options.verify_threads,
         draft_threads=options.draft_threads,
         compile=options.compile,
+        prefix_caching=False,  # the same prompts are asked again and again
         verify_options=options.worker_options,
         draft_options=options.worker_options,
     )

@@ -50,13 +50,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "top_p": TOP_P,
         "few_pages": options.few_pages,
         "compile": options.compile,
+        "prefix_caching": options.prefix_caching,
     }
     try:
         store = IdentityStore(options.out, manifest)
     except ValueError as error:
         print(f"python -m foretoken.bench.identity: {error}", file=sys.stderr)
         return 2
-    config = RunnerConfig(options.target, options.draft, options.max_new_tokens, options.few_pages, options.compile)
+    shared = (options.max_new_tokens, options.few_pages, options.compile, options.prefix_caching)
+    config = RunnerConfig(options.target, options.draft, *shared)
     print(f"{len(cells)} cells, {len(prompts)} prompts, {len(store.done)} cells done already\n{RULE}\n", flush=True)
     asyncio.run(MatrixRunner(config, prompts, store, _print_cell).run(cells))
     summary = summarize(cells, store)
@@ -103,6 +105,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--out", type=Path, default=Path("runs/identity"), help="folder of the results; resumed when it exists")
     add("--few-pages", type=int, default=64, help="KV pages in the cells that force preemption")
     add("--compile", choices=("auto", "on", "off"), default="auto", help="torch.compile in the workers")
+    add("--prefix-caching", action="store_true", help="let cells find the KV that cells before them left")
     return parser.parse_args(arguments)
 
 

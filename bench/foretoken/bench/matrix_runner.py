@@ -35,6 +35,8 @@ class RunnerConfig:
     few_pages: int
     """KV pages of the verify worker in the cells that force preemption."""
     compile: str
+    prefix_caching: bool = False
+    """Whether cells find KV of the cells before them. It hides what would differ in the prompts' own rows."""
 
 
 class MatrixRunner:
@@ -76,6 +78,7 @@ class MatrixRunner:
             drafters=drafters,
             dtype=dtype,
             compile=config.compile,
+            prefix_caching=config.prefix_caching,
             verify_options=("--num-pages", str(config.few_pages)) if has_few_pages else (),
         )
 

@@ -51,6 +51,8 @@ class LocalServicesConfig:
     """CPU threads of a draft worker, whose model is small; None = its own choice."""
     compile: str = "auto"
     """"auto", "on" or "off", for both models."""
+    prefix_caching: bool = True
+    """Whether workers keep the KV of texts for others that begin alike."""
     num_verify_workers: int = 1
     num_draft_workers: int = 1
     host: str = LOOPBACK
@@ -231,7 +233,7 @@ class LocalServices:
     def _verify_arguments(self) -> list[str]:
         config = self.config
         options = {"model": config.target, "dtype": config.dtype, "compile": config.compile}
-        return [*_options(options | {"threads": config.verify_threads}), *config.verify_options]
+        return [*_options(options | {"threads": config.verify_threads}), *self._caching(), *config.verify_options]
 
     def _draft_arguments(self) -> list[str]:
         config, drafters = self.config, self._drafters()
@@ -239,7 +241,10 @@ class LocalServices:
         options |= {"compile": config.compile, "early-exit-model": config.target if "early_exit" in drafters else ""}
         if "lookahead" in drafters:
             options["lookahead-model"] = config.lookahead_model or ("" if config.draft else config.target)
-        return [*_options(options | {"threads": config.draft_threads}), *config.draft_options]
+        return [*_options(options | {"threads": config.draft_threads}), *self._caching(), *config.draft_options]
+
+    def _caching(self) -> list[str]:
+        return [] if self.config.prefix_caching else ["--no-prefix-caching"]
 
     def _router_arguments(self, verifiers: Sequence[ServiceProcess], drafters: Sequence[ServiceProcess]) -> list[str]:
         options = {

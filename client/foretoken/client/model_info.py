@@ -58,6 +58,8 @@ class WorkerStatus:
     total_pages: int
     preemptions: int
     """Times since its start that a sequence lost its pages to another and was to be recomputed."""
+    cached_tokens: int
+    """Verify workers: tokens since its start whose KV was there when their sequence began, left by another."""
 
     @classmethod
     def from_proto(cls, message: pb.WorkerInfo, role: str) -> WorkerStatus:
@@ -82,6 +84,7 @@ class WorkerStatus:
             free_pages=load.free_pages,
             total_pages=load.total_pages,
             preemptions=load.preemptions,
+            cached_tokens=load.cached_tokens,
         )
 
 

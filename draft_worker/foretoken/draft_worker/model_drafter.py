@@ -115,6 +115,10 @@ class ModelDrafter:
 
     def _plan(self) -> list[Planned]:
         """The next forward: short segments first, prefill chunks in what is left of the rows."""
+        for seq, kv in self._caches.items():
+            if kv.is_drafting and not kv.page_ids:
+                kv.page_ids = self._runner.page_table.find(seq.ids[:-1])
+                kv.kv_ids = seq.ids[: len(kv.page_ids) * self._runner.page_table.page_size]
         waiting = [(self._num_missing(seq, kv), seq, kv) for seq, kv in self._caches.items() if kv.is_drafting]
         waiting.sort(key=lambda entry: entry[0])
         rows_left = self._max_rows
@@ -175,6 +179,8 @@ class ModelDrafter:
                 kv.kv_ids.extend(part.segment.ids)
             if part.has_tokens:
                 del kv.kv_ids[len(seq.ids) + len(kv.draft_ids) - 1 :]  # what refused guesses wrote
+            num_committed = min(len(kv.kv_ids), len(seq.ids) - 1)  # the last committed id is fed again
+            self._runner.page_table.publish(kv.page_ids, seq.ids, num_committed)
 
     def _grow_trees(self, planned: Sequence[Planned], logits: Tensor) -> None:
         """Hang the model's likeliest tokens below the nodes it was asked about; rules apply along each node's path."""

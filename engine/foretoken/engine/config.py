@@ -43,6 +43,8 @@ class EngineConfig:
     """Longest sequence in tokens; None is the model's own limit, which it may not exceed."""
     page_size: int = 16
     """Slots per page."""
+    prefix_caching: bool = True
+    """Keep what full pages hold after their sequence has ended, for others that begin alike."""
     max_batch_rows: int = 256
     """Most new tokens one forward may hold."""
     max_graph_rows: int = 256

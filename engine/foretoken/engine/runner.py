@@ -96,7 +96,8 @@ class ModelRunner:
             if model.device.type == "cpu":
                 native.load(config.cache_dir)  # sampling's, or the first request that draws would wait for a compiler
             forward, num_pages = _prepare(config, model, info.max_context, shapes, num_threads, report)
-            runner = cls(info, PageTable(num_pages, config.page_size), forward, config.max_batch_rows)
+            page_table = PageTable(num_pages, config.page_size, prefix_caching=config.prefix_caching)
+            runner = cls(info, page_table, forward, config.max_batch_rows)
             dependence = None
             if config.self_check:
                 num_needed = sum(runner.page_table.num_pages_for(len(ids)) for ids in sequences)

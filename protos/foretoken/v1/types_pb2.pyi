@@ -117,7 +117,7 @@ class StepCost(_message.Message):
     def __init__(self, rows: _Optional[int] = ..., context: _Optional[int] = ..., ns: _Optional[int] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("running", "waiting", "free_pages", "total_pages", "preemptions", "tokens_per_s", "row_price")
+    __slots__ = ("running", "waiting", "free_pages", "total_pages", "preemptions", "tokens_per_s", "row_price", "cached_tokens")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -125,6 +125,7 @@ class Load(_message.Message):
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     ROW_PRICE_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     free_pages: int
@@ -132,7 +133,8 @@ class Load(_message.Message):
     preemptions: int
     tokens_per_s: float
     row_price: float
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., preemptions: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., row_price: _Optional[float] = ...) -> None: ...
+    cached_tokens: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., preemptions: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., row_price: _Optional[float] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class RouterHello(_message.Message):
     __slots__ = ("protocol_version", "router_id")

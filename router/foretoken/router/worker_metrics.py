@@ -46,6 +46,7 @@ def observe_workers(workers: Sequence[_Worker]) -> None:
     for name, field in _GAUGES.items():
         meter.create_observable_gauge(name, [load(field)])
     meter.create_observable_counter(names.METRIC_WORKER_PREEMPTIONS, [load("preemptions")])
+    meter.create_observable_counter(names.METRIC_WORKER_CACHED_TOKENS, [load("cached_tokens")])
 
 
 def _attributes(worker: _Worker) -> dict[str, str]:

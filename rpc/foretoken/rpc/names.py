@@ -70,6 +70,7 @@ METRIC_WORKER_WAITING = "foretoken.worker.sequences.waiting"
 METRIC_WORKER_PAGES_FREE = "foretoken.worker.pages.free"
 METRIC_WORKER_PAGES_LIMIT = "foretoken.worker.pages.limit"
 METRIC_WORKER_PREEMPTIONS = "foretoken.worker.preemptions"
+METRIC_WORKER_CACHED_TOKENS = "foretoken.worker.cached_tokens"
 
 SECONDS_BUCKETS = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.075, 0.1),

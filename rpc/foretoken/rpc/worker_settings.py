@@ -11,7 +11,7 @@ from pydantic import Field
 from foretoken.rpc.settings import ServiceSettings
 
 _ENGINE_FIELDS = (
-    *("model", "revision", "dtype", "device", "num_pages", "kv_memory_bytes", "page_size"),
+    *("model", "revision", "dtype", "device", "num_pages", "kv_memory_bytes", "page_size", "prefix_caching"),
     *("max_batch_rows", "max_graph_rows", "compile", "batch_invariant", "cache_dir"),
 )
 
@@ -34,6 +34,9 @@ class WorkerSettings(ServiceSettings):
         None, ge=1 << 20, description="Memory for KV pages, bytes; default: 1 GiB, on a GPU --kv-memory-fraction."
     )
     page_size: int = Field(16, ge=1, le=1024, description="Slots of a KV page, tokens.")
+    prefix_caching: bool = Field(
+        True, description="Keep the KV of full pages until their memory is needed, for prompts that begin alike."
+    )
     max_sequences: int = Field(64, ge=1, le=4096, description="Sequences held open at once; more are refused.")
     max_draft_tokens: int = Field(16, ge=1, le=512, description="Most draft tokens of one block.")
     max_batch_rows: int = Field(256, ge=2, le=16384, description="Most tokens of one forward.")

@@ -228,6 +228,7 @@ class VerifyCore:
             self._scheduler.num_preemptions,
             tokens_per_s=float(f"{self._price.tokens_per_s:.1e}"),  # routers hear of changes; not of every digit
             row_price=round(self._price.price, 2),
+            num_cached_tokens=self._scheduler.num_cached_tokens,
         )
 
 

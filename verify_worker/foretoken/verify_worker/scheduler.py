@@ -48,6 +48,7 @@ class Scheduler:
         self._max_rows = max_rows
         self._max_prefill_rows = max_prefill_rows
         self.num_preemptions = 0
+        self.num_cached_tokens = 0
 
     def plan(self, sequences: Collection[VerifySequence]) -> list[Work]:
         """The next forward's work; empty when nothing can run before a sequence has been idle for `idle_grace_s`."""
@@ -64,9 +65,13 @@ class Scheduler:
                 break
             # A sequence without pages starts only if all it has committed fits: a part would soon be preempted again.
             if not seq.page_ids:
+                seq.page_ids = self._page_table.find(seq.ids[:-1])
+                seq.kv_length = len(seq.page_ids) * self._page_table.page_size
                 if not self._make_room(seq, len(seq.ids), sequences, planned):
+                    self.release(seq)
                     continue
-                seq.page_ids, seq.kv_length = self._page_table.allocate(seq.ids[:-1])
+                self._page_table.extend(seq.page_ids, len(seq.ids) - 1)
+                self.num_cached_tokens += seq.kv_length
                 seq.is_preempted = False
             work = self._fit(seq, rows_left, prefill_left)
             if work is None or not self._make_room(seq, seq.kv_length + work.num_rows, sequences, planned):
@@ -78,7 +83,7 @@ class Scheduler:
         return planned
 
     def release(self, sequence: VerifySequence) -> None:
-        """Free the sequence's pages; its KV is gone."""
+        """Free the sequence's pages; its KV is gone but for what the page table finds again."""
         if sequence.page_ids:
             self._page_table.release(sequence.page_ids)
         sequence.page_ids = []
@@ -118,7 +123,7 @@ class Scheduler:
             and (other.order > seq.order or other.is_idle_since(idle_before_ns))
         ]
         num_missing = -(-length // table.page_size) - len(seq.page_ids) - table.num_free
-        if sum(len(other.page_ids) for other in preemptible) < num_missing:
+        if table.num_freed(other.page_ids for other in preemptible) < num_missing:
             return False
         preemptible.sort(key=lambda other: other.order)
         while not table.can_extend(seq.page_ids, length):

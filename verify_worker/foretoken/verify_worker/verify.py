@@ -47,6 +47,8 @@ def verify_step(runner: ModelRunner, planned: Sequence[Work]) -> list[Decision]:
             kept_paths.append(KeptPath(work.sequence.page_ids, decision.base_length, decision.path))
     if kept_paths:
         runner.compact(kept_paths)
+    for work in planned:
+        runner.page_table.publish(work.sequence.page_ids, work.sequence.ids, work.sequence.kv_length)
     return decisions
 
 

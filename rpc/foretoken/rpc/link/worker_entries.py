@@ -44,7 +44,8 @@ CoreCall = Callable[[CoreT], None]
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """Sequences at work, sequences waiting, KV pages, preemptions since the start, speed and price of a row."""
+    """Sequences at work, sequences waiting, KV pages, since the start preemptions and tokens found in the prefix cache,
+    speed and price of a row."""
 
     num_running: int
     num_waiting: int
@@ -53,6 +54,7 @@ class WorkerLoad:
     num_preemptions: int = 0
     tokens_per_s: float = 0.0
     row_price: float = 0.0
+    num_cached_tokens: int = 0
 
     def to_message(self) -> Load:
         return Load(
@@ -63,6 +65,7 @@ class WorkerLoad:
             preemptions=self.num_preemptions,
             tokens_per_s=self.tokens_per_s,
             row_price=self.row_price,
+            cached_tokens=self.num_cached_tokens,
         )
 
 
