@@ -1,5 +1,6 @@
 """What workers keep of earlier requests changes no token, no logprob, and leaks no page."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from tests.e2e.in_process import save_pair, services
 from tests.e2e.test_hostile_drafts import until_all_pages_are_free
 
 TURNS = ["The first question, long enough for some pages. ", " And the next one? ", " The last."]
+PAGE_SIZE = 16
 DRAFTERS = (None, "model", "ngram")
 
 
@@ -45,5 +47,11 @@ async def test_conversations_are_the_same_with_and_without(tmp_path: Path, dtype
         assert [[token.logprobs for token in answer.tokens] for answer in before] == [
             [token.logprobs for token in answer.tokens] for answer in after
         ]
-    num_prompt_tokens = sum(len(answer.prompt_ids) for answers in caching for answer in answers)
-    assert num_cached[0] == 0 and num_cached[1] > num_prompt_tokens / 2
+    assert num_cached[0] == 0
+    assert num_cached[1] == sum(answer.usage.cached_prompt_tokens for answers in caching for answer in answers)
+    for answer, following in pairwise(caching[0]):
+        num_full = (len(answer.prompt_ids) + len(answer.output_ids) - 1) // PAGE_SIZE
+        assert following.usage.cached_prompt_tokens == num_full * PAGE_SIZE
+    for answer in caching[1]:  # asked before
+        assert answer.usage.cached_prompt_tokens == (len(answer.prompt_ids) - 1) // PAGE_SIZE * PAGE_SIZE
+    assert all(answer.usage.cached_prompt_tokens == 0 for answers in without for answer in answers)

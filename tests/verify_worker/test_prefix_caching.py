@@ -29,6 +29,7 @@ def test_a_prompt_seen_before_is_not_computed_again(bench):
     assert first == (bench.runner.complete(PROMPT, 3), 22)
     assert second == (first[0], 22 - 16)  # four pages of four ids; the last id is always computed
     assert bench.sink.load.num_cached_tokens == 16
+    assert [decision.num_cached_tokens for decision in bench.sink.decisions] == [0, 0, 0, 16, 0, 0]
 
 
 def test_an_answer_is_part_of_the_next_question(bench):

@@ -41,6 +41,7 @@ class Usage:
     output_tokens: int
     """Those received before a resumption included."""
     cached_prompt_tokens: int
+    """Of the prompt's: those whose KV was reused (prefix caching)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ class WorkerStatus:
     preemptions: int
     """Times since its start that a sequence lost its pages to another and was to be recomputed."""
     cached_tokens: int
-    """Verify workers: tokens since its start whose KV was there when their sequence began, left by another."""
+    """Verify workers: tokens since its start whose KV was reused and not computed."""
 
     @classmethod
     def from_proto(cls, message: pb.WorkerInfo, role: str) -> WorkerStatus:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from foretoken.v1 import types_pb2 as foretoken_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x66oretoken/v1/verify.proto\x12\x0c\x66oretoken.v1\x1a\x18\x66oretoken/v1/types.proto\"\xd6\x01\n\nDraftBlock\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x11\n\tdraft_ids\x18\x03 \x03(\r\x12\x0f\n\x07parents\x18\x04 \x03(\x11\x12\x35\n\x0b\x64raft_probs\x18\x05 \x03(\x0b\x32 .foretoken.v1.SparseDistribution\x12*\n\x07sources\x18\x06 \x03(\x0e\x32\x19.foretoken.v1.DraftSource\x12\x17\n\x0fnum_plain_steps\x18\x07 \x01(\r\"\xe9\x01\n\x07Verdict\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x03 \x01(\r\x12\x0c\n\x04path\x18\x04 \x03(\r\x12\x0f\n\x07next_id\x18\x05 \x01(\r\x12-\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1b.foretoken.v1.TokenLogprobs\x12\x10\n\x08\x66\x65\x61tures\x18\x07 \x01(\x0c\x12\x10\n\x08queue_ns\x18\x08 \x01(\x04\x12\x12\n\nforward_ns\x18\t \x01(\x04\x12\x18\n\x10num_draft_tokens\x18\n \x01(\r\",\n\x05Stale\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x0e\n\x06length\x18\x02 \x01(\r\"\xe3\x01\n\x11VerifyLinkRequest\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x19.foretoken.v1.RouterHello\x12)\n\x05opens\x18\x02 \x03(\x0b\x32\x1a.foretoken.v1.OpenSequence\x12(\n\x06\x62locks\x18\x03 \x03(\x0b\x32\x18.foretoken.v1.DraftBlock\x12+\n\x06\x63loses\x18\x04 \x03(\x0b\x32\x1b.foretoken.v1.CloseSequence\x12\"\n\x05\x64rain\x18\x05 \x01(\x0b\x32\x13.foretoken.v1.Drain\"\x90\x02\n\x12VerifyLinkResponse\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x19.foretoken.v1.WorkerHello\x12\'\n\x08verdicts\x18\x02 \x03(\x0b\x32\x15.foretoken.v1.Verdict\x12#\n\x06stales\x18\x03 \x03(\x0b\x32\x13.foretoken.v1.Stale\x12\'\n\x06\x65rrors\x18\x04 \x03(\x0b\x32\x17.foretoken.v1.LinkError\x12 \n\x04load\x18\x05 \x01(\x0b\x32\x12.foretoken.v1.Load\x12\"\n\x05\x64rain\x18\x06 \x01(\x0b\x32\x13.foretoken.v1.Drain\x12\x13\n\x0bpending_ids\x18\x07 \x03(\x04\x32^\n\rVerifyService\x12M\n\x04Link\x12\x1f.foretoken.v1.VerifyLinkRequest\x1a .foretoken.v1.VerifyLinkResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x66oretoken/v1/verify.proto\x12\x0c\x66oretoken.v1\x1a\x18\x66oretoken/v1/types.proto\"\xd6\x01\n\nDraftBlock\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x11\n\tdraft_ids\x18\x03 \x03(\r\x12\x0f\n\x07parents\x18\x04 \x03(\x11\x12\x35\n\x0b\x64raft_probs\x18\x05 \x03(\x0b\x32 .foretoken.v1.SparseDistribution\x12*\n\x07sources\x18\x06 \x03(\x0e\x32\x19.foretoken.v1.DraftSource\x12\x17\n\x0fnum_plain_steps\x18\x07 \x01(\r\"\x80\x02\n\x07Verdict\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x03 \x01(\r\x12\x0c\n\x04path\x18\x04 \x03(\r\x12\x0f\n\x07next_id\x18\x05 \x01(\r\x12-\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1b.foretoken.v1.TokenLogprobs\x12\x10\n\x08\x66\x65\x61tures\x18\x07 \x01(\x0c\x12\x10\n\x08queue_ns\x18\x08 \x01(\x04\x12\x12\n\nforward_ns\x18\t \x01(\x04\x12\x18\n\x10num_draft_tokens\x18\n \x01(\r\x12\x15\n\rcached_tokens\x18\x0b \x01(\r\",\n\x05Stale\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x0e\n\x06length\x18\x02 \x01(\r\"\xe3\x01\n\x11VerifyLinkRequest\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x19.foretoken.v1.RouterHello\x12)\n\x05opens\x18\x02 \x03(\x0b\x32\x1a.foretoken.v1.OpenSequence\x12(\n\x06\x62locks\x18\x03 \x03(\x0b\x32\x18.foretoken.v1.DraftBlock\x12+\n\x06\x63loses\x18\x04 \x03(\x0b\x32\x1b.foretoken.v1.CloseSequence\x12\"\n\x05\x64rain\x18\x05 \x01(\x0b\x32\x13.foretoken.v1.Drain\"\x90\x02\n\x12VerifyLinkResponse\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x19.foretoken.v1.WorkerHello\x12\'\n\x08verdicts\x18\x02 \x03(\x0b\x32\x15.foretoken.v1.Verdict\x12#\n\x06stales\x18\x03 \x03(\x0b\x32\x13.foretoken.v1.Stale\x12\'\n\x06\x65rrors\x18\x04 \x03(\x0b\x32\x17.foretoken.v1.LinkError\x12 \n\x04load\x18\x05 \x01(\x0b\x32\x12.foretoken.v1.Load\x12\"\n\x05\x64rain\x18\x06 \x01(\x0b\x32\x13.foretoken.v1.Drain\x12\x13\n\x0bpending_ids\x18\x07 \x03(\x04\x32^\n\rVerifyService\x12M\n\x04Link\x12\x1f.foretoken.v1.VerifyLinkRequest\x1a .foretoken.v1.VerifyLinkResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,13 +35,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DRAFTBLOCK']._serialized_start=70
   _globals['_DRAFTBLOCK']._serialized_end=284
   _globals['_VERDICT']._serialized_start=287
-  _globals['_VERDICT']._serialized_end=520
-  _globals['_STALE']._serialized_start=522
-  _globals['_STALE']._serialized_end=566
-  _globals['_VERIFYLINKREQUEST']._serialized_start=569
-  _globals['_VERIFYLINKREQUEST']._serialized_end=796
-  _globals['_VERIFYLINKRESPONSE']._serialized_start=799
-  _globals['_VERIFYLINKRESPONSE']._serialized_end=1071
-  _globals['_VERIFYSERVICE']._serialized_start=1073
-  _globals['_VERIFYSERVICE']._serialized_end=1167
+  _globals['_VERDICT']._serialized_end=543
+  _globals['_STALE']._serialized_start=545
+  _globals['_STALE']._serialized_end=589
+  _globals['_VERIFYLINKREQUEST']._serialized_start=592
+  _globals['_VERIFYLINKREQUEST']._serialized_end=819
+  _globals['_VERIFYLINKRESPONSE']._serialized_start=822
+  _globals['_VERIFYLINKRESPONSE']._serialized_end=1094
+  _globals['_VERIFYSERVICE']._serialized_start=1096
+  _globals['_VERIFYSERVICE']._serialized_end=1190
 # @@protoc_insertion_point(module_scope)

@@ -244,6 +244,7 @@ def _finished(
         stop=answer.stop,
         num_prompt_tokens=len(request.prompt_ids),
         num_output_tokens=len(answer.output_ids),
+        num_cached_tokens=generation.num_cached_tokens if generation is not None else 0,
         counts=generation.counts if generation is not None else SpeculationCounts(),
         queue_ns=queue_ns,
         time_to_first_token_ns=max(0, first_ns - started_ns) if first_ns else 0,

@@ -64,6 +64,7 @@ class Generation:
         self._length = len(request.prompt_ids) + len(answer.output_ids)
         self.counts = SpeculationCounts()
         self.first_token_ns = 0
+        self.num_cached_tokens = 0
         """`time.perf_counter_ns()` of the first token; 0 before."""
 
     async def run(self) -> None:
@@ -142,6 +143,7 @@ class Generation:
         kept = self._answer.append(emitted)
         if not self.first_token_ns:
             self.first_token_ns = time.perf_counter_ns()
+            self.num_cached_tokens = min(verdict.cached_tokens, len(self._request.prompt_ids))
             self._step_began_s = None  # the prompt's prefill is in it
         if self._answer.finish is None:
             self._speculator.commit(self._length, emitted, self._step_began_s)

@@ -47,6 +47,7 @@ class Finished:
     stop: str
     num_prompt_tokens: int
     num_output_tokens: int
+    num_cached_tokens: int
     counts: SpeculationCounts
     queue_ns: int
     time_to_first_token_ns: int

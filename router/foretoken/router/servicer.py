@@ -138,7 +138,11 @@ def _finish(event: Finished) -> pb.GenerateFinish:
     return pb.GenerateFinish(
         reason=_REASONS[event.reason],
         stop=event.stop,
-        usage=pb.Usage(prompt_tokens=event.num_prompt_tokens, output_tokens=event.num_output_tokens),
+        usage=pb.Usage(
+            prompt_tokens=event.num_prompt_tokens,
+            output_tokens=event.num_output_tokens,
+            cached_prompt_tokens=event.num_cached_tokens,
+        ),
         speculation=pb.SpeculationStats(
             num_drafts=counts.num_drafts,
             num_draft_tokens=counts.num_draft_tokens,

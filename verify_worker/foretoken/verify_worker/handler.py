@@ -112,6 +112,7 @@ def _verdict(decision: Decision) -> Verdict:
         queue_ns=decision.queue_ns,
         forward_ns=decision.forward_ns,
         num_draft_tokens=decision.num_draft_tokens,
+        cached_tokens=decision.num_cached_tokens,
     )
     if decision.path is not None:
         verdict.path.extend(decision.path)

@@ -71,6 +71,7 @@ class Scheduler:
                     self.release(seq)
                     continue
                 self._page_table.extend(seq.page_ids, len(seq.ids) - 1)
+                seq.num_cached_tokens = seq.kv_length
                 self.num_cached_tokens += seq.kv_length
                 seq.is_preempted = False
             work = self._fit(seq, rows_left, prefill_left)

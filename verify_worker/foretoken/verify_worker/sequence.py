@@ -64,6 +64,8 @@ class VerifySequence:
     """When the block that waits arrived, or, without one, when the last was decided: `time.perf_counter_ns`."""
     num_draft_tokens: int = 0
     num_accepted: int = 0
+    num_cached_tokens: int = 0
+    """Leading ids whose KV was found and not computed, until a decision tells."""
 
     def __post_init__(self) -> None:
         self.ids = self.prompt_ids + self.output_ids
@@ -124,3 +126,4 @@ class Decision:
     """One per emitted token when asked for, else empty."""
     queue_ns: int
     forward_ns: int
+    num_cached_tokens: int

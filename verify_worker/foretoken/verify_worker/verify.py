@@ -84,6 +84,7 @@ def _decide(work: Work, verified: Verified, started_ns: int, forward_ns: int) ->
     seq.num_draft_tokens += num_draft_tokens
     seq.num_accepted += verified.num_accepted
     seq.commit(verified.emitted_ids)
+    num_cached_tokens, seq.num_cached_tokens = seq.num_cached_tokens, 0
     return Decision(
         key=seq.key,
         base_length=base_length,
@@ -94,4 +95,5 @@ def _decide(work: Work, verified: Verified, started_ns: int, forward_ns: int) ->
         logprobs=verified.logprobs,
         queue_ns=max(0, started_ns - seq.waiting_since_ns),
         forward_ns=forward_ns,
+        num_cached_tokens=num_cached_tokens,
     )
