@@ -11,7 +11,7 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -83,14 +83,17 @@ def _turn(answers: dict[bool, list[list[Completion]]], turn: int) -> dict[str, A
         "prompt_tokens": median(answer.usage.prompt_tokens for answer in cached),
         "cached_prompt_tokens": median(answer.usage.cached_prompt_tokens for answer in cached),
         "time_to_first_token_ms": {
-            side: round(1000 * median(answer.time_to_first_token_s for answer in completions), 1)
+            side: _median_ms(answer.time_to_first_token_s for answer in completions)
             for side, completions in of_turn.items()
         },
         "duration_ms": {
-            side: round(1000 * median(answer.duration_s for answer in completions), 1)
-            for side, completions in of_turn.items()
+            side: _median_ms(answer.duration_s for answer in completions) for side, completions in of_turn.items()
         },
     }
+
+
+def _median_ms(seconds: Iterable[float]) -> float:
+    return round(1000 * median(seconds), 1)
 
 
 async def run(options: argparse.Namespace) -> int:

@@ -41,7 +41,7 @@ class Usage:
     output_tokens: int
     """Those received before a resumption included."""
     cached_prompt_tokens: int
-    """Of the prompt's: those whose KV was reused (prefix caching)."""
+    """Prompt tokens whose KV was reused and not computed; of the last stream only, when the answer was resumed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,8 +64,9 @@ class Generation:
         self._length = len(request.prompt_ids) + len(answer.output_ids)
         self.counts = SpeculationCounts()
         self.first_token_ns = 0
-        self.num_cached_tokens = 0
         """`time.perf_counter_ns()` of the first token; 0 before."""
+        self.num_cached_tokens = 0
+        """Prompt tokens whose KV the verify worker had before the first token; 0 until that came."""
 
     async def run(self) -> None:
         """Generate until the answer ends; everything is freed on the workers whatever happens.
