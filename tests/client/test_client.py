@@ -245,6 +245,17 @@ async def test_messages_out_of_order_are_refused(router, script, runner) -> None
         await runner.call(router.address, "complete", "hi")
 
 
+async def test_a_message_too_large_is_no_overload(router, runner) -> None:
+    """At either end, and asking again cannot help."""
+    retry = RetryPolicy(max_retries=2, initial_backoff_s=0.001, retry_when_exhausted=True)
+    for num_bytes, most in ((5 << 20, 4 << 20), (65 << 20, 64 << 20)):
+        with pytest.raises(InvalidArgumentError) as caught:
+            await runner.call(router.address, "tokenize", "x" * num_bytes, retry=retry)
+        assert (caught.value.field, caught.value.limit) == ("message", f"must be at most {most} bytes")
+        assert int(caught.value.value) >= num_bytes
+    assert not router.requests
+
+
 async def test_an_unreachable_router_is_unavailable(runner) -> None:
     with pytest.raises(UnavailableError):
         await runner.call("127.0.0.1:1", "model_info", retry=RetryPolicy(max_retries=1, initial_backoff_s=0.001))
@@ -255,6 +266,14 @@ async def test_an_unreachable_router_is_unavailable(runner) -> None:
 def test_what_is_no_address_is_refused_and_not_dialled_elsewhere(kind: Any, address: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=r"address = .*: must be HOST:PORT"):
         kind(address)
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+@pytest.mark.parametrize("settings", [{"tls": "ca.pem"}, {"retry": 5}, {"retry": 0}])
+def test_settings_of_another_class_are_refused_by_name(kind: Any, settings: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        kind("localhost:50051", **settings)
+    assert [caught.value.field] == list(settings)
 
 
 def test_an_async_client_says_that_it_belongs_to_one_event_loop(router, script) -> None:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections import deque
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,8 @@ def test_arguments_reach_the_message_and_win_over_the_config() -> None:
 
 def test_a_prompt_is_text_ids_or_messages() -> None:
     assert generate_request("hi", {}).prompt == "hi"
-    assert list(generate_request([1, 2], {}).prompt_ids.ids) == [1, 2]
+    for ids in ([1, 2], range(1, 3), np.array([1, 2]), deque([1, 2]), {"a": 1, "b": 2}.values()):
+        assert list(generate_request(ids, {}).prompt_ids.ids) == [1, 2]  # type: ignore[arg-type]
     assert generate_request([], {}).WhichOneof("input") == "prompt_ids"
     chat = generate_request([{"role": "user", "content": "hi"}], {}).messages.messages
     assert (chat[0].role, chat[0].content) == ("user", "hi")
@@ -67,6 +69,7 @@ def test_a_prompt_is_text_ids_or_messages() -> None:
         (None, {}, "prompt"),
         ({1, 2}, {}, "prompt"),
         (np.array(1), {}, "prompt"),
+        (memoryview(b"hi"), {}, "prompt"),
         ([-1], {}, "prompt_ids"),
         ([1, "a"], {}, "prompt_ids"),
         ([{"role": "user", "text": "hi"}], {}, "messages[0]"),
@@ -92,6 +95,7 @@ def test_a_prompt_is_text_ids_or_messages() -> None:
         ("hi", {"drafter_settings": {5: "a"}}, "speculation.drafter.settings"),
         ("hi", {"drafter_settings": ["a"]}, "speculation.drafter.settings"),
         ("hi", {"resume_ids": [2**32]}, "resume_ids"),
+        ("hi", {"stop_token_ids": b"ab"}, "sampling.stop_token_ids"),
         ("hi", {"tenant": 5}, "tenant"),
     ],
     ids=lambda value: repr(value)[:40],
@@ -117,14 +121,17 @@ def test_a_number_longer_than_python_writes_is_refused_too() -> None:
         generate_request("hi", {"max_new_tokens": 10**5000})
 
 
-def test_a_wrapper_and_prompts_written_in_place_pass_a_strict_type_checker(tmp_path: Path) -> None:
+def test_what_callers_write_passes_a_strict_type_checker(tmp_path: Path) -> None:
     file = tmp_path / "script.py"
     file.write_text(
+        "from contextlib import aclosing, closing\n"
         "from typing import Unpack\n"
-        "from foretoken.client import Client, GenerateOptions, Prompt\n"
+        "from foretoken.client import AsyncClient, Client, GenerateOptions, Prompt\n"
         "def ask(prompt: Prompt, **options: Unpack[GenerateOptions]) -> str:\n"
         "    return Client().complete(prompt, **options).text\n"
         "ask('hi', temperature=0, tenant='me', timeout_s=1.5)\n"
+        "with closing(iter(Client().generate('hi'))) as pieces:\n    next(pieces)\n"
+        "aclosing(aiter(AsyncClient().generate('hi')))\n"
         "ask('hi')\nask([1, 2])\nask(range(2))\nask([{'role': 'user', 'content': 'hi'}])\n"
     )
     command = [sys.executable, "-m", "mypy", "--no-incremental", "--follow-imports=silent", str(file)]

@@ -64,6 +64,12 @@ def test_half_of_a_pair_is_refused_by_name(
     assert caught.value.field == f"tls.{missing}"
 
 
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_a_file_that_is_not_there_is_missed_at_once(kind: type[Client | AsyncClient], tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        kind("localhost:50051", tls=ClientTls(ca_file=tmp_path / "absent.pem"))
+
+
 async def test_a_client_that_trusts_the_certificate_is_served(files: Path, address: str) -> None:
     tls = ClientTls(ca_file=str(files / "server.pem"), server_name="router")
     with Client(address, tls=tls) as client:

@@ -6,7 +6,7 @@ Waits; what to ask and what an answer means is decided in `session` and `retry`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 from weakref import WeakSet
@@ -20,7 +20,7 @@ from foretoken.client.channel import (
     call_metadata,
     call_span,
     channel_options,
-    check_address,
+    check_settings,
     generation_stub,
 )
 from foretoken.client.completion import Completion
@@ -66,7 +66,7 @@ class AsyncGeneration:
         """The prompt as the model sees it; empty before the first message."""
         return tuple(self._session.start.prompt_ids) if self._session.start else ()
 
-    def __aiter__(self) -> AsyncIterator[Piece]:
+    def __aiter__(self) -> AsyncGenerator[Piece, None]:
         """Pieces as they arrive, over as many streams as it takes.
 
         Raises:
@@ -78,7 +78,7 @@ class AsyncGeneration:
         self._is_begun = True
         return self._pieces()
 
-    async def _pieces(self) -> AsyncIterator[Piece]:
+    async def _pieces(self) -> AsyncGenerator[Piece, None]:
         self._session.begin()
         with call_span("Generate", SPAN_CLIENT_GENERATE) as span:
             while True:
@@ -159,13 +159,15 @@ class AsyncClient:
             timeout_s: deadline of calls that bring none of their own, retries included; None = none.
 
         Raises:
-            InvalidArgumentError: `address` is no address of a router.
+            InvalidArgumentError: `address` is no address of a router, or half a pair of certificate and key is absent.
+            OSError: a file of `tls` cannot be read.
         """
-        check_address(address)
+        check_settings(address, tls, retry)
         self.address = address
         self._retry = retry or RetryPolicy()
         self._timeout_s = timeout_s
         self._tls = tls
+        self._credentials = tls.credentials() if tls else None
         self._closed = asyncio.Event()
         self._answers: WeakSet[AsyncGeneration] = WeakSet()
         self._channel: grpc.aio.Channel | None = None
@@ -187,6 +189,7 @@ class AsyncClient:
 
         Raises:
             InvalidArgumentError: a value that cannot be sent; what the router refuses is raised by the iteration.
+            RuntimeError: the client is closed.
         """
         self._raise_if_closed()
         request = generate_request(prompt, options)
@@ -199,6 +202,7 @@ class AsyncClient:
 
         Raises:
             ForetokenError: the answer cannot be had, or not whole.
+            RuntimeError: the client is closed.
         """
         return await self.generate(prompt, **options).result()
 
@@ -207,6 +211,7 @@ class AsyncClient:
 
         Raises:
             ForetokenError: the router cannot be asked.
+            RuntimeError: the client is closed.
         """
         return ModelInfo.from_proto(await self._unary("GetModelInfo", pb.GetModelInfoRequest(), timeout_s))
 
@@ -215,6 +220,7 @@ class AsyncClient:
 
         Raises:
             ForetokenError: the router refuses, or cannot be asked.
+            RuntimeError: the client is closed.
         """
         return tuple((await self._unary("Tokenize", tokenize_request(prompt), timeout_s)).ids)
 
@@ -269,8 +275,8 @@ class AsyncClient:
             self._loop = loop
             options = channel_options(self.address, self._tls)
             self._channel = (
-                grpc.aio.secure_channel(self.address, self._tls.credentials(), options)
-                if self._tls
+                grpc.aio.secure_channel(self.address, self._credentials, options)
+                if self._credentials
                 else grpc.aio.insecure_channel(self.address, options)
             )
             self._stub = generation_stub(self._channel)

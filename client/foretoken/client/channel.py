@@ -5,17 +5,20 @@ Opens nothing itself.
 
 from __future__ import annotations
 
+import re
 from contextlib import AbstractContextManager
 from ipaddress import ip_address
 from typing import Any
 
 import grpc
 
+from foretoken.client.config import RetryPolicy
 from foretoken.rpc.address import is_host_port
 from foretoken.rpc.errors import (
     ForetokenError,
     InvalidArgumentError,
     RequestCancelledError,
+    ResourceExhaustedError,
     UnavailableError,
     from_rpc_error,
 )
@@ -31,12 +34,18 @@ _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 _MAX_RECONNECT_MS = 2_000
 _KEEPALIVE_TIME_MS = 30_000  # a router disconnects those who ping more often than every 5 s
 _KEEPALIVE_TIMEOUT_MS = 10_000
+_TOO_LARGE = re.compile(r"message larger than max \((\d+) vs\. (\d+)\)")  # gRPC's words, at either end
 
 
-def check_address(address: str) -> None:
+def check_settings(address: str, tls: ClientTls | None, retry: RetryPolicy | None) -> None:
     """Raises:
-    InvalidArgumentError: `address` is no router's: neither HOST:PORT nor of a scheme of gRPC's own.
+    InvalidArgumentError: `address` is no router's (neither HOST:PORT nor of a scheme of gRPC's own), or `tls` or
+        `retry` is something else.
     """
+    if tls is not None and not isinstance(tls, ClientTls):
+        raise InvalidArgumentError("tls", tls, "must be a ClientTls")
+    if retry is not None and not isinstance(retry, RetryPolicy):
+        raise InvalidArgumentError("retry", retry, "must be a RetryPolicy")
     if not isinstance(address, str) or not (address.startswith(_SCHEMES) or is_host_port(address)):
         raise InvalidArgumentError("address", address, "must be HOST:PORT, unix:/PATH or dns:///HOST:PORT")
 
@@ -80,6 +89,9 @@ def call_metadata(source: Span) -> tuple[tuple[str, str], ...]:
 def call_error(error: grpc.RpcError, is_cancelled: bool) -> ForetokenError:
     """The typed error of a failed call; a cancellation that the caller did not ask for is a lost stream."""
     typed = from_rpc_error(error)
+    if isinstance(typed, ResourceExhaustedError) and (sizes := _TOO_LARGE.search(str(typed))):
+        num_bytes, most = (int(size) for size in sizes.groups())  # no overload: it will not fit later either
+        return InvalidArgumentError("message", num_bytes, f"must be at most {most} bytes", request_id=typed.request_id)
     if isinstance(typed, RequestCancelledError) and not is_cancelled:
         return UnavailableError(f"the stream was cut off: {typed}", request_id=typed.request_id)
     return typed

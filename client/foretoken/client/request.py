@@ -31,6 +31,7 @@ class ChatMessage(TypedDict):
 Prompt: TypeAlias = str | Sequence[int | ChatMessage]
 """Text, or token ids, or chat messages; one Sequence, since of two mypy takes no message that is written in place."""
 
+_BYTES = bytes | bytearray | memoryview  # sequences of integers, but none that is meant as ids
 _OTHER_FIELDS = ("model", "tenant", "resume_ids", "system_fingerprint")
 _KINDS: Mapping[int, str] = {
     FieldDescriptor.CPPTYPE_UINT32: "an integer from 0 to 2**32 - 1",
@@ -76,11 +77,11 @@ def _set_input(request: pb.GenerateRequest | pb.TokenizeRequest, prompt: Prompt)
     if isinstance(prompt, str):
         with _refusing("prompt", prompt, "must be valid Unicode text"):
             request.prompt = prompt
-    elif isinstance(prompt, Mapping | Set | bytes | bytearray) or not _has_length(prompt):
+    elif isinstance(prompt, Mapping | Set | _BYTES) or not _has_length(prompt):
         raise InvalidArgumentError(
             "prompt", type(prompt).__name__, "must be text, token ids or a list of chat messages"
         )
-    elif len(prompt) > 0 and isinstance(prompt[0], Mapping):
+    elif isinstance(next(iter(prompt), None), Mapping):  # not prompt[0], which a view of a mapping's values lacks
         for index, message in enumerate(cast(Sequence[ChatMessage], prompt)):
             with _refusing(f"messages[{index}]", message, 'must be {"role": text, "content": text}'):
                 request.messages.messages.add(**message)
@@ -166,6 +167,8 @@ def _fill(message: Any, values: Mapping[str, Any], prefix: str) -> None:
         number = "a list, each " if kind.is_repeated else ""
         with _refusing(prefix + name, value, f"must be {number}{_KINDS[kind.cpp_type]}"):
             if kind.is_repeated:
+                if isinstance(value, _BYTES):
+                    raise TypeError
                 getattr(message, name).extend(value)
             else:
                 setattr(message, name, value)

@@ -6,7 +6,7 @@ Waits; what to ask and what an answer means is decided in `session` and `retry`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 from weakref import WeakSet
@@ -20,7 +20,7 @@ from foretoken.client.channel import (
     call_metadata,
     call_span,
     channel_options,
-    check_address,
+    check_settings,
     generation_stub,
 )
 from foretoken.client.completion import Completion
@@ -65,7 +65,7 @@ class Generation:
         """The prompt as the model sees it; empty before the first message."""
         return tuple(self._session.start.prompt_ids) if self._session.start else ()
 
-    def __iter__(self) -> Iterator[Piece]:
+    def __iter__(self) -> Generator[Piece, None, None]:
         """Pieces as they arrive, over as many streams as it takes.
 
         Raises:
@@ -77,7 +77,7 @@ class Generation:
         self._is_begun = True
         return self._pieces()
 
-    def _pieces(self) -> Iterator[Piece]:
+    def _pieces(self) -> Generator[Piece, None, None]:
         self._session.begin()
         with call_span("Generate", SPAN_CLIENT_GENERATE) as span:
             while True:
@@ -163,9 +163,10 @@ class Client:
             timeout_s: deadline of calls that bring none of their own, retries included; None = none.
 
         Raises:
-            InvalidArgumentError: `address` is no address of a router.
+            InvalidArgumentError: `address` is no address of a router, or half a pair of certificate and key is absent.
+            OSError: a file of `tls` cannot be read.
         """
-        check_address(address)
+        check_settings(address, tls, retry)
         self.address = address
         self._retry = retry or RetryPolicy()
         self._timeout_s = timeout_s
@@ -173,6 +174,7 @@ class Client:
         self._answers: WeakSet[Generation] = WeakSet()
         self._lock = threading.Lock()  # guards _answers
         self._tls = tls
+        self._credentials = tls.credentials() if tls else None
         self.reconnect()
 
     @property
@@ -190,6 +192,7 @@ class Client:
 
         Raises:
             InvalidArgumentError: a value that cannot be sent; what the router refuses is raised by the iteration.
+            RuntimeError: the client is closed.
         """
         self._raise_if_closed()
         request = generate_request(prompt, options)
@@ -203,6 +206,7 @@ class Client:
 
         Raises:
             ForetokenError: the answer cannot be had, or not whole.
+            RuntimeError: the client is closed.
         """
         return self.generate(prompt, **options).result()
 
@@ -211,6 +215,7 @@ class Client:
 
         Raises:
             ForetokenError: the router cannot be asked.
+            RuntimeError: the client is closed.
         """
         return ModelInfo.from_proto(self._unary("GetModelInfo", pb.GetModelInfoRequest(), timeout_s))
 
@@ -219,6 +224,7 @@ class Client:
 
         Raises:
             ForetokenError: the router refuses, or cannot be asked.
+            RuntimeError: the client is closed.
         """
         return tuple(self._unary("Tokenize", tokenize_request(prompt), timeout_s).ids)
 
@@ -227,8 +233,8 @@ class Client:
         connection's lock, which then nobody gives back. Calls of other threads stay on the old one."""
         options = channel_options(self.address, self._tls)
         self._channel = (
-            grpc.secure_channel(self.address, self._tls.credentials(), options)
-            if self._tls
+            grpc.secure_channel(self.address, self._credentials, options)
+            if self._credentials
             else grpc.insecure_channel(self.address, options)
         )
         self.stub = generation_stub(self._channel)
