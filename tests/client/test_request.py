@@ -69,7 +69,7 @@ def test_a_prompt_is_text_ids_or_messages() -> None:
         (None, {}, "prompt"),
         ({1, 2}, {}, "prompt"),
         (np.array(1), {}, "prompt"),
-        (memoryview(b"hi"), {}, "prompt"),
+        pytest.param(memoryview(b"hi"), {}, "prompt", id="memoryview"),  # its repr is never twice the same
         ([-1], {}, "prompt_ids"),
         ([1, "a"], {}, "prompt_ids"),
         ([{"role": "user", "text": "hi"}], {}, "messages[0]"),
