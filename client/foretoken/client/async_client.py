@@ -159,14 +159,15 @@ class AsyncClient:
             timeout_s: deadline of calls that bring none of their own, retries included; None = none.
 
         Raises:
-            InvalidArgumentError: `address` is no address of a router, or half a pair of certificate and key is absent.
+            InvalidArgumentError: `address` is no address of a router, `tls` or `retry` is of another class, or half a
+                pair of certificate and key is absent.
             OSError: a file of `tls` cannot be read.
         """
         check_settings(address, tls, retry)
         self.address = address
         self._retry = retry or RetryPolicy()
         self._timeout_s = timeout_s
-        self._tls = tls
+        self._channel_options = channel_options(address, tls)
         self._credentials = tls.credentials() if tls else None
         self._closed = asyncio.Event()
         self._answers: WeakSet[AsyncGeneration] = WeakSet()
@@ -273,11 +274,10 @@ class AsyncClient:
         loop = asyncio.get_running_loop()
         if self._channel is None:
             self._loop = loop
-            options = channel_options(self.address, self._tls)
             self._channel = (
-                grpc.aio.secure_channel(self.address, self._credentials, options)
+                grpc.aio.secure_channel(self.address, self._credentials, self._channel_options)
                 if self._credentials
-                else grpc.aio.insecure_channel(self.address, options)
+                else grpc.aio.insecure_channel(self.address, self._channel_options)
             )
             self._stub = generation_stub(self._channel)
         if loop is not self._loop:

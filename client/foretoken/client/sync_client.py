@@ -163,7 +163,8 @@ class Client:
             timeout_s: deadline of calls that bring none of their own, retries included; None = none.
 
         Raises:
-            InvalidArgumentError: `address` is no address of a router, or half a pair of certificate and key is absent.
+            InvalidArgumentError: `address` is no address of a router, `tls` or `retry` is of another class, or half a
+                pair of certificate and key is absent.
             OSError: a file of `tls` cannot be read.
         """
         check_settings(address, tls, retry)
@@ -173,7 +174,7 @@ class Client:
         self._closed = threading.Event()
         self._answers: WeakSet[Generation] = WeakSet()
         self._lock = threading.Lock()  # guards _answers
-        self._tls = tls
+        self._channel_options = channel_options(address, tls)
         self._credentials = tls.credentials() if tls else None
         self.reconnect()
 
@@ -231,11 +232,10 @@ class Client:
     def reconnect(self) -> None:
         """Later calls take a new connection, as after an interrupt: it may have hit gRPC's own code where it held the
         connection's lock, which then nobody gives back. Calls of other threads stay on the old one."""
-        options = channel_options(self.address, self._tls)
         self._channel = (
-            grpc.secure_channel(self.address, self._credentials, options)
+            grpc.secure_channel(self.address, self._credentials, self._channel_options)
             if self._credentials
-            else grpc.insecure_channel(self.address, options)
+            else grpc.insecure_channel(self.address, self._channel_options)
         )
         self.stub = generation_stub(self._channel)
 
