@@ -57,7 +57,7 @@ class CpuKernels:
 
     @property
     def products(self) -> str:
-        """How bf16 products run: "tile" registers (AMX), "dot" products of pairs (AVX512-BF16), or plain "vector"s."""
+        """How bf16 products run: "tile" registers (AMX), "dot" products of pairs (AVX512-BF16) or float "vector"s."""
         name: bytes = self._library.foretoken_products()
         return name.decode()
 

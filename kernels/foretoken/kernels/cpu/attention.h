@@ -38,11 +38,7 @@ inline void fetch(const T* from, int64_t size) {
 // Whether queries are kept as bf16 pairs, which products of pairs take, on tiles or without.
 template <class T>
 bool use_pairs(const Attention<T>& job) {
-#if defined(__AVX512BF16__)
-  return use_tiles(job) || (sizeof(T) == 2 && job.key_size % 2 == 0);
-#else
-  return use_tiles(job);
-#endif
+  return use_tiles(job) || (has_dots() && sizeof(T) == 2 && job.key_size % 2 == 0);
 }
 
 #if defined(__AVX512BF16__)

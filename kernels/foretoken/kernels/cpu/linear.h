@@ -2,7 +2,7 @@
 // accumulator that runs over K in order.
 //
 // Packed weights are groups of 64 columns, N padded with 0. bf16, K padded with 0: [N/64][K/32][4 tiles][16 pairs of k]
-// [16 columns][2] where the processor multiplies pairs, else [N/64][K/2][64 columns][2]. float: [N/64][K][64].
+// [16 columns][2] where bf16 is multiplied in pairs, else [N/64][K/2][64 columns][2]. float: [N/64][K][64].
 #pragma once
 #include <algorithm>
 #include <utility>
@@ -16,14 +16,8 @@ constexpr int kGroup = 64, kDepth = 32;
 constexpr int kRowBlock = 16;
 constexpr int64_t kMinParallelBytes = 48 * 1024;
 
-// Whether the processor multiplies pairs of bf16.
-inline bool has_pair_products() {
-#if defined(__AVX512BF16__)
-  return true;
-#else
-  return has_tiles();
-#endif
-}
+// Whether bf16 is multiplied in pairs.
+inline bool has_pair_products() { return has_tiles() || has_dots(); }
 
 inline int64_t ceil_to(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
@@ -53,7 +47,7 @@ struct Linear {
   const T* bias;    // [n] or null
   T* y;             // [rows, n]
   int64_t rows, k, n;
-  const float* floats = nullptr;  // x, where the processor has no products of bf16
+  const float* floats = nullptr;  // x, where bf16 is not multiplied in pairs
 
   // Store up to 16 columns of a row.
   void finish(int64_t row, int64_t column, F16 sum) const {
@@ -271,10 +265,9 @@ inline void linear_group(const Linear<bf16>& job, int64_t group) {
   if (has_tiles()) return linear_tiles(job, group);
 #endif
 #if defined(__AVX512BF16__)
-  by_rows<Dots, 6>(job, group);
-#else
-  by_rows<Vectors, 6>(job, group);
+  if (has_dots()) return by_rows<Dots, 6>(job, group);
 #endif
+  by_rows<Vectors, 6>(job, group);
 }
 inline void linear_group(const Linear<float>& job, int64_t group) { by_rows<Vectors, 6>(job, group); }
 

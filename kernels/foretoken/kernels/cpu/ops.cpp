@@ -226,11 +226,7 @@ void foretoken_set_num_threads(int num_threads) { foretoken::Pool::get().set_num
 
 // How bf16 products are computed here.
 const char* foretoken_products() {
-#if defined(__AVX512BF16__)
-  return foretoken::has_tiles() ? "tile" : "dot";
-#else
-  return foretoken::has_tiles() ? "tile" : "vector";
-#endif
+  return foretoken::has_tiles() ? "tile" : foretoken::has_dots() ? "dot" : "vector";
 }
 
 // What compiled this: it chooses where a product and a sum round once.

@@ -177,4 +177,17 @@ struct alignas(64) TileConfig {
 inline bool has_tiles() { return false; }
 #endif
 
+// Whether dot products of bf16 pairs (AVX512-BF16) are to be used. Intel's processors run them at half the pace of float
+// multiply-adds; their tiles are the fast way, where the hypervisor shows them. -DFORETOKEN_DOTS=true or false decides.
+inline bool has_dots() {
+#if !defined(__AVX512BF16__)
+  return false;
+#elif defined(FORETOKEN_DOTS)
+  return FORETOKEN_DOTS;
+#else
+  static const bool fast = !__builtin_cpu_is("intel");
+  return fast;
+#endif
+}
+
 }  // namespace foretoken
