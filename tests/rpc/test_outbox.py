@@ -18,7 +18,7 @@ ENTRY_TYPES = {  # in the order a worker applies them
 
 def drained(outbox: Outbox) -> list:
     frames = []
-    while outbox:
+    while not outbox.is_empty:
         frames.append(outbox.pop())
     return frames
 
@@ -78,7 +78,7 @@ def test_limits_refuse():
     outbox = Outbox(VerifyLinkResponse, OutboxLimits(max_frame_bytes=50, max_message_bytes=100, max_pending_bytes=150))
     with pytest.raises(ResourceExhaustedError, match="limit of 100 bytes"):
         outbox.add_entries({"verdicts": [Verdict(features=b"x" * 200)]})
-    assert not outbox
+    assert outbox.is_empty
     outbox.add_entries({"verdicts": [Verdict(features=b"x" * 80)]})
     with pytest.raises(BacklogFullError):
         outbox.add_entries({"verdicts": [Verdict(features=b"x" * 80)]})

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from foretoken.router.detokenizer import Detokenizer
 from foretoken.router.stop_strings import StopStrings
@@ -37,8 +38,7 @@ class StopRules:
     """Largest number of output tokens, the context's end included."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(NamedTuple):
     """What a block added to an answer."""
 
     num_tokens: int
@@ -75,14 +75,15 @@ class Answer:
         """Append the target's next tokens. What lies beyond the end of the answer is dropped."""
         if self.finish is not None:
             return NOTHING
-        ids = self._until_end(ids)
+        room = self.room
+        ids = self._until_end(ids, room)
         if self._rules.stop_strings:
             kept = self._search(ids)
         else:
             text, num_chars = self._detokenizer.step(ids)
             kept = Kept(len(ids), text, num_chars)
         self.output_ids += ids[: kept.num_tokens]
-        if self.finish is None and self.room <= 0:
+        if self.finish is None and kept.num_tokens >= room:
             self.finish = FinishReason.LENGTH
         return kept
 
@@ -98,11 +99,11 @@ class Answer:
         self.finish, self.stop = FinishReason.STOP, match.stop
         return (self._stops.held + text)[: match.start]
 
-    def _until_end(self, ids: Sequence[int]) -> Sequence[int]:
+    def _until_end(self, ids: Sequence[int], room: int) -> Sequence[int]:
         """`ids` up to the room left and to the first end id, that one included."""
         rules = self._rules
-        if len(ids) > self.room:
-            ids = ids[: max(0, self.room)]
+        if len(ids) > room:
+            ids = ids[: max(0, room)]
         if rules.end_ids.isdisjoint(ids):
             return ids
         num_output = len(self.output_ids)

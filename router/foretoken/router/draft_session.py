@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from foretoken.router import draft_tree
 from foretoken.router.mailbox import Mailbox, Patience
@@ -32,8 +31,7 @@ class DraftWorkerLostError(DraftFailedError):
     """The session ended with its link, perhaps long ago: this says nothing of the worker that is there now."""
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(NamedTuple):
     """A chain or tree of guesses for one round; empty = none."""
 
     ids: Sequence[int] = ()
@@ -52,6 +50,12 @@ class Draft:
     def depth(self) -> int:
         """Most ids that can be accepted."""
         return draft_tree.depth(self.parents) if self.parents else len(self.ids)
+
+    def along(self, path: Sequence[int]) -> tuple[Sequence[int], Sequence[DraftSource]]:
+        """Ids, and sources if there are any, of the nodes of an accepted `path`."""
+        if not self.parents:
+            return self.ids[: len(path)], self.sources[: len(path)]
+        return [self.ids[node] for node in path], [self.sources[node] for node in path] if self.sources else ()
 
     def is_exhausted_by(self, path: Sequence[int]) -> bool:
         """Whether nothing was proposed after the accepted `path`."""
@@ -133,12 +137,10 @@ class DraftSession:
         if block.base_length != base_length:
             raise DraftFailedError(f"a draft for length {block.base_length}, not {base_length}")
         max_tokens = terms.max_tokens if terms is not None else num_tokens
-        elapsed_ns = time.perf_counter_ns() - asked_ns  # no time in it can be longer, or sums of them would overflow
-        block.forward_ns = min(block.forward_ns, elapsed_ns)
-        block.queue_ns = min(block.queue_ns, elapsed_ns - block.forward_ns)
-        draft = _usable(block, max_tokens, vocab_size, takes_trees)
+        elapsed_ns = time.perf_counter_ns() - asked_ns
+        draft = _usable(block, max_tokens, vocab_size, takes_trees, elapsed_ns)
         if self._has_probs and block.draft_probs:
-            return replace(draft, probs=_usable_probs(block, draft.ids, vocab_size))
+            return draft._replace(probs=_usable_probs(block, draft.ids, vocab_size))
         return draft
 
     def close(self) -> None:
@@ -161,8 +163,10 @@ class DraftSession:
         left_s = timeout_s
         while left_s > 0:
             wait_s = left_s if patience_s is None else min(patience_s, left_s)
-            with suppress(TimeoutError):
+            try:
                 return await self._mailbox.get(wait_s)
+            except TimeoutError:
+                pass
             if patience_s is not None and self._is_pending:
                 self._is_late = True
                 raise DraftLateError("the worker is still at it")
@@ -170,25 +174,31 @@ class DraftSession:
         raise DraftFailedError(f"no draft within {timeout_s:g} s")
 
 
-def _usable(block: DraftedBlock, num_tokens: int, vocab_size: int, takes_trees: bool) -> Draft:
-    """The block's first `num_tokens` nodes, up to the first that no target of this vocabulary or kind could take."""
+def _usable(block: DraftedBlock, num_tokens: int, vocab_size: int, takes_trees: bool, elapsed_ns: int) -> Draft:
+    """The block's first `num_tokens` nodes, up to the first that no target of this vocabulary or kind could take.
+
+    No time in it can be longer than `elapsed_ns`, or sums of them would overflow.
+    """
     ids = block.ids[:num_tokens]
-    parents = block.parents[: len(ids)]
-    if parents:
+    parents: Sequence[int] = ()
+    if block.parents:
+        parents = block.parents[: len(ids)]
         num_kept = draft_tree.num_sound(parents) if takes_trees else draft_tree.leading_chain(parents)
         del ids[num_kept:]
     if ids and max(ids) >= vocab_size:
         del ids[next(index for index, token_id in enumerate(ids) if token_id >= vocab_size) :]
     if parents:
-        del parents[len(ids) :]
+        parents = parents[: len(ids)]
         if draft_tree.leading_chain(parents) == len(parents):
-            parents = []
+            parents = ()
     sources = block.sources[: len(ids)]
     if len(sources) < len(ids):
         sources = []
     if not _SOURCES.issuperset(sources):  # a verify worker would refuse the block, and with it the request
         sources = [source if source in _SOURCES else DRAFT_SOURCE_UNSPECIFIED for source in sources]
-    return Draft(ids, sources, block.queue_ns, block.forward_ns, parents, num_forwards=block.num_forwards)
+    forward_ns = min(block.forward_ns, elapsed_ns)
+    queue_ns = min(block.queue_ns, elapsed_ns - forward_ns)
+    return Draft(ids, sources, queue_ns, forward_ns, parents, num_forwards=block.num_forwards)
 
 
 def _usable_probs(block: DraftedBlock, ids: Sequence[int], vocab_size: int) -> list[SparseDistribution]:

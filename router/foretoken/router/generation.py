@@ -27,6 +27,7 @@ from foretoken.v1.types_pb2 import (
     TOKEN_ORIGIN_PLAIN,
     TOKEN_ORIGIN_RECOVERED,
     VERIFICATION_MODE_COUPLED,
+    DraftSource,
 )
 from foretoken.v1.verify_pb2 import Verdict
 
@@ -137,7 +138,8 @@ class Generation:
     async def _commit(self, draft: Draft, verdict: Verdict) -> None:
         """Append what the target decided, tell the drafter and the client."""
         path = verdict.path if draft.parents else range(verdict.num_accepted)
-        emitted = [*(draft.ids[node] for node in path), verdict.next_id]
+        accepted, sources = draft.along(path)
+        emitted = [*accepted, verdict.next_id]
         self.counts.add_forward(len(emitted), verdict.queue_ns, verdict.forward_ns)
         if draft.ids:
             self.counts.add_draft(len(draft.ids), draft.depth, len(path))
@@ -149,7 +151,7 @@ class Generation:
         if self._answer.finish is None:
             self._speculator.commit(self._length, emitted, self._step_began_s)
         self._length += kept.num_tokens
-        self._emit(draft, path, emitted[: kept.num_tokens], verdict, kept)
+        self._emit(draft, path, sources, emitted[: kept.num_tokens], verdict, kept)
         await self._outbox.room()
 
     async def _plain_step(self, session: VerifySession) -> None:
@@ -162,7 +164,15 @@ class Generation:
         verdict = await session.next_plain(self._length)
         await self._commit(NO_DRAFT, verdict)
 
-    def _emit(self, draft: Draft, path: Sequence[int], ids: Sequence[int], verdict: Verdict, kept: Kept) -> None:
+    def _emit(
+        self,
+        draft: Draft,
+        path: Sequence[int],
+        sources: Sequence[DraftSource],
+        ids: Sequence[int],
+        verdict: Verdict,
+        kept: Kept,
+    ) -> None:
         origins = [TOKEN_ORIGIN_ACCEPTED] * len(path)
         if not draft.ids:
             origins.append(TOKEN_ORIGIN_PLAIN)
@@ -171,10 +181,7 @@ class Generation:
         else:
             origins.append(TOKEN_ORIGIN_RECOVERED)
         origins = origins[: len(ids)]  # the answer may have ended inside the accepted prefix
-        sources = [DRAFT_SOURCE_UNSPECIFIED] * len(ids)
-        if draft.sources:
-            accepted = [draft.sources[node] for node in path][: len(ids)]
-            sources[: len(accepted)] = accepted
+        sources = [*sources[: len(ids)], *[DRAFT_SOURCE_UNSPECIFIED] * (len(ids) - len(sources))]
         logprobs = verdict.logprobs[: len(ids)] if verdict.logprobs else ()
         self._outbox.put(ids, origins, sources, logprobs, kept.text, kept.num_chars)
 

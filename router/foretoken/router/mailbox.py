@@ -22,26 +22,24 @@ class Patience:
     """Ends overdue waits, with one timer for all: setting and cancelling one per wait costs more than the wait."""
 
     def __init__(self) -> None:
-        self._deadlines: dict[asyncio.Future[None], float] = {}
+        self._waits: list[tuple[asyncio.Future[None], float]] = []
+        """Waiters with their deadlines (`time.monotonic`); what is over stays until the next tick."""
         self._is_ticking = False
 
     def watch(self, waiter: asyncio.Future[None], timeout_s: float) -> None:
-        """Give `waiter` a `TimeoutError` once `timeout_s` have passed, unless it is forgotten before."""
-        self._deadlines[waiter] = time.monotonic() + timeout_s
+        """Give `waiter` a `TimeoutError` once `timeout_s` have passed, unless it is done before."""
+        self._waits.append((waiter, time.monotonic() + timeout_s))
         if not self._is_ticking:
             self._is_ticking = True
             waiter.get_loop().call_later(_TICK_S, self._tick)
 
-    def forget(self, waiter: asyncio.Future[None]) -> None:
-        """The wait is over."""
-        del self._deadlines[waiter]
-
     def _tick(self) -> None:
         now = time.monotonic()
-        for waiter, deadline in self._deadlines.items():
-            if deadline <= now and not waiter.done():
+        self._waits = [wait for wait in self._waits if not wait[0].done()]
+        for waiter, deadline in self._waits:
+            if deadline <= now:
                 waiter.set_exception(TimeoutError())
-        self._is_ticking = bool(self._deadlines)
+        self._is_ticking = bool(self._waits)
         if self._is_ticking:
             asyncio.get_running_loop().call_later(_TICK_S, self._tick)
 
@@ -84,14 +82,10 @@ class Mailbox(Generic[Item]):
             TimeoutError: nothing came in time.
             Exception: the one given to `fail`, once all items are taken.
         """
-        if self.is_empty:
+        if not self._items and self._error is None:
             waiter = self._waiter = asyncio.get_running_loop().create_future()
             self._patience.watch(waiter, timeout_s)
-            try:
-                await waiter
-            finally:
-                self._patience.forget(waiter)
-                self._waiter = None
+            await waiter
         if self._items:
             return self._items.popleft()
         assert self._error is not None

@@ -108,7 +108,10 @@ class Speculator:
                 terms = draft_terms(load, limit, self._worker.asking_s)
             asked_s = time.perf_counter()
             draft = await session.draft(
-                *(base_length, num_tokens, self._vocab_size, timeout_s),
+                base_length,
+                num_tokens,
+                self._vocab_size,
+                timeout_s,
                 patience_s=patience_s,
                 takes_trees=takes_trees,
                 terms=terms,

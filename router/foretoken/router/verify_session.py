@@ -65,7 +65,8 @@ class VerifySession:
         """
         block = DraftBlock(sequence_id=self.sequence_id, base_length=base_length)
         block.draft_ids.extend(draft.ids)
-        block.sources.extend(draft.sources)
+        if draft.sources:
+            block.sources.extend(draft.sources)
         if draft.parents:
             block.parents.extend(draft.parents)
         if draft.probs:

@@ -46,8 +46,10 @@ class Outbox(Generic[Frame]):
         self.num_bytes = 0
         """About the serialised size of all that waits."""
 
-    def __bool__(self) -> bool:
-        return bool(self._frames)
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits."""
+        return not self._frames
 
     def add_entries(self, entries: Mapping[str, Iterable[Message]]) -> None:
         """Append entries, field name -> messages of that repeated field.
@@ -56,9 +58,28 @@ class Outbox(Generic[Frame]):
             ResourceExhaustedError: an entry is too large to send; it and those after it were not appended.
             BacklogFullError: the backlog is full; likewise.
         """
+        limits, frames, sizes = self._limits, self._frames, self._sizes
         for name, messages in entries.items():
-            for message in messages:
-                self._append(name, message)
+            is_last_kind = name == _APPLIED_LAST
+            for message in messages:  # without calls of our own: twice a round for each sequence
+                num_bytes = message.ByteSize() + 8  # tag and length
+                if num_bytes > limits.max_message_bytes:
+                    limit = limits.max_message_bytes
+                    raise ResourceExhaustedError(
+                        f"an entry of {num_bytes} bytes is above the link's limit of {limit} bytes"
+                    )
+                if self.num_bytes + num_bytes > limits.max_pending_bytes:
+                    raise self._full()
+                if (
+                    not frames
+                    or sizes[-1] + num_bytes > self._max_frame_bytes
+                    or (self._tail_has_last_kind and not is_last_kind)
+                ):
+                    self._push(self._frame_type())
+                getattr(frames[-1], name).append(message)
+                self._tail_has_last_kind |= is_last_kind
+                sizes[-1] += num_bytes
+                self.num_bytes += num_bytes
 
     def add_frame(self, frame: Frame) -> None:
         """Append a whole frame, merged into the waiting one where the two fit together. The caller gives `frame` away.
@@ -70,47 +91,30 @@ class Outbox(Generic[Frame]):
         if num_bytes > self._max_frame_bytes:
             self._add_piecewise(frame)
             return
-        self._check_backlog(num_bytes)
-        if self._fits(num_bytes):
+        if self.num_bytes + num_bytes > self._limits.max_pending_bytes:
+            raise self._full()
+        if self._frames and self._sizes[-1] + num_bytes <= self._max_frame_bytes:
             self._merge(self._frames[-1], frame)
         else:
             self._push(frame)
-        self._count(num_bytes)
+        self._sizes[-1] += num_bytes
+        self.num_bytes += num_bytes
 
-    def pop(self) -> Frame:
-        """The oldest frame; it grows no further."""
+    def pop(self) -> Frame | None:
+        """The oldest frame, which grows no further; None when nothing waits."""
+        if not self._frames:
+            return None
         self.num_bytes -= self._sizes.popleft()
         return self._frames.popleft()
-
-    def _append(self, name: str, message: Message) -> None:
-        num_bytes = message.ByteSize() + 8  # tag and length
-        if num_bytes > self._limits.max_message_bytes:
-            limit = self._limits.max_message_bytes
-            raise ResourceExhaustedError(f"an entry of {num_bytes} bytes is above the link's limit of {limit} bytes")
-        self._check_backlog(num_bytes)
-        is_last_kind = name == _APPLIED_LAST
-        if (self._tail_has_last_kind and not is_last_kind) or not self._fits(num_bytes):
-            self._push(self._frame_type())
-        getattr(self._frames[-1], name).append(message)
-        self._tail_has_last_kind |= is_last_kind
-        self._count(num_bytes)
-
-    def _fits(self, num_bytes: int) -> bool:
-        return bool(self._frames) and self._sizes[-1] + num_bytes <= self._max_frame_bytes
 
     def _push(self, frame: Frame) -> None:
         self._frames.append(frame)
         self._sizes.append(0)
         self._tail_has_last_kind = False
 
-    def _count(self, num_bytes: int) -> None:
-        self._sizes[-1] += num_bytes
-        self.num_bytes += num_bytes
-
-    def _check_backlog(self, num_bytes: int) -> None:
-        if self.num_bytes + num_bytes > self._limits.max_pending_bytes:
-            limit = self._limits.max_pending_bytes
-            raise BacklogFullError(f"the other side does not read: {self.num_bytes} of {limit} bytes wait")
+    def _full(self) -> BacklogFullError:
+        limit = self._limits.max_pending_bytes
+        return BacklogFullError(f"the other side does not read: {self.num_bytes} of {limit} bytes wait")
 
     def _merge(self, tail: Frame, frame: Frame) -> None:
         for descriptor, value in frame.ListFields():

@@ -124,7 +124,7 @@ class FrameStream(Generic[Sent, Received]):
 
     def _pop(self) -> Sent | None:
         with self._lock:
-            return self._outbox.pop() if self._outbox else None
+            return self._outbox.pop()
 
     def _queue(self, add: Callable[[_Queued], None], what: _Queued) -> None:
         must_wake = False
@@ -132,7 +132,7 @@ class FrameStream(Generic[Sent, Received]):
             with self._lock:
                 if self._is_closed:
                     return
-                must_wake = not self._outbox  # otherwise the writer is awake, and writes until nothing is left
+                must_wake = self._outbox.is_empty  # otherwise the writer is awake, and writes until nothing is left
                 add(what)
         except BacklogFullError as full:
             error = UnavailableError(full.message)
