@@ -75,9 +75,14 @@ def _shares(
 ) -> list[tuple[float, int, int]]:
     """(share, token id, state) of the most frequent continuations of a state."""
     most_recent = ids[automaton.next_position(state)]
+    continuations = automaton.continuations(state)
+    if len(continuations) == 1:  # most are
+        ((token_id, target),) = continuations.items()
+        return [(1.0 if automaton.count(target) or token_id == most_recent else 0.0, token_id, target)]
     weights = [
         (automaton.count(target) + (token_id == most_recent), token_id, target)
-        for token_id, target in automaton.continuations(state).items()
+        for token_id, target in continuations.items()
     ]
-    total = max(1, sum(weight for weight, _, _ in weights))
-    return [(weight / total, token_id, target) for weight, token_id, target in heapq.nlargest(max_branches, weights)]
+    total = max(1, sum([weight for weight, _, _ in weights]))
+    weights.sort(reverse=True)
+    return [(weight / total, token_id, target) for weight, token_id, target in weights[:max_branches]]

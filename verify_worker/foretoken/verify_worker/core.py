@@ -20,7 +20,7 @@ from foretoken.rpc.errors import (
     NotFoundError,
     ResourceExhaustedError,
 )
-from foretoken.rpc.link.worker_entries import PendingReport, SequenceKey, WorkerLoad
+from foretoken.rpc.link.worker_entries import LoadPace, PendingReport, SequenceKey, WorkerLoad
 from foretoken.rpc.names import ERROR_TYPE, NUM_ACCEPTED, NUM_DRAFT_TOKENS
 from foretoken.verify_worker.row_price import RowPrice
 from foretoken.verify_worker.scheduler import Scheduler, Work
@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 class VerifySink(Protocol):
     """Where results go; called on the model thread."""
 
-    def decided(self, decisions: list[Decision], load: WorkerLoad) -> None:
-        """Decisions of one forward, in commit order per sequence."""
+    def decided(self, decisions: list[Decision], load: WorkerLoad | None) -> None:
+        """Decisions of one forward, in commit order per sequence; now and then with the load."""
         ...
 
     def stale(self, key: SequenceKey, length: int) -> None:
@@ -74,6 +74,7 @@ class VerifyCore:
         self._sequences: dict[SequenceKey, VerifySequence] = {}
         self._num_opened = 0
         self._pending = PendingReport(sink.pending)
+        self._load_pace = LoadPace()
         self._retry_at_s: float | None = None
         """When to plan again (`time.monotonic`) if nothing happens before: all that waits wants pages of idle ones."""
 
@@ -173,13 +174,13 @@ class VerifyCore:
                 self._fail(work.sequence.key, InternalError("the forward failed"))
             return
         decided = {decision.key for decision in decisions}
-        self._learn(planned, decisions)
         for work in planned:
             if work.sequence.key in decided:
                 self._after_block(work.sequence)
             elif work.takes_block:
                 self._fail(work.sequence.key, InternalError("the target's logits are not finite: they choose no token"))
-        self._sink.decided(decisions, self._load())
+        self._sink.decided(decisions, self._load() if self._load_pace.is_due() else None)
+        self._learn(planned, decisions)
         self._pending.after_step((seq.key, seq.waiting_since_ns) for seq in self._sequences.values() if seq.has_block)
 
     def check_integrity(self) -> None:

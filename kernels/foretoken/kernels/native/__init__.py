@@ -58,6 +58,18 @@ def gumbel(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int, stream
     return out
 
 
+def greedy(logits: torch.Tensor) -> torch.Tensor:
+    """`sample.greedy` for validated CPU tensors."""
+    if logits.dtype == torch.float16:
+        logits = logits.to(torch.float32)
+    num_rows, vocab_size = logits.shape
+    scratch = torch.empty(vocab_size, dtype=torch.float32)
+    out = torch.empty(num_rows, dtype=torch.int64)
+    is_bfloat16 = logits.dtype == torch.bfloat16
+    _loaded().foretoken_greedy(num_rows, vocab_size, logits.data_ptr(), is_bfloat16, scratch.data_ptr(), out.data_ptr())
+    return out
+
+
 def sample(
     logits: torch.Tensor,
     seeds: torch.Tensor,
@@ -178,6 +190,8 @@ def _library() -> ctypes.CDLL | None:
     integer, pointer, word = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int32
     library.foretoken_gumbel.argtypes = [integer, integer, pointer, pointer, ctypes.c_uint32, pointer]
     library.foretoken_gumbel.restype = None
+    library.foretoken_greedy.argtypes = [integer, integer, pointer, word, pointer, pointer]
+    library.foretoken_greedy.restype = None
     library.foretoken_sample.argtypes = [integer, integer, pointer, word, *[pointer] * 9]
     library.foretoken_sample.restype = None
     library.foretoken_perturbed_top.argtypes = [

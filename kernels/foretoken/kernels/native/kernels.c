@@ -148,7 +148,13 @@ static float largest_of(const float *x, int64_t n) {
 }
 
 static int64_t first_equal(const float *x, int64_t n, float value) {
-    for (int64_t i = 0; i < n; i++)
+    int64_t i = 0;
+    for (; i + BLOCK <= n; i += BLOCK) {
+        int32_t is_found = 0;
+        for (int j = 0; j < BLOCK; j++) is_found |= x[i + j] == value;
+        if (is_found) break;
+    }
+    for (; i < n; i++)
         if (x[i] == value) return i;
     return 0;
 }
@@ -357,6 +363,20 @@ void foretoken_sample(int64_t num_rows, int64_t vocab_size, const void *logits, 
         }
         out[row] = sample_row(x, vocab_size, (uint64_t)seeds[row], (uint32_t)positions[row], temperature[row],
                               top_k[row], top_p[row], min_p[row], scaled, likelihood, keys, weights);
+    }
+}
+
+/* sample.greedy: logits as foretoken_sample; scratch of V floats. */
+void foretoken_greedy(int64_t num_rows, int64_t vocab_size, const void *logits, int32_t is_bfloat16, float *scratch,
+                      int64_t *out) {
+    for (int64_t row = 0; row < num_rows; row++) {
+        const float *x = (const float *)logits + row * vocab_size;
+        if (is_bfloat16) {
+            convert_bfloat16((const uint16_t *)logits + row * vocab_size, vocab_size, scratch);
+            x = scratch;
+        }
+        float largest = largest_of(x, vocab_size);
+        out[row] = isfinite(largest) ? first_equal(x, vocab_size, largest) : -1;
     }
 }
 

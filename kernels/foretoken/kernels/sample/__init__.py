@@ -25,6 +25,7 @@ IMPLEMENTATIONS: dict[dispatch.PathName, Callable[..., torch.Tensor]] = {
 
 GREEDY_IMPLEMENTATIONS: dict[dispatch.PathName, Callable[[torch.Tensor], torch.Tensor]] = {
     "reference": reference.greedy,
+    "native": native.greedy,
     "triton": dispatch.triton("foretoken.kernels.sample.kernel", "greedy"),
 }
 

@@ -25,6 +25,9 @@ SequenceKey = tuple[int, int]
 PENDING_INTERVAL_S = 0.1
 """How long an answer may take before its router is told that it is still to come, and how often that is said."""
 
+LOAD_INTERVAL_S = 0.02
+"""How often routers hear of the load while sequences neither come nor go: it costs more to tell than a verdict."""
+
 Response = TypeVar("Response", bound=Message)
 
 
@@ -121,6 +124,21 @@ class LinkResults(Generic[Response]):
             frame: Any = self._response_type()
             if _add_load(frame, listener, load):
                 listener.link.send(frame)
+
+
+class LoadPace:
+    """When the load, which changes with every step, is to be told again. Made with nothing told yet."""
+
+    def __init__(self) -> None:
+        self._told_ns: int | None = None
+
+    def is_due(self) -> bool:
+        """Whether `LOAD_INTERVAL_S` have passed since this was last true."""
+        now_ns = time.perf_counter_ns()
+        if self._told_ns is not None and now_ns - self._told_ns < LOAD_INTERVAL_S * 1e9:
+            return False
+        self._told_ns = now_ns
+        return True
 
 
 class PendingReport:
