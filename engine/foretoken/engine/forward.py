@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -120,11 +121,7 @@ class CpuForward:
     def begin(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Begin the batch's step on this thread and return the model call's arguments."""
         self._cache.begin_step(batch.layout, batch.num_rows, batch.num_segments, batch.has_trees)
-        return (
-            torch.tensor([batch.token_ids]),
-            torch.tensor([batch.positions]),
-            torch.tensor(batch.logit_rows or [0]),
-        )
+        return _integers([batch.token_ids]), _integers([batch.positions]), _integers(batch.logit_rows or [0])
 
     def __call__(self, batch: Batch) -> Tensor:
         if self.model_call is None:
@@ -134,6 +131,10 @@ class CpuForward:
         else:
             logits = self.model_call(*self.begin(batch))
         return logits if batch.logit_rows else logits[:0]
+
+
+def _integers(values: list[int] | list[list[int]]) -> Tensor:
+    return torch.from_numpy(np.array(values, np.int64))  # torch.tensor takes three to six times as long
 
 
 class ReferenceForward:

@@ -78,8 +78,12 @@ def choose_tokens(logits: torch.Tensor, groups: Sequence[SampleGroup]) -> Chosen
         ValueError: the rows do not add up, or the logits are not as above.
     """
     adjusted = adjust_rows(logits, groups)
-    token_ids = sample_rows(adjusted, groups).clamp_min_(0)
-    return Chosen(token_ids.tolist(), logprobs_of_rows(logits, token_ids, groups))
+    token_ids = sample_rows(adjusted, groups)
+    chosen_ids: list[int] = token_ids.tolist()
+    if min(chosen_ids, default=0) < 0:
+        chosen_ids = [max(0, token_id) for token_id in chosen_ids]
+        token_ids = token_ids.clamp_min(0)
+    return Chosen(chosen_ids, logprobs_of_rows(logits, token_ids, groups))
 
 
 def adjust_rows(logits: torch.Tensor, groups: Sequence[SampleGroup]) -> torch.Tensor:
