@@ -78,12 +78,8 @@ def choose_tokens(logits: torch.Tensor, groups: Sequence[SampleGroup]) -> Chosen
         ValueError: the rows do not add up, or the logits are not as above.
     """
     adjusted = adjust_rows(logits, groups)
-    token_ids = sample_rows(adjusted, groups)
-    chosen_ids: list[int] = token_ids.tolist()
-    if min(chosen_ids, default=0) < 0:
-        chosen_ids = [max(0, token_id) for token_id in chosen_ids]
-        token_ids = token_ids.clamp_min(0)
-    return Chosen(chosen_ids, logprobs_of_rows(logits, token_ids, groups))
+    token_ids = [max(0, token_id) for token_id in sample_rows(adjusted, groups).tolist()]
+    return Chosen(token_ids, logprobs_of_rows(logits, token_ids, groups))
 
 
 def adjust_rows(logits: torch.Tensor, groups: Sequence[SampleGroup]) -> torch.Tensor:
@@ -126,9 +122,9 @@ def perturbed_top(
 
 
 def logprobs_of_rows(
-    logits: torch.Tensor, token_ids: torch.Tensor, groups: Sequence[SampleGroup]
+    logits: torch.Tensor, token_ids: Sequence[int], groups: Sequence[SampleGroup]
 ) -> list[TokenLogprob | None]:
-    """One entry per row: of the row's token id ([R] int64) under the raw logits, where its sequence asked for them."""
+    """One entry per row: of the row's token id ([R]; -1 counts as 0) under the raw logits, where its sequence asked."""
     logprobs: list[TokenLogprob | None] = [None] * logits.shape[0]
     if any(group.params.num_logprobs is not None for group in groups):
         _fill_logprobs(logprobs, logits, token_ids, groups)
@@ -202,9 +198,9 @@ def _rules(group: SampleGroup) -> list[LogitsRule]:
 
 
 def _fill_logprobs(
-    logprobs: list[TokenLogprob | None], logits: torch.Tensor, token_ids: torch.Tensor, groups: Sequence[SampleGroup]
+    logprobs: list[TokenLogprob | None], logits: torch.Tensor, token_ids: Sequence[int], groups: Sequence[SampleGroup]
 ) -> None:
-    """Writes the entries of the groups that asked; logits are raw [R, V], token_ids [R] int64."""
+    """Writes the entries of the groups that asked; logits are raw [R, V], token_ids [R]."""
     wanted: list[tuple[int, int]] = []
     first = 0
     for group in groups:
@@ -214,6 +210,7 @@ def _fill_logprobs(
         first = end
     rows = torch.tensor([row for row, _ in wanted], device=logits.device)
     most = min(max(num_top for _, num_top in wanted), logits.shape[1])
-    columns = token_logprobs(logits[rows], token_ids[rows], most)
+    ids = torch.tensor([max(0, token_ids[row]) for row, _ in wanted], device=logits.device)
+    columns = token_logprobs(logits[rows], ids, most)
     for (row, num_top), logprob, top_ids, top_logprobs in zip(wanted, *(c.tolist() for c in columns), strict=True):
         logprobs[row] = TokenLogprob(logprob, top_ids[:num_top], top_logprobs[:num_top])

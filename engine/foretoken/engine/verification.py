@@ -97,10 +97,7 @@ def verify_blocks(logits: torch.Tensor, groups: Sequence[BlockGroup]) -> list[Ve
             paths[index] = path[: max(0, len(emitted_rows[index]) - 1)]
             for row, token_id in zip(emitted_rows[index], emitted_ids, strict=False):
                 chosen_ids[row] = token_id
-    logprobs: list[TokenLogprob | None] = [None] * len(chosen_ids)
-    if any(group.params.num_logprobs is not None for group in rows):
-        token_ids = torch.tensor(chosen_ids, device=logits.device).clamp_min_(0)
-        logprobs = logprobs_of_rows(logits, token_ids, rows)
+    logprobs = logprobs_of_rows(logits, chosen_ids, rows)
     return [
         Verified(
             path,
