@@ -30,7 +30,7 @@ class RecordingSink:
 
     def drafted(self, answers, load):
         self.answers += answers
-        self.load = load or self.load
+        self.load = load()
 
     def pending(self, keys):
         self.pendings.append(keys)

@@ -158,7 +158,7 @@ def test_an_empty_draft_may_come_in_arrays():
     sequence = DraftSequence((1, 7), EngineSampling(), PROMPT, [], 100)
     drafted = Drafted(sequence, [], parents=nothing, sources=nothing)
     drafted.check()
-    results.drafted([DraftAnswer((1, 7), 6, drafted, 0, 0)], WorkerLoad(1, 0, 0, 0))
+    results.drafted([DraftAnswer((1, 7), 6, drafted, 0, 0)], lambda: WorkerLoad(1, 0, 0, 0))
     assert [list(block.ids) for block in Recorder.frames[0].blocks] == [[]]
 
 

@@ -41,6 +41,21 @@ def test_native_equals_reference(vocab_size: int, fill_new_tensors: Callable[[],
             assert torch.equal(draw(logits, **settings), expected), index
 
 
+@pytest.mark.skipif(not native.is_available(), reason="no C compiler")
+@pytest.mark.parametrize("vocab_size", SIZES)
+def test_native_greedy_equals_reference(vocab_size: int, fill_new_tensors: Callable[[], None]) -> None:
+    fill_new_tensors()
+    generator = torch.Generator().manual_seed(vocab_size)
+    logits = torch.randint(-3, 3, (40, vocab_size), generator=generator).float()  # many are equal
+    logits[::4] = torch.randn(10, vocab_size, generator=generator)
+    logits[1::4].clamp_(max=-0.0)[:, ::2].mul_(-1).clamp_(max=0.0)  # the largest is a zero of either sign
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        with dispatch.override("reference"):
+            expected = greedy(logits.to(dtype))
+        with dispatch.override("native"):
+            assert torch.equal(greedy(logits.to(dtype)), expected)
+
+
 @pytest.fixture
 def fill_new_tensors(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Makes torch.empty return NaN or -7, so that an unwritten output shows."""
@@ -232,18 +247,3 @@ def test_bad_arguments_are_refused() -> None:
         sample(logits, *columns)
     with pytest.raises(ValueError, match="num_top"):
         token_logprobs(logits, torch.zeros(2, dtype=torch.int64), 9)
-
-
-@pytest.mark.skipif(not native.is_available(), reason="no C compiler")
-@pytest.mark.parametrize("vocab_size", SIZES)
-def test_native_greedy_equals_reference(vocab_size: int, fill_new_tensors: Callable[[], None]) -> None:
-    fill_new_tensors()
-    generator = torch.Generator().manual_seed(vocab_size)
-    logits = torch.randint(-3, 3, (40, vocab_size), generator=generator).float()  # many are equal
-    logits[::4] = torch.randn(10, vocab_size, generator=generator)
-    logits[1::4].clamp_(max=-0.0)[:, ::2].mul_(-1).clamp_(max=0.0)  # the largest is a zero of either sign
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        with dispatch.override("reference"):
-            expected = greedy(logits.to(dtype))
-        with dispatch.override("native"):
-            assert torch.equal(greedy(logits.to(dtype)), expected)

@@ -17,14 +17,10 @@ class RecordingSink:
     def __init__(self):
         self.decisions, self.stales, self.failures, self.load = [], [], {}, None
         self.pendings = []
-        self.num_loads = 0
-        """Told with decisions."""
 
     def decided(self, decisions, load):
         self.decisions += decisions
-        if load is not None:
-            self.load = load
-            self.num_loads += 1
+        self.load = load()
 
     def stale(self, key, length):
         self.stales.append((key, length))

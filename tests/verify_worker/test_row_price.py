@@ -5,7 +5,6 @@ import random
 import pytest
 
 from foretoken.engine.step_costs import StepCost
-from foretoken.rpc.link import worker_entries
 from foretoken.verify_worker.row_price import RowPrice
 from tests.verify_worker.harness import Bench
 
@@ -72,16 +71,4 @@ def test_the_load_says_speed_and_price(fake_runner_class):
     bench.open(1, [1, 2, 3])
     bench.block(1, 3, [9, 9, 9], num_plain_steps=20)
     bench.run()
-    assert bench.sink.num_loads >= 1
-    bench.core.report_load()
     assert bench.sink.load.tokens_per_s > 0 and bench.sink.load.row_price > 0
-
-
-@pytest.mark.parametrize(("interval_s", "num_loads"), [(0.0, 21), (3600.0, 1)])
-def test_the_load_goes_with_decisions_once_an_interval(fake_runner_class, monkeypatch, interval_s, num_loads):
-    monkeypatch.setattr(worker_entries, "LOAD_INTERVAL_S", interval_s)
-    bench = Bench(fake_runner_class(), step_costs=TABLE)
-    bench.open(1, [1, 2, 3])
-    bench.block(1, 3, [9, 9, 9], num_plain_steps=20)
-    bench.run()
-    assert (len(bench.sink.decisions), bench.sink.num_loads) == (21, num_loads)

@@ -5,7 +5,7 @@ Runs on the model thread. It knows no protobuf and no streams: results leave thr
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,7 +20,7 @@ from foretoken.rpc.errors import (
     NotFoundError,
     ResourceExhaustedError,
 )
-from foretoken.rpc.link.worker_entries import LoadPace, PendingReport, SequenceKey, WorkerLoad
+from foretoken.rpc.link.worker_entries import PendingReport, SequenceKey, WorkerLoad
 from foretoken.rpc.names import ERROR_TYPE
 
 logger = logging.getLogger(__name__)
@@ -50,8 +50,8 @@ class _Open:
 class DraftSink(Protocol):
     """Where results go; called on the model thread."""
 
-    def drafted(self, answers: list[DraftAnswer], load: WorkerLoad | None) -> None:
-        """Drafts that became complete; now and then with the load."""
+    def drafted(self, answers: list[DraftAnswer], load: Callable[[], WorkerLoad]) -> None:
+        """Drafts that became complete; `load` gives how busy the worker is."""
         ...
 
     def pending(self, keys: list[SequenceKey]) -> None:
@@ -79,7 +79,6 @@ class DraftCore:
         self._sink = sink
         self._max_sequences = max_sequences
         self._pending = PendingReport(sink.pending)
-        self._load_pace = LoadPace()
         self._sequences: dict[SequenceKey, _Open] = {}
 
     @property
@@ -248,8 +247,7 @@ class DraftCore:
 
     def _hand_out(self, finished: list[Drafted]) -> None:
         if finished:
-            load = self._load() if self._load_pace.is_due() else None
-            self._sink.drafted([self._answer(drafted) for drafted in finished], load)
+            self._sink.drafted([self._answer(drafted) for drafted in finished], self._load)
 
     def _answer(self, drafted: Drafted) -> DraftAnswer:
         seq = drafted.sequence

@@ -45,7 +45,7 @@ class DraftResults(LinkResults[DraftLinkResponse]):
     def __init__(self) -> None:
         super().__init__(DraftLinkResponse)
 
-    def drafted(self, answers: list[DraftAnswer], load: WorkerLoad | None) -> None:
+    def drafted(self, answers: list[DraftAnswer], load: Callable[[], WorkerLoad]) -> None:
         self.send("blocks", [(answer.key, _block(answer)) for answer in answers], load)
 
 

@@ -133,10 +133,6 @@ class CpuForward:
         return logits if batch.logit_rows else logits[:0]
 
 
-def _integers(values: list[int] | list[list[int]]) -> Tensor:
-    return torch.from_numpy(np.array(values, np.int64))  # torch.tensor takes three to six times as long
-
-
 class ReferenceForward:
     """Eager model call over the torch references, on any device; rows padded to a multiple."""
 
@@ -176,3 +172,7 @@ class ReferenceForward:
         tensors = [torch.tensor(column, dtype=torch.int32, device=self._model.device) for column in columns]
         paths = TreePaths(tensors[4], tensors[5]) if batch.has_trees else None
         return PagedRows(tensors[0], tensors[1], tensors[2], tensors[3], paths)
+
+
+def _integers(values: list[int] | list[list[int]]) -> Tensor:
+    return torch.from_numpy(np.array(values, np.int64))  # torch.tensor takes three to six times as long

@@ -82,7 +82,7 @@ class Mailbox(Generic[Item]):
             TimeoutError: nothing came in time.
             Exception: the one given to `fail`, once all items are taken.
         """
-        if not self._items and self._error is None:
+        if self.is_empty:
             waiter = self._waiter = asyncio.get_running_loop().create_future()
             self._patience.watch(waiter, timeout_s)
             await waiter

@@ -5,7 +5,7 @@ Runs on the model thread. It knows no protobuf and no streams: results leave thr
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from foretoken.engine.runner import ModelRunner
@@ -20,7 +20,7 @@ from foretoken.rpc.errors import (
     NotFoundError,
     ResourceExhaustedError,
 )
-from foretoken.rpc.link.worker_entries import LoadPace, PendingReport, SequenceKey, WorkerLoad
+from foretoken.rpc.link.worker_entries import PendingReport, SequenceKey, WorkerLoad
 from foretoken.rpc.names import ERROR_TYPE, NUM_ACCEPTED, NUM_DRAFT_TOKENS
 from foretoken.verify_worker.row_price import RowPrice
 from foretoken.verify_worker.scheduler import Scheduler, Work
@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 class VerifySink(Protocol):
     """Where results go; called on the model thread."""
 
-    def decided(self, decisions: list[Decision], load: WorkerLoad | None) -> None:
-        """Decisions of one forward, in commit order per sequence; now and then with the load."""
+    def decided(self, decisions: list[Decision], load: Callable[[], WorkerLoad]) -> None:
+        """Decisions of one forward, in commit order per sequence; `load` gives how busy the worker is."""
         ...
 
     def stale(self, key: SequenceKey, length: int) -> None:
@@ -74,7 +74,6 @@ class VerifyCore:
         self._sequences: dict[SequenceKey, VerifySequence] = {}
         self._num_opened = 0
         self._pending = PendingReport(sink.pending)
-        self._load_pace = LoadPace()
         self._retry_at_s: float | None = None
         """When to plan again (`time.monotonic`) if nothing happens before: all that waits wants pages of idle ones."""
 
@@ -179,7 +178,7 @@ class VerifyCore:
                 self._after_block(work.sequence)
             elif work.takes_block:
                 self._fail(work.sequence.key, InternalError("the target's logits are not finite: they choose no token"))
-        self._sink.decided(decisions, self._load() if self._load_pace.is_due() else None)
+        self._sink.decided(decisions, self._load)
         self._learn(planned, decisions)
         self._pending.after_step((seq.key, seq.waiting_since_ns) for seq in self._sequences.values() if seq.has_block)
 

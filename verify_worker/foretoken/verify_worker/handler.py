@@ -43,7 +43,7 @@ class VerifyResults(LinkResults[VerifyLinkResponse]):
     def __init__(self) -> None:
         super().__init__(VerifyLinkResponse)
 
-    def decided(self, decisions: list[Decision], load: WorkerLoad | None) -> None:
+    def decided(self, decisions: list[Decision], load: Callable[[], WorkerLoad]) -> None:
         self.send("verdicts", [(decision.key, _verdict(decision)) for decision in decisions], load)
 
     def stale(self, key: SequenceKey, length: int) -> None:

@@ -26,7 +26,7 @@ PENDING_INTERVAL_S = 0.1
 """How long an answer may take before its router is told that it is still to come, and how often that is said."""
 
 LOAD_INTERVAL_S = 0.02
-"""How often routers hear of the load while sequences neither come nor go: it costs more to tell than a verdict."""
+"""How often a router hears the load with its results, which changes with each: it costs more to tell than a verdict."""
 
 Response = TypeVar("Response", bound=Message)
 
@@ -79,6 +79,16 @@ class _Listener(Generic[Response]):
     link: LinkPeer[Response]
     told: WorkerLoad | None = None
     """What it heard last."""
+    told_ns: int | None = None
+    """When results last came with the load (`time.perf_counter_ns`)."""
+
+    def is_due(self) -> bool:
+        """Whether `LOAD_INTERVAL_S` have passed since this was last true."""
+        now_ns = time.perf_counter_ns()
+        if self.told_ns is not None and now_ns - self.told_ns < LOAD_INTERVAL_S * 1e9:
+            return False
+        self.told_ns = now_ns
+        return True
 
 
 class LinkResults(Generic[Response]):
@@ -95,9 +105,12 @@ class LinkResults(Generic[Response]):
         self._listeners.pop(link_id, None)
 
     def send(
-        self, field: str, entries: Iterable[tuple[SequenceKey, Message | int]], load: WorkerLoad | None = None
+        self,
+        field: str,
+        entries: Iterable[tuple[SequenceKey, Message | int]],
+        load: Callable[[], WorkerLoad] | None = None,
     ) -> None:
-        """Send entries of the repeated `field`, as one frame per link, in order."""
+        """Send entries of the repeated `field`, as one frame per link, in order; with the `load` now and then."""
         frames: dict[int, Any] = {}
         for (link_id, _), entry in entries:
             frame: Any = frames.get(link_id)
@@ -107,7 +120,8 @@ class LinkResults(Generic[Response]):
         for link_id, frame in frames.items():
             listener = self._listeners.get(link_id)
             if listener is not None:
-                _add_load(frame, listener, load)
+                if load is not None and listener.is_due():
+                    _add_load(frame, listener, load())
                 listener.link.send(frame)
 
     def failed(self, key: SequenceKey, error: ForetokenError) -> None:
@@ -124,21 +138,6 @@ class LinkResults(Generic[Response]):
             frame: Any = self._response_type()
             if _add_load(frame, listener, load):
                 listener.link.send(frame)
-
-
-class LoadPace:
-    """When the load, which changes with every step, is to be told again. Made with nothing told yet."""
-
-    def __init__(self) -> None:
-        self._told_ns: int | None = None
-
-    def is_due(self) -> bool:
-        """Whether `LOAD_INTERVAL_S` have passed since this was last true."""
-        now_ns = time.perf_counter_ns()
-        if self._told_ns is not None and now_ns - self._told_ns < LOAD_INTERVAL_S * 1e9:
-            return False
-        self._told_ns = now_ns
-        return True
 
 
 class PendingReport:
@@ -158,9 +157,9 @@ class PendingReport:
                 self._tell(keys)
 
 
-def _add_load(frame: Any, listener: _Listener[Response], load: WorkerLoad | None) -> bool:
+def _add_load(frame: Any, listener: _Listener[Response], load: WorkerLoad) -> bool:
     """Put the load into a frame, if the listener does not know it; whether that was so."""
-    if load is None or listener.told == load:
+    if listener.told == load:
         return False
     listener.told = load
     frame.load.CopyFrom(load.to_message())
