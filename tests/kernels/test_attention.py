@@ -48,6 +48,26 @@ def test_a_row_does_not_see_its_neighbours(implementation: object, has_sinks: bo
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", [{}, {"window": 19}, {"softcap": 3.0}], ids=["plain", "window", "soft cap"])
+@pytest.mark.parametrize("num_heads", [1, 2, 3, 4, 5, 8])
+def test_few_queries_a_key_head_have_the_bits_of_many(
+    num_heads: int, options: dict[str, float], dtype: torch.dtype
+) -> None:
+    if load_cpu_kernels() is None:
+        pytest.skip("no compiler: the CPU kernel cannot be built here")
+    case = make_case([(300, 23), (40, 40), (259, 5)], num_heads=num_heads, num_key_heads=1, dtype=dtype)
+    query, key_cache, value_cache, rows, _ = case
+    key_cache[rows.page_ids[2], 3] = torch.inf  # scores of both infinities and NaN
+    together = attention_native(query, key_cache, value_cache, rows, scale=0.125, **options)
+    for row in range(len(query)):
+        alone = PagedRows(
+            rows.positions[row : row + 1], rows.row_segments[row : row + 1], rows.page_starts, rows.page_ids
+        )
+        result = attention_native(query[row : row + 1], key_cache, value_cache, alone, scale=0.125, **options)
+        assert torch.equal(result[0].nan_to_num(7.0), together[row].nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("implementation", [attention_reference, attention_native])
 def test_a_value_that_is_not_finite_reaches_only_rows_that_see_it(

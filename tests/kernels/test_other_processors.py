@@ -22,7 +22,8 @@ flags, products, tests = sys.argv[1].split(), sys.argv[2], sys.argv[3:]
 cpu.LIBRARY = dataclasses.replace(cpu.LIBRARY, flags=(*cpu.LIBRARY.flags, *flags))
 kernels = cpu.load_cpu_kernels()
 assert kernels is not None and kernels.products == products, kernels and kernels.products
-sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-k", "product or definition or path_as_a_chain", *tests]))
+which = "product or definition or path_as_a_chain or few_queries"
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-k", which, *tests]))
 """
 
 

@@ -1,31 +1,8 @@
-// Products of the attention on tile registers, and the memory that a block of queries works in.
+// Products of the attention on tile registers.
 #pragma once
-#include <vector>
-
-#include "paged_rows.h"
-#include "simd.h"
+#include "attention_block.h"
 
 namespace foretoken {
-
-constexpr int kChunk = 256;
-constexpr int kKeyBlock = 8;  // keys whose scores are made side by side
-constexpr int kSpare = 16;    // places after the last that scores may be written to
-
-// Per-thread memory of one block.
-struct Scratch {
-  std::vector<float> query;     // [key_size][16]
-  std::vector<uint16_t> pairs;  // the same for tiles: [key_size / 2][16][2] bf16
-  std::vector<float> floats;    // a few keys
-  std::vector<float> sums;      // [16][value_size rounded up]
-  std::vector<bf16> keys;       // a run of 16 keys that lie apart: [16][key_size]
-  std::vector<float> parts;     // the same of one chunk
-  int64_t slots[kChunk];        // of the chunk's positions
-  alignas(64) float scores[kChunk + kSpare][kLanes];
-  alignas(64) float branch[kChunk + kSpare][kLanes];         // scores, then weights, of the lanes of one path
-  alignas(64) uint16_t weights[2][kChunk / 32][kLanes][32];  // tiles of the weights: bf16, and what bf16 left over
-  alignas(64) uint16_t values[4][16][32];                    // tiles of 32 values x 64 dimensions, keys paired
-  alignas(64) float products[kLanes][64];
-};
 
 #if defined(__AMX_BF16__)
 // Sixteen keys of one head, `stride` elements apart.
