@@ -1,7 +1,7 @@
 // Paged attention of a flat ragged batch, chains and trees, and the write of its new keys and values.
 //
-// Sixteen queries (row, head) of one sequence and key head share a pass over the keys: lane i of every vector is query
-// i, so no query can change another's bits. Keys are reduced in chunks of 256 absolute positions, in order, in float32.
+// Sixteen queries (row, head) of one sequence and key head share a pass over the keys: a lane of a vector belongs to one
+// query, so none can change another's bits. Keys are reduced in chunks of 256 absolute positions, in order, in float32.
 // Where rows of a tree part ways, each path adds the places that are its own, for its lanes alone.
 #pragma once
 #include "attention_scores.h"
@@ -64,10 +64,6 @@ void read_through(const T* cache, int64_t slot_size, int64_t from, int64_t to, c
 template <class T>
 void reduce_chunk(const Attention<T>& job, const Block& block, int64_t head, int64_t origin, int64_t from, int64_t to,
                   I16 last, Lanes& lanes, Scratch& scratch) {
-  if (head == 0 && block.first_query == 0) {  // the first to come here
-    read_through(job.key_cache, job.num_heads * job.key_size, from, to, scratch);
-    read_through(job.value_cache, job.num_heads * job.value_size, from, to, scratch);
-  }
   chunk_scores(job, block, head, from / 16 * 16, to, scratch, scratch.scores);
   weigh(job, block, origin, from, to, last, lanes, scratch);
 #if defined(__AMX_BF16__)
@@ -205,6 +201,10 @@ void attend_block(const Attention<T>& job, const Block& block, int64_t head, Scr
     const int64_t from = std::max(lanes.begin, origin) - origin, to = std::min(lanes.stop, origin + kChunk) - origin;
     const int64_t aligned = from / 16 * 16;  // tiles take 16 slots at a time
     find_slots(job, pages, origin + aligned, origin + to, scratch.slots + aligned);
+    if (head == 0 && block.first_query == 0) {  // the first block to come here
+      read_through(job.key_cache, job.num_heads * job.key_size, from, to, scratch);
+      read_through(job.value_cache, job.num_heads * job.value_size, from, to, scratch);
+    }
     reduce_chunk(job, block, head, origin, from, to, lanes.last, lanes, scratch);
   }
   if (job.sinks) add_sinks(job, block, head, lanes, scratch);

@@ -127,7 +127,7 @@ inline void transpose16(__m512i (&x)[16]) {
   }
 }
 
-// How a vector of sixteen keys' numbers, or pairs of them, at `d` joins the sums of Q queries: by multiply-adds,
+// Joins what sixteen keys have at `d`, 32 bits each, to the sums of Q queries: number after number by multiply-adds.
 struct ByNumbers {
   template <class T, int Q>
   static void add(__m512 (&sums)[Q], const Scratch& scratch, int64_t d, __m512i keys) {
@@ -148,7 +148,7 @@ struct ByNumbers {
 };
 
 #if defined(__AVX512BF16__)
-// or by dot products of the pairs.
+// The same for pairs of bf16 by dot products.
 struct ByPairs {
   template <class T, int Q>
   static void add(__m512 (&sums)[Q], const Scratch& scratch, int64_t d, __m512i keys) {

@@ -32,9 +32,9 @@ template <class T>
 [[gnu::always_inline]] inline F16 larger(F16 a, F16 b) { return select(a > b, a, b); }
 
 #if defined(__AVX512DQ__)
-// Sixteen numbers whose lanes are those of several places: the first W lanes of each.
+// A vector shared by 16 / W places: the first W lanes of each, one place after another.
 template <int W>
-struct Several {
+struct SharedVector {
   static constexpr int kPlaces = kLanes / W;
 
   static F16 gather(const float (*scores)[kLanes]) {
@@ -87,26 +87,26 @@ struct Several {
 template <int W, class T>
 void weigh_few(const Attention<T>& job, const Block& block, int64_t origin, int64_t from, int64_t to, const I16& last,
                Lanes& lanes, Scratch& scratch) {
-  constexpr int kPlaces = Several<W>::kPlaces;
+  constexpr int kPlaces = SharedVector<W>::kPlaces;
   I16 offsets;
   for (int lane = 0; lane < kLanes; ++lane) offsets.set(lane, lane / W);
-  const I16 first = Several<W>::repeat(lanes.first);
-  const I16 end = splat(int32_t(origin + to - 1)), seen = Several<W>::repeat(last);
+  const I16 first = SharedVector<W>::repeat(lanes.first);
+  const I16 end = splat(int32_t(origin + to - 1)), seen = SharedVector<W>::repeat(last);
   const I16 stop = by_parts<I16>([](NativeInts x, NativeInts y) { return x < y ? x : y; }, seen, end);
   F16 top = splat(kLowest);
   float* packed = scratch.packed;
   for (int64_t place = from; place < to; place += kPlaces, packed += kLanes) {
     const I16 start = splat(int32_t(origin + place));
     const I16 at = by_parts<I16>([](NativeInts x, NativeInts y) { return x + y; }, start, offsets);
-    const F16 score = masked_score(job, Several<W>::gather(&scratch.scores[place]), at, first, stop);
+    const F16 score = masked_score(job, SharedVector<W>::gather(&scratch.scores[place]), at, first, stop);
     top = larger(score, top);
     store16(packed, score);
   }
-  const F16 raised = larger(Several<W>::largest(top), Several<W>::repeat(lanes.maximum));
+  const F16 raised = larger(SharedVector<W>::largest(top), SharedVector<W>::repeat(lanes.maximum));
   F16 sum = {};
   packed = scratch.packed;
   for (int64_t place = from; place < to; place += kPlaces, packed += kLanes)  // places from `to` on are spare, and add 0
-    Several<W>::scatter_and_add(weight_of(load16(packed), raised), &scratch.scores[place], sum);
+    SharedVector<W>::scatter_and_add(weight_of(load16(packed), raised), &scratch.scores[place], sum);
   raise_maximum(job, block, raised, sum, lanes, scratch);
 }
 #endif
