@@ -1,10 +1,13 @@
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
+import torch.nn.functional as F
 
 from foretoken.training.models import Shape, build_model
 from foretoken.training.schedule import Budget
-from foretoken.training.train import TrainSettings, next_token_loss, train
+from foretoken.training.train import CPU_PART_TOKENS, TrainSettings, accumulate_gradients, next_token_loss, train
 from foretoken.training.windows import Windows
 
 
@@ -48,3 +51,26 @@ def test_the_loss_falls_and_the_held_out_loss_is_recorded(shape: Shape, windows:
     progress = train(model, next_token_loss, windows, settings(40, windows), tmp_path / "run.pt", evaluate)
     assert progress.history[-1][1] < progress.history[0][1] - 0.5
     assert progress.held_out == [(progress.num_tokens, 1.0)] and len(evaluated) == 1
+
+
+def test_parts_of_a_batch_have_the_loss_and_gradients_of_the_whole(shape: Shape) -> None:
+    length = shape.max_positions
+    ids = torch.randint(
+        shape.vocab_size, (5 * CPU_PART_TOKENS // length // 2, length + 1), generator=torch.manual_seed(3)
+    )
+    inputs, targets = ids[:, :-1], ids[:, 1:]
+    part_sizes = []
+
+    def float32_loss(model: Any, part: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+        part_sizes.append(part.numel())
+        return F.cross_entropy(model(input_ids=part).logits.flatten(0, 1), expected.flatten())
+
+    model, whole = build_model(shape, seed=1), build_model(shape, seed=1)
+    loss = accumulate_gradients(model, float32_loss, inputs, targets)
+    assert part_sizes == [CPU_PART_TOKENS, CPU_PART_TOKENS, CPU_PART_TOKENS // 2]
+
+    whole_loss = float32_loss(whole, inputs, targets)
+    torch.autograd.backward(whole_loss)
+    assert loss == pytest.approx(whole_loss.item(), rel=1e-6)
+    for (name, param), expected in zip(model.named_parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(param.grad, expected.grad, rtol=1e-4, atol=1e-7, msg=name)

@@ -58,7 +58,6 @@ class CardFacts:
     runs: Sequence[Run]
     corpus: dict[str, Any]
     agreement: dict[str, float]
-    batch_tokens: int
     continued_lr: float
     """Of the peak learning rate, for a run that goes on from an earlier one's weights."""
 
@@ -171,8 +170,8 @@ A run with `--start-from` goes on from the weights of the pair that it names, wi
   Held out: {held_out["files"]} files, {held_out["tokens"] / 1e3:.0f}k tokens (index % 25 == 7, outside `test/`).
   Corpus {facts.corpus["fingerprint"]}.
 - **Target**: next-token prediction. Windows of 256 tokens for the first {100 * target.long_from:.0f} % of the budget,
-  1024 for the rest; batches of {facts.batch_tokens} tokens; Muon for the hidden matrices, AdamW for embeddings and
-  norms; 2 % warm-up, constant to 40 %, then linear to zero.
+  1024 for the rest; batches of 4096 tokens, or of `--batch-blocks` times 1024; Muon for the hidden matrices, AdamW
+  for embeddings and norms; 2 % warm-up, constant to 40 %, then linear to zero.
 - **Draft**: on the same text, 0.9 KL(target || draft) + 0.1 cross-entropy over the whole vocabulary;
   windows of 1024 tokens after {100 * draft.long_from:.0f} % of the budget, all else as for the target.
 
