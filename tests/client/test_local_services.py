@@ -14,6 +14,7 @@ import pytest
 from foretoken.cli.local_services import LocalServices, LocalServicesConfig
 from foretoken.cli.service_process import Progress, ServiceFailedError, ServiceProcess
 from foretoken.client import Client, UnavailableError
+from foretoken.router.settings import RouterSettings
 
 
 @pytest.fixture
@@ -51,6 +52,16 @@ def test_three_services_are_connected_and_stop(services: LocalServices) -> None:
     services.stop()
     assert not any(map(is_alive, pids))
     services.stop()
+
+
+def test_a_model_named_for_workers_in_the_environment_is_not_the_router_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORETOKEN_MODEL", "models/target")
+    services = LocalServices(LocalServicesConfig("models/target"))
+    arguments = services._router_arguments([], [])
+    assert RouterSettings.parse([*arguments, "--verify", "a:1"]).model == ""
+    services = LocalServices(LocalServicesConfig("models/target", router_options=["--model", "target"]))
+    arguments = services._router_arguments([], [])
+    assert RouterSettings.parse([*arguments, "--verify", "a:1"]).model == "target"
 
 
 def test_a_killed_service_is_noticed_and_starts_again_on_its_port(services: LocalServices) -> None:

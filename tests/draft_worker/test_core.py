@@ -106,6 +106,15 @@ def test_the_model_drafter_continues_as_its_model_does(bench):
     assert bench.draft(1) == {1: bench.runner.complete([1, 2, 3], 4)}
 
 
+def test_the_load_is_told_when_a_sequence_comes_and_goes(bench):
+    loads = []
+    for sequence_id in (1, 2):
+        bench.open(sequence_id, [1, 2, 3], drafter="ngram")
+        loads.append(bench.sink.load.num_running)
+    bench.core.close((1, 1))
+    assert [*loads, bench.sink.load.num_running] == [1, 2, 1]
+
+
 def test_a_prompt_seen_before_is_not_computed_again(bench):
     prompt = list(range(30))
     bench.open(1, prompt)

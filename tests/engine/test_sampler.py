@@ -2,6 +2,7 @@
 
 import dataclasses
 import tracemalloc
+import weakref
 
 import numpy as np
 import pytest
@@ -235,3 +236,12 @@ def test_rules_take_memory_for_what_they_adjust(settings: dict[str, float]) -> N
 def test_bad_parameters_are_refused_by_name(field: str, value: object) -> None:
     with pytest.raises(ValueError, match=field):
         SamplingParams(**{field: value})
+
+
+def test_rules_are_made_once_and_gone_with_their_parameters() -> None:
+    params = SamplingParams(logit_bias=((3, 1.0),), seed=5)
+    rules = rules_for(params)
+    assert rules_for(params) is rules
+    rule = weakref.ref(rules[0])
+    del rules, params
+    assert rule() is None

@@ -22,6 +22,7 @@ from foretoken.v1.types_pb2 import (
     TOKEN_ORIGIN_PLAIN,
     VERIFICATION_MODE_COUPLED,
     DrafterChoice,
+    Load,
     SamplingParams,
 )
 from tests.router.harness import Cluster, MakeCluster, Reply, add_event, request
@@ -626,6 +627,30 @@ async def test_a_draft_worker_that_is_full_stays_in_use_for_others(make_cluster:
         assert reply.ids == cluster.target_ids(30, PROMPT)
     assert worker.is_ready
     assert len(drafter.requests) == 5 + 1  # one each, and the probe: no more for a request once refused
+
+
+async def test_a_request_that_a_full_draft_worker_refuses_drafts_on_another(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(draft_hellos=[{}, {}])
+    full, other = cluster.drafters
+    full.faults.error_code = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+    for _ in range(3):
+        reply = await cluster.generate(**OPTIONS, max_new_tokens=30)
+        assert reply.ids == cluster.target_ids(30, PROMPT)
+        assert reply.finish.speculation.num_accepted_tokens > 0
+    assert len(full.requests) <= 3 + 1  # one each at most, and the probe
+    assert len(other.requests) > 3 + 1
+
+
+async def test_a_draft_worker_that_others_have_filled_is_not_asked(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(draft_hellos=[{"max_sequences": 4}, {"max_sequences": 4}])
+    full, other = cluster.drafters
+    await cluster.until(lambda: full.requests and other.requests)  # the probes
+    await full.links[0].context.write(DraftLinkResponse(load=Load(running=4)))
+    worker = next(worker for worker in cluster.router.draft.workers if worker.link.address == full.address)
+    await cluster.until(lambda: worker.link.load is not None and worker.link.load.running == 4)
+    reply = await cluster.generate(**OPTIONS, max_new_tokens=30)
+    assert reply.ids == cluster.target_ids(30, PROMPT)
+    assert len(full.requests) == 1 and len(other.requests) > 1
 
 
 async def test_padded_vocabularies_are_tolerated(make_cluster: MakeCluster) -> None:

@@ -14,7 +14,8 @@ from foretoken.rpc.errors import (
     UnavailableError,
     from_rpc_error,
 )
-from foretoken.rpc.link import DraftLink, LinkCallbacks, LinkOptions, LinkState, OutboxLimits, VerifyLink
+from foretoken.rpc.link import DraftLink, LinkCallbacks, LinkOptions, LinkState, OutboxLimits, VerifyLink, router_side
+from foretoken.rpc.link.options import open_channel
 from foretoken.v1.types_pb2 import CloseSequence, OpenSequence, RouterHello, WorkerHello
 from foretoken.v1.verify_pb2 import DraftBlock, Verdict, VerifyLinkRequest, VerifyLinkResponse
 
@@ -171,6 +172,26 @@ async def test_a_router_that_says_nothing_is_cut_off(start_worker, raw_call):
     worker = await start_worker(handshake_timeout_s=0.1)
     call = raw_call(worker.address)
     assert "no hello within 0.1 s" in str(await status_of(call))
+
+
+async def test_an_old_channel_is_given_up_with_the_first_failed_dial(start_worker, start_link, monkeypatch):
+    channels = []
+
+    def opened(*args):
+        channels.append(open_channel(*args))
+        return channels[-1]
+
+    monkeypatch.setattr(router_side, "open_channel", opened)
+    worker = await start_worker()
+    recorded = await start_link(worker.address)
+    await worker.server.stop(None)
+    await asyncio.sleep(0.5)  # dials fail
+    assert len(channels) == 1  # young
+    monkeypatch.setattr(router_side, "_CHANNEL_AGE_S", 0.2)
+    await eventually(lambda: len(channels) > 1)
+    await start_worker(worker.port)
+    await eventually(lambda: recorded.ups == 2)
+    assert recorded.link._channel is channels[-1]
 
 
 async def test_links_are_bounded(start_worker, start_link, raw_call):

@@ -71,8 +71,9 @@ class LocalServicesConfig:
     """How to reach a router that `router_options` make speak TLS."""
     start_timeout_s: float = 600.0
     """How long starting may take in all."""
-    stop_grace_s: float = 10.0
-    """How long running requests may take to finish before a service is killed."""
+    stop_grace_s: float = 15.0
+    """How long the router, and then the workers, may take to end before they are killed: more than the services' own
+    `--drain-grace-s`, in which running requests may finish."""
 
 
 def embedded_models() -> Path | None:
@@ -129,11 +130,12 @@ class LocalServices:
             raise
 
     def stop(self, grace_s: float | None = None) -> None:
-        """Asks the router, then the workers, to end, and kills what has not after `grace_s`; may be called again."""
-        deadline = time.monotonic() + (self.config.stop_grace_s if grace_s is None else grace_s)
+        """Asks the router, then the workers, to end, and kills those that have not after `grace_s`; may be called
+        again."""
         routers = [service for name, service in self.services.items() if name == "router"]
         workers = [service for name, service in self.services.items() if name != "router"]
         for services in (routers, workers):
+            deadline = time.monotonic() + (self.config.stop_grace_s if grace_s is None else grace_s)
             for service in services:
                 service.terminate()
             for service in services:
@@ -252,7 +254,8 @@ class LocalServices:
             "draft": ",".join(service.address for service in drafters),
             "tokenizer": self.config.target,
         }
-        return [*_options(options), *self.config.router_options]
+        # FORETOKEN_MODEL, if set, is meant for workers: a folder, where the router compares the id that they announce.
+        return [*_options(options), "--model", "", *self.config.router_options]
 
 
 def _options(values: Mapping[str, object]) -> list[str]:

@@ -30,6 +30,8 @@ from foretoken.client import ClientTls, ForetokenError
 
 _CHECK_INTERVAL_S = 0.25
 _DEFAULT_PORT = 50051
+_STOP_GRACE_S = 3660.0
+"""Above the longest `--drain-grace-s`: services end by themselves within their own; interrupted again, at once."""
 _WORKERS = "Workers"
 _TLS = "How to reach a router that speaks TLS"
 
@@ -131,6 +133,7 @@ def up(
         router_options=split_router_options,
         router_tls=_router_tls(split_router_options, tls),
         log_directory=log_directory,
+        stop_grace_s=_STOP_GRACE_S,
     )
     console = Console(stderr=True)
     signal.signal(signal.SIGTERM, _interrupt)
@@ -307,7 +310,7 @@ def _stop(services: LocalServices, console: Console) -> None:
     """In order; at once when interrupted again."""
     try:
         with suppress(OSError, SystemExit):  # whoever read it may be gone: a terminal, a `tee` of that Ctrl-C
-            console.print("stopping")
+            console.print("stopping; interrupt again to stop at once")
         services.stop()
     except KeyboardInterrupt:
         _stop_at_once(services)

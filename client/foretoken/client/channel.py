@@ -32,6 +32,7 @@ DEFAULT_TIMEOUT_S = 600.0
 _SCHEMES = ("dns:", "ipv4:", "ipv6:", "unix:", "unix-abstract:", "xds:")
 _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 _MAX_RECONNECT_MS = 2_000
+_MIN_RESOLUTION_MS = 1_000
 _KEEPALIVE_TIME_MS = 30_000  # a router disconnects those who ping more often than every 5 s
 _KEEPALIVE_TIMEOUT_MS = 10_000
 _TOO_LARGE = re.compile(r"message larger than max \((\d+) vs\. (\d+)\)")  # gRPC's words, at either end
@@ -62,6 +63,8 @@ def channel_options(address: str, tls: ClientTls | None) -> list[tuple[str, Any]
         # A router that restarts is found again within the retries of a call; gRPC's own bound is two minutes.
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", _MAX_RECONNECT_MS),
+        # Nor may one that comes back under another address be missed: gRPC asks the DNS every half minute at most.
+        ("grpc.dns_min_time_between_resolutions_ms", _MIN_RESOLUTION_MS),
     ]
     if _is_loopback(address):  # gRPC would ask the environment's http_proxy for this machine, too
         options.append(("grpc.enable_http_proxy", 0))

@@ -104,6 +104,7 @@ class DraftCore:
             self._refuse(sequence, InternalError("the drafter failed"))
             return
         self._sequences[sequence.key] = _Open(sequence, name)
+        self.report_load()  # or other routers would think there was room
 
     def commit(self, key: SequenceKey, base_length: int, ids: list[int]) -> None:
         """Append decided ids."""

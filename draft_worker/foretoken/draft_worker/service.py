@@ -32,6 +32,7 @@ async def run(settings: DraftWorkerSettings) -> None:
         lambda: hello,
         handler,
         DraftLinkResponse,
+        max_links=settings.max_links,
         limits=OutboxLimits(max_message_bytes=settings.max_message_bytes),
     )
     service = Service("foretoken.v1.DraftService", servicer, draft_pb2_grpc.add_DraftServiceServicer_to_server)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -168,9 +168,19 @@ class MinNewTokensRule(LogitsRule):
         path.penalty[np.ix_(is_short, path.places(self.own_ids))] = np.inf
 
 
-@lru_cache(maxsize=4096)
+_RULES: WeakKeyDictionary[SamplingParams, tuple[LogitsRule, ...]] = WeakKeyDictionary()
+"""Made once for each parameters in use, and gone with them: biases may be many."""
+
+
 def rules_for(params: SamplingParams) -> tuple[LogitsRule, ...]:
     """The rules that a request's parameters ask for, in the order they apply."""
+    rules = _RULES.get(params)
+    if rules is None:
+        rules = _RULES[params] = _make_rules(params)
+    return rules
+
+
+def _make_rules(params: SamplingParams) -> tuple[LogitsRule, ...]:
     rules: list[LogitsRule] = []
     if params.logit_bias:
         rules.append(BiasRule(params.logit_bias))

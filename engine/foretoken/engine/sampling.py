@@ -20,7 +20,7 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_LOGPROBS = 20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class SamplingParams:
     """Sampling of one request; every float is finite.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -75,8 +75,9 @@ class DraftWorker:
 
     @property
     def load_factor(self) -> float:
-        """Own sequences over what it holds at once; at least 1 when it is full."""
-        return len(self._sessions) / max(1, self.hello.max_sequences)
+        """How full it is: own sequences, or what it last said of all routers' together, over what it holds at once."""
+        others = self.link.load.running if self.link.load is not None else 0
+        return max(len(self._sessions), others) / max(1, self.hello.max_sequences)
 
     @property
     def hello(self) -> WorkerHello:
@@ -208,12 +209,18 @@ class DraftPool:
         """Names that can be had right now."""
         return list(dict.fromkeys(name for worker in self.workers if worker.is_ready for name in worker.drafters))
 
-    def least_loaded(self, drafter: str) -> DraftWorker | None:
-        """The working draft worker with most room that hosts `drafter` (empty: any); None if there is none."""
+    def least_loaded(self, drafter: str, without: Collection[DraftWorker] = ()) -> DraftWorker | None:
+        """The working draft worker with most room that hosts `drafter` (empty: any); None if there is none.
+
+        `without`: workers not to be taken.
+        """
         fitting = [
             worker
             for worker in self.workers
-            if worker.is_ready and worker.load_factor < 1 and (not drafter or drafter in worker.drafters)
+            if worker.is_ready
+            and worker.load_factor < 1
+            and worker not in without
+            and (not drafter or drafter in worker.drafters)
         ]
         return min(fitting, key=lambda worker: worker.load_factor, default=None)
 

@@ -61,6 +61,8 @@ class Speculator:
         self._was_late = False
         """Whether the prompt's prefill has been waited for: later drafts that are late as well do not pay."""
         self._is_refused = False
+        self._full_workers: set[DraftWorker] = set()
+        """Those that had no room for it."""
         self._has_untried_settings = request.drafter is not None and bool(request.drafter.settings)
         """Only a draft worker knows whether they are good; whether drafts pay or not, one draft is asked for."""
         self._gate = gate
@@ -165,10 +167,10 @@ class Speculator:
         drafter = self._request.drafter
         if drafter is None or self._is_refused:
             return None
-        worker = self._pool.least_loaded(drafter.name)
+        worker = self._pool.least_loaded(drafter.name, self._full_workers)
         is_hosted = not drafter.name or drafter.name in self._pool.known_drafters
         if worker is None and is_hosted and not self._request.is_drafter_fixed:
-            worker = self._pool.least_loaded("")
+            worker = self._pool.least_loaded("", self._full_workers)
         return worker
 
     def _open(self, committed_ids: Sequence[int]) -> DraftSession:
@@ -191,8 +193,8 @@ class Speculator:
                 raise InvalidArgumentError(
                     "speculation.drafter.settings", dict(drafter.settings), str(error)
                 ) from error
-        elif isinstance(error, ResourceExhaustedError):  # other routers filled it: it works, but not for this request
-            self._is_refused = True
+        elif worker is not None and isinstance(error, ResourceExhaustedError):
+            self._full_workers.add(worker)  # other routers filled it: it works, but not for this request
         elif worker is not None and not isinstance(error, _NO_FAULTS):
             worker.breaker.record_failure()
         address = worker.link.address if worker is not None else "anywhere"

@@ -38,6 +38,7 @@ class WorkerSettings(ServiceSettings):
         True, description="Keep the KV of full pages until their memory is needed, for prompts that begin alike."
     )
     max_sequences: int = Field(64, ge=1, le=4096, description="Sequences held open at once; more are refused.")
+    max_links: int = Field(64, ge=1, le=4096, description="Routers connected at once; more are refused.")
     max_draft_tokens: int = Field(16, ge=1, le=512, description="Most draft tokens of one block.")
     max_batch_rows: int = Field(256, ge=2, le=16384, description="Most tokens of one forward.")
     max_graph_rows: int = Field(

@@ -42,6 +42,7 @@ async def run(settings: VerifyWorkerSettings) -> None:
         lambda: hello,
         handler,
         VerifyLinkResponse,
+        max_links=settings.max_links,
         limits=OutboxLimits(max_message_bytes=settings.max_message_bytes),
     )
     service = Service("foretoken.v1.VerifyService", servicer, verify_pb2_grpc.add_VerifyServiceServicer_to_server)

@@ -32,6 +32,10 @@ from foretoken.v1.verify_pb2 import VerifyLinkRequest, VerifyLinkResponse
 
 _log = logging.getLogger(__name__)
 
+_CHANNEL_AGE_S = 10.0
+"""A failed dial gives up a channel that is older: the next one's resolves the name afresh. gRPC looks a name up again
+after half a minute at the soonest, and after up to two where it stood for nothing."""
+
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
 
@@ -62,6 +66,7 @@ class WorkerLink(Generic[Request, Response]):
         self._options = options or LinkOptions()
         self._stub_method = stub_method
         self._channel: grpc.aio.Channel | None = None
+        self._channel_since = 0.0
         self._call: Any = None
         self._stream: FrameStream[Request, Response] | None = None
         self._open_ids: set[int] = set()
@@ -123,6 +128,8 @@ class WorkerLink(Generic[Request, Response]):
                 error = await self._explained(failure)
                 refused = isinstance(error, FailedPreconditionError | InvalidArgumentError)
                 self._not_ready(LinkState.REFUSED if refused else LinkState.CONNECTING, error)
+                if time.monotonic() - self._channel_since > _CHANNEL_AGE_S:
+                    await self._close_channel()
                 raise error from None
 
     async def run(self) -> None:
@@ -162,13 +169,17 @@ class WorkerLink(Generic[Request, Response]):
             self._dial_timeout.reschedule(0)  # cancelling the call would not wake a write that waits for a connection
         async with self._dialling:
             pass
-        if self._channel is not None:
-            channel, self._channel = self._channel, None
+        await self._close_channel()
+
+    async def _close_channel(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
             await channel.close(None)
 
     async def _dial(self) -> WorkerHello:
         if self._channel is None:
             self._channel = open_channel(self.address, self._options)
+            self._channel_since = time.monotonic()
         call = self._stub_method(self._channel)()
         try:
             async with asyncio.timeout(self._options.connect_timeout_s) as self._dial_timeout:
