@@ -74,6 +74,12 @@ class DraftWorker:
         return tuple(self.link.hello.drafters) if self.link.hello is not None else ()
 
     @property
+    def has_room(self) -> bool:
+        """Whether it takes another sequence, by this router's own: what a worker says of its load may be late, and a
+        request that goes without drafts for that would be slower, or in some modes get other tokens."""
+        return len(self._sessions) < max(1, self.hello.max_sequences)
+
+    @property
     def load_factor(self) -> float:
         """How full it is: own sequences, or what it last said of all routers' together, over what it holds at once."""
         others = self.link.load.running if self.link.load is not None else 0
@@ -218,7 +224,7 @@ class DraftPool:
             worker
             for worker in self.workers
             if worker.is_ready
-            and worker.load_factor < 1
+            and worker.has_room
             and worker not in without
             and (not drafter or drafter in worker.drafters)
         ]
