@@ -24,6 +24,7 @@ for name in NAMES.split():
 parser.add_argument("--fail", action="store_true")
 parser.add_argument("--lonely", action="store_true")
 parser.add_argument("--stubborn", action="store_true")
+parser.add_argument("--leisurely", action="store_true")
 options = parser.parse_args()
 sys.stdout.write(f"options {json.dumps(vars(options))}\n")
 sys.stdout.flush()
@@ -31,6 +32,14 @@ if options.fail:
     sys.exit("the weights are missing")
 if options.stubborn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+if options.leisurely:
+
+    def end(*_):
+        time.sleep(0.3)
+        sys.exit("ended by itself")
+
+    signal.signal(signal.SIGTERM, end)
 
 
 class Service(generation_pb2_grpc.GenerationServiceServicer):

@@ -89,6 +89,21 @@ def test_a_service_that_ended_long_ago_is_not_signalled_again(
     assert signalled.count(draft.pid) == 1  # by now that may be another's number
 
 
+def test_workers_end_by_themselves_after_a_router_that_had_to_be_killed(fake_modules: Path) -> None:
+    config = LocalServicesConfig(
+        "target-dir",
+        "draft-dir",
+        log_directory=fake_modules / "logs",
+        router_options=["--stubborn"],
+        verify_options=["--leisurely"],
+        draft_options=["--leisurely"],
+    )
+    with LocalServices(config) as services:
+        services.stop(grace_s=2.0)
+    for name in ("verify", "draft"):
+        assert services.services[name].log_tail().endswith("ended by itself")
+
+
 def test_a_paused_service_can_still_be_stopped(services: LocalServices) -> None:
     services.services["draft"].pause()
     services.stop(grace_s=0.2)

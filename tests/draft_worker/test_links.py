@@ -1,12 +1,14 @@
 """The draft worker over a real gRPC link: drafts with provenance, refusals by name, pages freed."""
 
 import asyncio
+import json
 from contextlib import suppress
 
 import grpc
 import numpy
 import pytest
 
+from foretoken.draft_worker import service
 from foretoken.draft_worker.core import DraftAnswer, DraftCore
 from foretoken.draft_worker.drafter import Drafted, DraftSequence
 from foretoken.draft_worker.drafter_settings import check_names
@@ -14,6 +16,7 @@ from foretoken.draft_worker.handler import DraftLinkHandler, DraftResults
 from foretoken.draft_worker.lookahead.settings import LookaheadSettings
 from foretoken.draft_worker.model_drafter import ModelDrafter
 from foretoken.draft_worker.ngram_drafter import NgramDrafter
+from foretoken.draft_worker.settings import DraftWorkerSettings
 from foretoken.engine.model_thread import ModelThread
 from foretoken.engine.sampling import SamplingParams as EngineSampling
 from foretoken.rpc.errors import InvalidArgumentError, from_link_error, to_link_error
@@ -180,3 +183,21 @@ async def test_a_frame_of_countless_entries_ends_its_link(link):
         await read_until(call, lambda frame: frame is grpc.aio.EOF)
     assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert await call.details() == "frame = 100000 entries: must be at most 65536 of a kind"
+
+
+async def test_the_bound_on_links_is_the_setting_s(tmp_path):
+    settings = DraftWorkerSettings(drafters=["ngram"], max_links=1, ready_file=tmp_path / "ready.json")
+    running = asyncio.ensure_future(service.run(settings))
+    async with asyncio.timeout(20):
+        while not settings.ready_file.exists():  # noqa: ASYNC110 (a file sets no event)
+            await asyncio.sleep(0.01)
+        address = f"127.0.0.1:{json.loads(settings.ready_file.read_text())['port']}"
+        async with grpc.aio.insecure_channel(address) as channel:
+            first, second = (draft_pb2_grpc.DraftServiceStub(channel).Link() for _ in range(2))
+            await first.write(DraftLinkRequest(hello=RouterHello(protocol_version=1)))
+            assert (await first.read()).hello.drafters == ["ngram"]
+            await second.write(DraftLinkRequest(hello=RouterHello(protocol_version=1)))
+            assert await second.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running

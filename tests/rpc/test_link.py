@@ -182,6 +182,7 @@ async def test_an_old_channel_is_given_up_with_the_first_failed_dial(start_worke
         return channels[-1]
 
     monkeypatch.setattr(router_side, "open_channel", opened)
+    monkeypatch.setattr(router_side, "_CHANNEL_AGE_S", 60.0)
     worker = await start_worker()
     recorded = await start_link(worker.address)
     await worker.server.stop(None)

@@ -32,7 +32,7 @@ from foretoken.v1.verify_pb2 import VerifyLinkRequest, VerifyLinkResponse
 
 _log = logging.getLogger(__name__)
 
-_CHANNEL_AGE_S = 10.0
+_CHANNEL_AGE_S = 2.0
 """A failed dial gives up a channel that is older: the next one's resolves the name afresh. gRPC looks a name up again
 after half a minute at the soonest, and after up to two where it stood for nothing."""
 
