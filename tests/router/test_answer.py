@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -25,9 +25,14 @@ def detokenizer(prompt_ids: Sequence[int] = (), *, is_fast: bool = True) -> Deto
 
 
 def answer(
-    stop: Sequence[str] = (), end_ids: Sequence[int] = (0,), min_new_tokens: int = 0, max_new_tokens: int = 10_000
+    stop: Sequence[str] = (),
+    end_ids: Sequence[int] = (0,),
+    min_new_tokens: int = 0,
+    max_new_tokens: int = 10_000,
+    special_stops: Mapping[int, str] | None = None,
 ) -> Answer:
-    return Answer(StopRules(frozenset(end_ids), tuple(stop), min_new_tokens, max_new_tokens), detokenizer())
+    rules = StopRules(frozenset(end_ids), tuple(stop), min_new_tokens, max_new_tokens, special_stops or {})
+    return Answer(rules, detokenizer())
 
 
 def blocks(ids: Sequence[int], sizes: Sequence[int]) -> Iterator[Sequence[int]]:
@@ -223,3 +228,42 @@ def test_stop_strings_are_sought_after_min_new_tokens() -> None:
     grown = answer(stop=["x"], min_new_tokens=3)
     kept = grown.append(ids)
     assert (kept.text, kept.num_tokens, grown.stop) == ("xxab ", 6, "x")
+
+
+@given(
+    stops=st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=3, unique=True),
+    text=st.text("ab", max_size=14),
+    min_new_tokens=st.integers(0, 8),
+    sizes=SIZES,
+)
+@settings(deadline=None)
+def test_stop_strings_count_if_they_end_after_min_new_tokens(
+    stops: list[str], text: str, min_new_tokens: int, sizes: list[int]
+) -> None:
+    grown, streamed = answer(stop=stops, min_new_tokens=min_new_tokens), ""
+    for block in blocks(byte_ids(TOKENIZER, text.encode()), sizes):
+        streamed += grown.append(block).text
+    ends = range(min_new_tokens + 1, len(text) + 1)
+    found = next(((end, stop) for end in ends for stop in _longest_first(stops) if text[:end].endswith(stop)), None)
+    if found is None:
+        assert (streamed + grown.flush(), grown.finish, grown.stop) == (text, None, "")
+    else:
+        end, stop = found
+        assert (streamed, grown.finish, grown.stop) == (text[: end - len(stop)], FinishReason.STOP, stop)
+        assert len(grown.output_ids) == end and grown.flush() == ""
+
+
+def _longest_first(stops: Sequence[str]) -> list[str]:
+    return sorted(stops, key=len, reverse=True)
+
+
+def test_a_special_token_ends_the_answer_as_the_stop_string_it_is() -> None:
+    special_stops = {TOKENIZER.special_ids["<eos>"]: "<eos>"}
+    for sizes in ([1] * 9, [9]):
+        grown = answer(stop=["<eos>", "cd"], min_new_tokens=2, special_stops=special_stops)
+        kept = [grown.append(block) for block in blocks([0, *byte_ids(TOKENIZER, b"abc"), 0, 5], sizes)]
+        assert "".join(part.text for part in kept) + grown.flush() == "abc"  # the first came too early
+        assert (grown.finish, grown.stop, len(grown.output_ids)) == (FinishReason.STOP, "<eos>", 5)
+    grown = answer(stop=["<eos>", "b"], special_stops=special_stops)
+    assert grown.append([*byte_ids(TOKENIZER, b"abc"), 0]).text == "a"
+    assert (grown.stop, grown.flush()) == ("b", "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import grpc
 import pytest
@@ -20,7 +21,7 @@ from foretoken.v1.types_pb2 import (
     TOKEN_ORIGIN_RECOVERED,
     VERIFICATION_MODE_COUPLED,
 )
-from tests.router.harness import MakeCluster, byte_ids
+from tests.router.harness import CHAT_TEMPLATE, MakeCluster, byte_ids, byte_tokenizer_json
 
 PROMPT = [9, 8, 7]
 
@@ -145,6 +146,16 @@ async def test_stop_strings_across_tokens_and_blocks(
     assert reply.text == before
     assert len(reply.ids) == len((before + stop).encode()) == reply.finish.usage.output_tokens
     assert (reply.finish.reason, reply.finish.stop) == (pb.FINISH_REASON_STOP, stop)
+    await cluster.until_idle()
+
+
+async def test_a_special_token_is_a_stop_string_too(make_cluster: MakeCluster, tokenizer: Tokenizer) -> None:
+    script = (*byte_ids(tokenizer, b"ab"), tokenizer.special_ids["<eos>"], *byte_ids(tokenizer, b"cd"))
+    cluster = await make_cluster(model=FakeModel(vocab_size=tokenizer.vocab_size, script=script))
+    for options in ({"num_draft_tokens": 4}, {"off": True}):
+        reply = await cluster.generate(max_new_tokens=60, ignore_eos=True, stop=["<eos>"], **options)
+        assert (reply.ids, reply.text) == (list(script[:3]), "ab")
+        assert (reply.finish.reason, reply.finish.stop) == (pb.FINISH_REASON_STOP, "<eos>")
     await cluster.until_idle()
 
 
@@ -290,3 +301,28 @@ async def test_a_default_drafter_is_used_once_a_worker_hosts_it(make_cluster: Ma
     reply = await cluster.generate(max_new_tokens=20, ignore_eos=True)
     assert reply.start.drafter == "late" and reply.finish.speculation.num_drafts > 0
     assert "late" in {entry.drafter.name for entry in cluster.drafters[1].opened}
+
+
+async def test_workers_that_answer_alike_serve_their_model_by_each_of_its_names(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(verify_hellos=[{"model_id": "/models/a"}, {"model_id": "/models/b"}])
+    for name in ("/models/a", "/models/b"):
+        assert (await cluster.generate(max_new_tokens=3, model=name)).start.model == name
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await cluster.generate(max_new_tokens=3, model="/models/c")
+    assert failed.value.code() is grpc.StatusCode.NOT_FOUND
+    assert (await cluster.generate(max_new_tokens=3)).start.model in ("/models/a", "/models/b")
+
+
+class SlowTokenizer(Tokenizer):
+    """Takes its time."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        time.sleep(0.05)
+        return super().encode(text, add_special_tokens=add_special_tokens)
+
+
+async def test_the_time_of_a_request_begins_with_its_text(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster()
+    cluster.router.tokenizer = SlowTokenizer(byte_tokenizer_json(), {}, CHAT_TEMPLATE, "test")
+    finish = (await cluster.generate(prompt="the on", max_new_tokens=3, ignore_eos=True)).finish
+    assert finish.duration_ns >= finish.time_to_first_token_ns >= 50e6

@@ -8,7 +8,10 @@ import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
+from foretoken.router.answer import FinishReason
 from foretoken.router.metrics import RequestMetrics
+from foretoken.router.outbox import Finished
+from foretoken.router.stats import SpeculationCounts
 from foretoken.rpc import names, telemetry
 from foretoken.rpc.errors import ResourceExhaustedError
 from foretoken.rpc.names import RPC_RESPONSE_STATUS_CODE
@@ -38,6 +41,25 @@ def test_a_request_is_counted_by_its_status(
     except BaseException as raised:
         assert raised is error
     metrics._requests.add.assert_called_once_with(1, {RPC_RESPONSE_STATUS_CODE: status})
+
+
+def test_time_per_token_is_that_of_tokens_that_were_sent() -> None:
+    metrics = RequestMetrics(Mock())
+    metrics._per_token = Mock()
+    event = Finished(
+        FinishReason.STOP,
+        stop="",
+        num_prompt_tokens=3,
+        num_output_tokens=25,
+        num_new_tokens=5,
+        num_cached_tokens=0,
+        counts=SpeculationCounts(num_emitted_tokens=9),  # four beyond the end
+        queue_ns=0,
+        time_to_first_token_ns=1_000_000,
+        duration_ns=9_000_000,
+    )
+    metrics.finished(event, "")
+    metrics._per_token.record.assert_called_once_with(0.002)
 
 
 @pytest.fixture

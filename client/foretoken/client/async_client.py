@@ -66,6 +66,11 @@ class AsyncGeneration:
         """The prompt as the model sees it; empty before the first message."""
         return tuple(self._session.start.prompt_ids) if self._session.start else ()
 
+    @property
+    def system_fingerprint(self) -> str:
+        """Of all that decides the answer besides the request; to resume it with. Empty before the first message."""
+        return self._session.start.system_fingerprint if self._session.start else ""
+
     def __aiter__(self) -> AsyncGenerator[Piece, None]:
         """Pieces as they arrive, over as many streams as it takes.
 

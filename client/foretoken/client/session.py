@@ -31,7 +31,8 @@ class Session:
     def next_request(self) -> tuple[pb.GenerateRequest, float | None]:
         """The request of the next stream and the seconds it may take (None = no limit).
 
-        After a break it continues from what was received: same prompt ids, model, system and seed, and `resume_ids`.
+        After a break it continues from what was received: same prompt ids, system and seed, and `resume_ids`. The
+        system says more than the model's name, which may be another on the next router.
 
         Raises:
             DeadlineExceededError: no time is left.
@@ -42,7 +43,6 @@ class Session:
         request = pb.GenerateRequest()
         request.CopyFrom(self._request)
         request.prompt_ids.ids[:] = self.start.prompt_ids
-        request.model = self.start.model
         request.system_fingerprint = self.start.system_fingerprint
         request.sampling.seed = self.start.seed
         request.resume_ids.extend(token.id for piece in self._pieces for token in piece.tokens)

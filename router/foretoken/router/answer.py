@@ -6,8 +6,8 @@ how they were split into blocks, so that a resumed request continues the same te
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
@@ -29,13 +29,15 @@ class StopRules:
     """What ends an answer."""
 
     end_ids: frozenset[int]
-    """EOS (unless ignored) and stop ids; the answer ends with them."""
+    """EOS (unless ignored), stop ids and special stops; the answer ends with them."""
     stop_strings: tuple[str, ...]
     """The answer's text ends before the first of these."""
     min_new_tokens: int
-    """Nothing but the length ends the answer within its first tokens; stop strings are sought after them."""
+    """Nothing but the length ends the answer within its first tokens; stop strings are those that end after them."""
     max_new_tokens: int
     """Largest number of output tokens, the context's end included."""
+    special_stops: Mapping[int, str] = field(default_factory=dict)
+    """The stop strings that are special tokens, by id: these leave no text in which to find them."""
 
 
 class Kept(NamedTuple):
@@ -65,6 +67,8 @@ class Answer:
         """Set once the answer has ended; nothing is appended then."""
         self.stop = ""
         """The stop string that ended it, or empty."""
+        self._is_cut = False
+        """Whether it ended within the text."""
 
     @property
     def room(self) -> int:
@@ -89,7 +93,7 @@ class Answer:
 
     def flush(self) -> str:
         """Text still held back when the answer has ended, up to a stop string that shows only now; empty after one."""
-        if self.stop:
+        if self._is_cut:
             return ""
         text = self._detokenizer.flush()
         is_sought = len(self.output_ids) > self._rules.min_new_tokens
@@ -110,6 +114,7 @@ class Answer:
         for index, token_id in enumerate(ids):
             if token_id in rules.end_ids and num_output + index >= rules.min_new_tokens:
                 self.finish = FinishReason.STOP
+                self.stop = rules.special_stops.get(token_id, "")
                 return ids[: index + 1]
         return ids
 
@@ -119,13 +124,11 @@ class Answer:
         num_output = len(self.output_ids)
         for index, token_id in enumerate(ids):
             text, _ = self._detokenizer.step((token_id,))
-            if num_output + index < self._rules.min_new_tokens:
-                texts.append(text)
-                continue
-            match = self._stops.match(text)
+            is_sought = num_output + index >= self._rules.min_new_tokens
+            match = self._stops.match(text) if is_sought else None
             if match is not None:
                 self.finish = FinishReason.STOP
-                self.stop = match.stop
+                self.stop, self._is_cut = match.stop, True
                 texts.append((self._stops.held + text)[: match.start])
                 break
             texts.append(self._stops.feed(text))

@@ -126,7 +126,6 @@ class Router:
         Raises:
             ForetokenError: refused, unavailable, or too late; whatever was begun is undone on the workers.
         """
-        started_ns = time.perf_counter_ns()
         try:
             async with asyncio.timeout(_seconds_left(request)) as limit:
                 answer = await self._answer(request)
@@ -136,12 +135,12 @@ class Router:
                     await emit(Started(request))
                     if text := answer.flush():
                         await emit(Tokens(text=text))
-                    await emit(_finished(request, answer, None, 0, started_ns))
+                    await emit(_finished(request, answer, None, 0))
                     return
                 async with self.admission.slot() as queue_ns:
                     generation, outbox = await self._generation(request, answer)
                     await _stream(request, generation, outbox, emit)
-                    await emit(_finished(request, answer, generation, queue_ns, started_ns))
+                    await emit(_finished(request, answer, generation, queue_ns))
         except TimeoutError:
             if limit.expired():
                 raise DeadlineExceededError("the time allowed for the request is over") from None
@@ -153,7 +152,7 @@ class Router:
         detokenizer = Detokenizer(
             tokenizer.decode, tokenizer.piece, request.prompt_ids, is_concatenative=tokenizer.is_concatenative
         )
-        answer = Answer(request.stop_rules(), detokenizer)
+        answer = Answer(request.stop_rules(tokenizer.special_ids), detokenizer)
         num_kept = 0
         for start in range(0, len(request.resume_ids), _RESUMED_AT_ONCE):
             num_kept += answer.append(request.resume_ids[start : start + _RESUMED_AT_ONCE]).num_tokens
@@ -234,9 +233,7 @@ async def _stream(request: GenerationRequest, generation: Generation, outbox: Ou
         raise error
 
 
-def _finished(
-    request: GenerationRequest, answer: Answer, generation: Generation | None, queue_ns: int, started_ns: int
-) -> Finished:
+def _finished(request: GenerationRequest, answer: Answer, generation: Generation | None, queue_ns: int) -> Finished:
     assert answer.finish is not None
     first_ns = generation.first_token_ns if generation is not None else 0
     return Finished(
@@ -244,11 +241,12 @@ def _finished(
         stop=answer.stop,
         num_prompt_tokens=len(request.prompt_ids),
         num_output_tokens=len(answer.output_ids),
+        num_new_tokens=len(answer.output_ids) - len(request.resume_ids),
         num_cached_tokens=generation.num_cached_tokens if generation is not None else 0,
         counts=generation.counts if generation is not None else SpeculationCounts(),
         queue_ns=queue_ns,
-        time_to_first_token_ns=max(0, first_ns - started_ns) if first_ns else 0,
-        duration_ns=time.perf_counter_ns() - started_ns,
+        time_to_first_token_ns=max(0, first_ns - request.received_ns) if first_ns else 0,
+        duration_ns=time.perf_counter_ns() - request.received_ns,
     )
 
 

@@ -211,6 +211,11 @@ class DraftPool:
         return list(dict.fromkeys(name for worker in self.workers for name in worker.drafters))
 
     @property
+    def has_met_all(self) -> bool:
+        """Whether each worker told what it hosts, be it away by now."""
+        return all(worker.link.hello is not None for worker in self.workers)
+
+    @property
     def ready_drafters(self) -> list[str]:
         """Names that can be had right now."""
         return list(dict.fromkeys(name for worker in self.workers if worker.is_ready for name in worker.drafters))

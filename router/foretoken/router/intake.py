@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from foretoken.router.core import Router
+from foretoken.router.drafter_choice import check_num_draft_tokens, choose_drafter, default_num_draft_tokens
 from foretoken.router.request import GenerationRequest
-from foretoken.router.settings import AUTO_DRAFTER, NO_DRAFTER
 from foretoken.rpc.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from foretoken.rpc.sampling import resolve_sampling
 from foretoken.rpc.validation import (
@@ -28,7 +28,6 @@ from foretoken.v1.generation_pb2 import ChatMessages, GenerateRequest, Speculati
 from foretoken.v1.types_pb2 import (
     VERIFICATION_MODE_COUPLED,
     VERIFICATION_MODE_UNSPECIFIED,
-    DrafterChoice,
     VerificationMode,
     WorkerHello,
 )
@@ -54,16 +53,18 @@ async def prepare(
     """
     settings = router.settings
     limit_s = settings.max_request_s if timeout_s is None else min(settings.max_request_s, timeout_s)
-    deadline_s = time.monotonic() + limit_s
+    deadline_s, received_ns = time.monotonic() + limit_s, time.perf_counter_ns()
     validate_generate(message)
     model, identity, system_fingerprint = await router.model(timeout_s)
-    if message.model and message.model != model.model_id:
+    if message.model and not router.verify.serves(message.model):
         raise NotFoundError(f"model {message.model!r} is not served here; {model.model_id!r} is")
     if message.system_fingerprint not in ("", system_fingerprint):
         raise FailedPreconditionError(
             f"system_fingerprint {message.system_fingerprint!r} is not served here; {system_fingerprint!r} is"
         )
-    _check_num_draft_tokens(message.speculation, model, router)
+    is_resumed = bool(message.resume_ids)
+    if not is_resumed:
+        check_num_draft_tokens(message.speculation, model, router)
     field, prompt_ids = await _prompt_ids(message, router)
     validate_prompt_ids(prompt_ids, vocab_size=model.vocab_size, max_context=model.max_context, field=field)
     validate_sampling(
@@ -89,6 +90,7 @@ async def prepare(
     )
     return GenerationRequest(
         request_id=request_id,
+        model=message.model or model.model_id,
         prompt_ids=tuple(prompt_ids),
         sampling=sampling,
         mode=_mode(message.speculation, model),
@@ -97,12 +99,13 @@ async def prepare(
         identity=identity,
         system_fingerprint=system_fingerprint,
         resume_ids=tuple(message.resume_ids),
-        drafter=choose_drafter(message.speculation, router),
+        drafter=choose_drafter(message.speculation, router, is_resumed=is_resumed),
         is_drafter_fixed=bool(message.speculation.drafter.name or message.speculation.drafter.settings),
         num_draft_tokens=message.speculation.num_draft_tokens or default_num_draft_tokens(model, router),
         tenant=message.tenant,
         traceparent=traceparent,
         deadline_s=deadline_s,
+        received_ns=received_ns,
     )
 
 
@@ -116,56 +119,6 @@ async def tokenize(message: TokenizeRequest, router: Router) -> Sequence[int]:
     if message.WhichOneof("input") == "prompt":
         return await _encode(message.prompt, router)
     return await _encode_messages(message.messages, router)
-
-
-def default_drafter(router: Router) -> str:
-    """Name of the drafter of requests that name none; empty = plain decoding, or nobody hosts it as far as is known."""
-    name, known = router.settings.drafter, router.draft.known_drafters
-    if name == AUTO_DRAFTER:
-        return next(iter(router.draft.ready_drafters or known), "")
-    return name if name in known else ""
-
-
-def choose_drafter(speculation: Speculation, router: Router) -> DrafterChoice | None:
-    """The drafter for a request; None = plain decoding.
-
-    Raises:
-        InvalidArgumentError: a name that no draft worker of this router hosts, or settings for no drafter.
-    """
-    if speculation.off:
-        return None
-    if not router.draft.workers:
-        if speculation.drafter.name:
-            raise _unknown_drafter(speculation.drafter.name, ())
-        _refuse_settings(speculation, "must be absent: this router has no draft workers")
-        return None
-    choice = DrafterChoice()
-    choice.CopyFrom(speculation.drafter)
-    known = router.draft.known_drafters
-    if choice.name:
-        if known and choice.name not in known:
-            raise _unknown_drafter(choice.name, known)
-        return choice
-    if router.settings.drafter == NO_DRAFTER:
-        _refuse_settings(speculation, "must come with a drafter's name: this router has no default drafter")
-        return None
-    choice.name = default_drafter(router)
-    if known and not choice.name:
-        limit = f"must come with a drafter's name: the router's default, {router.settings.drafter}, is hosted nowhere"
-        _refuse_settings(speculation, limit)
-        return None
-    if router.settings.drafter != AUTO_DRAFTER:
-        choice.name = router.settings.drafter  # perhaps hosted by a draft worker that is met later
-    return choice
-
-
-def _refuse_settings(speculation: Speculation, limit: str) -> None:
-    if speculation.drafter.settings:
-        raise InvalidArgumentError("speculation.drafter.settings", dict(speculation.drafter.settings), limit)
-
-
-def _unknown_drafter(name: str, known: Sequence[str]) -> InvalidArgumentError:
-    return InvalidArgumentError("speculation.drafter.name", name, f"must be one of: {', '.join(known) or '(none)'}")
 
 
 async def _prompt_ids(message: GenerateRequest, router: Router) -> tuple[str, Sequence[int]]:
@@ -206,23 +159,3 @@ def _mode(speculation: Speculation, model: WorkerHello) -> VerificationMode:
             "speculation.mode", VerificationMode.Name(speculation.mode), f"must be one of: {offered}"
         )
     return speculation.mode
-
-
-def _check_num_draft_tokens(speculation: Speculation, model: WorkerHello, router: Router) -> None:
-    limit = max_draft_tokens(model, router)
-    if limit and speculation.HasField("num_draft_tokens") and speculation.num_draft_tokens > limit:
-        raise InvalidArgumentError(
-            "speculation.num_draft_tokens", speculation.num_draft_tokens, f"must be 1 to {limit}"
-        )
-
-
-def default_num_draft_tokens(model: WorkerHello, router: Router) -> int:
-    """Draft tokens per round of requests that say nothing; 0 = as many as pay."""
-    wanted = router.settings.num_draft_tokens
-    return min(wanted, max_draft_tokens(model, router) or wanted)
-
-
-def max_draft_tokens(model: WorkerHello, router: Router) -> int:
-    """Largest block that the verify workers and every draft worker met so far take; 0 = not known."""
-    hellos = [model, *(worker.link.hello for worker in router.draft.workers)]
-    return min((hello.max_draft_tokens for hello in hellos if hello is not None and hello.max_draft_tokens), default=0)

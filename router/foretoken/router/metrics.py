@@ -73,9 +73,9 @@ class RequestMetrics:
         self._duration.record(event.duration_ns / 1e9)
         if event.time_to_first_token_ns:
             self._first_token.record(event.time_to_first_token_ns / 1e9)
-        if counts.num_emitted_tokens > 1:
+        if event.num_new_tokens > 1:
             decode_ns = event.duration_ns - event.time_to_first_token_ns
-            self._per_token.record(decode_ns / 1e9 / (counts.num_emitted_tokens - 1))
+            self._per_token.record(decode_ns / 1e9 / (event.num_new_tokens - 1))
         if counts.router_overhead_p50_ns:
             self._overhead.record(counts.router_overhead_p50_ns / 1e9)
         self._drafts.add(counts.num_drafts, attributes)
@@ -88,13 +88,13 @@ class RequestMetrics:
         self._failovers.add(counts.num_failovers)
 
 
-def describe_request(span: Span, request: GenerationRequest, model: str, is_chat: bool) -> None:
+def describe_request(span: Span, request: GenerationRequest, is_chat: bool) -> None:
     """A request's span attributes, once it is known to be valid."""
     sampling = request.sampling
     attributes: dict[str, AttributeValue] = {
         names.GEN_AI_OPERATION_NAME: names.OPERATION_CHAT if is_chat else names.OPERATION_TEXT_COMPLETION,
         names.GEN_AI_PROVIDER_NAME: names.PROVIDER_FORETOKEN,
-        names.GEN_AI_REQUEST_MODEL: model,
+        names.GEN_AI_REQUEST_MODEL: request.model,
         names.GEN_AI_REQUEST_MAX_TOKENS: sampling.max_new_tokens,
         names.GEN_AI_REQUEST_TEMPERATURE: sampling.temperature,
         names.GEN_AI_REQUEST_TOP_P: sampling.top_p,

@@ -47,6 +47,9 @@ class Finished:
     stop: str
     num_prompt_tokens: int
     num_output_tokens: int
+    """Resumed ones included."""
+    num_new_tokens: int
+    """Those sent now."""
     num_cached_tokens: int
     counts: SpeculationCounts
     queue_ns: int

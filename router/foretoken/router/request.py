@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from foretoken.router.answer import StopRules
 from foretoken.router.worker_identity import WorkerIdentity
@@ -41,6 +41,8 @@ class GenerationRequest:
     eos_token_ids: tuple[int, ...]
     max_length: int
     """Largest prompt + output, tokens; the model's context at most."""
+    model: str = ""
+    """The name under which the client asked for it, or the model's id."""
     identity: WorkerIdentity | None = None
     """Of the verify workers whose limits and defaults were applied: no others may answer. None = any."""
     system_fingerprint: str = ""
@@ -57,10 +59,13 @@ class GenerationRequest:
     traceparent: str = ""
     deadline_s: float | None = None
     """`time.monotonic()` value after which the answer is of no use; None = none."""
+    received_ns: int = field(default_factory=time.perf_counter_ns)
+    """`time.perf_counter_ns()` when it came, not tokenized yet."""
 
-    def stop_rules(self) -> StopRules:
-        """What ends the answer."""
-        end_ids = frozenset(self.sampling.stop_token_ids)
+    def stop_rules(self, special_ids: Mapping[str, int]) -> StopRules:
+        """What ends the answer; `special_ids` are the tokenizer's special tokens by their text."""
+        special_stops = {special_ids[stop]: stop for stop in self.sampling.stop if stop in special_ids}
+        end_ids = frozenset((*self.sampling.stop_token_ids, *special_stops))
         if not self.sampling.ignore_eos:
             end_ids |= frozenset(self.eos_token_ids)
         return StopRules(
@@ -68,6 +73,7 @@ class GenerationRequest:
             stop_strings=tuple(self.sampling.stop),
             min_new_tokens=self.sampling.min_new_tokens,
             max_new_tokens=self.max_length - len(self.prompt_ids),
+            special_stops=special_stops,
         )
 
     def open_entry(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from foretoken.router import intake
+from foretoken.router import drafter_choice, intake
 from foretoken.router.answer import FinishReason
 from foretoken.router.core import Event, Router
 from foretoken.router.draft_pool import DraftWorker
@@ -21,7 +21,6 @@ from foretoken.rpc.sampling import NEUTRAL
 from foretoken.rpc.servicing import new_request_id, typed_errors
 from foretoken.rpc.trace import SpanKind, context_from, span, traceparent_of
 from foretoken.v1 import generation_pb2 as pb
-from foretoken.v1.types_pb2 import WorkerHello
 
 _MAX_NS = (1 << 64) - 1
 """What the fields hold; sums of times that a worker made up may be more."""
@@ -45,7 +44,6 @@ class GenerationServicer:
                 self._metrics.counted(context.time_remaining),
                 span(SPAN_GENERATE, kind=SpanKind.SERVER, parent=client) as own_span,
             ):
-                model = (await self._router.model(context.time_remaining())).hello
                 generation = await intake.prepare(
                     request,
                     self._router,
@@ -53,10 +51,10 @@ class GenerationServicer:
                     traceparent=traceparent_of(own_span),
                     timeout_s=context.time_remaining(),
                 )
-                describe_request(own_span, generation, model.model_id, request.HasField("messages"))
+                describe_request(own_span, generation, request.HasField("messages"))
 
                 async def emit(event: Event) -> None:
-                    await context.write(_response(event, model))
+                    await context.write(_response(event))
                     if isinstance(event, Finished):
                         describe_answer(own_span, event)
                         name = generation.drafter.name if generation.drafter else ""
@@ -77,8 +75,8 @@ class GenerationServicer:
                 eos_token_ids=model.eos_token_ids,
                 default_sampling=NEUTRAL,
                 drafters=router.draft.ready_drafters,
-                default_drafter=intake.default_drafter(router),
-                default_num_draft_tokens=intake.default_num_draft_tokens(model, router),
+                default_drafter=drafter_choice.default_drafter(router),
+                default_num_draft_tokens=drafter_choice.default_num_draft_tokens(model, router),
                 verification_modes=model.verification_modes,
                 verify_workers=[_worker_info(worker) for worker in router.verify.workers],
                 draft_workers=[_worker_info(worker) for worker in router.draft.workers],
@@ -97,7 +95,7 @@ class GenerationServicer:
         raise AssertionError("unreachable: typed_errors ends the call")
 
 
-def _response(event: Event, model: WorkerHello) -> pb.GenerateResponse:
+def _response(event: Event) -> pb.GenerateResponse:
     match event:
         case Tokens():
             return _tokens(event)
@@ -106,7 +104,7 @@ def _response(event: Event, model: WorkerHello) -> pb.GenerateResponse:
                 start=pb.GenerateStart(
                     prompt_ids=request.prompt_ids,
                     seed=request.sampling.seed,
-                    model=model.model_id,
+                    model=request.model,
                     request_id=request.request_id,
                     mode=request.mode,
                     drafter=request.drafter.name if request.drafter is not None else "",

@@ -63,7 +63,8 @@ class Speculator:
         self._is_refused = False
         self._full_workers: set[DraftWorker] = set()
         """Those that had no room for it."""
-        self._has_untried_settings = request.drafter is not None and bool(request.drafter.settings)
+        has_settings = request.drafter is not None and bool(request.drafter.settings)
+        self._has_untried_settings = has_settings and not request.resume_ids  # else tried where the answer began
         """Only a draft worker knows whether they are good; whether drafts pay or not, one draft is asked for."""
         self._gate = gate
         self._is_asked = False

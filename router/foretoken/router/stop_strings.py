@@ -34,19 +34,20 @@ class StopStrings:
         return self._held
 
     def match(self, text: str) -> StopMatch | None:
-        """The stop string that begins first in held text + `text`; of two, the one given first. Appends nothing."""
+        """Of the stop strings that end within `text` the one that begins first, perhaps in held text; of two, the one
+        given first. Appends nothing."""
         if not text:
             return None
         buffer = self._held + text
         best: StopMatch | None = None
         for stop in self._stops:
-            start = buffer.find(stop)
+            start = buffer.find(stop, max(0, len(self._held) - len(stop) + 1))
             if start >= 0 and (best is None or start < best.start):
                 best = StopMatch(stop, start)
         return best
 
     def feed(self, text: str) -> str:
-        """Append `text`, which completes no stop string, and return what can be released."""
+        """Append `text`, whatever it completes, and return what can be released."""
         if not self._stops:
             return text
         self._advance(text)
@@ -64,7 +65,8 @@ class StopStrings:
         # Never back in the text: comparing its end with every beginning takes 0.4 ms a token for the longest strings.
         for index, (stop, borders) in enumerate(zip(self._stops, self._borders, strict=True)):
             for char in text:
-                self._num_begun[index] = _num_begun_with(stop, borders, self._num_begun[index], char)
+                num_begun = _num_begun_with(stop, borders, self._num_begun[index], char)
+                self._num_begun[index] = num_begun if num_begun < len(stop) else borders[-1]
 
 
 def _borders(stop: str) -> list[int]:

@@ -43,6 +43,9 @@ class Tokenizer:
         self._fast.no_padding()
         self.vocab_size = self._fast.get_vocab_size()
         """Number of ids, without padding of the model's output layer."""
+        added = self._fast.get_added_tokens_decoder()
+        self.special_ids = {token.content: token_id for token_id, token in added.items() if token.special}
+        """Ids of the tokens that leave no text, by their own."""
         self.is_concatenative = (json.loads(text).get("decoder") or {}).get("type") == "ByteLevel"
         """Whether the bytes of ids are those of each id, one after the other."""
         self._pieces: dict[int, str] = {}

@@ -199,6 +199,13 @@ class VerifyPool:
                 )
         self.model = model
 
+    def serves(self, model_id: str) -> bool:
+        """Whether `model` goes by this id: workers that give the same answers may have loaded it under several."""
+        if self.model is None:
+            return False
+        known = (worker for worker in self.workers if worker.link.hello is not None)
+        return any(w.hello.model_id == model_id and w.identity == self.model.identity for w in known)
+
     def changed(self) -> None:
         """A worker came or went: wake everyone who waits for one."""
         self._changed.set()

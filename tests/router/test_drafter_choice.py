@@ -1,0 +1,66 @@
+"""What a request may ask of drafters: held against those that were met, and never the end of an answer begun."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import pytest
+
+from foretoken.rpc.errors import InvalidArgumentError, from_rpc_error
+from tests.router.harness import Cluster, MakeCluster
+
+PROMPT = [5, 6, 7]
+ASKED: list[dict[str, Any]] = [
+    {"drafter": "oracle"},
+    {"drafter": "ngram", "drafter_settings": {"depth": "9"}},
+    {"drafter_settings": {"depth": "9"}},
+    {"num_draft_tokens": 60},
+]
+
+
+async def refused(cluster: Cluster, **fields: Any) -> InvalidArgumentError:
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await cluster.generate(max_new_tokens=20, **fields)
+    error = from_rpc_error(failed.value)
+    assert isinstance(error, InvalidArgumentError), error
+    return error
+
+
+@pytest.mark.parametrize("fields", ASKED, ids=str)
+@pytest.mark.parametrize("options", [{}, {"num_drafters": 0}, {"drafter": "none"}, {"drafter": "typo"}], ids=str)
+async def test_what_a_router_refuses_at_first_ends_no_answer_begun(
+    make_cluster: MakeCluster, options: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    cluster = await make_cluster(**options)
+    for drafter in cluster.drafters:
+        drafter.faults.refuses_settings = True
+    expected = cluster.target_ids(40, PROMPT)
+    assert (await refused(cluster, **fields)).field.startswith("speculation.")
+    reply = await cluster.generate(
+        prompt_ids=PROMPT, max_new_tokens=40, ignore_eos=True, resume_ids=expected[:10], **fields
+    )
+    assert reply.ids == expected[10:]
+    await cluster.until_idle()
+
+
+async def test_a_worker_that_was_not_met_may_host_what_is_asked_for(make_cluster: MakeCluster) -> None:
+    late = await make_cluster(draft_hellos=[{"drafters": ["late"]}])
+    drafter = late.drafters[0]
+    await drafter.kill()
+    cluster = await make_cluster(num_drafters=0, wait_ready=False, draft=(drafter.address,))
+    fields: dict[str, Any] = {"prompt_ids": PROMPT, "max_new_tokens": 40, "ignore_eos": True, "drafter": "late"}
+    reply = await cluster.generate(**fields)
+    assert reply.ids == cluster.target_ids(40, PROMPT) and reply.finish.speculation.num_drafts == 0
+    await drafter.start()
+    await cluster.until(lambda: all(worker.is_ready for worker in cluster.router.draft.workers))
+    assert (await cluster.generate(**fields)).finish.speculation.num_drafts > 0
+    assert (await refused(cluster, drafter="oracle")).limit == "must be one of: model, ngram, late"
+
+
+@pytest.mark.parametrize("options", [{"num_drafters": 0}, {"drafter": "none"}], ids=str)
+async def test_a_draft_length_for_no_drafter_is_refused(make_cluster: MakeCluster, options: dict[str, Any]) -> None:
+    cluster = await make_cluster(**options)
+    error = await refused(cluster, num_draft_tokens=4)
+    assert (error.field, error.value) == ("speculation.num_draft_tokens", "4")
+    assert "no draft workers" in error.limit or "no default drafter" in error.limit
