@@ -101,6 +101,17 @@ def test_a_batch_beyond_the_largest_bucket_runs_eagerly(tmp_path: Path) -> None:
 
 
 @torch.inference_mode()
+def test_sequences_that_share_a_long_prompts_pages_have_a_recording(tmp_path: Path) -> None:
+    forward, reference, _ = load(tmp_path, "llama")
+    recorder = FakeRecorder()
+    forward.record([16], recorder, lambda fraction: None)
+    pages = list(range(NUM_PAGES))  # of which the pool has hardly more: sixteen times as many ids
+    batch = build_batch([Segment(pages, MAX_CONTEXT - 1, [7], 1)] * 16, PAGE_SIZE, 64)
+    torch.testing.assert_close(forward(batch), reference(batch), rtol=0, atol=1e-5)
+    assert recorder.replayed == [0]
+
+
+@torch.inference_mode()
 def test_the_longest_sequence_chooses_among_the_recordings_of_a_bucket(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

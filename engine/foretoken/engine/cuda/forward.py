@@ -25,6 +25,9 @@ from foretoken.engine.kv_pool import KvPool, PagedContext
 _PATH_SLOTS_PER_ROW = 16
 """Slots of tree paths a graph has room for, for each of its rows; a batch with more runs eagerly."""
 
+_MAX_GRAPH_PAGES = 1 << 20
+"""Most page ids a graph has room for: 4 MB of them on the device; a batch with more runs eagerly."""
+
 _EXAMPLE_ROWS = 8
 _EXAMPLE_LOGITS = 6
 """Rows of the batch a compiled forward is traced on, and how many of them yield logits: another number, or the tracer
@@ -113,8 +116,9 @@ class CudaForward:
         shared = torch.empty_like(self.run_padding(sizes[-1]))  # one for all: logits are read before the next step
         for size in reversed(sizes):  # the memory of a larger recording serves the smaller ones
             progress(len(buckets) / len(sizes))
-            # Every page of the pool may be in a batch, and none is in two sequences of it.
-            tail_size = self._pool.num_pages + _PATH_SLOTS_PER_ROW * size
+            # Not the pool's pages: sequences that begin alike share theirs, and each names them all.
+            num_pages = min(size * -(-self._lengths[-1] // self._pool.page_size), _MAX_GRAPH_PAGES)
+            tail_size = num_pages + 1 + _PATH_SLOTS_PER_ROW * size
             inputs = StepInputs(size, size, tail_size, self._scratch_page, self._device)
             logits = shared[:size]
             replays = {n: recorder.record(self._writing(inputs, n, logits)) for n in reversed(self._lengths)}
