@@ -38,7 +38,7 @@ class DraftSequence:
 
     key: SequenceKey
     params: SamplingParams
-    prompt_ids: list[int]
+    prompt_ids: Sequence[int]
     output_ids: list[int]
     max_length: int
     """Largest prompt + output, tokens."""
@@ -61,7 +61,7 @@ class DraftSequence:
     """Prompt + committed output."""
 
     def __post_init__(self) -> None:
-        self.ids = self.prompt_ids + self.output_ids
+        self.ids = [*self.prompt_ids, *self.output_ids]
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 from foretoken.draft_worker.core import DraftAnswer, DraftCore
 from foretoken.draft_worker.drafter import DraftSequence, DraftTerms
+from foretoken.engine.prompt import Prompt
 from foretoken.engine.sampling import SamplingParams
 from foretoken.rpc.link import LinkPeer
 from foretoken.rpc.link.worker_entries import (
@@ -77,7 +78,7 @@ class DraftLinkHandler(EntryHandler[DraftCore, DraftLinkResponse]):
         sequence = DraftSequence(
             key=key,
             params=dataclasses.replace(params, num_logprobs=None),
-            prompt_ids=list(entry.prompt_ids),
+            prompt_ids=Prompt(entry.prompt_ids),
             output_ids=list(entry.committed_ids),
             max_length=entry.max_length,
             settings=dict(entry.drafter.settings),

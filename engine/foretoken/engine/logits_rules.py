@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from foretoken.engine.prompt import distinct_ids, prompt_distinct_ids
 from foretoken.engine.sampling import SamplingParams
 from foretoken.engine.tree import node_depths
 
@@ -201,7 +202,7 @@ def follow_rules(
     draft_ids: Sequence[int],
     parents: Sequence[int] | None = None,
 ) -> BlockPath:
-    """Applies rules to the len(draft_ids) + 1 rows of a block: one scan of the history, then an update per draft id.
+    """Applies rules to the len(draft_ids) + 1 rows of a block: one scan of the output, then an update per draft id.
 
     Args:
         rules: in the order they apply.
@@ -213,11 +214,11 @@ def follow_rules(
     if parents is None:
         parents = range(-1, len(draft_ids) - 1)
     reads_output = any(rule.reads_output for rule in rules)
-    prompt = np.asarray(prompt_ids if any(rule.reads_prompt for rule in rules) else (), dtype=np.int64)
+    prompt = prompt_distinct_ids(prompt_ids if any(rule.reads_prompt for rule in rules) else ())
     output = np.asarray(output_ids if reads_output else (), dtype=np.int64)
     drafts = np.asarray(draft_ids if reads_output else (), dtype=np.int64)
     own = np.asarray([token_id for rule in rules for token_id in rule.own_ids], dtype=np.int64)
-    token_ids = _unique(np.concatenate((prompt, output, drafts, own)))
+    token_ids = distinct_ids(np.concatenate((prompt, output, drafts, own)))
     num_ids = len(token_ids)
     in_prompt = np.zeros(num_ids, dtype=np.bool_)
     in_prompt[np.searchsorted(token_ids, prompt)] = True
@@ -239,11 +240,3 @@ def follow_rules(
     for rule in rules:
         rule.adjust(path)
     return path
-
-
-def _unique(ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Ascending unique ids; a fifth of the time of np.unique at these sizes."""
-    ordered = np.sort(ids)
-    is_first = np.ones(len(ordered), dtype=np.bool_)
-    np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
-    return ordered[is_first]

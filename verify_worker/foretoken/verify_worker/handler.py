@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from foretoken.engine.prompt import Prompt
 from foretoken.engine.sampling import SamplingParams
 from foretoken.engine.sparse_probs import SparseProbs
 from foretoken.engine.verification import VerificationMode
@@ -81,7 +82,7 @@ class VerifyLinkHandler(EntryHandler[VerifyCore, VerifyLinkResponse]):
         sequence = VerifySequence(
             key=key,
             params=SamplingParams(**sampling_fields(entry)),
-            prompt_ids=list(entry.prompt_ids),
+            prompt_ids=Prompt(entry.prompt_ids),
             output_ids=list(entry.committed_ids),
             max_length=entry.max_length,
             opened_ns=self._arrived_ns,

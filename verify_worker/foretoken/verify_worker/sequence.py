@@ -1,5 +1,6 @@
 """What a verify worker holds of one sequence: committed ids, KV, and the work waiting. Ids only, no tensors."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from opentelemetry.trace import INVALID_SPAN, Span
@@ -36,7 +37,7 @@ class VerifySequence:
 
     key: SequenceKey
     params: SamplingParams
-    prompt_ids: list[int]
+    prompt_ids: Sequence[int]
     output_ids: list[int]
     max_length: int
     """Largest prompt + output, tokens."""
@@ -68,7 +69,7 @@ class VerifySequence:
     """Leading ids whose KV was found and not computed, until a decision tells."""
 
     def __post_init__(self) -> None:
-        self.ids = self.prompt_ids + self.output_ids
+        self.ids = [*self.prompt_ids, *self.output_ids]
         eos_ids = () if self.params.ignore_eos else self.params.eos_token_ids
         self.terminal_ids = frozenset((*eos_ids, *self.params.stop_token_ids))
         self.is_finished = self._ends_with(self.output_ids)
