@@ -139,11 +139,12 @@ async def test_an_answer_resumes_where_it_broke(router, script, runner) -> None:
     router.will(grpc.StatusCode.UNAVAILABLE)  # an attempt, but no resumption
     router.will(script.start(seed=42), script.tokens("c", 7), script.tokens("", 8), script.EndEarly())
     router.will(script.start(seed=42), script.tokens("d"), script.finish(5))
-    answer = await runner.call(router.address, "complete", "hi", temperature=0.5, resume_ids=[4], tenant="t")
+    answer = await runner.call(router.address, "complete", "hi", model="m", temperature=0.5, resume_ids=[4], tenant="t")
     assert (answer.text, answer.output_ids, answer.num_resumes) == ("abcd", (5, 6, 7, 8), 2)
     first, second, third, fourth = router.requests
     assert answer.system_fingerprint == "f" and not first.system_fingerprint
-    assert first.prompt == "hi" and not first.sampling.HasField("seed") and list(first.resume_ids) == [4]
+    assert (first.model, first.prompt, list(first.resume_ids)) == ("m", "hi", [4])
+    assert not first.sampling.HasField("seed")
     for request, received in ((second, [4, 5, 6]), (third, [4, 5, 6]), (fourth, [4, 5, 6, 7, 8])):
         assert list(request.prompt_ids.ids) == [1, 2, 3] and request.WhichOneof("input") == "prompt_ids"
         assert request.sampling.seed == 42 and request.sampling.temperature == 0.5

@@ -3,13 +3,14 @@
 import dataclasses
 import tracemalloc
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from foretoken.engine.logits_rules import BlockPath, LogitsRule, RepetitionRule, follow_rules, rules_for
-from foretoken.engine.prompt import Prompt, prompt_distinct_ids
+from foretoken.engine.prompt import Prompt
 from foretoken.engine.sampler import Chosen, SampleGroup, TokenLogprob, choose_tokens
 from foretoken.engine.sampling import SamplingParams
 from foretoken.kernels import dispatch, native
@@ -249,20 +250,34 @@ def test_rules_are_made_once_and_gone_with_their_parameters() -> None:
 
 
 def test_rules_of_the_most_biases_are_found_without_reading_them() -> None:
-    class Unread(tuple[tuple[int, float], ...]):
-        def __hash__(self) -> int:
-            raise AssertionError("a thousand pairs at every step")
+    num_hashed = 0
 
-    params = SamplingParams(logit_bias=Unread(((3, 1.0), (4, 2.0))))
-    assert rules_for(params) is rules_for(params)
-    assert rules_for(SamplingParams(logit_bias=((3, 1.0), (4, 1.0)))) is not rules_for(params)
+    class Counting(tuple[tuple[int, float], ...]):
+        def __hash__(self) -> int:
+            nonlocal num_hashed
+            num_hashed += 1
+            return super().__hash__()
+
+    params, alike, other = (
+        SamplingParams(logit_bias=Counting(((3, 1.0), (4, bias))), seed=5) for bias in (2.0, 2.0, 1.0)
+    )
+    assert rules_for(params) is rules_for(params) is rules_for(alike)
+    assert rules_for(other) is not rules_for(params)
+    assert num_hashed == 3 and hash(params) == hash(alike) != hash(other)
 
 
 def test_a_prompt_is_scanned_once() -> None:
-    prompt = Prompt([7, 3, 7, 1])
-    rule = RepetitionRule(2.0)
-    first, second = (follow_rules([rule], prompt, [3, 5], [1]) for _ in range(2))
-    assert prompt_distinct_ids(prompt) is prompt_distinct_ids(prompt)
-    for path in (first, second, follow_rules([rule], [7, 3, 7, 1], [3, 5], [1])):
+    num_scans = 0
+
+    class Counting(Prompt):
+        def __array__(self, *args: Any, **kwargs: Any) -> Any:
+            nonlocal num_scans
+            num_scans += 1
+            return np.array(list(self), *args, **kwargs)
+
+    prompt, rule = Counting([7, 3, 7, 1]), RepetitionRule(2.0)
+    paths = [follow_rules([rule], prompt, [3, 5], [1]) for _ in range(2)]
+    assert num_scans == 1
+    for path in (*paths, follow_rules([rule], [7, 3, 7, 1], [3, 5], [1])):
         assert path.token_ids.tolist() == [1, 3, 5, 7] and path.in_prompt.tolist() == [True, True, False, True]
         assert path.scale.tolist() == [[2.0] * 4] * 2

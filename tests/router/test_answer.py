@@ -253,6 +253,12 @@ def test_stop_strings_count_if_they_end_after_min_new_tokens(
         assert len(grown.output_ids) == end and grown.flush() == ""
 
 
+def test_a_stop_string_may_begin_in_one_that_came_too_early() -> None:
+    grown = answer(stop=["aa"], min_new_tokens=2)
+    assert grown.append(byte_ids(TOKENIZER, b"aaab")).text == "a"
+    assert (grown.finish, grown.stop) == (FinishReason.STOP, "aa")
+
+
 def _longest_first(stops: Sequence[str]) -> list[str]:
     return sorted(stops, key=len, reverse=True)
 

@@ -8,6 +8,8 @@ import grpc
 import pytest
 
 from foretoken.rpc.errors import InvalidArgumentError, from_rpc_error
+from foretoken.rpc.link import LinkState
+from foretoken.v1 import generation_pb2 as pb
 from tests.router.harness import Cluster, MakeCluster
 
 PROMPT = [5, 6, 7]
@@ -37,10 +39,13 @@ async def test_what_a_router_refuses_at_first_ends_no_answer_begun(
         drafter.faults.refuses_settings = True
     expected = cluster.target_ids(40, PROMPT)
     assert (await refused(cluster, **fields)).field.startswith("speculation.")
-    reply = await cluster.generate(
-        prompt_ids=PROMPT, max_new_tokens=40, ignore_eos=True, resume_ids=expected[:10], **fields
-    )
-    assert reply.ids == expected[10:]
+    usual: dict[str, Any] = {"prompt_ids": PROMPT, "max_new_tokens": 40, "ignore_eos": True} | fields
+    reply = await cluster.generate(resume_ids=expected[:10], **usual)
+    assert reply.ids == expected[10:] and reply.start.drafter in ("", "model", "ngram")
+    info = await cluster.stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=5)
+    if not any("settings" in name for name in fields):  # else they have not been tried: it is for a worker to say
+        reply = await cluster.generate(system_fingerprint=info.system_fingerprint, **usual)
+        assert reply.ids == expected, "broken before its first token"
     await cluster.until_idle()
 
 
@@ -52,10 +57,18 @@ async def test_a_worker_that_was_not_met_may_host_what_is_asked_for(make_cluster
     fields: dict[str, Any] = {"prompt_ids": PROMPT, "max_new_tokens": 40, "ignore_eos": True, "drafter": "late"}
     reply = await cluster.generate(**fields)
     assert reply.ids == cluster.target_ids(40, PROMPT) and reply.finish.speculation.num_drafts == 0
+    assert reply.start.drafter == ""
     await drafter.start()
     await cluster.until(lambda: all(worker.is_ready for worker in cluster.router.draft.workers))
     assert (await cluster.generate(**fields)).finish.speculation.num_drafts > 0
     assert (await refused(cluster, drafter="oracle")).limit == "must be one of: model, ngram, late"
+
+
+async def test_a_worker_that_was_refused_hosts_nothing(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(draft_hellos=[{}, {"tokenizer_hash": "f" * 64}], wait_ready=False)
+    good, strange = (worker.link for worker in cluster.router.draft.workers)
+    await cluster.until(lambda: (good.state, strange.state) == (LinkState.READY, LinkState.REFUSED))
+    assert (await refused(cluster, drafter="oracle")).limit == "must be one of: model, ngram"
 
 
 @pytest.mark.parametrize("options", [{"num_drafters": 0}, {"drafter": "none"}], ids=str)

@@ -313,6 +313,22 @@ async def test_workers_that_answer_alike_serve_their_model_by_each_of_its_names(
     assert (await cluster.generate(max_new_tokens=3)).start.model in ("/models/a", "/models/b")
 
 
+async def test_a_model_that_is_served_no_more_has_no_name(make_cluster: MakeCluster) -> None:
+    hellos = [{"model_id": "/models/a"}, {"model_id": "/models/b"}]
+    cluster = await make_cluster(verify_hellos=hellos)
+    old, new = cluster.verifiers
+    for worker in (old, new):
+        await worker.kill()
+    links = [worker.link for worker in cluster.router.verify.workers]
+    await cluster.until(lambda: not any(link.is_up for link in links))
+    new.hello.weights_fingerprint = "b" * 64
+    await new.start()
+    await cluster.until(lambda: links[1].is_up)
+    assert (await cluster.generate(max_new_tokens=3, model="/models/b")).ids
+    with pytest.raises(grpc.aio.AioRpcError, match="'/models/a' is not served here"):
+        await cluster.generate(max_new_tokens=3, model="/models/a")
+
+
 class SlowTokenizer(Tokenizer):
     """Takes its time."""
 

@@ -104,6 +104,17 @@ async def test_workers_are_told_with_the_load_they_last_said(
     }
 
 
+async def test_an_answer_that_is_resumed_is_timed_by_its_new_tokens(
+    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished: list[Finished] = []
+    monkeypatch.setattr(RequestMetrics, "finished", lambda _, event, drafter: finished.append(event))
+    cluster = await make_cluster()
+    whole = await cluster.generate(max_new_tokens=30, ignore_eos=True)
+    await cluster.generate(max_new_tokens=30, ignore_eos=True, resume_ids=whole.ids[:25], temperature=0)
+    assert [(event.num_output_tokens, event.num_new_tokens) for event in finished] == [(30, 30), (30, 5)]
+
+
 async def test_what_clients_call_a_drafter_is_no_label_unless_it_is_one(
     make_cluster: MakeCluster, reader: InMemoryMetricReader
 ) -> None:

@@ -48,9 +48,10 @@ class Sampling:
     max_new_tokens: int | None = None
     """Most output tokens; None = what the context has room for, at most 1024."""
     min_new_tokens: int | None = None
-    """EOS and stop ids are masked until this many output tokens."""
+    """EOS and stop ids are masked until this many output tokens; a stop string counts if it ends after them."""
     stop: str | Sequence[str] | None = None
-    """The answer ends before the first of these strings; at most 16, each 1 to 256 bytes."""
+    """The answer ends before the first of these strings, or at the special token that one of them names; at most 16,
+    each 1 to 256 bytes."""
     stop_token_ids: Sequence[int] | None = None
     """The answer ends after one of these ids, besides EOS; at most 64."""
     ignore_eos: bool | None = None

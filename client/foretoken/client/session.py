@@ -43,6 +43,8 @@ class Session:
         request = pb.GenerateRequest()
         request.CopyFrom(self._request)
         request.prompt_ids.ids[:] = self.start.prompt_ids
+        if self.start.system_fingerprint:
+            request.ClearField("model")
         request.system_fingerprint = self.start.system_fingerprint
         request.sampling.seed = self.start.seed
         request.resume_ids.extend(token.id for piece in self._pieces for token in piece.tokens)

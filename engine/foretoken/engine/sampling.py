@@ -6,7 +6,7 @@ It knows no model defaults and no protocol messages: every field is set by whoev
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 MIN_TEMPERATURE = 0.01
 MAX_TEMPERATURE = 100.0
@@ -42,7 +42,7 @@ class SamplingParams:
     """Subtracted once from ids in the output; -2 to 2."""
     frequency_penalty: float = 0.0
     """Subtracted per occurrence in the output; -2 to 2."""
-    logit_bias: tuple[tuple[int, float], ...] = field(default=(), hash=False)  # 80 us for the most of them
+    logit_bias: tuple[tuple[int, float], ...] = ()
     """(id, bias) pairs, ids unique, biases -100 to 100, at most 1024."""
     seed: int = 0
     """Seed of the noise, 0 to 2^64 - 1."""
@@ -61,6 +61,7 @@ class SamplingParams:
 
     has_rules: bool = field(init=False, repr=False, compare=False)
     """Whether any field adjusts logits before the temperature does."""
+    _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         temperature = self.temperature
@@ -87,6 +88,10 @@ class SamplingParams:
             or self.min_new_tokens > 0
         )
         object.__setattr__(self, "has_rules", has_rules)
+        object.__setattr__(self, "_hash", hash(tuple(getattr(self, f.name) for f in fields(self) if f.compare)))
+
+    def __hash__(self) -> int:
+        return self._hash  # made once: biases may be many, and rules are looked up at every step
 
     def _check_ids(self) -> None:
         _check_range("len(logit_bias)", len(self.logit_bias), 0, MAX_LOGIT_BIASES)

@@ -212,8 +212,9 @@ class DraftPool:
 
     @property
     def has_met_all(self) -> bool:
-        """Whether each worker told what it hosts, be it away by now."""
-        return all(worker.link.hello is not None for worker in self.workers)
+        """Whether each worker told what it hosts, be it away by now, or was refused."""
+        links = [worker.link for worker in self.workers]
+        return all(link.hello is not None or link.state is LinkState.REFUSED for link in links)
 
     @property
     def ready_drafters(self) -> list[str]:

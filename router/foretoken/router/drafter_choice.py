@@ -1,7 +1,8 @@
 """Which drafter a request gets, and how long its drafts may be.
 
 What a client asks for is held against the draft workers met so far; while some were not, they may host anything. Of a
-request that is resumed nothing is refused: another router took it, and what this one lacks costs drafts, no tokens.
+request that goes on from a broken stream nothing is refused: another router took it, and what this one lacks costs
+drafts, no tokens.
 """
 
 from __future__ import annotations

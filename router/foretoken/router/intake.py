@@ -62,7 +62,7 @@ async def prepare(
         raise FailedPreconditionError(
             f"system_fingerprint {message.system_fingerprint!r} is not served here; {system_fingerprint!r} is"
         )
-    is_resumed = bool(message.resume_ids)
+    is_resumed = bool(message.resume_ids or message.system_fingerprint)  # the latter: broken before the first token
     if not is_resumed:
         check_num_draft_tokens(message.speculation, model, router)
     field, prompt_ids = await _prompt_ids(message, router)

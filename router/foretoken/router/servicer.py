@@ -54,12 +54,13 @@ class GenerationServicer:
                 describe_request(own_span, generation, request.HasField("messages"))
 
                 async def emit(event: Event) -> None:
-                    await context.write(_response(event))
+                    asked = generation.drafter.name if generation.drafter else ""
+                    # Requests may name what they like of a worker that was not met, and to be resumed: it is no label.
+                    drafter = asked if asked in self._router.draft.known_drafters else ""
+                    await context.write(_response(event, drafter))
                     if isinstance(event, Finished):
                         describe_answer(own_span, event)
-                        name = generation.drafter.name if generation.drafter else ""
-                        # Before any draft worker was met requests may name what they like; it is no label.
-                        self._metrics.finished(event, name if name in self._router.draft.known_drafters else "")
+                        self._metrics.finished(event, drafter)
 
                 await self._router.generate(generation, emit)
 
@@ -95,7 +96,7 @@ class GenerationServicer:
         raise AssertionError("unreachable: typed_errors ends the call")
 
 
-def _response(event: Event) -> pb.GenerateResponse:
+def _response(event: Event, drafter: str) -> pb.GenerateResponse:
     match event:
         case Tokens():
             return _tokens(event)
@@ -107,7 +108,7 @@ def _response(event: Event) -> pb.GenerateResponse:
                     model=request.model,
                     request_id=request.request_id,
                     mode=request.mode,
-                    drafter=request.drafter.name if request.drafter is not None else "",
+                    drafter=drafter,
                     sampling=request.sampling,
                     system_fingerprint=request.system_fingerprint,
                 )
