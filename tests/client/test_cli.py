@@ -511,3 +511,12 @@ def test_a_terminal_gets_colours_and_an_interrupt_cancels(router, script) -> Non
     assert b"\x1b[32mgreen" in output and b"cancelled" in output
     assert router.cancelled.wait(5)
     os.close(ours)
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "<&-", ">&-"])
+def test_a_closed_stream_is_no_failure(router, script, closed: str) -> None:
+    router.will(script.start(), script.tokens("abc", 5), script.finish(1))
+    command = f'exec "$0" -m foretoken.cli generate x --address {router.address} {closed}'
+    result = subprocess.run(["sh", "-c", command, sys.executable], capture_output=True, text=True, timeout=60)
+    assert (result.returncode, "Traceback" in result.stderr) == (0, False), result.stderr
+    assert closed == ">&-" or result.stdout.startswith("abc")

@@ -64,6 +64,14 @@ def test_half_of_a_pair_is_refused_by_name(
     assert caught.value.field == f"tls.{missing}"
 
 
+@pytest.mark.parametrize("content", ["", "not a certificate"])
+def test_a_file_without_certificates_is_not_taken_for_the_systems_roots(tmp_path: Path, content: str) -> None:
+    (tmp_path / "ca.pem").write_text(content)
+    with pytest.raises(InvalidArgumentError) as caught:
+        ClientTls(ca_file=tmp_path / "ca.pem").credentials()
+    assert (caught.value.field, caught.value.value) == ("tls.ca_file", str(tmp_path / "ca.pem"))
+
+
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 def test_a_file_that_is_not_there_is_missed_at_once(kind: type[Client | AsyncClient], tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):

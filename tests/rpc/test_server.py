@@ -181,6 +181,35 @@ async def test_health_turns_before_the_drain_and_the_drain_is_bounded():
     assert seen == [0.2]
 
 
+async def test_a_drain_that_sends_away_ends_listening_at_once_and_open_calls_when_they_are_through():
+    draining, is_over = asyncio.Event(), asyncio.Event()
+
+    async def on_drain(_grace_s: float) -> None:
+        draining.set()
+        await is_over.wait()
+
+    async with asyncio.TaskGroup() as tasks:
+        running = Running(tasks, ServiceSettings(drain_grace_s=60), on_drain=on_drain, sends_away=True)
+        address = await running.address()
+        async with grpc.aio.insecure_channel(address) as channel:
+            open_call = generation_pb2_grpc.GenerationServiceStub(channel).Tokenize(TokenizeRequest(), timeout=5)
+            watching = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=NAME))
+            assert (await watching.read()).status == SERVING
+            await running.servicer.started.wait()
+            running.stop.set()
+            await draining.wait()
+            assert (await watching.read()).status == NOT_SERVING
+            with pytest.raises(grpc.aio.AioRpcError) as failed:
+                await health_of(address)
+            assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+            running.servicer.released.set()
+            assert list((await open_call).ids) == [1]
+            is_over.set()
+            async with asyncio.timeout(3):  # whoever watches its health holds up nothing
+                await running.task
+            watching.cancel()
+
+
 async def test_an_idle_link_does_not_hold_up_a_drain():
     handler = EchoHandler()
     servicer = LinkServicer(lambda: HELLO, handler, VerifyLinkResponse)
@@ -224,6 +253,13 @@ async def test_a_port_in_use_is_refused_with_its_address(capfd):
             await serve([], ServiceSettings(port=port), stop=asyncio.Event())
         running.stop.set()
     assert capfd.readouterr().err == "", "gRPC's own line says less"
+
+
+async def test_a_unix_socket_that_cannot_be_made_is_told_as_what_it_is(tmp_path):
+    (tmp_path / "file").touch()
+    for path, reason in (("absent/a.sock", "there is no folder"), ("file", "something else than a socket is there")):
+        with pytest.raises(FailedPreconditionError, match=reason):
+            await serve([], ServiceSettings(host=f"unix:{tmp_path}/{path}"), stop=asyncio.Event())
 
 
 async def test_a_unix_socket_in_use_is_refused_and_stays_with_its_owner(tmp_path):

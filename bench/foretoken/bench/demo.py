@@ -25,6 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from foretoken.bench.baseline import PLAIN, Baseline, BaselineSampling
+from foretoken.bench.command import exit_status, positive, temperature
 from foretoken.bench.machine import describe_hardware, describe_versions
 from foretoken.bench.matrix import NO_DRAFTER
 from foretoken.bench.near_tie import first_difference, is_near_tie
@@ -180,20 +181,24 @@ def _beside(columns: dict[str, Text]) -> Table:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the demo; 1 when a token differed."""
+    """Run the demo; 1 when a token differed, 2 when it could not run."""
     parser = argparse.ArgumentParser(prog="python -m foretoken.bench.demo", description=__doc__)
     add = parser.add_argument
     add("--target", default="models/target", help="target model: directory or hub id")
     add("--draft", default="models/draft", help="draft model: directory or hub id")
     add("--prompt", help="text to complete (default: one of the benchmark's own)")
     add("--drafter", default="fused", choices=("fused", "model", "ngram", "staged"), help="who guesses")
-    add("--max-new-tokens", type=int, default=128, help="tokens of the completion")
-    add("--temperature", type=float, default=0.0, help="0 = greedy")
+    add("--max-new-tokens", type=positive, default=128, help="tokens of the completion")
+    add("--temperature", type=temperature, default=0.0, help="0 = greedy")
     add("--dtype", default="bfloat16", choices=("bfloat16", "float32"), help="of both models")
-    add("--repeats", type=int, default=5, help="timed repeats of each side")
+    add("--repeats", type=positive, default=5, help="timed repeats of each side")
     options = parser.parse_args(arguments)
     if options.target == "models/target" and not Path(options.target).exists():
         parser.error("models/target is not here: run from the repository's root, or name --target and --draft")
+    return exit_status("foretoken.bench.demo", lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
     result = Demo(options, Console()).run()
     print(json.dumps(result))
     return 0 if result["identical_to_target"] else 1

@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from foretoken.bench.baseline import Baseline, BaselineSampling
+from foretoken.bench.command import exit_status
 from foretoken.bench.drafters_options import Options, parse_options
 from foretoken.bench.drafters_report import TOO_LONG, markdown, summarize, total_identity
 from foretoken.bench.drafters_runner import DraftersRunner
@@ -22,7 +23,6 @@ from foretoken.bench.drafters_store import DraftersStore
 from foretoken.bench.machine import describe_hardware
 from foretoken.bench.prompts import fingerprint, load_prompts
 from foretoken.bench.stack import Stack
-from foretoken.cli.service_process import ServiceFailedError
 from foretoken.engine.fingerprint import hash_weights
 from foretoken.engine.loading import resolve_directory
 
@@ -31,15 +31,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what is missing and print the table; 1 when a sequence differed, 2 when nothing could be measured."""
     options = parse_options(arguments)
     try:
-        store = DraftersStore.open(options.out) if options.report else asyncio.run(_measure(options))
-        if not store.done:  # it was interrupted before the first prompt was through, or none fitted
-            raise ValueError(f"{options.out} holds no measurements")
-    except (ValueError, ServiceFailedError) as error:
-        print(f"python -m foretoken.bench.drafters: {error}", file=sys.stderr)
-        return 2
+        return exit_status("foretoken.bench.drafters", lambda: _run(options))
     except KeyboardInterrupt:
         print(f"interrupted; what was measured is kept in {options.out}", file=sys.stderr)
         return 130
+
+
+def _run(options: Options) -> int:
+    store = DraftersStore.open(options.out) if options.report else asyncio.run(_measure(options))
+    if not store.done:  # it was interrupted before the first prompt was through, or none fitted
+        raise ValueError(f"{options.out} holds no measurements")
     return _report(store)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from foretoken.bench.command import positive, temperature
 from foretoken.bench.matrix import DTYPES
 from foretoken.bench.sides import DEFAULT_SIDES, FUSED, Side, hosted_drafters, parse_side
 from foretoken.cli.local_services import LocalServicesConfig
@@ -97,20 +98,20 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     add("--draft", default="", help="draft model: directory or hub id")
     add("--prompts", type=Path, action="append", help=".jsonl or .jsonl.gz with `prompt` or `turns`; may be repeated")
     add("--category", default="code", help="of prompts whose file names none")
-    add("--limit", type=_positive, help="only the first so many prompts of each category of each file")
-    add("--max-new-tokens", type=_positive, default=128, help="tokens per answer; EOS is ignored")
+    add("--limit", type=positive, help="only the first so many prompts of each category of each file")
+    add("--max-new-tokens", type=positive, default=128, help="tokens per answer; EOS is ignored")
     add(
         "--drafters",
         type=_sides,
         default=_sides(",".join(DEFAULT_SIDES)),
         help="drafter[/setting=value...][/--option=value...], separated by commas; options are the draft worker's",
     )
-    add("--num-draft-tokens", type=_positive, help="tokens per draft block (default: the router's choice)")
-    add("--repeats", type=_positive, default=1, help="passes over the prompts")
-    add("--temperature", type=float, default=0.0, help="0 = greedy")
+    add("--num-draft-tokens", type=positive, help="tokens per draft block (default: the router's choice)")
+    add("--repeats", type=positive, default=1, help="passes over the prompts")
+    add("--temperature", type=temperature, default=0.0, help="0 = greedy")
     add("--dtype", choices=DTYPES, default="bfloat16", help="of all models on all sides")
-    add("--verify-threads", type=_positive, help="threads of the verify worker (default: its own choice)")
-    add("--draft-threads", type=_positive, default=1, help="threads of the draft worker")
+    add("--verify-threads", type=positive, help="threads of the verify worker (default: its own choice)")
+    add("--draft-threads", type=positive, default=1, help="threads of the draft worker")
     add("--compile", choices=("auto", "on", "off"), default="auto", help="torch.compile in the workers")
     add("--no-transformers", action="store_true", help="leave out the transformers sides")
     add("--out", type=Path, default=Path("runs/drafters"), help="folder of the results; resumed when it exists")
@@ -143,10 +144,3 @@ def _sides(text: str) -> list[Side]:
     if not sides or len({side.name for side in sides}) < len(sides):
         raise argparse.ArgumentTypeError(f"{text!r} must name at least one drafter, each once")
     return sides
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
-    return value

@@ -18,6 +18,7 @@ from statistics import median
 from typing import Any
 
 from foretoken.bench.baseline import ASSISTED, BASELINE_NAMES, PLAIN, Baseline, BaselineRun, BaselineSampling
+from foretoken.bench.command import exit_status
 from foretoken.bench.end_to_end_options import Options, parse_options
 from foretoken.bench.identity_check import IdentityCount, compare_equal, compare_with_transformers
 from foretoken.bench.machine import describe_hardware, describe_versions
@@ -228,4 +229,4 @@ async def run(options: Options) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(run(parse_options())))
+    sys.exit(exit_status("foretoken.bench.end_to_end", lambda: asyncio.run(run(parse_options()))))

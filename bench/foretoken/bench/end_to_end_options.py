@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from foretoken.bench.command import positive, temperature
 from foretoken.bench.matrix import DRAFTERS, DTYPES, NO_DRAFTER
 from foretoken.bench.prompts import OWN_PROMPTS
 from foretoken.bench.sides import FUSED
@@ -73,20 +74,20 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     add("--target", required=True, help="target model: directory or hub id")
     add("--draft", help="draft model: directory or hub id; for --drafter model, staged, fused and assisted generation")
     add("--prompts", type=Path, default=OWN_PROMPTS, help=".jsonl or .jsonl.gz with `prompt` or `turns` (default: own)")
-    add("--limit", type=_positive, help="only the first so many prompts")
-    add("--max-new-tokens", type=_positive, default=128, help="tokens per answer")
+    add("--limit", type=positive, help="only the first so many prompts")
+    add("--max-new-tokens", type=positive, default=128, help="tokens per answer")
     add("--drafter", choices=(NO_DRAFTER, *DRAFTERS), default="model", help="who guesses")
     add("--drafter-setting", dest="drafter_settings", type=_setting, action="append", metavar="KEY=VALUE", help="of it")
     add("--lookahead-model", default="", help="what --drafter lookahead iterates (default: draft model, else target)")
-    add("--num-draft-tokens", type=_positive, help="tokens per draft block (default: the router's choice)")
+    add("--num-draft-tokens", type=positive, help="tokens per draft block (default: the router's choice)")
     add("--mode", type=VerificationMode, choices=list(VerificationMode), default="coupled", help="of verification")
-    add("--temperature", type=float, default=0.0, help="0 = greedy")
+    add("--temperature", type=temperature, default=0.0, help="0 = greedy")
     add("--top-p", type=float, default=1.0, help="nucleus, for both sides")
     add("--dtype", choices=DTYPES, default="bfloat16", help="of all models on both sides")
-    add("--concurrency", type=_positive, default=1, help="above 1: also total tokens/s with so many streams at once")
-    add("--repeats", type=_positive, default=1, help="passes over the prompts")
-    add("--verify-threads", type=_positive, help="threads of the verify worker (default: its own choice)")
-    add("--draft-threads", type=_positive, default=1, help="threads of the draft worker")
+    add("--concurrency", type=positive, default=1, help="above 1: also total tokens/s with so many streams at once")
+    add("--repeats", type=positive, default=1, help="passes over the prompts")
+    add("--verify-threads", type=positive, help="threads of the verify worker (default: its own choice)")
+    add("--draft-threads", type=positive, default=1, help="threads of the draft worker")
     add("--compile", choices=("auto", "on", "off"), default="auto", help="torch.compile in the workers")
     add("--no-transformers", action="store_true", help="leave out the transformers side")
     given = vars(parser.parse_args(arguments))
@@ -101,10 +102,3 @@ def _setting(text: str) -> tuple[str, str]:
     if not name or not equals:
         raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
     return name, value
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
-    return value

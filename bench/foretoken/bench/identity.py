@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from foretoken.bench.command import exit_status, positive
 from foretoken.bench.identity_store import IdentityStore
 from foretoken.bench.machine import describe_hardware, describe_versions
 from foretoken.bench.matrix import TOP_P, Cell, all_cells
@@ -33,11 +34,14 @@ RULE = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the matrix; 1 when a cell failed, 2 when nothing could be run."""
     options = _parse(arguments)
+    return exit_status("foretoken.bench.identity", lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
     prompts = load_prompts(options.prompts, options.limit)
     cells = [cell for cell in all_cells() if any(fnmatch.fnmatch(cell.name, pattern) for pattern in options.cells)]
     if not cells:
-        print(f"python -m foretoken.bench.identity: no cell is named {' or '.join(options.cells)}", file=sys.stderr)
-        return 2
+        raise ValueError(f"no cell is named {' or '.join(options.cells)}")
     if options.list:
         print("\n".join(cell.name for cell in cells))
         return 0
@@ -52,11 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "compile": options.compile,
         "prefix_caching": options.prefix_caching,
     }
-    try:
-        store = IdentityStore(options.out, manifest)
-    except ValueError as error:
-        print(f"python -m foretoken.bench.identity: {error}", file=sys.stderr)
-        return 2
+    store = IdentityStore(options.out, manifest)
     shared = (options.max_new_tokens, options.few_pages, options.compile, options.prefix_caching)
     config = RunnerConfig(options.target, options.draft, *shared)
     print(f"{len(cells)} cells, {len(prompts)} prompts, {len(store.done)} cells done already\n{RULE}\n", flush=True)
@@ -98,12 +98,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--target", required=True, help="target model: directory or hub id")
     add("--draft", required=True, help="draft model: directory or hub id")
     add("--prompts", type=Path, default=OWN_PROMPTS, help=".jsonl or .jsonl.gz with `prompt` or `turns` (default: own)")
-    add("--limit", type=int, help="only the first so many prompts")
-    add("--max-new-tokens", type=int, default=128, help="tokens per answer")
+    add("--limit", type=positive, help="only the first so many prompts")
+    add("--max-new-tokens", type=positive, default=128, help="tokens per answer")
     add("--cells", nargs="+", default=["*"], metavar="PATTERN", help="shell patterns of cell names (see --list)")
     add("--list", action="store_true", help="print the cells' names and stop")
     add("--out", type=Path, default=Path("runs/identity"), help="folder of the results; resumed when it exists")
-    add("--few-pages", type=int, default=64, help="KV pages in the cells that force preemption")
+    add("--few-pages", type=positive, default=64, help="KV pages in the cells that force preemption")
     add("--compile", choices=("auto", "on", "off"), default="auto", help="torch.compile in the workers")
     add("--prefix-caching", action="store_true", help="let cells find the KV that cells before them left")
     return parser.parse_args(arguments)

@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from foretoken.bench.command import exit_status, positive, temperature
 from foretoken.bench.machine import describe_hardware, describe_versions
 from foretoken.bench.prompts import OWN_PROMPTS, load_prompts
 from foretoken.bench.stack import Stack
@@ -131,16 +132,16 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--target", required=True, help="target model: directory or hub id")
     add("--draft", default="", help="draft model: directory or hub id")
     add("--prompts", type=Path, default=OWN_PROMPTS, help=".jsonl or .jsonl.gz with `prompt` or `turns` (default: own)")
-    add("--limit", type=int, help="only the first so many prompts; a conversation begins with each")
-    add("--turns", type=int, default=4, help="turns of a conversation")
-    add("--max-new-tokens", type=int, default=64, help="tokens per answer")
+    add("--limit", type=positive, help="only the first so many prompts; a conversation begins with each")
+    add("--turns", type=positive, default=4, help="turns of a conversation")
+    add("--max-new-tokens", type=positive, default=64, help="tokens per answer")
     add("--drafter", default="fused", help="drafter, or none")
-    add("--temperature", type=float, default=0.0)
+    add("--temperature", type=temperature, default=0.0, help="0 = greedy")
     add("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     add("--compile", choices=("auto", "on", "off"), default="auto", help="torch.compile in the workers")
-    add("--verify-threads", type=int, help="CPU threads of each verify worker")
+    add("--verify-threads", type=positive, help="CPU threads of each verify worker")
     return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(run(parse_options())))
+    sys.exit(exit_status("foretoken.bench.prefix_caching", lambda: asyncio.run(run(parse_options()))))

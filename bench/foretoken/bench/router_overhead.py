@@ -12,6 +12,7 @@ amiss with the router. The last stdout line is one JSON object.
 import argparse
 import asyncio
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ from typing import Any
 
 import psutil
 
+from foretoken.bench.command import positive
 from foretoken.bench.fake_model import FakeModel
 from foretoken.bench.fake_workers import READY_FILE
 from foretoken.bench.machine import describe_hardware, describe_versions
@@ -169,16 +171,23 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def _not_negative(text: str) -> float:
+    value = float(text)
+    if not 0.0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 0")
+    return value
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print; 1 when anything was wrong."""
     parser = argparse.ArgumentParser(prog="python -m foretoken.bench.router_overhead", description=__doc__)
     add = parser.add_argument
     add("--tokenizer", default="models/target", help="directory or hub id with a tokenizer")
-    add("--streams", type=int, nargs="+", default=[1, 64], help="numbers of streams at once")
-    add("--step-ms", type=float, default=0.0, help="pretended duration of a forward")
-    add("--num-draft-tokens", type=int, default=4, help="tokens per draft block")
-    add("--max-new-tokens", type=int, default=128, help="tokens per answer")
-    add("--requests", type=int, default=16, help="fewest requests per number of streams")
+    add("--streams", type=positive, nargs="+", default=[1, 64], help="numbers of streams at once")
+    add("--step-ms", type=_not_negative, default=0.0, help="pretended duration of a forward")
+    add("--num-draft-tokens", type=positive, default=4, help="tokens per draft block")
+    add("--max-new-tokens", type=positive, default=128, help="tokens per answer")
+    add("--requests", type=positive, default=16, help="fewest requests per number of streams")
     options = parser.parse_args(arguments)
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:  # the client takes little of the machine

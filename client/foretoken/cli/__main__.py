@@ -10,6 +10,9 @@ def main() -> int:
     if sys.argv[1:2] in (["generate"], ["info"]):
         # Every fault of a call is told as a typed error; gRPC's own lines before it say less. Read at its import.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by whoever started this
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (as long as the process)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # answers hold characters that not every locale can write
     try:

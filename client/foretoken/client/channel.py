@@ -102,9 +102,11 @@ def call_error(error: grpc.RpcError, is_cancelled: bool) -> ForetokenError:
 
 def _is_loopback(address: str) -> bool:
     """Whether an address, as gRPC takes it (`HOST:PORT`, `dns:///HOST:PORT`, `ipv6:[HOST]:PORT`) is of this machine."""
-    host = address.rpartition("/")[2].removeprefix("dns:").removeprefix("ipv4:").removeprefix("ipv6:")
+    host = address.lower().rpartition("/")[2].removeprefix("dns:").removeprefix("ipv4:").removeprefix("ipv6:")
     host = host.rpartition(":")[0].strip("[]") if host.count(":") == 1 or host.startswith("[") else host
     try:
-        return host == "localhost" or ip_address(host).is_loopback
+        place = ip_address(host)
     except ValueError:
-        return False
+        return host == "localhost"
+    place = getattr(place, "ipv4_mapped", None) or place
+    return place.is_loopback or place.is_unspecified

@@ -1,10 +1,17 @@
-"""The ids of a prompt, with what would otherwise be sought in them at every step."""
+"""The ids of a prompt, with what would otherwise be sought in them at every step.
+
+Draft workers without a model have no numpy, and no rules that would ask for it.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class Prompt(tuple[int, ...]):
@@ -13,6 +20,8 @@ class Prompt(tuple[int, ...]):
     @cached_property
     def distinct_ids(self) -> NDArray[np.int64]:
         """[M] the ids that occur, ascending."""
+        import numpy as np
+
         return distinct_ids(np.asarray(self, dtype=np.int64))
 
 
@@ -23,6 +32,8 @@ def prompt_distinct_ids(prompt_ids: Sequence[int]) -> NDArray[np.int64]:
 
 def distinct_ids(ids: NDArray[np.int64]) -> NDArray[np.int64]:
     """[M] ascending unique ids; a fifth of the time of np.unique at these sizes."""
+    import numpy as np
+
     ordered = np.sort(ids)
     is_first = np.ones(len(ordered), dtype=np.bool_)
     np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])

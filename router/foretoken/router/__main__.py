@@ -32,7 +32,7 @@ async def run(settings: RouterSettings) -> None:
     async with asyncio.TaskGroup() as tasks:
         links = tasks.create_task(router.run())
         try:
-            await serve([service], settings, on_drain=router.drain)
+            await serve([service], settings, on_drain=router.drain, sends_away=True)
         except Exception as caught:  # raised below: a TaskGroup would wrap it
             failure = caught
         await router.close()

@@ -55,6 +55,7 @@ async def serve(
     settings: ServiceSettings,
     *,
     on_drain: Callable[[float], Awaitable[None]] | None = None,
+    sends_away: bool = False,
     on_ready: Callable[[int], None] | None = None,
     stop: asyncio.Event | None = None,
     failure: asyncio.Future[BaseException] | None = None,
@@ -64,6 +65,8 @@ async def serve(
     Args:
         on_drain: gets the seconds running work may take; refuses new work, returns when none is left. It is cancelled
             when they are over. None: the server itself refuses new calls and waits for open ones.
+        sends_away: the server refuses new calls beside `on_drain`, so that clients turn to other addresses at once;
+            otherwise it listens to the end, for peers that know this one only.
         on_ready: gets the bound port (0: a Unix socket) once the service takes requests.
         stop: ends serving when set; given by callers that handle signals themselves.
         failure: done when what the services stand on is lost: serving ends with no time for running work.
@@ -101,7 +104,7 @@ async def serve(
         grace_s = 0.0 if failure is not None and failure.done() else settings.drain_grace_s
         _log.info("draining for at most %g s", grace_s)
         await health_servicer.enter_graceful_shutdown()
-        await stopping.unless_hurried(_drain(server, grace_s, on_drain))
+        await stopping.unless_hurried(_drain(server, grace_s, on_drain, sends_away))
     finally:
         stopping.restore()
         _remove_ready_file(settings.ready_file, port)
@@ -174,15 +177,24 @@ class _Stopping:
             asyncio.get_running_loop().remove_signal_handler(signum)
 
 
-async def _drain(server: grpc.aio.Server, grace_s: float, on_drain: Callable[[float], Awaitable[None]] | None) -> None:
+async def _drain(
+    server: grpc.aio.Server,
+    grace_s: float,
+    on_drain: Callable[[float], Awaitable[None]] | None,
+    sends_away: bool,
+) -> None:
     if on_drain is None:
         await server.stop(grace_s)
         return
-    try:
-        async with asyncio.timeout(grace_s + _STOP_GRACE_S):
-            await on_drain(grace_s)
-    except TimeoutError:
-        _log.warning("work is left after %g s and is cut off", grace_s)
+    async with asyncio.TaskGroup() as tasks:
+        stopping = tasks.create_task(server.stop(grace_s + _STOP_GRACE_S)) if sends_away else None
+        try:
+            async with asyncio.timeout(grace_s + _STOP_GRACE_S):
+                await on_drain(grace_s)
+        except TimeoutError:
+            _log.warning("work is left after %g s and is cut off", grace_s)
+        if stopping is not None:
+            stopping.cancel()  # it would wait for those who watch its health
 
 
 def _server_options(settings: ServiceSettings) -> list[tuple[str, Any]]:
@@ -229,8 +241,8 @@ def _check_free(settings: ServiceSettings) -> None:
     """
     host = settings.host.strip("[]")
     if host.startswith(UNIX_PREFIX):
-        if _is_answered(host.removeprefix(UNIX_PREFIX)):
-            raise FailedPreconditionError(f"cannot listen on {host}: {_BIND_REASONS[errno.EADDRINUSE]}")
+        if (reason := _why_no_socket(Path(host.removeprefix(UNIX_PREFIX)))) is not None:
+            raise FailedPreconditionError(f"cannot listen on {host}: {reason}")
         return
     problem: Exception | None = None
     try:
@@ -249,6 +261,17 @@ def _check_free(settings: ServiceSettings) -> None:
     else:
         reason = str(problem)
     raise FailedPreconditionError(f"cannot listen on {_address(settings)}: {reason}") from problem
+
+
+def _why_no_socket(path: Path) -> str | None:
+    """Why a Unix socket cannot be made there; None where it can."""
+    if not path.parent.is_dir():
+        return f"there is no folder {path.parent}"
+    if not os.access(path.parent, os.W_OK):
+        return f"the folder {path.parent} cannot be written"
+    if path.exists() and not path.is_socket():
+        return "something else than a socket is there"
+    return _BIND_REASONS[errno.EADDRINUSE] if _is_answered(str(path)) else None
 
 
 def _is_answered(path: str) -> bool:

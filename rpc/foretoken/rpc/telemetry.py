@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from opentelemetry import metrics, trace
 
@@ -47,12 +48,16 @@ def configure(service_name: str, otlp_endpoint: str, metrics_interval_s: float =
     instance = f"{socket.gethostname()}-{os.getpid()}"  # in containers every service is process 1
     resource = Resource.create({"service.name": f"{SCOPE}.{service_name}", "service.instance.id": instance})
     is_plain = not otlp_endpoint.startswith("https://")
+    # As for links: containers inherit a proxy for the web, which knows no collector.
+    options: Any = (("grpc.enable_http_proxy", 0),) if is_plain else None
     tracer_provider = TracerProvider(resource=resource, shutdown_on_exit=False)  # the caller shuts down
     tracer_provider.add_span_processor(
-        BatchSpanProcessor(OTLPSpanExporter(otlp_endpoint, insecure=is_plain, timeout=_EXPORT_TIMEOUT_S))
+        BatchSpanProcessor(
+            OTLPSpanExporter(otlp_endpoint, insecure=is_plain, timeout=_EXPORT_TIMEOUT_S, channel_options=options)
+        )
     )
     reader = PeriodicExportingMetricReader(
-        OTLPMetricExporter(otlp_endpoint, insecure=is_plain, timeout=_EXPORT_TIMEOUT_S),
+        OTLPMetricExporter(otlp_endpoint, insecure=is_plain, timeout=_EXPORT_TIMEOUT_S, channel_options=options),
         export_interval_millis=metrics_interval_s * 1000,
     )
     views = [

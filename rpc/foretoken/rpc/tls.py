@@ -10,6 +10,8 @@ import grpc
 
 from foretoken.rpc.errors import InvalidArgumentError
 
+_PEM = b"-----BEGIN "
+
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
@@ -51,16 +53,24 @@ class ClientTls:
 
         Raises:
             OSError: a file cannot be read.
-            InvalidArgumentError: a certificate without its key, or a key without its certificate.
+            InvalidArgumentError: a file that is not PEM, or half a pair of certificate and key.
         """
-        files = (self.ca_file, self.key_file, self.cert_file)
-        ca, key, cert = (Path(file).read_bytes() if file else None for file in files)
+        ca, key, cert = (self._read(name) for name in ("ca_file", "key_file", "cert_file"))
         if bool(key) != bool(cert):  # half a pair ends the whole process, inside gRPC
             name, path = ("tls.cert_file", self.cert_file) if key else ("tls.key_file", self.key_file)
             raise InvalidArgumentError(
                 name, str(path or "absent"), "must hold what belongs to the other file of the pair"
             )
         return grpc.ssl_channel_credentials(ca, key, cert)
+
+    def _read(self, name: str) -> bytes | None:
+        file = getattr(self, name)
+        if not file:
+            return None
+        content = Path(file).read_bytes()
+        if _PEM not in content:  # gRPC takes an empty file for none: it would trust whom the system trusts
+            raise InvalidArgumentError(f"tls.{name}", str(file), "must hold PEM, '-----BEGIN ...'")
+        return content
 
     def channel_options(self) -> list[tuple[str, str]]:
         """Channel options that go with the credentials."""

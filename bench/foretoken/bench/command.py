@@ -1,0 +1,40 @@
+"""What the benchmarks' commands share: values of options, and one line where nothing could be measured.
+
+Knows no benchmark.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+
+from foretoken.bench.baseline import BaselineError
+from foretoken.cli.service_process import ServiceFailedError
+from foretoken.client import ForetokenError
+from foretoken.rpc.validation.sampling import MAX_TEMPERATURE, MIN_TEMPERATURE
+
+EXIT_NOTHING_MEASURED = 2
+
+
+def positive(text: str) -> int:
+    """A whole number above 0."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
+    return value
+
+
+def temperature(text: str) -> float:
+    """A temperature that services take."""
+    value = float(text)
+    if value != 0 and not MIN_TEMPERATURE <= value <= MAX_TEMPERATURE:
+        raise argparse.ArgumentTypeError(f"{text} is not 0 or {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}")
+    return value
+
+
+def exit_status(module: str, body: Callable[[], int]) -> int:
+    """What `body` returns, or 2 after one line on stderr: no such file, model or service, or an answer refused."""
+    try:
+        return body()
+    except (OSError, ValueError, ForetokenError, ServiceFailedError, BaselineError) as error:
+        print(f"python -m {module}: {error}", file=sys.stderr)
+        return EXIT_NOTHING_MEASURED
