@@ -227,8 +227,8 @@ async def test_the_deadline_counts_from_the_iteration(router, script) -> None:
     router.will(script.start(), script.tokens("b", 5), script.finish(1))
     async with AsyncClient(router.address) as client:
         with Client(router.address) as blocking:
-            answer, blocking_answer = (each.generate("hi", timeout_s=1.0) for each in (client, blocking))
-            await asyncio.sleep(1.1)  # as behind other answers that are read first
+            answer, blocking_answer = (each.generate("hi", timeout_s=2.0) for each in (client, blocking))
+            await asyncio.sleep(2.1)  # as behind other answers that are read first
             assert (await answer.result()).text == "a"
             assert (await asyncio.to_thread(blocking_answer.result)).text == "b"
 
