@@ -14,6 +14,7 @@ from foretoken.router.core import Event, Router
 from foretoken.router.draft_pool import DraftWorker
 from foretoken.router.metrics import RequestMetrics, describe_answer, describe_request
 from foretoken.router.outbox import Finished, Started, Tokens
+from foretoken.router.request import GenerationRequest
 from foretoken.router.verify_pool import VerifyWorker
 from foretoken.router.worker_metrics import observe_workers
 from foretoken.rpc.names import SPAN_GENERATE
@@ -54,13 +55,10 @@ class GenerationServicer:
                 describe_request(own_span, generation, request.HasField("messages"))
 
                 async def emit(event: Event) -> None:
-                    asked = generation.drafter.name if generation.drafter else ""
-                    # Requests may name what they like of a worker that was not met, and to be resumed: it is no label.
-                    drafter = asked if asked in self._router.draft.known_drafters else ""
-                    await context.write(_response(event, drafter))
+                    await context.write(self._response(event))
                     if isinstance(event, Finished):
                         describe_answer(own_span, event)
-                        self._metrics.finished(event, drafter)
+                        self._metrics.finished(event, self._hosted_drafter(generation))
 
                 await self._router.generate(generation, emit)
 
@@ -95,26 +93,30 @@ class GenerationServicer:
             return pb.TokenizeResponse(ids=await intake.tokenize(request, self._router))
         raise AssertionError("unreachable: typed_errors ends the call")
 
-
-def _response(event: Event, drafter: str) -> pb.GenerateResponse:
-    match event:
-        case Tokens():
-            return _tokens(event)
-        case Started(request):
-            return pb.GenerateResponse(
-                start=pb.GenerateStart(
-                    prompt_ids=request.prompt_ids,
-                    seed=request.sampling.seed,
-                    model=request.model,
-                    request_id=request.request_id,
-                    mode=request.mode,
-                    drafter=drafter,
-                    sampling=request.sampling,
-                    system_fingerprint=request.system_fingerprint,
+    def _response(self, event: Event) -> pb.GenerateResponse:
+        match event:
+            case Tokens():
+                return _tokens(event)
+            case Started(request):
+                return pb.GenerateResponse(
+                    start=pb.GenerateStart(
+                        prompt_ids=request.prompt_ids,
+                        seed=request.sampling.seed,
+                        model=request.model,
+                        request_id=request.request_id,
+                        mode=request.mode,
+                        drafter=self._hosted_drafter(request),
+                        sampling=request.sampling,
+                        system_fingerprint=request.system_fingerprint,
+                    )
                 )
-            )
-        case Finished():
-            return pb.GenerateResponse(finish=_finish(event))
+            case Finished():
+                return pb.GenerateResponse(finish=_finish(event))
+
+    def _hosted_drafter(self, request: GenerationRequest) -> str:
+        """Its drafter, if it is one: of a worker that was not met, and to be resumed, requests name what they like."""
+        name = request.drafter.name if request.drafter is not None else ""
+        return name if name in self._router.draft.known_drafters else ""
 
 
 def _tokens(event: Tokens) -> pb.GenerateResponse:
