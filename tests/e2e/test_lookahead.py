@@ -47,7 +47,9 @@ async def test_a_replica_drafts_and_changes_no_token(replica: Stack, prompts: li
 
 @pytest.mark.skipif(not EMBEDDED.is_dir(), reason="a random model's text may well repeat nothing")
 async def test_text_that_repeats_itself_takes_half_the_rounds(replica: Stack) -> None:
-    answer = await complete(replica, "    total = total + 1\n" * 20, 0.0, drafter="lookahead", num_draft_tokens=16)
+    prompt = "x = 1\n" * 40
+    answer = await complete(replica, prompt, 0.0, drafter="lookahead", num_draft_tokens=16)
+    assert answer.text and prompt.startswith(answer.text), "the pair goes on otherwise now: another prompt is needed"
     assert block_efficiency([answer.speculation]) > 2
 
 
