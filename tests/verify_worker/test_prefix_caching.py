@@ -56,6 +56,22 @@ def test_refused_drafts_are_found_by_nobody(bench):
     assert answer(bench, 2, prompt, 3) == (bench.runner.complete(prompt, 3), 30 - 20)
 
 
+def test_equal_prompts_that_wait_for_their_turn_are_computed_once(bench):
+    bench.open(1, [90])
+    bench.block(1, 1, [], 40)  # decodes meanwhile, so that prompts take turns
+    bench.core.step()
+    for sequence_id in (2, 3, 4):
+        bench.open(sequence_id, PROMPT)
+        bench.block(sequence_id, 20, [], 1)
+    bench.core.step()
+    held = {key[1]: len(seq.page_ids) for key, seq in bench.core._sequences.items()}
+    assert held == {1: 1, 2: 5, 3: 0, 4: 0}  # none before its turn
+    bench.run()
+    cached = {decision.key[1]: decision.num_cached_tokens for decision in bench.sink.decisions}
+    assert cached == {1: 0, 2: 0, 3: 16, 4: 16}
+    assert sum(bench.runner.forwards) == 40 + 20 + 4 + 4
+
+
 def test_all_pages_are_free_although_they_hold_something(bench):
     answer(bench, 1, PROMPT, 3)
     bench.core.close((1, 1))

@@ -64,7 +64,10 @@ class Scheduler:
             if rows_left == 0:
                 break
             # A sequence without pages starts only if all it has committed fits: a part would soon be preempted again.
+            # Nor before its prompt's turn: what others compute until then it may find, and they may need the pages.
             if not seq.page_ids:
+                if not prefill_left and seq.num_missing_kv:
+                    continue
                 seq.page_ids = self._page_table.find(seq.ids[:-1])
                 seq.kv_length = len(seq.page_ids) * self._page_table.page_size
                 if not self._make_room(seq, len(seq.ids), sequences, planned):
