@@ -18,11 +18,6 @@ SHUTDOWN_TIMEOUT_S = 4.0
 """A collector that is away must not hold up a shutdown, whatever is queued for it."""
 
 
-def tracer() -> trace.Tracer:
-    """The tracer of all Foretoken spans."""
-    return trace.get_tracer(SCOPE)
-
-
 def meter() -> metrics.Meter:
     """The meter of all Foretoken metrics."""
     return metrics.get_meter(SCOPE)

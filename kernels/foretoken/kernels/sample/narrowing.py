@@ -15,7 +15,6 @@ import triton.language as tl
 
 from foretoken.kernels.triton_math import EXACT
 
-CALLS_PER_GROUP = 16
 _IDS_PER_TILE = 1024  # 256 calls, 16 groups
 _TILES_PER_CHUNK = 4
 _MAX_GROUPS_PER_WARP = 512
