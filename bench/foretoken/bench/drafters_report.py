@@ -24,8 +24,8 @@ from foretoken.bench.speculation_totals import (
 )
 
 ALL = "all"
-TOO_LONG = "left out: longer than the context"
 """Of a file with several categories."""
+TOO_LONG = "left out: longer than the context"
 _COLUMNS = {
     "drafter": "",
     "tokens/s": "tokens_per_s",

@@ -51,7 +51,7 @@ class LinkOptions:
     stable_s: float = 5.0
     """A link that was up this long starts again with the first pause."""
     keepalive_time_s: float = 10.0
-    """Interval of pings on an idle link; at least the server's `min_ping_interval_s`."""
+    """Interval of pings on an idle link; at least the server's `MIN_PING_INTERVAL_S`."""
     keepalive_timeout_s: float = 5.0
     """A ping unanswered this long breaks the link."""
     drain_timeout_s: float = 2.0
