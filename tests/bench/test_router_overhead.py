@@ -8,6 +8,8 @@ import pytest
 
 from foretoken.bench import router_overhead
 from foretoken.bench.fake_model import FakeModel
+from foretoken.cli.service_process import ServiceFailedError
+from foretoken.client import InvalidArgumentError
 
 TOKENIZER = str(Path(__file__).parents[2] / "models" / "target")
 OPTIONS = ["--tokenizer", TOKENIZER, "--streams", "2", "--requests", "2", "--max-new-tokens", "8"]
@@ -25,6 +27,28 @@ def test_no_figures_where_an_answer_is_not_the_models(
     assert router_overhead.main(OPTIONS) == 1
     printed = capsys.readouterr()
     assert "tokens_per_s" not in printed.out and "differs from the model's at output position 0" in printed.err
+
+
+@pytest.mark.parametrize(
+    "error",
+    [InvalidArgumentError("speculation.num_draft_tokens", 99, "must be 1 to 16"), ServiceFailedError("router", "", "")],
+)
+def test_what_the_services_refuse_is_no_failed_comparison(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def refused(options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(router_overhead, "run", refused)
+    assert router_overhead.main(OPTIONS) == 2
+    assert capsys.readouterr().err == f"python -m foretoken.bench.router_overhead: {error}\n"
+
+
+async def test_workers_without_a_tokenizer_do_not_start(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ServiceFailedError, match="ended with status 2"):
+        async with router_overhead.fake_workers(str(tmp_path), 0.0, tmp_path):
+            pass
+    assert "Traceback" not in capfd.readouterr().err
 
 
 async def test_workers_that_do_not_end_well_are_a_failure(tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import signal
+import sys
 from pathlib import Path
 
+from foretoken.bench.command import exit_status
 from foretoken.bench.fake_draft_worker import FakeDraftWorker, draft_hello
 from foretoken.bench.fake_model import FakeModel
 from foretoken.bench.fake_verify_worker import FakeVerifyWorker, verify_hello
@@ -48,8 +50,8 @@ async def run(arguments: argparse.Namespace) -> None:
         raise SystemExit(f"{len(violations)} violations of the protocol, the first: {violations[0]}")
 
 
-def main() -> None:
-    """Parse options and run."""
+def main() -> int:
+    """Parse options and run; 2 when there is no such tokenizer."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokenizer", required=True, help="directory or hub id, for vocabulary size and hash")
     parser.add_argument(
@@ -57,9 +59,15 @@ def main() -> None:
     )
     parser.add_argument("--agreement", type=float, default=0.8, help="probability that a drafted token is right")
     parser.add_argument("--step-ms", type=float, default=0.0, help="pretended duration of a forward")
+    arguments = parser.parse_args()
+    return exit_status("foretoken.bench.fake_workers", lambda: _serve(arguments))
+
+
+def _serve(arguments: argparse.Namespace) -> int:
     with asyncio.Runner(loop_factory=loop_factory()) as runner:  # as real workers do
-        runner.run(run(parser.parse_args()))
+        runner.run(run(arguments))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

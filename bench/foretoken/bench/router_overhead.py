@@ -25,14 +25,14 @@ from typing import Any
 
 import psutil
 
-from foretoken.bench.command import positive
+from foretoken.bench.command import exit_status, positive
 from foretoken.bench.fake_model import FakeModel
 from foretoken.bench.fake_workers import READY_FILE
 from foretoken.bench.machine import describe_hardware, describe_versions
 from foretoken.bench.near_tie import first_difference
 from foretoken.bench.prompts import OWN_PROMPTS, load_prompts
 from foretoken.bench.streams import TimedCompletion, generate, run_bounded, sampling, speculation
-from foretoken.cli.service_process import ServiceProcess, service_environment
+from foretoken.cli.service_process import ServiceFailedError, ServiceProcess, service_environment
 from foretoken.client import AsyncClient, Completion, RetryPolicy
 from foretoken.rpc.server import loop_factory
 from foretoken.v1.types_pb2 import OpenSequence
@@ -46,7 +46,8 @@ async def fake_workers(tokenizer: str, step_ms: float, folder: Path) -> AsyncIte
     """Fake workers in a process of their own, on the sockets `verify.sock` and `draft.sock` of `folder`.
 
     Raises:
-        RuntimeError: they did not start, or did not end well.
+        ServiceFailedError: they did not start.
+        RuntimeError: they did not end well.
     """
     command = [sys.executable, "-m", "foretoken.bench.fake_workers", "--tokenizer", tokenizer]
     command += ["--step-ms", str(step_ms), "--folder", str(folder)]
@@ -55,7 +56,7 @@ async def fake_workers(tokenizer: str, step_ms: float, folder: Path) -> AsyncIte
         async with asyncio.timeout(READY_TIMEOUT_S):
             while not (folder / READY_FILE).exists():
                 if process.returncode is not None:
-                    raise RuntimeError(f"the fake workers ended with status {process.returncode}")
+                    raise ServiceFailedError("the fake workers", f"ended with status {process.returncode}", "")
                 await asyncio.sleep(0.05)
         yield
     finally:
@@ -179,7 +180,7 @@ def _not_negative(text: str) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; 1 when anything was wrong."""
+    """Measure and print; 1 when an answer or the router was wrong, 2 when nothing could be measured."""
     parser = argparse.ArgumentParser(prog="python -m foretoken.bench.router_overhead", description=__doc__)
     add = parser.add_argument
     add("--tokenizer", default="models/target", help="directory or hub id with a tokenizer")
@@ -189,9 +190,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--max-new-tokens", type=positive, default=128, help="tokens per answer")
     add("--requests", type=positive, default=16, help="fewest requests per number of streams")
     options = parser.parse_args(arguments)
+    return exit_status("foretoken.bench.router_overhead", lambda: _report(options))
+
+
+def _report(options: argparse.Namespace) -> int:
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:  # the client takes little of the machine
             result = runner.run(run(options))
+    except ServiceFailedError:
+        raise
     except RuntimeError as error:
         print(f"python -m foretoken.bench.router_overhead: {error}: no figures", file=sys.stderr)
         return 1
