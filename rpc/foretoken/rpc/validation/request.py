@@ -6,7 +6,7 @@ Knows no drafter by name and no tokenizer.
 from collections.abc import Sequence
 
 from foretoken.rpc.errors import InvalidArgumentError
-from foretoken.rpc.validation.checks import check_count, check_enum, check_ids, check_range, check_text
+from foretoken.rpc.validation.checks import check_count, check_enum, check_ids, check_text
 from foretoken.v1.generation_pb2 import ChatMessages, GenerateRequest, Speculation, TokenizeRequest
 from foretoken.v1.types_pb2 import DrafterChoice, VerificationMode
 
@@ -22,10 +22,10 @@ MAX_SYSTEM_FINGERPRINT_BYTES = 128
 _PROMPT = "must be set: one of prompt, prompt_ids, messages"
 
 
-def validate_generate(request: GenerateRequest, *, max_draft_tokens: int | None = None) -> None:
+def validate_generate(request: GenerateRequest) -> None:
     """Check all but `sampling` and the ids: see `validate_sampling`, `validate_prompt_ids`, `validate_resume_ids`.
 
-    `max_draft_tokens`: the largest draft block the workers take; None = not known now, only the lower limit counts.
+    How long a draft and a prompt may be the workers know.
 
     Raises:
         InvalidArgumentError: a field outside its limits, or a reserved field that is set.
@@ -42,7 +42,7 @@ def validate_generate(request: GenerateRequest, *, max_draft_tokens: int | None 
     check_text("model", request.model, MAX_MODEL_ID_BYTES)
     check_text("tenant", request.tenant, MAX_TENANT_BYTES)
     check_text("system_fingerprint", request.system_fingerprint, MAX_SYSTEM_FINGERPRINT_BYTES)
-    _check_speculation(request.speculation, max_draft_tokens)
+    _check_speculation(request.speculation)
     if request.adapter_id:
         raise InvalidArgumentError("adapter_id", request.adapter_id, "is reserved and must be absent")
     if request.response_format:
@@ -124,13 +124,10 @@ def _check_messages(messages: ChatMessages) -> None:
         check_count(field, len(message.role.encode("utf-8", "surrogatepass")), 1, MAX_CHAT_ROLE_BYTES, "bytes")
 
 
-def _check_speculation(speculation: Speculation, max_draft_tokens: int | None) -> None:
+def _check_speculation(speculation: Speculation) -> None:
     check_drafter("speculation.drafter", speculation.drafter)
-    if speculation.HasField("num_draft_tokens"):
-        if max_draft_tokens is not None:
-            check_range("speculation.num_draft_tokens", speculation.num_draft_tokens, 1, max_draft_tokens)
-        elif speculation.num_draft_tokens < 1:
-            raise InvalidArgumentError("speculation.num_draft_tokens", 0, "must be at least 1")
+    if speculation.HasField("num_draft_tokens") and speculation.num_draft_tokens < 1:
+        raise InvalidArgumentError("speculation.num_draft_tokens", 0, "must be at least 1")
     check_enum("speculation.mode", speculation.mode, VerificationMode.values())
     if speculation.off:
         _check_off(speculation)
