@@ -12,6 +12,7 @@ from foretoken.rpc.validation import (
     validate_block,
     validate_commit,
     validate_draft_request,
+    validate_frame,
     validate_generate,
     validate_open,
     validate_prompt_ids,
@@ -139,6 +140,16 @@ REFUSED_REQUESTS = [
         GenerateRequest(messages=ChatMessages(messages=[ChatMessage(content="x")])),
         "messages.messages[0].role = 0 bytes: must be at least 1",
     ),
+    (
+        GenerateRequest(messages=ChatMessages(messages=[ChatMessage(role="r" * 65)])),
+        "messages.messages[0].role = 65 bytes: must be at most 64",
+    ),
+    (
+        GenerateRequest(messages=ChatMessages(messages=[ChatMessage(role="user")] * 16385)),
+        "messages.messages = 16385 entries: must be at most 16384",
+    ),
+    (GenerateRequest(prompt="x", model="m" * 513), "model = 513 bytes: must be at most 512"),
+    (GenerateRequest(prompt="x", system_fingerprint="f" * 129), "system_fingerprint = 129 bytes: must be at most 128"),
     (GenerateRequest(prompt="x", tenant="t" * 129), "tenant = 129 bytes: must be at most 128"),
     (GenerateRequest(prompt="x", adapter_id="a"), "adapter_id = a: is reserved"),
     (GenerateRequest(prompt="x", response_format="json"), "response_format = json: is reserved"),
@@ -158,6 +169,10 @@ REFUSED_REQUESTS = [
             prompt="x", speculation=Speculation(drafter=DrafterChoice(settings={str(i): "" for i in range(33)}))
         ),
         "speculation.drafter.settings = 33 entries: must be at most 32",
+    ),
+    (
+        GenerateRequest(prompt="x", speculation=Speculation(drafter=DrafterChoice(settings={"s" * 257: "1"}))),
+        "speculation.drafter.settings = 257 bytes: must be at most 256",
     ),
     (
         GenerateRequest(prompt="x", speculation=Speculation(off=True, drafter=DrafterChoice(name="ngram"))),
@@ -181,16 +196,21 @@ def test_a_request_is_refused(request_, text):
     assert str(caught.value).startswith(text)
 
 
+LONGEST_DRAFTER = DrafterChoice(name="d" * 256, settings={f"{i:0256}": "v" * 256 for i in range(32)})
+
+
 @pytest.mark.parametrize(
     "request_",
     [
-        GenerateRequest(prompt="x", n=1, tenant="t" * 128),
+        GenerateRequest(prompt="x", n=1, tenant="t" * 128, model="m" * 512, system_fingerprint="f" * 128),
+        GenerateRequest(messages=ChatMessages(messages=[ChatMessage(role="r" * 64)] * 16384)),
+        GenerateRequest(prompt="x", speculation=Speculation(num_draft_tokens=1, drafter=LONGEST_DRAFTER)),
         GenerateRequest(prompt_ids=TokenIds(ids=[1])),
         GenerateRequest(messages=ChatMessages(messages=[ChatMessage(role="user")])),
         GenerateRequest(prompt="x", speculation=Speculation(num_draft_tokens=16, mode=1)),
         GenerateRequest(prompt="x", speculation=Speculation(mode=1, off=True)),
     ],
-    ids=str,
+    ids=lambda request_: str(request_)[:80],
 )
 def test_a_request_is_accepted(request_):
     validate_generate(request_)
@@ -241,7 +261,9 @@ REFUSED_OPENS = [
     ({"committed_ids": [1] * 6}, "open.max_length = 8: must be 9"),
     ({"sampling": SamplingParams(seed=1, temperature=-1)}, "open.sampling.temperature = -1.0"),
     ({"sampling": SamplingParams()}, "open.sampling.seed = absent"),
+    ({"sampling": SamplingParams(seed=1, min_new_tokens=7)}, "open.sampling.min_new_tokens = 7: must be 0 to 6"),
     ({"mode": 4}, "open.mode = 4: must be one of 0, 1, 2, 3"),
+    ({"eos_token_ids": range(65)}, "open.eos_token_ids = 65 entries: must be at most 64"),
     ({"eos_token_ids": [64]}, "open.eos_token_ids[0] = 64"),
     ({"tenant": "t" * 129}, "open.tenant = 129 bytes"),
     ({"traceparent": "t" * 257}, "open.traceparent = 257 bytes"),
@@ -257,7 +279,11 @@ def test_an_open_is_refused(changes, text):
 
 
 def test_an_open_is_accepted():
-    for entry in (opened(), opened(committed_ids=[1] * 5), opened(sampling=SamplingParams(temperature=0))):
+    for entry in (
+        opened(tenant="t" * 128, traceparent="t" * 256, eos_token_ids=range(64)),
+        opened(committed_ids=[1] * 5),
+        opened(sampling=SamplingParams(temperature=0, min_new_tokens=6)),
+    ):
         validate_open(entry, vocab_size=VOCAB, max_context=CONTEXT)
 
 
@@ -283,6 +309,10 @@ REFUSED_BLOCKS = [
     (
         {"draft_probs": [SparseDistribution(token_ids=[1, 1], probs=[0.5, 0.5])] * 2},
         "block.draft_probs[0].token_ids = a repeated id: must be unique",
+    ),
+    (
+        {"draft_probs": [SparseDistribution(token_ids=range(65), probs=[1 / 65] * 65)] * 2},
+        "block.draft_probs[0].token_ids = 65 entries: must be at most 64",
     ),
     (
         {"draft_probs": [SparseDistribution(token_ids=[1], probs=[math.nan])] * 2},
@@ -314,6 +344,14 @@ def test_a_block_is_accepted():
     validate_block(blocked(parents=[-1, -1]), trees)
     probs = [SparseDistribution(token_ids=[1, 2], probs=[0.25, 0.75])] * 2
     validate_block(blocked(draft_ids=[1, 2], draft_probs=probs), chains)
+    probs = [SparseDistribution(token_ids=range(64), probs=[1 / 64] * 64)] * 2
+    validate_block(blocked(draft_probs=probs), chains)
+
+
+def test_entries_of_a_frame():
+    validate_frame(range(1 << 16), range(1 << 16))
+    with pytest.raises(InvalidArgumentError, match="frame = 65537 entries: must be at most 65536 of a kind"):
+        validate_frame([], range((1 << 16) + 1))
 
 
 @pytest.mark.parametrize(
@@ -355,6 +393,7 @@ def test_terms_of_a_draft(terms, text):
         return DraftRequest(sequence_id=1, num_tokens=5, terms=DraftTerms(**fields))
 
     validate_draft_request(request(), max_draft_tokens=16)
+    validate_draft_request(request(row_price=0.0, min_gain=0.0), max_draft_tokens=16)
     with pytest.raises(InvalidArgumentError) as caught:
         validate_draft_request(request(**terms), max_draft_tokens=16)
     assert str(caught.value).startswith(text)
