@@ -1,6 +1,7 @@
 """What the router counts: requests by the gRPC status they ended with, never by an exception's name; its workers."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -12,9 +13,11 @@ from foretoken.router.answer import FinishReason
 from foretoken.router.metrics import RequestMetrics
 from foretoken.router.outbox import Finished
 from foretoken.router.stats import SpeculationCounts
+from foretoken.router.worker_metrics import observe_workers
 from foretoken.rpc import names, telemetry
 from foretoken.rpc.errors import ResourceExhaustedError
 from foretoken.rpc.names import RPC_RESPONSE_STATUS_CODE
+from foretoken.v1.types_pb2 import Load
 from tests.router.harness import MakeCluster
 
 
@@ -71,12 +74,58 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> InMemoryMetricReader:
     return reader
 
 
-def points(reader: InMemoryMetricReader, label: str) -> list[tuple[str, Any]]:
-    """Name and data point of what has the label."""
+def points(reader: InMemoryMetricReader, label: str | None = None) -> list[tuple[str, Any]]:
+    """Name and data point of all metrics, or of those with the label."""
     data = reader.get_metrics_data()
     assert data is not None
     metrics = data.resource_metrics[0].scope_metrics[0].metrics
-    return [(metric.name, p) for metric in metrics for p in metric.data.data_points if label in p.attributes]
+    found = [(metric.name, point) for metric in metrics for point in metric.data.data_points]
+    return [(name, point) for name, point in found if label is None or label in point.attributes]
+
+
+def test_an_answer_is_told_with_what_its_counts_say(reader: InMemoryMetricReader) -> None:
+    counts = SpeculationCounts(num_emitted_tokens=15, num_failed_drafts=2, num_failovers=1)
+    counts.add_draft(num_draft_tokens=6, depth=4, num_accepted=3)  # a tree
+    counts.add_draft(num_draft_tokens=2, depth=2, num_accepted=1)
+    counts.add_round(9_000_000, 1_000_000, 2_000_000, 3_000_000)
+    metrics = RequestMetrics(Mock(num_running=4, num_waiting=7))
+    metrics.finished(Finished(FinishReason.STOP, "", 3, 25, 5, 0, counts, 0, 1_000_000, 9_000_000), "ngram")
+    told = {(name, *sorted(p.attributes.values(), key=str)): getattr(p, "value", None) for name, p in points(reader)}
+    assert {key: value for key, value in told.items() if value is not None} == {
+        (names.METRIC_DRAFTS, "ngram"): 2,
+        (names.METRIC_DRAFT_TOKENS, "ngram"): 8,
+        (names.METRIC_ACCEPTED_TOKENS, "ngram"): 4,
+        (names.METRIC_ACCEPTED_TOKENS_PER_POSITION, 0, "ngram"): 2,
+        (names.METRIC_ACCEPTED_TOKENS_PER_POSITION, 1, "ngram"): 1,
+        (names.METRIC_ACCEPTED_TOKENS_PER_POSITION, 2, "ngram"): 1,
+        (names.METRIC_ACCEPTED_TOKENS_PER_POSITION, 3, "ngram"): 0,
+        (names.METRIC_EMITTED_TOKENS,): 15,
+        (names.METRIC_FAILED_DRAFTS, "ngram"): 2,
+        (names.METRIC_FAILOVERS,): 1,
+        (names.METRIC_REQUESTS_RUNNING,): 4,
+        (names.METRIC_REQUESTS_WAITING,): 7,
+    }
+    assert {name: p.sum for name, p in points(reader) if hasattr(p, "sum")} == {
+        names.METRIC_REQUEST_DURATION: 0.009,
+        names.METRIC_TIME_TO_FIRST_TOKEN: 0.001,
+        names.METRIC_TIME_PER_OUTPUT_TOKEN: 0.002,
+        names.METRIC_ROUND_OVERHEAD: 0.003,
+    }
+
+
+def test_a_workers_load_is_told_under_its_names(reader: InMemoryMetricReader) -> None:
+    load = Load(running=1, waiting=2, free_pages=3, total_pages=4, preemptions=5, cached_tokens=6)
+    worker: Any = SimpleNamespace(is_ready=True, link=SimpleNamespace(load=load, role="verify", address="a:1"))
+    observe_workers([worker])
+    assert {name: point.value for name, point in points(reader)} == {
+        names.METRIC_WORKER_READY: 1,
+        names.METRIC_WORKER_RUNNING: 1,
+        names.METRIC_WORKER_WAITING: 2,
+        names.METRIC_WORKER_PAGES_FREE: 3,
+        names.METRIC_WORKER_PAGES_LIMIT: 4,
+        names.METRIC_WORKER_PREEMPTIONS: 5,
+        names.METRIC_WORKER_CACHED_TOKENS: 6,
+    }
 
 
 async def test_workers_are_told_with_the_load_they_last_said(
