@@ -9,6 +9,10 @@ import grpc
 import pytest
 
 from foretoken.bench.fake_model import FakeModel
+from foretoken.router.answer import FinishReason
+from foretoken.router.outbox import Finished
+from foretoken.router.servicer import _finish
+from foretoken.router.stats import SpeculationCounts
 from foretoken.router.tokenizer import Tokenizer
 from foretoken.v1 import generation_pb2 as pb
 from foretoken.v1.types_pb2 import (
@@ -198,6 +202,19 @@ async def test_provenance_and_statistics_add_up(make_cluster: MakeCluster) -> No
     assert stats.num_draft_forwards == stats.num_draft_tokens, "as many as the fake drafter says"
     assert 0 < stats.first_draft_forward_ns < stats.draft_forward_ns
     assert reply.finish.duration_ns >= reply.finish.time_to_first_token_ns > 0
+
+
+def test_every_count_leaves_under_its_own_name() -> None:
+    counts, names = SpeculationCounts(), pb.SpeculationStats.DESCRIPTOR.fields_by_name.keys()
+    counts.add_round(round_ns=1000, draft_queue_ns=1, draft_forward_ns=1, verify_ns=1)  # overhead 997
+    for number, name in enumerate(names):
+        if name != "router_overhead_p50_ns":
+            setattr(counts, name, [number] if name.endswith("_per_position") else number)
+    finish = _finish(Finished(FinishReason.LENGTH, "", 1, 2, 3, 4, counts, 5, 6, 7))
+    for name in names:
+        assert getattr(finish.speculation, name) == getattr(counts, name), name
+    assert finish.usage == pb.Usage(prompt_tokens=1, output_tokens=2, cached_prompt_tokens=4)
+    assert (finish.queue_ns, finish.time_to_first_token_ns, finish.duration_ns) == (5, 6, 7)
 
 
 async def test_rounds_whose_draft_was_empty_count_as_rounds(make_cluster: MakeCluster) -> None:
