@@ -27,8 +27,9 @@ if _version_not_supported:
 
 class GenerationServiceStub:
     """The public service of the router. A call that fails ends with a gRPC status; what it has no room for is in its trailing metadata:
-    `foretoken-request-id`, for the router's log; with INVALID_ARGUMENT `foretoken-field-bin`, `foretoken-value-bin` and
-    `foretoken-limit-bin` (UTF-8), which field, what it was and what it may be; with RESOURCE_EXHAUSTED `foretoken-retry-after-ms`.
+    `foretoken-request-id`, for the router's log, of Generate always, of the others with INTERNAL; with INVALID_ARGUMENT
+    `foretoken-field-bin`, `foretoken-value-bin` and `foretoken-limit-bin` (UTF-8), which field, what it was and what it may be; with
+    RESOURCE_EXHAUSTED, where waiting helps, `foretoken-retry-after-ms`.
     """
 
     def __init__(self, channel):
@@ -56,8 +57,9 @@ class GenerationServiceStub:
 
 class GenerationServiceServicer:
     """The public service of the router. A call that fails ends with a gRPC status; what it has no room for is in its trailing metadata:
-    `foretoken-request-id`, for the router's log; with INVALID_ARGUMENT `foretoken-field-bin`, `foretoken-value-bin` and
-    `foretoken-limit-bin` (UTF-8), which field, what it was and what it may be; with RESOURCE_EXHAUSTED `foretoken-retry-after-ms`.
+    `foretoken-request-id`, for the router's log, of Generate always, of the others with INTERNAL; with INVALID_ARGUMENT
+    `foretoken-field-bin`, `foretoken-value-bin` and `foretoken-limit-bin` (UTF-8), which field, what it was and what it may be; with
+    RESOURCE_EXHAUSTED, where waiting helps, `foretoken-retry-after-ms`.
     """
 
     def Generate(self, request, context):
@@ -109,8 +111,9 @@ def add_GenerationServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class GenerationService:
     """The public service of the router. A call that fails ends with a gRPC status; what it has no room for is in its trailing metadata:
-    `foretoken-request-id`, for the router's log; with INVALID_ARGUMENT `foretoken-field-bin`, `foretoken-value-bin` and
-    `foretoken-limit-bin` (UTF-8), which field, what it was and what it may be; with RESOURCE_EXHAUSTED `foretoken-retry-after-ms`.
+    `foretoken-request-id`, for the router's log, of Generate always, of the others with INTERNAL; with INVALID_ARGUMENT
+    `foretoken-field-bin`, `foretoken-value-bin` and `foretoken-limit-bin` (UTF-8), which field, what it was and what it may be; with
+    RESOURCE_EXHAUSTED, where waiting helps, `foretoken-retry-after-ms`.
     """
 
     @staticmethod
