@@ -50,9 +50,9 @@ class WorkerStatus:
     supports_trees: bool
     step_costs: tuple[StepCost, ...]
     running: int
-    """Sequences with work in progress."""
+    """Open sequences but for those that wait, the ones whose router is to act next included."""
     waiting: int
-    """Sequences waiting for pages or a step."""
+    """Sequences with something to compute that hold no pages; 0 of draft workers."""
     free_pages: int
     """Free KV pages; all of them when idle."""
     total_pages: int
