@@ -1,6 +1,6 @@
 """Triton kernel of the row-independent linear layer; see the package for the contract.
 
-The order of every sum follows from [N, K] alone: K is cut into `_num_splits` ranges, a range is summed in steps of one
+The order of every sum follows from [N, K] alone: `_split` cuts K into ranges, a range is summed in steps of one
 tile from low to high, and the ranges are added in order. The number of rows decides only how many rows share a tile.
 Weights are the left operand, so that the matrix unit's fixed 64-row side holds outputs and the narrow one rows.
 """
