@@ -28,15 +28,12 @@ class Detokenizer:
         self._decode = decode
         self._piece = piece
         self._is_concatenative = is_concatenative
-        self._window: list[int] = list(context_ids[-_MAX_WINDOW:])
+        self._window: list[int] = []
         self._final: str | None = None
         """The window's text up to where later ids change nothing; None = all of it, not decoded yet."""
         self._num_open = 0
         """Last ids of the window that may be the beginning of a character."""
-        self._shorten()
-        if self._final is not None and self._final.endswith(_REPLACEMENT):
-            counts = range(1, min(_MAX_INCOMPLETE, len(self._window)) + 1)
-            self._num_open = next((n for n in counts if not decode(self._window[:-n]).endswith(_REPLACEMENT)), 0)
+        self._begin(list(context_ids[-_MAX_WINDOW:]))
 
     def step(self, ids: Sequence[int]) -> tuple[str, list[int]]:
         """Append `ids`: the text that became final, and how many of its characters did so with each id."""
@@ -81,16 +78,32 @@ class Detokenizer:
             self._shorten()
         return text[len(final) : end]
 
+    def _begin(self, context: list[int]) -> None:
+        """Take the prompt's last ids for the window; where they end within a character, it begins with a whole one."""
+        self._window, self._final = self._recent(context)
+        if not self._final.endswith(_REPLACEMENT):
+            return
+        for num_open in range(1, min(_MAX_INCOMPLETE, len(context)) + 1):
+            window, text = self._recent(context[:-num_open])
+            if not text.endswith(_REPLACEMENT):
+                self._window, self._num_open = window + context[-num_open:], num_open
+                self._final = self._decode(self._window)
+                return
+
     def _shorten(self) -> None:
-        """Keep the last ids of the window, from where a character begins: see the runs above."""
+        """Keep the last ids of the window."""
+        self._window, text = self._recent(self._window)
+        self._final = text[: _stable(text)] if self._num_open else text
+        self._num_open = min(self._num_open, len(self._window))
+
+    def _recent(self, ids: list[int]) -> tuple[list[int], str]:
+        """The last of `ids`, from where a character begins, and their text: see the runs above."""
         for num_ids in range(_MIN_WINDOW, _MIN_WINDOW + _MAX_INCOMPLETE + 1):
-            window = self._window[-num_ids:]
+            window = ids[-num_ids:]
             text = self._decode(window) if window else ""
             if not text.startswith(_REPLACEMENT):
                 break
-        self._final = text[: _stable(text)] if self._num_open else text
-        self._window = window
-        self._num_open = min(self._num_open, len(window))
+        return window, text
 
 
 def _stable(text: str) -> int:
