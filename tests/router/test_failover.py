@@ -32,11 +32,13 @@ class Session:
 
     def __init__(self, on_pending: Callable[[], None]) -> None:
         self.pending = on_pending
+        self.silence_s: float | None = None
         self.verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
 
     def grant(self, base_length: int, num_steps: int) -> None: ...
 
-    async def next_plain(self, base_length: int) -> Verdict:
+    async def next_plain(self, base_length: int, silence_s: float | None) -> Verdict:
+        self.silence_s = silence_s
         return await self.verdict
 
     def close(self) -> None: ...
@@ -46,12 +48,16 @@ class Session:
 
 
 class Workers:
-    """A pool and its only worker."""
+    """A pool and its only worker, or two that are alike."""
 
     def __init__(self) -> None:
         self.sessions: list[Session] = []
+        self.has_two = False
 
-    def least_loaded(self, identity: Any, avoid: Any) -> Workers:
+    def least_loaded(self, identity: Any, avoid: Any) -> Workers | None:
+        return self if self.has_two or avoid is not self else None
+
+    async def wait_ready(self, timeout_s: float, identity: Any) -> Workers:
         return self
 
     def open(self, request: GenerationRequest, committed_ids: Any, on_pending: Callable[[], None]) -> Session:
@@ -122,6 +128,19 @@ async def test_a_sequence_that_costs_worker_after_worker_is_given_up(monkeypatch
     with pytest.raises(UnavailableError, match="gone"):
         await asyncio.wait_for(task, 5)
     assert len(bench.workers.sessions) == 2
+
+
+@pytest.mark.parametrize("has_two", [False, True])
+async def test_a_worker_that_hangs_leaves_time_for_another(monkeypatch: pytest.MonkeyPatch, has_two: bool) -> None:
+    bench = Bench(monkeypatch)
+    bench.workers.has_two = has_two
+    task = await bench.begin()
+    first = await bench.attempts(1)
+    assert first.silence_s == (TIMEOUT_S / 2 if has_two else None)
+    await bench.later(0.5)
+    first.lose()
+    (await bench.attempts(2)).verdict.set_result(Verdict(next_id=7))
+    assert (await task)[2].next_id == 7
 
 
 async def test_work_on_what_is_open_again_gives_others_no_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,3 +39,9 @@ async def test_a_worker_that_says_nothing_has_lost_it(was_pending: bool) -> None
     with pytest.raises(SequenceLostError, match="no verdict"):
         await session.next_plain(3)
     assert asyncio.get_running_loop().time() - started_s < 20 * TIMEOUT_S
+
+
+async def test_a_worker_may_be_given_less_time() -> None:
+    session = session_with([], timeout_s=1000.0)
+    with pytest.raises(SequenceLostError, match=f"within {TIMEOUT_S:g} s"):
+        await session.next_plain(3, TIMEOUT_S)

@@ -82,9 +82,12 @@ class VerifySession:
         self.granted_length = base_length + num_steps
         self._send_block(DraftBlock(sequence_id=self.sequence_id, base_length=base_length, num_plain_steps=num_steps))
 
-    async def next_plain(self, base_length: int) -> Verdict:
-        """The next step under a grant. Raises as `verify`."""
-        return await self._decision(base_length, 0)
+    async def next_plain(self, base_length: int, silence_s: float | None = None) -> Verdict:
+        """The next step under a grant. Raises as `verify`.
+
+        `silence_s`: how long it is waited for without a sign of work, where that is to be less than usual.
+        """
+        return await self._decision(base_length, 0, silence_s)
 
     def close(self) -> None:
         """Free the sequence on the worker; idempotent."""
@@ -103,15 +106,16 @@ class VerifySession:
         """No answer will come any more."""
         self._mailbox.fail(error)
 
-    async def _decision(self, base_length: int, num_draft_tokens: int) -> Verdict:
+    async def _decision(self, base_length: int, num_draft_tokens: int, silence_s: float | None = None) -> Verdict:
+        timeout_s = self._timeout_s if silence_s is None else min(silence_s, self._timeout_s)
         while True:
             self._is_pending = False
             try:
-                decision = await self._mailbox.get(self._timeout_s)
+                decision = await self._mailbox.get(timeout_s)
                 break
             except TimeoutError:
                 if not self._is_pending:
-                    raise SequenceLostError(f"no verdict within {self._timeout_s:g} s") from None
+                    raise SequenceLostError(f"no verdict within {timeout_s:g} s") from None
                 # Re-opened, it would have its prompt computed again, behind all others.
         if isinstance(decision, Stale):
             raise SequenceLostError(f"block at {base_length} is stale: the worker stands at {decision.length}")
