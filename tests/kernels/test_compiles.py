@@ -1,4 +1,4 @@
-"""The sampling kernels compile for a GPU where there is none: what the interpreter lets pass, the compiler may not."""
+"""The kernels of logits compile for a GPU where there is none: what the interpreter lets pass, the compiler may not."""
 
 from pathlib import Path
 from typing import Any
@@ -8,16 +8,23 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from foretoken.kernels import weights_kernel
 from foretoken.kernels.logits_adjust import kernel as adjusting
 from foretoken.kernels.noise import kernel as noise
+from foretoken.kernels.rejection import kernel as rejecting
 from foretoken.kernels.sample import kernel as sampling
 from foretoken.kernels.sample import logprobs_kernel, narrowing
 from foretoken.kernels.triton_math import EXACT
+from foretoken.kernels.typical import kernel as typical
 
 HOPPER = GPUTarget("cuda", 90, 32)
 INTEGERS = {"vocab_size", "num_groups", "num_chunks", "num_splits", "num_top", "num_rows", "num_entries", "num_words"}
 INT32 = {"top_k", "groups", "counts", "allowed"}
 INT64 = {"seeds", "positions", "row_offsets", "token_ids", "top_ids"}
+WEIGHTS = {"floors": "*i64", "likeliest": "*i32", "totals": "*i64", "spreads": "*i64"}
+CHAINS = dict.fromkeys(
+    ("target_ids", "draft_ids", "offsets", "prob_offsets", "prob_ids", "num_accepted", "next_ids"), "*i64"
+)
 # kernel, constants, types that differ from the above
 KERNELS = [
     (noise._gumbel, {"CALLS": 256}, {"stream": "i32"}),
@@ -28,6 +35,9 @@ KERNELS = [
     (sampling._draw, {"GROUPS": 16}, {"ids": "*i32"}),
     (sampling._decide, {"GROUPS": 32, "SPLITS": 4}, {"ids": "*i32", "out": "*i64"}),
     (logprobs_kernel._rank, {"GROUPS": 32}, {}),
+    (weights_kernel._row_weights, {"BLOCK": 1024}, WEIGHTS),
+    (rejecting._reject, {"CALLS": 256, "PROBS": 4}, WEIGHTS | CHAINS),  # with 64 it takes a minute
+    (typical._typical, {}, WEIGHTS | CHAINS),
 ]
 
 

@@ -148,22 +148,23 @@ def _row_weights(
     most, most_id = _most_likely(start, vocab_size, BLOCK)
     top = tl.div_rn(most, tl.where(heat > 0.0, heat, 1.0))
     floor = tl.full([], LEAST_KEY, tl.int64)
+    # What is not used has names too: to the compiler `_` is one variable, and no loop may change its type.
     k = tl.load(top_k + row)
     if (heat > 0.0) & (k > 0) & (k < vocab_size):  # the lowest key that fewer than k are above
         high = key_of(top).to(tl.int64)
         while floor < high:
             middle = (floor + high) >> 1
-            number, _, above, below = _split(start, middle, vocab_size, heat, top, BLOCK)
+            number, _weight, above, below = _split(start, middle, vocab_size, heat, top, BLOCK)
             floor = tl.where(number >= k, above, floor)
             high = tl.where(number >= k, high, below)
     share = tl.load(top_p + row)
     if (heat > 0.0) & (share < 1.0):  # the lowest key that less than top_p of what top_k leaves is above
-        _, left, _, _ = _split(start, floor - 1, vocab_size, heat, top, BLOCK)
+        _number, left, _above, _below = _split(start, floor - 1, vocab_size, heat, top, BLOCK)
         bound = share.to(tl.float64) * left.to(tl.float64)
         high = key_of(top).to(tl.int64)
         while floor < high:
             middle = (floor + high) >> 1
-            _, weight, above, below = _split(start, middle, vocab_size, heat, top, BLOCK)
+            _number, weight, above, below = _split(start, middle, vocab_size, heat, top, BLOCK)
             is_light = weight.to(tl.float64) < bound
             floor = tl.where(is_light, floor, above)
             high = tl.where(is_light, below, high)
