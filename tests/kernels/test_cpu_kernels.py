@@ -105,6 +105,27 @@ def test_a_compiler_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert not list(tmp_path.glob("cache/**/*.so"))
 
 
+def test_what_clang_makes_for_one_processor_is_not_taken_for_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Machines that share a cache may differ in their processors alone."""
+    clang = tmp_path / "clang++"
+    clang.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in *help=target*) echo "unknown argument: -Q" >&2; exit 1;;\n'
+        '*-march=native*-dM*) echo "#define $PROCESSOR 1";;\n'
+        "*--version) echo clang version 19.1.7;; esac\n"
+    )
+    clang.chmod(0o755)
+    monkeypatch.setenv("CXX", str(clang))
+    monkeypatch.setattr(build, "_compile", lambda compiler, library, path: path.touch())
+    paths = set()
+    for processor in ("__AVX512F__", "__AVX2__"):
+        monkeypatch.setenv("PROCESSOR", processor)
+        paths.add(build.build(cpu.LIBRARY, tmp_path / "cache"))
+    assert len(paths) == 2
+
+
 def test_the_cache_lies_where_the_platform_wants_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert build.user_cache_dir() == tmp_path / "foretoken"

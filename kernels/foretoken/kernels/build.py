@@ -108,9 +108,10 @@ def native_target(library: Library) -> str:
 
 
 def _target(compiler: str) -> str:
-    # Compilers without the last option (clang) are told apart by their version alone.
-    native = _output([compiler, "-march=native", "-Q", "--help=target"], allow_failure=True)
-    return "\0".join((platform.machine(), _output([compiler, "--version"]), native))
+    # What GCC lists, and the macros by which code asks for instructions: clang has no list.
+    questions = (("-Q", "--help=target"), ("-dM", "-E", "-x", "c", os.devnull))
+    native = [_output([compiler, "-march=native", *question], allow_failure=True) for question in questions]
+    return "\0".join((platform.machine(), _output([compiler, "--version"]), *native))
 
 
 def _compile(compiler: str, library: Library, path: Path) -> None:
