@@ -5,6 +5,7 @@ import random
 import pytest
 
 from foretoken.draft_worker import model_drafter
+from foretoken.draft_worker.core import DraftCore
 from foretoken.draft_worker.model_drafter import ModelDrafter
 from foretoken.draft_worker.ngram_drafter import NgramSettings
 from foretoken.draft_worker.staged_drafter import StagedDrafter
@@ -95,6 +96,33 @@ def test_a_failed_forward_costs_both_kinds_one_round(bench):
     drafts = bench.draft(1, 2)
     assert [] in drafts.values()
     assert bench.draft(1, 2) == {1: bench.runner.complete([1, 2, 3], 4), 2: bench.runner.complete([4, 5, 6], 4)}
+
+
+@pytest.mark.parametrize("is_forward", [True, False])
+@pytest.mark.parametrize("num_before", range(6))
+def test_a_fault_leaves_no_tree_with_rows_that_were_never_written(bench, monkeypatch, num_before, is_forward):
+    faults = [None] * num_before + [RuntimeError("no memory for it")]
+
+    def failing(call):
+        def wrapped(*arguments):
+            if faults and (fault := faults.pop(0)):
+                raise fault
+            return call(*arguments)
+
+        return wrapped
+
+    drafters = dict(reversed(bench.drafters().items()))  # a forward fails in staged's step, with a tree of model in it
+    bench.core = DraftCore(drafters, [bench.runner.page_table], bench.sink, 8)
+    bench.open(1, [1, 2, 3], "staged")
+    bench.open(2, [4, 5, 6], "model", max_branches="2")
+    for n in (1, 2):
+        bench.core.request((1, n), 6, 0, takes_trees=True)
+    where, name = (bench.runner, "forward") if is_forward else (model_drafter, "choose_tokens")
+    monkeypatch.setattr(where, name, failing(getattr(where, name)))
+    drafts = bench.draft()  # looks at every id whose KV counts as written
+    assert sorted(map(bool, drafts.values())) == [False, True]
+    if drafts[2]:
+        assert drafts[2] == bench.runner.complete([4, 5, 6], 6)
 
 
 def test_a_failed_choice_of_tokens_costs_a_round_and_leaves_no_endless_work(bench, monkeypatch):

@@ -92,8 +92,12 @@ class ModelDrafter:
         """One forward over every drafting sequence; the drafts that are now complete."""
         planned = self._plan()
         if planned:
-            logits = self._runner.forward([part.segment for part in planned])
-            self._take_logits(planned, logits)
+            try:
+                logits = self._runner.forward([part.segment for part in planned])
+                self._take_logits(planned, logits)
+            except Exception:
+                self._begin_trees_anew(planned)
+                raise
             self._note_written(planned)
         return self._take_finished()
 
@@ -169,6 +173,14 @@ class ModelDrafter:
             self._grow_trees(trees, logits)
         elif chains:
             self._take_tokens(chains, logits)
+
+    def _begin_trees_anew(self, planned: Sequence[Planned]) -> None:
+        """After a fault, or rows that trees have given out would count as written: the host drops the drafts of the
+        drafter it stepped, which need not be all that are under way in this model."""
+        for part in planned:
+            num_wanted = self._caches[part.sequence].num_wanted
+            if part.nodes and num_wanted is not None:
+                self.request(part.sequence, num_wanted)
 
     def _note_written(self, planned: Sequence[Planned]) -> None:
         """Count on the KV of the rows; only once their logits were taken, or a fault would leave nothing to ask for."""
