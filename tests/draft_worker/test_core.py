@@ -357,6 +357,10 @@ class FaultyDrafter:
             "no source": (ids, None, [1 << 40] * num_tokens),
             "no probs": (ids, None, None, [{1: 1.0}] * num_tokens),
             "negative count": (ids, None, None, (), -1),
+            "true id": ([True], None, None),
+            "true parent": ([1, 2, 3], [-1, 0, True], None),
+            "true source": ([1], None, [True]),
+            "true count": (ids, None, None, (), True),
         }.get(fault, (ids, None, None))
 
     def check_integrity(self):
@@ -368,6 +372,7 @@ class FaultyDrafter:
     [
         *("commit", "request", "step", "twice", "negative id", "no id", "bad parents", "few parents"),
         *("real parents", "few sources", "real sources", "no source", "no probs", "negative count"),
+        *("true id", "true parent", "true source", "true count"),
     ],
 )
 def test_any_fault_of_a_drafter_costs_one_round_and_is_logged(bench, caplog, fault):

@@ -84,18 +84,19 @@ class Drafted:
         """Raises:
         ValueError: the lists do not fit each other, an id is no token id, or a parent does not come before its child.
         """
+        # Of numbers the type itself: a truth value is an `int` too, but no message takes it.
         num_nodes = len(self.draft_ids)
-        if not all(isinstance(token_id, int) and 0 <= token_id < MAX_TOKEN_ID for token_id in self.draft_ids):
+        if not all(type(token_id) is int and 0 <= token_id < MAX_TOKEN_ID for token_id in self.draft_ids):
             raise ValueError("draft_ids: not all are token ids")
-        if not isinstance(self.num_forwards, int) or not 0 <= self.num_forwards < MAX_TOKEN_ID:
+        if type(self.num_forwards) is not int or not 0 <= self.num_forwards < MAX_TOKEN_ID:
             raise ValueError(f"num_forwards: {self.num_forwards!r} is no count")
         for sparse in self.draft_probs:
-            if not all(isinstance(token_id, int) and 0 <= token_id < MAX_TOKEN_ID for token_id in sparse.token_ids):
+            if not all(type(token_id) is int and 0 <= token_id < MAX_TOKEN_ID for token_id in sparse.token_ids):
                 raise ValueError("draft_probs: not all are of token ids")
             if not all(isinstance(prob, float) or prob in (0, 1) for prob in sparse.probs):
                 raise ValueError("draft_probs: not all are numbers")
         if self.sources is not None:
-            known = (isinstance(source, int) and source in _SOURCES for source in self.sources)
+            known = (type(source) is int and source in _SOURCES for source in self.sources)
             if len(self.sources) != num_nodes or not all(known):
                 raise ValueError(f"{num_nodes} draft ids with sources {self.sources}")
         if self.draft_probs and (len(self.draft_probs) != num_nodes or self.parents is not None):
@@ -105,7 +106,7 @@ class Drafted:
         if len(self.parents) != num_nodes:
             raise ValueError(f"{num_nodes} draft ids with {len(self.parents)} parents")
         for index, parent in enumerate(self.parents):
-            if not (isinstance(parent, int) and -1 <= parent < index):
+            if not (type(parent) is int and -1 <= parent < index):
                 raise ValueError(f"parents[{index}] = {parent!r}: must be an integer, -1 to {index - 1}")
 
 
