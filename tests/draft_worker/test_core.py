@@ -388,6 +388,21 @@ def test_any_fault_of_a_drafter_costs_one_round_and_is_logged(bench, caplog, fau
     assert not bench.sink.failures and drafter.open_keys == {(1, 1)}
 
 
+class YieldingDrafter(FaultyDrafter):
+    """Its step is a generator."""
+
+    def step(self):
+        yield from super().step()
+
+
+def test_a_drafter_may_yield_its_drafts_one_by_one(bench):
+    bench.core = DraftCore({"model": YieldingDrafter()}, [], bench.sink, 8)
+    bench.open(1, [1, 2, 3])
+    bench.open(2, [4])
+    assert bench.draft(1, 2, num_tokens=2) == {1: [3, 3], 2: [4, 4]}
+    assert bench.draft(1, num_tokens=1) == {1: [3]} and not bench.sink.failures
+
+
 def test_a_drafter_that_cannot_tell_its_work_drafts_nothing_and_costs_no_other(bench, caplog):
     drafter = FaultyDrafter()
     bench.core = DraftCore({"model": drafter, "ngram": NgramDrafter()}, [], bench.sink, 8)

@@ -194,7 +194,8 @@ class DraftCore:
             # Asked before the step: one that fails may forget what it had to do.
             idle = {other for other in self._drafters if not self._has_work(other)}
             try:
-                finished = drafter.step() if drafter.has_work else []
+                # A list, whatever a plug-in makes of it: an iterator would have ended with the check.
+                finished = list(drafter.step()) if drafter.has_work else []
                 self._check(finished)
             except Exception:
                 # A drafter that fails costs its sequences this round's drafts, never their streams: those of its own,
