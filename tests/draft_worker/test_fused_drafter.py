@@ -244,6 +244,16 @@ def test_what_answers_at_once_is_known_without_being_asked(fake_runner_class):
     assert not bench.core.has_work and not bench.sink.failures
 
 
+@pytest.mark.parametrize("tell", [random.Random(1).random, list])
+def test_a_confidence_that_is_no_whole_number_tells_nothing(fake_runner_class, tell):
+    bench = Shadowed(fake_runner_class())
+    bench.knowing.confidence = lambda sequence: tell()
+    bench.open(1, [6], "fused", max_length=10_000)
+    asked = [bench.round(1) for _ in range(100)]
+    assert sum(asked[:10]) >= 1 and sum(asked[10:]) == 0, "as without one"
+    assert not bench.sink.failures
+
+
 class Sure(ImmediateDrafter):
     """Knows what the target says now and then, and knows when it knows."""
 

@@ -242,7 +242,7 @@ class FusedDrafter:
         if not source.is_open or not isinstance(source.drafter, ImmediateDrafter):
             return 0
         try:
-            return source.drafter.confidence(source.sequence)
+            return int(source.drafter.confidence(source.sequence))  # each fraction would be a kind of its own
         except Exception:  # a fault costs no more than a worse choice
             logger.exception("a drafter's confidence failed")
             return 0

@@ -20,7 +20,7 @@ class ImmediateDrafter(ABC):
         """Guesses at what follows `sequence.ids`; at most `num_tokens`, none is fine."""
 
     def confidence(self, sequence: DraftSequence) -> int:
-        """A small number for how sure a draft would be right now; must be quick to tell.
+        """A small whole number for how sure a draft would be right now; must be quick to tell.
 
         `fused` keeps apart what drafts of different numbers bring; the numbers need no order. Without an override all
         drafts are alike.
