@@ -244,6 +244,23 @@ def test_what_answers_at_once_is_known_without_being_asked(fake_runner_class):
     assert not bench.core.has_work and not bench.sink.failures
 
 
+def test_a_draft_under_terms_is_credited_with_more_than_the_number_asked_for(fake_runner_class):
+    bench = Shadowed(fake_runner_class())
+    bench.knowing.propose = lambda sequence, num_tokens: Drafted(sequence, [9] * sequence.terms.max_tokens)
+    bench.open(1, [5], "fused", max_length=10_000)
+    num_asked = 0
+    for _ in range(100):
+        bench.core.request((1, 1), 4, 0, terms=DraftTerms(16))
+        while bench.core.has_work:
+            bench.core.step()
+        is_asked = bench.sink.answers.pop().drafted.draft_ids != [3]
+        num_asked += is_asked
+        bench.now_ns += (3 if is_asked else 1) * 1_000_000_000
+        entry = bench.core._sequences[(1, 1)].sequence
+        bench.core.commit((1, 1), len(entry.ids), [9] * (17 if is_asked else 3))
+    assert num_asked > 85, "17 tokens in three seconds to 3 in one"
+
+
 @pytest.mark.parametrize("tell", [random.Random(1).random, list])
 def test_a_confidence_that_is_no_whole_number_tells_nothing(fake_runner_class, tell):
     bench = Shadowed(fake_runner_class())

@@ -82,7 +82,7 @@ class _Fused:
     """Who drafts in the round under way, or drafted in the last one."""
     asked_ns: int = 0
     num_asked: int = 0
-    """Draft tokens."""
+    """Draft tokens at most."""
     asked_confidence: int = 0
     is_fresh: bool = False
     """Whether `asked` has not drafted here for long. Such a round is not timed: it includes the prefill of the prompt,
@@ -147,7 +147,8 @@ class FusedDrafter:
         name = self._choose(fused)
         asked = fused.sources[name]
         fused.is_fresh = not asked.is_open or len(sequence.ids) - asked.last_length > _MANY_MISSED
-        fused.is_asked, fused.asked, fused.asked_ns, fused.num_asked = True, name, self._clock_ns(), num_tokens
+        fused.is_asked, fused.asked, fused.asked_ns = True, name, self._clock_ns()
+        fused.num_asked = self._most_tokens(asked, num_tokens)
         for other, source in fused.sources.items():
             if other != name and source.shadow is None and isinstance(source.drafter, ImmediateDrafter):
                 self._num_wanted += source.num_wanted == 0
@@ -298,6 +299,12 @@ class FusedDrafter:
             source.drafter.close(source.sequence)
         except Exception:  # the others still have to free what they hold
             logger.exception("drafter %s failed", name)
+
+    @staticmethod
+    def _most_tokens(source: _Source, num_tokens: int) -> int:
+        """Of its draft: one that answers at once may go by the terms, not by the number asked for."""
+        terms = source.sequence.terms
+        return terms.max_tokens if terms is not None and isinstance(source.drafter, ImmediateDrafter) else num_tokens
 
     @staticmethod
     def _opened(source: _Source) -> Drafter:
