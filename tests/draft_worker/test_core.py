@@ -388,6 +388,17 @@ def test_any_fault_of_a_drafter_costs_one_round_and_is_logged(bench, caplog, fau
     assert not bench.sink.failures and drafter.open_keys == {(1, 1)}
 
 
+def test_a_draft_that_is_none_costs_no_other_sequence_of_its_drafter(bench, caplog):
+    drafter = FaultyDrafter()
+    bench.core = DraftCore({"model": drafter}, [], bench.sink, 8)
+    for n in (1, 2, 3):
+        bench.open(n, [n, n])
+    drafter.fault = "negative id"
+    assert bench.draft(2, 1, 3, num_tokens=2) == {2: [], 1: [1, 1], 3: [3, 3]}
+    assert "drafter model failed" in caplog.text
+    assert bench.draft(1, 2, num_tokens=1) == {1: [1], 2: [2]} and not bench.sink.failures
+
+
 class YieldingDrafter(FaultyDrafter):
     """Its step is a generator."""
 

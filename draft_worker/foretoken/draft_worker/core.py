@@ -194,9 +194,8 @@ class DraftCore:
             # Asked before the step: one that fails may forget what it had to do.
             idle = {other for other in self._drafters if not self._has_work(other)}
             try:
-                # A list, whatever a plug-in makes of it: an iterator would have ended with the check.
-                finished = list(drafter.step()) if drafter.has_work else []
-                self._check(finished)
+                # A list, whatever a plug-in makes of it.
+                finished = self._checked(list(drafter.step()), name) if drafter.has_work else []
             except Exception:
                 # A drafter that fails costs its sequences this round's drafts, never their streams: those of its own,
                 # and those of drafters that had nothing to do themselves and left it to others.
@@ -221,13 +220,23 @@ class DraftCore:
             entries = self._sequences.values()
             return any(entry.drafter_name == name and entry.requested_ns is not None for entry in entries)
 
-    def _check(self, finished: Sequence[Drafted]) -> None:
+    def _checked(self, finished: list[Drafted], name: str) -> list[Drafted]:
+        """The drafts of a step; where one is none, its sequence is taken in afresh."""
         waiting = {key for key, entry in self._sequences.items() if entry.requested_ns is not None}
+        checked = []
         for drafted in finished:
-            if drafted.sequence.key not in waiting:
+            key = drafted.sequence.key
+            if key not in waiting:
                 raise ValueError("a draft that nobody asked for")
-            waiting.remove(drafted.sequence.key)
-            drafted.check()
+            waiting.remove(key)
+            try:
+                drafted.check()
+            except Exception:
+                logger.exception("drafter %s failed", name)
+                checked += self._abandon([self._sequences[key]])
+            else:
+                checked.append(drafted)
+        return checked
 
     def _abandon(self, entries: list[_Open]) -> list[Drafted]:
         """Take waiting sequences in afresh, each answered with an empty draft."""
