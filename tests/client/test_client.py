@@ -264,7 +264,9 @@ async def test_an_unreachable_router_is_unavailable(runner) -> None:
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
-@pytest.mark.parametrize("address", ["", "localhost", "localhost:65537", "http://localhost:50051", None])
+@pytest.mark.parametrize(
+    "address", ["", "localhost", "localhost:65537", "http://localhost:50051", "dns:///", "\udcff:1", None]
+)
 def test_what_is_no_address_is_refused_and_not_dialled_elsewhere(kind: Any, address: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=r"address = .*: must be HOST:PORT"):
         kind(address)

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 
 from foretoken.client.config import RetryPolicy
-from foretoken.rpc.address import is_host_port
+from foretoken.rpc.address import is_target
 from foretoken.rpc.errors import (
     ForetokenError,
     InvalidArgumentError,
@@ -29,7 +29,6 @@ from foretoken.v1 import generation_pb2_grpc
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 DEFAULT_TIMEOUT_S = 600.0
-_SCHEMES = ("dns:", "ipv4:", "ipv6:", "unix:", "unix-abstract:", "xds:")
 _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 _MAX_RECONNECT_MS = 2_000
 _MIN_RESOLUTION_MS = 1_000
@@ -40,14 +39,14 @@ _TOO_LARGE = re.compile(r"message larger than max \((\d+) vs\. (\d+)\)")  # gRPC
 
 def check_settings(address: str, tls: ClientTls | None, retry: RetryPolicy | None) -> None:
     """Raises:
-    InvalidArgumentError: `address` is no router's (neither HOST:PORT nor of a scheme of gRPC's own), or `tls` or
-        `retry` is something else.
+    InvalidArgumentError: `address` is no router's (neither HOST:PORT nor a place under a scheme of gRPC's own), or
+        `tls` or `retry` is something else.
     """
     if tls is not None and not isinstance(tls, ClientTls):
         raise InvalidArgumentError("tls", tls, "must be a ClientTls")
     if retry is not None and not isinstance(retry, RetryPolicy):
         raise InvalidArgumentError("retry", retry, "must be a RetryPolicy")
-    if not isinstance(address, str) or not (address.startswith(_SCHEMES) or is_host_port(address)):
+    if not isinstance(address, str) or not is_target(address):
         raise InvalidArgumentError("address", address, "must be HOST:PORT, unix:/PATH or dns:///HOST:PORT")
 
 

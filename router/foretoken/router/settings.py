@@ -9,9 +9,9 @@ from typing import Self
 
 from pydantic import Field, FilePath, field_validator, model_validator
 
-from foretoken.rpc.address import is_host_port
+from foretoken.rpc.address import UNIX_PREFIX, is_host_port
 from foretoken.rpc.link.worker_side import MAX_ROUTER_ID_BYTES
-from foretoken.rpc.settings import UNIX_PREFIX, CommaSeparated, ServiceSettings
+from foretoken.rpc.settings import CommaSeparated, ServiceSettings
 from foretoken.rpc.tls import ClientTls
 
 AUTO_DRAFTER = "auto"

@@ -1,12 +1,55 @@
 """What may be dialled, told before gRPC guesses."""
 
+import re
+from ipaddress import ip_address
+
+UNIX_PREFIX = "unix:"
+"""Begins the address of a Unix socket, as gRPC writes it."""
+MAX_UNIX_PATH_BYTES = 107  # sockaddr_un holds 108 with the final zero
+
+_HOST = re.compile(r"[\w.-]+|\[[\w.:%-]+\]", re.ASCII)
+_SERVER = re.compile(r"^//[^/]*/")  # of names, as in dns://8.8.8.8:53/HOST:PORT; mostly left empty
+_PATH = re.compile(r"(?!//(?!/))[^?#\0\ud800-\udfff]+")
+_SCHEMES = frozenset({"dns", "ipv4", "ipv6", "unix", "unix-abstract", "xds", "google-c2p", "google-c2p-experimental"})
+
 
 def is_host_port(address: str) -> bool:
     """Whether `address` is HOST:PORT, [HOST]:PORT for IPv6.
 
-    gRPC takes much else: it dials a host without a port at 443, port 65537 at 1, and looks a URL up as a name.
+    gRPC takes much else: it dials a host without a port at 443, port 65537 at 1, drops what follows `?` or `#`, and
+    looks a URL up as a name. A host called as one of its schemes it does not find.
     """
-    host, _, port = address.rpartition(":")
-    is_bracketed = host.startswith("[") and host.endswith("]")
-    is_host = bool(host) and "/" not in host and (is_bracketed or ":" not in host)
-    return is_host and port.isascii() and port.isdecimal() and 0 < int(port) < 65536
+    return address.partition(":")[0].lower() not in _SCHEMES and _has_port(address)
+
+
+def is_target(address: str) -> bool:
+    """Whether `address` is HOST:PORT, or a place under one of gRPC's own schemes, as `dns:///HOST:PORT`."""
+    scheme, _, rest = address.partition(":")
+    place = _SERVER.sub("", rest)
+    match scheme:
+        case "dns":
+            return _has_port(place)
+        case "ipv4" | "ipv6":
+            return all(_has_port(part) and _ip_version(part) == int(scheme[-1]) for part in place.split(","))
+        case "unix" | "unix-abstract":
+            return _is_path(rest)
+        case "xds":
+            return _PATH.fullmatch(place) is not None
+    return is_host_port(address)
+
+
+def _has_port(place: str) -> bool:
+    host, _, port = place.rpartition(":")
+    return _HOST.fullmatch(host) is not None and port.isascii() and port.isdecimal() and 0 < int(port) < 65536
+
+
+def _is_path(path: str) -> bool:
+    return _PATH.fullmatch(path) is not None and len(path.encode()) <= MAX_UNIX_PATH_BYTES
+
+
+def _ip_version(place: str) -> int:
+    """4 or 6 where the host of HOST:PORT is an IP address; 0 where it is a name."""
+    try:
+        return ip_address(place.rpartition(":")[0].strip("[]")).version
+    except ValueError:
+        return 0

@@ -21,10 +21,11 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from foretoken.rpc import telemetry
+from foretoken.rpc.address import UNIX_PREFIX
 from foretoken.rpc.decoding import TypedDecoding
 from foretoken.rpc.errors import FailedPreconditionError, ForetokenError, InternalError
 from foretoken.rpc.logs import configure_logging
-from foretoken.rpc.settings import UNIX_PREFIX, ServiceSettings
+from foretoken.rpc.settings import ServiceSettings
 
 _log = logging.getLogger(__name__)
 

@@ -14,12 +14,10 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, Field, FilePath, HttpUrl, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, NoDecode, SettingsConfigDict
 
+from foretoken.rpc.address import MAX_UNIX_PATH_BYTES, UNIX_PREFIX
 from foretoken.rpc.tls import ServerTls
 
 ENV_PREFIX = "FORETOKEN_"
-UNIX_PREFIX = "unix:"
-"""Begins the address of a Unix socket, as gRPC writes it."""
-MAX_UNIX_PATH_BYTES = 107  # sockaddr_un holds 108 with the final zero
 
 
 def _split(value: Any) -> Any:
