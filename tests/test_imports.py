@@ -25,7 +25,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "verify_worker": ("engine", "kernels", "rpc", "v1"),
     "router": ("rpc", "v1"),
     "client": ("v1", "rpc.address", "rpc.errors", "rpc.trace", "rpc.tls", "rpc.names"),
-    "cli": ("client", "v1", "rpc.errors", "rpc.trace", "rpc.tls", "rpc.names"),
+    "cli": ("client", "v1", "rpc.address", "rpc.errors", "rpc.trace", "rpc.tls", "rpc.names"),
     "training": ("engine",),
     "bench": (EVERYTHING,),
 }

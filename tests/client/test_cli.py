@@ -462,6 +462,7 @@ def test_up_finds_a_taken_port_before_it_loads_models(router) -> None:
         ("--host no.such.name.invalid", "--host"),
         ("--host unix:relative", "--host"),
         ("--host unix:/no/such/folder/socket", "--host"),
+        ("--host unix:/socket#1", "--host"),
         ("--host unix:/socket --port 1", "--port"),
     ],
 )

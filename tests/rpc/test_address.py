@@ -35,6 +35,9 @@ def test_a_host_with_a_port(address: str) -> None:
         "\udcff:1",
         "dns:50052",
         "IPv4:1",
+        "unix:relative.sock",
+        "unix:/run#1/worker.sock",
+        f"unix:/{'x' * 107}",
     ],
 )
 def test_anything_else(address: str) -> None:

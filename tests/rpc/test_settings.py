@@ -57,6 +57,7 @@ def test_switches():
         (["--drain-grace-s", "nan"], ["--drain-grace-s"]),
         (["--host", "unix:relative.sock"], ["--host", "'unix:relative.sock' is not unix:/PATH"]),
         (["--host", f"unix:/{'x' * 107}"], ["--host", "at most 107 bytes"]),
+        (["--host", "unix:/run#1/x.sock"], ["--host", "without ? and #"]),
         (["--host", "unix:/run/x.sock", "--port", "1"], ["--port 1: a Unix socket has no port"]),
         (["--tls-cert-file", __file__], ["--tls-cert-file and --tls-key-file go together"]),
         (["--tls-client-ca-file", __file__], ["--tls-client-ca-file needs --tls-cert-file"]),

@@ -16,13 +16,12 @@ from typing import Self
 
 from foretoken.cli.service_process import Progress, ServiceFailedError, ServiceProcess
 from foretoken.client import Client, ClientTls, RetryPolicy
+from foretoken.rpc.address import UNIX_PREFIX, is_socket
 
 LOOPBACK = "127.0.0.1"
 _POLL_S = 0.02
 _RETRY = RetryPolicy(max_outage_s=3.0)
 """A router that cannot say what it serves has waited for a verify worker in vain, and says why; once is enough."""
-_MAX_SOCKET_PATH_BYTES = 107
-"""Linux's limit, the closing zero not counted."""
 VERIFY_MODULE = "foretoken.verify_worker"
 DRAFT_MODULE = "foretoken.draft_worker"
 ROUTER_MODULE = "foretoken.router"
@@ -187,9 +186,9 @@ class LocalServices:
         return started
 
     def _worker_host(self, name: str) -> str:
-        """A Unix socket, which costs less than a port, where its path is short enough for one."""
-        path = str(self._directory.resolve() / f"{name}.sock")
-        return f"unix:{path}" if len(path.encode()) <= _MAX_SOCKET_PATH_BYTES else LOOPBACK
+        """A Unix socket, which costs less than a port, where its path can be one's."""
+        address = f"{UNIX_PREFIX}{self._directory.resolve() / name}.sock"
+        return address if is_socket(address) else LOOPBACK
 
     def _wait_until_ready(self, services: Sequence[ServiceProcess], deadline: float) -> None:
         told: dict[str, Progress] = {}

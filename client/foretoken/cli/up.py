@@ -27,6 +27,7 @@ from foretoken.cli.connection import EXIT_FAILED, let_go_of_output
 from foretoken.cli.local_services import LocalServices, LocalServicesConfig, embedded_models
 from foretoken.cli.service_process import Progress, ServiceFailedError
 from foretoken.client import ClientTls, ForetokenError
+from foretoken.rpc.address import is_socket
 
 _CHECK_INTERVAL_S = 0.25
 _DEFAULT_PORT = 50051
@@ -243,7 +244,7 @@ def _port(host: str, port: int | None) -> int:
     if host.startswith("unix:"):
         if port:
             raise typer.BadParameter(f"{port}: a Unix socket has no port", param_hint="--port")
-        if not host.startswith("unix:/") or not Path(host.removeprefix("unix:")).parent.is_dir():
+        if not is_socket(host) or not Path(host.removeprefix("unix:")).parent.is_dir():
             raise typer.BadParameter(f"{host!r} is no unix:/PATH in a folder that exists", param_hint="--host")
         return 0
     port = _DEFAULT_PORT if port is None else port

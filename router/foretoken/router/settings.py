@@ -9,7 +9,7 @@ from typing import Self
 
 from pydantic import Field, FilePath, field_validator, model_validator
 
-from foretoken.rpc.address import UNIX_PREFIX, is_host_port
+from foretoken.rpc.address import UNIX_PREFIX, is_host_port, is_socket
 from foretoken.rpc.link.worker_side import MAX_ROUTER_ID_BYTES
 from foretoken.rpc.settings import CommaSeparated, ServiceSettings
 from foretoken.rpc.tls import ClientTls
@@ -128,7 +128,7 @@ class RouterSettings(ServiceSettings):
     @classmethod
     def _check_addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for address in value:
-            if not is_host_port(address) and not address.startswith(f"{UNIX_PREFIX}/"):
+            if not is_host_port(address) and not is_socket(address):
                 raise ValueError(f"{address!r} is neither HOST:PORT nor {UNIX_PREFIX}/PATH")
         if len(set(value)) != len(value):
             raise ValueError("an address is named twice")

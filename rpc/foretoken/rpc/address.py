@@ -22,6 +22,11 @@ def is_host_port(address: str) -> bool:
     return address.partition(":")[0].lower() not in _SCHEMES and _has_port(address)
 
 
+def is_socket(address: str) -> bool:
+    """Whether `address` is unix:/PATH. gRPC listens at a path with `?` or `#`, but dials what precedes them."""
+    return address.startswith(f"{UNIX_PREFIX}/") and _is_path(address.removeprefix(UNIX_PREFIX))
+
+
 def is_target(address: str) -> bool:
     """Whether `address` is HOST:PORT, or a place under one of gRPC's own schemes, as `dns:///HOST:PORT`."""
     scheme, _, rest = address.partition(":")

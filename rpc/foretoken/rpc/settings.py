@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, Field, FilePath, HttpUrl, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, NoDecode, SettingsConfigDict
 
-from foretoken.rpc.address import MAX_UNIX_PATH_BYTES, UNIX_PREFIX
+from foretoken.rpc.address import MAX_UNIX_PATH_BYTES, UNIX_PREFIX, is_socket
 from foretoken.rpc.tls import ServerTls
 
 ENV_PREFIX = "FORETOKEN_"
@@ -83,10 +83,9 @@ class ServiceSettings(BaseSettings):
     @field_validator("host")
     @classmethod
     def _check_host(cls, value: str) -> str:
-        if value.startswith(UNIX_PREFIX):
-            path = value.removeprefix(UNIX_PREFIX)
-            if not path.startswith("/") or len(path.encode()) > MAX_UNIX_PATH_BYTES:
-                raise ValueError(f"{value!r} is not {UNIX_PREFIX}/PATH of at most {MAX_UNIX_PATH_BYTES} bytes")
+        if value.startswith(UNIX_PREFIX) and not is_socket(value):
+            limit = f"{UNIX_PREFIX}/PATH of at most {MAX_UNIX_PATH_BYTES} bytes without ? and #"
+            raise ValueError(f"{value!r} is not {limit}")
         return value
 
     @field_validator("otlp_endpoint")
