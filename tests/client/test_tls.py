@@ -96,8 +96,16 @@ def test_the_command_takes_certificates(files: Path, address: str) -> None:
     options = ["--address", address, "--tls-ca-file", str(files / "server.pem"), "--tls-server-name", "router"]
     result = CliRunner().invoke(app, ["info", "--json", *options])
     assert json.loads(result.stdout)["model"] == "tiny"
-    missing = CliRunner().invoke(app, ["info", "--tls-ca-file", str(files / "none.pem")])
-    assert missing.exit_code == 1 and "none.pem" in missing.stderr
+
+
+@pytest.mark.parametrize("command", [["info"], ["generate", "hi"]], ids=["info", "generate"])
+def test_the_command_tells_of_a_certificate_that_is_not_there(tmp_path: Path, command: list[str]) -> None:
+    absent = str(tmp_path / "absent.pem")
+    result = CliRunner().invoke(app, [*command, "--tls-ca-file", absent])
+    assert result.exit_code == 1 and f"tls = {absent}: cannot be read (No such file or directory)" in result.stderr
+    result = CliRunner().invoke(app, [*command, "--json", "--tls-ca-file", absent])
+    error = json.loads(result.stdout)["error"]
+    assert result.exit_code == 1 and (error["code"], error["value"]) == ("INVALID_ARGUMENT", absent)
 
 
 def test_up_reaches_a_router_that_speaks_tls(files: Path, fake_modules: Path) -> None:

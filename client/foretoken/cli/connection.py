@@ -70,12 +70,15 @@ class Connection:
         """A client of that router.
 
         Raises:
-            OSError: a certificate file cannot be read.
+            InvalidArgumentError: there is no such address, or a certificate file is none or cannot be read.
         """
         files = (self.ca_file, self.cert_file, self.key_file)
         has_tls = self.tls or any(files) or bool(self.server_name)
         tls = ClientTls(*files, server_name=self.server_name) if has_tls else None
-        return Client(self.address, tls=tls, retry=_RETRY, timeout_s=self.timeout_s)
+        try:
+            return Client(self.address, tls=tls, retry=_RETRY, timeout_s=self.timeout_s)
+        except OSError as error:
+            raise InvalidArgumentError("tls", error.filename, f"cannot be read ({error.strerror})") from None
 
 
 @contextmanager
