@@ -73,6 +73,12 @@ def test_a_file_without_certificates_is_not_taken_for_the_systems_roots(tmp_path
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_a_name_that_is_no_text_is_refused_by_name(kind: type[Client | AsyncClient]) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"tls\.server_name = \\udcff: must be valid Unicode"):
+        kind("localhost:50051", tls=ClientTls(server_name="\udcff"))
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
 def test_a_file_that_is_not_there_is_missed_at_once(kind: type[Client | AsyncClient], tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         kind("localhost:50051", tls=ClientTls(ca_file=tmp_path / "absent.pem"))

@@ -53,8 +53,13 @@ class ClientTls:
 
         Raises:
             OSError: a file cannot be read.
-            InvalidArgumentError: a file that is not PEM, or half a pair of certificate and key.
+            InvalidArgumentError: a file that is not PEM, half a pair of certificate and key, or a name that is no
+                text.
         """
+        try:
+            self.server_name.encode()
+        except UnicodeEncodeError:  # of bytes on the command line that were no text
+            raise InvalidArgumentError("tls.server_name", self.server_name, "must be valid Unicode text") from None
         ca, key, cert = (self._read(name) for name in ("ca_file", "key_file", "cert_file"))
         if bool(key) != bool(cert):  # half a pair ends the whole process, inside gRPC
             name, path = ("tls.cert_file", self.cert_file) if key else ("tls.key_file", self.key_file)
