@@ -70,8 +70,9 @@ def test_text_alone_goes_into_a_pipe(answering) -> None:
 
 
 def test_the_prompt_may_come_from_standard_input(answering) -> None:
-    result = run("generate", "--address", answering.address, input="from a pipe")
-    assert result.exit_code == 0 and answering.requests[0].prompt == "from a pipe"
+    text = "from a pipe,\r\nline ends\rand all\n"
+    result = run("generate", "--address", answering.address, input=text)
+    assert result.exit_code == 0 and answering.requests[0].prompt == text
 
 
 def test_bytes_that_are_no_text_are_refused_in_every_locale() -> None:

@@ -152,7 +152,8 @@ def _prompt(text: str | None, ids: str | None, chat: bool, system: str | None) -
         if text is None and sys.stdin.isatty():
             raise typer.BadParameter("give a prompt, or pipe one in", param_hint="PROMPT")
         if isinstance(sys.stdin, io.TextIOWrapper):
-            sys.stdin.reconfigure(encoding="utf-8", errors="strict")  # some locales let any byte pass
+            # Some locales let any byte pass; and a line end is part of the prompt, whichever it is.
+            sys.stdin.reconfigure(encoding="utf-8", errors="strict", newline="")
         try:
             text = sys.stdin.read()
         except UnicodeDecodeError as error:
