@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import socket
 import subprocess
 import sys
 import threading
@@ -326,12 +327,27 @@ async def test_a_router_of_this_machine_is_not_sought_behind_a_proxy(router, run
         ("0.0.0.0:50051", True),
         ("[::ffff:127.0.0.1]:50051", True),
         ("router.example:50051", False),
-        ("10.0.0.7:50051", False),
+        ("198.51.100.7:50051", False),
         ("dns:///localhost.example:50051", False),
     ],
 )
 def test_other_machines_may_be_behind_a_proxy(address, is_own) -> None:
     assert (("grpc.enable_http_proxy", 0) in channel_options(address, None)) is is_own
+
+
+@pytest.mark.parametrize(("family", "other"), [(socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")])
+def test_addresses_of_this_machine_in_a_network_are_its_own(family: int, other: str) -> None:
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((other, 1))
+            own = probe.getsockname()[0]
+    except OSError:
+        pytest.skip("needs a network")
+    assert ("grpc.enable_http_proxy", 0) in channel_options(f"[{own}]:50051" if ":" in own else f"{own}:50051", None)
+
+
+def test_this_machines_name_is_its_own() -> None:
+    assert ("grpc.enable_http_proxy", 0) in channel_options(f"dns:///{socket.gethostname()}:50051", None)
 
 
 async def test_model_info_and_tokenize(router, runner) -> None:

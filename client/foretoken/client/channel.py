@@ -6,8 +6,9 @@ Opens nothing itself.
 from __future__ import annotations
 
 import re
+import socket
 from contextlib import AbstractContextManager
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any
 
 import grpc
@@ -65,7 +66,7 @@ def channel_options(address: str, tls: ClientTls | None) -> list[tuple[str, Any]
         # Nor may one that comes back under another address be missed: gRPC asks the DNS every half minute at most.
         ("grpc.dns_min_time_between_resolutions_ms", _MIN_RESOLUTION_MS),
     ]
-    if _is_loopback(address):  # gRPC would ask the environment's http_proxy for this machine, too
+    if _is_own(address):  # gRPC would ask the environment's http_proxy for this machine, too
         options.append(("grpc.enable_http_proxy", 0))
     return options + (tls.channel_options() if tls else [])
 
@@ -99,13 +100,24 @@ def call_error(error: grpc.RpcError, is_cancelled: bool) -> ForetokenError:
     return typed
 
 
-def _is_loopback(address: str) -> bool:
+def _is_own(address: str) -> bool:
     """Whether an address, as gRPC takes it (`HOST:PORT`, `dns:///HOST:PORT`, `ipv6:[HOST]:PORT`) is of this machine."""
     host = address.lower().rpartition("/")[2].removeprefix("dns:").removeprefix("ipv4:").removeprefix("ipv6:")
     host = host.rpartition(":")[0].strip("[]") if host.count(":") == 1 or host.startswith("[") else host
     try:
         place = ip_address(host)
     except ValueError:
-        return host == "localhost"
+        return host in ("localhost", socket.gethostname().lower())
     place = getattr(place, "ipv4_mapped", None) or place
-    return place.is_loopback or place.is_unspecified
+    return place.is_loopback or place.is_unspecified or _is_source(place)
+
+
+def _is_source(place: IPv4Address | IPv6Address) -> bool:
+    """Whether what is sent to `place` would leave from it, as it does for this machine's own address only."""
+    family = socket.AF_INET if place.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((str(place), 1))  # sends nothing
+            return bool(probe.getsockname()[0] == str(place))
+    except OSError:  # no way there
+        return False
