@@ -409,9 +409,20 @@ async def test_a_tls_file_that_is_gone_by_now_is_named(tmp_path):
 
 
 async def test_tls_files_that_hold_something_else_are_suspected(tmp_path):
-    (tmp_path / "no.pem").write_text("no certificate")
+    (tmp_path / "no.pem").write_text("-----BEGIN CERTIFICATE-----\nno certificate\n-----END CERTIFICATE-----\n")
     settings = ServiceSettings(tls_cert_file=tmp_path / "no.pem", tls_key_file=tmp_path / "no.pem")
     with pytest.raises(FailedPreconditionError, match="TLS files"):
+        await serve([], settings, stop=asyncio.Event())
+
+
+@pytest.mark.parametrize("name", ["cert_file", "key_file", "client_ca_file"])
+async def test_a_tls_file_without_pem_is_named(tmp_path, name):
+    """A server with an empty file of CAs would start, and refuse every client."""
+    (tmp_path / "empty").touch()
+    (tmp_path / "pem").write_text("-----BEGIN CERTIFICATE-----")
+    files = {"cert_file": "pem", "key_file": "pem", "client_ca_file": "pem", name: "empty"}
+    settings = ServiceSettings(**{f"tls_{option}": tmp_path / file for option, file in files.items()})
+    with pytest.raises(InvalidArgumentError, match=rf"tls\.{name} = .*empty: must hold PEM"):
         await serve([], settings, stop=asyncio.Event())
 
 

@@ -74,6 +74,7 @@ async def serve(
 
     Raises:
         FailedPreconditionError: the address cannot be bound, or a TLS file cannot be read.
+        InvalidArgumentError: a TLS file is not PEM.
         InternalError: `failure` came.
     """
     server = grpc.aio.server(

@@ -29,9 +29,10 @@ class ServerTls:
 
         Raises:
             OSError: a file cannot be read.
+            InvalidArgumentError: a file that is not PEM.
         """
-        pair = (self.key_file.read_bytes(), self.cert_file.read_bytes())
-        client_ca = self.client_ca_file.read_bytes() if self.client_ca_file else None
+        pair = (_read_pem("key_file", self.key_file), _read_pem("cert_file", self.cert_file))
+        client_ca = _read_pem("client_ca_file", self.client_ca_file) if self.client_ca_file else None
         return grpc.ssl_server_credentials([pair], client_ca, require_client_auth=client_ca is not None)
 
 
@@ -70,13 +71,15 @@ class ClientTls:
 
     def _read(self, name: str) -> bytes | None:
         file = getattr(self, name)
-        if not file:
-            return None
-        content = Path(file).read_bytes()
-        if _PEM not in content:  # gRPC takes an empty file for none: it would trust whom the system trusts
-            raise InvalidArgumentError(f"tls.{name}", str(file), "must hold PEM, '-----BEGIN ...'")
-        return content
+        return _read_pem(name, file) if file else None
 
     def channel_options(self) -> list[tuple[str, str]]:
         """Channel options that go with the credentials."""
         return [("grpc.ssl_target_name_override", self.server_name)] if self.server_name else []
+
+
+def _read_pem(name: str, file: str | Path) -> bytes:
+    content = Path(file).read_bytes()
+    if _PEM not in content:  # an empty file of CAs gRPC takes for none: a client trusts the system's, a server nobody
+        raise InvalidArgumentError(f"tls.{name}", str(file), "must hold PEM, '-----BEGIN ...'")
+    return content
