@@ -64,6 +64,12 @@ def test_a_model_named_for_workers_in_the_environment_is_not_the_router_s(monkey
     assert RouterSettings.parse([*arguments, "--verify", "a:1"]).model == "target"
 
 
+def test_drafters_named_in_the_environment_are_not_these_services(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORETOKEN_DRAFT", "elsewhere:50053")
+    arguments = LocalServices(LocalServicesConfig("models/target", drafters=()))._router_arguments([], [])
+    assert RouterSettings.parse([*arguments, "--verify", "a:1"]).draft == ()
+
+
 def test_a_killed_service_is_noticed_and_starts_again_on_its_port(services: LocalServices) -> None:
     address = services.services["draft"].address
     services.kill("draft")

@@ -250,11 +250,12 @@ class LocalServices:
     def _router_arguments(self, verifiers: Sequence[ServiceProcess], drafters: Sequence[ServiceProcess]) -> list[str]:
         options = {
             "verify": ",".join(service.address for service in verifiers),
-            "draft": ",".join(service.address for service in drafters),
             "tokenizer": self.config.target,
         }
-        # FORETOKEN_MODEL, if set, is meant for workers: a folder, where the router compares the id that they announce.
-        return [*_options(options), "--model", "", *self.config.router_options]
+        # Without drafters FORETOKEN_DRAFT, if set, would name others. FORETOKEN_MODEL is meant for workers: a folder,
+        # where the router compares the id that they announce.
+        draft = ",".join(service.address for service in drafters)
+        return [*_options(options), "--draft", draft, "--model", "", *self.config.router_options]
 
 
 def _options(values: Mapping[str, object]) -> list[str]:
