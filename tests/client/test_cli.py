@@ -1,5 +1,6 @@
 """The `foretoken` command against a scripted router, and `up` with tiny services."""
 
+import errno
 import importlib.util
 import json
 import os
@@ -12,7 +13,7 @@ import sys
 import time
 import tomllib
 from contextlib import suppress
-from io import StringIO
+from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from foretoken.cli import provenance, report, services
+from foretoken.cli.generate import _prompt
 from foretoken.cli.info import _worker_table
 from foretoken.cli.main import app
 from foretoken.cli.up import _port
@@ -73,6 +75,16 @@ def test_the_prompt_may_come_from_standard_input(answering) -> None:
     text = "from a pipe,\r\nline ends\rand all\n"
     result = run("generate", "--address", answering.address, input=text)
     assert result.exit_code == 0 and answering.requests[0].prompt == text
+
+
+def test_standard_input_that_cannot_be_read_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    class HungUp(BytesIO):  # a terminal that was closed
+        def read(self, size: int | None = -1) -> bytes:
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(sys, "stdin", TextIOWrapper(HungUp()))
+    with pytest.raises(typer.BadParameter, match="standard input cannot be read: .*Input/output error"):
+        _prompt(None, None, chat=False, system=None)
 
 
 def test_bytes_that_are_no_text_are_refused_in_every_locale() -> None:

@@ -156,6 +156,8 @@ def _prompt(text: str | None, ids: str | None, chat: bool, system: str | None) -
             sys.stdin.reconfigure(encoding="utf-8", errors="strict", newline="")
         try:
             text = sys.stdin.read()
+        except OSError as error:
+            raise typer.BadParameter(f"standard input cannot be read: {error}", param_hint="PROMPT") from None
         except UnicodeDecodeError as error:
             raise typer.BadParameter(f"standard input is not text: {error}", param_hint="PROMPT") from None
     if not chat and system is None:
