@@ -4,6 +4,7 @@ import pytest
 from pydantic import Field, ValidationError
 
 from foretoken.rpc.settings import CommaSeparated, ServiceSettings
+from foretoken.rpc.worker_settings import WorkerSettings
 
 
 class ExampleSettings(ServiceSettings):
@@ -82,6 +83,13 @@ def test_a_bad_value_stops_start_up_and_is_named(arguments, texts, capsys):
     message = capsys.readouterr().err
     for text in ["foretoken.example", *texts]:
         assert text in message
+
+
+def test_a_workers_name_that_is_no_text_is_named(capsys):
+    """Its handshake could not be made."""
+    with pytest.raises(SystemExit):
+        WorkerSettings.parse(["--model", "m", "--worker-id", "\udcff"])
+    assert "--worker-id (FORETOKEN_WORKER_ID) = " in capsys.readouterr().err
 
 
 def test_a_bad_environment_value_is_named(monkeypatch, capsys):

@@ -6,7 +6,7 @@ Knows the options' names and bounds, not the engine that honours them.
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from foretoken.rpc.settings import ServiceSettings
 
@@ -54,6 +54,12 @@ class WorkerSettings(ServiceSettings):
     cache_dir: Path | None = Field(
         None, description="Where compiled code is kept; default: the user's cache directory."
     )
+
+    @field_validator("worker_id")
+    @classmethod
+    def _check_worker_id(cls, value: str) -> str:
+        value.encode()  # raises for what no message takes, such as an argument that is not UTF-8
+        return value
 
     def engine_options(self) -> dict[str, Any]:
         """The keyword arguments of `foretoken.engine.config.EngineConfig`."""
