@@ -68,6 +68,24 @@ def test_loads_a_directory_with_its_chat_template(tmp_path: Path) -> None:
     assert Tokenizer.load(str(tmp_path)).encode_messages([{"role": "user", "content": "a"}])[-1] == 0
 
 
+def test_special_tokens_of_a_checkpoint_that_names_them_in_a_file_of_their_own(tmp_path: Path) -> None:
+    """As transformers before 4.34 saved them; it reads that file still, and what it names wins."""
+    save(tmp_path, chat_template="{{ bos_token }}{{ messages[0].content }}{{ eos_token }}", eos_token="a")
+    tokens = tmp_path / "special_tokens_map.json"
+    tokens.write_text('{"bos_token": {"content": "<eos>", "lstrip": false}, "eos_token": "b"}')
+    messages = [{"role": "user", "content": "hi"}]
+    template = Tokenizer.load(str(tmp_path)).chat_template
+    assert template is not None and template.render(messages) == "<eos>hib"
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    save(tmp_path, **config, added_tokens_decoder={})  # a later version's: the file says nothing more
+    template = Tokenizer.load(str(tmp_path)).chat_template
+    assert template is not None and template.render(messages) == "hia"
+    save(tmp_path, **config)
+    tokens.write_text("[]")
+    with pytest.raises(TokenizerError, match=r"special_tokens_map\.json is not a JSON object"):
+        Tokenizer.load(str(tmp_path))
+
+
 def test_a_template_that_refuses_or_misbehaves_is_the_requests_fault(tokenizer: Tokenizer, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="no tools"):
         tokenizer.encode_messages([{"role": "tool", "content": "x"}])
@@ -121,7 +139,8 @@ def test_a_revision_is_the_hubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("foretoken.router.tokenizer.hf_hub_download", download)
     Tokenizer.load("some/model", "v1.2")
-    assert asked == [(name, "v1.2") for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")]
+    names = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+    assert asked == [(name, "v1.2") for name in names]
     with pytest.raises(TokenizerError, match=rf"revision 'v1\.2' is one of the hub, and {tmp_path} is a directory"):
         Tokenizer.load(str(tmp_path), "v1.2")
 

@@ -64,12 +64,9 @@ class Tokenizer:
         text = _read(source, revision, "tokenizer.json", is_needed=True)
         if text is None:
             raise TokenizerError(f"{source} has no tokenizer.json")
-        try:
-            config = json.loads(_read(source, revision, "tokenizer_config.json") or "{}")
-        except ValueError as error:
-            raise TokenizerError(f"{source}/tokenizer_config.json is not JSON: {error}") from error
-        if not isinstance(config, dict):
-            raise TokenizerError(f"{source}/tokenizer_config.json is not a JSON object")
+        config = _read_object(source, revision, "tokenizer_config.json")
+        if "added_tokens_decoder" not in config:  # of older transformers: the special tokens may be there only
+            config |= _read_object(source, revision, "special_tokens_map.json")
         template = _read(source, revision, "chat_template.jinja") or _config_template(config)
         return cls(text, config, template, source)
 
@@ -141,6 +138,17 @@ def _read(source: str, revision: str | None, name: str, *, is_needed: bool = Fal
         return None
     except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
         raise TokenizerError(f"cannot read {name} of {source}: {error}") from error
+
+
+def _read_object(source: str, revision: str | None, name: str) -> dict[str, Any]:
+    """The JSON object of one file; empty where there is none."""
+    try:
+        found = json.loads(_read(source, revision, name) or "{}")
+    except ValueError as error:
+        raise TokenizerError(f"{source}/{name} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise TokenizerError(f"{source}/{name} is not a JSON object")
+    return found
 
 
 def _config_template(config: Mapping[str, Any]) -> str | None:
