@@ -1,5 +1,6 @@
 """What is refused at load, and that the reason is said."""
 
+import errno
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from torch import nn
 from foretoken.engine.attention import CONTEXT_KEYWORD, ProbeContext, _attention_forward
 from foretoken.engine.config import EngineConfig
 from foretoken.engine.errors import ModelRefusedError
-from foretoken.engine.loading import load_model
+from foretoken.engine.loading import load_model, resolve_directory
 from foretoken.engine.refusals import check_config
 from foretoken.engine.runner import ModelRunner
 from foretoken.kernels.cpu import load_cpu_kernels
@@ -127,6 +128,24 @@ def test_a_model_that_does_not_hand_keywords_on(tmp_path: Path) -> None:
 def test_a_directory_without_a_model(tmp_path: Path) -> None:
     with pytest.raises(ModelRefusedError):
         ModelRunner.load(EngineConfig(str(tmp_path)))
+
+
+@pytest.mark.parametrize("model", ["~nobody-of-that-name/model", "m" * 300, "directory/" + "m" * 5000])
+def test_names_that_no_directory_can_have(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ModelRefusedError):
+        resolve_directory(model, None)
+
+
+def test_a_directory_that_may_not_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one below another user's home."""
+
+    def is_dir(path: Path) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_dir", is_dir)
+    with pytest.raises(ModelRefusedError, match=r"'/root/model' cannot be looked at: Permission denied"):
+        resolve_directory("/root/model", None)
 
 
 def test_a_checkpoint_without_some_of_its_weights(tmp_path: Path) -> None:

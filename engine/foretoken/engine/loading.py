@@ -1,6 +1,7 @@
 """Find a checkpoint, load it as an unmodified transformers model, and say what it is. It knows no pages or batches."""
 
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -59,10 +60,15 @@ def resolve_directory(model: str, revision: str | None) -> Path:
     """The directory of a checkpoint: itself, or a snapshot of the hub's.
 
     Raises:
-        ModelRefusedError: it is neither a directory nor a hub id that can be fetched, or a directory with a revision.
+        ModelRefusedError: it is neither a directory nor a hub id that can be fetched, a directory that may not be
+            looked at, or one with a revision.
     """
-    directory = Path(model).expanduser()
-    if directory.is_dir():
+    directory = Path(os.path.expanduser(model))  # a user that does not exist is left alone, where Path's raises
+    try:
+        is_directory = directory.is_dir()
+    except OSError as error:
+        raise ModelRefusedError(f"{model!r} cannot be looked at: {error.strerror}") from error
+    if is_directory:
         if revision is not None:
             raise ModelRefusedError(f"revision {revision!r} is one of the hub, and {model} is a directory")
         return directory
@@ -99,7 +105,7 @@ def load_model(config: EngineConfig, progress: Progress) -> tuple[Any, ModelInfo
     vocab_size = model.get_output_embeddings().weight.shape[0]
     defaults = generation_defaults(directory, model, vocab_size)
     info = ModelInfo(
-        model_id=directory.resolve().name if Path(config.model).expanduser().is_dir() else config.model,
+        model_id=directory.resolve().name if os.path.isdir(os.path.expanduser(config.model)) else config.model,
         dtype=str(model.dtype).removeprefix("torch."),
         vocab_size=vocab_size,
         max_context=max_context,
