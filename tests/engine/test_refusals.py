@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from transformers import PreTrainedConfig
 
 from foretoken.engine.attention import CONTEXT_KEYWORD, ProbeContext, _attention_forward
 from foretoken.engine.config import EngineConfig
@@ -19,6 +20,9 @@ from foretoken.engine.runner import ModelRunner
 from foretoken.kernels.cpu import load_cpu_kernels
 from tests.engine.tiny import save_tiny
 
+_PER_LAYER = pytest.mark.skipif(
+    not hasattr(PreTrainedConfig, "per_layer_config"), reason="this transformers has one value for all layers"
+)
 _LONGROPE = {"rope_type": "longrope", "original_max_position_embeddings": 128}
 
 
@@ -184,6 +188,41 @@ def test_weights_quantized_in_a_way_unknown_to_transformers(tmp_path: Path) -> N
 def test_files_that_are_not_what_they_should_be(name: str, content: str, reason: str, tmp_path: Path) -> None:
     directory = save_tiny(tmp_path, "llama")
     (tmp_path / name).write_text(content)
+    with pytest.raises(ModelRefusedError, match=reason):
+        ModelRunner.load(EngineConfig(directory, compile="off", num_pages=8))
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        (
+            {
+                "rope_parameters": {
+                    **_LONGROPE,
+                    "rope_theta": 1e4,
+                    "short_factor": [1.0] * 8,
+                    "long_factor": [2.0] * 8,
+                    "original_max_position_embeddings": "128",
+                }
+            },
+            "TypeError",
+        ),
+        pytest.param(
+            {"per_layer_config": {"0": {"max_position_embeddings": 48}}},
+            "'max_position_embeddings' is a per-layer",
+            marks=_PER_LAYER,
+        ),
+        pytest.param(
+            {"per_layer_config": {"0": {"sliding_window": 8}}, "sliding_window": 9},
+            "'sliding_window' is a per-layer",
+            marks=_PER_LAYER,
+        ),
+    ],
+)
+def test_values_that_only_we_read(settings: dict[str, object], reason: str, tmp_path: Path) -> None:
+    directory = save_tiny(tmp_path, "llama")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
     with pytest.raises(ModelRefusedError, match=reason):
         ModelRunner.load(EngineConfig(directory, compile="off", num_pages=8))
 

@@ -92,10 +92,12 @@ def load_model(config: EngineConfig, progress: Progress) -> tuple[Any, ModelInfo
         model_config = AutoConfig.from_pretrained(directory)
         text_config = model_config.get_text_config(decoder=True)
         fingerprint = hash_weights(directory)
-    except Exception as error:  # whatever the files' contents make transformers raise
+        max_context = _max_context(text_config, config.max_context)
+        check_config(text_config, max_context)
+    except ModelRefusedError:
+        raise
+    except Exception as error:  # whatever the files' contents make transformers raise, or are taken for
         raise ModelRefusedError(f"{config.model}: {type(error).__name__}: {error}") from error
-    max_context = _max_context(text_config, config.max_context)
-    check_config(text_config, max_context)
     if config.num_layers is not None:
         _keep_first_layers(text_config, config.num_layers)
         fingerprint += f":{config.num_layers}"

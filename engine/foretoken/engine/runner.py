@@ -232,7 +232,8 @@ def _probe(model: Any, max_context: int) -> dict[int, LayerShape]:
         model(input_ids=ids, position_ids=positions, use_cache=False, **{CONTEXT_KEYWORD: context})
     if not context.shapes:
         raise ModelRefusedError(f"{type(model).__name__} has no layer that uses transformers' attention interface")
-    check_windows(model, context.windows, max_context)
+    with _refusing(model):
+        check_windows(model, context.windows, max_context)
     return {layer: LayerShape(*shape) for layer, shape in context.shapes.items()}
 
 
