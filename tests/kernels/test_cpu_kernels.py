@@ -40,6 +40,20 @@ def test_product_is_torchs_and_equal_per_row(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_product_over_nothing_is_the_bias(kernels: CpuKernels, dtype: torch.dtype, has_bias: bool) -> None:
+    """As in a model whose configuration asks for no shared experts: its layers are there, of width 0."""
+    bias = torch.arange(5, dtype=dtype) if has_bias else None
+    packed = torch.ops.foretoken.pack_linear(torch.empty(5, 0, dtype=dtype))
+    out = torch.ops.foretoken.linear(torch.empty(1, 7, 0, dtype=dtype), packed, bias, 5)
+    assert torch.equal(
+        out, torch.nn.functional.linear(torch.empty(1, 7, 0, dtype=dtype), torch.empty(5, 0, dtype=dtype), bias)
+    )
+    packed = torch.ops.foretoken.pack_linear(torch.empty(0, 5, dtype=dtype))
+    assert torch.ops.foretoken.linear(torch.empty(1, 7, 5, dtype=dtype), packed, None, 0).shape == (1, 7, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_each_row_goes_through_its_own_expert(kernels: CpuKernels, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(4)
     weights = torch.randn(5, 48, 40, generator=generator).to(dtype)

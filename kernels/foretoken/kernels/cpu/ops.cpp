@@ -145,7 +145,9 @@ at::Tensor linear_op(const at::Tensor& x, const at::Tensor& packed, const std::o
   at::Tensor out = at::empty(sizes, x.options());
   const bool half = x.scalar_type() == at::kBFloat16;
   const at::Tensor rows = half ? padded_rows(x) : x.contiguous();
-  const int64_t k = rows.size(-1), num_rows = rows.numel() / k;
+  const int64_t k = rows.size(-1);
+  if (k == 0) return bias ? out.copy_(*bias) : out.zero_();  // experts that a configuration makes empty
+  const int64_t num_rows = rows.numel() / k;
   if (half)
     linear(Linear<bf16>{data<bf16>(rows), data<bf16>(packed), bias ? data<bf16>(*bias) : nullptr, data<bf16>(out),
                         num_rows, k, n});
