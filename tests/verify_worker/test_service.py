@@ -1,6 +1,8 @@
 """What a verify worker says of itself."""
 
+import asyncio
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,23 @@ def test_a_verify_worker_names_the_context_its_pages_hold(num_pages: int, max_co
     hello = WorkerHello()
     service._load(settings, service.VerifyResults(), hello)
     assert hello.max_context == max_context
+
+
+async def test_a_full_collection_passes_over_what_was_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would hold up all streams."""
+    ready_file = tmp_path / "ready.json"
+    was_kept: list[bool] = []
+    monkeypatch.setattr(service, "keep_loaded", lambda: was_kept.append(ready_file.exists()))
+    model = save_tiny(tmp_path, "llama")
+    settings = VerifyWorkerSettings(model=model, num_pages=64, compile="off", ready_file=ready_file)
+    running = asyncio.ensure_future(service.run(settings))
+    async with asyncio.timeout(60):
+        while not ready_file.exists():  # noqa: ASYNC110 (a file sets no event)
+            await asyncio.sleep(0.01)
+    assert was_kept == [False]
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
 
 
 def test_a_block_leaves_prompts_a_row() -> None:
