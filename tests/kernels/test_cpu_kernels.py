@@ -1,5 +1,6 @@
 """The compiled CPU kernels: packed products against torch, row by row; the build and its absence."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -138,6 +139,17 @@ def test_what_clang_makes_for_one_processor_is_not_taken_for_another(
         monkeypatch.setenv("PROCESSOR", processor)
         paths.add(build.build(cpu.LIBRARY, tmp_path / "cache"))
     assert len(paths) == 2
+
+
+def test_a_library_is_on_the_disk_before_it_has_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiler = tmp_path / "c++"
+    compiler.write_text('#!/bin/sh\nfor made; do case "$last" in -o) echo made > "$made";; esac; last=$made; done\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    named: list[list[Path]] = []
+    monkeypatch.setattr(os, "fsync", lambda _: named.append(list((tmp_path / "cache").glob("*.so"))))
+    assert build.build(cpu.LIBRARY, tmp_path / "cache").read_text() == "made\n"
+    assert named == [[]]
 
 
 def test_the_cache_lies_where_the_platform_wants_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -120,6 +120,8 @@ def _compile(compiler: str, library: Library, path: Path) -> None:
         made = Path(scratch) / path.name
         _LOG.info("compiling %s: %s", library.name, path)
         _output([compiler, *_COMMON_FLAGS, *library.flags, str(library.source), "-o", str(made), *library.links])
+        with made.open("rb") as file:
+            os.fsync(file.fileno())  # or a loss of power may leave the name of a file and not what is in it, for good
         made.replace(path)
 
 
