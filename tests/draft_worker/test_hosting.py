@@ -109,6 +109,12 @@ def test_a_model_that_cannot_be_iterated_stops_the_worker(tiny, tmp_path):
         load_drafters(asked, no_progress)
 
 
+@pytest.mark.parametrize("model", ["~nobody-of-that-name/model", "m" * 300])
+def test_a_name_that_no_directory_can_have_stops_the_worker(model, tmp_path):
+    with pytest.raises(FailedPreconditionError, match="--model = "):
+        load_drafters(settings(model, tmp_path, drafters=("model",)), no_progress)
+
+
 def test_the_handshake_has_the_tokenizer_of_whichever_model_has_one(tiny, tmp_path):
     """The router refuses a worker with another tokenizer, so none may go unnamed."""
     target = tmp_path / "target"

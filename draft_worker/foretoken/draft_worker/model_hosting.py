@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 
 from foretoken.draft_worker.drafter import Drafter
 from foretoken.draft_worker.lookahead.drafter import LookaheadDrafter
@@ -88,8 +88,8 @@ class ModelHost:
     def _load(self, option: str, model: str, num_layers: int | None = None) -> tuple[ModelRunner, SharedPages]:
         """The model and its pages; loaded once for all drafters that name it. A refusal names `option`."""
         settings = self._settings
-        path = Path(model).expanduser()
-        key = (str(path.resolve()) if path.is_dir() else model, num_layers)
+        path = os.path.expanduser(model)  # unlike Path's, these raise for no name
+        key = (os.path.realpath(path) if os.path.isdir(path) else model, num_layers)
         if key not in self._models:
             revision = settings.revision if model == settings.model else None  # other repositories have their own
             which = {"model": model, "revision": revision, "num_layers": num_layers}
