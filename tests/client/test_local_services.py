@@ -238,7 +238,7 @@ def test_only_the_router_listens_where_it_is_told_to(fake_modules: Path) -> None
         assert options_of(services, "verify")["host"] == f"unix:{fake_modules}/verify.sock"
 
 
-@pytest.mark.parametrize("folder", ["x" * 107, "run#1", "run?"], ids=["too long", "#", "?"])
+@pytest.mark.parametrize("folder", ["x" * 107, "run#1", "run?", "run,1", "run%201"], ids=["too long", *"#?,%"])
 def test_workers_get_ports_where_the_path_cannot_be_a_sockets(fake_modules: Path, folder: str) -> None:
     config = LocalServicesConfig("t", drafters=(), log_directory=fake_modules / folder)
     with LocalServices(config) as services:

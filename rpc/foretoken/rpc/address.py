@@ -23,8 +23,11 @@ def is_host_port(address: str) -> bool:
 
 
 def is_socket(address: str) -> bool:
-    """Whether `address` is unix:/PATH. gRPC listens at a path with `?` or `#`, but dials what precedes them."""
-    return address.startswith(f"{UNIX_PREFIX}/") and _is_path(address.removeprefix(UNIX_PREFIX))
+    """Whether `address` is unix:/PATH.
+
+    gRPC listens at a path with `?`, `#` or a comma, but dials what precedes or follows them; `%41` is an A to it.
+    """
+    return address.startswith(f"{UNIX_PREFIX}/") and "%" not in address and _is_path(address.removeprefix(UNIX_PREFIX))
 
 
 def is_target(address: str) -> bool:
@@ -49,7 +52,8 @@ def _has_port(place: str) -> bool:
 
 
 def _is_path(path: str) -> bool:
-    return _PATH.fullmatch(path) is not None and len(path.encode()) <= MAX_UNIX_PATH_BYTES
+    is_one = _PATH.fullmatch(path) is not None and "," not in path
+    return is_one and len(path.removeprefix("//").encode()) <= MAX_UNIX_PATH_BYTES
 
 
 def _ip_version(place: str) -> int:

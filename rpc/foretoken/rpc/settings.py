@@ -84,7 +84,7 @@ class ServiceSettings(BaseSettings):
     @classmethod
     def _check_host(cls, value: str) -> str:
         if value.startswith(UNIX_PREFIX) and not is_socket(value):
-            limit = f"{UNIX_PREFIX}/PATH of at most {MAX_UNIX_PATH_BYTES} bytes without ? and #"
+            limit = f"{UNIX_PREFIX}/PATH of at most {MAX_UNIX_PATH_BYTES} bytes without ? # % and commas"
             raise ValueError(f"{value!r} is not {limit}")
         return value
 
