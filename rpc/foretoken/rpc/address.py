@@ -8,7 +8,6 @@ UNIX_PREFIX = "unix:"
 MAX_UNIX_PATH_BYTES = 107  # sockaddr_un holds 108 with the final zero
 
 _HOST = re.compile(r"[\w.-]+|\[[\w.:%-]+\]", re.ASCII)
-_SERVER = re.compile(r"^//[^/]*/")  # of names, as in dns://8.8.8.8:53/HOST:PORT; mostly left empty
 _PATH = re.compile(r"(?!//(?!/))[^?#\0\ud800-\udfff]+")
 _SCHEMES = frozenset({"dns", "ipv4", "ipv6", "unix", "unix-abstract", "xds", "google-c2p", "google-c2p-experimental"})
 
@@ -33,17 +32,26 @@ def is_socket(address: str) -> bool:
 def is_target(address: str) -> bool:
     """Whether `address` is HOST:PORT, or a place under one of gRPC's own schemes, as `dns:///HOST:PORT`."""
     scheme, _, rest = address.partition(":")
-    place = _SERVER.sub("", rest)
+    server, place = _parts(rest)
     match scheme:
         case "dns":
-            return _has_port(place)
+            return _has_port(place) and (not server or (_has_port(server) and _ip_version(server) > 0))
         case "ipv4" | "ipv6":
-            return all(_has_port(part) and _ip_version(part) == int(scheme[-1]) for part in place.split(","))
+            parts = place.split(",")
+            return not server and all(_has_port(part) and _ip_version(part) == int(scheme[-1]) for part in parts)
         case "unix" | "unix-abstract":
             return _is_path(rest)
         case "xds":
             return _PATH.fullmatch(place) is not None
     return is_host_port(address)
+
+
+def _parts(rest: str) -> tuple[str, str]:
+    """SERVER and PLACE of //SERVER/PLACE, as in dns://8.8.8.8:53/HOST:PORT; the server is mostly left empty."""
+    if not rest.startswith("//"):
+        return "", rest.removeprefix("/")
+    server, _, place = rest.removeprefix("//").partition("/")
+    return server, place
 
 
 def _has_port(place: str) -> bool:
