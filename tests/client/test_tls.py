@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -76,6 +77,11 @@ def test_a_file_without_certificates_is_not_taken_for_the_systems_roots(tmp_path
 def test_a_name_that_is_no_text_is_refused_by_name(kind: type[Client | AsyncClient]) -> None:
     with pytest.raises(InvalidArgumentError, match=r"tls\.server_name = \\udcff: must be valid Unicode"):
         kind("localhost:50051", tls=ClientTls(server_name="\udcff"))
+
+
+def test_no_name_at_all_is_the_addresses_host() -> None:
+    absent: Any = None  # as `os.environ.get` gives it
+    Client("localhost:50051", tls=ClientTls(server_name=absent)).close()
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])

@@ -58,7 +58,7 @@ class ClientTls:
                 text.
         """
         try:
-            self.server_name.encode()
+            (self.server_name or "").encode()  # None is no name either
         except UnicodeEncodeError:  # of bytes on the command line that were no text
             raise InvalidArgumentError("tls.server_name", self.server_name, "must be valid Unicode text") from None
         ca, key, cert = (self._read(name) for name in ("ca_file", "key_file", "cert_file"))
