@@ -51,7 +51,6 @@ def argument_type(name: str, types: dict[str, str], logits_type: str) -> str:
     return "*i32" if name in INT32 else "*i64" if name in INT64 else "*fp32"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("logits_type", ["bf16", "fp16", "fp32"])
 @pytest.mark.parametrize(("kernel", "constants", "types"), KERNELS, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_kernel_compiles(
@@ -70,5 +69,4 @@ def test_a_kernel_compiles(
     source = ASTSource(fn=kernel, signature=signature, constexprs=places, attrs=aligned)
     compiled = triton.compile(source, target=HOPPER, options={"num_warps": 4, **EXACT})
     assert len(compiled.asm["cubin"]) > 0
-    asks_for_fma = kernel is narrowing._scan
-    assert ("fma.rn.f32" in compiled.asm["ptx"]) == asks_for_fma
+    assert "fma.rn.f32" not in compiled.asm["ptx"]  # what would round once where the references round twice

@@ -42,7 +42,6 @@ def argument_type(name: str) -> str:
     return "*fp32" if name in FLOATS else "*i64" if name in INT64 or name == "next_id" else "*i32"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("kernel", "constants"), KERNELS, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_kernel_compiles(
     kernel: Any, constants: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
