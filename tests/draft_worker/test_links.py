@@ -206,7 +206,7 @@ async def test_the_bound_on_links_is_the_setting_s(tmp_path):
 async def test_a_full_collection_passes_over_what_was_loaded(tmp_path, monkeypatch):
     """It would hold up the drafts of all streams."""
     was_kept = []
-    monkeypatch.setattr(service, "keep_loaded", lambda: was_kept.append(settings.ready_file.exists()))
+    monkeypatch.setattr(service, "freeze_loaded", lambda: was_kept.append(settings.ready_file.exists()))
     settings = DraftWorkerSettings(drafters=["ngram"], ready_file=tmp_path / "ready.json")
     running = asyncio.ensure_future(service.run(settings))
     async with asyncio.timeout(20):

@@ -148,8 +148,8 @@ def test_a_directory_that_may_not_be_looked_at(monkeypatch: pytest.MonkeyPatch) 
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "is_dir", is_dir)
-    with pytest.raises(ModelRefusedError, match=r"'/root/model' cannot be looked at: Permission denied"):
-        resolve_directory("/root/model", None)
+    with pytest.raises(ModelRefusedError, match=r"'/home/somebody/model' cannot be looked at: Permission denied"):
+        resolve_directory("/home/somebody/model", None)
 
 
 def test_a_checkpoint_without_some_of_its_weights(tmp_path: Path) -> None:

@@ -427,7 +427,9 @@ async def test_a_tls_file_without_pem_is_named(tmp_path, name):
 
 
 def test_a_full_collection_passes_over_what_was_loaded():
-    code = "import gc; from foretoken.rpc.server import keep_loaded; before = len(gc.get_objects()); keep_loaded(); "
+    code = (
+        "import gc; from foretoken.rpc.server import freeze_loaded; before = len(gc.get_objects()); freeze_loaded(); "
+    )
     code += "assert len(gc.get_objects()) < before / 10 and gc.get_freeze_count() > before / 2"
     subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, check=True)
 

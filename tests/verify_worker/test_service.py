@@ -47,7 +47,7 @@ async def test_a_full_collection_passes_over_what_was_loaded(tmp_path: Path, mon
     """It would hold up all streams."""
     ready_file = tmp_path / "ready.json"
     was_kept: list[bool] = []
-    monkeypatch.setattr(service, "keep_loaded", lambda: was_kept.append(ready_file.exists()))
+    monkeypatch.setattr(service, "freeze_loaded", lambda: was_kept.append(ready_file.exists()))
     model = save_tiny(tmp_path, "llama")
     settings = VerifyWorkerSettings(model=model, num_pages=64, compile="off", ready_file=ready_file)
     running = asyncio.ensure_future(service.run(settings))

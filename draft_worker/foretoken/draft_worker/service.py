@@ -10,7 +10,7 @@ from foretoken.engine.model_thread import ModelThread
 from foretoken.rpc.hello import worker_hello
 from foretoken.rpc.link import LinkServicer, OutboxLimits
 from foretoken.rpc.progress import LoadProgress
-from foretoken.rpc.server import Service, keep_loaded, serve
+from foretoken.rpc.server import Service, freeze_loaded, serve
 from foretoken.v1 import draft_pb2_grpc
 from foretoken.v1.draft_pb2 import DraftLinkRequest, DraftLinkResponse
 from foretoken.v1.types_pb2 import WorkerHello
@@ -27,7 +27,7 @@ async def run(settings: DraftWorkerSettings) -> None:
     hello = WorkerHello()
     thread = ModelThread(lambda: _load(settings, results, hello), "draft-model")
     await asyncio.wrap_future(thread.start())
-    keep_loaded()
+    freeze_loaded()
     handler = DraftLinkHandler(thread.submit, results, settings.max_draft_tokens)
     servicer: LinkServicer[DraftLinkRequest, DraftLinkResponse] = LinkServicer(
         lambda: hello,

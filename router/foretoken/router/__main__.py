@@ -9,7 +9,7 @@ from foretoken.router.core import Router
 from foretoken.router.servicer import GenerationServicer
 from foretoken.router.settings import RouterSettings
 from foretoken.router.tokenizer import Tokenizer
-from foretoken.rpc.server import Service, keep_loaded, run_service, serve
+from foretoken.rpc.server import Service, freeze_loaded, run_service, serve
 from foretoken.v1 import generation_pb2_grpc
 
 
@@ -20,7 +20,7 @@ async def run(settings: RouterSettings) -> None:
         FailedPreconditionError: no tokenizer, or the address cannot be bound.
     """
     router = Router(settings, Tokenizer.load(settings.tokenizer, settings.tokenizer_revision))
-    keep_loaded()
+    freeze_loaded()
     servicer = GenerationServicer(router)
     add_servicer = generation_pb2_grpc.add_GenerationServiceServicer_to_server
     service = Service(

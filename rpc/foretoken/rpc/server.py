@@ -140,7 +140,7 @@ def run_service(name: str, settings: ServiceSettings, body: Callable[[], Corouti
     return 0
 
 
-def keep_loaded() -> None:
+def freeze_loaded() -> None:
     """Take all objects that there are out of garbage collection: what is loaded lives as long as the process.
 
     A full collection looks at each of them and holds up every stream meanwhile: a third of a second with torch loaded.

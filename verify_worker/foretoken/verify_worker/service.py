@@ -13,7 +13,7 @@ from foretoken.rpc.errors import FailedPreconditionError
 from foretoken.rpc.hello import worker_hello
 from foretoken.rpc.link import LinkServicer, OutboxLimits
 from foretoken.rpc.progress import LoadProgress
-from foretoken.rpc.server import Service, keep_loaded, serve
+from foretoken.rpc.server import Service, freeze_loaded, serve
 from foretoken.v1 import verify_pb2_grpc
 from foretoken.v1.types_pb2 import WorkerHello
 from foretoken.v1.verify_pb2 import VerifyLinkRequest, VerifyLinkResponse
@@ -37,7 +37,7 @@ async def run(settings: VerifyWorkerSettings) -> None:
         await asyncio.wrap_future(thread.start())
     except ModelRefusedError as error:
         raise FailedPreconditionError(f"--model = {settings.model}: {error}") from error
-    keep_loaded()
+    freeze_loaded()
     handler = VerifyLinkHandler(thread.submit, results, hello)
     servicer: LinkServicer[VerifyLinkRequest, VerifyLinkResponse] = LinkServicer(
         lambda: hello,
