@@ -25,6 +25,7 @@ from foretoken.v1.types_pb2 import (
     Load,
     SamplingParams,
 )
+from foretoken.v1.verify_pb2 import VerifyLinkResponse
 from tests.router.harness import Cluster, MakeCluster, Reply, add_event, request
 
 PROMPT = [9, 8, 7]
@@ -448,6 +449,98 @@ async def test_a_verifier_that_hangs_is_left(make_cluster: MakeCluster) -> None:
     reply = await generate_and(cluster, 300, 10, hang)
     assert reply.ids == cluster.target_ids(300, PROMPT)
     assert reply.finish.speculation.num_failovers >= 1
+    await cluster.until_idle()
+
+
+async def silenced(cluster: Cluster) -> tuple[Any, Any]:
+    """The fake worker that hangs, having cost one of two sequences its place, and the router's view of it."""
+    hanging, worker = cluster.verifiers[0], cluster.router.verify.workers[0]
+    hanging.is_hanging = True
+    replies = await asyncio.gather(*(cluster.generate(**OPTIONS, max_new_tokens=30) for _ in range(2)))
+    assert sum(reply.finish.speculation.num_failovers for reply in replies) == 1
+    assert worker.is_silent and worker.is_ready
+    return hanging, worker
+
+
+async def test_a_verifier_that_hangs_gets_nothing_new_until_it_gives_a_sign(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(num_verifiers=2, verify_timeout_s=0.3)
+    hanging, worker = await silenced(cluster)
+    info = await cluster.stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=5)
+    assert [(entry.state, bool(entry.detail)) for entry in info.verify_workers] == [("ready", True), ("ready", False)]
+    num_opened = len(hanging.opened)
+    replies = await asyncio.gather(*(cluster.generate(**OPTIONS, max_new_tokens=30) for _ in range(8)))
+    assert not any(reply.finish.speculation.num_failovers for reply in replies)
+    assert len(hanging.opened) == num_opened
+
+    async def err() -> None:
+        cluster.verifiers[1].faults.stale = 1
+
+    reply = await generate_and(cluster, 200, 10, err)  # what the other lost is no better off there
+    assert reply.ids == cluster.target_ids(200, PROMPT)
+    assert reply.finish.speculation.num_failovers == 1 and len(hanging.opened) == num_opened
+
+    hanging.is_hanging = False  # idle: all that it has to say is what it holds now
+    await hanging.links[0].context.write(VerifyLinkResponse(load=Load()))
+    await cluster.until(lambda: not worker.is_silent)
+    await asyncio.gather(*(cluster.generate(**OPTIONS, max_new_tokens=30) for _ in range(2)))
+    assert len(hanging.opened) == num_opened + 1
+    info = await cluster.stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=5)
+    assert not any(entry.detail for entry in info.verify_workers)
+    await cluster.until_idle()
+
+
+async def test_a_verifier_that_comes_back_has_said_nothing_yet(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(num_verifiers=2, verify_timeout_s=0.3)
+    hanging, worker = await silenced(cluster)
+    await hanging.kill()
+    await cluster.until(lambda: not worker.is_ready)
+    hanging.is_hanging = False
+    await hanging.start()
+    await cluster.until(lambda: worker.is_ready)
+    assert not worker.is_silent
+
+
+async def test_verifiers_that_all_hang_still_get_what_there_is(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(verify_timeout_s=0.3)
+    verifier, worker = cluster.verifiers[0], cluster.router.verify.workers[0]
+    verifier.is_hanging = True
+    first = asyncio.ensure_future(cluster.generate(**OPTIONS, max_new_tokens=30))
+    await cluster.until(lambda: worker.is_silent)
+    second = asyncio.ensure_future(cluster.generate(**OPTIONS, max_new_tokens=30))
+    await cluster.until(lambda: verifier.num_open == 2)
+    assert cluster.router.verify.capacity == worker.hello.max_sequences
+    verifier.is_hanging = False
+    verifier.work.set()
+    for reply in await asyncio.gather(first, second):
+        assert reply.ids == cluster.target_ids(30, PROMPT)
+    assert not worker.is_silent
+    await cluster.until_idle()
+
+
+async def test_requests_beyond_what_the_others_hold_wait_until_a_silent_verifier_works_again(
+    make_cluster: MakeCluster,
+) -> None:
+    cluster = await make_cluster(verify_timeout_s=0.3, verify_hellos=[{"max_sequences": 1}] * 2)
+    hanging, _ = await silenced(cluster)
+    cluster.verifiers[1].step_s = 0.05
+    long = asyncio.ensure_future(cluster.generate(**OPTIONS, max_new_tokens=2000))
+    await cluster.until(lambda: cluster.verifiers[1].num_open == 1)
+    waiting = asyncio.ensure_future(cluster.generate(**OPTIONS, max_new_tokens=30))
+    await cluster.until(lambda: cluster.router.admission.num_waiting == 1)
+    hanging.is_hanging = False
+    await hanging.links[0].context.write(VerifyLinkResponse(load=Load()))
+    assert (await waiting).ids == cluster.target_ids(30, PROMPT)
+    long.cancel()
+    await cluster.until_idle()
+
+
+async def test_a_draining_verifier_is_not_left_for_a_silent_one(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(num_verifiers=2, verify_timeout_s=0.3, step_s=0.001)
+    hanging, _ = await silenced(cluster)
+    num_opened = len(hanging.opened)
+    reply = await generate_and(cluster, 200, 10, cluster.verifiers[1].drain)
+    assert reply.ids == cluster.target_ids(200, PROMPT)
+    assert reply.finish.speculation.num_failovers == 0 and len(hanging.opened) == num_opened
     await cluster.until_idle()
 
 

@@ -153,6 +153,17 @@ async def test_workers_are_told_with_the_load_they_last_said(
     }
 
 
+async def test_a_verify_worker_that_is_silent_is_not_told_as_ready(
+    make_cluster: MakeCluster, reader: InMemoryMetricReader
+) -> None:
+    cluster = await make_cluster(num_verifiers=2, num_drafters=0)
+    silent, other = cluster.router.verify.workers
+    silent.is_silent = True
+    ready = [(name, point) for name, point in points(reader, names.WORKER_ROLE) if name == names.METRIC_WORKER_READY]
+    told = {point.attributes[names.WORKER_ADDRESS]: point.value for _, point in ready}
+    assert told == {silent.link.address: 0, other.link.address: 1}
+
+
 async def test_an_answer_that_is_resumed_is_timed_by_its_new_tokens(
     make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

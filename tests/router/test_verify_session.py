@@ -15,7 +15,7 @@ TIMEOUT_S = 0.05
 
 def session_with(told: list[None], timeout_s: float = TIMEOUT_S) -> VerifySession:
     return VerifySession(
-        1, 100, timeout_s, Patience(), lambda block: None, lambda session: None, lambda: told.append(None)
+        1, 100, timeout_s, Patience(), lambda block: None, lambda session: None, lambda: told.append(None), lambda: None
     )
 
 

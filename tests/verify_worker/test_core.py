@@ -157,6 +157,15 @@ def test_preemption_changes_no_token(fake_runner_class):
     assert bench.sink.load.num_free_pages == bench.sink.load.num_pages == 16
 
 
+def test_opens_and_closes_tell_the_load_also_when_nothing_is_computed(fake_runner_class):
+    """Without it a router that found this worker silent would not learn that it is at work again."""
+    bench = Bench(fake_runner_class())
+    for act, num_open in ((lambda: bench.open(1, [1, 2, 3]), 1), (lambda: bench.core.close((1, 1)), 0)):
+        bench.sink.load = None
+        act()
+        assert bench.sink.load.num_running + bench.sink.load.num_waiting == num_open
+
+
 def test_idle_sequences_give_up_their_pages_to_waiting_ones(fake_runner_class):
     bench = Bench(fake_runner_class(num_pages=4, page_size=4, max_context=16))
     long_prompt = list(range(12))

@@ -36,7 +36,7 @@ class WorkerStatus:
     state: str
     """"ready", "connecting", "draining" or "refused"."""
     detail: str
-    """Why, when not ready."""
+    """Why, when not ready; of a ready one what is amiss with it, if anything."""
     role: str
     """"verify" or "draft"."""
     worker_id: str

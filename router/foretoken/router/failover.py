@@ -55,9 +55,11 @@ class Failover:
         self._progressed_s = -math.inf
 
     def has_other(self, worker: VerifyWorker) -> bool:
-        """Whether another ready worker gives the same tokens as `worker` and has room beyond those that wait for it."""
+        """Whether another worker, no silent one, gives the same tokens and has room beyond those that wait for it."""
         other = self._verify.least_loaded(worker.identity, avoid=worker)
-        return other is not None and other.load_factor + len(self._limits) / max(1, other.hello.max_sequences) < 1
+        if other is None or other.is_silent:
+            return False
+        return other.load_factor + len(self._limits) / max(1, other.hello.max_sequences) < 1
 
     def place(self, worker: VerifyWorker) -> VerifyWorker:
         """The worker with most room among those that give the same tokens as `worker`; itself if none is ready."""

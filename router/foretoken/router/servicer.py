@@ -15,7 +15,7 @@ from foretoken.router.draft_pool import DraftWorker
 from foretoken.router.metrics import RequestMetrics, describe_answer, describe_request
 from foretoken.router.outbox import Finished, Started, Tokens
 from foretoken.router.request import GenerationRequest
-from foretoken.router.verify_pool import VerifyWorker
+from foretoken.router.verify_pool import SILENCE, VerifyWorker
 from foretoken.router.worker_metrics import observe_workers
 from foretoken.rpc.names import SPAN_GENERATE
 from foretoken.rpc.sampling import NEUTRAL
@@ -173,6 +173,8 @@ def _finish(event: Finished) -> pb.GenerateFinish:
 def _worker_info(worker: VerifyWorker | DraftWorker) -> pb.WorkerInfo:
     link = worker.link
     info = pb.WorkerInfo(address=link.address, state=link.state, detail=link.detail)
+    if isinstance(worker, VerifyWorker) and worker.is_silent and worker.is_ready:
+        info.detail = SILENCE
     if link.is_up and link.hello is not None:
         info.hello.CopyFrom(link.hello)
     if link.load is not None:

@@ -31,6 +31,7 @@ from foretoken.v1.verify_pb2 import DraftBlock, VerifyLinkResponse
 
 _log = logging.getLogger(__name__)
 _FULL_RETRY_AFTER_S = 1.0  # links carry no advice; other routers fill the worker too
+SILENCE = "gives no sign of work: others get what is new"
 _LOST = (UnavailableError, InternalError, NotFoundError, FailedPreconditionError)
 
 
@@ -43,6 +44,8 @@ class VerifyWorker:
         )
         self.identity: WorkerIdentity
         """That of its handshake; only of a worker that has been ready."""
+        self.is_silent = False
+        """Whether a sequence was lost here for want of any sign of work, and none has come since."""
         self._pool = pool
         self._sessions: dict[int, VerifySession] = {}
 
@@ -91,6 +94,7 @@ class VerifyWorker:
             self._send_block,
             self._close,
             on_pending,
+            lambda: self._set_silent(True),
             has_logprobs=request.sampling.HasField("logprobs"),
         )
         try:
@@ -114,6 +118,8 @@ class VerifyWorker:
 
     def _take(self, _link: Any, frame: VerifyLinkResponse) -> None:
         validate_frame(frame.verdicts, frame.stales, frame.errors, frame.pending_ids)
+        if self.is_silent and (frame.verdicts or frame.stales or frame.pending_ids or frame.HasField("load")):
+            self._set_silent(False)  # a load follows the close of what was lost, so that an idle one comes back as well
         sessions = self._sessions
         for verdict in frame.verdicts:
             session = sessions.get(verdict.sequence_id)
@@ -139,6 +145,7 @@ class VerifyWorker:
 
     def _up(self, _link: Any) -> None:
         self.identity = WorkerIdentity.of(self.hello)
+        self.is_silent = False
         self._pool.changed()
 
     def _down(self, _link: Any, why: ForetokenError) -> None:
@@ -146,6 +153,12 @@ class VerifyWorker:
         for session in sessions.values():
             session.fail(SequenceLostError(f"verify worker {self.link.address} went away: {why}"))
         self._pool.changed()
+
+    def _set_silent(self, is_silent: bool) -> None:
+        if is_silent != self.is_silent:
+            _log.warning("verify worker %s %s", self.link.address, SILENCE if is_silent else "works again")
+            self.is_silent = is_silent
+            self._pool.changed()
 
 
 class VerifyPool:
@@ -177,8 +190,8 @@ class VerifyPool:
 
     @property
     def capacity(self) -> int:
-        """Sequences the ready workers hold at once."""
-        return sum(worker.hello.max_sequences for worker in self.workers if worker.is_ready)
+        """Sequences that the workers which get new ones hold at once."""
+        return sum(worker.hello.max_sequences for worker in self._in_use())
 
     def check(self, hello: WorkerHello, candidate: VerifyWorker) -> None:
         """Accept a worker's handshake.
@@ -215,14 +228,17 @@ class VerifyPool:
     def least_loaded(
         self, identity: WorkerIdentity | None = None, avoid: VerifyWorker | None = None
     ) -> VerifyWorker | None:
-        """The ready worker with most room, of the given identity if one is given; None if there is none."""
-        ready = [
+        """The ready worker with most room, of the given identity if one is given; None if there is none.
+
+        One that is silent only where no other is ready, not even `avoid`.
+        """
+        fitting = [
             worker
-            for worker in self.workers
-            if worker.is_ready and worker is not avoid and (identity is None or worker.identity == identity)
+            for worker in self._in_use()
+            if worker is not avoid and (identity is None or worker.identity == identity)
         ]
         # Of workers that seem full, one has just got room and not said so yet: the one that admission counted on.
-        return min(ready, key=lambda worker: (worker.load_factor, worker.own_load_factor), default=None)
+        return min(fitting, key=lambda worker: (worker.load_factor, worker.own_load_factor), default=None)
 
     async def wait_ready(self, timeout_s: float, identity: WorkerIdentity | None = None) -> VerifyWorker:
         """The least loaded ready worker, as soon as there is one.
@@ -247,6 +263,11 @@ class VerifyPool:
         """What to say after so long without a worker."""
         details = "; ".join(f"{w.link.address}: {w.link.state} {w.link.detail}" for w in self.workers)
         return UnavailableError(f"no verify worker became ready within {round(waited_s, 1):g} s ({details})")
+
+    def _in_use(self) -> list[VerifyWorker]:
+        """The ready workers, without those that are silent unless all are."""
+        ready = [worker for worker in self.workers if worker.is_ready]
+        return [worker for worker in ready if not worker.is_silent] or ready
 
     async def run(self) -> None:
         """Keep all links until cancelled."""

@@ -25,8 +25,8 @@ class VerifySession:
     """The router's end of an open sequence."""
 
     __slots__ = (
-        *("_close", "_has_logprobs", "_is_pending", "_mailbox", "_on_pending", "_send_block", "_timeout_s"),
-        *("_vocab_size", "granted_length", "sequence_id"),
+        *("_close", "_has_logprobs", "_is_pending", "_mailbox", "_on_pending", "_on_silence", "_send_block"),
+        *("_timeout_s", "_vocab_size", "granted_length", "sequence_id"),
     )
 
     def __init__(
@@ -38,9 +38,11 @@ class VerifySession:
         send_block: Callable[[DraftBlock], None],
         close: Callable[[VerifySession], None],
         on_pending: Callable[[], None],
+        on_silence: Callable[[], None],
         has_logprobs: bool = False,
     ) -> None:
-        """`on_pending`: called when the worker says that the block still waits for its turn.
+        """`on_pending`: called when the worker says that the block still waits for its turn; `on_silence` when the
+        sequence is lost because it says nothing.
 
         `has_logprobs`: whether every token has to come with its logprobs.
         """
@@ -52,6 +54,7 @@ class VerifySession:
         self._send_block = send_block
         self._close = close
         self._on_pending = on_pending
+        self._on_silence = on_silence
         self._is_pending = False
         self._has_logprobs = has_logprobs
         self._mailbox: Mailbox[Decision] = Mailbox(patience)
@@ -115,6 +118,7 @@ class VerifySession:
                 break
             except TimeoutError:
                 if not self._is_pending:
+                    self._on_silence()
                     raise SequenceLostError(f"no verdict within {timeout_s:g} s") from None
                 # Re-opened, it would have its prompt computed again, behind all others.
         if isinstance(decision, Stale):

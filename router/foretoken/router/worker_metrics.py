@@ -1,4 +1,4 @@
-"""What the router tells OpenTelemetry of its workers: whether each is ready, and the load it last said.
+"""What the router tells OpenTelemetry of its workers: whether each is ready and works, and the load it last said.
 
 Read by the exporter's thread once an interval; costs a round nothing. Knows workers; knows no requests.
 """
@@ -28,7 +28,7 @@ def observe_workers(workers: Sequence[_Worker]) -> None:
     """Make the instruments of one router's workers, after telemetry is configured."""
 
     def ready(_: CallbackOptions) -> Iterable[Observation]:
-        return [Observation(int(worker.is_ready), _attributes(worker)) for worker in workers]
+        return [Observation(int(_works(worker)), _attributes(worker)) for worker in workers]
 
     def load(field: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
         """A callback that observes one field of every connected worker's load."""
@@ -47,6 +47,10 @@ def observe_workers(workers: Sequence[_Worker]) -> None:
         meter.create_observable_gauge(name, [load(field)])
     meter.create_observable_counter(names.METRIC_WORKER_PREEMPTIONS, [load("preemptions")])
     meter.create_observable_counter(names.METRIC_WORKER_CACHED_TOKENS, [load("cached_tokens")])
+
+
+def _works(worker: _Worker) -> bool:
+    return worker.is_ready and not (isinstance(worker, VerifyWorker) and worker.is_silent)
 
 
 def _attributes(worker: _Worker) -> dict[str, str]:
