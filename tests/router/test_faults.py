@@ -452,6 +452,25 @@ async def test_a_verifier_that_hangs_is_left(make_cluster: MakeCluster) -> None:
     await cluster.until_idle()
 
 
+async def test_a_verifier_that_hangs_is_left_for_one_that_comes_back_meanwhile(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(num_verifiers=2, failover_timeout_s=2.0)
+    restarted = []
+
+    async def restart(serving: Any, other: Any) -> None:
+        await cluster.until(lambda: other.num_open == 1)  # re-opened where nothing is computed
+        await serving.start()
+
+    async def kill() -> None:
+        serving, other = sorted(cluster.verifiers, key=lambda worker: -worker.num_open)
+        other.is_hanging = True
+        await serving.kill()
+        restarted.append(asyncio.ensure_future(restart(serving, other)))
+
+    reply = await generate_and(cluster, 200, 10, kill)
+    await asyncio.gather(*restarted)
+    assert reply.ids == cluster.target_ids(200, PROMPT)
+
+
 async def silenced(cluster: Cluster) -> tuple[Any, Any]:
     """The fake worker that hangs, having cost one of two sequences its place, and the router's view of it."""
     hanging, worker = cluster.verifiers[0], cluster.router.verify.workers[0]

@@ -26,7 +26,7 @@ _MAX_RETRY_PAUSE_S = 1.0
 _MAX_FAULTS = 3
 """Attempts in a row that fail by a worker's own fault; then it is the sequence that it cannot serve."""
 _SILENCE_SHARE = 0.5
-"""Of the time allowed: a worker that gives no sign for so long is left while there is still time for another."""
+"""Of the time allowed: a worker that gives no sign for so long is left for another, also for one that comes later."""
 _PROGRESS_SHARE = 0.05
 """Of the time allowed: after so much of it progress counts again. Workers tell of it many times a second."""
 
@@ -158,9 +158,12 @@ class Failover:
         try:
             base_length = len(request.prompt_ids) + len(committed_ids)
             session.grant(base_length, 1)
-            has_other = self._verify.least_loaded(identity, avoid=worker) is not None
-            silence_s = _SILENCE_SHARE * self._timeout_s if has_other else None
-            return worker, session, await session.next_plain(base_length, silence_s)
+            patience_s = _SILENCE_SHARE * self._timeout_s
+            verdict = await session.next_plain(
+                base_length,
+                lambda silent_s: silent_s >= patience_s and self._verify.least_loaded(identity, worker) is not None,
+            )
+            return worker, session, verdict
         except (SequenceLostError, ResourceExhaustedError) as error:
             session.close()
             raise _AttemptFailedError(worker, error) from error

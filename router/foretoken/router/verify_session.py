@@ -6,6 +6,7 @@ Checks every verdict against what was asked; knows neither drafts' origin nor te
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -15,6 +16,9 @@ from foretoken.router.mailbox import Mailbox, Patience
 from foretoken.v1.verify_pb2 import DraftBlock, Stale, Verdict
 
 Decision: TypeAlias = Verdict | Stale
+
+_ASKING_S = 0.1
+"""From one question whether a worker that says nothing is to be left to the next."""
 
 
 class SequenceLostError(Exception):
@@ -85,12 +89,12 @@ class VerifySession:
         self.granted_length = base_length + num_steps
         self._send_block(DraftBlock(sequence_id=self.sequence_id, base_length=base_length, num_plain_steps=num_steps))
 
-    async def next_plain(self, base_length: int, silence_s: float | None = None) -> Verdict:
+    async def next_plain(self, base_length: int, is_left: Callable[[float], bool] | None = None) -> Verdict:
         """The next step under a grant. Raises as `verify`.
 
-        `silence_s`: how long it is waited for without a sign of work, where that is to be less than usual.
+        `is_left`: asked now and then whether so many seconds without a sign of work are enough, be it fewer than usual.
         """
-        return await self._decision(base_length, 0, silence_s)
+        return await self._decision(base_length, 0, is_left)
 
     def close(self) -> None:
         """Free the sequence on the worker; idempotent."""
@@ -109,18 +113,24 @@ class VerifySession:
         """No answer will come any more."""
         self._mailbox.fail(error)
 
-    async def _decision(self, base_length: int, num_draft_tokens: int, silence_s: float | None = None) -> Verdict:
-        timeout_s = self._timeout_s if silence_s is None else min(silence_s, self._timeout_s)
+    async def _decision(
+        self, base_length: int, num_draft_tokens: int, is_left: Callable[[float], bool] | None = None
+    ) -> Verdict:
+        wait_s = self._timeout_s if is_left is None else min(_ASKING_S, self._timeout_s)
+        since_s = time.monotonic()
         while True:
             self._is_pending = False
             try:
-                decision = await self._mailbox.get(timeout_s)
+                decision = await self._mailbox.get(wait_s)
                 break
             except TimeoutError:
-                if not self._is_pending:
+                now_s = time.monotonic()
+                if self._is_pending:
+                    since_s = now_s  # re-opened, it would have its prompt computed again, behind all others
+                silent_s = now_s - since_s
+                if silent_s >= self._timeout_s or (is_left is not None and is_left(silent_s)):
                     self._on_silence()
-                    raise SequenceLostError(f"no verdict within {timeout_s:g} s") from None
-                # Re-opened, it would have its prompt computed again, behind all others.
+                    raise SequenceLostError(f"no verdict within {round(silent_s, 1):g} s") from None
         if isinstance(decision, Stale):
             raise SequenceLostError(f"block at {base_length} is stale: the worker stands at {decision.length}")
         if (
