@@ -6,6 +6,9 @@ import asyncio
 import json
 import signal
 import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -42,7 +45,9 @@ async def test_a_bad_option_stops_the_start_and_is_named(arguments: list[str], s
     assert named in stderr.decode()
 
 
-async def test_serves_and_drains_on_sigterm(tmp_path: Path, tokenizer: Tokenizer) -> None:
+@asynccontextmanager
+async def serving(tmp_path: Path, tokenizer: Tokenizer) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """A router over a fake verify worker, and its address."""
     (tmp_path / "tokenizer.json").write_text(byte_tokenizer_json(), encoding="utf-8")
     model = FakeModel(vocab_size=tokenizer.vocab_size)
     verifier = FakeVerifyWorker(model, verify_hello(model, tokenizer.hash), step_s=0.002)
@@ -55,7 +60,17 @@ async def test_serves_and_drains_on_sigterm(tmp_path: Path, tokenizer: Tokenizer
         async with asyncio.timeout(60):
             while not ready_file.exists():  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{json.loads(ready_file.read_text())['port']}") as channel:
+        yield process, f"127.0.0.1:{json.loads(ready_file.read_text())['port']}"
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await verifier.kill()
+    assert not verifier.violations
+
+
+async def test_serves_and_drains_on_sigterm(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    async with serving(tmp_path, tokenizer) as (process, address):
+        async with grpc.aio.insecure_channel(address) as channel:
             reply = Reply()
             call = GenerationServiceStub(channel).Generate(request(max_new_tokens=200, ignore_eos=True), timeout=30)
             is_asked = False
@@ -66,8 +81,23 @@ async def test_serves_and_drains_on_sigterm(tmp_path: Path, tokenizer: Tokenizer
                     process.send_signal(signal.SIGTERM)
         assert len(reply.ids) == 200 and reply.finish.usage.output_tokens == 200
         assert await asyncio.wait_for(process.wait(), 20) == 0
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await verifier.kill()
-    assert not verifier.violations
+
+
+async def test_a_large_text_that_is_being_tokenized_does_not_hold_up_the_end(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    async with serving(tmp_path, tokenizer) as (process, address):
+        options = [("grpc.max_send_message_length", 1 << 26)]
+        async with grpc.aio.insecure_channel(address, options) as channel:
+            stub = GenerationServiceStub(channel)
+            async for _ in stub.Generate(request(max_new_tokens=1)):  # its worker is met
+                pass
+            text = "the other one, " * 700_000  # takes much longer than the test may
+            call = stub.Generate(request(prompt=text))
+            await asyncio.sleep(1.5)
+            assert not call.done()
+            process.send_signal(signal.SIGTERM)
+            started_s = time.monotonic()
+            assert await asyncio.wait_for(process.wait(), 60) == 0
+            assert time.monotonic() - started_s < 6.0
+            call.cancel()

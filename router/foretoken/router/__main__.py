@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import sys
+import os
 
 from foretoken.router.core import Router
 from foretoken.router.servicer import GenerationServicer
@@ -46,4 +46,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # Not `sys.exit`, which waits for threads: one may tokenize a large text for minutes, in one call that nothing ends.
+    os._exit(main())
