@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._inductor import config as inductor_config
 
 from foretoken.engine.batch import Segment
 from foretoken.engine.compiled import compile_traced
@@ -83,6 +84,19 @@ def test_a_cache_that_others_can_write_is_not_used(
     tmp_path.chmod(0o770)
     compile_traced(lambda: torch.fx.GraphModule({}, torch.fx.Graph()), (), {}, tmp_path)
     assert tmp_path not in caches[0].parents and f"not kept in {tmp_path}" in caplog.text
+
+
+def test_no_headers_are_compiled_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would lie in the temporary folder, which is empty in every new container: half a minute of each start."""
+    choices: list[bool] = []
+
+    def compile_nothing(*_: object, **__: object) -> None:
+        choices.append(inductor_config.cpp_cache_precompile_headers)
+        raise RuntimeError("not compiled here")
+
+    monkeypatch.setattr("torch._inductor.standalone_compile", compile_nothing)
+    ModelRunner.load(EngineConfig(save_tiny(tmp_path, "llama"), num_pages=8))
+    assert choices and not any(choices)
 
 
 def test_processors_that_share_a_cache_keep_their_code_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
