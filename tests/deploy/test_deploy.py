@@ -17,7 +17,7 @@ from foretoken.cli import service_process
 from foretoken.client import Client
 from foretoken.draft_worker.settings import DraftWorkerSettings
 from foretoken.router.settings import RouterSettings
-from foretoken.rpc import names
+from foretoken.rpc import names, server, telemetry
 from foretoken.verify_worker.settings import VerifyWorkerSettings
 
 ROOT = Path(__file__).parents[2]
@@ -32,33 +32,63 @@ CUDA_TRITON = {"2.13.0": "3.7.1"}
 OVERRIDES = [[], ["compose.gpu.yaml"], ["compose.telemetry.yaml"], ["compose.gpu.yaml", "compose.telemetry.yaml"]]
 
 
-def image_environment():
-    """What the Dockerfile sets for every service."""
-    block = re.search(r"^ENV PYTHONUNBUFFERED.*?[^\\]$", (DEPLOY / "Dockerfile").read_text(), re.M | re.S).group()
-    return dict(re.findall(r"([A-Z_]+)=(\S+)", block))
+def image_environment(image="router"):
+    """What the Dockerfile sets for every service, or for every worker too."""
+    text = (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ")
+    stages = dict(re.findall(r"^FROM \S+ AS (\w+)\n(.*?)(?=^FROM|\Z)", text, re.M | re.S))
+    blocks = re.findall(r"^ENV (.*)", stages["base"] + stages[image], re.M)
+    return dict(re.findall(r"([A-Z_]+)=(\S+)", " ".join(blocks)))
 
 
-def compose(*overrides):
-    """Service name -> (module, environment), variables at their defaults."""
+def merged(old, new):
+    """Mappings key by key, as Compose puts files together; all else replaced."""
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return new
+    return old | {key: merged(old.get(key), value) for key, value in new.items()}
+
+
+def stack(*overrides):
+    """Every service of these files and `compose.yaml`, variables at their defaults."""
     services = {}
     for file in ("compose.yaml", *overrides):
         text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", (DEPLOY / file).read_text())
-        for name, service in yaml.safe_load(text)["services"].items():
-            command, environment = services.get(name, (None, {}))
-            added = {key: str(value) for key, value in service.get("environment", {}).items() if key != "HF_TOKEN"}
-            services[name] = (service.get("command", [command])[0], environment | added)
-    return {name: service for name, service in services.items() if service[0] in SETTINGS}
+        services = merged(services, yaml.safe_load(text)["services"])
+    return services
+
+
+def module_and_environment(service):
+    added = {key: str(value) for key, value in service["environment"].items() if key != "HF_TOKEN"}
+    return service["command"][0], added
+
+
+def compose(*overrides):
+    """Service name -> (module, environment) of ours."""
+    ours = {name: service for name, service in stack(*overrides).items() if service["image"].startswith("foretoken-")}
+    return {name: module_and_environment(service) for name, service in ours.items()}
+
+
+def workloads():
+    """(workload, its Service, its pod) of every one of the Kubernetes manifests."""
+    for file in ("router.yaml", "verify.yaml", "draft.yaml"):
+        workload, service = yaml.safe_load_all((DEPLOY / "kubernetes" / file).read_text())
+        yield workload, service, workload["spec"]["template"]["spec"]
 
 
 def pods():
     """(service name, module, environment, ports, probes) of every container of the Kubernetes manifests."""
-    for file in ("router.yaml", "verify.yaml", "draft.yaml"):
-        workload, service = yaml.safe_load_all((DEPLOY / "kubernetes" / file).read_text())
-        (container,) = workload["spec"]["template"]["spec"]["containers"]
-        environment = {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
+    for _, service, pod in workloads():
+        (container,) = pod["containers"]
+        environment = {entry["name"]: entry.get("value", "a-name") for entry in container["env"]}
+        del environment["HF_TOKEN"]
         ports = {service["spec"]["ports"][0]["port"], container["ports"][0]["containerPort"]}
         ports |= {probe["grpc"]["port"] for key, probe in container.items() if key.endswith("Probe")}
         yield service["metadata"]["name"], container["args"][0], environment, ports
+
+
+def examples():
+    """The YAML that README shows, in its order: a file for Compose, an overlay for Kubernetes."""
+    text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", (DEPLOY / "README.md").read_text())
+    return [yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```", text, re.M | re.S)]
 
 
 def parse(module, environment, monkeypatch):
@@ -99,7 +129,8 @@ def test_compose_names_options_and_addresses_that_exist(overrides, monkeypatch):
     assert sorted(services) == ["draft", "router", "verify"]
     ports = {}
     for name, (module, environment) in services.items():
-        common = {key: value for key, value in image_environment().items() if key.startswith("FORETOKEN_")}
+        image = image_environment("router" if module == "foretoken.router" else "worker")
+        common = {key: value for key, value in image.items() if key.startswith("FORETOKEN_")}
         settings = parse(module, common | environment, monkeypatch)
         ports[name] = settings.port
         if module == "foretoken.router":
@@ -119,6 +150,58 @@ def test_kubernetes_names_options_and_addresses_that_exist(monkeypatch):
         replicas = range(workload["spec"]["replicas"])
         assert addresses == tuple(f"{role}-{index}.{role}:{settings[role].port}" for index in replicas)
     assert settings["router"].tokenizer == settings["verify"].model
+
+
+@pytest.mark.parametrize("overrides", OVERRIDES, ids=lambda files: "+".join(files) or "alone")
+def test_an_image_is_built_by_one_service(overrides):
+    """Two builds of one name at once fail in containerd's image store: "already exists"."""
+    services = [service for service in stack(*overrides).values() if service["image"].startswith("foretoken-")]
+    built = [service["image"] for service in services if "target" in service.get("build", ())]
+    assert sorted(built) == sorted({service["image"] for service in services})
+    assert all(service["pull_policy"] == "never" for service in services if "build" not in service)
+
+
+def test_a_further_verify_worker_as_the_page_shows_it(monkeypatch):
+    more, _ = examples()
+    services = stack("compose.gpu.yaml")
+    for name, service in more["services"].items():
+        base = services[service.pop("extends")["service"]] if "extends" in service else services[name]
+        services[name] = merged(base, service)
+    settings = {name: parse(*module_and_environment(service), monkeypatch) for name, service in services.items()}
+    first, second = (settings[address.split(":")[0]] for address in settings["router"].verify)
+    assert first == second
+    devices = [
+        service["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"][0]
+        for name, service in services.items()
+        if name != "router"
+    ]
+    assert len(set(devices)) == len(devices) == 3
+    assert "build" not in services["verify2"] and services["verify2"]["image"] == services["verify"]["image"]
+
+
+def test_what_runs_for_long_fills_no_disk_or_memory():
+    services = stack("compose.telemetry.yaml")
+    assert all(services[name]["logging"]["driver"] == "local" for name in ("router", "verify", "draft"))
+    assert int(services["jaeger"]["environment"]["MEMORY_MAX_TRACES"]) > 0
+
+
+def test_what_services_write_lies_where_they_may():
+    environment = image_environment("worker")
+    for name in ("HF_HOME", "FORETOKEN_CACHE_DIR", "TRITON_CACHE_DIR"):  # kept, for the next container too
+        assert Path(environment[name]).is_relative_to("/cache"), name
+    for service in [service for service in stack().values() if service["image"].startswith("foretoken-")]:
+        assert service["read_only"] and service["tmpfs"] == ["/tmp"]
+        assert any(volume.endswith("cache:/cache") for volume in service["volumes"])
+
+
+def test_services_are_given_the_time_they_take_to_stop(monkeypatch):
+    beyond_drain_s = server._STOP_GRACE_S + telemetry.SHUTDOWN_TIMEOUT_S
+    for service in [service for service in stack().values() if service["image"].startswith("foretoken-")]:
+        settings = parse(*module_and_environment(service), monkeypatch)
+        assert float(service["stop_grace_period"].removesuffix("s")) > settings.drain_grace_s + beyond_drain_s
+    for (_, _, pod), (_, module, environment, _) in zip(workloads(), pods(), strict=True):
+        settings = parse(module, environment, monkeypatch)
+        assert pod["terminationGracePeriodSeconds"] > settings.drain_grace_s + beyond_drain_s
 
 
 def test_the_dashboard_shows_metrics_that_exist():
