@@ -150,6 +150,14 @@ def test_kubernetes_names_options_and_addresses_that_exist(monkeypatch):
         replicas = range(workload["spec"]["replicas"])
         assert addresses == tuple(f"{role}-{index}.{role}:{settings[role].port}" for index in replicas)
     assert settings["router"].tokenizer == settings["verify"].model
+    assert settings["router"].router_id != RouterSettings.model_fields["router_id"].default  # told apart in logs
+
+
+def test_pods_are_probed_at_start_and_later():
+    for _, _, pod in workloads():
+        (container,) = pod["containers"]
+        assert all(f"{kind}Probe" in container for kind in ("startup", "liveness", "readiness"))
+        assert container["livenessProbe"]["timeoutSeconds"] >= 5  # a busy process is not a dead one
 
 
 @pytest.mark.parametrize("overrides", OVERRIDES, ids=lambda files: "+".join(files) or "alone")
@@ -192,6 +200,49 @@ def test_what_services_write_lies_where_they_may():
     for service in [service for service in stack().values() if service["image"].startswith("foretoken-")]:
         assert service["read_only"] and service["tmpfs"] == ["/tmp"]
         assert any(volume.endswith("cache:/cache") for volume in service["volumes"])
+    for _, _, pod in workloads():
+        (container,) = pod["containers"]
+        assert container["securityContext"]["readOnlyRootFilesystem"]
+        assert {mount["mountPath"] for mount in container["volumeMounts"]} == {"/tmp", "/cache"}
+
+
+def test_pods_meet_the_restricted_standard():
+    """Of Kubernetes' Pod Security Standards; a namespace that enforces it refuses others."""
+    for _, _, pod in workloads():
+        (container,) = pod["containers"]
+        assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"]
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert all("emptyDir" in volume for volume in pod["volumes"])
+
+
+def test_pods_are_found_by_their_labels():
+    labels = {}
+    for workload, service, _ in workloads():
+        labels[workload["metadata"]["name"]] = workload["spec"]["template"]["metadata"]["labels"]
+        assert workload["spec"]["selector"]["matchLabels"] == service["spec"]["selector"]
+        assert service["spec"]["selector"] == labels[workload["metadata"]["name"]]
+    budgets = list(yaml.safe_load_all((DEPLOY / "kubernetes" / "disruption.yaml").read_text()))
+    for budget in budgets:
+        assert budget["spec"]["selector"]["matchLabels"] == labels[budget["metadata"]["name"]]
+    assert {budget["metadata"]["name"] for budget in budgets} == {
+        workload["metadata"]["name"] for workload, _, _ in workloads() if workload["spec"]["replicas"] > 1
+    }
+
+
+def test_an_overlay_names_the_images_that_are_built():
+    """An overlay sees what its base made of names: it would miss those that the base has changed."""
+    kustomization = yaml.safe_load((DEPLOY / "kubernetes" / "kustomization.yaml").read_text())
+    assert "images" not in kustomization
+    listed = {path.name for path in (DEPLOY / "kubernetes").glob("*.yaml")} - {"kustomization.yaml"}
+    assert set(kustomization["resources"]) == listed
+    _, overlay = examples()
+    images = {container["image"] for _, _, pod in workloads() for container in pod["containers"]}
+    assert {image["name"] for image in overlay["images"]} == images
+    assert images == {service["image"] for service in stack("compose.gpu.yaml").values()}
+    tags = re.findall(r"docker build .* -t (\S+)", (DEPLOY / "Dockerfile").read_text())
+    assert set(tags) == images
 
 
 def test_services_are_given_the_time_they_take_to_stop(monkeypatch):
