@@ -326,6 +326,12 @@ async def test_a_router_of_this_machine_is_not_sought_behind_a_proxy(router, run
         ("LOCALHOST:50051", True),
         ("0.0.0.0:50051", True),
         ("[::ffff:127.0.0.1]:50051", True),
+        ("localhost.:50051", True),
+        ("router.localhost:50051", True),
+        ("localhost.localdomain:50051", True),
+        ("ipv4:198.51.100.7:50051,127.0.0.1:50051", True),  # gRPC would ask the proxy for a host of that name
+        ("ipv6:[2001:db8::7]:50051,[2001:db8::8]:50051", True),
+        ("unix-abstract:router", True),
         ("router.example:50051", False),
         ("198.51.100.7:50051", False),
         ("dns:///localhost.example:50051", False),
@@ -348,6 +354,28 @@ def test_addresses_of_this_machine_in_a_network_are_its_own(family: int, other: 
 
 def test_this_machines_name_is_its_own() -> None:
     assert ("grpc.enable_http_proxy", 0) in channel_options(f"dns:///{socket.gethostname()}:50051", None)
+
+
+@pytest.mark.parametrize(
+    ("own", "address", "place", "is_own"),
+    [
+        ("box", "box.corp.example:50051", "127.0.1.1", True),
+        ("box", "dns:///BOX.corp.example.:50051", "127.0.1.1", True),
+        ("box.corp.example", "box:50051", "127.0.1.1", True),
+        ("box", "box.elsewhere.example:50051", "198.51.100.7", False),
+        ("box", "box.elsewhere.example:50051", None, False),
+        ("box", "boxer:50051", "127.0.1.1", False),  # not looked up
+    ],
+)
+def test_this_machines_longer_name_is_its_own(monkeypatch, own, address, place, is_own) -> None:
+    def look_up(host: str, port: None, **kinds: object) -> list[Any]:
+        if place is None:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (place, 0))]
+
+    monkeypatch.setattr(socket, "gethostname", lambda: own)
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    assert (("grpc.enable_http_proxy", 0) in channel_options(address, None)) is is_own
 
 
 async def test_model_info_and_tokenize(router, runner) -> None:

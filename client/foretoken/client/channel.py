@@ -66,7 +66,7 @@ def channel_options(address: str, tls: ClientTls | None) -> list[tuple[str, Any]
         # Nor may one that comes back under another address be missed: gRPC asks the DNS every half minute at most.
         ("grpc.dns_min_time_between_resolutions_ms", _MIN_RESOLUTION_MS),
     ]
-    if _is_own(address):  # gRPC would ask the environment's http_proxy for this machine, too
+    if _is_own(address) or _no_proxy_knows(address):  # gRPC would ask the environment's http_proxy for those, too
         options.append(("grpc.enable_http_proxy", 0))
     return options + (tls.channel_options() if tls else [])
 
@@ -100,14 +100,40 @@ def call_error(error: grpc.RpcError, is_cancelled: bool) -> ForetokenError:
     return typed
 
 
+def _no_proxy_knows(address: str) -> bool:
+    """Whether gRPC would ask a proxy for what is no HOST:PORT: a list of addresses as one, or a name for a socket."""
+    return "," in address or address.startswith("unix-abstract:")
+
+
 def _is_own(address: str) -> bool:
     """Whether an address, as gRPC takes it (`HOST:PORT`, `dns:///HOST:PORT`, `ipv6:[HOST]:PORT`) is of this machine."""
     host = address.lower().rpartition("/")[2].removeprefix("dns:").removeprefix("ipv4:").removeprefix("ipv6:")
     host = host.rpartition(":")[0].strip("[]") if host.count(":") == 1 or host.startswith("[") else host
+    place = _ip(host)
+    return _is_own_name(host.removesuffix(".")) if place is None else _is_own_place(place)
+
+
+def _is_own_name(host: str) -> bool:
+    own = socket.gethostname().lower()
+    if host in ("localhost", "localhost.localdomain", own) or host.endswith(".localhost"):
+        return True
+    if host.partition(".")[0] != own.partition(".")[0]:
+        return False
+    try:  # it begins as this machine is called: only who looks it up can tell box.here from box.there
+        found = [_ip(str(entry[4][0])) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+    except OSError:
+        return False
+    return any(place is not None and _is_own_place(place) for place in found)
+
+
+def _ip(host: str) -> IPv4Address | IPv6Address | None:
     try:
-        place = ip_address(host)
+        return ip_address(host)
     except ValueError:
-        return host in ("localhost", socket.gethostname().lower())
+        return None
+
+
+def _is_own_place(place: IPv4Address | IPv6Address) -> bool:
     place = getattr(place, "ipv4_mapped", None) or place
     return place.is_loopback or place.is_unspecified or _is_source(place)
 
