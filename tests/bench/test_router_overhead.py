@@ -51,6 +51,16 @@ async def test_workers_without_a_tokenizer_do_not_start(tmp_path: Path, capfd: p
     assert "Traceback" not in capfd.readouterr().err
 
 
+async def test_services_that_come_too_late_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router_overhead, "READY_TIMEOUT_S", 0.0)
+    with pytest.raises(ServiceFailedError, match="the fake workers did not come to serve within 0 s"):
+        async with router_overhead.fake_workers(TOKENIZER, 0.0, tmp_path):
+            pass
+    with pytest.raises(ServiceFailedError, match="router did not come to serve within 0 s"):
+        async with router_overhead.router(TOKENIZER, tmp_path):
+            pass
+
+
 async def test_workers_that_do_not_end_well_are_a_failure(tmp_path: Path) -> None:
     left_by_other_tests = set(psutil.Process().children())
     with pytest.raises(RuntimeError, match="ended with status -9"):

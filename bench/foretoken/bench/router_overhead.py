@@ -39,6 +39,7 @@ from foretoken.v1.types_pb2 import OpenSequence
 
 TEMPERATURE = 0.8
 READY_TIMEOUT_S = 60.0
+_LATE = "did not come to serve within {:g} s"
 
 
 @asynccontextmanager
@@ -53,11 +54,13 @@ async def fake_workers(tokenizer: str, step_ms: float, folder: Path) -> AsyncIte
     command += ["--step-ms", str(step_ms), "--folder", str(folder)]
     process = await asyncio.create_subprocess_exec(*command, stdin=subprocess.DEVNULL, env=service_environment())
     try:
-        async with asyncio.timeout(READY_TIMEOUT_S):
-            while not (folder / READY_FILE).exists():
-                if process.returncode is not None:
-                    raise ServiceFailedError("the fake workers", f"ended with status {process.returncode}", "")
-                await asyncio.sleep(0.05)
+        give_up_at = time.monotonic() + READY_TIMEOUT_S
+        while not (folder / READY_FILE).exists():
+            if process.returncode is not None:
+                raise ServiceFailedError("the fake workers", f"ended with status {process.returncode}", "")
+            if time.monotonic() > give_up_at:
+                raise ServiceFailedError("the fake workers", _LATE.format(READY_TIMEOUT_S), "")
+            await asyncio.sleep(0.05)
         yield
     finally:
         if process.returncode is None:
@@ -86,7 +89,7 @@ def _wait_until_ready(service: ServiceProcess) -> None:
     give_up_at = time.monotonic() + READY_TIMEOUT_S
     while not service.is_ready():
         if time.monotonic() > give_up_at:
-            raise TimeoutError(f"the router was not ready within {READY_TIMEOUT_S:g} s")
+            raise ServiceFailedError(service.name, _LATE.format(READY_TIMEOUT_S), service.log_tail())
         time.sleep(0.05)
 
 
