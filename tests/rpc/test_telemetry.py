@@ -63,8 +63,8 @@ print(time.monotonic() - before)
 """
 
 
-def run(program: str) -> str:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+def run(program: str, **environment: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
     command = [sys.executable, "-c", program]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stderr
@@ -77,6 +77,11 @@ def test_spans_and_metrics_reach_the_collector():
     assert got["service"] == "foretoken.router"
     assert got["instance"].startswith(f"{socket.gethostname()}-"), "in containers every service is process 1"
     assert min(got["bounds"]) < 0.001, "buckets below 10 ms"
+
+
+def test_a_proxy_for_the_web_is_not_asked_for_a_collector_without_tls():
+    got = json.loads(run(PROGRAM, http_proxy="http://127.0.0.1:1", no_grpc_proxy="", no_proxy=""))
+    assert {"span", "metric"} <= got.keys()
 
 
 def test_a_collector_that_never_answers_does_not_hold_up_a_shutdown():

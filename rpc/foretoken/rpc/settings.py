@@ -71,7 +71,9 @@ class ServiceSettings(BaseSettings):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level logged.")
     otlp_endpoint: str = Field(
-        "", description="OTLP/gRPC endpoint for traces and metrics, e.g. http://localhost:4317; empty = none are sent."
+        "",
+        description="OTLP/gRPC endpoint for traces and metrics, e.g. http://localhost:4317 (by no proxy) or https://...;"
+        " empty = none are sent.",
     )
     metrics_interval_s: float = Field(10.0, gt=0, le=3600, description="Interval of metric export, seconds.")
 
