@@ -67,7 +67,8 @@ class Speculation:
     drafter: str | None = None
     """Name of a drafter (`model_info().drafters`); None = the router's default."""
     drafter_settings: Mapping[str, str | int | float] | None = None
-    """Settings of that drafter, e.g. {"max_ngram": 4}."""
+    """Settings of that drafter, e.g. {"max_ngram": 4}; checked with the first draft, if any (answers of one token have
+    none)."""
     num_draft_tokens: int | None = None
     """Draft tokens per round; None = the router's choice."""
     off: bool | None = None
