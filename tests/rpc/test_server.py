@@ -503,6 +503,34 @@ async def test_an_interrupt_while_a_model_loads_ends_the_process_in_order():
     assert (process.returncode, errors) == (130, b"")
 
 
+IMPORTING = """
+import importlib.abc, runpy, signal, sys, time
+class Slow(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == f"{module}.service":
+            print("importing", flush=True)
+            time.sleep(60)
+module = sys.argv.pop(1)
+sys.meta_path.insert(0, Slow())
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests may run in a shell's background, which ignores it
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize("module", ["foretoken.verify_worker", "foretoken.draft_worker"])
+async def test_an_interrupt_does_not_wait_for_what_a_worker_imports(module):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", IMPORTING, module, "--model", "none"]
+    process = await asyncio.create_subprocess_exec(
+        *command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    async with asyncio.timeout(30):
+        assert await process.stdout.readline() == b"importing\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = await process.communicate()
+    assert (process.returncode, errors) == (130, b"")
+
+
 STARTING = """
 import sys
 from foretoken.rpc.server import run_service

@@ -1,16 +1,19 @@
 """`python -m foretoken.draft_worker`: a draft worker process."""
 
 import sys
+from collections.abc import Coroutine
+from typing import Any
 
 from foretoken.draft_worker.settings import DraftWorkerSettings
 from foretoken.rpc.server import run_service
 
 
-async def _run(settings: DraftWorkerSettings) -> None:
-    # Here: torch and transformers take seconds, for which `--help`, a wrong option or a port in use need not wait.
+def _run(settings: DraftWorkerSettings) -> Coroutine[Any, Any, None]:
+    # Here: torch and transformers take seconds, for which `--help`, a wrong option or a port in use need not wait. Nor
+    # need an interrupt, which would only cancel a coroutine: this is called before the event loop runs.
     from foretoken.draft_worker.service import run
 
-    await run(settings)
+    return run(settings)
 
 
 def main() -> int:

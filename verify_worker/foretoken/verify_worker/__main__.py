@@ -1,16 +1,19 @@
 """`python -m foretoken.verify_worker`: a verify worker process."""
 
 import sys
+from collections.abc import Coroutine
+from typing import Any
 
 from foretoken.rpc.server import run_service
 from foretoken.verify_worker.settings import VerifyWorkerSettings
 
 
-async def _run(settings: VerifyWorkerSettings) -> None:
-    # Here: torch and transformers take seconds, for which `--help`, a wrong option or a port in use need not wait.
+def _run(settings: VerifyWorkerSettings) -> Coroutine[Any, Any, None]:
+    # Here: torch and transformers take seconds, for which `--help`, a wrong option or a port in use need not wait. Nor
+    # need an interrupt, which would only cancel a coroutine: this is called before the event loop runs.
     from foretoken.verify_worker.service import run
 
-    await run(settings)
+    return run(settings)
 
 
 def main() -> int:
