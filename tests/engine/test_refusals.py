@@ -42,6 +42,14 @@ def test_configurations_that_read_more_than_their_row(settings: dict[str, object
         check_config(SimpleNamespace(**settings), max_context=256)
 
 
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_folder_without_a_config_that_can_be_read_is_told_so(tmp_path: Path, is_there: bool) -> None:
+    if is_there:
+        (tmp_path / "config.json").mkdir()  # opens for nobody, not even for root
+    with pytest.raises(ModelRefusedError, match=r"(No such file|Is a directory).*config\.json'$"):
+        load_model(EngineConfig(model=str(tmp_path)), lambda stage, fraction: None)
+
+
 def test_longrope_within_its_original_length_is_served() -> None:
     check_config(SimpleNamespace(rope_parameters=_LONGROPE), max_context=128)
 

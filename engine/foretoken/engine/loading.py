@@ -89,6 +89,7 @@ def load_model(config: EngineConfig, progress: Progress) -> tuple[Any, ModelInfo
     progress("finding the checkpoint", 0.0)
     directory = resolve_directory(config.model, config.revision)
     try:
+        (directory / "config.json").read_bytes()  # transformers finds fault with the content of one that is not there
         model_config = AutoConfig.from_pretrained(directory)
         text_config = model_config.get_text_config(decoder=True)
         fingerprint = hash_weights(directory)
