@@ -274,7 +274,7 @@ def test_what_is_no_address_is_refused_and_not_dialled_elsewhere(kind: Any, addr
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
-@pytest.mark.parametrize("settings", [{"tls": "ca.pem"}, {"retry": 5}, {"retry": 0}])
+@pytest.mark.parametrize("settings", [{"tls": "ca.pem"}, {"retry": 5}, {"retry": 0}, {"timeout_s": "5"}])
 def test_settings_of_another_class_are_refused_by_name(kind: Any, settings: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         kind("localhost:50051", **settings)

@@ -165,14 +165,15 @@ class AsyncClient:
             timeout_s: deadline of calls that bring none of their own, retries included; None = none.
 
         Raises:
-            InvalidArgumentError: `address` is no address of a router, `tls` or `retry` is of another class, or half a
-                pair of certificate and key is absent.
+            InvalidArgumentError: `address` is no address of a router, `tls` or `retry` is of another class, `timeout_s`
+                is no number, or half a pair of certificate and key is absent.
             OSError: a file of `tls` cannot be read.
         """
         check_settings(address, tls, retry)
         self.address = address
         self._retry = retry or RetryPolicy()
         self._timeout_s = timeout_s
+        self._retries(None)  # refuses what is no time now, and not at the first call
         self._channel_options = channel_options(address, tls)
         self._credentials = tls.credentials() if tls else None
         self._closed = asyncio.Event()

@@ -169,14 +169,15 @@ class Client:
             timeout_s: deadline of calls that bring none of their own, retries included; None = none.
 
         Raises:
-            InvalidArgumentError: `address` is no address of a router, `tls` or `retry` is of another class, or half a
-                pair of certificate and key is absent.
+            InvalidArgumentError: `address` is no address of a router, `tls` or `retry` is of another class, `timeout_s`
+                is no number, or half a pair of certificate and key is absent.
             OSError: a file of `tls` cannot be read.
         """
         check_settings(address, tls, retry)
         self.address = address
         self._retry = retry or RetryPolicy()
         self._timeout_s = timeout_s
+        self._retries(None)  # refuses what is no time now, and not at the first call
         self._closed = threading.Event()
         self._answers: WeakSet[Generation] = WeakSet()
         self._lock = threading.Lock()  # guards _answers
