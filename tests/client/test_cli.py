@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 
 from foretoken.cli import provenance, report, services
 from foretoken.cli.generate import _prompt
-from foretoken.cli.info import _worker_table
+from foretoken.cli.info import _fit, _worker_table
 from foretoken.cli.main import app
 from foretoken.cli.up import _port
 from foretoken.client import Completion, InvalidArgumentError, Piece, WorkerStatus
@@ -230,7 +230,8 @@ def test_names_that_look_like_markup_are_shown_as_they_are(router) -> None:
     assert result.stdout.count("llama[fp16]") == 2
 
 
-def test_numbers_stay_whole_in_a_narrow_terminal() -> None:
+@pytest.mark.parametrize("width", [90, 80, 76, 60, 20])
+def test_numbers_stay_whole_in_a_narrow_terminal(width: int) -> None:
     workers = [
         WorkerStatus.from_proto(
             pb.WorkerInfo(
@@ -249,8 +250,11 @@ def test_numbers_stay_whole_in_a_narrow_terminal() -> None:
         for role in ("verify", "draft")
     ]
     workers.append(WorkerStatus.from_proto(pb.WorkerInfo(address="127.0.0.1:50052", state="connecting"), "draft"))
-    console = Console(file=StringIO(), width=80)
-    console.print(_worker_table(workers))
+    console = Console(file=StringIO(), width=width)
+    table = _worker_table(workers)
+    _fit(table, console)
+    assert console.width <= max(width, 75)
+    console.print(table)
     output = console.file.getvalue()
     for whole in ("16384/16384", "25.3, 121.9", " 128 ", "verify ", "connecting "):
         assert whole in output, output
@@ -281,6 +285,13 @@ def test_the_table_names_speed_and_acceptance() -> None:
     output = console.file.getvalue()
     for words in ("tokens/s", "2.00 of 4.0 drafted", "█ 100%", "3.00 tokens per target forward", "stop string '\\n'"):
         assert words in output
+
+
+def test_a_seed_stays_whole_in_a_narrow_terminal() -> None:
+    completion = Completion.from_proto(pb.GenerateStart(seed=12345678901234567890), [], pb.GenerateFinish(), 0)
+    console = Console(file=StringIO(), width=30)
+    console.print(report.table(completion, 0.5))
+    assert "12345678901234567890" in "".join(console.file.getvalue().split("seed")[1].split())
 
 
 def test_a_stop_string_that_looks_like_markup_is_shown_as_it_is() -> None:

@@ -25,7 +25,7 @@ def table(completion: Completion, elapsed_s: float) -> Table:
     stats = completion.speculation
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")
-    grid.add_column()
+    grid.add_column(overflow="fold")  # a seed cut short gives other tokens
     ended = f"{len(completion.tokens)} in {elapsed_s:.2f} s, ended by {_ending(completion)}"
     grid.add_row("tokens", Text(ended))  # a stop string may look like markup: [/INST]
     grid.add_row("tokens/s", f"{tokens_per_s(completion, elapsed_s):.1f}")
