@@ -479,6 +479,16 @@ def test_up_finds_a_taken_port_before_it_loads_models(router) -> None:
     assert result.exit_code == 2 and "for --port" in result.stderr
 
 
+def test_up_finds_a_taken_socket_before_it_loads_models(tmp_path: Path) -> None:
+    path = tmp_path / "router.sock"
+    with socket.socket(socket.AF_UNIX) as taken:
+        taken.bind(str(path))
+        assert _port(f"unix:{path}", None) == 0  # a file that a process left behind
+        taken.listen()
+        result = run("up", "--target", "t", "--host", f"unix:{path}")
+    assert result.exit_code == 2 and "for --host" in result.stderr and "already in use" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "option"),
     [

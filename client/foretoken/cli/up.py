@@ -246,6 +246,9 @@ def _port(host: str, port: int | None) -> int:
             raise typer.BadParameter(f"{port}: a Unix socket has no port", param_hint="--port")
         if not is_socket(host) or not Path(host.removeprefix("unix:")).parent.is_dir():
             raise typer.BadParameter(f"{host!r} is no unix:/PATH in a folder that exists", param_hint="--host")
+        with socket.socket(socket.AF_UNIX) as probe, suppress(OSError):
+            probe.connect(host.removeprefix("unix:"))
+            raise typer.BadParameter(f"{host}: {os.strerror(errno.EADDRINUSE)}", param_hint="--host")
         return 0
     port = _DEFAULT_PORT if port is None else port
     try:
