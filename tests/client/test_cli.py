@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 
 from foretoken.cli import provenance, report, services
 from foretoken.cli.generate import _prompt
-from foretoken.cli.info import _fit, _worker_table
+from foretoken.cli.info import _console, _worker_table
 from foretoken.cli.main import app
 from foretoken.cli.up import _port
 from foretoken.client import Completion, InvalidArgumentError, Piece, WorkerStatus
@@ -231,7 +231,7 @@ def test_names_that_look_like_markup_are_shown_as_they_are(router) -> None:
 
 
 @pytest.mark.parametrize("width", [90, 80, 76, 60, 20])
-def test_numbers_stay_whole_in_a_narrow_terminal(width: int) -> None:
+def test_numbers_stay_whole_in_a_narrow_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     workers = [
         WorkerStatus.from_proto(
             pb.WorkerInfo(
@@ -250,11 +250,10 @@ def test_numbers_stay_whole_in_a_narrow_terminal(width: int) -> None:
         for role in ("verify", "draft")
     ]
     workers.append(WorkerStatus.from_proto(pb.WorkerInfo(address="127.0.0.1:50052", state="connecting"), "draft"))
-    console = Console(file=StringIO(), width=width)
-    table = _worker_table(workers)
-    _fit(table, console)
-    assert console.width <= max(width, 75)
-    console.print(table)
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    console = Console(file=StringIO(), width=_console().width)
+    console.print(_worker_table(workers))
     output = console.file.getvalue()
     for whole in ("16384/16384", "25.3, 121.9", " 128 ", "verify ", "connecting "):
         assert whole in output, output

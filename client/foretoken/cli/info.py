@@ -15,7 +15,6 @@ from typing import Annotated
 import typer
 from rich import box
 from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -23,6 +22,8 @@ from foretoken.cli import connection as c
 from foretoken.client import ModelInfo, Sampling, WorkerStatus
 
 _WIDTH_OF_A_PIPE = 160
+_LEAST_WIDTH = 80
+"""A narrower terminal breaks the lines itself: rich would cut numbers short, which makes others of them."""
 _FOLDED = {"address": 15, "model": 8}
 """Columns that may go on in a next line, and the width they keep; names and numbers stay whole."""
 _STATE_STYLES = {"ready": "green", "connecting": "yellow", "draining": "yellow", "refused": "red"}
@@ -45,16 +46,20 @@ def info(
         if json_:
             print(json.dumps(asdict(model)))
             return
-        console = Console() if sys.stdout.isatty() else Console(width=_WIDTH_OF_A_PIPE)
-        workers = (*model.verify_workers, *model.draft_workers)
-        table = _worker_table(workers)
-        _fit(table, console)
+        console = _console()
         console.print(_model_table(model))
         console.print()
-        console.print(table)
+        workers = (*model.verify_workers, *model.draft_workers)
+        console.print(_worker_table(workers))
         for worker in workers:
             if worker.detail:
                 console.print(f"{worker.address} is {worker.state}: {worker.detail}", markup=False, highlight=False)
+
+
+def _console() -> Console:
+    console = Console()
+    console.width = max(console.width, _LEAST_WIDTH) if sys.stdout.isatty() else _WIDTH_OF_A_PIPE
+    return console
 
 
 def _model_table(model: ModelInfo) -> Table:
@@ -96,21 +101,6 @@ def _worker_table(workers: Sequence[WorkerStatus]) -> Table:
             ", ".join(times),
         )
     return table
-
-
-def _fit(table: Table, console: Console) -> None:
-    """Widens the console as far as the table needs, so that its terminal breaks lines: a number cut short is another.
-
-    Rich makes folded columns alike before it cuts others; where that is too much, they get the width they keep.
-    """
-    folded = [column for column in table.columns if column.min_width is not None]
-    for column in folded:
-        column.max_width = column.min_width
-    least = Measurement.get(console, console.options.update(max_width=_WIDTH_OF_A_PIPE), table).maximum
-    if console.width >= least + len(_FOLDED) * max(_FOLDED.values()) - sum(_FOLDED.values()):
-        for column in folded:
-            column.max_width = None
-    console.width = max(console.width, least)
 
 
 def _sampling(sampling: Sampling) -> str:
