@@ -25,6 +25,8 @@ WEIGHTS = {"floors": "*i64", "likeliest": "*i32", "totals": "*i64", "spreads": "
 CHAINS = dict.fromkeys(
     ("target_ids", "draft_ids", "offsets", "prob_offsets", "prob_ids", "num_accepted", "next_ids"), "*i64"
 )
+MOST_LINES = 15_000
+"""Of code for the device, before it is assembled: more takes the compiler many seconds, which the first request waits."""
 # kernel, constants, types that differ from the above
 KERNELS = [
     (noise._gumbel, {"CALLS": 256}, {"stream": "i32"}),
@@ -36,7 +38,7 @@ KERNELS = [
     (sampling._decide, {"GROUPS": 32, "SPLITS": 4}, {"ids": "*i32", "out": "*i64"}),
     (logprobs_kernel._rank, {"GROUPS": 32}, {}),
     (weights_kernel._row_weights, {"BLOCK": 1024}, WEIGHTS),
-    (rejecting._reject, {"CALLS": 256, "PROBS": 4}, WEIGHTS | CHAINS),  # with 64 it takes a minute
+    (rejecting._reject, {"CALLS": 256, "PROBS": 64}, WEIGHTS | CHAINS),
     (typical._typical, {}, WEIGHTS | CHAINS),
 ]
 
@@ -70,3 +72,4 @@ def test_a_kernel_compiles(
     compiled = triton.compile(source, target=HOPPER, options={"num_warps": 4, **EXACT})
     assert len(compiled.asm["cubin"]) > 0
     assert "fma.rn.f32" not in compiled.asm["ptx"]  # what would round once where the references round twice
+    assert compiled.asm["ptx"].count("\n") < MOST_LINES

@@ -8,6 +8,7 @@ import triton.language as tl
 
 from foretoken.kernels import noise
 from foretoken.kernels.rejection.draft_probs import MAX_DRAFT_PROBS, DraftProbs
+from foretoken.kernels.sample.narrowing import by_word
 from foretoken.kernels.triton_math import EXACT, gumbel_f32, log_f32, noise_words, token_id
 from foretoken.kernels.weights_kernel import row_weights, weight_at, weight_of
 
@@ -93,7 +94,9 @@ def _reject(
         row = node + block
         draft_id = tl.load(draft_ids + node)
         weight = weight_at(logits, row, draft_id, temperature, min_p, tops, floors, likeliest, vocab_size)
-        ids, shares = _draft_probs(draft_id, node, prob_offsets, prob_ids, probs, PROBS)
+        first_prob = tl.load(prob_offsets + node)
+        num_probs = tl.load(prob_offsets + node + 1) - first_prob
+        ids, shares = _draft_probs(draft_id, prob_ids + first_prob, probs + first_prob, num_probs, tl.arange(0, PROBS))
         share = tl.sum(tl.where(ids == draft_id, shares, 0.0), axis=0)
         call = tl.zeros([1], tl.int32)
         word, _, _, _ = noise_words(tl.load(seeds + row), tl.load(positions + row), _ACCEPT, call)
@@ -108,17 +111,19 @@ def _reject(
     next_id = tl.load(target_ids + row)
     if stop < end:
         draft_id = tl.load(draft_ids + stop)
-        ids, shares = _draft_probs(draft_id, stop, prob_offsets, prob_ids, probs, PROBS)
+        first_prob = tl.load(prob_offsets + stop)
+        num_probs = tl.load(prob_offsets + stop + 1) - first_prob
         total = tl.load(totals + row).to(tl.float64)
         recovered = tl.full([], 0x7FFFFFFF, tl.int32)
-        scale = tl.full([], 1.0, tl.float64)
         # Draft probabilities that add up to more than 1 may leave nothing: then the target's own are used.
         for _ in range(2):
             if recovered == 0x7FFFFFFF:
                 recovered = _recover(
                     logits + row * vocab_size,
-                    ids,
-                    shares.to(tl.float64) * scale,
+                    draft_id,
+                    prob_ids + first_prob,
+                    probs + first_prob,
+                    num_probs,
                     total,
                     tl.load(seeds + row),
                     tl.load(positions + row),
@@ -129,31 +134,31 @@ def _reject(
                     tl.load(likeliest + row),
                     vocab_size,
                     CALLS,
+                    PROBS,
                 )
-                scale = scale * 0.0
+                total = total * 0.0
         next_id = recovered.to(tl.int64)
     tl.store(num_accepted + block, stop - start)
     tl.store(next_ids + block, next_id)
 
 
 @triton.jit
-def _draft_probs(draft_id, node, prob_offsets, prob_ids, probs, PROBS: tl.constexpr):
-    """Ids [PROBS] and probabilities [PROBS] of a draft token's distribution, -1 and 0 where there are fewer."""
-    first = tl.load(prob_offsets + node)
-    count = tl.load(prob_offsets + node + 1) - first
-    place = tl.arange(0, PROBS)
-    ids = tl.load(prob_ids + first + place, mask=place < count, other=-1)
-    shares = tl.load(probs + first + place, mask=place < count, other=0.0)
-    is_certain = (count == 0) & (place == 0)
+def _draft_probs(draft_id, prob_ids, probs, num_probs, place):
+    """Ids and probabilities at these places of a draft token's distribution, -1 and 0 beyond its end."""
+    ids = tl.load(prob_ids + place, mask=place < num_probs, other=-1)
+    shares = tl.load(probs + place, mask=place < num_probs, other=0.0)
+    is_certain = (num_probs == 0) & (place == 0)
     return tl.where(is_certain, draft_id, ids), tl.where(is_certain, 1.0, shares)
 
 
 @triton.jit
 def _recover(
     start,  # the row's logits
-    draft_ids,  # [PROBS] int64
-    shares,  # [PROBS] float64
-    total,
+    draft_id,
+    prob_ids,  # [num_probs] int64
+    probs,  # [num_probs] float32
+    num_probs,
+    total,  # what a draft's probability of 1 takes away
     seed,
     position,
     heat,
@@ -163,23 +168,35 @@ def _recover(
     likeliest,
     vocab_size,
     CALLS: tl.constexpr,
+    PROBS: tl.constexpr,
 ):
     """The id that wins under the weights left by the draft's, 2^31 - 1 if nothing is left."""
-    best = tl.full([CALLS], float("-inf"), tl.float32)
-    best_id = tl.full([CALLS], 0x7FFFFFFF, tl.int32)
+    draft_ids, _ = _draft_probs(draft_id, prob_ids, probs, num_probs, tl.arange(0, PROBS))
+    best = tl.full([CALLS, 2, 2], float("-inf"), tl.float32)
+    best_id = tl.full([CALLS, 2, 2], 0x7FFFFFFF, tl.int32)
     for first in range(0, tl.cdiv(vocab_size, 4 * CALLS) * CALLS, CALLS):
         call = first + tl.arange(0, CALLS)
-        words = noise_words(seed, position, _RECOVERED, call)
-        for i in tl.static_range(4):
-            ids = token_id(call, i)
-            x = tl.load(start + ids, mask=ids < vocab_size, other=float("-inf")).to(tl.float32)
-            weight = weight_of(x, ids, heat, least, top, floor, likeliest).to(tl.float64)
-            share = tl.sum(tl.where(ids[:, None] == draft_ids[None, :], shares[None, :], 0.0), axis=1)
-            left = weight - share * total
-            is_left = left > 0.0
-            score = log_f32(tl.where(is_left, left, 1.0).to(tl.float32)) + gumbel_f32(words[i])
-            is_better = is_left & (score > best)
-            best = tl.where(is_better, score, best)
-            best_id = tl.where(is_better, ids, best_id)
-    highest = tl.max(best, axis=0)
-    return tl.min(tl.where(best == highest, best_id, 0x7FFFFFFF), axis=0)
+        ids = token_id(call, 0)
+        # Loaded word by word, as in `narrowing`: runs of ids, and the four of a call in the same thread.
+        x0 = tl.load(start + ids, mask=ids < vocab_size, other=float("-inf"))
+        x1 = tl.load(start + ids + 256, mask=ids + 256 < vocab_size, other=float("-inf"))
+        x2 = tl.load(start + ids + 512, mask=ids + 512 < vocab_size, other=float("-inf"))
+        x3 = tl.load(start + ids + 768, mask=ids + 768 < vocab_size, other=float("-inf"))
+        ids = by_word(ids, ids + 256, ids + 512, ids + 768)
+        word0, word1, word2, word3 = noise_words(seed, position, _RECOVERED, call)
+        x = by_word(x0, x1, x2, x3).to(tl.float32)
+        weight = weight_of(x, ids, heat, least, top, floor, likeliest).to(tl.float64)
+        share = tl.zeros([CALLS, 2, 2], tl.float64)
+        is_here = (draft_ids >= 4 * first) & (draft_ids < 4 * (first + CALLS))
+        if tl.sum(is_here.to(tl.int32), axis=0) > 0:  # a loop: unrolled, it would take the compiler a minute
+            for place in range(tl.maximum(num_probs, 1)):
+                own_id, own_share = _draft_probs(draft_id, prob_ids, probs, num_probs, place)
+                share = tl.where(ids == own_id, own_share.to(tl.float64), share)
+        left = weight - share * total
+        is_left = left > 0.0
+        score = log_f32(tl.where(is_left, left, 1.0).to(tl.float32)) + gumbel_f32(by_word(word0, word1, word2, word3))
+        is_better = is_left & (score > best)
+        best = tl.where(is_better, score, best)
+        best_id = tl.where(is_better, ids, best_id)
+    highest = tl.max(best)
+    return tl.min(tl.where(best == highest, best_id, 0x7FFFFFFF))
