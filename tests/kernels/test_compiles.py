@@ -19,6 +19,7 @@ from foretoken.kernels.typical import kernel as typical
 
 HOPPER = GPUTarget("cuda", 90, 32)
 INTEGERS = {"vocab_size", "num_groups", "num_chunks", "num_splits", "num_top", "num_rows", "num_entries", "num_words"}
+INTEGERS |= {"num_halvings"}
 INT32 = {"top_k", "groups", "counts", "allowed"}
 INT64 = {"seeds", "positions", "row_offsets", "token_ids", "top_ids"}
 WEIGHTS = {"floors": "*i64", "likeliest": "*i32", "totals": "*i64", "spreads": "*i64"}
@@ -26,16 +27,16 @@ CHAINS = dict.fromkeys(
     ("target_ids", "draft_ids", "offsets", "prob_offsets", "prob_ids", "num_accepted", "next_ids"), "*i64"
 )
 MOST_LINES = 15_000
-"""Of code for the device, before it is assembled: more takes the compiler many seconds, which the first request waits."""
+"""Of code for the device, before it is assembled: more takes the compiler many seconds."""
 # kernel, constants, types that differ from the above
 KERNELS = [
     (noise._gumbel, {"CALLS": 256}, {"stream": "i32"}),
-    (adjusting._adjust, {"NUM_HALVINGS": 8, "BLOCK": 256}, {"ids": "*i64"}),
+    (adjusting._adjust, {"BLOCK": 256}, {"ids": "*i64"}),
     (adjusting._mask, {"BLOCK": 4096}, {}),
     (narrowing._scan, {"TILES": 4}, {}),
     (narrowing._narrow, {"KEEPS_TOP_K": False, "GROUPS": 2048, "CHUNKS": 32}, {}),
     (sampling._draw, {"GROUPS": 16}, {"ids": "*i32"}),
-    (sampling._decide, {"GROUPS": 32, "SPLITS": 4}, {"ids": "*i32", "out": "*i64"}),
+    (sampling._decide, {"GROUPS": 32, "SPLITS": 64}, {"ids": "*i32", "out": "*i64"}),
     (logprobs_kernel._rank, {"GROUPS": 32}, {}),
     (weights_kernel._row_weights, {"BLOCK": 1024}, WEIGHTS),
     (rejecting._reject, {"CALLS": 256, "PROBS": 64}, WEIGHTS | CHAINS),

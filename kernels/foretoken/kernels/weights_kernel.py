@@ -39,7 +39,7 @@ def row_weights(
     """Of validated tensors; arguments as those of `weights.target_weights`."""
     num_rows, vocab_size = logits.shape
     tops = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
-    floors, totals, spreads = torch.empty((3, num_rows), dtype=torch.int64, device=logits.device)
+    floors, totals, spreads = (torch.empty(num_rows, dtype=torch.int64, device=logits.device) for _ in range(3))
     likeliest = torch.empty(num_rows, dtype=torch.int32, device=logits.device)
     if num_rows > 0:
         _row_weights[(num_rows,)](

@@ -39,7 +39,7 @@ def logits_adjust(
             num_rows,
             vocab_size,
             num_entries,
-            NUM_HALVINGS=(num_rows - 1).bit_length(),
+            (num_rows - 1).bit_length(),
             BLOCK=_ENTRIES,
             num_warps=4,
             **EXACT,
@@ -49,7 +49,7 @@ def logits_adjust(
         _mask[grid](logits, allowed, vocab_size, allowed.shape[1], BLOCK=_MASKED_IDS, num_warps=4, **EXACT)
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_entries"])
+@triton.jit(do_not_specialize=["num_rows", "num_entries", "num_halvings"])
 def _adjust(
     logits,  # [R, V] float32
     row_offsets,  # [R + 1] int64
@@ -60,7 +60,7 @@ def _adjust(
     num_rows,
     vocab_size,
     num_entries,
-    NUM_HALVINGS: tl.constexpr,
+    num_halvings,
     BLOCK: tl.constexpr,
 ):
     entry = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -68,7 +68,7 @@ def _adjust(
     # Bisection: row_offsets[row] <= entry < row_offsets[end] throughout.
     row = tl.zeros([BLOCK], tl.int64)
     end = row + num_rows
-    for _ in range(NUM_HALVINGS):
+    for _ in range(num_halvings):
         middle = (row + end) // 2
         is_at_or_after = tl.load(row_offsets + middle) <= entry
         row = tl.where(is_at_or_after, middle, row)

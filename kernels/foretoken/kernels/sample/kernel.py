@@ -60,7 +60,7 @@ def sample(
         num_groups,
         num_splits,
         GROUPS=_TESTED_GROUPS,
-        SPLITS=triton.next_power_of_2(num_splits),
+        SPLITS=_MAX_SPLITS,
         num_warps=4,
         **EXACT,
     )
@@ -76,7 +76,7 @@ def greedy(logits: torch.Tensor) -> torch.Tensor:
     return sample(logits, integers, integers, zeros, top_k, zeros, zeros)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def _draw(
     logits,  # [R, V]
     seeds,  # [R] int64
@@ -117,7 +117,7 @@ def _draw(
     tl.store(ids + row * num_splits + split, best_id)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def _decide(
     logits,  # [R, V]
     seeds,  # [R] int64

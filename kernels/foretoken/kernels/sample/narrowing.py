@@ -54,10 +54,13 @@ def narrow(
     num_groups = triton.cdiv(vocab_size, _IDS_PER_TILE) * 16
     num_chunks = triton.cdiv(vocab_size, _IDS_PER_TILE * _TILES_PER_CHUNK)
     maxima = torch.empty((num_rows, num_groups), dtype=logits.dtype, device=logits.device)
-    chunk_maxima, chunk_masses = torch.empty((2, num_rows, num_chunks), dtype=torch.float32, device=logits.device)
+    # Each in memory of its own: parts of one tensor would be aligned, and kernels compiled, by the number of rows.
+    chunk_maxima, chunk_masses = (
+        torch.empty((num_rows, num_chunks), dtype=torch.float32, device=logits.device) for _ in range(2)
+    )
     groups = torch.empty((num_rows, num_groups), dtype=torch.int32, device=logits.device)
     counts = torch.empty(num_rows, dtype=torch.int32, device=logits.device)
-    largest, mass, floor = torch.empty((3, num_rows), dtype=torch.float32, device=logits.device)
+    largest, mass, floor = (torch.empty(num_rows, dtype=torch.float32, device=logits.device) for _ in range(3))
     _scan[(num_chunks, num_rows)](
         logits,
         temperature,

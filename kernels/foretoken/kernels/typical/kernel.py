@@ -27,7 +27,7 @@ def typical(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`typical.typical` for validated tensors."""
     num_blocks = offsets.shape[0] - 1
-    num_accepted, next_ids = torch.empty((2, num_blocks), dtype=torch.int64, device=logits.device)
+    num_accepted, next_ids = (torch.empty(num_blocks, dtype=torch.int64, device=logits.device) for _ in range(2))
     if num_blocks > 0:
         rows = row_weights(logits, temperature, top_k, top_p, min_p)
         _typical[(num_blocks,)](

@@ -1,0 +1,39 @@
+"""The variants of Triton kernels that calls would have compiled, by Triton's own rules, where there is no device."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.compiler import make_backend
+from triton.runtime.jit import JITFunction, create_function_from_signature
+
+from foretoken.kernels import dispatch
+
+_BACKEND = make_backend(GPUTarget("cuda", 90, 32))
+
+
+@contextmanager
+def recorded_variants(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[tuple[str, str]]]:
+    """Collects (kernel, what its code was made for) of every launch in the block; nothing runs, new tensors hold 0."""
+    variants: set[tuple[str, str]] = set()
+    binders: dict[JITFunction, Any] = {}
+
+    def record(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **keywords: Any) -> None:
+        if kernel not in binders:
+            binders[kernel] = create_function_from_signature(kernel.signature, kernel.params, _BACKEND)
+        _, specialization, options = binders[kernel](*args, **keywords)
+        named = dict(zip(kernel.arg_names, specialization, strict=True))
+        variants.add((kernel.__name__, f"{named} {options}"))
+
+    with monkeypatch.context() as patch, dispatch.override("triton"):
+        patch.setattr(JITFunction, "run", record)
+        for owner, name, zeros in (
+            (torch, "empty", torch.zeros),
+            (torch, "empty_like", torch.zeros_like),
+            (torch.Tensor, "new_empty", torch.Tensor.new_zeros),
+        ):
+            patch.setattr(owner, name, zeros)
+        yield variants
