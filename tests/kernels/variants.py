@@ -1,6 +1,6 @@
 """The variants of Triton kernels that calls would have compiled, by Triton's own rules, where there is no device."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,12 +28,13 @@ def recorded_variants(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[tuple[str
         named = dict(zip(kernel.arg_names, specialization, strict=True))
         variants.add((kernel.__name__, f"{named} {options}"))
 
-    with monkeypatch.context() as patch, dispatch.override("triton"):
+    with monkeypatch.context() as patch:
         patch.setattr(JITFunction, "run", record)
-        for owner, name, zeros in (
-            (torch, "empty", torch.zeros),
-            (torch, "empty_like", torch.zeros_like),
-            (torch.Tensor, "new_empty", torch.Tensor.new_zeros),
-        ):
-            patch.setattr(owner, name, zeros)
+        patch.setitem(dispatch._PREFERENCE, "cpu", dispatch._PREFERENCE["cuda"])
+        for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
+            patch.setattr(owner, name, _zeroed(getattr(owner, name)))
         yield variants
+
+
+def _zeroed(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    return lambda *args, **keywords: make(*args, **keywords).zero_()

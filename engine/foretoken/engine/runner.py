@@ -35,7 +35,8 @@ from foretoken.engine.self_check import (
 )
 from foretoken.engine.step_costs import StepCost, measure_step_costs
 from foretoken.engine.tree import KeptPath
-from foretoken.kernels import native
+from foretoken.engine.warm_up import warm_up
+from foretoken.kernels import dispatch, native
 from foretoken.kernels.build import user_cache_dir
 from foretoken.kernels.cpu import CPU_DTYPES, CpuKernels, load_cpu_kernels
 
@@ -117,6 +118,10 @@ class ModelRunner:
         if dependence is not None and not (runner.is_compiled and isinstance(forward, CpuForward)):
             raise ModelRefusedError(f"rows are not independent: {dependence}")  # compiled rows were checked afresh
         runner.logits_digest = digest_of_logits(runner)
+        if dispatch.compiles_at_first_call(model.device):
+            report("compiling what chooses tokens", 0.8)
+            with _refusing(model):
+                warm_up(runner)
         report("ready", 1.0)
         _LOG.info("model loaded: %s, %s, %d KV pages", info.model_id, info.dtype, num_pages)
         return runner

@@ -64,6 +64,11 @@ def select(device: torch.device, table: Mapping[PathName, Implementation]) -> tu
     return path, table[path]
 
 
+def compiles_at_first_call(device: torch.device) -> bool:
+    """Whether ops on a device run in Triton, which compiles a kernel when it is first called."""
+    return "triton" in _PREFERENCE.get(device.type, ())
+
+
 def _path(device: torch.device, table: Mapping[PathName, Implementation]) -> PathName:
     if _override is not None and _override in table:
         return _override
