@@ -1,6 +1,7 @@
 """What a load does on a GPU, with the device's answers made up: pages, recordings, and what is refused or given up."""
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,6 +33,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> FakeRecorder:
         return MemoryUse(free_bytes=MEASURED_BYTES, forward_bytes=0)
 
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setenv("TRITON_CACHE_DIR", "the user's own")
     monkeypatch.setattr(prepare, "_name", lambda config, device: "fake")
     monkeypatch.setattr(prepare, "measure_forward", measure)
     monkeypatch.setattr(prepare, "GraphRecorder", lambda: made)
@@ -74,6 +76,16 @@ def test_graphs_are_recorded_as_far_as_forwards_go(
 ) -> None:
     assert run(tmp_path, max_graph_rows=max_graph_rows) is not None
     assert recorder.num_recorded == num_recorded
+
+
+def test_kernels_are_kept_with_the_worker_s_other_code_unless_the_user_says_where(
+    recorder: FakeRecorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(tmp_path, cache_dir=tmp_path / "cache") is not None
+    assert os.environ["TRITON_CACHE_DIR"] == "the user's own"
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    assert run(tmp_path, cache_dir=tmp_path / "cache") is not None
+    assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "cache" / "triton")
 
 
 def test_experts_are_left_to_the_reference_path(

@@ -1,6 +1,7 @@
 """Makes a loaded model ready on a GPU: linear layers, memory measured, KV pool, graphs. It asks the device once."""
 
 import logging
+import os
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from foretoken.engine.errors import ModelRefusedError
 from foretoken.engine.kv_pool import KvPool, LayerShape
 from foretoken.engine.loading import Progress
 from foretoken.engine.row_linear import replace_linears
-from foretoken.kernels.build import user_cache_dir
+from foretoken.kernels.build import private_folder, user_cache_dir
 
 _LOG = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ def prepare_cuda(
             model was to be compiled and cannot be.
     """
     torch.cuda.set_device(model.device)
+    _keep_kernels(config)
     if config.batch_invariant:
         replace_linears(model, RowLinear)
         if reason := find_row_dependence(model):
@@ -62,6 +64,12 @@ def prepare_cuda(
     except torch.OutOfMemoryError as error:
         raise ModelRefusedError(f"the device's memory is too small: {error}") from error
     return forward, num_pages
+
+
+def _keep_kernels(config: EngineConfig) -> None:
+    """Triton keeps what it compiled where the worker's other code is kept; it is told by the environment only."""
+    if "TRITON_CACHE_DIR" not in os.environ:
+        os.environ["TRITON_CACHE_DIR"] = str(private_folder(config.cache_dir or user_cache_dir()) / "triton")
 
 
 def _compile(config: EngineConfig, forward: CudaForward, progress: Progress) -> None:
