@@ -21,10 +21,12 @@ class GraphRecorder:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        # One for all: memory that was freed on a stream serves that stream only, also within a pool.
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def record(self, call: Callable[[], None]) -> Callable[[], None]:
         """See `Recorder.record`."""
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream = self._stream
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(self._NUM_WARM_UP):
