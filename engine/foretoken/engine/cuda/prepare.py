@@ -48,7 +48,7 @@ def prepare_cuda(
         scratch = KvPool(shapes, 1, config.page_size, model.dtype, model.device)
         forward = CudaForward(model, scratch, max_context, _name(config, model.device), config.batch_invariant)
         try:
-            use = measure_forward(lambda: forward.run_padding(config.max_batch_rows), model.device)
+            use = measure_forward(lambda: _run_every_size(config, forward), model.device)
         except ModelRefusedError as error:
             _LOG.warning("%s: the reference path runs instead, which is slow", error)
             return None
@@ -64,6 +64,16 @@ def prepare_cuda(
     except torch.OutOfMemoryError as error:
         raise ModelRefusedError(f"the device's memory is too small: {error}") from error
     return forward, num_pages
+
+
+def _run_every_size(config: EngineConfig, forward: CudaForward) -> None:
+    """The largest forward, and those to be recorded: attention of few rows divides its keys, which takes memory."""
+    for num_rows in (config.max_batch_rows, *_recorded_sizes(config)):
+        forward.run_padding(num_rows)
+
+
+def _recorded_sizes(config: EngineConfig) -> list[int]:
+    return bucket_sizes(min(config.max_graph_rows, config.max_batch_rows))
 
 
 def _keep_kernels(config: EngineConfig) -> None:
@@ -82,7 +92,7 @@ def _compile(config: EngineConfig, forward: CudaForward, progress: Progress) -> 
 
 def _record(config: EngineConfig, forward: CudaForward, progress: Progress) -> None:
     """Record graphs, or say why forwards stay eager."""
-    sizes = bucket_sizes(min(config.max_graph_rows, config.max_batch_rows))
+    sizes = _recorded_sizes(config)
     if not sizes:
         return
 
