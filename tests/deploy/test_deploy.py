@@ -195,7 +195,7 @@ def test_what_runs_for_long_fills_no_disk_or_memory():
 
 def test_what_services_write_lies_where_they_may():
     environment = image_environment("worker")
-    for name in ("HF_HOME", "FORETOKEN_CACHE_DIR", "TRITON_CACHE_DIR"):  # kept, for the next container too
+    for name in ("HF_HOME", "FORETOKEN_CACHE_DIR"):  # kept, for the next container too
         assert Path(environment[name]).is_relative_to("/cache"), name
     for service in [service for service in stack().values() if service["image"].startswith("foretoken-")]:
         assert service["read_only"] and service["tmpfs"] == ["/tmp"]
