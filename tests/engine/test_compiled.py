@@ -7,7 +7,7 @@ import torch
 from torch._inductor import config as inductor_config
 
 from foretoken.engine.batch import Segment
-from foretoken.engine.compiled import compile_traced
+from foretoken.engine.compiled import compile_traced, trace_call
 from foretoken.engine.config import EngineConfig
 from foretoken.engine.runner import ModelRunner
 from foretoken.engine.self_check import forward_in_chunks, forward_together
@@ -107,3 +107,13 @@ def test_processors_that_share_a_cache_keep_their_code_apart(tmp_path: Path, mon
         monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda capability=capability: capability)
         compile_traced(lambda: torch.fx.GraphModule({}, torch.fx.Graph()), (), {}, tmp_path)
     assert caches[0] == caches[1] != caches[2]
+
+
+def test_compiled_code_reads_the_models_own_weights(tmp_path: Path) -> None:
+    """And not a copy: the model would be in memory twice."""
+    weight = torch.ones(3, 5)
+    example = (torch.ones(7, 3), torch.ones(7, 3), torch.ones(7, 3))
+    run = compile_traced(lambda: trace_call(lambda x, y, z: (x + y + z) @ weight, example), example, {}, tmp_path)
+    before = run(*example)
+    weight *= 2
+    assert torch.equal(run(*example), 2 * before)

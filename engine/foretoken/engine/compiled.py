@@ -34,6 +34,15 @@ _OPTIONS = {
 }
 
 
+class _SharingGraph(fx.GraphModule):
+    """A graph with the weights that it reads, and no others; copies, such as inductor makes, have the same ones."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> fx.GraphModule:
+        memo.update((id(tensor), tensor) for tensor in (*self.buffers(), *self.parameters()))
+        copy: fx.GraphModule = super().__deepcopy__(memo)
+        return copy
+
+
 def compile_call(call: ModelCall, example: tuple[Tensor, Tensor, Tensor], model: Any, cache_dir: Path) -> ModelCall:
     """Trace `call` on `example` (see `trace_call`) and compile it for any number of rows.
 
@@ -72,7 +81,9 @@ def compile_traced(
 
     set_inductor_cache(private_folder(cache_dir) / f"inductor-{_processor_key()}")
     start = time.monotonic()
-    graph = trace()
+    operators = trace()
+    graph = _SharingGraph(operators, operators.graph)
+    del operators  # it knows the weights from before they were joined too
     traced = time.monotonic()
     with torch.no_grad(), inductor_config.patch(options):
         artifact: Any = inductor.standalone_compile(graph, list(example), dynamic_shapes="from_graph")
