@@ -1,12 +1,15 @@
-"""What is fetched of a hub repository."""
+"""What is fetched of a hub repository, and what of it is held."""
 
+import weakref
 from pathlib import Path
 
 import pytest
 from huggingface_hub.utils import filter_repo_objects
+from torch import Tensor, nn
 
 from foretoken.engine import loading
 from foretoken.engine.errors import ModelRefusedError
+from foretoken.engine.row_linear import replace_linears
 
 REPOSITORY = {
     "config.json": True,
@@ -38,3 +41,17 @@ def test_weights_are_fetched_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     with pytest.raises(ModelRefusedError, match=rf"revision 'v1' is one of the hub, and {tmp_path} is a directory"):
         loading.resolve_directory(str(tmp_path), "v1")
     assert fetched == [name for name, is_wanted in REPOSITORY.items() if is_wanted]
+
+
+def test_a_layers_weights_are_let_go_of_when_another_layer_has_its_place() -> None:
+    """Or all of a model's would be in memory twice for a while."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(2, 2), nn.ReLU()) for _ in range(4)))
+    weights: list[weakref.ref[Tensor]] = []
+
+    def make(weight: Tensor, bias: Tensor | None) -> nn.Module:
+        assert all(earlier() is None for earlier in weights[:-1])
+        weights.append(weakref.ref(weight))
+        return nn.Identity()
+
+    replace_linears(model, make)
+    assert len(weights) == 4

@@ -45,8 +45,8 @@ class BlockLinear(nn.Module):
 
 
 def replace_linears(model: nn.Module, make: Callable[[Tensor, Tensor | None], nn.Module]) -> None:
-    """Put `make(weight [N, K], bias)` in the place of every linear layer of a model."""
-    for parent in list(model.modules()):
+    """Put `make(weight [N, K], bias)` in the place of every linear layer of a model, and let go of each in turn."""
+    for parent in [module for module in model.modules() if type(module) not in (nn.Linear, Conv1D)]:
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
                 setattr(parent, name, make(child.weight, child.bias))
