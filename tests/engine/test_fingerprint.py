@@ -28,6 +28,23 @@ def test_each_tensor_counts_wherever_in_the_file_it_lies(tmp_path: Path) -> None
     assert save_checkpoint(tmp_path / "again") == fingerprints[0]
 
 
+def test_only_files_that_are_loaded_count(tmp_path: Path) -> None:
+    """Others are there or not, by the way the checkpoint came to this machine."""
+    directory = tmp_path / "model"
+    fingerprint = save_checkpoint(directory)
+    (directory / "consolidated.safetensors").write_bytes(b"the same weights, in their maker's own layout")
+    assert hash_weights(directory) == fingerprint
+    (directory / "model.safetensors").rename(directory / "part.safetensors")
+    with pytest.raises(FileNotFoundError, match="holds neither model.safetensors nor model.safetensors.index"):
+        hash_weights(directory)
+    index = directory / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {"embed": "part.safetensors", "layer": "part.safetensors"}}')
+    assert len({hash_weights(directory), fingerprint}) == 2, "files count by name"
+    index.write_text('{"weight_map": ["part.safetensors"]}')
+    with pytest.raises(ModelRefusedError, match=r"model\.safetensors\.index\.json is not an index of weights"):
+        hash_weights(directory)
+
+
 HEADERS = [b'{"a": 1}', b"[]", b'{"a": {"data_offsets": [9, 3]}}', b'{"a": {"data_offsets": [-9, 3]}}']
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+
 from foretoken.engine.errors import ModelRefusedError
 
 EDGE_BYTES = 64 * 1024
@@ -15,21 +17,18 @@ _SOURCES = (".c", ".cpp", ".h", ".py")
 
 
 def hash_weights(directory: Path) -> str:
-    """SHA-256 hex of config.json and of every safetensors file's name, size, header, first and last 64 KiB, and 4 KiB
+    """SHA-256 hex of config.json and of every weight file's name, size, header, first and last 64 KiB, and 4 KiB
     from the middle of each tensor: tuning may leave both ends of a file, embeddings and norms, as they were.
 
     Raises:
-        FileNotFoundError: no config.json or no safetensors file.
-        ModelRefusedError: a safetensors file has no header.
+        FileNotFoundError: no config.json, or no weights in safetensors files.
+        ModelRefusedError: a weight file has no header, or the index of them is none.
     """
     digest = hashlib.sha256()
     config = json.loads((directory / "config.json").read_text())
     config.pop("transformers_version", None)
     digest.update(json.dumps(config, sort_keys=True).encode())
-    files = sorted(directory.glob("*.safetensors"))
-    if not files:
-        raise FileNotFoundError(f"{directory} holds no *.safetensors file")
-    for path in files:
+    for path in _weight_files(directory):
         size = path.stat().st_size
         digest.update(f"\0{path.name}\0{size}\0".encode())
         with path.open("rb") as file:
@@ -40,6 +39,20 @@ def hash_weights(directory: Path) -> str:
                 file.seek(start)
                 digest.update(file.read(end - start))
     return digest.hexdigest()
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    """The files that transformers loads, by name: others beside them depend on how the directory came about."""
+    whole, index = directory / SAFE_WEIGHTS_NAME, directory / SAFE_WEIGHTS_INDEX_NAME
+    if whole.is_file():
+        return [whole]
+    if not index.is_file():
+        raise FileNotFoundError(f"{directory} holds neither {SAFE_WEIGHTS_NAME} nor {SAFE_WEIGHTS_INDEX_NAME}")
+    try:
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        return [directory / name for name in names]
+    except Exception as error:  # whatever its contents are taken for
+        raise ModelRefusedError(f"{index} is not an index of weights: {type(error).__name__}: {error}") from error
 
 
 def _middles(path: Path, header: bytes) -> Iterator[tuple[int, int]]:
