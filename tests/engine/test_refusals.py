@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import PreTrainedConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from foretoken.engine.attention import CONTEXT_KEYWORD, ProbeContext, _attention_forward
 from foretoken.engine.config import EngineConfig
@@ -233,6 +233,13 @@ def test_values_that_only_we_read(settings: dict[str, object], reason: str, tmp_
     path.write_text(json.dumps(json.loads(path.read_text()) | settings))
     with pytest.raises(ModelRefusedError, match=reason):
         ModelRunner.load(EngineConfig(directory, compile="off", num_pages=8))
+
+
+def test_a_type_that_only_the_checkpoint_has(tmp_path: Path) -> None:
+    directory = save_tiny(tmp_path, "llama")
+    AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64).save_pretrained(directory)
+    with pytest.raises(ModelRefusedError, match="dtype: .* is stored in float64: set one of bfloat16, float16"):
+        ModelRunner.load(EngineConfig(directory, dtype="auto", compile="off", num_pages=8))
 
 
 def test_a_context_beyond_the_models_own(tmp_path: Path) -> None:

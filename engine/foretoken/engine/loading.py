@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
+from huggingface_hub.utils import disable_progress_bars
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
@@ -23,6 +24,9 @@ from foretoken.engine.generation_config import generation_defaults
 from foretoken.engine.refusals import check_config
 
 _LOG = logging.getLogger(__name__)
+
+_DTYPES = ("bfloat16", "float16", "float32")
+"""What kernels and tolerances exist for."""
 
 _DEQUANTIZED = ("mxfp4", "fp8")
 """Quantizations that transformers undoes as it loads."""
@@ -72,11 +76,14 @@ def resolve_directory(model: str, revision: str | None) -> Path:
         if revision is not None:
             raise ModelRefusedError(f"revision {revision!r} is one of the hub, and {model} is a directory")
         return directory
+    disable_progress_bars()  # standard error is the log
     try:
         options: dict[str, Any] = {"allow_patterns": _WANTED_FILES, "ignore_patterns": _UNWANTED_FILES}
         return Path(snapshot_download(model, revision=revision, **options))
     except Exception as error:  # the hub client raises many types: network, authentication, validation
-        raise ModelRefusedError(f"{model!r} is no directory and cannot be fetched from the hub: {error}") from error
+        which = "" if revision is None else f" at revision {revision!r}"
+        what = f"{model!r} is no directory and cannot be fetched from the hub{which}"
+        raise ModelRefusedError(f"{what}: {type(error).__name__}: {error}") from error
 
 
 def load_model(config: EngineConfig, progress: Progress) -> tuple[Any, ModelInfo]:
@@ -154,6 +161,8 @@ def _load_weights(directory: Path, model_config: Any, config: EngineConfig) -> A
     except Exception as error:  # the model's own code may raise anything
         raise ModelRefusedError(f"{config.model} cannot be loaded: {type(error).__name__}: {error}") from error
     _check_weights(config.model, model, report)
+    if (stored := str(model.dtype).removeprefix("torch.")) not in _DTYPES:
+        raise ModelRefusedError(f"dtype: {config.model} is stored in {stored}: set one of {', '.join(_DTYPES)}")
     if model.get_output_embeddings() is None:
         raise ModelRefusedError(f"{type(model).__name__} has no output embedding")
     if model._can_set_experts_implementation():
