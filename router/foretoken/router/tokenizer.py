@@ -12,13 +12,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub import snapshot_download
+from huggingface_hub.utils.tqdm import disable_progress_bars
 from jinja2 import TemplateError
 from tokenizers import Tokenizer as FastTokenizer
 
 from foretoken.router.chat_template import ChatTemplate
 from foretoken.rpc.errors import FailedPreconditionError
+
+_TOKENIZER, _CONFIG = "tokenizer.json", "tokenizer_config.json"
+_SPECIAL_TOKENS, _TEMPLATE = "special_tokens_map.json", "chat_template.jinja"
 
 
 class TokenizerError(FailedPreconditionError):
@@ -61,13 +64,14 @@ class Tokenizer:
         Raises:
             TokenizerError: no `tokenizer.json` there, a broken file, or a directory and a revision.
         """
-        text = _read(source, revision, "tokenizer.json", is_needed=True)
+        directory = _find(source, revision)
+        text = _read(directory, _TOKENIZER, source)
         if text is None:
-            raise TokenizerError(f"{source} has no tokenizer.json")
-        config = _read_object(source, revision, "tokenizer_config.json")
+            raise TokenizerError(f"{_named(source, revision)} has no {_TOKENIZER}")
+        config = _read_object(directory, _CONFIG, source)
         if "added_tokens_decoder" not in config:  # of older transformers: the special tokens may be there only
-            config |= _read_object(source, revision, "special_tokens_map.json")
-        template = _read(source, revision, "chat_template.jinja") or _config_template(config)
+            config |= _read_object(directory, _SPECIAL_TOKENS, source)
+        template = _read(directory, _TEMPLATE, source) or _config_template(config)
         return cls(text, config, template, source)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -122,28 +126,43 @@ def hash_tokenizer_json(text: str) -> str:
     ).hexdigest()
 
 
-def _read(source: str, revision: str | None, name: str, *, is_needed: bool = False) -> str | None:
-    """Content of one file of the directory or hub repository; None where it has none."""
+def _find(source: str, revision: str | None) -> Path:
+    """The directory that holds the files: itself, or a snapshot of the hub's, where all are of one commit."""
     directory = Path(os.path.expanduser(source))  # as workers do for --model
     try:
-        if directory.is_dir():
-            if revision is not None:
-                raise TokenizerError(f"revision {revision!r} is one of the hub, and {source} is a directory")
-            path = directory / name
-            return path.read_text(encoding="utf-8") if path.is_file() else None
-        return Path(hf_hub_download(source, name, revision=revision)).read_text(encoding="utf-8")
-    except EntryNotFoundError as error:
-        if is_needed and isinstance(error, LocalEntryNotFoundError):  # the hub cannot be asked, and no copy is here
-            raise TokenizerError(f"cannot read {name} of {source}: {error}") from error
-        return None
-    except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
+        is_directory = directory.is_dir()
+    except OSError as error:
+        raise TokenizerError(f"{source!r} cannot be looked at: {error.strerror}") from error
+    if is_directory:
+        if revision is not None:
+            raise TokenizerError(f"revision {revision!r} is one of the hub, and {source} is a directory")
+        return directory
+    disable_progress_bars()  # standard error is the log
+    try:
+        wanted = [_TOKENIZER, _CONFIG, _SPECIAL_TOKENS, _TEMPLATE]
+        return Path(snapshot_download(source, revision=revision, allow_patterns=wanted))
+    except Exception as error:  # the hub client raises many types: network, authentication, validation
+        reason = f"{type(error).__name__}: {error}"
+        raise TokenizerError(f"the tokenizer of {_named(source, revision)} cannot be fetched: {reason}") from error
+
+
+def _named(source: str, revision: str | None) -> str:
+    return source if revision is None else f"{source} at revision {revision!r}"
+
+
+def _read(directory: Path, name: str, source: str) -> str | None:
+    """Content of one file; None where there is none."""
+    path = directory / name
+    try:
+        return path.read_text(encoding="utf-8") if path.is_file() else None
+    except (OSError, ValueError) as error:
         raise TokenizerError(f"cannot read {name} of {source}: {error}") from error
 
 
-def _read_object(source: str, revision: str | None, name: str) -> dict[str, Any]:
+def _read_object(directory: Path, name: str, source: str) -> dict[str, Any]:
     """The JSON object of one file; empty where there is none."""
     try:
-        found = json.loads(_read(source, revision, name) or "{}")
+        found = json.loads(_read(directory, name, source) or "{}")
     except ValueError as error:
         raise TokenizerError(f"{source}/{name} is not JSON: {error}") from error
     if not isinstance(found, dict):
