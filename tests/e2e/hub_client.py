@@ -1,0 +1,60 @@
+"""Loads models or tokenizers from whatever hub HF_ENDPOINT names, as services do.
+
+Standard input is a JSON list of [kind, id, revision]; a line of JSON for each tells what was loaded or why it was not.
+"""
+
+import json
+import sys
+import time
+from dataclasses import asdict
+from typing import Any
+
+time.sleep = lambda seconds: None  # the hub client's pauses between its tries
+
+
+def tokenizer(name: str, revision: str | None) -> dict[str, Any]:
+    """What a router knows of its model."""
+    from foretoken.router.tokenizer import Tokenizer, TokenizerError
+
+    try:
+        loaded = Tokenizer.load(name, revision)
+    except TokenizerError as error:
+        return {"refusal": str(error)}
+    messages = [{"role": "user", "content": "hi"}]
+    ids = loaded.encode_messages(messages) if loaded.chat_template else []
+    return {"hash": loaded.hash, "fingerprint": loaded.fingerprint, "text": loaded.decode(ids)}
+
+
+def target(name: str, revision: str | None) -> dict[str, Any]:
+    """What a verify worker tells of its model."""
+    from foretoken.engine.config import EngineConfig
+    from foretoken.engine.errors import ModelRefusedError
+    from foretoken.engine.loading import load_model
+
+    try:
+        _, info = load_model(EngineConfig(name, revision, dtype="auto"), lambda stage, fraction: None)
+    except ModelRefusedError as error:
+        return {"refusal": str(error)}
+    return asdict(info)
+
+
+def draft(name: str, revision: str | None) -> dict[str, Any]:
+    """What a draft worker tells of its model, whose first layer it takes for a drafter of its own."""
+    from foretoken.draft_worker.hosting import load_drafters
+    from foretoken.draft_worker.settings import DraftWorkerSettings
+    from foretoken.rpc.errors import FailedPreconditionError
+
+    exit_early = {"early_exit_model": name, "early_exit_layers": 1}
+    options: dict[str, Any] = {"model": name, "revision": revision, "compile": "off", "num_pages": 8} | exit_early
+    try:
+        hosted = load_drafters(DraftWorkerSettings(drafters=("model", "early_exit"), **options), lambda *told: None)
+    except FailedPreconditionError as error:
+        return {"refusal": str(error)}
+    return asdict(hosted.runners[0].info)
+
+
+KINDS = {"tokenizer": tokenizer, "target": target, "draft": draft}
+
+if __name__ == "__main__":
+    for kind, name, revision in json.load(sys.stdin):
+        sys.stdout.write(json.dumps(KINDS[kind](name, revision)) + "\n")
