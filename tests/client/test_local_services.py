@@ -181,8 +181,14 @@ def test_a_router_that_found_no_verify_worker_is_asked_once(fake_modules: Path) 
 
 
 def test_a_start_that_takes_too_long_fails(fake_modules: Path) -> None:
-    with pytest.raises(ServiceFailedError, match="does not serve after 0.05 s"):
+    with pytest.raises(ServiceFailedError, match=r"no progress for 0.05 s \(starting\)"):
         LocalServices(LocalServicesConfig("t", start_timeout_s=0.05)).start()
+
+
+def test_a_download_may_take_as_long_as_it_goes_forward(fake_modules: Path) -> None:
+    config = LocalServicesConfig("t", drafters=(), verify_options=["--download"], start_timeout_s=2.5)
+    with LocalServices(config) as services:  # three seconds of download
+        assert services.services["router"].is_running
 
 
 def test_a_straggler_is_killed(fake_modules: Path) -> None:

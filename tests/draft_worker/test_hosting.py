@@ -14,7 +14,7 @@ from foretoken.draft_worker.handler import DraftResults
 from foretoken.draft_worker.hosting import load_drafters
 from foretoken.draft_worker.service import _load
 from foretoken.draft_worker.settings import DraftWorkerSettings
-from foretoken.engine import loading
+from foretoken.engine import checkpoint
 from foretoken.engine.sampling import SamplingParams
 from foretoken.rpc.errors import FailedPreconditionError
 from foretoken.v1.types_pb2 import DRAFT_SOURCE_EARLY_EXIT, DRAFT_SOURCE_MODEL, WorkerHello
@@ -83,11 +83,11 @@ def test_lookahead_may_iterate_a_model_of_its_own(tiny, tmp_path):
 def test_a_revision_is_the_draft_models_own(tiny, tmp_path, monkeypatch):
     asked = []
 
-    def snapshot_download(model, revision, **patterns):
+    def snapshot_download(model, revision, **options):
         asked.append((model, revision))
         return tiny
 
-    monkeypatch.setattr(loading, "snapshot_download", snapshot_download)
+    monkeypatch.setattr(checkpoint, "snapshot_download", snapshot_download)
     options = {"drafters": ("model", "early_exit"), "early_exit_model": "some/target", "revision": "v1"}
     load_drafters(settings("some/draft", tmp_path, **options), no_progress)
     assert asked == [("some/draft", "v1"), ("some/target", None)]

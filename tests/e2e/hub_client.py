@@ -31,11 +31,12 @@ def target(name: str, revision: str | None) -> dict[str, Any]:
     from foretoken.engine.errors import ModelRefusedError
     from foretoken.engine.loading import load_model
 
+    told = dict.fromkeys(["downloading"], 0.0)
     try:
-        _, info = load_model(EngineConfig(name, revision, dtype="auto"), lambda stage, fraction: None)
+        _, info = load_model(EngineConfig(name, revision, dtype="auto"), lambda *now: told.update([now]))
     except ModelRefusedError as error:
         return {"refusal": str(error)}
-    return asdict(info)
+    return asdict(info) | {"downloaded": told["downloading"]}
 
 
 def draft(name: str, revision: str | None) -> dict[str, Any]:

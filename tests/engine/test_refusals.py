@@ -12,9 +12,10 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from foretoken.engine.attention import CONTEXT_KEYWORD, ProbeContext, _attention_forward
+from foretoken.engine.checkpoint import resolve_directory
 from foretoken.engine.config import EngineConfig
 from foretoken.engine.errors import ModelRefusedError
-from foretoken.engine.loading import load_model, resolve_directory
+from foretoken.engine.loading import load_model
 from foretoken.engine.refusals import check_config
 from foretoken.engine.runner import ModelRunner
 from foretoken.kernels.cpu import load_cpu_kernels

@@ -23,8 +23,8 @@ from foretoken.bench.drafters_store import DraftersStore
 from foretoken.bench.machine import describe_hardware
 from foretoken.bench.prompts import fingerprint, load_prompts
 from foretoken.bench.stack import Stack
+from foretoken.engine.checkpoint import resolve_directory
 from foretoken.engine.fingerprint import hash_weights
-from foretoken.engine.loading import resolve_directory
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -22,8 +22,8 @@ from foretoken.bench.matrix import TOP_P, Cell, all_cells
 from foretoken.bench.matrix_runner import MatrixRunner, RunnerConfig
 from foretoken.bench.near_tie import MAX_GAP
 from foretoken.bench.prompts import OWN_PROMPTS, fingerprint, load_prompts
+from foretoken.engine.checkpoint import resolve_directory
 from foretoken.engine.fingerprint import hash_weights
-from foretoken.engine.loading import resolve_directory
 
 RULE = (
     f"near-tie rule (float32 against transformers only): at the first differing position the two best logits are less "

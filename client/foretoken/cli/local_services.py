@@ -69,7 +69,7 @@ class LocalServicesConfig:
     router_tls: ClientTls | None = None
     """How to reach a router that `router_options` make speak TLS."""
     start_timeout_s: float = 600.0
-    """How long starting may take in all."""
+    """How long starting may go without progress. A download tells of each hundredth."""
     stop_grace_s: float = 15.0
     """How long the router, and then the workers, may take to end before they are killed: more than the services' own
     `--drain-grace-s`, in which running requests may finish."""
@@ -115,15 +115,14 @@ class LocalServices:
         if self.config.log_directory is None:
             self._directory = self._temporary = Path(tempfile.mkdtemp(prefix="foretoken-"))
         self._directory.mkdir(parents=True, exist_ok=True)
-        deadline = time.monotonic() + self.config.start_timeout_s
         try:
             verifiers = self._start("verify", VERIFY_MODULE, self._verify_arguments(), self.config.num_verify_workers)
             num_draft_workers = self.config.num_draft_workers if self._drafters() else 0
             drafters = self._start("draft", DRAFT_MODULE, self._draft_arguments(), num_draft_workers)
-            self._wait_until_ready([*verifiers, *drafters], deadline)
+            self._wait_until_ready([*verifiers, *drafters])
             routers = self._start("router", ROUTER_MODULE, self._router_arguments(verifiers, drafters), 1)
-            self._wait_until_ready(routers, deadline)
-            self._wait_until_connected(deadline)
+            self._wait_until_ready(routers)
+            self._wait_until_connected()
         except BaseException:
             self.stop(grace_s=0.0)
             raise
@@ -163,7 +162,7 @@ class LocalServices:
         """
         service = self.services[name]
         service.start()
-        self._wait_until_ready([service], time.monotonic() + self.config.start_timeout_s)
+        self._wait_until_ready([service])
 
     def __enter__(self) -> Self:
         self.start()
@@ -190,9 +189,10 @@ class LocalServices:
         address = f"{UNIX_PREFIX}{self._directory.resolve() / name}.sock"
         return address if is_socket(address) else LOOPBACK
 
-    def _wait_until_ready(self, services: Sequence[ServiceProcess], deadline: float) -> None:
+    def _wait_until_ready(self, services: Sequence[ServiceProcess]) -> None:
         told: dict[str, Progress] = {}
         waiting = list(services)
+        deadline = time.monotonic() + self.config.start_timeout_s
         while waiting:
             self.check()
             for service in list(waiting):
@@ -204,13 +204,15 @@ class LocalServices:
                 if told.get(service.name) != progress:
                     told[service.name] = progress
                     self._on_progress(service.name, progress)
+                    deadline = time.monotonic() + self.config.start_timeout_s
             if waiting and time.monotonic() > deadline:
                 late = waiting[0]
-                what = f"does not serve after {self.config.start_timeout_s:g} s"
-                raise ServiceFailedError(late.name, what, late.log_tail())
+                what = f"does not come to serve: no progress for {self.config.start_timeout_s:g} s"
+                raise ServiceFailedError(late.name, f"{what} ({told[late.name].stage})", late.log_tail())
             time.sleep(_POLL_S)
 
-    def _wait_until_connected(self, deadline: float) -> None:
+    def _wait_until_connected(self) -> None:
+        deadline = time.monotonic() + self.config.start_timeout_s
         with Client(self.address, tls=self.config.router_tls, retry=_RETRY) as client:
             while True:
                 self.check()

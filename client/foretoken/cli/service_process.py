@@ -45,7 +45,7 @@ class Progress:
     stage: str
     """What it is doing, e.g. "loading weights"."""
     fraction: float
-    """Done of the whole start, 0 to 1."""
+    """Done of the whole start, 0 to 1; of the download while that runs."""
 
 
 class ServiceProcess:

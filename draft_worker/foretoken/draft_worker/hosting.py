@@ -16,7 +16,7 @@ from foretoken.draft_worker.settings import MODEL_DRAFTERS, DraftWorkerSettings
 from foretoken.rpc.errors import FailedPreconditionError
 
 if TYPE_CHECKING:
-    from foretoken.engine.loading import Progress
+    from foretoken.engine.checkpoint import Progress
     from foretoken.engine.runner import ModelRunner
 
 

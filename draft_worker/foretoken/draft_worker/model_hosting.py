@@ -13,9 +13,9 @@ from foretoken.draft_worker.ngram_drafter import NgramSettings
 from foretoken.draft_worker.settings import DraftWorkerSettings
 from foretoken.draft_worker.shared_pages import SharedPages
 from foretoken.draft_worker.staged_drafter import StagedDrafter
+from foretoken.engine.checkpoint import Progress
 from foretoken.engine.config import EngineConfig
 from foretoken.engine.errors import ModelRefusedError
-from foretoken.engine.loading import Progress
 from foretoken.engine.runner import ModelRunner
 from foretoken.rpc.errors import FailedPreconditionError
 from foretoken.v1.types_pb2 import DRAFT_SOURCE_EARLY_EXIT, DRAFT_SOURCE_MODEL, DraftSource

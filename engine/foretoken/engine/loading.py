@@ -1,22 +1,21 @@
-"""Find a checkpoint, load it as an unmodified transformers model, and say what it is. It knows no pages or batches."""
+"""Load a checkpoint as an unmodified transformers model, and say what it is. It knows no pages or batches."""
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
-from huggingface_hub.utils.tqdm import disable_progress_bars
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 from transformers.utils.logging import disable_progress_bar
 
 from foretoken.engine.attention import ATTENTION_NAME, register_attention
+from foretoken.engine.checkpoint import Progress, resolve_directory
 from foretoken.engine.config import EngineConfig
 from foretoken.engine.errors import ModelRefusedError
 from foretoken.engine.fingerprint import hash_tokenizer, hash_weights
@@ -30,13 +29,6 @@ _DTYPES = ("bfloat16", "float16", "float32")
 
 _DEQUANTIZED = ("mxfp4", "fp8")
 """Quantizations that transformers undoes as it loads."""
-
-_WANTED_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
-_UNWANTED_FILES = ("*/*", "consolidated*")
-"""Of those, the same weights once more in their makers' own layout: gpt-oss's, Llama's and Mistral's repositories."""
-
-Progress = Callable[[str, float], None]
-"""Called with what is being done and the fraction of loading done so far, in [0, 1]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,32 +52,6 @@ class ModelInfo:
     num_parameters: int
 
 
-def resolve_directory(model: str, revision: str | None) -> Path:
-    """The directory of a checkpoint: itself, or a snapshot of the hub's.
-
-    Raises:
-        ModelRefusedError: it is neither a directory nor a hub id that can be fetched, a directory that may not be
-            looked at, or one with a revision.
-    """
-    directory = Path(os.path.expanduser(model))  # a user that does not exist is left alone, where Path's raises
-    try:
-        is_directory = directory.is_dir()
-    except OSError as error:
-        raise ModelRefusedError(f"{model!r} cannot be looked at: {error.strerror}") from error
-    if is_directory:
-        if revision is not None:
-            raise ModelRefusedError(f"revision {revision!r} is one of the hub, and {model} is a directory")
-        return directory
-    disable_progress_bars()  # standard error is the log
-    try:
-        options: dict[str, Any] = {"allow_patterns": _WANTED_FILES, "ignore_patterns": _UNWANTED_FILES}
-        return Path(snapshot_download(model, revision=revision, **options))
-    except Exception as error:  # the hub client raises many types: network, authentication, validation
-        which = "" if revision is None else f" at revision {revision!r}"
-        what = f"{model!r} is no directory and cannot be fetched from the hub{which}"
-        raise ModelRefusedError(f"{what}: {type(error).__name__}: {error}") from error
-
-
 def load_model(config: EngineConfig, progress: Progress) -> tuple[Any, ModelInfo]:
     """The model in eval mode on its device with our attention selected, and its description.
 
@@ -94,7 +60,7 @@ def load_model(config: EngineConfig, progress: Progress) -> tuple[Any, ModelInfo
     """
     _check_device(config.device)
     progress("finding the checkpoint", 0.0)
-    directory = resolve_directory(config.model, config.revision)
+    directory = resolve_directory(config.model, config.revision, progress)
     try:
         (directory / "config.json").read_bytes()  # transformers finds fault with the content of one that is not there
         model_config = AutoConfig.from_pretrained(directory)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from foretoken.engine.attention import CONTEXT_KEYWORD, ProbeContext
 from foretoken.engine.batch import Batch, Segment, build_batch
+from foretoken.engine.checkpoint import Progress
 from foretoken.engine.compiled import compile_call
 from foretoken.engine.config import EngineConfig
 from foretoken.engine.cuda.forward import CudaForward
@@ -21,7 +22,7 @@ from foretoken.engine.cuda.prepare import prepare_cuda
 from foretoken.engine.errors import EngineError, ModelRefusedError
 from foretoken.engine.forward import CpuForward, Forward, ReferenceForward
 from foretoken.engine.kv_pool import KvPool, LayerShape
-from foretoken.engine.loading import ModelInfo, Progress, load_model
+from foretoken.engine.loading import ModelInfo, load_model
 from foretoken.engine.page_table import PageTable
 from foretoken.engine.refusals import check_windows
 from foretoken.engine.row_linear import BlockLinear, replace_linears

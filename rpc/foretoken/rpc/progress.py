@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 class LoadProgress:
-    """Call it with a stage and the fraction of it that is done, 0 to 1."""
+    """Call it with a stage and the fraction done, 0 to 1: of the whole start, or of the download while that runs."""
 
     def __init__(self, ready_file: Path | None) -> None:
         self._path = None if ready_file is None else ready_file.with_name(ready_file.name + ".progress")

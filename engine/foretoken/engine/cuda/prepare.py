@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from foretoken.engine.checkpoint import Progress
 from foretoken.engine.config import EngineConfig
 from foretoken.engine.cuda.buckets import bucket_sizes
 from foretoken.engine.cuda.forward import CudaForward
@@ -14,7 +15,6 @@ from foretoken.engine.cuda.memory import count_pages, measure_forward
 from foretoken.engine.cuda.row_linear import RowLinear, find_row_dependence
 from foretoken.engine.errors import ModelRefusedError
 from foretoken.engine.kv_pool import KvPool, LayerShape
-from foretoken.engine.loading import Progress
 from foretoken.engine.row_linear import replace_linears
 from foretoken.kernels.build import private_folder, user_cache_dir
 
