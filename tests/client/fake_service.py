@@ -25,7 +25,6 @@ parser.add_argument("--fail", action="store_true")
 parser.add_argument("--lonely", action="store_true")
 parser.add_argument("--stubborn", action="store_true")
 parser.add_argument("--leisurely", action="store_true")
-parser.add_argument("--download", action="store_true")
 options = parser.parse_args()
 sys.stdout.write(f"options {json.dumps(vars(options))}\n")
 sys.stdout.flush()
@@ -64,9 +63,6 @@ def replace(path, value):
     partial.replace(path)
 
 
-for percent in range(0, 101 if options.download else 0, 5):
-    replace(ready.with_name(ready.name + ".progress"), {"stage": "downloading", "fraction": percent / 100})
-    time.sleep(0.15)
 replace(ready.with_name(ready.name + ".progress"), {"stage": "warming up", "fraction": 0.5})
 time.sleep(0.2)
 server = grpc.server(ThreadPoolExecutor(2))

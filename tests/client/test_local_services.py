@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from foretoken.cli import local_services
 from foretoken.cli.local_services import LocalServices, LocalServicesConfig
 from foretoken.cli.service_process import Progress, ServiceFailedError, ServiceProcess
 from foretoken.client import Client, UnavailableError
@@ -185,10 +186,43 @@ def test_a_start_that_takes_too_long_fails(fake_modules: Path) -> None:
         LocalServices(LocalServicesConfig("t", start_timeout_s=0.05)).start()
 
 
-def test_a_download_may_take_as_long_as_it_goes_forward(fake_modules: Path) -> None:
-    config = LocalServicesConfig("t", drafters=(), verify_options=["--download"], start_timeout_s=2.5)
-    with LocalServices(config) as services:  # three seconds of download
-        assert services.services["router"].is_running
+class Download:
+    """A service that fetches a hundredth of its model in as many seconds as told, by a clock that `sleep` moves."""
+
+    name = "verify"
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self._now_s
+
+    def sleep(self, _: float) -> None:
+        self._now_s += 1.0
+
+    def is_ready(self) -> bool:
+        return self._now_s >= 100 * self._seconds
+
+    def progress(self) -> Progress:
+        return Progress("downloading", self._now_s // self._seconds / 100)
+
+    def log_tail(self) -> str:
+        return ""
+
+
+@pytest.mark.parametrize("seconds", [50.0, 70.0])
+def test_a_start_may_take_as_long_as_it_goes_forward(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    download = Download(seconds)
+    monkeypatch.setattr(local_services, "time", download)
+    services = LocalServices(LocalServicesConfig("t", start_timeout_s=60.0))
+    if seconds < 60:
+        services._wait_until_ready([download])
+        assert download.monotonic() >= 5000.0
+    else:
+        with pytest.raises(ServiceFailedError, match=r"no progress for 60 s \(downloading\)"):
+            services._wait_until_ready([download])
+        assert download.monotonic() < 62.0
 
 
 def test_a_straggler_is_killed(fake_modules: Path) -> None:

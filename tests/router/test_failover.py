@@ -32,13 +32,13 @@ class Session:
 
     def __init__(self, on_pending: Callable[[], None]) -> None:
         self.pending = on_pending
-        self.is_left: Callable[[float], bool]
+        self.is_enough: Callable[[float], bool]
         self.verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
 
     def grant(self, base_length: int, num_steps: int) -> None: ...
 
-    async def next_plain(self, base_length: int, is_left: Callable[[float], bool]) -> Verdict:
-        self.is_left = is_left
+    async def next_plain(self, base_length: int, is_enough: Callable[[float], bool]) -> Verdict:
+        self.is_enough = is_enough
         return await self.verdict
 
     def close(self) -> None: ...
@@ -136,8 +136,8 @@ async def test_a_worker_that_hangs_leaves_time_for_another(monkeypatch: pytest.M
     bench.workers.has_two = has_two
     task = await bench.begin()
     first = await bench.attempts(1)
-    assert not first.is_left(0.49 * TIMEOUT_S)
-    assert first.is_left(0.5 * TIMEOUT_S) == has_two
+    assert not first.is_enough(0.49 * TIMEOUT_S)
+    assert first.is_enough(0.5 * TIMEOUT_S) == has_two
     await bench.later(0.5)
     first.lose()
     (await bench.attempts(2)).verdict.set_result(Verdict(next_id=7))
@@ -148,9 +148,9 @@ async def test_a_worker_that_hangs_is_left_for_one_that_comes_later(monkeypatch:
     bench = Bench(monkeypatch)
     task = await bench.begin()
     first = await bench.attempts(1)
-    assert not first.is_left(0.7 * TIMEOUT_S)
+    assert not first.is_enough(0.7 * TIMEOUT_S)
     bench.workers.has_two = True
-    assert first.is_left(0.7 * TIMEOUT_S)
+    assert first.is_enough(0.7 * TIMEOUT_S)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 

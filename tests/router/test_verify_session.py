@@ -45,10 +45,10 @@ async def test_a_worker_may_be_given_less_time_while_it_is_waited_for() -> None:
     session = session_with([], timeout_s=1000.0)
     has_other = False
 
-    def is_left(silent_s: float) -> bool:
+    def is_enough(silent_s: float) -> bool:
         return has_other and silent_s >= 3 * TIMEOUT_S
 
-    waiting = asyncio.ensure_future(session.next_plain(3, is_left))
+    waiting = asyncio.ensure_future(session.next_plain(3, is_enough))
     for _ in range(5):
         await asyncio.sleep(TIMEOUT_S)
         session.pending()  # the silence begins anew

@@ -66,7 +66,7 @@ def channel_options(address: str, tls: ClientTls | None) -> list[tuple[str, Any]
         # Nor may one that comes back under another address be missed: gRPC asks the DNS every half minute at most.
         ("grpc.dns_min_time_between_resolutions_ms", _MIN_RESOLUTION_MS),
     ]
-    if _is_own(address) or _no_proxy_knows(address):  # gRPC would ask the environment's http_proxy for those, too
+    if _is_own(address) or _is_beyond_proxies(address):  # gRPC would ask the environment's http_proxy for those, too
         options.append(("grpc.enable_http_proxy", 0))
     return options + (tls.channel_options() if tls else [])
 
@@ -100,7 +100,7 @@ def call_error(error: grpc.RpcError, is_cancelled: bool) -> ForetokenError:
     return typed
 
 
-def _no_proxy_knows(address: str) -> bool:
+def _is_beyond_proxies(address: str) -> bool:
     """Whether gRPC would ask a proxy for what is no HOST:PORT: a list of addresses as one, or a name for a socket."""
     return "," in address or address.startswith("unix-abstract:")
 

@@ -37,14 +37,14 @@ def resolve_directory(model: str, revision: str | None, progress: Progress = lam
         return directory
     try:
         options: dict[str, Any] = {"allow_patterns": _WANTED_FILES, "ignore_patterns": _UNWANTED_FILES}
-        return Path(snapshot_download(model, revision=revision, tqdm_class=_telling(progress), **options))
+        return Path(snapshot_download(model, revision=revision, tqdm_class=_bar_telling(progress), **options))
     except Exception as error:  # the hub client raises many types: network, authentication, validation
         which = "" if revision is None else f" at revision {revision!r}"
         what = f"{model!r} is no directory and cannot be fetched from the hub{which}"
         raise ModelRefusedError(f"{what}: {type(error).__name__}: {error}") from error
 
 
-def _telling(progress: Progress) -> type[tqdm]:
+def _bar_telling(progress: Progress) -> type[tqdm]:
     """What the hub client takes for its bars: shows none, since standard error is the log, and tells `progress`."""
     lock = Lock()  # several files are fetched at once
 

@@ -17,8 +17,8 @@ from foretoken.v1.verify_pb2 import DraftBlock, Stale, Verdict
 
 Decision: TypeAlias = Verdict | Stale
 
-_ASKING_S = 0.1
-"""From one question whether a worker that says nothing is to be left to the next."""
+_SILENCE_CHECK_S = 0.1
+"""From one question whether a silence is long enough to the next."""
 
 
 class SequenceLostError(Exception):
@@ -89,12 +89,12 @@ class VerifySession:
         self.granted_length = base_length + num_steps
         self._send_block(DraftBlock(sequence_id=self.sequence_id, base_length=base_length, num_plain_steps=num_steps))
 
-    async def next_plain(self, base_length: int, is_left: Callable[[float], bool] | None = None) -> Verdict:
+    async def next_plain(self, base_length: int, is_enough: Callable[[float], bool] | None = None) -> Verdict:
         """The next step under a grant. Raises as `verify`.
 
-        `is_left`: asked now and then whether so many seconds without a sign of work are enough, be it fewer than usual.
+        `is_enough`: asked now and then whether so many seconds without a sign of work suffice, be it fewer than usual.
         """
-        return await self._decision(base_length, 0, is_left)
+        return await self._decision(base_length, 0, is_enough)
 
     def close(self) -> None:
         """Free the sequence on the worker; idempotent."""
@@ -114,9 +114,9 @@ class VerifySession:
         self._mailbox.fail(error)
 
     async def _decision(
-        self, base_length: int, num_draft_tokens: int, is_left: Callable[[float], bool] | None = None
+        self, base_length: int, num_draft_tokens: int, is_enough: Callable[[float], bool] | None = None
     ) -> Verdict:
-        wait_s = self._timeout_s if is_left is None else min(_ASKING_S, self._timeout_s)
+        wait_s = self._timeout_s if is_enough is None else min(_SILENCE_CHECK_S, self._timeout_s)
         since_s = time.monotonic()
         while True:
             self._is_pending = False
@@ -128,7 +128,7 @@ class VerifySession:
                 if self._is_pending:
                     since_s = now_s  # re-opened, it would have its prompt computed again, behind all others
                 silent_s = now_s - since_s
-                if silent_s >= self._timeout_s or (is_left is not None and is_left(silent_s)):
+                if silent_s >= self._timeout_s or (is_enough is not None and is_enough(silent_s)):
                     self._on_silence()
                     raise SequenceLostError(f"no verdict within {round(silent_s, 1):g} s") from None
         if isinstance(decision, Stale):
