@@ -51,7 +51,7 @@ def test_capped_matches_name_the_most_recent_occurrence_and_every_continuation(m
     for ids in texts(60, 30):
         automaton = SuffixAutomaton()
         automaton.extend(ids)
-        state, length = automaton.match(max_length)
+        state, length = automaton.match(ids[-max_length:])
         assert length == longest_match(ids, max_length)
         if not length:
             continue
@@ -83,3 +83,23 @@ def test_a_run_of_one_id_matches_all_but_its_last():
     state, length = automaton.match()
     assert length == 2999
     assert list(automaton.continuations(state)) == [7]
+
+
+def test_a_capped_match_in_a_long_run_takes_no_longer_than_in_a_short_one():
+    class Counting(list):
+        num_reads = 0
+
+        def __getitem__(self, index):
+            self.num_reads += 1
+            return super().__getitem__(index)
+
+    num_reads = []
+    for size in (100, 3000):
+        ids = [7] * size
+        automaton = SuffixAutomaton()
+        automaton.extend(ids)
+        automaton._links = Counting(automaton._links)
+        state, length = automaton.match(ids[-4:])
+        assert length == 4 and list(automaton.continuations(state)) == [7]
+        num_reads.append(automaton._links.num_reads)
+    assert num_reads[0] == num_reads[1]

@@ -164,7 +164,10 @@ class NgramLookup:
         return self._ids[position : position + min(num_tokens, length * settings.draft_factor or num_tokens)]
 
     def _match(self) -> tuple[int, int]:
-        return self._automaton.match(self._settings.max_ngram or None) if self.is_current else (0, 0)
+        if not self.is_current:
+            return 0, 0
+        max_ngram = self._settings.max_ngram
+        return self._automaton.match(self._ids[-max_ngram:] if max_ngram else None)
 
     def _chain(self, state: int, num_tokens: int) -> list[int]:
         """As the most recent occurrence went on; one that runs into the present repeats with its own period."""

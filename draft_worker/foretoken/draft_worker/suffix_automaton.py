@@ -5,7 +5,7 @@ match is one step away from the last state. Knows ids, not what is made of them.
 Source: Blumer et al., "The smallest automaton recognizing the subwords of a text" (1985).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 _MAX_COUNTED = 32
 """Contexts, longest first, whose occurrence is noted per id. Text nests fewer; a run of one id would nest for ever."""
@@ -32,16 +32,21 @@ class SuffixAutomaton:
             self._count_last()  # only now do its suffixes have an id after them
             self._append(token_id)
 
-    def match(self, max_length: int | None = None) -> tuple[int, int]:
-        """State and length of the longest suffix, of at most `max_length` ids, that occurs earlier; (0, 0) if none."""
+    def match(self, tail: Sequence[int] | None = None) -> tuple[int, int]:
+        """State and length of the longest suffix that occurs earlier; (0, 0) if none.
+
+        `tail`: the last ids, if no longer suffix is wanted. In a run of one id as many states as it is long would
+        lie between the longest suffix and that one, so it is read from its beginning.
+        """
         if not self.num_ids:
             return 0, 0
         state = self._links[self._last]
-        if max_length is None or self._lengths[state] <= max_length:
+        if tail is None or self._lengths[state] <= len(tail):
             return state, self._lengths[state]
-        while self._lengths[self._links[state]] >= max_length:
-            state = self._links[state]
-        return state, max_length
+        state = 0
+        for token_id in tail:
+            state = self._transitions[state][token_id]
+        return state, len(tail)
 
     def read(self, match: tuple[int, int], token_id: int) -> tuple[int, int]:
         """The match of a text after one more id, which is not appended; (0, 0) if none."""
