@@ -135,6 +135,19 @@ def test_what_is_no_drafter_is_refused_with_the_reason(write_module, name, reaso
     assert path in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("import sys\nsys.exit(0)", "cannot be imported: SystemExit: 0"),
+        (NO_DRAFTERS + "class Quits(NeedsMore):\n    def __init__(self): raise SystemExit", "cannot be made without"),
+    ],
+    ids=["import", "class"],
+)
+def test_a_script_that_ends_is_refused_and_does_not_end_the_worker_in_silence(write_module, text, reason):
+    with pytest.raises(FailedPreconditionError, match=reason):
+        load_plugin(f"{write_module('script', text)}:Quits")
+
+
 def test_paths_are_told_from_names():
     assert is_plugin_path("a:B") and is_plugin_path("a.b_c.d:E")
     assert not any(is_plugin_path(name) for name in ("model", "a.b", "a:", ":B", "a..b:C", "a b:C", "a:b.c"))

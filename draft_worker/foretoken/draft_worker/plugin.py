@@ -25,7 +25,7 @@ def load_plugin(path: str) -> Drafter:
     module_name, _, class_name = path.partition(":")
     try:
         cls = getattr(importlib.import_module(module_name), class_name)
-    except Exception as error:  # the module is the user's: importing it may raise anything
+    except (Exception, SystemExit) as error:  # the module is the user's, a script perhaps: importing may raise anything
         raise _refusal(path, f"cannot be imported: {type(error).__name__}: {error}") from error
     if not inspect.isclass(cls):
         raise _refusal(path, "is no class")
@@ -34,7 +34,7 @@ def load_plugin(path: str) -> Drafter:
         raise _refusal(path, f"is no Drafter: it lacks {', '.join(missing)}")
     try:
         return cast(Drafter, cls())
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _refusal(path, f"cannot be made without arguments: {type(error).__name__}: {error}") from error
 
 
