@@ -204,6 +204,17 @@ def test_idle_sequences_give_up_their_pages_and_are_recomputed(fake_runner_class
             assert bench.draft(n) == {n: bench.runner.complete(prompt, 4)}
 
 
+def test_what_the_pages_cannot_hold_is_not_computed_and_takes_no_page_of_another(fake_runner_class):
+    bench = Bench(fake_runner_class(num_pages=12, page_size=4))
+    bench.open(1, range(60))  # of 48 slots
+    bench.open(2, [7] * 10)
+    bench.draft(2)
+    num_forwards = len(bench.runner.forwards)
+    assert bench.draft(1) == {1: []} and len(bench.runner.forwards) == num_forwards
+    assert bench.draft(2) == {2: bench.runner.complete([7] * 10, 4)}
+    assert sum(bench.runner.forwards[num_forwards:]) == 4, "the last id and three drafts: nothing was lost"
+
+
 def test_a_full_context_or_foreign_ids_give_an_empty_draft(fake_runner_class):
     bench = Bench(fake_runner_class(max_context=8))
     bench.open(1, [1] * 6)

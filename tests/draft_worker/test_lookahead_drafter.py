@@ -240,6 +240,16 @@ def test_without_pages_for_a_window_it_answers_from_what_it_has(fake_runner_clas
     assert not bench.runner.forwards
 
 
+def test_what_the_pages_cannot_hold_is_not_computed_and_takes_no_page_of_another(fake_runner_class):
+    bench = LookaheadBench(fake_runner_class(num_pages=12, page_size=4))
+    bench.open(1, [n % 90 for n in range(40)])  # with a window of 12 rows more than 48 slots
+    bench.open(2, [7] * 10, "model")
+    bench.blocks(2)
+    num_free, num_forwards = bench.runner.page_table.num_free, len(bench.runner.forwards)
+    bench.blocks(1)
+    assert bench.runner.page_table.num_free == num_free and len(bench.runner.forwards) == num_forwards
+
+
 def test_idle_sequences_of_either_drafter_give_up_their_pages(fake_runner_class):
     bench = LookaheadBench(fake_runner_class(num_pages=7, page_size=4, max_context=24))
     prompts = {n: [n] * 10 for n in range(1, 5)}

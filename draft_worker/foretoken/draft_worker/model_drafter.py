@@ -47,6 +47,8 @@ class ModelDrafter:
         self._caches: dict[DraftSequence, DraftKV] = {}
         self._pages = pages or SharedPages(runner.page_table)
         self._pages.join(self)
+        # What no pages hold would be computed as far as they go, in vain, and take them from all others every time.
+        self._max_length = min(runner.info.max_context, self._pages.num_slots)
 
     @property
     def has_work(self) -> bool:
@@ -74,7 +76,7 @@ class ModelDrafter:
     def request(self, sequence: DraftSequence, num_tokens: int) -> None:
         kv = self._caches[sequence]
         kv.draft_ids, kv.draft_probs, kv.sources = [], [], []
-        room = self._runner.info.max_context - len(sequence.ids)
+        room = self._max_length - len(sequence.ids)
         kv.num_wanted = 0 if kv.has_foreign_ids else max(0, min(num_tokens, room))
         takes_tree = kv.settings.max_branches > 1 and sequence.takes_trees and not sequence.wants_probs
         if takes_tree and kv.num_wanted > 1:

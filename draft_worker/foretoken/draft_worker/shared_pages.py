@@ -25,6 +25,11 @@ class SharedPages:
         self.table = table
         self._holders: list[PageHolder] = []
 
+    @property
+    def num_slots(self) -> int:
+        """Tokens that all pages hold together."""
+        return self.table.num_pages * self.table.page_size
+
     def join(self, holder: PageHolder) -> None:
         """Count `holder` among the owners."""
         self._holders.append(holder)

@@ -226,8 +226,10 @@ class LookaheadDrafter:
         state.num_pooled = len(ids)
 
     def _can_step(self, sequence: DraftSequence, state: _Lookahead) -> bool:
-        """Whether the model knows all the ids and has room for the window behind them."""
-        return not state.has_foreign_ids and len(sequence.ids) + state.window.reach <= self._runner.info.max_context
+        """Whether the model knows all the ids and has room for the window behind them, and the pages have."""
+        length, window = len(sequence.ids), state.window
+        has_room = length + window.reach <= self._runner.info.max_context
+        return not state.has_foreign_ids and has_room and length - 1 + window.num_rows <= self._pages.num_slots
 
     def _release(self, state: _Lookahead) -> None:
         self._pages.table.release(state.page_ids)
