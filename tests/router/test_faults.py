@@ -103,6 +103,27 @@ async def test_drafts_begin_when_a_long_prompt_is_computed_and_nobody_waits_for_
     await cluster.until_idle()
 
 
+async def test_a_draft_that_waits_for_its_prompt_in_mid_answer_is_waited_for_in_plain_steps(
+    make_cluster: MakeCluster,
+) -> None:
+    cluster = await make_cluster(draft_timeout_s=0.3, step_s=0.01)
+    drafter = cluster.drafters[0]
+
+    async def lose_pages() -> None:
+        """Its KV went to others: the prompt is computed again, for a second."""
+        drafter.prefill_rows, drafter.step_s = 1, 0.01
+        for link in drafter.links:
+            for sequence in link.sequences.values():
+                sequence.num_missing_kv = 100
+
+    reply = await generate_and(cluster, 400, 10, lose_pages)
+    assert reply.ids == cluster.target_ids(400, PROMPT)
+    assert reply.finish.speculation.num_failed_drafts == 1
+    assert sum(list(entry.prompt_ids) == PROMPT for entry in drafter.opened) == 1, "not begun anew"
+    assert TOKEN_ORIGIN_ACCEPTED in [token.origin for token in reply.tokens[-20:]]
+    await cluster.until_idle()
+
+
 async def test_a_late_drafter_that_never_comes_or_dies_costs_its_drafts_only(make_cluster: MakeCluster) -> None:
     cluster = await make_cluster(draft_timeout_s=0.1, first_draft_timeout_s=0.3, step_s=0.01)
     drafter = cluster.drafters[0]

@@ -45,8 +45,9 @@ class Speculator:
         first_timeout_s: float,
         gate: SpeculationGate | None = None,
     ) -> None:
-        """`timeout_s`: how long a draft is waited for; the first one, which includes the prompt's prefill, is given up
-        only after `first_timeout_s` without a sign of it; in modes whose tokens depend on drafts, after it in any case.
+        """`timeout_s`: how long a draft is waited for, and given up without a sign of it; the first one, which includes
+        the prompt's prefill, after `first_timeout_s`. Later ones include it too where other sequences took the pages,
+        or `fused` turns to another source. In modes whose tokens depend on drafts, signs do not count.
 
         `gate`: says whether drafts pay, and hears how fast tokens come; None = they are wanted anyway.
         """
@@ -99,11 +100,10 @@ class Speculator:
         try:
             session = self._session or self._open(committed_ids)
             assert self._worker is not None
-            timeout_s, patience_s = self._timeout_s, None
-            if not self._has_drafted:
-                timeout_s = self._first_timeout_s
-                if self._request.mode == VERIFICATION_MODE_COUPLED:  # else the clock would choose tokens
-                    patience_s = self._timeout_s
+            timeout_s = self._timeout_s if self._has_drafted else self._first_timeout_s
+            patience_s = None
+            if self._request.mode == VERIFICATION_MODE_COUPLED:  # else the clock would choose tokens
+                patience_s = self._timeout_s
             limit = min(room, self._worker.hello.max_draft_tokens or MAX_DRAFT_TOKENS)
             num_tokens = min(limit, self._request.num_draft_tokens or USUAL_DRAFT_TOKENS)
             terms = None
