@@ -7,6 +7,7 @@ import pytest
 
 from foretoken.draft_worker.core import DraftCore
 from foretoken.draft_worker.drafter import DraftSequence
+from foretoken.draft_worker.lookahead import drafter
 from foretoken.draft_worker.lookahead.drafter import LookaheadDrafter
 from foretoken.draft_worker.lookahead.settings import LookaheadSettings
 from foretoken.draft_worker.model_drafter import ModelDrafter
@@ -182,6 +183,33 @@ def test_seeding_follows_the_committed_text(bench):
     bench.core.commit((1, 1), 2, [3])
     bench.core.commit((1, 1), 3, [4, 5, 1])
     assert bench.blocks(1)[1].draft_ids[:3] == [2, 3, 4]
+
+
+@pytest.mark.parametrize("steers_tokens", [False, True])
+def test_a_long_text_is_pooled_in_parts_between_which_others_draft(fake_runner_class, monkeypatch, steers_tokens):
+    text = [n * n % 89 for n in range(60)]
+    whole = LookaheadBench(fake_runner_class())
+    whole.open(1, text, seed_from_prompt="1", steers_tokens=steers_tokens)
+    whole.blocks(1)
+
+    monkeypatch.setattr(drafter, "_MAX_POOLED_AT_ONCE", 8)
+    bench = LookaheadBench(fake_runner_class())
+    bench.open(1, text, seed_from_prompt="1", steers_tokens=steers_tokens)
+    bench.open(2, [1, 2, 3, 4, 1], seed_from_prompt="1")
+    pool = next(iter(bench.core._drafters["lookahead"]._states.values())).pool
+    assert len(pool) == 8 - 3, "n-grams of four among the first eight ids"
+    for n in (1, 2):
+        bench.core.request((1, n), 3, 0)
+    bench.core.step()
+    assert [answer.key[1] for answer in bench.sink.answers] == ([2] if steers_tokens else [1, 2])
+    while bench.core.has_work:
+        size = len(pool)
+        bench.core.step()
+        assert len(pool) <= size + 8
+    assert len(pool) == len(next(iter(whole.core._drafters["lookahead"]._states.values())).pool)
+    if steers_tokens:
+        assert bench.sink.answers[-1].drafted.draft_ids == whole.sink.answers[-1].drafted.draft_ids[:3]
+    assert bench.blocks(1)[1].draft_ids == whole.blocks(1)[1].draft_ids
 
 
 def test_verification_by_rejection_gets_certain_chains(bench):

@@ -24,6 +24,10 @@ from foretoken.engine.sampler import SampleGroup, choose_tokens
 from foretoken.engine.sampling import SamplingParams
 from foretoken.v1.types_pb2 import DRAFT_SOURCE_LOOKAHEAD
 
+_MAX_POOLED_AT_ONCE = 1024
+"""N-grams of the text, between two looks at what else is to be drafted: some 10 ms. Other sequences' drafts wait
+meanwhile."""
+
 
 @dataclass(slots=True)
 class _Lookahead:
@@ -43,8 +47,8 @@ class _Lookahead:
     """Steps that its last request allows; above 0 it is at work."""
     num_forwards: int = 0
     """Steps since its last draft."""
-    num_pooled: int = 0
-    """Committed ids whose n-grams are in the pool; stays 0 unless the pool is seeded."""
+    num_unpooled: int = 0
+    """Committed ids whose n-grams are still to go into the pool; stays 0 unless the pool is seeded."""
     has_foreign_ids: bool = False
     """Whether the target committed an id this model does not have (a padded vocabulary): it cannot be run then."""
 
@@ -75,7 +79,8 @@ class LookaheadDrafter:
 
     @property
     def has_work(self) -> bool:
-        return any(state.num_wanted is not None or state.num_steps_left for state in self._states.values())
+        states = self._states.values()
+        return any(state.num_wanted is not None or state.num_steps_left or state.num_unpooled for state in states)
 
     def open(self, sequence: DraftSequence) -> None:
         settings = self._settings.override(sequence.settings, self._max_rows)
@@ -102,11 +107,16 @@ class LookaheadDrafter:
             self._release(state)
 
     def step(self) -> list[Drafted]:
-        """Answer every request that can be from the pools; when there is none, one forward."""
+        """Take in a part of one long text, and answer every request that can be from the pools; when there is none, one
+        forward."""
+        for seq, state in self._states.items():
+            if state.num_unpooled:
+                self._pool_text(seq, state)
+                break
         waiting = [
             (seq, state)
             for seq, state in self._states.items()
-            if state.num_wanted is not None and not (seq.steers_tokens and state.num_steps_left)
+            if state.num_wanted is not None and not (seq.steers_tokens and (state.num_steps_left or state.num_unpooled))
         ]
         if waiting:
             return [self._answer(seq, state) for seq, state in waiting]
@@ -155,7 +165,8 @@ class LookaheadDrafter:
 
     def _plan(self) -> list[tuple[DraftSequence, Segment]]:
         """Segments of the next forward: what the KV misses of the committed ids, and windows where they fit behind."""
-        active = [(seq, state) for seq, state in self._states.items() if state.num_steps_left]
+        states = self._states.items()
+        active = [(seq, state) for seq, state in states if state.num_steps_left and not state.num_unpooled]
         max_prefill_rows = self._max_prefill_rows if len(active) > 1 else self._max_rows
         rows_left = self._max_rows
         planned: list[tuple[DraftSequence, Segment]] = []
@@ -218,12 +229,18 @@ class LookaheadDrafter:
     def _follow(self, sequence: DraftSequence, state: _Lookahead, new_ids: list[int]) -> None:
         """Take in what was committed, and put its n-grams into the pool if that is asked for."""
         state.has_foreign_ids = state.has_foreign_ids or max(new_ids, default=0) >= self._runner.info.vocab_size
-        if not state.settings.seed_from_prompt:
-            return
+        if state.settings.seed_from_prompt:
+            state.num_unpooled += len(new_ids)
+            self._pool_text(sequence, state)
+
+    @staticmethod
+    def _pool_text(sequence: DraftSequence, state: _Lookahead) -> None:
+        """Put the next n-grams of the text into the pool, no more than take no long time."""
         ids, size = sequence.ids, state.settings.ngram_size
-        first_end = max(size, state.num_pooled + 1)
-        state.pool.add(ids[end - size : end] for end in range(first_end, len(ids) + 1))
-        state.num_pooled = len(ids)
+        num_pooled = len(ids) - state.num_unpooled
+        last_end = min(len(ids), num_pooled + _MAX_POOLED_AT_ONCE)
+        state.pool.add(ids[end - size : end] for end in range(max(size, num_pooled + 1), last_end + 1))
+        state.num_unpooled = len(ids) - last_end
 
     def _can_step(self, sequence: DraftSequence, state: _Lookahead) -> bool:
         """Whether the model knows all the ids and has room for the window behind them, and the pages have."""
