@@ -20,7 +20,7 @@ class NamedDrafter:
     """Drafts its own number, and raises where told to. Its drafts are known by being asked only."""
 
     def __init__(self, number):
-        self.number, self.num_rounds, self.fails, self.waiting = number, 0, False, []
+        self.number, self.num_rounds, self.fails, self.hangs, self.waiting = number, 0, False, False, []
 
     @property
     def has_work(self):
@@ -44,6 +44,8 @@ class NamedDrafter:
     def step(self):
         if self.fails:
             raise RuntimeError("out of order")
+        if self.hangs:
+            return []
         asked, self.waiting = self.waiting, []
         return [self.propose(sequence, 1) for sequence in asked]
 
@@ -199,6 +201,41 @@ def test_answers_that_end_together_are_no_fault_of_their_source(bench):
         assert bench.draft(n)[n] == [2]
     for n in range(2, 42):
         bench.core.close((1, n))  # in mid-round: the router tells nobody of an answer's last tokens
+    bench.open(50, [5], "fused", max_length=10_000)
+    assert [bench.round(50, {1: 1, 2: 4}) for _ in range(6)] == [2] * 6
+
+
+@pytest.mark.parametrize("was_timed", [False, True])
+def test_a_source_whose_drafts_are_given_up_every_time_is_given_up(bench, was_timed):
+    if was_timed:
+        bench.open(1, [5], "fused", max_length=10_000)
+        for _ in range(60):
+            bench.round(1, {1: 1, 2: 4})
+    (bench.quick if was_timed else bench.slow).hangs = True  # the best, or the first to be tried
+    answered = []
+    for n in range(2, 42):
+        bench.open(n, [5], "fused")
+        answered.append(bool(bench.draft(n)))
+        bench.now_ns += 10_000_000_000
+        if answered[-1]:
+            bench.core.commit((1, n), 1, [9])
+        bench.core.close((1, n))
+    assert answered[-20:] == [True] * 20
+    assert not bench.sink.failures
+
+
+def test_drafts_that_end_with_their_link_are_no_fault_of_their_source(bench):
+    bench.core._max_sequences = 100
+    bench.open(1, [5], "fused", max_length=10_000)
+    for _ in range(60):
+        bench.round(1, {1: 1, 2: 4})
+    bench.quick.hangs = True
+    for n in range(2, 42):
+        bench.open(n, [5], "fused")
+    assert bench.draft(*range(2, 42)) == {}
+    bench.now_ns += 1_000_000_000
+    bench.core.close_link(1)
+    bench.quick.hangs = False
     bench.open(50, [5], "fused", max_length=10_000)
     assert [bench.round(50, {1: 1, 2: 4}) for _ in range(6)] == [2] * 6
 

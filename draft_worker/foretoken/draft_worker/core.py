@@ -145,7 +145,7 @@ class DraftCore:
         else:
             entry.requested_ns = arrived_ns
             entry.started_ns = time.perf_counter_ns()
-            entry.sequence.takes_trees = takes_trees
+            entry.sequence.is_waiting, entry.sequence.takes_trees = True, takes_trees
             # A length that follows the clock would make the tokens depend on it.
             entry.sequence.terms = None if entry.sequence.steers_tokens else terms
             try:
@@ -272,7 +272,7 @@ class DraftCore:
             queue_ns=max(0, entry.started_ns - entry.requested_ns),
             forward_ns=now_ns - entry.started_ns,
         )
-        entry.requested_ns = None
+        entry.requested_ns, entry.sequence.is_waiting = None, False
         return answer
 
     def _refuse(self, sequence: DraftSequence, error: ForetokenError) -> None:

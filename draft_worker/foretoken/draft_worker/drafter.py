@@ -55,6 +55,8 @@ class DraftSequence:
     steers_tokens: bool = False
     """Whether the target's tokens depend on the draft (verification other than by equality): the same request should
     get the same draft every time."""
+    is_waiting: bool = False
+    """Whether a request of it is unanswered."""
     span: Span = INVALID_SPAN
     """Ends when the sequence does."""
     ids: list[int] = field(init=False)

@@ -162,6 +162,9 @@ class FusedDrafter:
         fused = self._open.pop(sequence, None)
         if fused is not None:
             self._last_closed = (sequence, fused.asked) if fused.is_asked else None
+            # The router has given its draft up. One that is soon over, with its link or its client, says nothing.
+            if fused.is_asked and sequence.is_waiting and self._round_so_far_ns(fused) > self._longest_ns(fused):
+                self._num_failed[fused.asked] += 1
             for name, source in fused.sources.items():
                 self._forget_wanted(source)
                 if source.is_open:
@@ -259,11 +262,10 @@ class FusedDrafter:
     def _learn(self, fused: _Fused, num_tokens: int) -> None:
         name, source = fused.asked, fused.sources[fused.asked]
         self._num_failed[name] = 0
-        usual_ns = self._first_ns[name].mean if fused.is_fresh else self._round_ns[name].mean(fused.asked_confidence)
-        elapsed_ns = max(1, self._clock_ns() - fused.asked_ns)
+        elapsed_ns = self._round_so_far_ns(fused)
         # A verify worker that starts again, a client that does not read, plain steps while no drafts pay: what makes
         # a round a thousand times as long is no merit or fault of its source, and no mean would forget it.
-        round_ns = min(elapsed_ns, _MOST_TIMES_USUAL * usual_ns) if usual_ns else elapsed_ns
+        round_ns = min(elapsed_ns, self._longest_ns(fused) or elapsed_ns)
         num_brought = min(num_tokens, fused.num_asked + 1)  # the others were decided while its draft was late
         if round_ns == elapsed_ns:
             self._count(name, source, fused.asked_confidence, num_brought)
@@ -273,6 +275,15 @@ class FusedDrafter:
         elif not source.last_length:
             self._first_ns[name].add(round_ns)
         source.last_length = len(source.sequence.ids) - (num_tokens - num_brought)
+
+    def _round_so_far_ns(self, fused: _Fused) -> int:
+        return max(1, self._clock_ns() - fused.asked_ns)
+
+    def _longest_ns(self, fused: _Fused) -> float:
+        """That a round like the one under way is taken to last; 0 while none was timed."""
+        name = fused.asked
+        usual_ns = self._first_ns[name].mean if fused.is_fresh else self._round_ns[name].mean(fused.asked_confidence)
+        return _MOST_TIMES_USUAL * usual_ns
 
     def _count(self, name: str, source: _Source, confidence: int, num_tokens: int) -> None:
         source.tokens.add(confidence, num_tokens)
