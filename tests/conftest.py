@@ -1,8 +1,9 @@
-"""Fakes shared by the tests of both workers."""
+"""Fakes shared by the tests of both workers, and the spans of all."""
 
 import os
 from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -93,3 +94,18 @@ class FakeRunner:
 @pytest.fixture
 def fake_runner_class() -> type[FakeRunner]:
     return FakeRunner
+
+
+@pytest.fixture
+def exported(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An OpenTelemetry exporter that keeps all spans ended from here on."""
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+    return exporter

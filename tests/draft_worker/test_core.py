@@ -22,6 +22,7 @@ from foretoken.rpc.errors import (
     ResourceExhaustedError,
 )
 from foretoken.rpc.link import worker_entries
+from foretoken.rpc.names import ERROR_TYPE
 
 
 class RecordingSink:
@@ -304,12 +305,15 @@ def test_every_span_ends_also_of_what_is_refused(fake_runner_class):
 
 def test_deadlines_and_limits(fake_runner_class):
     bench = Bench(fake_runner_class(), max_sequences=1)
-    bench.open(1, [1], deadline_s=5.0)
+    span = Mock()
+    bench.open(1, [1], deadline_s=5.0, span=span)
     bench.open(2, [1])
     assert isinstance(bench.sink.failures[(1, 2)], ResourceExhaustedError)
     assert bench.core.expire(4.0) == 5.0
     bench.core.expire(6.0)
     assert isinstance(bench.sink.failures[(1, 1)], DeadlineExceededError)
+    span.set_attribute.assert_called_once_with(ERROR_TYPE, "DEADLINE_EXCEEDED")
+    span.end.assert_called_once()
 
 
 class FaultyDrafter:

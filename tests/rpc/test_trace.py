@@ -3,24 +3,11 @@
 import asyncio
 
 import pytest
-from opentelemetry import trace as otel
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
 from foretoken.rpc import names, telemetry
-from foretoken.rpc.errors import UnavailableError
-from foretoken.rpc.trace import context_from, span, traceparent_of
-
-
-@pytest.fixture
-def exported(monkeypatch) -> InMemorySpanExporter:
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(otel, "_TRACER_PROVIDER", provider)
-    return exporter
+from foretoken.rpc.errors import InvalidArgumentError, UnavailableError
+from foretoken.rpc.trace import SpanKind, context_from, span, traceparent_of
 
 
 def test_a_child_on_the_other_side_belongs_to_the_same_trace(exported):
@@ -48,9 +35,35 @@ def test_an_error_is_recorded_without_its_text(exported):
         raise UnavailableError("the prompt was: secret")
     (finished,) = exported.get_finished_spans()
     assert finished.status.status_code is StatusCode.ERROR
-    assert finished.attributes[names.ERROR_TYPE] == "UnavailableError"
+    assert finished.attributes[names.ERROR_TYPE] == "UNAVAILABLE"
     assert finished.attributes[names.RPC_RESPONSE_STATUS_CODE] == "UNAVAILABLE"
     assert "secret" not in finished.to_json()
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "is_fault"),
+    [
+        (SpanKind.SERVER, InvalidArgumentError("top_k", -1, "must be 0 or more"), False),
+        (SpanKind.CLIENT, InvalidArgumentError("top_k", -1, "must be 0 or more"), True),
+        (SpanKind.SERVER, UnavailableError("no worker"), True),
+        (SpanKind.SERVER, ValueError("a bug"), True),
+    ],
+)
+def test_what_a_client_did_wrong_is_no_error_of_the_server(exported, kind, error, is_fault):
+    with pytest.raises(type(error)), span("s", kind=kind):
+        raise error
+    (finished,) = exported.get_finished_spans()
+    assert (finished.status.status_code is StatusCode.ERROR, names.ERROR_TYPE in finished.attributes) == (is_fault,) * 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"), [(SpanKind.SERVER, "OK"), (SpanKind.CLIENT, "OK"), (SpanKind.INTERNAL, None)]
+)
+def test_a_call_that_went_well_says_so(exported, kind, told):
+    with span("s", kind=kind):
+        pass
+    (finished,) = exported.get_finished_spans()
+    assert finished.attributes.get(names.RPC_RESPONSE_STATUS_CODE) == told
 
 
 async def test_a_cancelled_stream_ends_its_span(exported):

@@ -308,7 +308,8 @@ def test_every_span_ends_also_of_what_is_refused(fake_runner_class):
     bench.open(5, [1], span=spans["one too many"])
     bench.core.close_link(1)
     assert {name: span.end.call_count for name, span in spans.items()} == dict.fromkeys(spans, 1)
-    spans["one too many"].set_attribute.assert_called_once_with(ERROR_TYPE, "ResourceExhaustedError")
+    spans["one too many"].set_attribute.assert_called_once_with(ERROR_TYPE, "RESOURCE_EXHAUSTED")
+    spans["taken"].set_status.assert_not_called()
 
 
 def test_a_failing_forward_ends_its_sequences_only(bench):
@@ -393,12 +394,15 @@ def test_what_is_accepted_before_such_logits_is_kept(fake_runner_class, parents)
 
 
 def test_a_deadline_closes_the_sequence_and_frees_its_pages(bench):
-    bench.open(1, [1, 2, 3], deadline_s=100.0)
+    span = Mock()
+    bench.open(1, [1, 2, 3], deadline_s=100.0, span=span)
     bench.run()
     assert bench.core.expire(99.0) == 100.0
     assert bench.core.expire(100.0) is None
     assert isinstance(bench.sink.failures[(1, 1)], DeadlineExceededError)
     assert bench.sink.load.num_free_pages == bench.sink.load.num_pages
+    span.set_attribute.assert_called_once_with(ERROR_TYPE, "DEADLINE_EXCEEDED")
+    span.end.assert_called_once()
 
 
 def test_a_broken_link_frees_only_its_own_sequences(bench):

@@ -23,9 +23,9 @@ from foretoken.rpc.errors import (
     UnavailableError,
     from_rpc_error,
 )
-from foretoken.rpc.names import RPC_METHOD, RPC_SYSTEM_GRPC, RPC_SYSTEM_NAME
+from foretoken.rpc.names import RPC_METHOD
 from foretoken.rpc.tls import ClientTls
-from foretoken.rpc.trace import Span, SpanKind, span, traceparent_of
+from foretoken.rpc.trace import Span, SpanKind, rpc_attributes, span, traceparent_of
 from foretoken.v1 import generation_pb2_grpc
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
@@ -78,9 +78,8 @@ def generation_stub(channel: grpc.Channel | grpc.aio.Channel) -> Any:
 
 def call_span(method: str, name: str = "") -> AbstractContextManager[Span]:
     """The span of a call over all its attempts, a child of whatever span is current; `name` empty = the method's."""
-    method = f"foretoken.v1.GenerationService/{method}"
-    attributes = {RPC_SYSTEM_NAME: RPC_SYSTEM_GRPC, RPC_METHOD: method}
-    return span(name or method, kind=SpanKind.CLIENT, attributes=attributes)
+    attributes = rpc_attributes(method)
+    return span(name or str(attributes[RPC_METHOD]), kind=SpanKind.CLIENT, attributes=attributes)
 
 
 def call_metadata(source: Span) -> tuple[tuple[str, str], ...]:

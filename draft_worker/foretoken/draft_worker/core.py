@@ -21,7 +21,7 @@ from foretoken.rpc.errors import (
     ResourceExhaustedError,
 )
 from foretoken.rpc.link.worker_entries import PendingReport, SequenceKey, WorkerLoad
-from foretoken.rpc.names import ERROR_TYPE
+from foretoken.rpc.trace import fail, status_of
 
 logger = logging.getLogger(__name__)
 
@@ -251,8 +251,7 @@ class DraftCore:
         except Exception:
             logger.exception("drafter %s cannot take its sequence again", entry.drafter_name)
             del self._sequences[entry.sequence.key]
-            entry.sequence.span.end()
-            self._sink.failed(entry.sequence.key, InternalError("the drafter failed"))
+            self._refuse(entry.sequence, InternalError("the drafter failed"))
             return False
         return True
 
@@ -276,12 +275,13 @@ class DraftCore:
         return answer
 
     def _refuse(self, sequence: DraftSequence, error: ForetokenError) -> None:
-        """Turn away a sequence that was not taken in."""
-        sequence.span.set_attribute(ERROR_TYPE, type(error).__name__)
+        """Turn away a sequence that was not taken in, or not again."""
+        fail(sequence.span, status_of(error))
         sequence.span.end()
         self._sink.failed(sequence.key, error)
 
     def _fail(self, key: SequenceKey, error: ForetokenError) -> None:
+        fail(self._sequences[key].sequence.span, status_of(error))
         self.close(key)
         self._sink.failed(key, error)
 

@@ -17,8 +17,7 @@ from foretoken.router.admission import Admission
 from foretoken.router.outbox import Finished
 from foretoken.router.request import GenerationRequest
 from foretoken.rpc import names, telemetry
-from foretoken.rpc.errors import ForetokenError
-from foretoken.rpc.trace import Span
+from foretoken.rpc.trace import Span, status_of
 
 
 class RequestMetrics:
@@ -49,20 +48,13 @@ class RequestMetrics:
         meter.create_observable_gauge(names.METRIC_REQUESTS_WAITING, [waiting])
 
     @contextmanager
-    def counted(self, time_remaining: Callable[[], float | None]) -> Iterator[None]:
-        """Count a request by the status it ended with; `time_remaining` until its deadline, seconds, if it has one."""
+    def counted(self, status: Callable[[BaseException], str]) -> Iterator[None]:
+        """Count a request by the status it ended with; `status` names that of an error."""
         outcome = "OK"
         try:
             yield
-        except ForetokenError as error:
-            outcome = error.code.name
-            raise
-        except (asyncio.CancelledError, grpc.aio.BaseError):  # the second: of a write to a call that is over
-            time_s = time_remaining()
-            outcome = "CANCELLED" if time_s is None or time_s > 0 else "DEADLINE_EXCEEDED"
-            raise
-        except BaseException:
-            outcome = "INTERNAL"
+        except BaseException as error:
+            outcome = status(error)
             raise
         finally:
             self._requests.add(1, {names.RPC_RESPONSE_STATUS_CODE: outcome})
@@ -86,6 +78,15 @@ class RequestMetrics:
         self._emitted.add(counts.num_emitted_tokens)
         self._failed_drafts.add(counts.num_failed_drafts, attributes)
         self._failovers.add(counts.num_failovers)
+
+
+def outcome(error: BaseException, time_remaining: Callable[[], float | None]) -> str:
+    """The name of the gRPC status of a request that ended with `error`; `time_remaining` until its deadline, seconds,
+    if it has one."""
+    if isinstance(error, asyncio.CancelledError | grpc.aio.BaseError):  # the second: of a write to a call that is over
+        time_s = time_remaining()
+        return "CANCELLED" if time_s is None or time_s > 0 else "DEADLINE_EXCEEDED"
+    return status_of(error) or "INTERNAL"
 
 
 def describe_request(span: Span, request: GenerationRequest, is_chat: bool) -> None:

@@ -12,7 +12,7 @@ from foretoken.router import drafter_choice, intake
 from foretoken.router.answer import FinishReason
 from foretoken.router.core import Event, Router
 from foretoken.router.draft_pool import DraftWorker
-from foretoken.router.metrics import RequestMetrics, describe_answer, describe_request
+from foretoken.router.metrics import RequestMetrics, describe_answer, describe_request, outcome
 from foretoken.router.outbox import Finished, Started, Tokens
 from foretoken.router.request import GenerationRequest
 from foretoken.router.verify_pool import SILENCE, VerifyWorker
@@ -20,7 +20,7 @@ from foretoken.router.worker_metrics import observe_workers
 from foretoken.rpc.names import SPAN_GENERATE
 from foretoken.rpc.sampling import NEUTRAL
 from foretoken.rpc.servicing import new_request_id, typed_errors
-from foretoken.rpc.trace import SpanKind, context_from, span, traceparent_of
+from foretoken.rpc.trace import SpanKind, context_from, rpc_attributes, span, traceparent_of
 from foretoken.v1 import generation_pb2 as pb
 
 _MAX_NS = (1 << 64) - 1
@@ -40,10 +40,15 @@ class GenerationServicer:
         """Stream one generation."""
         request_id = new_request_id()
         client = context_from(_traceparent(context))
+        kind, attributes = SpanKind.SERVER, rpc_attributes("Generate")
+
+        def status(error: BaseException) -> str:
+            return outcome(error, context.time_remaining)
+
         async with typed_errors(context, request_id):
             with (
-                self._metrics.counted(context.time_remaining),
-                span(SPAN_GENERATE, kind=SpanKind.SERVER, parent=client) as own_span,
+                self._metrics.counted(status),
+                span(SPAN_GENERATE, kind=kind, parent=client, attributes=attributes, status=status) as own_span,
             ):
                 generation = await intake.prepare(
                     request,

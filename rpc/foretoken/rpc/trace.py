@@ -3,7 +3,7 @@
 Spans are started and ended by hand and never made current across a `yield` or `await`; parents are passed explicitly.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from opentelemetry import trace
@@ -13,12 +13,34 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from foretoken.rpc.errors import ForetokenError
-from foretoken.rpc.names import ERROR_TYPE, RPC_RESPONSE_STATUS_CODE, SCOPE
+from foretoken.rpc.names import (
+    ERROR_TYPE,
+    RPC_METHOD,
+    RPC_RESPONSE_STATUS_CODE,
+    RPC_SYSTEM_GRPC,
+    RPC_SYSTEM_NAME,
+    SCOPE,
+)
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 _HEADER = "traceparent"
 
-__all__ = ["Span", "SpanKind", "context_from", "span", "traceparent_of"]
+_FAULTS_OF_SERVERS = frozenset(
+    ("UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS")
+)
+"""Statuses that make a server's span one of an error; any but OK makes a client's so. Source: semantic conventions."""
+
+__all__ = ["Span", "SpanKind", "context_from", "fail", "rpc_attributes", "span", "status_of", "traceparent_of"]
+
+
+def status_of(error: BaseException) -> str:
+    """The name of the gRPC status that an error stands for; empty where it stands for none."""
+    return error.code.name if isinstance(error, ForetokenError) else ""
+
+
+def rpc_attributes(method: str) -> dict[str, AttributeValue]:
+    """What every span of a call of the public service has, at either end."""
+    return {RPC_SYSTEM_NAME: RPC_SYSTEM_GRPC, RPC_METHOD: f"foretoken.v1.GenerationService/{method}"}
 
 
 @contextmanager
@@ -28,23 +50,27 @@ def span(
     kind: SpanKind = SpanKind.INTERNAL,
     parent: Span | Context | None = None,
     attributes: Mapping[str, AttributeValue] | None = None,
+    status: Callable[[BaseException], str] = status_of,
 ) -> Iterator[Span]:
     """A span from here to the end of the block, also in generators and when the block is cancelled.
 
-    `parent`: a span, or a context out of `context_from`; None = whatever is current. An error is recorded by its type
-    and status code; its text is not (it may quote the request).
+    `parent`: a span, or a context out of `context_from`; None = whatever is current. An error is recorded by the status
+    that it is to the call, which `status` tells, or by its type; its text is not (it may quote the request). What a
+    client did wrong, or gave up, is no error of a server.
     """
     context = trace.set_span_in_context(parent) if isinstance(parent, Span) else parent
     started = trace.get_tracer(SCOPE).start_span(name, context, kind, attributes)
     try:
         yield started
-    except ForetokenError as error:
-        _fail(started, error)
-        started.set_attribute(RPC_RESPONSE_STATUS_CODE, error.code.name)
+        if kind is not SpanKind.INTERNAL:
+            started.set_attribute(RPC_RESPONSE_STATUS_CODE, "OK")
+    except GeneratorExit:
         raise
     except BaseException as error:
-        if not isinstance(error, GeneratorExit):
-            _fail(started, error)
+        if name_of_status := status(error):
+            started.set_attribute(RPC_RESPONSE_STATUS_CODE, name_of_status)
+        if kind is not SpanKind.SERVER or not name_of_status or name_of_status in _FAULTS_OF_SERVERS:
+            fail(started, name_of_status or type(error).__name__)
         raise
     finally:
         started.end()
@@ -62,6 +88,7 @@ def context_from(traceparent: str) -> Context:
     return _PROPAGATOR.extract({_HEADER: traceparent} if traceparent else {}, Context())
 
 
-def _fail(started: Span, error: BaseException) -> None:
-    started.set_attribute(ERROR_TYPE, type(error).__name__)
-    started.set_status(Status(StatusCode.ERROR))
+def fail(failed: Span, kind: str) -> None:
+    """Make a span one of an error of this kind: a status's name, or a type's."""
+    failed.set_attribute(ERROR_TYPE, kind)
+    failed.set_status(Status(StatusCode.ERROR))

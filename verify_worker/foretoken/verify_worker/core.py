@@ -21,7 +21,8 @@ from foretoken.rpc.errors import (
     ResourceExhaustedError,
 )
 from foretoken.rpc.link.worker_entries import PendingReport, SequenceKey, WorkerLoad
-from foretoken.rpc.names import ERROR_TYPE, NUM_ACCEPTED, NUM_DRAFT_TOKENS
+from foretoken.rpc.names import NUM_ACCEPTED, NUM_DRAFT_TOKENS
+from foretoken.rpc.trace import fail, status_of
 from foretoken.verify_worker.row_price import RowPrice
 from foretoken.verify_worker.scheduler import Scheduler, Work
 from foretoken.verify_worker.sequence import Block, Decision, VerifySequence
@@ -208,11 +209,12 @@ class VerifyCore:
 
     def _refuse(self, sequence: VerifySequence, error: ForetokenError) -> None:
         """Turn away a sequence that was not taken in."""
-        sequence.span.set_attribute(ERROR_TYPE, type(error).__name__)
+        fail(sequence.span, status_of(error))
         sequence.span.end()
         self._sink.failed(sequence.key, error)
 
     def _fail(self, key: SequenceKey, error: ForetokenError) -> None:
+        fail(self._sequences[key].span, status_of(error))
         self.close(key)
         self._sink.failed(key, error)
 
