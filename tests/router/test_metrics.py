@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+import grpc
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -18,7 +19,7 @@ from foretoken.rpc import names, telemetry
 from foretoken.rpc.errors import ResourceExhaustedError
 from foretoken.rpc.names import RPC_RESPONSE_STATUS_CODE
 from foretoken.v1.types_pb2 import Load
-from tests.router.harness import MakeCluster
+from tests.router.harness import MakeCluster, request
 
 
 @pytest.mark.parametrize(
@@ -61,8 +62,8 @@ def test_time_per_token_is_that_of_tokens_that_were_sent() -> None:
         time_to_first_token_ns=1_000_000,
         duration_ns=9_000_000,
     )
-    metrics.finished(event, "")
-    metrics._per_token.record.assert_called_once_with(0.002)
+    metrics.finished(event, Mock(model="m"), is_chat=False)
+    assert metrics._per_token.record.call_args.args[0] == 0.002
 
 
 @pytest.fixture
@@ -89,7 +90,9 @@ def test_an_answer_is_told_with_what_its_counts_say(reader: InMemoryMetricReader
     counts.add_draft(num_draft_tokens=2, depth=2, num_accepted=1)
     counts.add_round(9_000_000, 1_000_000, 2_000_000, 3_000_000)
     metrics = RequestMetrics(Mock(num_running=4, num_waiting=7))
-    metrics.finished(Finished(FinishReason.STOP, "", 3, 25, 5, 0, counts, 0, 1_000_000, 9_000_000), "ngram")
+    event = Finished(FinishReason.STOP, "", 3, 25, 5, 0, counts, 500_000, 1_000_000, 9_000_000)
+    metrics.finished(event, Mock(model="m"), is_chat=True)
+    metrics.speculated(counts, "ngram")
     told = {(name, *sorted(p.attributes.values(), key=str)): getattr(p, "value", None) for name, p in points(reader)}
     assert {key: value for key, value in told.items() if value is not None} == {
         (names.METRIC_DRAFTS, "ngram"): 2,
@@ -105,8 +108,12 @@ def test_an_answer_is_told_with_what_its_counts_say(reader: InMemoryMetricReader
         (names.METRIC_REQUESTS_RUNNING,): 4,
         (names.METRIC_REQUESTS_WAITING,): 7,
     }
-    assert {name: p.sum for name, p in points(reader) if hasattr(p, "sum")} == {
+    durations = {name: p for name, p in points(reader) if hasattr(p, "sum")}
+    of_conventions = {"gen_ai.operation.name": "chat", "gen_ai.provider.name": "foretoken", "gen_ai.request.model": "m"}
+    assert all(p.attributes == of_conventions for name, p in durations.items() if name.startswith("gen_ai."))
+    assert {name: p.sum for name, p in durations.items()} == {
         names.METRIC_REQUEST_DURATION: 0.009,
+        names.METRIC_QUEUE_DURATION: 0.0005,
         names.METRIC_TIME_TO_FIRST_TOKEN: 0.001,
         names.METRIC_TIME_PER_OUTPUT_TOKEN: 0.002,
         names.METRIC_ROUND_OVERHEAD: 0.003,
@@ -168,7 +175,7 @@ async def test_an_answer_that_is_resumed_is_timed_by_its_new_tokens(
     make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finished: list[Finished] = []
-    monkeypatch.setattr(RequestMetrics, "finished", lambda _, event, drafter: finished.append(event))
+    monkeypatch.setattr(RequestMetrics, "finished", lambda _, event, *kind: finished.append(event))
     cluster = await make_cluster()
     whole = await cluster.generate(max_new_tokens=30, ignore_eos=True)
     await cluster.generate(max_new_tokens=30, ignore_eos=True, resume_ids=whole.ids[:25], temperature=0)
@@ -183,3 +190,32 @@ async def test_what_clients_call_a_drafter_is_no_label_unless_it_is_one(
     hosted = await make_cluster()
     await hosted.generate(max_new_tokens=3, drafter="ngram")
     assert {point.attributes[names.DRAFTER] for _, point in points(reader, names.DRAFTER)} == {"", "ngram"}
+
+
+async def test_what_was_done_for_a_request_counts_however_it_ends(
+    make_cluster: MakeCluster, reader: InMemoryMetricReader
+) -> None:
+    cluster = await make_cluster(num_drafters=0, step_s=0.005)
+    call = cluster.stub.Generate(request(max_new_tokens=100, ignore_eos=True))
+    num_read = 0
+    while num_read < 5:
+        num_read += len((await call.read()).tokens.tokens)
+    call.cancel()
+    await cluster.until_idle()
+    told = {name: point for name, point in points(reader)}
+    assert told[names.METRIC_EMITTED_TOKENS].value >= num_read
+    assert names.METRIC_REQUEST_DURATION not in told, "an answer that did not come to its end"
+
+
+async def test_a_failover_counts_also_where_no_worker_is_left(
+    make_cluster: MakeCluster, reader: InMemoryMetricReader
+) -> None:
+    cluster = await make_cluster(num_drafters=0, step_s=0.005, failover_timeout_s=0.2)
+    call = cluster.stub.Generate(request(max_new_tokens=100, ignore_eos=True))
+    await call.read()
+    await cluster.verifiers[0].kill()
+    with pytest.raises(grpc.aio.AioRpcError):
+        while await call.read() is not grpc.aio.EOF:
+            pass
+    await cluster.until(lambda: not cluster.router.admission.num_running)
+    assert {name: point for name, point in points(reader)}[names.METRIC_FAILOVERS].value == 1

@@ -120,12 +120,14 @@ class Router:
         assert self.verify.model is not None
         return self.verify.model
 
-    async def generate(self, request: GenerationRequest, emit: Emit) -> None:
-        """Admit and run a request; `emit` gets `Started`, any number of `Tokens`, `Finished`.
+    async def generate(self, request: GenerationRequest, emit: Emit, counts: SpeculationCounts | None = None) -> None:
+        """Admit and run a request; `emit` gets `Started`, any number of `Tokens`, `Finished`. `counts` tell what was
+        done for it, also when it ends otherwise.
 
         Raises:
             ForetokenError: refused, unavailable, or too late; whatever was begun is undone on the workers.
         """
+        counts = SpeculationCounts() if counts is None else counts
         try:
             async with asyncio.timeout(_seconds_left(request)) as limit:
                 answer = await self._answer(request)
@@ -138,7 +140,7 @@ class Router:
                     await emit(_finished(request, answer, None, 0))
                     return
                 async with self.admission.slot() as queue_ns:
-                    generation, outbox = await self._generation(request, answer)
+                    generation, outbox = await self._generation(request, answer, counts)
                     await _stream(request, generation, outbox, emit)
                     await emit(_finished(request, answer, generation, queue_ns))
         except TimeoutError:
@@ -163,7 +165,9 @@ class Router:
             )
         return answer
 
-    async def _generation(self, request: GenerationRequest, answer: Answer) -> tuple[Generation, Outbox]:
+    async def _generation(
+        self, request: GenerationRequest, answer: Answer, counts: SpeculationCounts
+    ) -> tuple[Generation, Outbox]:
         worker = await self.verify.wait_ready(self.settings.failover_timeout_s, request.identity)
         settings = self.settings
         speculator = Speculator(
@@ -175,7 +179,7 @@ class Router:
             self._gate(request),
         )
         outbox = Outbox(pause_s=lambda: self.admission.num_running / settings.max_messages_per_s)
-        return Generation(request, answer, worker, speculator, self._failover, outbox), outbox
+        return Generation(request, answer, worker, speculator, self._failover, outbox, counts), outbox
 
     def _gate(self, request: GenerationRequest) -> SpeculationGate | None:
         """What says whether drafts pay; None where the request leaves that no choice, or its tokens depend on them."""

@@ -48,8 +48,9 @@ class Generation:
         speculator: Speculator,
         failover: Failover,
         outbox: Outbox,
+        counts: SpeculationCounts,
     ) -> None:
-        """`answer` holds the request's resume_ids already."""
+        """`answer` holds the request's resume_ids already; `counts` are filled, up to where it ends."""
         self._request = request
         self._answer = answer
         self._worker = worker
@@ -63,7 +64,7 @@ class Generation:
         self._step_began_s: float | None = None
         """Of the round or plain step under way; None if other things than its tokens take its time."""
         self._length = len(request.prompt_ids) + len(answer.output_ids)
-        self.counts = SpeculationCounts()
+        self.counts = counts
         self.first_token_ns = 0
         """`time.perf_counter_ns()` of the first token; 0 before."""
         self.num_cached_tokens = 0

@@ -16,6 +16,7 @@ from opentelemetry.util.types import AttributeValue
 from foretoken.router.admission import Admission
 from foretoken.router.outbox import Finished
 from foretoken.router.request import GenerationRequest
+from foretoken.router.stats import SpeculationCounts
 from foretoken.rpc import names, telemetry
 from foretoken.rpc.trace import Span, status_of
 
@@ -27,6 +28,7 @@ class RequestMetrics:
         meter = telemetry.meter()
         self._requests = meter.create_counter(names.METRIC_REQUESTS)
         self._duration = meter.create_histogram(names.METRIC_REQUEST_DURATION, "s")
+        self._queue = meter.create_histogram(names.METRIC_QUEUE_DURATION, "s")
         self._first_token = meter.create_histogram(names.METRIC_TIME_TO_FIRST_TOKEN, "s")
         self._per_token = meter.create_histogram(names.METRIC_TIME_PER_OUTPUT_TOKEN, "s")
         self._overhead = meter.create_histogram(names.METRIC_ROUND_OVERHEAD, "s")
@@ -59,15 +61,20 @@ class RequestMetrics:
         finally:
             self._requests.add(1, {names.RPC_RESPONSE_STATUS_CODE: outcome})
 
-    def finished(self, event: Finished, drafter: str) -> None:
-        """Record an answer that came to its end."""
-        counts, attributes = event.counts, {names.DRAFTER: drafter}
-        self._duration.record(event.duration_ns / 1e9)
+    def finished(self, event: Finished, request: GenerationRequest, is_chat: bool) -> None:
+        """Record how long an answer that came to its end took."""
+        attributes = _kind(request, is_chat)
+        self._duration.record(event.duration_ns / 1e9, attributes)
+        self._queue.record(event.queue_ns / 1e9, attributes)
         if event.time_to_first_token_ns:
-            self._first_token.record(event.time_to_first_token_ns / 1e9)
+            self._first_token.record(event.time_to_first_token_ns / 1e9, attributes)
         if event.num_new_tokens > 1:
             decode_ns = event.duration_ns - event.time_to_first_token_ns
-            self._per_token.record(decode_ns / 1e9 / (event.num_new_tokens - 1))
+            self._per_token.record(decode_ns / 1e9 / (event.num_new_tokens - 1), attributes)
+
+    def speculated(self, counts: SpeculationCounts, drafter: str) -> None:
+        """Count what was done for a request, however it ended."""
+        attributes = {names.DRAFTER: drafter}
         if counts.router_overhead_p50_ns:
             self._overhead.record(counts.router_overhead_p50_ns / 1e9)
         self._drafts.add(counts.num_drafts, attributes)
@@ -93,9 +100,7 @@ def describe_request(span: Span, request: GenerationRequest, is_chat: bool) -> N
     """A request's span attributes, once it is known to be valid."""
     sampling = request.sampling
     attributes: dict[str, AttributeValue] = {
-        names.GEN_AI_OPERATION_NAME: names.OPERATION_CHAT if is_chat else names.OPERATION_TEXT_COMPLETION,
-        names.GEN_AI_PROVIDER_NAME: names.PROVIDER_FORETOKEN,
-        names.GEN_AI_REQUEST_MODEL: request.model,
+        **_kind(request, is_chat),
         names.GEN_AI_REQUEST_MAX_TOKENS: sampling.max_new_tokens,
         names.GEN_AI_REQUEST_TEMPERATURE: sampling.temperature,
         names.GEN_AI_REQUEST_TOP_P: sampling.top_p,
@@ -119,3 +124,12 @@ def describe_answer(span: Span, event: Finished) -> None:
             names.QUEUE_MS: event.queue_ns / 1e6,
         }
     )
+
+
+def _kind(request: GenerationRequest, is_chat: bool) -> dict[str, str]:
+    """What the conventions want every span and duration of a generation to say. The model is one that is served."""
+    return {
+        names.GEN_AI_OPERATION_NAME: names.OPERATION_CHAT if is_chat else names.OPERATION_TEXT_COMPLETION,
+        names.GEN_AI_PROVIDER_NAME: names.PROVIDER_FORETOKEN,
+        names.GEN_AI_REQUEST_MODEL: request.model,
+    }

@@ -15,6 +15,7 @@ from foretoken.router.draft_pool import DraftWorker
 from foretoken.router.metrics import RequestMetrics, describe_answer, describe_request, outcome
 from foretoken.router.outbox import Finished, Started, Tokens
 from foretoken.router.request import GenerationRequest
+from foretoken.router.stats import SpeculationCounts
 from foretoken.router.verify_pool import SILENCE, VerifyWorker
 from foretoken.router.worker_metrics import observe_workers
 from foretoken.rpc.names import SPAN_GENERATE
@@ -57,15 +58,19 @@ class GenerationServicer:
                     traceparent=traceparent_of(own_span),
                     timeout_s=context.time_remaining(),
                 )
-                describe_request(own_span, generation, request.HasField("messages"))
+                is_chat, counts = request.HasField("messages"), SpeculationCounts()
+                describe_request(own_span, generation, is_chat)
 
                 async def emit(event: Event) -> None:
                     await context.write(self._response(event))
                     if isinstance(event, Finished):
                         describe_answer(own_span, event)
-                        self._metrics.finished(event, self._hosted_drafter(generation))
+                        self._metrics.finished(event, generation, is_chat)
 
-                await self._router.generate(generation, emit)
+                try:
+                    await self._router.generate(generation, emit, counts)
+                finally:
+                    self._metrics.speculated(counts, self._hosted_drafter(generation))
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Any) -> pb.GetModelInfoResponse:  # noqa: N802
         """Describe the served model and its workers."""

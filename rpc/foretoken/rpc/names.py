@@ -61,6 +61,7 @@ METRIC_FAILOVERS = "foretoken.failovers"
 METRIC_REQUESTS = "foretoken.requests"
 METRIC_REQUESTS_RUNNING = "foretoken.requests.running"
 METRIC_REQUESTS_WAITING = "foretoken.requests.waiting"
+METRIC_QUEUE_DURATION = "foretoken.queue.duration"
 METRIC_ROUND_OVERHEAD = "foretoken.round.overhead"
 
 # Workers as their router sees them.
@@ -81,6 +82,7 @@ SECONDS_METRICS = (
     METRIC_REQUEST_DURATION,
     METRIC_TIME_TO_FIRST_TOKEN,
     METRIC_TIME_PER_OUTPUT_TOKEN,
+    METRIC_QUEUE_DURATION,
     METRIC_ROUND_OVERHEAD,
 )
 """Metrics that take `SECONDS_BUCKETS`."""
