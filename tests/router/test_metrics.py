@@ -1,7 +1,6 @@
 """What the router counts: requests by the gRPC status they ended with, never by an exception's name; its workers."""
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -122,7 +121,7 @@ def test_an_answer_is_told_with_what_its_counts_say(reader: InMemoryMetricReader
 
 def test_a_workers_load_is_told_under_its_names(reader: InMemoryMetricReader) -> None:
     load = Load(running=1, waiting=2, free_pages=3, total_pages=4, preemptions=5, cached_tokens=6)
-    worker: Any = SimpleNamespace(is_ready=True, link=SimpleNamespace(load=load, role="verify", address="a:1"))
+    worker: Any = Mock(is_ready=True, link=Mock(load=load, role="verify", address="a:1"))
     observe_workers([worker])
     assert {name: point.value for name, point in points(reader)} == {
         names.METRIC_WORKER_READY: 1,
@@ -133,6 +132,19 @@ def test_a_workers_load_is_told_under_its_names(reader: InMemoryMetricReader) ->
         names.METRIC_WORKER_PREEMPTIONS: 5,
         names.METRIC_WORKER_CACHED_TOKENS: 6,
     }
+
+
+def test_a_worker_that_is_started_again_turns_no_counter_back(reader: InMemoryMetricReader) -> None:
+    worker: Any = Mock(is_ready=True, link=Mock(load=None, role="verify", address="a:1"))
+    observe_workers([worker])
+
+    def told() -> dict[str, Any]:
+        counters = (names.METRIC_WORKER_PREEMPTIONS, names.METRIC_WORKER_CACHED_TOKENS)
+        return {name: point.value for name, point in points(reader) if name in counters}
+
+    for preemptions, cached_tokens, *totals in ((5, 60, 5, 60), (2, 10, 7, 70), (2, 20, 7, 80), (0, 0, 7, 80)):
+        worker.link.load = Load(preemptions=preemptions, cached_tokens=cached_tokens)
+        assert list(told().values()) == totals
 
 
 async def test_workers_are_told_with_the_load_they_last_said(

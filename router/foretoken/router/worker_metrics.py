@@ -6,6 +6,7 @@ Read by the exporter's thread once an interval; costs a round nothing. Knows wor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from opentelemetry.metrics import CallbackOptions, Observation
 
@@ -20,6 +21,11 @@ _GAUGES = {
     names.METRIC_WORKER_PAGES_LIMIT: "total_pages",
 }
 """Metric to the field of `Load`, which counts what all routers have on the worker."""
+_COUNTERS = {
+    names.METRIC_WORKER_PREEMPTIONS: "preemptions",
+    names.METRIC_WORKER_CACHED_TOKENS: "cached_tokens",
+}
+"""Likewise, of what the worker counts since its start."""
 
 _Worker = VerifyWorker | DraftWorker
 
@@ -41,12 +47,39 @@ def observe_workers(workers: Sequence[_Worker]) -> None:
 
         return observe
 
+    def total(field: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        """A callback that observes one count, which goes on where a worker that was started again begins at 0."""
+        counts = {worker: _Count() for worker in workers}
+
+        def observe(_: CallbackOptions) -> Iterable[Observation]:
+            for worker, count in counts.items():
+                last = worker.link.load
+                if last is not None:
+                    yield Observation(count.total(getattr(last, field)), _attributes(worker))
+
+        return observe
+
     meter = telemetry.meter()
     meter.create_observable_gauge(names.METRIC_WORKER_READY, [ready])
     for name, field in _GAUGES.items():
         meter.create_observable_gauge(name, [load(field)])
-    meter.create_observable_counter(names.METRIC_WORKER_PREEMPTIONS, [load("preemptions")])
-    meter.create_observable_counter(names.METRIC_WORKER_CACHED_TOKENS, [load("cached_tokens")])
+    for name, field in _COUNTERS.items():
+        meter.create_observable_counter(name, [total(field)])
+
+
+@dataclass(slots=True)
+class _Count:
+    """What a worker counted over all its starts: a counter that went back would be exported as a negative increase."""
+
+    before: int = 0
+    """Of the starts before this one."""
+    last: int = 0
+
+    def total(self, value: int) -> int:
+        if value < self.last:
+            self.before += self.last
+        self.last = value
+        return self.before + value
 
 
 def _works(worker: _Worker) -> bool:
