@@ -62,6 +62,25 @@ shutdown()
 print(time.monotonic() - before)
 """
 
+ABSENT_PROGRAM = """
+import logging, os, socket, time
+from foretoken.rpc import telemetry
+
+class Kept(logging.Handler):
+    def emit(self, record):
+        levels.append(record.levelname)
+
+levels = []
+logging.basicConfig(level="INFO", handlers=[Kept()])
+with socket.socket() as nobody:  # bound, never listening
+    nobody.bind(("127.0.0.1", 0))
+    telemetry.configure("router", f"http://127.0.0.1:{nobody.getsockname()[1]}", 0.05)
+    telemetry.meter().create_counter("c").add(1)
+    time.sleep(4)
+    print(levels, flush=True)
+    os._exit(0)
+"""
+
 
 def run(program: str, **environment: str) -> str:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
@@ -86,3 +105,7 @@ def test_a_proxy_for_the_web_is_not_asked_for_a_collector_without_tls():
 
 def test_a_collector_that_never_answers_does_not_hold_up_a_shutdown():
     assert float(run(SILENT_PROGRAM)) < SHUTDOWN_TIMEOUT_S + 1
+
+
+def test_a_collector_that_is_away_does_not_fill_the_log():
+    assert run(ABSENT_PROGRAM) == "['WARNING', 'ERROR']", "that it is tried again, and that it was given up: once each"

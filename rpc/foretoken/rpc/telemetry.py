@@ -3,9 +3,12 @@
 Without an endpoint the API's own no-op providers stay, and spans and counters cost next to nothing. Knows no service.
 """
 
+import logging
+import math
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +19,9 @@ from foretoken.rpc.names import SCOPE, SECONDS_BUCKETS, SECONDS_METRICS
 _EXPORT_TIMEOUT_S = 2
 SHUTDOWN_TIMEOUT_S = 4.0
 """A collector that is away must not hold up a shutdown, whatever is queued for it."""
+_EXPORTER_LOGGER = "opentelemetry.exporter.otlp.proto.grpc.exporter"
+_COMPLAINT_PERIOD_S = 60.0
+"""How often one kind of complaint of it is logged: of a collector that is away it has two for each export."""
 
 
 def meter() -> metrics.Meter:
@@ -40,6 +46,7 @@ def configure(service_name: str, otlp_endpoint: str, metrics_interval_s: float =
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+    logging.getLogger(_EXPORTER_LOGGER).addFilter(_Seldom())
     instance = f"{socket.gethostname()}-{os.getpid()}"  # in containers every service is process 1
     resource = Resource.create({"service.name": f"{SCOPE}.{service_name}", "service.instance.id": instance})
     is_plain = not otlp_endpoint.startswith("https://")
@@ -74,3 +81,18 @@ def configure(service_name: str, otlp_endpoint: str, metrics_interval_s: float =
         stopping.join(SHUTDOWN_TIMEOUT_S)
 
     return bounded_shutdown
+
+
+class _Seldom(logging.Filter):
+    """Lets the records of one message, whatever its arguments, pass once a period."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._due_s: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        now_s = time.monotonic()
+        if now_s < self._due_s.get(record.msg, -math.inf):
+            return False
+        self._due_s[record.msg] = now_s + _COMPLAINT_PERIOD_S
+        return True
