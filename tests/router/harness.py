@@ -84,6 +84,7 @@ class Cluster:
         self.drafters: list[FakeDraftWorker] = []
         self.router: Router
         self.stub: Any
+        self.address = ""
         self.channel: grpc.aio.Channel
 
     async def generate(self, deadline_s: float | None = 20.0, **fields: Any) -> Reply:
@@ -206,7 +207,8 @@ async def running_cluster(
     add_GenerationServiceServicer_to_server(GenerationServicer(router), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    cluster.channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+    cluster.address = f"127.0.0.1:{port}"
+    cluster.channel = grpc.aio.insecure_channel(cluster.address)
     cluster.stub = GenerationServiceStub(cluster.channel)
     async with asyncio.TaskGroup() as tasks:
         links = tasks.create_task(router.run())

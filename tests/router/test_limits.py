@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import threading
 from typing import Any
@@ -21,6 +22,7 @@ from foretoken.rpc.errors import (
     from_rpc_error,
 )
 from foretoken.v1 import generation_pb2 as pb
+from foretoken.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.router.harness import CHAT_TEMPLATE, MakeCluster, byte_tokenizer_json, request, running_cluster
 
 LONG: dict[str, Any] = {"prompt_ids": [9, 8, 7], "ignore_eos": True, "max_new_tokens": 2000}
@@ -105,6 +107,21 @@ async def test_overload_is_refused_with_advice_before_any_work(make_cluster: Mak
     await asyncio.gather(running, queued, return_exceptions=True)
     await cluster.until_idle()
     assert cluster.router.admission.num_waiting == 0
+
+
+async def test_a_client_that_leaves_retries_to_grpc_waits_as_long_as_advised(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(step_s=0.005, max_concurrency=1, max_queue=0)
+    running = asyncio.ensure_future(cluster.generate(**LONG))
+    await cluster.until(lambda: cluster.router.admission.num_running == 1)
+    policy: dict[str, Any] = {"maxAttempts": 5, "retryableStatusCodes": ["RESOURCE_EXHAUSTED"]}
+    policy |= {"initialBackoff": "30s", "maxBackoff": "30s", "backoffMultiplier": 1}
+    config = json.dumps({"methodConfig": [{"name": [{}], "retryPolicy": policy}]})
+    async with grpc.aio.insecure_channel(cluster.address, [("grpc.service_config", config)]) as channel:
+        call = GenerationServiceStub(channel).Generate(request(max_new_tokens=5), timeout=10)
+        asyncio.get_running_loop().call_later(0.3, running.cancel)
+        events = [event.WhichOneof("event") async for event in call]
+    assert events[-1] == "finish"
+    await cluster.until_idle()
 
 
 async def test_requests_beyond_the_workers_capacity_wait(make_cluster: MakeCluster) -> None:

@@ -29,7 +29,8 @@ class GenerationServiceStub:
     """The public service of the router. A call that fails ends with a gRPC status; what it has no room for is in its trailing metadata:
     `foretoken-request-id`, for the router's log, of Generate always, of the others with INTERNAL; with INVALID_ARGUMENT
     `foretoken-field-bin`, `foretoken-value-bin` and `foretoken-limit-bin` (UTF-8), which field, what it was and what it may be; with
-    RESOURCE_EXHAUSTED, where waiting helps, `foretoken-retry-after-ms`.
+    RESOURCE_EXHAUSTED, where waiting helps, `foretoken-retry-after-ms`, and the same as `grpc-retry-pushback-ms`, which gRPC itself
+    minds where a client's service config has a retry policy for that status.
     """
 
     def __init__(self, channel):
@@ -59,7 +60,8 @@ class GenerationServiceServicer:
     """The public service of the router. A call that fails ends with a gRPC status; what it has no room for is in its trailing metadata:
     `foretoken-request-id`, for the router's log, of Generate always, of the others with INTERNAL; with INVALID_ARGUMENT
     `foretoken-field-bin`, `foretoken-value-bin` and `foretoken-limit-bin` (UTF-8), which field, what it was and what it may be; with
-    RESOURCE_EXHAUSTED, where waiting helps, `foretoken-retry-after-ms`.
+    RESOURCE_EXHAUSTED, where waiting helps, `foretoken-retry-after-ms`, and the same as `grpc-retry-pushback-ms`, which gRPC itself
+    minds where a client's service config has a retry policy for that status.
     """
 
     def Generate(self, request, context):
@@ -113,7 +115,8 @@ class GenerationService:
     """The public service of the router. A call that fails ends with a gRPC status; what it has no room for is in its trailing metadata:
     `foretoken-request-id`, for the router's log, of Generate always, of the others with INTERNAL; with INVALID_ARGUMENT
     `foretoken-field-bin`, `foretoken-value-bin` and `foretoken-limit-bin` (UTF-8), which field, what it was and what it may be; with
-    RESOURCE_EXHAUSTED, where waiting helps, `foretoken-retry-after-ms`.
+    RESOURCE_EXHAUSTED, where waiting helps, `foretoken-retry-after-ms`, and the same as `grpc-retry-pushback-ms`, which gRPC itself
+    minds where a client's service config has a retry policy for that status.
     """
 
     @staticmethod

@@ -19,6 +19,7 @@ _FIELD = "foretoken-field-bin"
 _VALUE = "foretoken-value-bin"
 _LIMIT = "foretoken-limit-bin"
 _RETRY_AFTER_MS = "foretoken-retry-after-ms"
+_PUSHBACK_MS = "grpc-retry-pushback-ms"  # the same for gRPC itself, where a client gave it a retry policy
 _REQUEST_ID = "foretoken-request-id"
 _MAX_TIME_DIGITS = 15  # no float holds a number of any length
 
@@ -157,7 +158,8 @@ def to_status(error: ForetokenError) -> tuple[grpc.StatusCode, str, Metadata]:
         texts = ((_FIELD, error.field), (_VALUE, error.value), (_LIMIT, error.limit))
         metadata += [(key, _fit(text).encode()) for key, text in texts]
     if isinstance(error, ResourceExhaustedError) and error.retry_after_s is not None:
-        metadata.append((_RETRY_AFTER_MS, str(max(0, round(error.retry_after_s * 1000)))))
+        retry_after_ms = str(max(0, round(error.retry_after_s * 1000)))
+        metadata += [(_RETRY_AFTER_MS, retry_after_ms), (_PUSHBACK_MS, retry_after_ms)]
     if error.request_id:
         metadata.append((_REQUEST_ID, error.request_id))
     return error.code, error.message, tuple(metadata)
