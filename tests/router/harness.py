@@ -83,6 +83,7 @@ class Cluster:
         self.verifiers: list[FakeVerifyWorker] = []
         self.drafters: list[FakeDraftWorker] = []
         self.router: Router
+        self.server: grpc.aio.Server
         self.stub: Any
         self.address = ""
         self.channel: grpc.aio.Channel
@@ -203,7 +204,7 @@ async def running_cluster(
         "failover_timeout_s": 5.0,
     } | settings
     router = cluster.router = Router(RouterSettings(**options), tokenizer, LINK_OPTIONS)
-    server = grpc.aio.server(interceptors=[TypedDecoding()])
+    server = cluster.server = grpc.aio.server(interceptors=[TypedDecoding()])
     add_GenerationServiceServicer_to_server(GenerationServicer(router), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

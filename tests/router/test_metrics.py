@@ -231,3 +231,21 @@ async def test_a_failover_counts_also_where_no_worker_is_left(
             pass
     await cluster.until(lambda: not cluster.router.admission.num_running)
     assert {name: point for name, point in points(reader)}[names.METRIC_FAILOVERS].value == 1
+
+
+async def test_a_request_that_a_shutdown_cuts_off_was_not_cancelled(
+    make_cluster: MakeCluster, reader: InMemoryMetricReader
+) -> None:
+    cluster = await make_cluster(num_drafters=0, step_s=0.005)
+    call = cluster.stub.Generate(request(max_new_tokens=1000, ignore_eos=True))
+    await call.read()
+    with pytest.raises(TimeoutError):
+        await cluster.router.drain(0.05)
+    await cluster.server.stop(None)
+    with pytest.raises(grpc.aio.AioRpcError) as broken:
+        while await call.read() is not grpc.aio.EOF:
+            pass
+    assert broken.value.code() is grpc.StatusCode.UNAVAILABLE
+    await cluster.until_idle()
+    told = [point.attributes for name, point in points(reader) if name == names.METRIC_REQUESTS]
+    assert told == [{RPC_RESPONSE_STATUS_CODE: "UNAVAILABLE"}]

@@ -89,6 +89,8 @@ class Router:
         self._failover = Failover(self.verify, AioPool(settings.max_reopens), settings.failover_timeout_s)
         self._probes = AioPool(settings.max_probes)
         self._is_draining = False
+        self.is_cut_off = False
+        """Whether what still runs is ended, the time for it being over."""
 
     async def run(self) -> None:
         """Keep links and circuits until cancelled."""
@@ -99,8 +101,12 @@ class Router:
     async def drain(self, grace_s: float) -> None:
         """Refuse new requests and return when none is left."""
         self._is_draining = True
-        async with asyncio.timeout(grace_s):
-            await self.admission.wait_idle()
+        try:
+            async with asyncio.timeout(grace_s):
+                await self.admission.wait_idle()
+        except BaseException:
+            self.is_cut_off = True
+            raise
 
     async def close(self) -> None:
         """Close all links."""

@@ -87,12 +87,14 @@ class RequestMetrics:
         self._failovers.add(counts.num_failovers)
 
 
-def outcome(error: BaseException, time_remaining: Callable[[], float | None]) -> str:
+def outcome(error: BaseException, time_remaining: Callable[[], float | None], is_cut_off: bool = False) -> str:
     """The name of the gRPC status of a request that ended with `error`; `time_remaining` until its deadline, seconds,
-    if it has one."""
+    if it has one; `is_cut_off` by a router that shuts down."""
     if isinstance(error, asyncio.CancelledError | grpc.aio.BaseError):  # the second: of a write to a call that is over
         time_s = time_remaining()
-        return "CANCELLED" if time_s is None or time_s > 0 else "DEADLINE_EXCEEDED"
+        if time_s is not None and time_s <= 0:
+            return "DEADLINE_EXCEEDED"
+        return "UNAVAILABLE" if is_cut_off else "CANCELLED"
     return status_of(error) or "INTERNAL"
 
 

@@ -44,7 +44,7 @@ class GenerationServicer:
         kind, attributes = SpanKind.SERVER, rpc_attributes("Generate")
 
         def status(error: BaseException) -> str:
-            return outcome(error, context.time_remaining)
+            return outcome(error, context.time_remaining, self._router.is_cut_off)
 
         async with typed_errors(context, request_id):
             with (
