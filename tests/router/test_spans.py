@@ -60,6 +60,7 @@ async def test_a_requests_span_has_the_status_of_its_call(
     (span,) = spans()
     assert span.attributes is not None
     assert span.attributes[names.RPC_RESPONSE_STATUS_CODE] == status
+    assert span.attributes[names.REQUEST_ID], "the client is given it, whatever became of the request"
     assert span.attributes[names.RPC_METHOD] == "foretoken.v1.GenerationService/Generate"
     assert span.attributes.get(names.ERROR_TYPE) == (status if is_fault else None)
     assert (span.status.status_code is StatusCode.ERROR) == is_fault

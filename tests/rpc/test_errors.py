@@ -126,6 +126,21 @@ def test_a_link_entry_keeps_field_value_and_limit():
     assert (back.field, back.value, back.limit) == ("block.draft_ids[3]", "99", "must be below 64")
 
 
+@pytest.mark.parametrize(
+    ("error", "level", "text"),
+    [
+        (InternalError("the forward failed"), "ERROR", "request req-1 failed: the forward failed"),
+        (UnavailableError("no worker"), "INFO", "request req-1 ends: no worker"),
+        (InvalidArgumentError("prompt", "secret", "must be shorter"), "DEBUG", "request req-1 ends INVALID_ARGUMENT"),
+    ],
+)
+async def test_the_log_has_the_id_that_a_failed_requests_client_is_given(stack, caplog, error, level, text):
+    caplog.set_level("DEBUG", "foretoken")
+    await unary_error(await serve_failing(stack, error))
+    records = [record for record in caplog.records if record.name.startswith("foretoken.")]
+    assert [(record.levelname, record.getMessage()) for record in records] == [(level, text)]
+
+
 async def test_an_unknown_exception_is_opaque_and_logged(stack, caplog):
     error = await unary_error(await serve_failing(stack, ValueError("secret")))
     assert isinstance(error, InternalError)

@@ -108,7 +108,6 @@ def describe_request(span: Span, request: GenerationRequest, is_chat: bool) -> N
         names.GEN_AI_REQUEST_TOP_P: sampling.top_p,
         names.GEN_AI_REQUEST_TOP_K: sampling.top_k,
         names.GEN_AI_USAGE_INPUT_TOKENS: len(request.prompt_ids),
-        names.REQUEST_ID: request.request_id,
         names.TENANT: request.tenant,
         names.DRAFTER: request.drafter.name if request.drafter is not None else "",
         names.NUM_DRAFT_TOKENS: request.num_draft_tokens,

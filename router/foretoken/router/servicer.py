@@ -18,7 +18,7 @@ from foretoken.router.request import GenerationRequest
 from foretoken.router.stats import SpeculationCounts
 from foretoken.router.verify_pool import SILENCE, VerifyWorker
 from foretoken.router.worker_metrics import observe_workers
-from foretoken.rpc.names import SPAN_GENERATE
+from foretoken.rpc.names import REQUEST_ID, SPAN_GENERATE
 from foretoken.rpc.sampling import NEUTRAL
 from foretoken.rpc.servicing import new_request_id, typed_errors
 from foretoken.rpc.trace import SpanKind, context_from, rpc_attributes, span, traceparent_of
@@ -41,7 +41,7 @@ class GenerationServicer:
         """Stream one generation."""
         request_id = new_request_id()
         client = context_from(_traceparent(context))
-        kind, attributes = SpanKind.SERVER, rpc_attributes("Generate")
+        kind, attributes = SpanKind.SERVER, rpc_attributes("Generate") | {REQUEST_ID: request_id}
 
         def status(error: BaseException) -> str:
             return outcome(error, context.time_remaining, self._router.is_cut_off)

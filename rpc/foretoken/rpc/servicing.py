@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import grpc
 
 from foretoken.rpc.decoding import raise_if_undecodable
-from foretoken.rpc.errors import INTERNAL_MESSAGE, ForetokenError, InternalError, to_status
+from foretoken.rpc.errors import INTERNAL_MESSAGE, ForetokenError, InternalError, UnavailableError, to_status
 
 _log = logging.getLogger(__name__)
 _END_S = 1.0
@@ -42,13 +42,25 @@ async def abort(context: Any, error: ForetokenError) -> NoReturn:
     raise AssertionError("context.abort returned")
 
 
+def _note(error: ForetokenError) -> None:
+    """Log a failed request under the id that its client is given. What clients are refused may quote them: no text."""
+    if not error.request_id:
+        return
+    if isinstance(error, InternalError):
+        _log.error("request %s failed: %s", error.request_id, error)
+    elif isinstance(error, UnavailableError):
+        _log.info("request %s ends: %s", error.request_id, error)
+    else:
+        _log.debug("request %s ends %s", error.request_id, error.code.name)
+
+
 @asynccontextmanager
 async def typed_errors(context: Any, request_id: str = "") -> AsyncIterator[None]:
     """The body of every handler: `async with typed_errors(context, request_id): ...`, unary and streaming alike.
 
-    A `ForetokenError` ends the call with its own status, and so does a request that could not be decoded. Cancellation,
-    `context.abort()` and the private errors of `grpc.aio` pass through. Anything else is logged with its traceback and
-    answered INTERNAL without its text.
+    A `ForetokenError` ends the call with its own status, and so does a request that could not be decoded; where
+    `request_id` is given, the log says so under it. Cancellation, `context.abort()` and the private errors of
+    `grpc.aio` pass through. Anything else is logged with its traceback and answered INTERNAL without its text.
     """
     try:
         try:
@@ -56,6 +68,7 @@ async def typed_errors(context: Any, request_id: str = "") -> AsyncIterator[None
             yield
         except ForetokenError as error:
             error.request_id = error.request_id or request_id
+            _note(error)
             await abort(context, error)
         except grpc.aio.BaseError:
             raise
