@@ -203,6 +203,21 @@ def test_a_younger_sequence_leaves_an_older_its_pages_between_two_rounds(fake_ru
     assert bench.scheduler.num_preemptions == 1
 
 
+def test_a_prompt_that_took_long_is_not_given_up_before_its_first_block_can_come(fake_runner_class):
+    bench = Bench(fake_runner_class(num_pages=4, page_size=4, max_context=16), idle_grace_s=0.2)
+    long_prompt = list(range(14))  # all pages
+    bench.open(1, long_prompt, max_length=16)
+    time.sleep(0.25)  # as if its forwards took so long
+    bench.run()
+    bench.open(2, [1, 2, 3], max_length=16)
+    bench.block(2, 3, [], 1)
+    bench.run()
+    assert bench.scheduler.num_preemptions == 0
+    bench.block(1, 14, [], 1)
+    bench.run()
+    assert bench.emitted(1, {}) == bench.runner.complete(long_prompt, 1) and sum(bench.runner.forwards) == 14
+
+
 def test_a_long_prompt_does_not_stall_a_running_stream(bench):
     bench.open(1, [1, 2])
     bench.block(1, 2, [], 20)

@@ -179,6 +179,8 @@ class VerifyCore:
                 self._after_block(work.sequence)
             elif work.takes_block:
                 self._fail(work.sequence.key, InternalError("the target's logits are not finite: they choose no token"))
+            elif not work.sequence.wants_forward:  # its prompt is computed, before its first block is here
+                work.sequence.waiting_since_ns = time.perf_counter_ns()
         self._sink.decided(decisions, self._load)
         self._learn(planned, decisions)
         self._pending.after_step((seq.key, seq.waiting_since_ns) for seq in self._sequences.values() if seq.has_block)

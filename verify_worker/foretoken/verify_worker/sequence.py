@@ -62,7 +62,8 @@ class VerifySequence:
     plain_until: int = 0
     """Committed length up to which the worker may decode alone."""
     waiting_since_ns: int = field(init=False)
-    """When the block that waits arrived, or, without one, when the last was decided: `time.perf_counter_ns`."""
+    """When the block that waits arrived, or, without one, when the last was decided or the last of the prompt computed:
+    `time.perf_counter_ns`."""
     num_draft_tokens: int = 0
     num_accepted: int = 0
     num_cached_tokens: int = 0
