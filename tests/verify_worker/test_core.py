@@ -157,6 +157,22 @@ def test_preemption_changes_no_token(fake_runner_class):
     assert bench.sink.load.num_free_pages == bench.sink.load.num_pages == 16
 
 
+def test_streams_that_outgrow_the_pages_do_not_take_turns_at_computing_their_prompts(fake_runner_class):
+    """Pages for six prompts, answers of four times their length: what a preempted one has left is for the others."""
+    bench = Bench(fake_runner_class(num_pages=30, page_size=4, max_context=96))
+    prompts = {n: [n] * 19 for n in range(1, 11)}
+    for n, prompt in prompts.items():
+        bench.open(n, prompt, max_length=19 + 76)
+        bench.block(n, len(prompt), [], 76)
+    while bench.core.has_work:
+        bench.core.step()
+        for key in [key for key, seq in bench.core._sequences.items() if seq.is_finished]:
+            bench.core.close(key)
+    assert all(bench.emitted(n, {}) == bench.runner.complete(prompt, 76) for n, prompt in prompts.items())
+    assert bench.scheduler.num_preemptions > 0
+    assert sum(bench.runner.forwards) < 2 * sum(len(prompt) + 76 for prompt in prompts.values())
+
+
 def test_opens_and_closes_tell_the_load_also_when_nothing_is_computed(fake_runner_class):
     """Without it a router that found this worker silent would not learn that it is at work again."""
     bench = Bench(fake_runner_class())

@@ -2,11 +2,14 @@
 
 Oldest waiting work goes first; a draft block is never split; prefill comes in chunks so that a long prompt does not
 stall running streams. When pages run out the youngest sequence loses its own and is recomputed later, which changes
-nothing in its tokens since every row is batch-invariant. A younger sequence takes pages from an older one only if that
-has waited for its next block for a while: between two rounds all of them wait for a moment, and taking turns would
-cost each its KV every time. The oldest waiting sequence can in the end take all pages, so something always advances.
+nothing in its tokens since every row is batch-invariant. None younger starts before it has gone on: growing, the older
+ones would take the same pages again and again, each time with a prompt just computed. A younger sequence takes pages
+from an older one only if that has waited for its next block for a while: between two rounds all of them wait for a
+moment, and taking turns would cost each its KV every time. The oldest waiting sequence can in the end take all pages,
+so something always advances.
 """
 
+import math
 import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -59,14 +62,19 @@ class Scheduler:
         if decoding is not None:
             num_drafts = len(decoding.block.draft_ids) if decoding.block is not None else 0
             prefill_left = min(self._max_prefill_rows, self._max_rows - 1 - num_drafts)
+        oldest_preempted = min((seq.order for seq in waiting if seq.is_preempted), default=math.inf)
+        num_preemptions = self.num_preemptions
         planned: list[Work] = []
         for seq in waiting:
             if rows_left == 0:
                 break
             # A sequence without pages starts only if all it has committed fits: a part would soon be preempted again.
             # Nor before its prompt's turn: what others compute until then it may find, and they may need the pages.
+            # Nor in what a preempted one has left, which those that run grow into until it fits again.
             if not seq.page_ids:
                 if not prefill_left and seq.num_missing_kv:
+                    continue
+                if seq.order > oldest_preempted or self.num_preemptions > num_preemptions:
                     continue
                 seq.page_ids = self._page_table.find(seq.ids[:-1])
                 seq.kv_length = len(seq.page_ids) * self._page_table.page_size
