@@ -249,6 +249,20 @@ def test_a_long_prompt_does_not_stall_a_running_stream(bench):
     assert bench.emitted(2, {}) == bench.runner.complete([n % 90 for n in range(100)], 1)
 
 
+def test_nor_one_whose_next_block_is_still_to_come(fake_runner_class):
+    """With a drafter that is nearly always so when the worker looks for work."""
+    bench = Bench(fake_runner_class(), idle_grace_s=0.05)
+    bench.open(1, [1, 2])
+    bench.block(1, 2, [5])
+    bench.run()
+    bench.open(2, [n % 90 for n in range(100)])
+    bench.core.step()
+    assert bench.runner.forwards[-1] == 8
+    time.sleep(0.06)  # it does not come: prompts need not wait for it
+    bench.core.step()
+    assert bench.runner.forwards[-1] == 32
+
+
 def test_blocks_that_wait_long_are_named_until_their_verdict(fake_runner_class, monkeypatch):
     bench = Bench(fake_runner_class(), max_rows=16)
     monkeypatch.setattr(worker_entries, "PENDING_INTERVAL_S", 0.0)

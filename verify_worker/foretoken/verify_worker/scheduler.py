@@ -40,8 +40,8 @@ class Work:
 
 
 class Scheduler:
-    """Plans forwards of at most `max_rows` rows, more than a block needs. While others decode, prefill takes at most
-    `max_prefill_rows`, and leaves what the block that waits longest needs."""
+    """Plans forwards of at most `max_rows` rows, more than a block needs. While others decode, though their next blocks
+    be still to come, prefill takes at most `max_prefill_rows`, and leaves what the block that waits longest needs."""
 
     def __init__(
         self, page_table: PageTable, max_rows: int, max_prefill_rows: int, idle_grace_s: float = IDLE_GRACE_S
@@ -62,6 +62,8 @@ class Scheduler:
         if decoding is not None:
             num_drafts = len(decoding.block.draft_ids) if decoding.block is not None else 0
             prefill_left = min(self._max_prefill_rows, self._max_rows - 1 - num_drafts)
+        elif any(seq.is_between_blocks and not seq.is_idle_since(self._idle_before_ns()) for seq in sequences):
+            prefill_left = min(self._max_prefill_rows, self._max_rows)
         oldest_preempted = min((seq.order for seq in waiting if seq.is_preempted), default=math.inf)
         num_preemptions = self.num_preemptions
         planned: list[Work] = []
@@ -124,7 +126,7 @@ class Scheduler:
         table = self._page_table
         if table.can_extend(seq.page_ids, length):
             return True
-        idle_before_ns = time.perf_counter_ns() - round(self.idle_grace_s * 1e9)
+        idle_before_ns = self._idle_before_ns()
         taking_part = {id(work.sequence) for work in planned}
         preemptible = [
             other
@@ -144,3 +146,7 @@ class Scheduler:
             victim.is_preempted = True
             self.num_preemptions += 1
         return True
+
+    def _idle_before_ns(self) -> int:
+        """What has waited since then or longer is idle."""
+        return time.perf_counter_ns() - round(self.idle_grace_s * 1e9)

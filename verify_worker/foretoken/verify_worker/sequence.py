@@ -95,6 +95,11 @@ class VerifySequence:
         """Whether there is something to compute; a preempted sequence starts over only when its next block is there."""
         return self.has_block or (self.num_missing_kv > 0 and not self.is_preempted)
 
+    @property
+    def is_between_blocks(self) -> bool:
+        """Whether nothing is missing but its next block."""
+        return bool(self.page_ids) and not self.has_block and self.num_missing_kv == 0
+
     def is_idle_since(self, time_ns: int) -> bool:
         """Whether it has had nothing to compute since then (`time.perf_counter_ns`)."""
         return not self.wants_forward and self.waiting_since_ns <= time_ns
