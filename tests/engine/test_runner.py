@@ -180,6 +180,18 @@ def test_info_and_step_costs(tmp_path: Path) -> None:
     runner.page_table.check_integrity([])
 
 
+@pytest.mark.parametrize(
+    ("settings", "context", "most_rows"), [({}, 512, 32), ({"max_context": 100}, 68, 32), ({"max_context": 20}, 0, 16)]
+)
+def test_steps_are_timed_also_where_little_context_fits(
+    settings: dict[str, int], context: int, most_rows: int, tmp_path: Path
+) -> None:
+    """Without a table no worker knows what a row of a draft costs."""
+    costs = load(save_tiny(tmp_path, "llama"), "float32", self_check=False, **settings).measure_step_costs()
+    assert {cost.context for cost in costs} == {context}
+    assert (costs[0].rows, costs[-1].rows) == (1, most_rows)
+
+
 def test_a_model_on_the_cpu_comes_with_the_kernels_that_draw(tmp_path: Path) -> None:
     if not native.is_available():
         pytest.skip("no C compiler")

@@ -151,9 +151,15 @@ class ModelRunner:
         self._forward.pool.compact(paths)
 
     def measure_step_costs(
-        self, rows: Sequence[int] = (1, 2, 4, 6, 8, 16, 32), contexts: Sequence[int] = (512,)
+        self, rows: Sequence[int] = (1, 2, 4, 6, 8, 16, 32), contexts: Sequence[int] | None = None
     ) -> list[StepCost]:
-        """Median duration of a forward for each number of rows and context length; leaves the page table as it was."""
+        """Median duration of a forward for each number of rows and context length; leaves the page table as it was.
+
+        Without `contexts` after 512 tokens, or as many as the model and its pages hold beside the most rows.
+        """
+        if contexts is None:
+            longest = min(self.info.max_context, self.page_table.num_pages * self.page_table.page_size)
+            contexts = (max(0, min(512, longest - max(rows))),)
         return measure_step_costs(self, rows, contexts)
 
     def _compile(
