@@ -23,6 +23,11 @@ from foretoken.kernels.cpu import GROUP_COLUMNS, LIBRARY
 
 _LOG = logging.getLogger(__name__)
 
+EXAMPLE_ROWS = 8
+EXAMPLE_LOGITS = 6
+"""Rows of the batch a compiled forward is traced on, and how many of them yield logits: another number, or the tracer
+takes the two for one."""
+
 _OPTIONS = {
     "cpp.threads": 1,
     "size_asserts": False,

@@ -15,7 +15,7 @@ from torch import Tensor
 from foretoken.engine.attention import CONTEXT_KEYWORD, ProbeContext
 from foretoken.engine.batch import Batch, Segment, build_batch
 from foretoken.engine.checkpoint import Progress
-from foretoken.engine.compiled import compile_call
+from foretoken.engine.compiled import EXAMPLE_LOGITS, EXAMPLE_ROWS, compile_call
 from foretoken.engine.config import EngineConfig
 from foretoken.engine.cuda.forward import CudaForward
 from foretoken.engine.cuda.prepare import prepare_cuda
@@ -44,10 +44,6 @@ from foretoken.kernels.cpu import CPU_DTYPES, CpuKernels, load_cpu_kernels
 _LOG = logging.getLogger(__name__)
 
 _KV_MEMORY_BYTES = 1 << 30
-_EXAMPLE_ROWS = 8
-_EXAMPLE_LOGITS = 6
-"""Rows of the batch a compiled forward is traced on, and how many of them yield logits: another number, or the tracer
-takes the two for one."""
 
 
 class ModelRunner:
@@ -176,10 +172,10 @@ class ModelRunner:
             return
         page_ids: list[int] = []
         try:
-            self.page_table.extend(page_ids, _EXAMPLE_ROWS)
-            ids = [index % self.info.vocab_size for index in range(_EXAMPLE_ROWS)]
-            segment = Segment(page_ids, 0, ids, _EXAMPLE_LOGITS)
-            example = build_batch([segment], self.page_table.page_size, _EXAMPLE_ROWS)
+            self.page_table.extend(page_ids, EXAMPLE_ROWS)
+            ids = [index % self.info.vocab_size for index in range(EXAMPLE_ROWS)]
+            segment = Segment(page_ids, 0, ids, EXAMPLE_LOGITS)
+            example = build_batch([segment], self.page_table.page_size, EXAMPLE_ROWS)
             forward(example)  # packs what no linear layer owns, which a tracer could not
             arguments = forward.begin(example)
             cache_dir = config.cache_dir or user_cache_dir()

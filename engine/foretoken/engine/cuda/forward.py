@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from foretoken.engine.batch import Batch
+from foretoken.engine.compiled import EXAMPLE_LOGITS, EXAMPLE_ROWS
 from foretoken.engine.cuda.buckets import choose_bucket, length_bounds
 from foretoken.engine.cuda.compiled import compile_call
 from foretoken.engine.cuda.graphs import Recorder
@@ -27,11 +28,6 @@ _PATH_SLOTS_PER_ROW = 16
 
 _MAX_GRAPH_PAGES = 1 << 20
 """Most page ids a graph has room for: 4 MB of them on the device; a batch with more runs eagerly."""
-
-_EXAMPLE_ROWS = 8
-_EXAMPLE_LOGITS = 6
-"""Rows of the batch a compiled forward is traced on, and how many of them yield logits: another number, or the tracer
-takes the two for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +95,7 @@ class CudaForward:
         Raises:
             Exception: whatever the tracer or the compiler raises for a model they cannot take.
         """
-        inputs = StepInputs(_EXAMPLE_ROWS, _EXAMPLE_LOGITS, 1, self._scratch_page, self._device)
+        inputs = StepInputs(EXAMPLE_ROWS, EXAMPLE_LOGITS, 1, self._scratch_page, self._device)
         self._context.paged = PagedContext(self._pool, inputs.make_rows(self._lengths[0]))
         self.model_call = compile_call(self.model_call, inputs.model_arguments(), cache_dir)
         self.is_compiled = True
