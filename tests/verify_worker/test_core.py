@@ -234,6 +234,22 @@ def test_a_prompt_that_took_long_is_not_given_up_before_its_first_block_can_come
     assert bench.emitted(1, {}) == bench.runner.complete(long_prompt, 1) and sum(bench.runner.forwards) == 14
 
 
+@pytest.mark.parametrize("draft_ids", [[5], []])
+def test_a_prompt_keeps_its_place_when_its_first_block_comes_before_it_is_computed(bench, draft_ids):
+    for sequence_id in (1, 2):
+        bench.open(sequence_id, [sequence_id] * 100)
+    bench.core.step()
+    time.sleep(0.05)
+    asked_ns = time.perf_counter_ns()
+    for sequence_id in (1, 2):  # the first one's drafter is done while the other one's still reads its prompt
+        bench.block(sequence_id, 100, draft_ids, 1)
+        bench.core.step()
+    bench.core.step()
+    (decision,) = bench.sink.decisions
+    assert decision.key == (1, 1) and bench.core._sequences[(1, 2)].num_missing_kv > 0
+    assert 0 < decision.queue_ns <= time.perf_counter_ns() - asked_ns  # not since it was opened
+
+
 def test_a_long_prompt_does_not_stall_a_running_stream(bench):
     bench.open(1, [1, 2])
     bench.block(1, 2, [], 20)

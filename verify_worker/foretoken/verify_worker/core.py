@@ -124,8 +124,8 @@ class VerifyCore:
             limit = f"must be at most {seq.max_length - base_length - 1} ids deep, what fits before max_length"
             self._fail(key, InvalidArgumentError("block.draft_ids", f"{block.depth} ids", limit))
         else:
+            seq.ask(block.arrived_ns)
             seq.block = block
-            seq.waiting_since_ns = block.arrived_ns
             seq.plain_until = base_length + 1 + num_plain_steps if num_plain_steps else 0
 
     def close(self, key: SequenceKey) -> None:
@@ -195,7 +195,7 @@ class VerifyCore:
             self._sink.stale(seq.key, seq.committed_length)
         elif not seq.is_finished:
             if not seq.has_block:
-                seq.waiting_since_ns = max(seq.opened_ns, time.perf_counter_ns())
+                seq.ask(max(seq.opened_ns, time.perf_counter_ns()))
             seq.plain_until = max(seq.plain_until, min(base_length + num_plain_steps, seq.max_length))
 
     def _after_block(self, seq: VerifySequence) -> None:

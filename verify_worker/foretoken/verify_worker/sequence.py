@@ -62,8 +62,10 @@ class VerifySequence:
     plain_until: int = 0
     """Committed length up to which the worker may decode alone."""
     waiting_since_ns: int = field(init=False)
-    """When the block that waits arrived, or, without one, when the last was decided or the last of the prompt computed:
-    `time.perf_counter_ns`."""
+    """Its place among those that wait: when it was opened, until its prompt is computed; then when the block that waits
+    arrived, or, without one, when there was last something to compute: `time.perf_counter_ns`."""
+    asked_ns: int = 0
+    """When the last block, or the grant in use, arrived: `time.perf_counter_ns`."""
     num_draft_tokens: int = 0
     num_accepted: int = 0
     num_cached_tokens: int = 0
@@ -99,6 +101,12 @@ class VerifySequence:
     def is_between_blocks(self) -> bool:
         """Whether nothing is missing but its next block."""
         return bool(self.page_ids) and not self.has_block and self.num_missing_kv == 0
+
+    def ask(self, arrived_ns: int) -> None:
+        """A block, or a grant where nothing waits, arrived then (`time.perf_counter_ns`)."""
+        self.asked_ns = arrived_ns
+        if not self.wants_forward:  # else its prompt waits, whose place is before all that came since
+            self.waiting_since_ns = arrived_ns
 
     def is_idle_since(self, time_ns: int) -> bool:
         """Whether it has had nothing to compute since then (`time.perf_counter_ns`)."""
