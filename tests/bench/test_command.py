@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from foretoken.bench.drafters_options import parse_options as drafters_options  
 from foretoken.bench.end_to_end_options import parse_options as end_to_end_options  # noqa: E402
 from foretoken.bench.prefix_caching import parse_options as prefix_caching_options  # noqa: E402
 from foretoken.client import UnavailableError  # noqa: E402
+from foretoken.engine.errors import ModelRefusedError  # noqa: E402
 
 PAIR = ["--target", "t", "--draft", "d"]
 
@@ -45,9 +48,23 @@ def test_files_that_are_not_there_are_named(tmp_path: Path, capsys: pytest.Captu
     assert capsys.readouterr().err.startswith("python -m foretoken.bench.identity: ")
 
 
-def test_an_error_of_a_service_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("error", [UnavailableError("gone"), ModelRefusedError("no such model")], ids=repr)
+def test_an_error_of_a_service_or_a_model_is_one_line(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
     def body() -> int:
-        raise UnavailableError("gone")
+        raise error
 
     assert exit_status("foretoken.bench.example", body) == 2
-    assert capsys.readouterr().err == "python -m foretoken.bench.example: gone\n"
+    assert capsys.readouterr().err == f"python -m foretoken.bench.example: {error}\n"
+
+
+@pytest.mark.parametrize(("kept", "rest"), [(None, ""), (Path("runs"), "; what was measured is kept in runs")], ids=str)
+def test_an_interruption_is_one_line_that_says_what_is_kept(
+    kept: Path | None, rest: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def measure() -> int:
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.sleep(10)
+        return 0
+
+    assert exit_status("foretoken.bench.example", lambda: asyncio.run(measure()), kept) == 130
+    assert capsys.readouterr().err == f"python -m foretoken.bench.example: interrupted{rest}\n"

@@ -72,6 +72,7 @@ class Baseline:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            start_new_session=True,  # Ctrl-C in a terminal reaches the benchmark only, which ends this
             env={**environment, "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"},
         )
         self._ask({"target": target, "draft": draft, "dtype": dtype})
@@ -85,14 +86,11 @@ class Baseline:
         self.close()
 
     def close(self) -> None:
-        """End the process."""
+        """End the process, whatever it is at: it keeps nothing."""
+        self._process.kill()
+        self._process.wait()
         if self._process.stdin is not None:
             self._process.stdin.close()
-        try:
-            self._process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
 
     def generate(
         self, method: str, prompt: str, max_new_tokens: int, seed: int = 0, num_threads: int | None = None

@@ -6,13 +6,16 @@ Knows no benchmark.
 import argparse
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from foretoken.bench.baseline import BaselineError
 from foretoken.cli.service_process import ServiceFailedError
 from foretoken.client import ForetokenError
+from foretoken.engine.errors import ModelRefusedError
 from foretoken.rpc.validation.sampling import MAX_TEMPERATURE, MIN_TEMPERATURE
 
 EXIT_NOTHING_MEASURED = 2
+EXIT_INTERRUPTED = 130
 
 
 def positive(text: str) -> int:
@@ -31,10 +34,16 @@ def temperature(text: str) -> float:
     return value
 
 
-def exit_status(module: str, body: Callable[[], int]) -> int:
-    """What `body` returns, or 2 after one line on stderr: no such file, model or service, or an answer refused."""
+def exit_status(module: str, body: Callable[[], int], kept: Path | None = None) -> int:
+    """What `body` returns, or 2 after one line on stderr: no such file, model or service, or an answer refused; 130
+    after one where Ctrl-C ended it, which names the folder that results are `kept` in.
+    """
     try:
         return body()
-    except (OSError, ValueError, ForetokenError, ServiceFailedError, BaselineError) as error:
+    except (OSError, ValueError, ForetokenError, ModelRefusedError, ServiceFailedError, BaselineError) as error:
         print(f"python -m {module}: {error}", file=sys.stderr)
         return EXIT_NOTHING_MEASURED
+    except KeyboardInterrupt:
+        rest = f"; what was measured is kept in {kept}" if kept is not None else ""
+        print(f"python -m {module}: interrupted{rest}", file=sys.stderr)
+        return EXIT_INTERRUPTED

@@ -30,11 +30,7 @@ from foretoken.engine.fingerprint import hash_weights
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what is missing and print the table; 1 when a sequence differed, 2 when nothing could be measured."""
     options = parse_options(arguments)
-    try:
-        return exit_status("foretoken.bench.drafters", lambda: _run(options))
-    except KeyboardInterrupt:
-        print(f"interrupted; what was measured is kept in {options.out}", file=sys.stderr)
-        return 130
+    return exit_status("foretoken.bench.drafters", lambda: _run(options), kept=options.out)
 
 
 def _run(options: Options) -> int:

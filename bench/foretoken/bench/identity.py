@@ -34,7 +34,7 @@ RULE = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the matrix; 1 when a cell failed, 2 when nothing could be run."""
     options = _parse(arguments)
-    return exit_status("foretoken.bench.identity", lambda: _run(options))
+    return exit_status("foretoken.bench.identity", lambda: _run(options), kept=options.out)
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -52,7 +52,12 @@ async def fake_workers(tokenizer: str, step_ms: float, folder: Path) -> AsyncIte
     """
     command = [sys.executable, "-m", "foretoken.bench.fake_workers", "--tokenizer", tokenizer]
     command += ["--step-ms", str(step_ms), "--folder", str(folder)]
-    process = await asyncio.create_subprocess_exec(*command, stdin=subprocess.DEVNULL, env=service_environment())
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=subprocess.DEVNULL,
+        env=service_environment(),
+        start_new_session=True,  # as the router
+    )
     try:
         give_up_at = time.monotonic() + READY_TIMEOUT_S
         while not (folder / READY_FILE).exists():
