@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,26 @@ def test_refuses_a_line_that_is_no_json_naming_it(tmp_path: Path) -> None:
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "fine"}\nnot so\n')
     with pytest.raises(ValueError, match=r"prompts\.jsonl:2: not JSON"):
         load_prompts(tmp_path / "prompts.jsonl")
+
+
+@pytest.mark.parametrize("name", ["prompts.jsonl", "prompts.jsonl.gz"])
+@pytest.mark.parametrize(
+    "change",
+    [lambda packed: packed[:-9], lambda packed: packed[:14] + b"~~" + packed[16:], lambda packed: b"\xff" + packed],
+    ids=["cut off", "another byte", "no text"],
+)
+def test_refuses_a_file_that_cannot_be_read_naming_it(
+    tmp_path: Path, name: str, change: Callable[[bytes], bytes]
+) -> None:
+    packed = gzip.compress(b'{"prompt": "fine"}\n')
+    (tmp_path / name).write_bytes(change(packed))
+    with pytest.raises(ValueError, match=r"prompts\.jsonl.* cannot be read"):
+        load_prompts(tmp_path / name)
+
+
+def test_refuses_half_of_a_surrogate_pair_naming_the_line(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"prompts\.jsonl:1: .*surrogate"):
+        load_prompts(write(tmp_path / "prompts.jsonl", {"prompt": "a\ud800"}))
 
 
 def test_refuses_an_empty_file(tmp_path: Path) -> None:

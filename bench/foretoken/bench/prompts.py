@@ -6,6 +6,8 @@ Knows nothing of tokenizers; the services and the baseline each tokenize the tex
 import gzip
 import hashlib
 import json
+import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,17 +29,18 @@ def load_prompts(path: Path, limit: int | None = None) -> list[Prompt]:
     """Read the first `limit` prompts of a file, all when None.
 
     Raises:
-        ValueError: a line is not an object with a non-empty `prompt` or `turns`, or the file holds none.
+        OSError: there is no such file.
+        ValueError: it is no text, or not wholly there; a line is not an object with a non-empty `prompt` or `turns`;
+            or the file holds none.
     """
     prompts: list[Prompt] = []
-    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if limit is not None and len(prompts) >= limit:
-                break
-            if line.strip():
-                record = _record_of(line, f"{path}:{number}")
-                text = _text_of(record, f"{path}:{number}")
-                prompts.append(Prompt(len(prompts), text, str(record.get("category", ""))))
+    for number, line in enumerate(_lines_of(path), start=1):
+        if limit is not None and len(prompts) >= limit:
+            break
+        if line.strip():
+            record = _record_of(line, f"{path}:{number}")
+            text = _text_of(record, f"{path}:{number}")
+            prompts.append(Prompt(len(prompts), text, str(record.get("category", ""))))
     if not prompts:
         raise ValueError(f"{path} holds no prompts")
     return prompts
@@ -49,6 +52,14 @@ def fingerprint(prompts: list[Prompt]) -> str:
     for prompt in prompts:
         digest.update(prompt.text.encode() + b"\0")
     return digest.hexdigest()
+
+
+def _lines_of(path: Path) -> Iterator[str]:
+    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
+        try:
+            yield from lines
+        except (EOFError, gzip.BadGzipFile, zlib.error, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} cannot be read: {error}") from error
 
 
 def _record_of(line: str, where: str) -> Any:
@@ -63,5 +74,7 @@ def _text_of(record: object, where: str) -> str:
         turns = record.get("turns")
         text = turns[0] if isinstance(turns, list) and turns else record.get("prompt")
         if isinstance(text, str) and text:
+            if any("\ud800" <= character <= "\udfff" for character in text):
+                raise ValueError(f"{where}: the text holds half of a surrogate pair, which is no character")
             return text
     raise ValueError(f"{where}: expected an object with a non-empty `prompt` or `turns`")
