@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from foretoken.bench.identity_check import IdentityCount
-from foretoken.bench.record_file import RecordFile, check_manifest
+from foretoken.bench.record_file import RecordFile, check_manifest, replace_file
 from foretoken.client import SpeculationStats
 
 
@@ -162,7 +162,7 @@ class DraftersStore:
         return json.loads(path.read_text()) if path.exists() else absent
 
     def _write(self, name: str, value: Any) -> None:
-        (self.folder / name).write_text(json.dumps(value, indent=2))
+        replace_file(self.folder / name, json.dumps(value, indent=2))
 
 
 def _side_run(record: Mapping[str, Any]) -> SideRun:

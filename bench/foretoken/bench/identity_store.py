@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from foretoken.bench.record_file import RecordFile, check_manifest
+from foretoken.bench.record_file import RecordFile, check_manifest, replace_file
 
 Ids = tuple[int, ...]
 
@@ -36,7 +36,7 @@ class IdentityStore:
 
     def save_reference(self, name: str, ids: list[Ids]) -> None:
         """Keep the output ids of a reference cell, one list per prompt."""
-        self._reference_file(name).write_text(json.dumps(ids))
+        replace_file(self._reference_file(name), json.dumps(ids))
 
     def reference(self, name: str) -> list[Ids]:
         """Output ids of a reference cell, one tuple per prompt."""

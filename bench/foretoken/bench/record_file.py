@@ -1,6 +1,7 @@
 """Files of finished work that survive an interruption: records one a line, and a manifest of what they belong to."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,16 @@ class RecordFile:
 
     def _drop_cut_line(self) -> None:
         if self._path.exists():
-            text = self._path.read_text()
-            if text and not text.endswith("\n"):
-                self._path.write_text(text[: text.rfind("\n") + 1])
+            text = self._path.read_bytes()
+            if not text.endswith(b"\n"):
+                os.truncate(self._path, text.rfind(b"\n") + 1)
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a file in one rename, so that an interruption leaves it as it was or as it is to be."""
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(text)
+    os.replace(partial, path)
 
 
 def check_manifest(path: Path, manifest: dict[str, Any]) -> None:
@@ -37,7 +45,7 @@ def check_manifest(path: Path, manifest: dict[str, Any]) -> None:
         ValueError: a value differs.
     """
     if not path.exists():
-        path.write_text(json.dumps(manifest, indent=2))
+        replace_file(path, json.dumps(manifest, indent=2))
         return
     found = json.loads(path.read_text())
     for name, value in manifest.items():
