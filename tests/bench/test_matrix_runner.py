@@ -1,5 +1,8 @@
-"""What a cell's record claims: nothing that could not have failed, and the commit it was run at."""
+"""What a cell's record claims: nothing that could not have failed, and what it was run on."""
 
+import asyncio
+import json
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +11,7 @@ import pytest
 
 from foretoken.bench import identity
 from foretoken.bench.identity_store import IdentityStore
-from foretoken.bench.matrix import Cell
+from foretoken.bench.matrix import Cell, Disturbance
 from foretoken.bench.matrix_runner import MatrixRunner, RunnerConfig
 from foretoken.bench.prompts import Prompt
 from tests.bench.made_up_runs import STATS
@@ -35,6 +38,11 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MatrixRunner:
     return MatrixRunner(RunnerConfig("t", "d", 2, 8, "off"), PROMPTS, IdentityStore(tmp_path, {}), lambda record: None)
 
 
+def stand_for_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identity, "hash_weights", lambda folder: "f")
+    monkeypatch.setattr(identity, "resolve_directory", lambda name, revision: Path(name))
+
+
 async def test_a_reference_that_only_equals_itself_counts_no_comparison(runner: MatrixRunner) -> None:
     stack: Any = IdleStack()
     reference = await runner._run_cell(Cell("bfloat16", 0.8), stack)
@@ -42,6 +50,42 @@ async def test_a_reference_that_only_equals_itself_counts_no_comparison(runner: 
     assert (reference["compared"], reference["identical"], reference["against"]) == (0, 0, "")
     assert (other["compared"], other["identical"], other["against"]) == (2, 2, "own")
     assert reference["passed"] and other["passed"] and other["commit"]
+    assert f"torch {version('torch')}" in other["machine"]
+
+
+async def test_a_cell_that_was_to_be_disturbed_and_was_not_fails_and_says_so(
+    runner: MatrixRunner, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stack: Any = IdleStack()
+    await runner._run_cell(Cell("bfloat16", 0.8), stack)
+    cell = Cell("bfloat16", 0.8, concurrency=8, disturbance=Disturbance.PREEMPTION)
+    record = await runner._run_cell(cell, stack)
+    assert record["identical"] == record["compared"] == 2 and not record["passed"]
+    identity._print_cell(record)
+    assert "FAILED  2/2 identical" in (line := capsys.readouterr().out) and "NOTHING DISTURBED" in line
+
+
+def test_a_run_that_compared_nothing_is_no_success(
+    runner: MatrixRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def run_both() -> list[dict[str, Any]]:
+        stack: Any = IdleStack()
+        return [await runner._run_cell(Cell("bfloat16", 0.8, concurrency=n), stack) for n in (1, 8)]
+
+    record, other = asyncio.run(run_both())
+
+    async def keep(self: MatrixRunner, cells: Any) -> None:
+        for kept in (record, other | {"machine": "another"}):
+            self._store.append(kept)
+
+    monkeypatch.setattr(MatrixRunner, "run", keep)
+    stand_for_models(monkeypatch)
+    arguments = ["--target", "t", "--draft", "d", "--out", str(tmp_path / "out"), "--cells", record["cell"]]
+    assert identity.main(arguments) == 2
+    assert "nothing was compared" in capsys.readouterr().err
+    assert identity.main([*arguments, other["cell"]]) == 0
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert summary["compared"] == 2 and summary["machines"] == sorted(["another", record["machine"]])
 
 
 def test_what_cells_are_held_against() -> None:
@@ -61,10 +105,10 @@ def test_a_folder_made_with_other_options_of_the_workers_is_refused(
         """Start no services."""
 
     monkeypatch.setattr(MatrixRunner, "run", nothing)
-    monkeypatch.setattr(identity, "hash_weights", lambda folder: "f")
-    monkeypatch.setattr(identity, "resolve_directory", lambda name, revision: Path(name))
+    stand_for_models(monkeypatch)
     arguments = ["--target", "t", "--draft", "d", "--out", str(tmp_path)]
-    assert identity.main([*arguments, "--few-pages", "64"]) == 0
-    assert identity.main([*arguments, "--few-pages", "96"]) == 2
-    assert identity.main([*arguments, "--compile", "off"]) == 2
-    assert "few_pages" in capsys.readouterr().err
+    identity.main([*arguments, "--few-pages", "64"])
+    assert "was made with" not in capsys.readouterr().err
+    for name, *change in (("few_pages", "--few-pages", "96"), ("compile", "--compile", "off")):
+        assert identity.main([*arguments, *change]) == 2
+        assert f"was made with {name}" in capsys.readouterr().err

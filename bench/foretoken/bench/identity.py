@@ -3,7 +3,8 @@
     python -m foretoken.bench.identity --target DIR --draft DIR --prompts FILE --out DIR
 
 Finished cells are kept in the --out folder and not run again, so a run can be interrupted and resumed. The last stdout
-line is one JSON object, which names every commit that a cell was run at; the exit status is 1 when a cell failed.
+line is one JSON object, which names every commit and machine that a cell was run at; the exit status is 1 when a cell
+failed and 2 when nothing was compared.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from foretoken.bench.command import exit_status, positive
+from foretoken.bench.command import EXIT_NOTHING_MEASURED, exit_status, positive
 from foretoken.bench.identity_store import IdentityStore
 from foretoken.bench.machine import describe_hardware, describe_versions
 from foretoken.bench.matrix import TOP_P, Cell, all_cells
@@ -32,7 +33,7 @@ RULE = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the matrix; 1 when a cell failed, 2 when nothing could be run."""
+    """Run the matrix; 1 when a cell failed, 2 when nothing could be run or was compared."""
     options = _parse(arguments)
     return exit_status("foretoken.bench.identity", lambda: _run(options), kept=options.out)
 
@@ -63,7 +64,12 @@ def _run(options: argparse.Namespace) -> int:
     asyncio.run(MatrixRunner(config, prompts, store, _print_cell).run(cells))
     summary = summarize(cells, store)
     print(json.dumps(summary))
-    return 1 if summary["failed_cells"] else 0
+    if summary["failed_cells"]:
+        return 1
+    if not summary["compared"]:
+        print("nothing was compared: what other cells are held to equals itself", file=sys.stderr)
+        return EXIT_NOTHING_MEASURED
+    return 0
 
 
 def summarize(cells: Sequence[Cell], store: IdentityStore) -> dict[str, Any]:
@@ -75,6 +81,7 @@ def summarize(cells: Sequence[Cell], store: IdentityStore) -> dict[str, Any]:
         **{name: sum(record[name] for record in records) for name in names},
         "failed_cells": [record["cell"] for record in records if not record["passed"]],
         "commits": sorted({record["commit"] for record in records}),
+        "machines": sorted({record.get("machine", "unknown") for record in records}),
         "are_pages_free": all(record["are_pages_free"] for record in records),
         "hardware": describe_hardware(),
         "versions": describe_versions(),
@@ -84,10 +91,13 @@ def summarize(cells: Sequence[Cell], store: IdentityStore) -> dict[str, Any]:
 def _print_cell(record: dict[str, Any]) -> None:
     state = "passed" if record["passed"] else "FAILED"
     counts = f"{record['identical']}/{record['compared']} identical, {record['near_ties']} near-ties"
+    if not record["compared"]:
+        counts = "nothing to compare with"
     disturbances = {"strikes": record["num_strikes"], "preemptions": record["num_preemptions"]}
     extra = "".join(f", {count} {what}" for what, count in disturbances.items() if count)
-    pages = "" if record["are_pages_free"] else ", PAGES LEAKED"
-    print(f"{record['cell']:<42} {state}  {counts}{extra}{pages}  {record['seconds']:.0f} s", flush=True)
+    faults = {"are_pages_free": "PAGES LEAKED", "is_disturbed": "NOTHING DISTURBED: too few tokens, or enough pages"}
+    extra += "".join(f", {fault}" for name, fault in faults.items() if not record[name])
+    print(f"{record['cell']:<42} {state}  {counts}{extra}  {record['seconds']:.0f} s", flush=True)
     for difference in record["differences"]:
         print(f"    {difference}", flush=True)
 

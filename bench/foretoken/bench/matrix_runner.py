@@ -15,7 +15,7 @@ from foretoken.bench.baseline import PLAIN, Baseline, BaselineRun, BaselineSampl
 from foretoken.bench.disturber import Disturber
 from foretoken.bench.identity_check import Comparison, IdentityCount, Outcome, compare_ids, compare_with_transformers
 from foretoken.bench.identity_store import IdentityStore
-from foretoken.bench.machine import describe_versions
+from foretoken.bench.machine import describe_hardware, describe_versions
 from foretoken.bench.matrix import DRAFTERS, TOP_P, Cell, Disturbance
 from foretoken.bench.prompts import Prompt
 from foretoken.bench.speculation_totals import block_efficiency
@@ -54,7 +54,10 @@ class MatrixRunner:
         self._store = store
         self._on_cell = on_cell
         self._baseline: Baseline | None = None
-        self._commit = describe_versions()["commit"]
+        versions = describe_versions()
+        arithmetic = ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers"))
+        machine = f"{describe_hardware()['processor']}, {arithmetic}"
+        self._place = {"commit": versions["commit"], "machine": machine}
 
     async def run(self, cells: Sequence[Cell]) -> None:
         """Run the cells in order, those already done excepted."""
@@ -116,8 +119,9 @@ class MatrixRunner:
             "near_ties": count.near_ties,
             "failed": count.failed,
             "passed": count.holds and are_pages_free and is_disturbed[cell.disturbance],
+            "is_disturbed": is_disturbed[cell.disturbance],
             "against": cell.against,
-            "commit": self._commit,
+            **self._place,
             "differences": count.differences,
             "are_pages_free": are_pages_free,
             "num_strikes": num_strikes,
