@@ -27,6 +27,7 @@ def test_measures_every_drafter_there_is() -> None:
         ([*MODELS, "--prompts", "x", "--drafters", "fused,ngram,ngram/max_branches=1"], "two are needed"),
         ([*MODELS, "--prompts", "x", "--drafters", "fused/--a=1,ngram,model"], "with the same options"),
         ([*MODELS, "--prompts", "x", "--drafters", "ngram,ngram"], "each once"),
+        ([*MODELS, "--prompts", "x", "--drafters", "ngram,none"], "none is what they are compared with"),
         ([*MODELS, "--prompts", "x", "--drafters", ","], "at least one"),
         ([*MODELS, "--prompts", "x", "--drafters", "ngram/max_branches"], "must be setting=value"),
         ([*MODELS, "--prompts", "x", "--repeats", "0"], "at least 1"),

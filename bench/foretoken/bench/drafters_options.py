@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.bench.command import positive, temperature
-from foretoken.bench.matrix import DTYPES
+from foretoken.bench.matrix import DTYPES, NO_DRAFTER
 from foretoken.bench.sides import DEFAULT_SIDES, FUSED, Side, hosted_drafters, parse_side
 from foretoken.cli.local_services import LocalServicesConfig
 from foretoken.rpc.worker_settings import WorkerSettings
@@ -143,4 +143,6 @@ def _sides(text: str) -> list[Side]:
         raise argparse.ArgumentTypeError(str(error)) from None
     if not sides or len({side.name for side in sides}) < len(sides):
         raise argparse.ArgumentTypeError(f"{text!r} must name at least one drafter, each once")
+    if any(side.drafter == NO_DRAFTER for side in sides):
+        raise argparse.ArgumentTypeError(f"{text!r}: {NO_DRAFTER} is what they are compared with and always there")
     return sides
