@@ -1,6 +1,7 @@
 """The demo gives speeds where tokens are equal, and none where one differs."""
 
 import argparse
+import asyncio
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,28 +11,32 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from foretoken.bench import demo, identity_check
+from foretoken.bench.baseline import BaselineRun
 from foretoken.bench.demo import Demo, Timed
+from foretoken.bench.identity_check import Comparison, Outcome
 from foretoken.client import SpeculationStats
 from foretoken.v1 import generation_pb2 as pb
 
-OPTIONS = argparse.Namespace(prompt="a", drafter="ngram", dtype="bfloat16", repeats=2)
+OPTIONS = argparse.Namespace(prompt="a", drafter="ngram", dtype="bfloat16", repeats=2, max_new_tokens=3)
 
 
 @pytest.mark.parametrize(("own", "target"), [(True, True), (False, True), (True, False)])
 def test_no_speed_where_a_token_differs(own: bool, target: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
-    def no_services(self: Demo, dtype: str, compile: str) -> Iterator[None]:
-        yield
+    def no_services(self: Demo, dtype: str, compile: str) -> Iterator[str]:
+        yield "localhost:1"
 
     def answer(self: Demo, client: Any, is_drafted: bool) -> Timed:
         speculation = SpeculationStats.from_proto(pb.SpeculationStats(num_verify_forwards=2, num_emitted_tokens=5))
         completion: Any = SimpleNamespace(output_ids=(1, 2 if own or is_drafted else 3), speculation=speculation)
         return Timed(completion, 0.5)
 
+    compared = Comparison(Outcome.NEAR_TIE if target else Outcome.DIFFERENT)
     monkeypatch.setattr(Demo, "_services", no_services)
     monkeypatch.setattr(Demo, "_show", lambda self, client: None)
     monkeypatch.setattr(Demo, "_answer", answer)
-    monkeypatch.setattr(Demo, "_check_against_transformers", lambda self: (target, ""))
+    monkeypatch.setattr(Demo, "_check_against_transformers", lambda self: compared)
     shown = io.StringIO()
     result = Demo(OPTIONS, Console(file=shown)).run()
     is_equal = own and target
@@ -39,3 +44,31 @@ def test_no_speed_where_a_token_differs(own: bool, target: bool, monkeypatch: py
     assert (result["block_efficiency"], result["acceptance_rate"]) == (2.5, 0.0)
     assert ("tokens_per_s" in result, "autoregressive_tokens_per_s" in result) == (is_equal, is_equal)
     assert ("tokens/s" in shown.getvalue(), "no speeds" in shown.getvalue()) == (is_equal, not is_equal)
+
+
+@pytest.mark.parametrize(
+    ("prompt_ids", "ids", "outcome"),
+    [
+        ([7], [1, 2, 3], Outcome.IDENTICAL),
+        ([7], [1, 2, 4], Outcome.NEAR_TIE),
+        ([7], [1, 2], Outcome.DIFFERENT),
+        ([8], [1, 2, 3], Outcome.DIFFERENT),
+    ],
+    ids=["the same", "another token", "ended before", "another prompt"],
+)
+def test_a_tie_excuses_another_token_and_nothing_else(
+    prompt_ids: list[int], ids: list[int], outcome: Outcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def answer(*arguments: object) -> Any:
+        return SimpleNamespace(completion=SimpleNamespace(prompt_ids=(7,), output_ids=(1, 2, 3)))
+
+    async def tie(*arguments: object) -> float:
+        return 1e-5
+
+    monkeypatch.setattr(demo, "generate", answer)
+    monkeypatch.setattr(identity_check, "top_two_gap", tie)
+    baseline: Any = SimpleNamespace(
+        generate=lambda *arguments: BaselineRun(prompt_ids, ids, 1.0), gap=lambda *arguments: 1e-5
+    )
+    compared = asyncio.run(Demo(OPTIONS, Console(file=io.StringIO()))._compare("localhost:1", baseline))
+    assert compared.outcome is outcome

@@ -8,6 +8,7 @@ itself; where a token differs, no speed is given. The last stdout line is one JS
 """
 
 import argparse
+import asyncio
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -26,15 +27,15 @@ from rich.text import Text
 
 from foretoken.bench.baseline import PLAIN, Baseline, BaselineSampling
 from foretoken.bench.command import exit_status, positive, temperature
+from foretoken.bench.identity_check import Comparison, Outcome, compare_with_transformers
 from foretoken.bench.machine import describe_hardware, describe_versions
 from foretoken.bench.matrix import NO_DRAFTER
-from foretoken.bench.near_tie import first_difference, is_near_tie
-from foretoken.bench.prompts import OWN_PROMPTS, load_prompts
+from foretoken.bench.prompts import OWN_PROMPTS, Prompt, load_prompts
 from foretoken.bench.speculation_totals import acceptance_rate, block_efficiency
-from foretoken.bench.streams import sampling, speculation
+from foretoken.bench.streams import generate, sampling, speculation
 from foretoken.cli.local_services import LocalServices, LocalServicesConfig
 from foretoken.cli.provenance import STYLES, legend
-from foretoken.client import Client, Completion, Sampling, Token
+from foretoken.client import AsyncClient, Client, Completion, Sampling, Token
 
 _PROMPT = 2
 """Which of the benchmark's own: the small model writes code there, and drafts gain about what they do on HumanEval."""
@@ -62,12 +63,13 @@ class Demo:
 
     def run(self) -> dict[str, Any]:
         """Show, measure, check; the JSON object."""
-        with self._services(self._options.dtype, "auto") as client:
+        with self._services(self._options.dtype, "auto") as address, Client(address) as client:
             self._warm_up(client)
             self._show(client)
             pairs = [(self._answer(client, True), self._answer(client, False)) for _ in range(self._options.repeats)]
         own = all(drafted.completion.output_ids == plain.completion.output_ids for drafted, plain in pairs)
-        target, near_tie = self._check_against_transformers()
+        comparison = self._check_against_transformers()
+        target = comparison.outcome is not Outcome.DIFFERENT
         stats = [drafted.completion.speculation for drafted, _ in pairs]
         result = {
             "identical_to_target": own and target,
@@ -85,12 +87,12 @@ class Demo:
             "hardware": describe_hardware(),
             "versions": describe_versions(),
         }
-        self._print_verdict(result, near_tie)
+        self._print_verdict(result, comparison.detail)
         return result
 
     @contextmanager
-    def _services(self, dtype: str, compile: str) -> Iterator[Client]:
-        """Running services of one dtype; their start is shown."""
+    def _services(self, dtype: str, compile: str) -> Iterator[str]:
+        """The router's address of running services of one dtype; their start is shown."""
         models = (self._options.target, self._options.draft)
         config = LocalServicesConfig(*models, dtype=dtype, compile=compile, prefix_caching=False)  # asks over and over
         with Status(f"starting router, verify worker and draft worker ({dtype})", console=self._console) as status:
@@ -99,8 +101,7 @@ class Demo:
             )
             services.start()
         try:
-            with Client(services.address) as client:
-                yield client
+            yield services.address
         finally:
             services.stop()
 
@@ -132,29 +133,27 @@ class Demo:
         self._console.print()
         self._console.print(legend(tokens))
 
-    def _check_against_transformers(self) -> tuple[bool, str]:
-        """Whether float32 greedy speculation gives what `generate()` gives; and the near-tie, if one excused it."""
-        greedy = sampling(self._options.max_new_tokens, temperature=0)
-        with self._services("float32", "off") as client, Status("asking transformers", console=self._console):
-            how = speculation(self._options.drafter)
-            ours = client.complete(self._prompt, sampling=greedy, speculation=how)
-            with Baseline(self._options.target, None, "float32", BaselineSampling(), is_timed=False) as baseline:
-                theirs = baseline.generate(PLAIN, self._prompt, self._options.max_new_tokens)
-                position = first_difference(ours.output_ids, theirs.ids)
-                if position is None:
-                    return True, ""
-                gap = baseline.gap(self._prompt, position)
-            one_more = sampling(position + 1, temperature=0)
-            logprobs = client.complete(self._prompt, sampling=one_more, off=True, logprobs=2).tokens[-1].logprobs
-        assert logprobs is not None
-        own_gap = logprobs.top[0][1] - logprobs.top[1][1]
-        return is_near_tie(own_gap, gap), f"output position {position}: top-2 gaps {own_gap:.1e} and {gap:.1e}"
+    def _check_against_transformers(self) -> Comparison:
+        """What float32 greedy speculation gives beside what `generate()` gives."""
+        with (
+            self._services("float32", "off") as address,
+            Status("asking transformers", console=self._console),
+            Baseline(self._options.target, None, "float32", BaselineSampling(), is_timed=False) as baseline,
+        ):
+            return asyncio.run(self._compare(address, baseline))
 
-    def _print_verdict(self, result: dict[str, Any], near_tie: str) -> None:
+    async def _compare(self, address: str, baseline: Baseline) -> Comparison:
+        greedy = sampling(self._options.max_new_tokens, temperature=0)
+        async with AsyncClient(address) as client:
+            ours = await generate(client, self._prompt, greedy, speculation(self._options.drafter))
+            theirs = baseline.generate(PLAIN, self._prompt, self._options.max_new_tokens)
+            return await compare_with_transformers(Prompt(0, self._prompt), ours.completion, theirs, client, baseline)
+
+    def _print_verdict(self, result: dict[str, Any], difference: str) -> None:
         for what, is_equal in result["checked_against"].items():
             self._console.print(f"{'equal to' if is_equal else 'DIFFERS from'} {what}")
-        if near_tie:
-            self._console.print(f"first difference from transformers at {near_tie}")
+        if difference:
+            self._console.print(f"transformers: {difference}")
         if not result["identical_to_target"]:
             self._console.print("identity failed: no speeds")
             return
