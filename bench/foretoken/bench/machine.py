@@ -32,7 +32,9 @@ def describe_hardware() -> dict[str, str | int | float]:
 
 
 def describe_versions() -> dict[str, str]:
-    """Python, the packages that decide speed, the commit (`+dirty` when the tree differs from it) and the date."""
+    """Python, the packages that decide speed, the commit (`+dirty` when the tree differs from it, "unknown" where this
+    code is installed outside its repository) and the date.
+    """
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -56,6 +58,7 @@ def _processor() -> str:
 def _commit() -> str:
     here = Path(__file__).parent
     try:
+        _git(here, "ls-files", "--error-unmatch", Path(__file__).name)  # else it is another project's repository
         commit = _git(here, "rev-parse", "--short=12", "HEAD")
         return commit + ("+dirty" if _git(here, "status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.CalledProcessError):

@@ -1,0 +1,27 @@
+"""What a report says it was measured on."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from foretoken.bench import machine
+
+
+def test_the_commit_is_that_of_this_code_and_of_no_repository_around_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def git(*arguments: str) -> None:
+        who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+        subprocess.run(["git", "-C", str(tmp_path), *who, *arguments], check=True, capture_output=True)
+
+    installed = tmp_path / "site-packages" / "machine.py"
+    installed.parent.mkdir()
+    installed.touch()
+    git("init")
+    git("commit", "--allow-empty", "-m", "another project")
+    monkeypatch.setattr(machine, "__file__", str(installed))
+    assert machine.describe_versions()["commit"] == "unknown"
+    git("add", "site-packages")
+    git("commit", "-m", "its own")
+    assert len(machine.describe_versions()["commit"]) == 12
