@@ -1,13 +1,13 @@
 """A benchmark that has nothing to measure says so; it does not pass."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import pytest
 
-from foretoken.bench import drafters, end_to_end
+from foretoken.bench import drafters, end_to_end, prefix_caching
 from foretoken.bench.end_to_end_options import parse_options
 
 
@@ -38,12 +38,13 @@ async def test_end_to_end(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     assert "no prompt fits" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("parse", [parse_options, prefix_caching.parse_options], ids=["end_to_end", "prefix_caching"])
 @pytest.mark.parametrize("drafter", ["model", "staged", "fused"])
-def test_end_to_end_refuses_a_drafter_without_the_model_it_needs(
-    drafter: str, capsys: pytest.CaptureFixture[str]
+def test_a_drafter_without_the_model_it_needs_is_refused(
+    drafter: str, parse: Callable[[Sequence[str]], Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        parse_options(["--target", "t", "--drafter", drafter])
+        parse(["--target", "t", "--drafter", drafter])
     assert f"--drafter {drafter} needs --draft" in capsys.readouterr().err
 
 

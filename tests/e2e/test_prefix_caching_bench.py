@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +21,7 @@ async def test_later_turns_find_the_turns_before(
     assert await prefix_caching.run(parse_options(command)) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     first, second = result["turns"]
+    assert result["options"]["target"] == Path(pair.target).name and result["options"]["turns"] == 2
     assert (result["identical"], result["compared"], first["conversations"]) == (4, 4, 2)
     assert second["cached_prompt_tokens"] > first["prompt_tokens"]
     assert second["time_to_first_token_ms"].keys() == {"with", "without"}

@@ -19,10 +19,12 @@ from typing import Any
 
 from foretoken.bench.command import exit_status, positive, temperature
 from foretoken.bench.machine import describe_hardware, describe_versions
+from foretoken.bench.matrix import NO_DRAFTER
 from foretoken.bench.prompts import OWN_PROMPTS, load_prompts
+from foretoken.bench.sides import FUSED
 from foretoken.bench.stack import Stack
 from foretoken.bench.streams import sampling, speculation
-from foretoken.cli.local_services import LocalServicesConfig
+from foretoken.cli.local_services import NEED_DRAFT_MODEL, LocalServicesConfig
 from foretoken.client import AsyncClient, Completion
 
 SIDES = {False: "without", True: "with"}
@@ -62,8 +64,9 @@ def report(answers: dict[bool, list[list[Completion]]], options: argparse.Namesp
         for ours, other in zip(*conversations, strict=True)
     ]
     num_identical = sum(ours.output_ids == other.output_ids for ours, other in pairs)
+    names = {name: Path(getattr(options, name)).name for name in ("target", "draft", "prompts")}
     result: dict[str, Any] = {
-        "options": {name: str(value) for name, value in vars(options).items()},
+        "options": vars(options) | names,
         "identical": num_identical,
         "compared": len(pairs),
     }
@@ -130,17 +133,20 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m foretoken.bench.prefix_caching", description=__doc__)
     add = parser.add_argument
     add("--target", required=True, help="target model: directory or hub id")
-    add("--draft", default="", help="draft model: directory or hub id")
+    add("--draft", default="", help="draft model: directory or hub id; for --drafter fused, model and staged")
     add("--prompts", type=Path, default=OWN_PROMPTS, help=".jsonl or .jsonl.gz with `prompt` or `turns` (default: own)")
     add("--limit", type=positive, help="only the first so many prompts; a conversation begins with each")
     add("--turns", type=positive, default=4, help="turns of a conversation")
     add("--max-new-tokens", type=positive, default=64, help="tokens per answer")
-    add("--drafter", default="fused", help="drafter, or none")
+    add("--drafter", default=FUSED, choices=(NO_DRAFTER, FUSED, "model", "ngram", "staged"), help="who guesses")
     add("--temperature", type=temperature, default=0.0, help="0 = greedy")
     add("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     add("--compile", choices=("auto", "on", "off"), default="auto", help="torch.compile in the workers")
     add("--verify-threads", type=positive, help="CPU threads of each verify worker")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.drafter in (*NEED_DRAFT_MODEL, FUSED) and not options.draft:  # `fused` has no two sources without it
+        parser.error(f"--drafter {options.drafter} needs --draft")
+    return options
 
 
 if __name__ == "__main__":
