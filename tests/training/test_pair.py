@@ -132,7 +132,44 @@ def test_a_pair_is_not_written_over_the_one_it_starts_from(recipe: Recipe) -> No
         recipe("first", "--start-from", str(first))
 
 
-@pytest.mark.parametrize("name", ["target-tokens", "draft-tokens", "minutes", "draft-minutes"])
-def test_a_budget_of_nothing_is_refused_before_anything_is_trained(recipe: Recipe, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["target-tokens", "draft-tokens", "minutes", "draft-minutes", "batch-blocks", "threads"]
+)
+def test_a_budget_of_nothing_is_refused_before_anything_is_made(recipe: Recipe, name: str, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=f"{name.replace('-', '_')} -1.*: must be above 0"):
         recipe("first", f"--{name}", "-1")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("option", "value"), [("seed", "-1"), ("device", "nonsense")])
+def test_what_would_fail_later_is_refused_at_once(recipe: Recipe, option: str, value: str, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=f"{option} {value}: "):
+        recipe("first", f"--{option}", value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_tokenizer_cut_off_by_an_interruption_is_trained_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut_off(source: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pair, "load_corpus", small_corpus)
+    with monkeypatch.context() as interrupted, pytest.raises(KeyboardInterrupt):
+        interrupted.setattr(pair.os, "replace", cut_off)
+        pair.prepare_data(tmp_path)
+    tokenizer, streams = pair.prepare_data(tmp_path)
+    assert tokenizer.get_vocab_size() == 4096 and set(streams) == {"training", "held_out"}
+    assert (tmp_path / "tokenizer.json").exists()
+
+
+def test_an_interruption_is_told_in_a_line(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def interrupt(self: pair.PairRecipe) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pair.PairRecipe, "train_target", interrupt)
+    with caplog.at_level("INFO"), pytest.raises(SystemExit) as ended:
+        recipe("first")
+    assert ended.value.code == 130 and "the same command goes on" in caplog.text

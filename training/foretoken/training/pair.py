@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import platform
 import shlex
 import sys
@@ -92,7 +93,26 @@ def check_recipe(options: argparse.Namespace) -> None:
     for name, value in recipe.items():
         if found.get(name) != value:
             raise ValueError(f"{options.run_dir} was made with {name} {found.get(name)!r}, this run has {value!r}")
-    path.write_text(json.dumps(recipe, indent=1))
+    if not path.exists():
+        _write_whole(path, json.dumps(recipe, indent=1))
+
+
+def check_values(options: argparse.Namespace, keeps_target: bool) -> None:
+    """What would fail after minutes of work only.
+
+    Raises:
+        ValueError: a number is out of range, or there is no such device.
+    """
+    names = ["minutes", "draft_minutes", "draft_tokens", *(() if keeps_target else ("target_tokens",))]
+    for name in (*names, "batch_blocks", "threads"):
+        if (value := getattr(options, name)) is not None and not value > 0:
+            raise ValueError(f"{name} {value}: must be above 0")
+    if options.seed < 0:
+        raise ValueError(f"seed {options.seed}: must be at least 0")
+    try:
+        torch.empty(0, device=options.device)
+    except (AssertionError, RuntimeError) as error:  # the first where torch was built without it
+        raise ValueError(f"device {options.device}: {error}") from error
 
 
 def prepare_data(run_dir: Path) -> tuple[Tokenizer, dict[str, Stream]]:
@@ -110,8 +130,15 @@ def prepare_data(run_dir: Path) -> tuple[Tokenizer, dict[str, Stream]]:
             num_bytes = sum(len(document.text.encode()) for document in documents)
             described[name] = {"files": len(documents), "bytes": num_bytes, "tokens": len(stream)}
         (run_dir / "corpus.json").write_text(json.dumps(described, indent=1))
-        tokenizer.save(str(tokenizer_file))
+        _write_whole(tokenizer_file, tokenizer.to_str(pretty=True))  # the last: the others are there then
     return Tokenizer.from_file(str(tokenizer_file)), {name: np.load(path) for name, path in files.items()}
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """In one rename, so that what is there was not cut off."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
 
 
 def earlier_runs(folder: Path, tokenizer: Tokenizer) -> list[Run]:
@@ -136,17 +163,14 @@ class PairRecipe:
         """Raises:
         ValueError: the run folder belongs to another recipe, there is too little text, the pair to start from
             has another tokenizer, no list of its runs or the folder that this run writes to, no target is to be
-            trained where there is none, or a budget is not above 0.
+            trained where there is none, a number is out of range, or there is no such device.
         """
         if options.start_from is not None and options.out.resolve() == options.start_from.resolve():
             raise ValueError(f"out {options.out}: the pair to start from lies there and is needed to the end")
         self._keeps_target = options.target_tokens == 0 and options.minutes is None
         if self._keeps_target and options.start_from is None:
             raise ValueError("target_tokens 0: there is no trained target to keep without start_from")
-        budgets = ["minutes", "draft_minutes", "draft_tokens", *(() if self._keeps_target else ("target_tokens",))]
-        for name in budgets:
-            if (value := getattr(options, name)) is not None and not value > 0:
-                raise ValueError(f"{name} {value}: must be above 0")
+        check_values(options, self._keeps_target)
         check_recipe(options)
         self._options = options
         self._tokenizer, self._streams = prepare_data(options.run_dir)
@@ -249,14 +273,18 @@ def main() -> None:
     """Run every stage that is not done yet."""
     options = parse_arguments()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    torch.set_num_threads(options.threads)
     try:
-        recipe = PairRecipe(options)
-    except ValueError as error:
-        sys.exit(f"foretoken.training.pair: {error}")
-    target, target_progress = recipe.train_target()
-    draft_progress = recipe.train_draft(target)
-    recipe.write_card(target_progress, draft_progress)
+        try:
+            recipe = PairRecipe(options)
+        except ValueError as error:
+            sys.exit(f"foretoken.training.pair: {error}")
+        torch.set_num_threads(options.threads)
+        target, target_progress = recipe.train_target()
+        draft_progress = recipe.train_draft(target)
+        recipe.write_card(target_progress, draft_progress)
+    except KeyboardInterrupt:
+        log.info("interrupted: the same command goes on from the last checkpoint in %s", options.run_dir)
+        sys.exit(130)
     log.info("done: %s", options.out)
 
 
