@@ -11,7 +11,11 @@ PROTOS := $(wildcard protos/foretoken/v1/*.proto)
 
 .PHONY: demo test lint type proto proto-check docs bench up clean
 
+# An older Python is refused here: pip would say that there is no such torch, and .venv would keep that Python.
+OLD_PYTHON = "$(PYTHON) is %d.%d, and 3.11 or newer is needed: name it, as in make demo PYTHON=python3.12"
+
 $(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; now = sys.version_info[:2]; now >= (3, 11) or sys.exit($(OLD_PYTHON) % now)'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) $(PIP_ARGS) torch
 	$(PIP) $(PIP_ARGS) -e '.[all]'
