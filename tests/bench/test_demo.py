@@ -13,8 +13,9 @@ from rich.console import Console
 
 from foretoken.bench import demo, identity_check
 from foretoken.bench.baseline import BaselineRun
-from foretoken.bench.demo import Demo, Timed
+from foretoken.bench.demo import Demo
 from foretoken.bench.identity_check import Comparison, Outcome
+from foretoken.bench.streams import TimedCompletion
 from foretoken.client import SpeculationStats
 from foretoken.v1 import generation_pb2 as pb
 
@@ -27,10 +28,10 @@ def test_no_speed_where_a_token_differs(own: bool, target: bool, monkeypatch: py
     def no_services(self: Demo, dtype: str, compile: str) -> Iterator[str]:
         yield "localhost:1"
 
-    def answer(self: Demo, client: Any, is_drafted: bool) -> Timed:
+    def answer(self: Demo, client: Any, is_drafted: bool) -> TimedCompletion:
         speculation = SpeculationStats.from_proto(pb.SpeculationStats(num_verify_forwards=2, num_emitted_tokens=5))
         completion: Any = SimpleNamespace(output_ids=(1, 2 if own or is_drafted else 3), speculation=speculation)
-        return Timed(completion, 0.5)
+        return TimedCompletion(completion, 0.5)
 
     compared = Comparison(Outcome.NEAR_TIE if target else Outcome.DIFFERENT)
     monkeypatch.setattr(Demo, "_services", no_services)

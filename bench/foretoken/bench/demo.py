@@ -13,7 +13,6 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -32,25 +31,13 @@ from foretoken.bench.machine import describe_hardware, describe_versions
 from foretoken.bench.matrix import NO_DRAFTER
 from foretoken.bench.prompts import OWN_PROMPTS, Prompt, load_prompts
 from foretoken.bench.speculation_totals import acceptance_rate, block_efficiency
-from foretoken.bench.streams import generate, sampling, speculation
+from foretoken.bench.streams import TimedCompletion, generate, sampling, speculation
 from foretoken.cli.local_services import LocalServices, LocalServicesConfig
 from foretoken.cli.provenance import STYLES, legend
-from foretoken.client import AsyncClient, Client, Completion, Sampling, Token
+from foretoken.client import AsyncClient, Client, Sampling, Token
 
 _PROMPT = 2
 """Which of the benchmark's own: the small model writes code there, and drafts gain about what they do on HumanEval."""
-
-
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """A completion and the seconds it took the client to have it."""
-
-    completion: Completion
-    seconds: float
-
-    @property
-    def tokens_per_s(self) -> float:
-        return len(self.completion.output_ids) / self.seconds
 
 
 class Demo:
@@ -112,11 +99,11 @@ class Demo:
         for is_drafted in (True, False):
             self._answer(client, is_drafted)
 
-    def _answer(self, client: Client, is_drafted: bool) -> Timed:
+    def _answer(self, client: Client, is_drafted: bool) -> TimedCompletion:
         how = speculation(self._options.drafter if is_drafted else NO_DRAFTER)
         start = perf_counter()
         completion = client.complete(self._prompt, sampling=self._sampling(), speculation=how)
-        return Timed(completion, perf_counter() - start)
+        return TimedCompletion(completion, perf_counter() - start)
 
     def _show(self, client: Client) -> None:
         """Stream both completions into two columns, tokens coloured by where they came from."""
@@ -165,7 +152,7 @@ class Demo:
         )
 
 
-def _speeds(pairs: Sequence[tuple[Timed, Timed]]) -> dict[str, float]:
+def _speeds(pairs: Sequence[tuple[TimedCompletion, TimedCompletion]]) -> dict[str, float]:
     """Median tokens per second with speculation and without."""
     return {
         "tokens_per_s": round(median(drafted.tokens_per_s for drafted, _ in pairs), 1),
