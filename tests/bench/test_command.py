@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from foretoken.bench import demo, identity, router_overhead  # noqa: E402
+from foretoken.bench import demo, identity, router_overhead, step  # noqa: E402
 from foretoken.bench.command import exit_status  # noqa: E402
 from foretoken.bench.drafters_options import parse_options as drafters_options  # noqa: E402
 from foretoken.bench.end_to_end_options import parse_options as end_to_end_options  # noqa: E402
@@ -31,6 +31,7 @@ PAIR = ["--target", "t", "--draft", "d"]
         (drafters_options, [*PAIR, "--temperature", "nan"]),
         (demo.main, [*PAIR, "--repeats", "0"]),
         (router_overhead.main, ["--streams", "0"]),
+        (step.main, ["--rows", "0"]),
         (router_overhead.main, ["--step-ms", "-5"]),
     ],
 )

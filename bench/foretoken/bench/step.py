@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from foretoken.bench.command import positive
 from foretoken.bench.gpu.device import NO_DEVICE_STATUS, describe_device, require_device
 from foretoken.bench.gpu.step_baseline import StaticCacheSteps
 from foretoken.bench.gpu.step_models import MODEL_NAMES, describe, make_model, read_bytes, share_weights
@@ -159,8 +160,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=PROGRAM, description=__doc__)
     add = parser.add_argument
     add("--models", nargs="+", choices=MODEL_NAMES, default=MODEL_NAMES, help="shapes to measure")
-    add("--rows", nargs="+", type=int, default=ROWS, help="new tokens of a step")
-    add("--contexts", nargs="+", type=int, default=CONTEXTS, help="tokens before them")
+    add("--rows", nargs="+", type=positive, default=ROWS, help="new tokens of a step")
+    add("--contexts", nargs="+", type=positive, default=CONTEXTS, help="tokens before them")
     add("--compile", choices=("auto", "on", "off"), default="auto", help="compile our forward")
     options = parser.parse_args(arguments)
     device = require_device(PROGRAM)
