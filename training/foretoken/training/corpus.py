@@ -1,7 +1,7 @@
 """The text every machine has: the sources of the Python standard library, split into training and held-out files.
 
 Knows files and text; it knows no tokens. The order is that of the sorted relative paths, so two machines with the same
-Python release see the same corpus.
+build of Python see the same corpus; builds of one release differ in what they add (`_sysconfigdata*`) and leave out.
 """
 
 from __future__ import annotations
