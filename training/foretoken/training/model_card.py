@@ -163,7 +163,8 @@ samples that share their noise, which is the acceptance rule of coupled verifica
 ![training and held-out loss of the last run](loss.png)
 
 A run with `--start-from` goes on from the weights of the pair that it names, with fresh optimizers and
-{facts.continued_lr:g} of the learning rate. Every run:
+{facts.continued_lr:g} of the learning rate, and wants an empty `--run-dir`. A folder that several runs start from
+held what the run before had made. Every run:
 
 - **Data**: the sources of the standard library of Python {platform.python_version()}, sorted by path, and nothing else.
   To train on: {training["files"]} files, {training["bytes"] / 1e6:.1f} MB, {training["tokens"] / 1e6:.2f}M tokens.
