@@ -124,9 +124,7 @@ class Speculator:
         except DraftLateError as error:
             self.num_failed += 1
             if not self._was_late:
-                _log.info(
-                    "request %s goes without drafts until its first has come: %s", self._request.request_id, error
-                )
+                _log.info("request %s goes without drafts until one has come: %s", self._request.request_id, error)
             self._was_late = True
             return NO_DRAFT
         except (DraftFailedError, ForetokenError) as error:
