@@ -14,6 +14,7 @@ import pytest
 from foretoken.router import intake
 from foretoken.router.core import Event
 from foretoken.router.outbox import Tokens
+from foretoken.router.stats import SpeculationCounts
 from foretoken.router.tokenizer import Tokenizer
 from foretoken.rpc.errors import (
     DeadlineExceededError,
@@ -67,7 +68,7 @@ async def test_a_deadline_that_is_over_is_not_taken_for_none(make_cluster: MakeC
         events.append(event)
 
     with pytest.raises(DeadlineExceededError):
-        await cluster.router.generate(late, emit)
+        await cluster.router.generate(late, emit, SpeculationCounts())
     assert not any(isinstance(event, Tokens) for event in events)
 
 

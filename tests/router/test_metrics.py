@@ -10,7 +10,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from foretoken.router.answer import FinishReason
-from foretoken.router.metrics import RequestMetrics, outcome
+from foretoken.router.metrics import RequestMetrics, final_status
 from foretoken.router.outbox import Finished
 from foretoken.router.stats import SpeculationCounts
 from foretoken.router.worker_metrics import observe_workers
@@ -38,7 +38,7 @@ def test_a_request_is_counted_by_its_status(
     metrics = RequestMetrics(Mock())
     metrics._requests = Mock()
     try:
-        with metrics.counted(lambda error: outcome(error, lambda: time_remaining_s)):
+        with metrics.counted(lambda error: final_status(error, lambda: time_remaining_s)):
             if error is not None:
                 raise error
     except BaseException as raised:

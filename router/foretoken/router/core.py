@@ -126,14 +126,13 @@ class Router:
         assert self.verify.model is not None
         return self.verify.model
 
-    async def generate(self, request: GenerationRequest, emit: Emit, counts: SpeculationCounts | None = None) -> None:
-        """Admit and run a request; `emit` gets `Started`, any number of `Tokens`, `Finished`. `counts` tell what was
-        done for it, also when it ends otherwise.
+    async def generate(self, request: GenerationRequest, emit: Emit, counts: SpeculationCounts) -> None:
+        """Admit and run a request; `emit` gets `Started`, any number of `Tokens`, `Finished`. `counts` are filled
+        with what was done for it, also when it ends otherwise.
 
         Raises:
             ForetokenError: refused, unavailable, or too late; whatever was begun is undone on the workers.
         """
-        counts = SpeculationCounts() if counts is None else counts
         try:
             async with asyncio.timeout(_seconds_left(request)) as limit:
                 answer = await self._answer(request)
@@ -143,12 +142,12 @@ class Router:
                     await emit(Started(request))
                     if text := answer.flush():
                         await emit(Tokens(text=text))
-                    await emit(_finished(request, answer, None, 0))
+                    await emit(_finished(request, answer, None, counts, 0))
                     return
                 async with self.admission.slot() as queue_ns:
                     generation, outbox = await self._generation(request, answer, counts)
                     await _stream(request, generation, outbox, emit)
-                    await emit(_finished(request, answer, generation, queue_ns))
+                    await emit(_finished(request, answer, generation, counts, queue_ns))
         except TimeoutError:
             if limit.expired():
                 raise DeadlineExceededError("the time allowed for the request is over") from None
@@ -243,7 +242,9 @@ async def _stream(request: GenerationRequest, generation: Generation, outbox: Ou
         raise error
 
 
-def _finished(request: GenerationRequest, answer: Answer, generation: Generation | None, queue_ns: int) -> Finished:
+def _finished(
+    request: GenerationRequest, answer: Answer, generation: Generation | None, counts: SpeculationCounts, queue_ns: int
+) -> Finished:
     assert answer.finish is not None
     first_ns = generation.first_token_ns if generation is not None else 0
     return Finished(
@@ -253,7 +254,7 @@ def _finished(request: GenerationRequest, answer: Answer, generation: Generation
         num_output_tokens=len(answer.output_ids),
         num_new_tokens=len(answer.output_ids) - len(request.resume_ids),
         num_cached_tokens=generation.num_cached_tokens if generation is not None else 0,
-        counts=generation.counts if generation is not None else SpeculationCounts(),
+        counts=counts,
         queue_ns=queue_ns,
         time_to_first_token_ns=max(0, first_ns - request.received_ns) if first_ns else 0,
         duration_ns=time.perf_counter_ns() - request.received_ns,

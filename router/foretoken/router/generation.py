@@ -64,7 +64,7 @@ class Generation:
         self._step_began_s: float | None = None
         """Of the round or plain step under way; None if other things than its tokens take its time."""
         self._length = len(request.prompt_ids) + len(answer.output_ids)
-        self.counts = counts
+        self._counts = counts
         self.first_token_ns = 0
         """`time.perf_counter_ns()` of the first token; 0 before."""
         self.num_cached_tokens = 0
@@ -87,7 +87,7 @@ class Generation:
         finally:
             self._speculator.close()
             self._close_session()
-            self.counts.num_failed_drafts = self._speculator.num_failed
+            self._counts.num_failed_drafts = self._speculator.num_failed
             self._outbox.close(failure, self._answer.flush() if self._answer.finish is not None else "")
 
     async def _advance(self) -> None:
@@ -109,8 +109,8 @@ class Generation:
         draft = await self._draft()
         verdict = await self._verify(session, draft)
         if draft is not NO_DRAFT:
-            self.counts.num_draft_forwards += draft.num_forwards
-            self.counts.add_round(
+            self._counts.num_draft_forwards += draft.num_forwards
+            self._counts.add_round(
                 time.perf_counter_ns() - started_ns,
                 draft.queue_ns,
                 draft.forward_ns,
@@ -141,9 +141,9 @@ class Generation:
         path = verdict.path if draft.parents else range(verdict.num_accepted)
         accepted, sources = draft.along(path)
         emitted = [*accepted, verdict.next_id]
-        self.counts.add_forward(len(emitted), verdict.queue_ns, verdict.forward_ns)
+        self._counts.add_forward(len(emitted), verdict.queue_ns, verdict.forward_ns)
         if draft.ids:
-            self.counts.add_draft(len(draft.ids), draft.depth, len(path))
+            self._counts.add_draft(len(draft.ids), draft.depth, len(path))
         kept = self._answer.append(emitted)
         if not self.first_token_ns:
             self.first_token_ns = time.perf_counter_ns()
@@ -191,7 +191,7 @@ class Generation:
         _log.warning("request %s is re-opened: %s", self._request.request_id, why)
         self._close_session()
         self._step_began_s = None
-        self.counts.num_failovers += isinstance(why, SequenceLostError)
+        self._counts.num_failovers += isinstance(why, SequenceLostError)
         self._worker, self._session, verdict = await self._failover.reopen(
             self._request, self._answer.output_ids, self._identity, self._worker, why
         )

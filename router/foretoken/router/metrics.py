@@ -52,14 +52,14 @@ class RequestMetrics:
     @contextmanager
     def counted(self, status: Callable[[BaseException], str]) -> Iterator[None]:
         """Count a request by the status it ended with; `status` names that of an error."""
-        outcome = "OK"
+        ended_with = "OK"
         try:
             yield
         except BaseException as error:
-            outcome = status(error)
+            ended_with = status(error)
             raise
         finally:
-            self._requests.add(1, {names.RPC_RESPONSE_STATUS_CODE: outcome})
+            self._requests.add(1, {names.RPC_RESPONSE_STATUS_CODE: ended_with})
 
     def finished(self, event: Finished, request: GenerationRequest, is_chat: bool) -> None:
         """Record how long an answer that came to its end took."""
@@ -87,7 +87,7 @@ class RequestMetrics:
         self._failovers.add(counts.num_failovers)
 
 
-def outcome(error: BaseException, time_remaining: Callable[[], float | None], is_cut_off: bool = False) -> str:
+def final_status(error: BaseException, time_remaining: Callable[[], float | None], is_cut_off: bool = False) -> str:
     """The name of the gRPC status of a request that ended with `error`; `time_remaining` until its deadline, seconds,
     if it has one; `is_cut_off` by a router that shuts down."""
     if isinstance(error, asyncio.CancelledError | grpc.aio.BaseError):  # the second: of a write to a call that is over

@@ -12,7 +12,7 @@ from foretoken.router import drafter_choice, intake
 from foretoken.router.answer import FinishReason
 from foretoken.router.core import Event, Router
 from foretoken.router.draft_pool import DraftWorker
-from foretoken.router.metrics import RequestMetrics, describe_answer, describe_request, outcome
+from foretoken.router.metrics import RequestMetrics, describe_answer, describe_request, final_status
 from foretoken.router.outbox import Finished, Started, Tokens
 from foretoken.router.request import GenerationRequest
 from foretoken.router.stats import SpeculationCounts
@@ -44,7 +44,7 @@ class GenerationServicer:
         kind, attributes = SpanKind.SERVER, rpc_attributes("Generate") | {REQUEST_ID: request_id}
 
         def status(error: BaseException) -> str:
-            return outcome(error, context.time_remaining, self._router.is_cut_off)
+            return final_status(error, context.time_remaining, self._router.is_cut_off)
 
         async with typed_errors(context, request_id):
             with (
