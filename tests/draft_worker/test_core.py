@@ -206,8 +206,8 @@ def test_idle_sequences_give_up_their_pages_and_are_recomputed(fake_runner_class
 
 
 def test_what_the_pages_cannot_hold_is_not_computed_and_takes_no_page_of_another(fake_runner_class):
-    bench = Bench(fake_runner_class(num_pages=12, page_size=4))
-    bench.open(1, range(60))  # of 48 slots
+    bench = Bench(fake_runner_class(num_pages=12, page_size=4, max_context=48))
+    bench.open(1, range(60))
     bench.open(2, [7] * 10)
     bench.draft(2)
     num_forwards = len(bench.runner.forwards)

@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from foretoken.engine.batch import Segment
 from foretoken.engine.config import EngineConfig
+from foretoken.engine.errors import ModelRefusedError
 from foretoken.engine.runner import ModelRunner
 from foretoken.engine.self_check import forward_in_chunks, forward_together
 from foretoken.kernels import native
@@ -16,7 +17,7 @@ from tests.engine.tiny import CONFIGS, save_tiny
 
 def load(directory: str, dtype: str, **settings: object) -> ModelRunner:
     settings.setdefault("compile", "off")
-    return ModelRunner.load(EngineConfig(directory, dtype=dtype, num_pages=128, **settings))  # type: ignore[arg-type]
+    return ModelRunner.load(EngineConfig(directory, dtype=dtype, **({"num_pages": 128} | settings)))  # type: ignore[arg-type]
 
 
 def prompts(lengths: list[int]) -> list[list[int]]:
@@ -86,6 +87,47 @@ def test_replicas_may_differ_in_threads_and_pages(
 def test_a_pool_smaller_than_the_named_logits(tmp_path: Path) -> None:
     config = EngineConfig(save_tiny(tmp_path, "llama"), num_pages=4, page_size=2, compile="off", self_check=False)
     assert ModelRunner.load(config).numerics
+
+
+TINY_PAGE_BYTES = 2 * 16 * 2 * (16 + 16) * 4
+"""Of two layers: 16 slots, two heads, keys and values of 16, float32."""
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_pages", "max_context"),
+    [
+        ({"kv_memory_bytes": 50 * TINY_PAGE_BYTES}, 50, 640),
+        ({"kv_memory_bytes": 20 * TINY_PAGE_BYTES}, 20, 320),
+        ({"num_pages": 20}, 20, 320),
+        ({"num_pages": 20, "max_context": 320}, 20, 320),
+        ({"kv_memory_bytes": 50 * TINY_PAGE_BYTES, "max_context": 100}, 50, 100),
+    ],
+)
+def test_kv_takes_no_more_memory_than_it_is_given(
+    settings: dict[str, int], num_pages: int, max_context: int, tmp_path: Path
+) -> None:
+    runner = load(save_tiny(tmp_path, "llama"), "float32", compile="off", **({"num_pages": None} | settings))
+    assert (runner.page_table.num_pages, runner.info.max_context) == (num_pages, max_context)
+
+
+def test_a_context_that_is_asked_for_has_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foretoken.engine.config._KV_MEMORY_BYTES", 20 * TINY_PAGE_BYTES)
+    runner = load(save_tiny(tmp_path, "llama"), "float32", compile="off", num_pages=None, max_context=400)
+    assert (runner.page_table.num_pages, runner.info.max_context) == (25, 400)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kv_memory_bytes": 20 * TINY_PAGE_BYTES, "max_context": 321}, "kv_memory_bytes: .* 320 .* max_context = 321"),
+        ({"num_pages": 20, "max_context": 640}, "num_pages: .* 320 .* max_context = 640"),
+        ({"kv_memory_bytes": 1}, "kv_memory_bytes: 0 pages"),
+        ({"kv_memory_bytes": 1, "self_check": False}, "kv_memory_bytes: 0 pages"),
+    ],
+)
+def test_too_little_memory_for_kv_is_refused(settings: dict[str, int], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelRefusedError, match=message):
+        load(save_tiny(tmp_path, "llama"), "float32", compile="off", **({"num_pages": None} | settings))
 
 
 def test_a_function_that_rounds_otherwise_shows_in_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

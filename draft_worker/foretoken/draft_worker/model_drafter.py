@@ -48,7 +48,7 @@ class ModelDrafter:
         self._pages = pages or SharedPages(runner.page_table)
         self._pages.join(self)
         # What no pages hold would be computed as far as they go, in vain, and take them from all others every time.
-        self._max_length = min(runner.info.max_context, self._pages.num_slots)
+        self._max_length = runner.info.max_context
 
     @property
     def has_work(self) -> bool:

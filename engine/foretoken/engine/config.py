@@ -6,6 +6,7 @@ from typing import Literal
 
 COMPILE_CHOICES = ("auto", "on", "off")
 DTYPE_CHOICES = ("bfloat16", "float16", "float32", "auto")
+_KV_MEMORY_BYTES = 1 << 30
 _POSITIVE = (
     *("num_layers", "num_threads", "num_pages", "kv_memory_bytes"),
     *("max_context", "page_size", "max_batch_rows"),
@@ -35,12 +36,13 @@ class EngineConfig:
     num_pages: int | None = None
     """KV pages; None derives them from `kv_memory_bytes`."""
     kv_memory_bytes: int | None = None
-    """Memory for KV when `num_pages` is None; at least one full-length sequence is always given room. None: on a GPU
-    `kv_memory_fraction` of what is left there, elsewhere 1 GiB."""
+    """Memory for KV when `num_pages` is None. None: on a GPU `kv_memory_fraction` of what is left there, elsewhere
+    1 GiB, or what a sequence of `max_context` needs if that is set."""
     kv_memory_fraction: float = 0.9
     """On a GPU: part of the memory that the largest forward leaves which KV takes."""
     max_context: int | None = None
-    """Longest sequence in tokens; None is the model's own limit, which it may not exceed."""
+    """Longest sequence in tokens, which the KV pages have to hold; None is the model's own limit, which it may not
+    exceed, or as many as the pages hold."""
     page_size: int = 16
     """Slots per page."""
     prefix_caching: bool = True
@@ -74,8 +76,10 @@ class EngineConfig:
         if not 0.0 < self.kv_memory_fraction <= 1.0:
             raise ValueError(f"kv_memory_fraction: {self.kv_memory_fraction} is outside (0, 1]")
 
-    def num_pages_in(self, kv_bytes: int, page_bytes: int, max_context: int) -> int:
-        """`num_pages`, or the pages of `page_bytes` that `kv_bytes` hold and a sequence of `max_context` needs."""
+    def num_pages_of(self, page_bytes: int) -> int:
+        """`num_pages`, or as many pages of `page_bytes` as there is memory for."""
         if self.num_pages is not None:
             return self.num_pages
-        return max(kv_bytes // page_bytes, -(-max_context // self.page_size))
+        if self.kv_memory_bytes is not None:
+            return self.kv_memory_bytes // page_bytes
+        return max(_KV_MEMORY_BYTES // page_bytes, -(-(self.max_context or 0) // self.page_size))

@@ -6,6 +6,7 @@ One thread owns a runner. Row r of the logits depends on its own sequence and po
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -42,8 +43,6 @@ from foretoken.kernels.build import user_cache_dir
 from foretoken.kernels.cpu import CPU_DTYPES, CpuKernels, load_cpu_kernels
 
 _LOG = logging.getLogger(__name__)
-
-_KV_MEMORY_BYTES = 1 << 30
 
 
 class ModelRunner:
@@ -94,15 +93,11 @@ class ModelRunner:
             if model.device.type == "cpu":
                 native.load(config.cache_dir)  # sampling's, or the first request that draws would wait for a compiler
             forward, num_pages = _prepare(config, model, info.max_context, shapes, num_threads, report)
+            info = _within_pages(config, info, num_pages, sequences)
             page_table = PageTable(num_pages, config.page_size, prefix_caching=config.prefix_caching)
             runner = cls(info, page_table, forward, config.max_batch_rows)
             dependence = None
             if config.self_check:
-                num_needed = sum(runner.page_table.num_pages_for(len(ids)) for ids in sequences)
-                if num_pages < num_needed:
-                    raise ModelRefusedError(
-                        f"num_pages: {num_pages} is below {num_needed}, what the check at load takes"
-                    )
                 report("checking against the model's own forward", 0.3)
                 check_against_eager(runner, sequences, expected, is_mixture)
                 if config.batch_invariant:
@@ -151,11 +146,10 @@ class ModelRunner:
     ) -> list[StepCost]:
         """Median duration of a forward for each number of rows and context length; leaves the page table as it was.
 
-        Without `contexts` after 512 tokens, or as many as the model and its pages hold beside the most rows.
+        Without `contexts` after 512 tokens, or as many as there is room for beside the most rows.
         """
         if contexts is None:
-            longest = min(self.info.max_context, self.page_table.num_pages * self.page_table.page_size)
-            contexts = (max(0, min(512, longest - max(rows))),)
+            contexts = (max(0, min(512, self.info.max_context - max(rows))),)
         return measure_step_costs(self, rows, contexts)
 
     def _compile(
@@ -245,6 +239,27 @@ def _probe(model: Any, max_context: int) -> dict[int, LayerShape]:
     return {layer: LayerShape(*shape) for layer, shape in context.shapes.items()}
 
 
+def _within_pages(config: EngineConfig, info: ModelInfo, num_pages: int, sequences: list[list[int]]) -> ModelInfo:
+    """The description with a context that `num_pages` hold.
+
+    Raises:
+        ModelRefusedError: they hold less than the check of `sequences` at load takes, or than the context asked for.
+    """
+    field = "kv_memory_bytes" if config.num_pages is None else "num_pages"
+    num_needed = sum(-(-len(ids) // config.page_size) for ids in sequences) if config.self_check else 1
+    if num_pages < num_needed:
+        raise ModelRefusedError(f"{field}: {num_pages} pages are below {num_needed}, what the check at load takes")
+    num_slots = num_pages * config.page_size
+    if num_slots >= info.max_context:
+        return info
+    if config.max_context is not None:
+        raise ModelRefusedError(
+            f"{field}: {num_pages} pages hold {num_slots} tokens, less than max_context = {config.max_context}"
+        )
+    _LOG.warning("sequences of %d tokens are served, not of the model's %d: %s", num_slots, info.max_context, field)
+    return replace(info, max_context=num_slots)
+
+
 def _prepare(
     config: EngineConfig,
     model: Any,
@@ -257,7 +272,7 @@ def _prepare(
     if model.device.type == "cuda" and (prepared := prepare_cuda(config, model, max_context, shapes, progress)):
         return prepared
     page_bytes = sum(shape.page_bytes(config.page_size, model.dtype.itemsize) for shape in shapes.values())
-    num_pages = config.num_pages_in(config.kv_memory_bytes or _KV_MEMORY_BYTES, page_bytes, max_context)
+    num_pages = config.num_pages_of(page_bytes)
     # The pool has one page more than the table: padding rows write there.
     pool = KvPool(shapes, num_pages + 1, config.page_size, model.dtype, model.device)
     kernels = _kernels_for(config, model, pool)

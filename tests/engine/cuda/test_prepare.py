@@ -57,7 +57,7 @@ STAGES: list[float] = []
         ({"kv_memory_fraction": 0.5}, 499),
         ({"num_pages": 77}, 77),
         ({"kv_memory_bytes": 200 * PAGE_BYTES}, 200),
-        ({"kv_memory_bytes": 1}, 40),
+        ({"kv_memory_bytes": 7 * PAGE_BYTES}, 7),
     ],
 )
 def test_pages_are_what_is_asked_for_or_what_is_left(

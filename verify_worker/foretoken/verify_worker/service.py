@@ -1,7 +1,6 @@
 """A verify worker process: load the target on its own thread, then answer links until told to stop."""
 
 import asyncio
-from dataclasses import replace
 
 from foretoken import engine, kernels, verify_worker
 from foretoken.engine.config import EngineConfig
@@ -59,12 +58,11 @@ def _load(settings: VerifyWorkerSettings, results: VerifyResults, hello: WorkerH
     runner = ModelRunner.load(EngineConfig(**settings.engine_options()), progress)
     progress("measuring step times", 1.0)
     step_costs = runner.measure_step_costs()
-    num_slots = runner.page_table.num_pages * runner.page_table.page_size
     hello.CopyFrom(
         worker_hello(
             "verify",
             settings.worker_id,
-            replace(runner.info, max_context=min(runner.info.max_context, num_slots)),  # an answer ends there
+            runner.info,
             step_costs,
             max_sequences=settings.max_sequences,
             verification_modes=tuple(MODES),

@@ -13,7 +13,9 @@ class VerifyWorkerSettings(WorkerSettings):
     kv_memory_fraction: float = Field(
         0.9, gt=0, le=1, description="On a GPU: part of the memory that the largest forward leaves which KV takes."
     )
-    max_context: int | None = Field(None, ge=2, description="Longest prompt + output, tokens; default: the model's.")
+    max_context: int | None = Field(
+        None, ge=2, description="Longest prompt + output, tokens; default: the model's, or what the KV pages hold."
+    )
 
     def engine_options(self) -> dict[str, Any]:
         return super().engine_options() | {

@@ -56,7 +56,7 @@ def prepare_cuda(
         if config.num_pages is None and config.kv_memory_bytes is None:
             num_pages = count_pages(use, config.kv_memory_fraction, page_bytes, config.page_size, max_context)
         else:
-            num_pages = config.num_pages_in(config.kv_memory_bytes or 0, page_bytes, max_context)
+            num_pages = config.num_pages_of(page_bytes)
         if config.compile == "on":
             _compile(config, forward, progress)
         forward.use_pool(KvPool(shapes, num_pages + 1, config.page_size, model.dtype, model.device))
