@@ -404,6 +404,43 @@ async def test_tls_with_and_without_client_certificates(certificates):
             running.stop.set()
 
 
+async def test_a_renewed_certificate_is_shown_to_new_connections(certificates, caplog):
+    """Without a restart; in the midst of being replaced, the files change nothing."""
+    cert, key = certificates / "own.pem", certificates / "own.key"
+
+    def replace(file: Path, content: Path | str) -> None:
+        file.write_text(content if isinstance(content, str) else content.read_text())
+
+    async def accepts(address: str, ca: str) -> bool:
+        credentials = ClientTls(certificates / ca).credentials()
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        async with grpc.aio.secure_channel(address.replace("127.0.0.1", "localhost"), credentials, options) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            try:
+                await stub.Check(health_pb2.HealthCheckRequest(), timeout=3)
+            except grpc.aio.AioRpcError:
+                return False
+            return True
+
+    replace(cert, certificates / "server.pem")
+    replace(key, certificates / "server.key")
+    async with asyncio.TaskGroup() as tasks:
+        running = Running(tasks, ServiceSettings(tls_cert_file=cert, tls_key_file=key), [])
+        address = await running.address()
+        assert await accepts(address, "server.pem")
+        for half_way in (certificates / "client.pem", "-----BEGIN CERTIFICATE-----", ""):
+            replace(cert, half_way)
+            assert await accepts(address, "server.pem")
+        assert "cert_file" in caplog.text  # the empty one
+        cert.unlink()
+        assert await accepts(address, "server.pem")
+        replace(cert, certificates / "client.pem")
+        replace(key, certificates / "client.key")
+        assert await accepts(address, "client.pem")
+        assert not await accepts(address, "server.pem")
+        running.stop.set()
+
+
 async def test_a_tls_file_that_is_gone_by_now_is_named(tmp_path):
     for name in ("own.pem", "own.key"):
         (tmp_path / name).touch()

@@ -54,7 +54,9 @@ class ServiceSettings(BaseSettings):
     ready_file: Path | None = Field(
         None, description='File to write {"port": ..., "pid": ...} to once the service takes requests.'
     )
-    tls_cert_file: FilePath | None = Field(None, description="PEM certificate chain; with --tls-key-file: speak TLS.")
+    tls_cert_file: FilePath | None = Field(
+        None, description="PEM certificate chain; with --tls-key-file: speak TLS. Renewed files need no restart."
+    )
     tls_key_file: FilePath | None = Field(None, description="PEM private key of the certificate, unencrypted.")
     tls_client_ca_file: FilePath | None = Field(
         None, description="PEM certificates that sign acceptable clients (mutual TLS)."

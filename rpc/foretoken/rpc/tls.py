@@ -1,14 +1,18 @@
-"""TLS with gRPC's own credentials: which files a server and a client use, read once at start-up.
+"""TLS with gRPC's own credentials: which files a server and a client use.
 
+A server follows its files, as certificates are renewed while it runs; a client reads them when it makes credentials.
 Knows nothing of settings; needs only grpcio and protobuf.
 """
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 
 from foretoken.rpc.errors import InvalidArgumentError
+
+_log = logging.getLogger(__name__)
 
 _PEM = b"-----BEGIN "
 
@@ -27,13 +31,38 @@ class ServerTls:
     def credentials(self) -> grpc.ServerCredentials:
         """Credentials for `add_secure_port`.
 
+        The files are looked at again with each new connection. What is no certificate with its key by then, one of the
+        two being replaced before the other, changes nothing: gRPC stays with the last that were.
+
         Raises:
             OSError: a file cannot be read.
             InvalidArgumentError: a file that is not PEM.
         """
-        pair = (_read_pem("key_file", self.key_file), _read_pem("cert_file", self.cert_file))
+        last = self._read()
+
+        def renewed() -> grpc.ServerCertificateConfiguration | None:
+            nonlocal last
+            try:
+                now = self._read()
+            except (OSError, InvalidArgumentError) as error:
+                _log.warning("TLS goes on with the certificate at hand: %s", error)
+                return None
+            if now == last:
+                return None
+            last = now
+            _log.info("the TLS files have changed")
+            return _configuration(*now)
+
+        return grpc.dynamic_ssl_server_credentials(
+            _configuration(*last),
+            renewed,  # type: ignore[arg-type]  # None = no news; the stubs forget it
+            require_client_authentication=self.client_ca_file is not None,
+        )
+
+    def _read(self) -> tuple[bytes, bytes, bytes | None]:
+        """Key, certificate, and what signs clients."""
         client_ca = _read_pem("client_ca_file", self.client_ca_file) if self.client_ca_file else None
-        return grpc.ssl_server_credentials([pair], client_ca, require_client_auth=client_ca is not None)
+        return _read_pem("key_file", self.key_file), _read_pem("cert_file", self.cert_file), client_ca
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +105,10 @@ class ClientTls:
     def channel_options(self) -> list[tuple[str, str]]:
         """Channel options that go with the credentials."""
         return [("grpc.ssl_target_name_override", self.server_name)] if self.server_name else []
+
+
+def _configuration(key: bytes, cert: bytes, client_ca: bytes | None) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(key, cert)], client_ca)
 
 
 def _read_pem(name: str, file: str | Path) -> bytes:
