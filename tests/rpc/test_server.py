@@ -103,6 +103,14 @@ async def test_ready_file_health_and_reflection(tmp_path):
     assert not ready_file.exists()
 
 
+async def test_as_many_calls_as_an_option_may_allow_are_allowed():
+    """gRPC takes no larger number."""
+    async with asyncio.TaskGroup() as tasks:
+        running = Running(tasks, ServiceSettings(max_concurrent_rpcs=(1 << 31) - 1))
+        assert await health_of(await running.address()) == SERVING
+        running.stop.set()
+
+
 async def test_a_service_that_ends_leaves_its_successors_ready_file(tmp_path):
     settings = ServiceSettings(ready_file=tmp_path / "ready.json")
     async with asyncio.TaskGroup() as tasks:

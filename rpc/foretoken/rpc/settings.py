@@ -67,7 +67,9 @@ class ServiceSettings(BaseSettings):
         le=1 << 30,
         description="Largest gRPC message sent or accepted, bytes; workers no less than the router.",
     )
-    max_concurrent_rpcs: int = Field(4096, ge=1, description="Calls served at once; more are refused.")
+    max_concurrent_rpcs: int = Field(
+        4096, ge=1, le=(1 << 31) - 1, description="Calls served at once; more are refused."
+    )
     drain_grace_s: float = Field(
         10.0, ge=0, le=3600, description="On SIGTERM: how long running work may take to finish, seconds."
     )
