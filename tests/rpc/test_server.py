@@ -412,6 +412,21 @@ async def test_tls_with_and_without_client_certificates(certificates):
             running.stop.set()
 
 
+async def test_a_router_whose_tls_files_do_not_fit_together_is_told_so(certificates):
+    (certificates / "no.pem").write_text("-----BEGIN CERTIFICATE-----\nno certificate\n-----END CERTIFICATE-----\n")
+    server, client, no = (certificates / name for name in ("server.pem", "client.pem", "no.pem"))
+    ignore = LinkCallbacks(lambda *_: None, lambda *_: None, lambda *_: None, lambda _: None)
+    async with asyncio.TaskGroup() as tasks:
+        running = Running(tasks, ServiceSettings(tls_cert_file=server, tls_key_file=certificates / "server.key"))
+        address = await running.address()
+        for tls in (ClientTls(server, client, certificates / "stranger.key"), ClientTls(no), ClientTls(server, no, no)):
+            link = VerifyLink(address, ignore, LinkOptions(tls=tls, connect_timeout_s=3))
+            with pytest.raises(FailedPreconditionError, match="TLS files of this side"):
+                await link.connect_once()
+            await link.close()
+        running.stop.set()
+
+
 async def test_a_renewed_certificate_is_shown_to_new_connections(certificates, caplog):
     """Without a restart; in the midst of being replaced, the files change nothing."""
     cert, key = certificates / "own.pem", certificates / "own.key"
