@@ -116,6 +116,15 @@ def test_the_load_is_told_when_a_sequence_comes_and_goes(bench):
     assert [*loads, bench.sink.load.num_running] == [1, 2, 1]
 
 
+@pytest.mark.parametrize("max_sequences", [1, 8])
+def test_what_is_opened_twice_is_closed_as_its_error_says(fake_runner_class, max_sequences):
+    bench = Bench(fake_runner_class(), max_sequences)
+    for _ in range(2):
+        bench.open(1, [1, 2, 3])
+    assert isinstance(bench.sink.failures[(1, 1)], FailedPreconditionError)
+    assert bench.sink.load.num_running == 0 and bench.runner.page_table.num_free == bench.runner.page_table.num_pages
+
+
 def test_a_prompt_seen_before_is_not_computed_again(bench):
     prompt = list(range(30))
     bench.open(1, prompt)

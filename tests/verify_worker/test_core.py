@@ -182,6 +182,15 @@ def test_opens_and_closes_tell_the_load_also_when_nothing_is_computed(fake_runne
         assert bench.sink.load.num_running + bench.sink.load.num_waiting == num_open
 
 
+@pytest.mark.parametrize("max_sequences", [1, 8])
+def test_what_is_opened_twice_is_closed_as_its_error_says(fake_runner_class, max_sequences):
+    bench = Bench(fake_runner_class(), max_sequences=max_sequences)
+    for _ in range(2):
+        bench.open(1, [1, 2, 3])
+    assert isinstance(bench.sink.failures[(1, 1)], FailedPreconditionError)
+    assert bench.sink.load.num_running == 0 and not bench.core._sequences
+
+
 def test_idle_sequences_give_up_their_pages_to_waiting_ones(fake_runner_class):
     bench = Bench(fake_runner_class(num_pages=4, page_size=4, max_context=16))
     long_prompt = list(range(12))

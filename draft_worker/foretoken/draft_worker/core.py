@@ -89,10 +89,11 @@ class DraftCore:
         """Take a sequence in for a drafter; "" is the default one."""
         name = drafter_name or self._default_drafter
         try:
+            if sequence.key in self._sequences:
+                self.close(sequence.key)
+                raise FailedPreconditionError("the sequence is open already")
             if len(self._sequences) >= self._max_sequences:
                 raise ResourceExhaustedError(f"{self._max_sequences} sequences are open, the most this worker holds")
-            if sequence.key in self._sequences:
-                raise FailedPreconditionError("the sequence is open already")
             if name not in self._drafters:
                 raise InvalidArgumentError("drafter.name", name, "must be one of " + ", ".join(self._drafters))
             self._drafters[name].open(sequence)

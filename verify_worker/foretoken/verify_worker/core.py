@@ -85,6 +85,10 @@ class VerifyCore:
     def open(self, sequence: VerifySequence) -> None:
         """Take a sequence in; its prefill starts with the next forward."""
         self._retry_at_s = None
+        if sequence.key in self._sequences:
+            self.close(sequence.key)
+            self._refuse(sequence, FailedPreconditionError("the sequence is open already"))
+            return
         if len(self._sequences) >= self._max_sequences:
             limit = f"{self._max_sequences} sequences are open, the most this worker holds"
             self._refuse(sequence, ResourceExhaustedError(limit))
@@ -93,10 +97,6 @@ class VerifyCore:
         if -(-sequence.max_length // table.page_size) > table.num_pages:
             limit = f"must be at most {table.num_pages * table.page_size} tokens, all the KV pages there are"
             self._refuse(sequence, InvalidArgumentError("open.max_length", sequence.max_length, limit))
-            return
-        if sequence.key in self._sequences:
-            self.close(sequence.key)
-            self._refuse(sequence, FailedPreconditionError("the sequence is open already"))
             return
         if not self._sequences:
             self._price.resume(time.perf_counter())
