@@ -613,3 +613,14 @@ def test_a_port_in_use_is_refused_before_anything_is_loaded():
         ended = subprocess.run(command, env=environment, capture_output=True, timeout=60)
     assert (ended.returncode, ended.stdout) == (1, b"")
     assert b": it is in use\n" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("OTEL_EXPORTER_OTLP_COMPRESSION", "deflate"), ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "-1")]
+)
+def test_a_bad_setting_of_the_telemetry_sdk_is_refused_in_a_line(variable, value):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), variable: value}
+    arguments = [sys.executable, "-c", STARTING, "--otlp-endpoint", "http://127.0.0.1:4317"]
+    started = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=60)
+    assert (started.returncode, started.stdout) == (1, "")
+    assert variable in started.stderr and started.stderr.count("\n") == 1

@@ -124,7 +124,11 @@ def run_service(name: str, settings: ServiceSettings, body: Callable[[], Corouti
     A typed error that reaches this point is a refusal to start: one line in the log, status 1.
     """
     configure_logging(settings.log_level)
-    shutdown_telemetry = telemetry.configure(name, settings.otlp_endpoint, settings.metrics_interval_s)
+    try:
+        shutdown_telemetry = telemetry.configure(name, settings.otlp_endpoint, settings.metrics_interval_s)
+    except Exception as error:  # its SDK has settings of its own, OTEL_*, and tells what is wrong with one in many ways
+        _log.error("%s cannot go on: telemetry: %s", name, error)
+        return 1
     try:
         _check_free(settings)  # before a model is loaded, which may take minutes
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
