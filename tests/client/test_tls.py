@@ -65,6 +65,17 @@ def test_half_of_a_pair_is_refused_by_name(
     assert caught.value.field == f"tls.{missing}"
 
 
+@pytest.mark.parametrize("kind", [ClientTls, ServerTls])
+@pytest.mark.parametrize("algorithm", ["ec -pkeyopt ec_paramgen_curve:prime256v1", "rsa -pkeyopt rsa_keygen_bits:2048"])
+def test_another_certificates_key_is_refused_by_name(files: Path, tmp_path: Path, kind: Any, algorithm: str) -> None:
+    """gRPC says so in its own log only."""
+    command = f"openssl genpkey -algorithm {algorithm} -out {tmp_path / 'other.key'}"
+    subprocess.run(command.split(), check=True, capture_output=True)
+    with pytest.raises(InvalidArgumentError) as caught:
+        kind(cert_file=files / "server.pem", key_file=tmp_path / "other.key").credentials()
+    assert caught.value.field == "tls.key_file" and "server.pem" in caught.value.limit
+
+
 @pytest.mark.parametrize("content", ["", "not a certificate"])
 def test_a_file_without_certificates_is_not_taken_for_the_systems_roots(tmp_path: Path, content: str) -> None:
     (tmp_path / "ca.pem").write_text(content)

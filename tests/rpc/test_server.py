@@ -412,14 +412,14 @@ async def test_tls_with_and_without_client_certificates(certificates):
             running.stop.set()
 
 
-async def test_a_router_whose_tls_files_do_not_fit_together_is_told_so(certificates):
+async def test_a_router_whose_tls_files_hold_something_else_is_told_so(certificates):
     (certificates / "no.pem").write_text("-----BEGIN CERTIFICATE-----\nno certificate\n-----END CERTIFICATE-----\n")
-    server, client, no = (certificates / name for name in ("server.pem", "client.pem", "no.pem"))
+    server, no = certificates / "server.pem", certificates / "no.pem"
     ignore = LinkCallbacks(lambda *_: None, lambda *_: None, lambda *_: None, lambda _: None)
     async with asyncio.TaskGroup() as tasks:
         running = Running(tasks, ServiceSettings(tls_cert_file=server, tls_key_file=certificates / "server.key"))
         address = await running.address()
-        for tls in (ClientTls(server, client, certificates / "stranger.key"), ClientTls(no), ClientTls(server, no, no)):
+        for tls in (ClientTls(no), ClientTls(server, no, no)):
             link = VerifyLink(address, ignore, LinkOptions(tls=tls, connect_timeout_s=3))
             with pytest.raises(FailedPreconditionError, match="TLS files of this side"):
                 await link.connect_once()
@@ -454,7 +454,7 @@ async def test_a_renewed_certificate_is_shown_to_new_connections(certificates, c
         for half_way in (certificates / "client.pem", "-----BEGIN CERTIFICATE-----", ""):
             replace(cert, half_way)
             assert await accepts(address, "server.pem")
-        assert "cert_file" in caplog.text  # the empty one
+        assert all(name in caplog.text for name in ("tls.key_file", "tls.cert_file"))  # no pair; the empty one
         cert.unlink()
         assert await accepts(address, "server.pem")
         replace(cert, certificates / "client.pem")
@@ -613,6 +613,15 @@ def test_a_port_in_use_is_refused_before_anything_is_loaded():
         ended = subprocess.run(command, env=environment, capture_output=True, timeout=60)
     assert (ended.returncode, ended.stdout) == (1, b"")
     assert b": it is in use\n" in ended.stderr
+
+
+def test_another_certificates_key_is_refused_by_name_before_anything_is_loaded(certificates):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    cert, key = certificates / "server.pem", certificates / "client.key"
+    command = [sys.executable, "-c", STARTING, "--tls-cert-file", cert, "--tls-key-file", key]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert f"tls.key_file = {key}"[:80] in ended.stderr
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ async def serve(
 
     Raises:
         FailedPreconditionError: the address cannot be bound, or a TLS file cannot be read.
-        InvalidArgumentError: a TLS file is not PEM.
+        InvalidArgumentError: a TLS file is not PEM, or the key is another certificate's.
         InternalError: `failure` came.
     """
     server = grpc.aio.server(
@@ -131,6 +131,7 @@ def run_service(name: str, settings: ServiceSettings, body: Callable[[], Corouti
         return 1
     try:
         _check_free(settings)  # before a model is loaded, which may take minutes
+        _credentials(settings)
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(body())
     except ForetokenError as error:
@@ -228,16 +229,27 @@ def _server_options(settings: ServiceSettings) -> list[tuple[str, Any]]:
 
 def _bind(server: grpc.aio.Server, settings: ServiceSettings) -> int:
     _check_free(settings)
-    address = _address(settings)
+    address, credentials = _address(settings), _credentials(settings)
     try:
-        if settings.server_tls is None:
+        if credentials is None:
             port = server.add_insecure_port(address)
         else:
-            port = server.add_secure_port(address, settings.server_tls.credentials())
+            port = server.add_secure_port(address, credentials)
         return 0 if settings.host.startswith(UNIX_PREFIX) else port
     except RuntimeError as error:
-        hint = "" if settings.server_tls is None else ", or are the TLS files no PEM certificate and its key"
+        hint = "" if credentials is None else ", or are the TLS files no PEM certificate and its key"
         raise FailedPreconditionError(f"cannot listen on {address}: is it in use{hint}?") from error
+
+
+def _credentials(settings: ServiceSettings) -> grpc.ServerCredentials | None:
+    """None for plain text.
+
+    Raises:
+        FailedPreconditionError: a TLS file cannot be read.
+        InvalidArgumentError: one is not PEM, or the key is another certificate's.
+    """
+    try:
+        return settings.server_tls.credentials() if settings.server_tls is not None else None
     except OSError as error:
         raise FailedPreconditionError(f"cannot read a TLS file: {error}") from error
 

@@ -5,6 +5,7 @@ Knows nothing of settings; needs only grpcio and protobuf.
 """
 
 import logging
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from foretoken.rpc.errors import InvalidArgumentError
 _log = logging.getLogger(__name__)
 
 _PEM = b"-----BEGIN "
+_NO_PAIR = frozenset(("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED"))
+"""OpenSSL's reasons where a key is not the certificate's; the latter two where it is of another kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +39,19 @@ class ServerTls:
 
         Raises:
             OSError: a file cannot be read.
-            InvalidArgumentError: a file that is not PEM.
+            InvalidArgumentError: a file that is not PEM, or another certificate's key.
         """
         last = self._read()
+        _check_pair(self.cert_file, self.key_file)
 
         def renewed() -> grpc.ServerCertificateConfiguration | None:
             nonlocal last
             try:
-                now = self._read()
+                if (now := self._read()) == last:
+                    return None
+                _check_pair(self.cert_file, self.key_file)
             except (OSError, InvalidArgumentError) as error:
                 _log.warning("TLS goes on with the certificate at hand: %s", error)
-                return None
-            if now == last:
                 return None
             last = now
             _log.info("the TLS files have changed")
@@ -83,8 +87,8 @@ class ClientTls:
 
         Raises:
             OSError: a file cannot be read.
-            InvalidArgumentError: a file that is not PEM, half a pair of certificate and key, or a name that is no
-                text.
+            InvalidArgumentError: a file that is not PEM, half a pair of certificate and key, another certificate's
+                key, or a name that is no text.
         """
         try:
             (self.server_name or "").encode()  # None is no name either
@@ -96,6 +100,8 @@ class ClientTls:
             raise InvalidArgumentError(
                 name, str(path or "absent"), "must hold what belongs to the other file of the pair"
             )
+        if self.cert_file and self.key_file:
+            _check_pair(self.cert_file, self.key_file)
         return grpc.ssl_channel_credentials(ca, key, cert)
 
     def _read(self, name: str) -> bytes | None:
@@ -109,6 +115,20 @@ class ClientTls:
 
 def _configuration(key: bytes, cert: bytes, client_ca: bytes | None) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration([(key, cert)], client_ca)
+
+
+def _check_pair(cert_file: str | Path, key_file: str | Path) -> None:
+    """gRPC tells in its own log only that the two do not go together. What else is wrong with either it decides.
+
+    Raises:
+        InvalidArgumentError: the key is another certificate's.
+    """
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(cert_file, key_file, password="")
+    except ssl.SSLError as error:
+        if error.reason in _NO_PAIR:
+            limit = f"must hold the key of the certificate in {cert_file}"
+            raise InvalidArgumentError("tls.key_file", str(key_file), limit) from None
 
 
 def _read_pem(name: str, file: str | Path) -> bytes:
