@@ -47,7 +47,8 @@ class VerifyServiceServicer:
     """
 
     def Link(self, request_iterator, context):
-        """One long-lived stream per router; a frame carries any number of entries for any number of sequences.
+        """One long-lived stream per router; a frame carries entries for any number of sequences, at most 65536 of a kind: more end the
+        link with INVALID_ARGUMENT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
