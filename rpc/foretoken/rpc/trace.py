@@ -24,6 +24,7 @@ from foretoken.rpc.names import (
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 _HEADER = "traceparent"
+_MAX_CHARS = 256  # several times what one has; of much longer ones OpenTelemetry complains in the log, at each request
 
 _FAULTS_OF_SERVERS = frozenset(
     ("UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS")
@@ -85,7 +86,8 @@ def traceparent_of(source: Span) -> str:
 
 def context_from(traceparent: str) -> Context:
     """The context named by a `traceparent` field; an empty or malformed one gives a context without a span."""
-    return _PROPAGATOR.extract({_HEADER: traceparent} if traceparent else {}, Context())
+    is_one = 0 < len(traceparent) <= _MAX_CHARS
+    return _PROPAGATOR.extract({_HEADER: traceparent} if is_one else {}, Context())
 
 
 def fail(failed: Span, kind: str) -> None:
