@@ -81,6 +81,15 @@ def test_a_killed_service_is_noticed_and_starts_again_on_its_port(services: Loca
     assert services.services["draft"].address == address
 
 
+def test_the_last_words_are_of_the_last_start_only(services: LocalServices) -> None:
+    draft = services.services["draft"]
+    services.kill("draft")
+    draft.log_file.write_text("of an earlier run\n")
+    services.restart("draft")
+    assert draft.log_tail().startswith("options ")
+    assert draft.log_file.read_text().startswith("of an earlier run\noptions ")
+
+
 def test_a_service_that_ended_long_ago_is_not_signalled_again(
     services: LocalServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,7 @@ class ServiceProcess:
         self._module = module
         self._arguments = tuple(arguments)
         self._process: subprocess.Popen[bytes] | None = None
+        self._log_begin = 0
         self._is_group_ended = False
 
     @property
@@ -112,6 +113,7 @@ class ServiceProcess:
         command = [sys.executable, "-m", "foretoken.cli.child", self._module, *self._arguments]
         command += ["--host", self.host, "--port", str(self.port), "--ready-file", str(self._ready_file)]
         with self.log_file.open("ab") as log:
+            self._log_begin = log.tell()
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,  # closes with this process, which the child takes as its own end
@@ -148,9 +150,10 @@ class ServiceProcess:
         return None if state is None else Progress(str(state["stage"]), float(state["fraction"]))
 
     def log_tail(self, num_lines: int = _LOG_TAIL_LINES) -> str:
-        """The last lines of the log."""
-        with suppress(OSError):
-            lines = self.log_file.read_text(errors="replace").splitlines()
+        """The last lines of the log since the last start; a kept log holds earlier runs, too."""
+        with suppress(OSError), self.log_file.open("rb") as log:
+            log.seek(self._log_begin)
+            lines = log.read().decode(errors="replace").splitlines()
             return "\n".join(lines[-num_lines:])
         return ""
 
