@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 from pydantic import ValidationError
@@ -182,3 +183,15 @@ def test_a_model_without_torch_is_refused_by_what_to_install(tiny):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert done.stderr.endswith("a drafter with a model needs torch: pip install 'foretoken[worker]'\n")
+
+
+def test_a_package_that_is_there_and_broken_is_told_with_its_cause(tiny, tmp_path, monkeypatch):
+    def fail(name):  # as transformers does where a package that it takes cannot be imported; without a name
+        raise ModuleNotFoundError("Could not import module 'X'") from ImportError("scipy is too old")
+
+    name = "foretoken.draft_worker.model_hosting"
+    monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    sys.modules[name].__getattr__ = fail
+    with pytest.raises(ModuleNotFoundError, match="Could not import module 'X'") as raised:
+        load_drafters(settings(tiny, tmp_path, drafters=("model",)), no_progress)
+    assert "scipy" in str(raised.value.__cause__)

@@ -48,6 +48,8 @@ def load_drafters(settings: DraftWorkerSettings, progress: Progress) -> Hosted:
         try:
             from foretoken.draft_worker.model_hosting import ModelHost
         except ModuleNotFoundError as error:
+            if error.name is None:  # transformers' own, of a package that is there and broken: its causes tell which
+                raise
             reason = f"a drafter with a model needs {error.name}: pip install 'foretoken[worker]'"
             raise FailedPreconditionError(reason) from error
         models = ModelHost(settings, progress)
