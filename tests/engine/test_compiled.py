@@ -86,6 +86,19 @@ def test_a_cache_that_others_can_write_is_not_used(
     assert tmp_path not in caches[0].parents and f"not kept in {tmp_path}" in caplog.text
 
 
+def test_a_space_in_a_path_is_named_where_the_compiler_stumbles_over_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def compile_nothing(*_: object, **__: object) -> None:
+        raise RuntimeError("input file '/home/my' is the same as output file")
+
+    monkeypatch.setattr("foretoken.engine.compiled.set_inductor_cache", lambda directory: None)
+    monkeypatch.setattr("torch._inductor.standalone_compile", compile_nothing)
+    saved, cache = save_tiny(tmp_path, "llama"), tmp_path / "my cache"
+    assert not ModelRunner.load(EngineConfig(saved, num_pages=32, cache_dir=cache)).is_compiled
+    assert f"'{cache}' holds a space" in caplog.text and "is the same as output file" in caplog.text
+
+
 def test_no_headers_are_compiled_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They would lie in the temporary folder, which is empty in every new container: half a minute of each start."""
     choices: list[bool] = []

@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from foretoken.engine.forward import ModelCall
 from foretoken.engine.row_linear import PackedLinear
-from foretoken.kernels.build import native_target, private_folder
+from foretoken.kernels.build import BuildError, native_target, private_folder
 from foretoken.kernels.cpu import GROUP_COLUMNS, LIBRARY
 
 _LOG = logging.getLogger(__name__)
@@ -63,7 +63,13 @@ def compile_call(call: ModelCall, example: tuple[Tensor, Tensor, Tensor], model:
         keep_angles(graph)
         return graph
 
-    return compile_traced(trace, example, _OPTIONS, cache_dir)
+    try:
+        return compile_traced(trace, example, _OPTIONS, cache_dir)
+    except Exception as error:
+        for path in (str(cache_dir.absolute()), torch.__path__[0]):
+            if " " in path:  # inductor hands it to the compiler without quotes, whose complaint names pieces of it
+                raise BuildError(f"torch cannot compile where {path!r} holds a space: {error}") from error
+        raise
 
 
 def trace_call(call: ModelCall, example: Sequence[Tensor]) -> fx.GraphModule:
