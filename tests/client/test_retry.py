@@ -85,10 +85,11 @@ def test_a_patient_policy_outlives_any_number_of_retries() -> None:
     assert [retries.delay_after(UnavailableError()) for _ in range(2000)][-1] == 2.0
 
 
+@pytest.mark.parametrize("value", [-1, math.nan, "3", None])
 @pytest.mark.parametrize("name", ["max_retries", "initial_backoff_s", "max_backoff_s"])
-def test_a_bad_policy_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=name):
-        RetryPolicy(**{name: -1})
+def test_a_bad_policy_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{name} is {value!r}, must be a number"):
+        RetryPolicy(**{name: value})
 
 
 def test_a_deadline_of_numpy_is_a_number_of_python() -> None:

@@ -9,7 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypedDict
+from numbers import Real
+from typing import TypedDict, cast
 
 
 class VerificationMode(StrEnum):
@@ -94,8 +95,9 @@ class RetryPolicy:
 
     def __post_init__(self) -> None:
         for name in ("max_retries", "initial_backoff_s", "max_backoff_s", "max_outage_s"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, must be at least 0")
+            value = getattr(self, name)
+            if not (isinstance(value, Real) and cast(float, value) >= 0):
+                raise ValueError(f"{name} is {value!r}, must be a number of at least 0")
 
 
 class SamplingOptions(TypedDict, total=False):
