@@ -185,6 +185,10 @@ def test_options_that_make_no_sense_are_refused_here(options: str) -> None:
     assert result.exit_code == 2 and options.split()[0] in result.stderr
 
 
+def test_a_bias_without_a_value_is_told_the_form_of_a_bias() -> None:
+    assert "'4' is not ID=BIAS" in run("generate", "--logit-bias", "4").stderr
+
+
 def test_what_the_router_refuses_is_told_in_one_line(router) -> None:
     router.will(InvalidArgumentError("sampling.temperature", -1.0, "must be 0 or more"))
     result = run("generate", "hi", "--temperature", "-1", "--address", router.address)

@@ -169,7 +169,7 @@ def _prompt(text: str | None, ids: str | None, chat: bool, system: str | None) -
 def _biases(texts: list[str]) -> dict[int, float] | None:
     biases: dict[int, float] = {}
     for text in texts:
-        token_id, bias = _pair(text, "--logit-bias")
+        token_id, bias = _pair(text, "--logit-bias", "ID=BIAS")
         try:
             biases[int(token_id)] = float(bias)
         except ValueError:
@@ -177,8 +177,8 @@ def _biases(texts: list[str]) -> dict[int, float] | None:
     return biases or None
 
 
-def _pair(text: str, option: str) -> tuple[str, str]:
+def _pair(text: str, option: str, form: str = "NAME=VALUE") -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint=option)
+        raise typer.BadParameter(f"{text!r} is not {form}", param_hint=option)
     return name, value
