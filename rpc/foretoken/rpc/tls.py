@@ -74,7 +74,7 @@ class ClientTls:
     """Files of a client that speaks TLS. All absent: the system's roots, no client certificate."""
 
     ca_file: str | Path | None = None
-    """PEM certificates that sign acceptable servers; None = the roots gRPC brings."""
+    """PEM certificates that sign acceptable servers; None = the roots of the system."""
     cert_file: str | Path | None = None
     """PEM certificate chain of this client, for servers that ask for one."""
     key_file: str | Path | None = None
