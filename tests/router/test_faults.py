@@ -762,6 +762,19 @@ async def test_a_draft_worker_that_is_full_stays_in_use_for_others(make_cluster:
     assert len(drafter.requests) == 5 + 1  # one each, and the probe: no more for a request once refused
 
 
+async def test_a_draft_worker_that_is_full_when_it_is_met_is_in_use_once_it_has_room(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(wait_ready=False, min_probe_pause_s=60.0)
+    drafter, worker = cluster.drafters[0], cluster.router.draft.workers[0]
+    drafter.faults.error_code = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]  # from before the probe on
+    await cluster.until(lambda: worker.is_ready)
+    reply = await cluster.generate(**OPTIONS, max_new_tokens=30)
+    assert reply.ids == cluster.target_ids(30, PROMPT)
+    drafter.faults.error_code = 0
+    reply = await cluster.generate(**OPTIONS, max_new_tokens=30)
+    assert reply.finish.speculation.num_accepted_tokens > 0
+    await cluster.until_idle()
+
+
 async def test_a_request_that_a_full_draft_worker_refuses_drafts_on_another(make_cluster: MakeCluster) -> None:
     cluster = await make_cluster(draft_hellos=[{}, {}])
     full, other = cluster.drafters

@@ -19,7 +19,7 @@ from foretoken.router.circuit_breaker import CircuitBreaker
 from foretoken.router.draft_session import DraftFailedError, DraftSession, DraftWorkerLostError
 from foretoken.router.mailbox import Patience
 from foretoken.router.request import GenerationRequest, SequenceIds
-from foretoken.rpc.errors import ForetokenError, UnavailableError, from_link_error
+from foretoken.rpc.errors import ForetokenError, ResourceExhaustedError, UnavailableError, from_link_error
 from foretoken.rpc.link import DraftLink, LinkCallbacks, LinkOptions, LinkState
 from foretoken.rpc.validation import validate_frame
 from foretoken.v1.draft_pb2 import Commit, DraftLinkResponse, DraftRequest
@@ -120,7 +120,7 @@ class DraftWorker:
             self.breaker.record_probe(await run_bounded(pool, self._probe(timeout_s)))
 
     async def _probe(self, timeout_s: float) -> bool:
-        """Whether a tiny sequence of our own gets a draft in time."""
+        """Whether a tiny sequence of our own gets a draft in time, or is told that others fill the worker."""
         request = GenerationRequest(
             request_id="probe",
             prompt_ids=_PROBE_IDS,
@@ -133,6 +133,8 @@ class DraftWorker:
         try:
             session = self.open(request, (), DrafterChoice())
             await session.draft(len(_PROBE_IDS), 1, self.hello.vocab_size or 1, timeout_s)
+            return True
+        except ResourceExhaustedError:  # it works; to wait ever longer would leave each place to routers already in
             return True
         except (DraftFailedError, ForetokenError) as error:
             _log.warning("draft worker %s failed its probe: %s", self.link.address, error)
