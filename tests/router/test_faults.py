@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
+from foretoken.router import speculator
 from foretoken.router.failover import _AttemptFailedError
 from foretoken.router.request import GenerationRequest
 from foretoken.router.speculator import Speculator
@@ -205,7 +206,7 @@ async def test_sequences_that_were_quiet_while_a_drafter_was_replaced_do_not_cou
     speculators = [Speculator(generation, pool, cluster.model.vocab_size, 5.0, 5.0) for _ in range(4)]
 
     async def drafts() -> list[bool]:
-        return [bool((await speculator.draft((), 4, takes_trees=False)).ids) for speculator in speculators]
+        return [bool((await each.draft((), 4, takes_trees=False)).ids) for each in speculators]
 
     assert await drafts() == [True] * 4
     await drafter.kill()
@@ -215,8 +216,8 @@ async def test_sequences_that_were_quiet_while_a_drafter_was_replaced_do_not_cou
     assert await drafts() == [False] * 4
     assert pool.workers[0].is_ready
     assert await drafts() == [True] * 4
-    for speculator in speculators:
-        speculator.close()
+    for each in speculators:
+        each.close()
     await cluster.until_idle()
 
 
@@ -759,7 +760,7 @@ async def test_a_draft_worker_that_is_full_stays_in_use_for_others(make_cluster:
         reply = await cluster.generate(**OPTIONS, max_new_tokens=30)
         assert reply.ids == cluster.target_ids(30, PROMPT)
     assert worker.is_ready
-    assert len(drafter.requests) == 5 + 1  # one each, and the probe: no more for a request once refused
+    assert len(drafter.requests) == 5 + 1  # one each, and the probe: no more for a request within a second
 
 
 async def test_a_draft_worker_that_is_full_when_it_is_met_is_in_use_once_it_has_room(make_cluster: MakeCluster) -> None:
@@ -771,6 +772,23 @@ async def test_a_draft_worker_that_is_full_when_it_is_met_is_in_use_once_it_has_
     assert reply.ids == cluster.target_ids(30, PROMPT)
     drafter.faults.error_code = 0
     reply = await cluster.generate(**OPTIONS, max_new_tokens=30)
+    assert reply.finish.speculation.num_accepted_tokens > 0
+    await cluster.until_idle()
+
+
+async def test_a_request_that_a_full_draft_worker_refused_drafts_there_once_it_has_room(
+    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speculator, "_FULL_PAUSE_S", 0.05)
+    cluster = await make_cluster(step_s=0.001)
+    drafter = cluster.drafters[0]
+    drafter.faults.error_code = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+
+    async def make_room() -> None:
+        drafter.faults.error_code = 0
+
+    reply = await generate_and(cluster, 600, 20, make_room)
+    assert reply.ids == cluster.target_ids(600, PROMPT)
     assert reply.finish.speculation.num_accepted_tokens > 0
     await cluster.until_idle()
 

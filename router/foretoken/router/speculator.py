@@ -30,6 +30,8 @@ from foretoken.rpc.errors import (
 from foretoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED, DrafterChoice, Load
 
 _log = logging.getLogger(__name__)
+_FULL_PAUSE_S = 1.0
+"""How long a worker that had no room for a request is not asked by it again: a refusal costs a round its draft."""
 _NO_FAULTS = (DraftWorkerLostError, DeadlineExceededError)  # the latter: the request's own deadline
 
 
@@ -62,8 +64,8 @@ class Speculator:
         self._was_late = False
         """Whether the prompt's prefill has been waited for: later drafts that are late as well do not pay."""
         self._is_refused = False
-        self._full_workers: set[DraftWorker] = set()
-        """Those that had no room for it."""
+        self._full_until_s: dict[DraftWorker, float] = {}
+        """Those that had no room for it, and until when they are not asked (`time.monotonic`)."""
         has_settings = request.drafter is not None and bool(request.drafter.settings)
         self._has_untried_settings = has_settings and not request.resume_ids  # else tried where the answer began
         """Only a draft worker knows whether they are good; whether drafts pay or not, one draft is asked for."""
@@ -166,10 +168,12 @@ class Speculator:
         drafter = self._request.drafter
         if drafter is None or self._is_refused:
             return None
-        worker = self._pool.least_loaded(drafter.name, self._full_workers)
+        now_s = time.monotonic()
+        full = [worker for worker, until_s in self._full_until_s.items() if now_s < until_s]
+        worker = self._pool.least_loaded(drafter.name, full)
         is_hosted = not drafter.name or drafter.name in self._pool.known_drafters
         if worker is None and is_hosted and not self._request.is_drafter_fixed:
-            worker = self._pool.least_loaded("", self._full_workers)
+            worker = self._pool.least_loaded("", full)
         return worker
 
     def _open(self, committed_ids: Sequence[int]) -> DraftSession:
@@ -193,7 +197,7 @@ class Speculator:
                     "speculation.drafter.settings", dict(drafter.settings), str(error)
                 ) from error
         elif worker is not None and isinstance(error, ResourceExhaustedError):
-            self._full_workers.add(worker)  # other routers filled it: it works, but not for this request
+            self._full_until_s[worker] = time.monotonic() + _FULL_PAUSE_S  # other routers filled it: it works
         elif worker is not None and not isinstance(error, _NO_FAULTS):
             worker.breaker.record_failure()
         address = worker.link.address if worker is not None else "anywhere"
