@@ -235,6 +235,41 @@ async def test_another_drafter_takes_over(make_cluster: MakeCluster) -> None:
     await cluster.until_idle()
 
 
+async def test_a_draining_drafter_is_left_for_another(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(num_drafters=2, step_s=0.001)
+    draining: list[Any] = []
+
+    async def drain() -> None:
+        draining.append(next(worker for worker in cluster.drafters if worker.num_open))
+        await draining[0].drain()
+
+    reply = await generate_and(cluster, 300, 10, drain)
+    assert reply.ids == cluster.target_ids(300, PROMPT)
+    assert reply.finish.speculation.num_failed_drafts == 0
+    other = next(worker for worker in cluster.drafters if worker is not draining[0])
+    assert other.num_blocks > 20
+    await cluster.until_idle()
+
+
+async def test_a_draining_drafter_that_is_the_only_one_is_left_once_drafts_do_not_pay(
+    make_cluster: MakeCluster,
+) -> None:
+    cluster = await make_cluster(step_s=0.001)
+    drafter = cluster.drafters[0]
+    options = {name: value for name, value in OPTIONS.items() if name != "num_draft_tokens"}
+    answer = asyncio.ensure_future(cluster.generate(**options, max_new_tokens=1500))
+    await cluster.until(lambda: drafter.num_blocks > 5)
+    await drafter.drain()
+    await cluster.until(lambda: cluster.router.draft.workers[0].is_draining)
+    num_blocks = drafter.num_blocks
+    await cluster.until(lambda: drafter.num_blocks > num_blocks + 5)
+    (gate,) = cluster.router._gates.values()
+    gate.is_open = False
+    await cluster.until(lambda: not drafter.num_open)
+    assert not answer.done()
+    assert (await answer).ids == cluster.target_ids(1500, PROMPT)
+
+
 async def test_settings_that_another_drafter_refuses_in_the_middle_end_no_answer(make_cluster: MakeCluster) -> None:
     cluster = await make_cluster(num_drafters=2)
 

@@ -18,6 +18,7 @@ from foretoken.v1.draft_pb2_grpc import add_DraftServiceServicer_to_server
 from foretoken.v1.types_pb2 import (
     DRAFT_SOURCE_MODEL,
     DRAFT_SOURCE_NGRAM,
+    Drain,
     LinkError,
     Load,
     OpenSequence,
@@ -157,10 +158,14 @@ class FakeDraftWorker(FakeWorker):
         self.work.set()
 
     def has_work(self) -> bool:
-        return bool(self._errors) or any(
-            sequence.request is not None and not self._is_ignored(sequence)
-            for link in self.links
-            for sequence in link.sequences.values()
+        return (
+            bool(self._errors)
+            or self._says_drain
+            or any(
+                sequence.request is not None and not self._is_ignored(sequence)
+                for link in self.links
+                for sequence in link.sequences.values()
+            )
         )
 
     def step(self, started_ns: int) -> list[tuple[FakeLink, DraftLinkResponse]]:
@@ -168,11 +173,14 @@ class FakeDraftWorker(FakeWorker):
         for link in self.links:
             frame = DraftLinkResponse(load=Load(running=self.num_open))
             frame.errors.extend(entry for owner, entry in self._errors if owner is link)
+            if self._says_drain:
+                frame.drain.CopyFrom(Drain(reason="fake drain"))
             for sequence_id, sequence in list(link.sequences.items()):
                 if sequence.request is not None and not self._is_ignored(sequence):
                     self._answer(frame, link, sequence_id, sequence, started_ns)
             frames.append((link, frame))
         self._errors.clear()
+        self._says_drain = False
         forward_ns = time.perf_counter_ns() - started_ns
         for _, frame in frames:
             for block in frame.blocks:

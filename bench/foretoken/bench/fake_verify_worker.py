@@ -108,12 +108,6 @@ class FakeVerifyWorker(FakeWorker):
         self.num_blocks = 0
         """Drafted blocks verified."""
         self._errors: list[tuple[FakeLink, LinkError]] = []
-        self._says_drain = False
-
-    async def drain(self) -> None:
-        """Ask all routers to leave, with the next step: a stream has one writer."""
-        self._says_drain = True
-        self.work.set()
 
     def _register(self, server: grpc.aio.Server) -> None:
         add_VerifyServiceServicer_to_server(self, server)

@@ -62,6 +62,7 @@ class FakeWorker(ABC):
         self._server: grpc.aio.Server | None = None
         self._stepper: asyncio.Task[None] | None = None
         self.work = asyncio.Event()
+        self._says_drain = False
 
     @property
     def address(self) -> str:
@@ -92,6 +93,11 @@ class FakeWorker(ABC):
         if self._server is not None:
             await self._server.stop(None)
         self.links.clear()
+
+    async def drain(self) -> None:
+        """Ask all routers to leave, with the next step: a stream has one writer."""
+        self._says_drain = True
+        self.work.set()
 
     async def Link(self, requests: AsyncIterator[Any], context: Any) -> None:  # noqa: N802 (gRPC names it)
         """The servicer's method."""

@@ -69,6 +69,11 @@ class DraftWorker:
         return self.link.state is LinkState.READY and self.breaker.is_closed
 
     @property
+    def is_draining(self) -> bool:
+        """Whether it asked to be left."""
+        return self.link.state is LinkState.DRAINING
+
+    @property
     def drafters(self) -> Sequence[str]:
         """Names of the drafters it hosts, its default first; those of its last handshake while it is away."""
         return tuple(self.link.hello.drafters) if self.link.hello is not None else ()

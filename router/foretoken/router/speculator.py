@@ -144,7 +144,11 @@ class Speculator:
         """
         if self._gate is not None:
             self._record(self._gate, len(ids), began_s)
-        if self._session is not None:
+        if self._session is None:
+            return
+        if self._worker is not None and self._worker.is_draining and self._can_do_without():
+            self.close()
+        else:
             self._session.commit(base_length, ids)
 
     def close(self) -> None:
@@ -153,6 +157,10 @@ class Speculator:
         self._has_drafted = self._was_late = False
         if session is not None:
             session.close()
+
+    def _can_do_without(self) -> bool:
+        """Whether another worker drafts as well, or drafts do not pay: one that drains waits for its last sequence."""
+        return (self._gate is not None and not self._gate.is_open) or self._choose() is not None
 
     def _record(self, gate: SpeculationGate, num_tokens: int, began_s: float | None) -> None:
         is_drafting = self._session is not None and not self._session.is_late
