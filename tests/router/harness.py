@@ -56,6 +56,7 @@ def byte_fallback_tokenizer_json() -> str:
     fast.decoder = decoders.Sequence(
         [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
+    fast.add_special_tokens([AddedToken("</s>", special=True)])
     return fast.to_str()
 
 

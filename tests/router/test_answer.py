@@ -97,6 +97,15 @@ def test_runs_of_byte_tokens_stream_as_the_characters_they_are(text: str, cut: i
     assert BYTE_FALLBACK.decode(whole_ids) + streamed + detokenizer.flush() == "a" + text
 
 
+@pytest.mark.parametrize("num_special", [1, 20, 50])
+def test_a_run_of_special_tokens_is_not_the_beginning_of_a_text(num_special: int) -> None:
+    ids = BYTE_FALLBACK.encode("a b")  # the decoder strips a text's first space
+    ids[2:2] = [BYTE_FALLBACK.special_ids["</s>"]] * num_special  # as with ignore_eos
+    assert BYTE_FALLBACK.decode(ids) == "a b"
+    detokenizer = Detokenizer(BYTE_FALLBACK.decode, BYTE_FALLBACK.piece, ())
+    assert "".join(detokenizer.step([token_id])[0] for token_id in ids) == "a b"
+
+
 def test_the_prompts_last_character_is_not_the_answers() -> None:
     ids = TOKENIZER.encode("a\ufffdb")
     decode = detokenizer(ids[:-1])

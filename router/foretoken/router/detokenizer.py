@@ -61,9 +61,11 @@ class Detokenizer:
         """The text that became final with one more id."""
         final = self._decode(self._window) if self._final is None else self._final
         self._final = final
+        text = self._decode([*self._window, token_id])
+        if text and text == final and not text.endswith(_REPLACEMENT):
+            return ""  # a special token: in a window of nothing else the next id's text would seem to begin the answer
         self._window.append(token_id)
         self._num_open += 1
-        text = self._decode(self._window)
         if not text.startswith(final):  # some decoders show a run of bytes as replacements while its end is incomplete
             if text.endswith(_REPLACEMENT) and self._num_open <= _MAX_INCOMPLETE:
                 return ""
