@@ -362,6 +362,23 @@ async def test_the_reason_comes_before_the_client_s_deadline(make_cluster: MakeC
         assert "127.0.0.1:9" in failed.value.details()
 
 
+async def test_a_queued_request_is_told_the_reason_before_its_deadline(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(num_drafters=0, verify_hellos=[{"max_sequences": 1}], step_s=0.005)
+    running = asyncio.ensure_future(cluster.generate(**LONG))
+    await cluster.until(lambda: cluster.verifiers[0].num_open == 1)
+    with pytest.raises(grpc.aio.AioRpcError) as full:
+        await cluster.generate(1.0, max_new_tokens=3)
+    assert full.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "foretoken-retry-after-ms" in dict(full.value.trailing_metadata())
+    running.cancel()
+    await cluster.verifiers[0].kill()
+    await cluster.until(lambda: not cluster.router.verify.capacity)
+    with pytest.raises(grpc.aio.AioRpcError) as away:
+        await cluster.generate(1.0, max_new_tokens=3)
+    assert away.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert f"{cluster.verifiers[0].address}: connecting" in away.value.details()
+
+
 async def test_a_draining_router_refuses_and_lets_the_rest_finish(make_cluster: MakeCluster) -> None:
     cluster = await make_cluster(step_s=0.001)
     running = asyncio.ensure_future(cluster.generate(prompt_ids=[4, 5], max_new_tokens=100, ignore_eos=True))

@@ -6,6 +6,7 @@ First come, first served. Knows nothing of what an admitted request does.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -49,8 +50,10 @@ class Admission:
         return len(self._waiting)
 
     @asynccontextmanager
-    async def slot(self) -> AsyncIterator[int]:
+    async def slot(self, timeout_s: float = math.inf) -> AsyncIterator[int]:
         """Hold a slot; the value is the time spent waiting for it, nanoseconds.
+
+        `timeout_s`: longest wait where the request leaves less than others may wait.
 
         Raises:
             ResourceExhaustedError: the queue is full, or the wait was too long; carries when to retry.
@@ -58,7 +61,7 @@ class Admission:
         """
         asked_ns = time.perf_counter_ns()
         if self._waiting or self.num_running >= self._limit():
-            await self._wait()
+            await self._wait(min(timeout_s, self._timeout_s))
         else:
             self.num_running += 1
         admitted_ns = time.perf_counter_ns()
@@ -85,7 +88,7 @@ class Admission:
         if not self.num_running and not self._waiting:
             self._idle.set()
 
-    async def _wait(self) -> None:
+    async def _wait(self, timeout_s: float) -> None:
         if len(self._waiting) >= self._max_queue:
             raise ResourceExhaustedError(
                 f"{self.num_running} requests run, {len(self._waiting)} wait: the queue of {self._max_queue} is full",
@@ -94,12 +97,12 @@ class Admission:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(future)
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(timeout_s):
                 await future
         except TimeoutError:
             if future.done() and not future.cancelled():
                 return  # admitted in the same turn
-            raise self._too_late() from None
+            raise self._too_late(timeout_s) from None
         except asyncio.CancelledError:
             if future.done() and not future.cancelled():
                 self.num_running -= 1
@@ -110,11 +113,11 @@ class Admission:
                 self._waiting.remove(future)
                 self.capacity_changed()
 
-    def _too_late(self) -> ResourceExhaustedError | UnavailableError:
+    def _too_late(self, waited_s: float) -> ResourceExhaustedError | UnavailableError:
         if self._capacity() <= 0:
-            return self._no_worker(self._timeout_s)
+            return self._no_worker(waited_s)
         return ResourceExhaustedError(
-            f"not admitted within {self._timeout_s:g} s: {self.num_running} requests run",
+            f"not admitted within {waited_s:.3g} s: {self.num_running} requests run",
             retry_after_s=self._retry_after_s(),
         )
 

@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 Event: TypeAlias = Started | Tokens | Finished
 Emit: TypeAlias = Callable[[Event], Awaitable[None]]
-_WAITING_SHARE = 0.9  # of a client's deadline
+_WAITING_SHARE = 0.9
 _RESUMED_AT_ONCE = 64  # ids; half a millisecond with the most and longest stop strings
 
 
@@ -115,14 +115,13 @@ class Router:
     async def model(self, timeout_s: float | None = None) -> ServedModel:
         """What is served; waits while no verify worker has been met yet.
 
-        `timeout_s` is what the client's deadline leaves: a part of it is kept, to say what is amiss in time.
+        `timeout_s` is what the client's deadline leaves.
 
         Raises:
             UnavailableError: none was met in time.
         """
         if self.verify.model is None:
-            limit_s = self.settings.ready_timeout_s
-            await self.verify.wait_ready(limit_s if timeout_s is None else min(limit_s, timeout_s * _WAITING_SHARE))
+            await self.verify.wait_ready(_waiting_s(self.settings.ready_timeout_s, timeout_s))
         assert self.verify.model is not None
         return self.verify.model
 
@@ -144,7 +143,8 @@ class Router:
                         await emit(Tokens(text=text))
                     await emit(_finished(request, answer, None, counts, 0))
                     return
-                async with self.admission.slot() as queue_ns:
+                limit_s = _waiting_s(self.settings.queue_timeout_s, _seconds_left(request))
+                async with self.admission.slot(limit_s) as queue_ns:
                     generation, outbox = await self._generation(request, answer, counts)
                     await _stream(request, generation, outbox, emit)
                     await emit(_finished(request, answer, generation, counts, queue_ns))
@@ -173,8 +173,9 @@ class Router:
     async def _generation(
         self, request: GenerationRequest, answer: Answer, counts: SpeculationCounts
     ) -> tuple[Generation, Outbox]:
-        worker = await self.verify.wait_ready(self.settings.failover_timeout_s, request.identity)
         settings = self.settings
+        limit_s = _waiting_s(settings.failover_timeout_s, _seconds_left(request))
+        worker = await self.verify.wait_ready(limit_s, request.identity)
         speculator = Speculator(
             request,
             self.draft,
@@ -259,6 +260,11 @@ def _finished(
         time_to_first_token_ns=max(0, first_ns - request.received_ns) if first_ns else 0,
         duration_ns=time.perf_counter_ns() - request.received_ns,
     )
+
+
+def _waiting_s(most_s: float, left_s: float | None) -> float:
+    """Longest wait before any work: of what a deadline leaves a part is kept, to say what is amiss in time."""
+    return most_s if left_s is None else min(most_s, _WAITING_SHARE * left_s)
 
 
 def _seconds_left(request: GenerationRequest) -> float | None:
