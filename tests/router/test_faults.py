@@ -381,10 +381,10 @@ async def test_a_sequence_that_takes_its_workers_along_has_no_time_of_the_others
 
     failover._try = lost_again  # type: ignore[method-assign]
     others = asyncio.ensure_future(others_come_back())
-    entry: Any = None
+    generation = GenerationRequest("r", PROMPT, SamplingParams(), VERIFICATION_MODE_COUPLED, (), 83)
     async with asyncio.timeout(2.0):
         with pytest.raises(UnavailableError, match="gone"):
-            await failover.reopen(entry, (), worker.identity, worker, SequenceLostError("gone"))
+            await failover.reopen(generation, (), worker.identity, worker, SequenceLostError("gone"))
     others.cancel()
 
 
@@ -664,6 +664,28 @@ async def test_a_verifier_that_other_routers_keep_full_is_waited_for(make_cluste
     faults.open_error_code = 0
     assert len((await waiting).ids) == 5
     await cluster.until_idle()
+
+
+async def test_a_sequence_that_is_nowhere_reopened_ends_with_the_reason_before_its_deadline(
+    make_cluster: MakeCluster,
+) -> None:
+    cluster = await make_cluster(failover_timeout_s=30.0, num_drafters=0, step_s=0.002)
+    verifier = cluster.verifiers[0]
+    message = request(prompt_ids=PROMPT, ignore_eos=True, max_new_tokens=2000)
+
+    async def fail() -> Any:
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            async for event in cluster.stub.Generate(message, timeout=1.0):
+                if event.HasField("tokens"):
+                    await verifier.kill()
+        return failed.value
+
+    code = verifier.faults.open_error_code = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+    full = await fail()
+    assert (full.code().value[0], "foretoken-retry-after-ms" in dict(full.trailing_metadata())) == (code, True)
+    verifier.faults.open_error_code = 0
+    lost = await fail()
+    assert lost.code() is grpc.StatusCode.UNAVAILABLE and "within 0." in lost.details()
 
 
 async def test_a_verifier_that_other_routers_have_filled_is_left_for_one_with_room(make_cluster: MakeCluster) -> None:

@@ -23,7 +23,7 @@ from foretoken.router.failover import Failover
 from foretoken.router.generation import Generation
 from foretoken.router.mailbox import Patience
 from foretoken.router.outbox import Finished, Outbox, Started, Tokens
-from foretoken.router.request import GenerationRequest, SequenceIds
+from foretoken.router.request import GenerationRequest, SequenceIds, waiting_s
 from foretoken.router.settings import AUTO_DRAFTER, NO_DRAFTER, RouterSettings
 from foretoken.router.speculation_gate import SpeculationGate
 from foretoken.router.speculator import Speculator
@@ -44,7 +44,6 @@ _log = logging.getLogger(__name__)
 
 Event: TypeAlias = Started | Tokens | Finished
 Emit: TypeAlias = Callable[[Event], Awaitable[None]]
-_WAITING_SHARE = 0.9
 _RESUMED_AT_ONCE = 64  # ids; half a millisecond with the most and longest stop strings
 
 
@@ -121,7 +120,7 @@ class Router:
             UnavailableError: none was met in time.
         """
         if self.verify.model is None:
-            await self.verify.wait_ready(_waiting_s(self.settings.ready_timeout_s, timeout_s))
+            await self.verify.wait_ready(waiting_s(self.settings.ready_timeout_s, timeout_s))
         assert self.verify.model is not None
         return self.verify.model
 
@@ -133,7 +132,7 @@ class Router:
             ForetokenError: refused, unavailable, or too late; whatever was begun is undone on the workers.
         """
         try:
-            async with asyncio.timeout(_seconds_left(request)) as limit:
+            async with asyncio.timeout(request.left_s) as limit:
                 answer = await self._answer(request)
                 if self._is_draining:
                     raise UnavailableError("the router is shutting down")
@@ -143,7 +142,7 @@ class Router:
                         await emit(Tokens(text=text))
                     await emit(_finished(request, answer, None, counts, 0))
                     return
-                limit_s = _waiting_s(self.settings.queue_timeout_s, _seconds_left(request))
+                limit_s = waiting_s(self.settings.queue_timeout_s, request.left_s)
                 async with self.admission.slot(limit_s) as queue_ns:
                     generation, outbox = await self._generation(request, answer, counts)
                     await _stream(request, generation, outbox, emit)
@@ -174,7 +173,7 @@ class Router:
         self, request: GenerationRequest, answer: Answer, counts: SpeculationCounts
     ) -> tuple[Generation, Outbox]:
         settings = self.settings
-        limit_s = _waiting_s(settings.failover_timeout_s, _seconds_left(request))
+        limit_s = waiting_s(settings.failover_timeout_s, request.left_s)
         worker = await self.verify.wait_ready(limit_s, request.identity)
         speculator = Speculator(
             request,
@@ -260,12 +259,3 @@ def _finished(
         time_to_first_token_ns=max(0, first_ns - request.received_ns) if first_ns else 0,
         duration_ns=time.perf_counter_ns() - request.received_ns,
     )
-
-
-def _waiting_s(most_s: float, left_s: float | None) -> float:
-    """Longest wait before any work: of what a deadline leaves a part is kept, to say what is amiss in time."""
-    return most_s if left_s is None else min(most_s, _WAITING_SHARE * left_s)
-
-
-def _seconds_left(request: GenerationRequest) -> float | None:
-    return None if request.deadline_s is None else request.deadline_s - time.monotonic()

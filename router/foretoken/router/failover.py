@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from asyncio_pool import AioPool
 
 from foretoken.router.bounded import run_bounded
-from foretoken.router.request import GenerationRequest
+from foretoken.router.request import GenerationRequest, waiting_s
 from foretoken.router.verify_pool import VerifyPool, VerifyWorker
 from foretoken.router.verify_session import SequenceLostError, VerifySession
 from foretoken.router.worker_identity import WorkerIdentity
@@ -83,7 +83,8 @@ class Failover:
         """
         pause_s, num_faults = 0.0, 0
         reason: Exception = why
-        limit = asyncio.timeout(self._timeout_s)
+        limit_s = waiting_s(self._timeout_s, request.left_s)
+        limit = asyncio.timeout(limit_s)
         self._limits.add(limit)
         try:
             async with limit:
@@ -106,7 +107,7 @@ class Failover:
             if isinstance(reason, ResourceExhaustedError):
                 raise reason from None
             raise UnavailableError(
-                f"the verify worker was lost ({reason}) and none could go on within {self._timeout_s:g} s"
+                f"the verify worker was lost ({reason}) and none could go on within {limit_s:.3g} s"
             ) from reason
         finally:
             self._limits.discard(limit)

@@ -15,6 +15,13 @@ from foretoken.router.worker_identity import WorkerIdentity
 from foretoken.v1.types_pb2 import DrafterChoice, OpenSequence, SamplingParams, VerificationMode
 
 _MAX_SEQUENCE_ID = (1 << 64) - 1
+_WAITING_SHARE = 0.9
+
+
+def waiting_s(most_s: float, left_s: float | None) -> float:
+    """Longest wait where `left_s` are left of the time allowed (None = no limit): a part is kept, to say what is amiss
+    before that is over."""
+    return most_s if left_s is None else min(most_s, _WAITING_SHARE * left_s)
 
 
 class SequenceIds:
@@ -62,6 +69,11 @@ class GenerationRequest:
     received_ns: int = field(default_factory=time.perf_counter_ns)
     """`time.perf_counter_ns()` when it came, not tokenized yet."""
 
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until its deadline; None = it has none."""
+        return None if self.deadline_s is None else self.deadline_s - time.monotonic()
+
     def stop_rules(self, special_ids: Mapping[str, int]) -> StopRules:
         """What ends the answer; `special_ids` are the tokenizer's special tokens by their text."""
         special_stops = {special_ids[stop]: stop for stop in self.sampling.stop if stop in special_ids}
@@ -93,6 +105,6 @@ class GenerationRequest:
             traceparent=self.traceparent,
             drafter=drafter,
         )
-        if self.deadline_s is not None:
-            entry.deadline_ms = max(1, round((self.deadline_s - time.monotonic()) * 1000))
+        if (left_s := self.left_s) is not None:
+            entry.deadline_ms = max(1, round(left_s * 1000))
         return entry
