@@ -126,7 +126,8 @@ def test_small_forwards_are_checked_too(max_batch_rows: int, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("settings", "limit"), [({"num_pages": 3}, "3 pages are below 4"), ({"num_pages": 9, "page_size": 4}, "9 pages are below 10")]
+    ("settings", "limit"),
+    [({"num_pages": 3}, "3 pages are below 4"), ({"num_pages": 9, "page_size": 4}, "9 pages are below 10")],
 )
 def test_fewer_pages_than_the_check_at_load_takes(settings: dict[str, int], limit: str, tmp_path: Path) -> None:
     with pytest.raises(ModelRefusedError, match=f"num_pages: {limit}"):
