@@ -86,6 +86,36 @@ def test_a_new_value_that_is_not_finite_reaches_only_rows_that_see_it(kernels: C
     assert sick[5:, :2].isnan().all(), "query heads 0 and 1 share key head 0"
 
 
+@pytest.mark.parametrize(
+    ("heads", "sizes", "dtype", "complaint"),
+    [
+        ((4, 2, 2), (64, 64, 64), torch.float32, "attention in Float over keys and values in BFloat16"),
+        ((4, 4, 2), (64, 64, 64), torch.bfloat16, r"keys \[3, 4, 64\] do not fit the cache"),
+        ((4, 2, 2), (64, 64, 80), torch.bfloat16, r"values \[3, 2, 80\] do not fit the cache"),
+        ((3, 2, 2), (64, 64, 64), torch.bfloat16, r"queries \[3, 3, 64\] do not fit the keys"),
+        ((4, 2, 2), (96, 64, 64), torch.bfloat16, r"queries \[3, 4, 96\] do not fit the keys"),
+    ],
+)
+def test_what_does_not_fit_the_cache_is_not_written_beyond_it(
+    kernels: CpuKernels, heads: tuple[int, ...], sizes: tuple[int, ...], dtype: torch.dtype, complaint: str
+) -> None:
+    memory = torch.zeros(2, 3 * 16, 2, 64, dtype=torch.bfloat16)  # a page, and room on either side of it
+    keys, values = ({0: part[16:32].unsqueeze(0)} for part in memory)
+    query, key, value = (torch.ones(3, *shape, dtype=dtype) for shape in zip(heads, sizes, strict=True))
+    cache = kernels.create_cache(keys, values)
+    layout = np.array([13, 14, 15, 0, 0, 0, 0, 1, 0], np.int32)
+    cache.begin_step(layout, 3, 1)
+    with pytest.raises(RuntimeError, match=complaint):
+        torch.ops.foretoken.attend(query, key, value, 0, 0.125, 0, 0.0, None)
+    assert not memory.any()
+
+
+def test_experts_of_another_type_are_not_read_beyond_their_end(kernels: CpuKernels) -> None:
+    packed = torch.ops.foretoken.pack_linear(torch.ones(64, 32, dtype=torch.bfloat16))[None]
+    with pytest.raises(RuntimeError, match="differ in type"):
+        torch.ops.foretoken.expert_linear(torch.ones(2, 32), packed, None, torch.zeros(2, dtype=torch.int64), 64)
+
+
 def test_the_library_is_built_once_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[Path] = []
 

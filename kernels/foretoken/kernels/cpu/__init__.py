@@ -47,7 +47,9 @@ class CpuKernels:
         torch.ops.load_library(library)  # type: ignore[no-untyped-call]
         self._library = ctypes.CDLL(str(library))
         self._library.foretoken_cache_create.restype = ctypes.c_void_p
-        self._library.foretoken_cache_create.argtypes = [ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
+        self._library.foretoken_cache_create.argtypes = [
+            *(ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
+        ]
         self._library.foretoken_cache_destroy.argtypes = [ctypes.c_void_p]
         self._library.foretoken_products.restype = ctypes.c_char_p
         self._library.foretoken_compiler.restype = ctypes.c_char_p
@@ -91,8 +93,10 @@ class CpuCache:
             ],
             np.int64,
         )
-        page_size = self._tensors[0][0].shape[1]
-        self._handle = kernels._library.foretoken_cache_create(page_size, len(numbers), numbers.ctypes.data)
+        first = self._tensors[0][0]
+        self._handle = kernels._library.foretoken_cache_create(
+            first.dtype == torch.bfloat16, first.shape[1], len(numbers), numbers.ctypes.data
+        )
 
     def begin_step(
         self, layout: npt.NDArray[np.int32], num_rows: int, num_segments: int, has_trees: bool = False

@@ -18,6 +18,7 @@ struct Layer {
 };
 
 struct Cache {
+  at::ScalarType type;
   int64_t page_size;
   std::vector<Layer> layers;
 };
@@ -91,14 +92,28 @@ at::Tensor attend_any(const at::Tensor& query, const at::Tensor* key, const at::
   return out;
 }
 
+// What is not as the caches are would be written beyond its place in them.
+void check_fits(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const Layer& layer) {
+  const at::ScalarType type = step.cache->type;
+  for (const at::Tensor* given : {&query, &key, &value})
+    TORCH_CHECK(given->scalar_type() == type, "attention in ", given->scalar_type(), " over keys and values in ", type);
+  const int64_t num_rows = step.rows.num_rows, num_heads = layer.num_heads;
+  TORCH_CHECK(query.size(0) == num_rows, "the step has ", num_rows, " rows, not ", query.size(0));
+  TORCH_CHECK(key.sizes().equals({num_rows, num_heads, layer.key_size}), "keys ", key.sizes(), " do not fit the cache");
+  TORCH_CHECK(value.sizes().equals({num_rows, num_heads, layer.value_size}), "values ", value.sizes(),
+              " do not fit the cache");
+  TORCH_CHECK(query.size(1) % num_heads == 0 && query.size(2) == layer.key_size, "queries ", query.sizes(),
+              " do not fit the keys");
+}
+
 // Write the rows' keys and values in the step's cache, attend, return [R, Hq, E].
 at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, int64_t layer, double scale,
                   int64_t window, double softcap, const std::optional<at::Tensor>& sinks) {
   TORCH_CHECK(step.cache, "no step has begun on this thread");
-  TORCH_CHECK(query.size(0) == step.rows.num_rows, "the step has ", step.rows.num_rows, " rows, not ", query.size(0));
+  const Layer& own = step.cache->layers.at(layer);
+  check_fits(query, key, value, own);
   const at::Tensor q = with_dense_rows(query), k = with_dense_rows(key), v = with_dense_rows(value);
-  return attend_any(q, &k, &v, step.cache->layers.at(layer), step.cache->page_size, step.rows, scale, window, softcap,
-                    sinks);
+  return attend_any(q, &k, &v, own, step.cache->page_size, step.rows, scale, window, softcap, sinks);
 }
 
 // The attention kernel over explicit caches; writes nothing.
@@ -182,6 +197,7 @@ void expert_rows(const at::Tensor& x, const at::Tensor& packed, const std::optio
 
 at::Tensor expert_linear(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias,
                          const at::Tensor& expert_ids, int64_t n) {
+  TORCH_CHECK(x.scalar_type() == packed.scalar_type(), "rows and weights differ in type");
   const at::Tensor ids = expert_ids.to(at::kLong).contiguous();
   const std::optional<at::Tensor> dense_bias = bias ? std::optional<at::Tensor>(bias->contiguous()) : std::nullopt;
   at::Tensor out = at::empty({x.size(0), n}, x.options());
@@ -240,9 +256,9 @@ const char* foretoken_compiler() {
 #endif
 }
 
-// layers: five numbers a layer: keys, values (addresses), heads, key size, value size.
-void* foretoken_cache_create(int64_t page_size, int64_t num_layers, const int64_t* layers) {
-  auto* cache = new foretoken::Cache{page_size, {}};
+// is_half: bf16, else float. layers: five numbers a layer: keys, values (addresses), heads, key size, value size.
+void* foretoken_cache_create(int is_half, int64_t page_size, int64_t num_layers, const int64_t* layers) {
+  auto* cache = new foretoken::Cache{is_half ? at::kBFloat16 : at::kFloat, page_size, {}};
   for (int64_t i = 0; i < num_layers; ++i, layers += 5)
     cache->layers.push_back({reinterpret_cast<void*>(layers[0]), reinterpret_cast<void*>(layers[1]), layers[2],
                              layers[3], layers[4]});
