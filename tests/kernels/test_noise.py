@@ -121,6 +121,13 @@ def test_a_row_does_not_depend_on_the_others() -> None:
         assert torch.equal(noise.gumbel(seeds, positions, 1000)[row], alone)
 
 
+def test_rows_may_be_columns_of_a_table() -> None:
+    table = torch.tensor([[7919 * i << 20, 3 * i] for i in range(1, 10)])
+    seeds, positions = table.T
+    expected = noise.gumbel(seeds.tolist(), positions.tolist(), 300)
+    assert torch.equal(noise.gumbel(seeds, positions, 300), expected)
+
+
 @pytest.mark.parametrize("vocab_size", [1, 63, 256, 257, 1000, 1024, 1025, 4096])
 def test_a_value_does_not_depend_on_the_vocabulary_size(vocab_size: int) -> None:
     wide = noise.gumbel([11, MAX_SEED], [3, 900], 5000)

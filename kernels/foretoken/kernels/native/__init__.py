@@ -50,8 +50,8 @@ def gumbel(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int, stream
     _loaded().foretoken_gumbel(
         seeds.shape[0],
         vocab_size,
-        seeds.contiguous().data_ptr(),
-        positions.contiguous().data_ptr(),
+        seeds.data_ptr(),
+        positions.data_ptr(),
         stream,
         out.data_ptr(),
     )

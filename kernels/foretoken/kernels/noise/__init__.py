@@ -79,14 +79,14 @@ def words(
 def _rows(
     seeds: Sequence[int] | torch.Tensor, positions: Sequence[int] | torch.Tensor, vocab_size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Validated seeds and positions, each [R] int64."""
+    """Validated seeds and positions, each [R] int64 and contiguous, as kernels take them."""
     key = seeds_tensor(seeds)
     position = positions_tensor(positions, key.device)
     if key.shape != position.shape:
         raise ValueError(f"{key.shape[0]} seeds but {position.shape[0]} positions")
     if vocab_size < 1:
         raise ValueError(f"vocab_size must be at least 1, got {vocab_size}")
-    return key, position
+    return key.contiguous(), position.contiguous()
 
 
 def uniform(
