@@ -130,6 +130,7 @@ def test_caches_of_other_pages_are_refused() -> None:
     ("changes", "name"),
     [
         ({"positions": torch.tensor([3, 4])}, "positions"),
+        ({"positions": torch.tensor([3, 0, 4, 0], dtype=torch.int32)[::2]}, "positions"),
         ({"row_segments": torch.zeros(1, dtype=torch.int32)}, "row_segments"),
         ({"page_ids": torch.zeros(1, 1, dtype=torch.int32)}, "page_ids"),
         ({"paths": TreePaths(torch.zeros(2, dtype=torch.int32), torch.zeros(0, dtype=torch.int32))}, "paths.starts"),

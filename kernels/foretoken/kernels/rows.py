@@ -50,8 +50,11 @@ class PagedRows:
         if self.paths is not None:
             columns |= {"paths.starts": self.paths.starts, "paths.slots": self.paths.slots}
         for name, column in columns.items():
-            if column.dim() != 1 or column.dtype != torch.int32:
-                raise ValueError(f"{name} must be one-dimensional int32, got {list(column.shape)} {column.dtype}")
+            if column.dim() != 1 or column.dtype != torch.int32 or not column.is_contiguous():
+                raise ValueError(
+                    f"{name} must be one-dimensional contiguous int32, got {list(column.shape)} {column.dtype} with"
+                    f" strides {list(column.stride())}"
+                )
         num_rows = len(self.positions)
         if len(self.row_segments) != num_rows:
             raise ValueError(f"row_segments has {len(self.row_segments)} entries, there are {num_rows} positions")
