@@ -1,6 +1,8 @@
 """The compiled CPU kernels: packed products against torch, row by row; the build and its absence."""
 
 import os
+import pwd
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -187,3 +189,14 @@ def test_the_cache_lies_where_the_platform_wants_it(monkeypatch: pytest.MonkeyPa
     assert build.user_cache_dir() == tmp_path / "foretoken"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert build.user_cache_dir().name == "foretoken" and Path.home() in build.user_cache_dir().parents
+
+
+def test_a_user_without_a_home_has_a_cache_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A container's user may be a number only, and a supervisor need not set HOME."""
+    for name in ("XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = build.private_folder(build.user_cache_dir())
+    assert folder.parent == tmp_path and build.private_folder(build.user_cache_dir()) == folder
+    assert folder.stat().st_mode & 0o777 == 0o700

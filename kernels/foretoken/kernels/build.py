@@ -46,11 +46,16 @@ class Library:
 
 
 def user_cache_dir() -> Path:
-    """Where this user's caches lie: XDG_CACHE_HOME or the platform's default, then `foretoken`."""
+    """Where this user's caches lie: XDG_CACHE_HOME or the platform's default, then `foretoken`; in the folder of
+    temporary files for a user who has no home."""
     given = os.environ.get("XDG_CACHE_HOME")
     if given:
         return Path(given) / "foretoken"
-    return Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "foretoken"
+    try:
+        home = Path.home()
+    except RuntimeError:  # HOME is not set, and the system knows the user by a number only
+        return Path(tempfile.gettempdir()) / f"foretoken-{os.getuid()}"
+    return home / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "foretoken"
 
 
 def find_compiler(library: Library) -> str | None:
