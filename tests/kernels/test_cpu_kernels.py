@@ -1,5 +1,6 @@
 """The compiled CPU kernels: packed products against torch, row by row; the build and its absence."""
 
+import dataclasses
 import os
 import pwd
 import tempfile
@@ -130,6 +131,22 @@ def test_the_library_is_built_once_and_found_again(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(build, "_compile", compile_nothing)
     assert build.build(cpu.LIBRARY, tmp_path) == build.build(cpu.LIBRARY, tmp_path) == compiled[0]
     assert len(compiled) == 1 and compiled[0].is_relative_to(tmp_path)
+
+
+@pytest.mark.parametrize("part", ["common flags", "flags", "links", "torch"])
+def test_a_library_made_otherwise_is_another(part: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As after an upgrade that changes how it is made and no source."""
+    if build.find_compiler(cpu.LIBRARY) is None:
+        pytest.skip("no compiler")
+    monkeypatch.setattr(build, "_compile", lambda compiler, library, path: path.touch())
+    before, library = build.build(cpu.LIBRARY, tmp_path), cpu.LIBRARY
+    if part == "common flags":
+        monkeypatch.setattr(build, "_COMMON_FLAGS", (*build._COMMON_FLAGS, "-ffp-contract=off"))
+    elif part == "torch":
+        monkeypatch.setattr(torch, "__version__", "2.99.0")
+    else:
+        library = dataclasses.replace(library, **{part: ("-lm",)})
+    assert build.build(library, tmp_path) != before
 
 
 def test_without_a_compiler_the_reason_is_logged_once(

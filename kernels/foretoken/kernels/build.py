@@ -101,7 +101,7 @@ def _key(compiler: str, library: Library) -> str:
     digest = hashlib.sha256()
     for source in (library.source, *library.headers):
         digest.update(source.read_bytes())
-    for part in (_target(compiler), torch.__version__, *library.flags):
+    for part in (_target(compiler), torch.__version__, *_COMMON_FLAGS, *library.flags, *library.links):
         digest.update(b"\0" + part.encode())
     return digest.hexdigest()[:24]
 
