@@ -159,9 +159,15 @@ def test_without_a_compiler_the_reason_is_logged_once(
     assert [record for record in caplog.records if "no compiler" in record.getMessage()] == caplog.records
 
 
+def test_a_compiler_with_arguments_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CXX", "ccache g++")
+    with pytest.raises(build.BuildError, match=r"CXX names no program: 'ccache g\+\+'"):
+        build.build(cpu.LIBRARY, tmp_path)
+
+
 def test_a_compiler_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = tmp_path / "broken-compiler"
-    broken.write_text("#!/bin/sh\necho it is raining >&2\nexit 1\n")
+    broken.write_text("#!/bin/sh\nprintf 'it is raining \\351\\n' >&2\nexit 1\n")  # in no encoding of ours
     broken.chmod(0o755)
     monkeypatch.setenv("CXX", str(broken))
     with pytest.raises(build.BuildError, match="raining"):

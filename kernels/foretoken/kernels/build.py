@@ -73,6 +73,8 @@ def build(library: Library, cache_dir: Path | None = None) -> Path:
     """
     compiler = find_compiler(library)
     if compiler is None:
+        if given := os.environ.get(library.compiler_variable):
+            raise BuildError(f"no compiler for {library.name}: {library.compiler_variable} names no program: {given!r}")
         names = ", ".join((library.compiler_variable, *library.compilers))
         raise BuildError(f"no compiler for {library.name} was found ({names})")
     path = private_folder(cache_dir or user_cache_dir()) / f"{library.name}-{_key(compiler, library)}.so"
@@ -132,7 +134,7 @@ def _compile(compiler: str, library: Library, path: Path) -> None:
 
 def _output(command: Sequence[str], *, allow_failure: bool = False) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+        done = subprocess.run(command, capture_output=True, errors="replace", timeout=_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"{command[0]}: {error}") from error
     if done.returncode and not allow_failure:
