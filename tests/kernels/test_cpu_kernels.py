@@ -133,6 +133,30 @@ def test_the_library_is_built_once_and_found_again(tmp_path: Path, monkeypatch: 
     assert len(compiled) == 1 and compiled[0].is_relative_to(tmp_path)
 
 
+def test_a_cache_that_cannot_be_written_is_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one that was filled when an image was made, under a root that is read only."""
+    if build.find_compiler(cpu.LIBRARY) is None:
+        pytest.skip("no compiler")
+    monkeypatch.setattr(build, "_compile", lambda compiler, library, path: path.touch())
+    kept = build.build(cpu.LIBRARY, tmp_path)
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path and access(path, mode))
+    assert build.build(cpu.LIBRARY, tmp_path) == kept and not caplog.records
+    kept.unlink()
+    assert not build.build(cpu.LIBRARY, tmp_path).is_relative_to(tmp_path) and "cannot be written" in caplog.text
+
+
+def test_a_library_that_others_can_replace_is_not_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if build.find_compiler(cpu.LIBRARY) is None:
+        pytest.skip("no compiler")
+    monkeypatch.setattr(build, "_compile", lambda compiler, library, path: path.touch())
+    kept = build.build(cpu.LIBRARY, tmp_path)
+    tmp_path.chmod(0o770)
+    assert build.build(cpu.LIBRARY, tmp_path) != kept
+
+
 @pytest.mark.parametrize("part", ["common flags", "flags", "links", "torch"])
 def test_a_library_made_otherwise_is_another(part: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As after an upgrade that changes how it is made and no source."""

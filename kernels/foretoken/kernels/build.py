@@ -77,7 +77,11 @@ def build(library: Library, cache_dir: Path | None = None) -> Path:
             raise BuildError(f"no compiler for {library.name}: {library.compiler_variable} names no program: {given!r}")
         names = ", ".join((library.compiler_variable, *library.compilers))
         raise BuildError(f"no compiler for {library.name} was found ({names})")
-    path = private_folder(cache_dir or user_cache_dir()) / f"{library.name}-{_key(compiler, library)}.so"
+    wanted, name = cache_dir or user_cache_dir(), f"{library.name}-{_key(compiler, library)}.so"
+    # That nothing can be added does not matter then. Unlike Path's, isfile is False where one may not look.
+    if os.path.isfile(wanted / name) and _is_private(wanted):
+        return wanted / name
+    path = private_folder(wanted) / name
     if not path.is_file():
         _compile(compiler, library, path)
     return path
@@ -87,16 +91,24 @@ def private_folder(wanted: Path) -> Path:
     """`wanted` if it is this user's alone, else a temporary one: loading code that others can write would be a hole."""
     try:
         wanted.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = wanted.stat()
-        if os.access(wanted, os.W_OK) and status.st_uid == os.getuid() and not status.st_mode & 0o022:
+        if not _is_private(wanted):
+            mode = wanted.stat().st_mode & 0o7777
+            reason = f"it must be this user's and writable by nobody else, its mode is {mode:o}"
+        elif not os.access(wanted, os.W_OK):
+            reason = "it cannot be written"
+        else:
             return wanted
-        reason = f"it must be this user's and writable by nobody else, its mode is {status.st_mode & 0o7777:o}"
     except OSError as error:
         reason = str(error)
     _LOG.warning("compiled code is not kept in %s: %s", wanted, reason)
     temporary = tempfile.mkdtemp(prefix="foretoken-")
     atexit.register(shutil.rmtree, temporary, ignore_errors=True)
     return Path(temporary)
+
+
+def _is_private(folder: Path) -> bool:
+    status = folder.stat()
+    return status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
 def _key(compiler: str, library: Library) -> str:
