@@ -2,14 +2,23 @@
 
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from foretoken.kernels.cpu import load_cpu_kernels
+from foretoken.kernels.cpu import LIBRARY, load_cpu_kernels
 
+KERNELS = """
+#include "attention.h"
+#include "linear.h"
+template void foretoken::attention(const foretoken::Attention<foretoken::bf16>&);
+template void foretoken::attention(const foretoken::Attention<float>&);
+template void foretoken::linear(foretoken::Linear<foretoken::bf16>);
+template void foretoken::linear(foretoken::Linear<float>);
+"""
 ROOT = Path(__file__).parents[2]
 TESTS = ("test_cpu_kernels.py", "test_attention.py", "test_tree_attention.py")
 
@@ -54,3 +63,19 @@ def test_kernels_hold_where_the_processor_has_less(flags: str, products: str) ->
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("processor", ["sapphirerapids", "cooperlake", "x86-64-v3", "x86-64"])
+@pytest.mark.parametrize("compiler", ["g++", "clang++"])
+def test_every_compiler_takes_the_code_for_every_processor(compiler: str, processor: str, tmp_path: Path) -> None:
+    """The code for tiles too, which few machines can run."""
+    if platform.machine() != "x86_64" or shutil.which(compiler) is None:
+        pytest.skip(f"no {compiler} for x86")
+    nothing = [compiler, f"-march={processor}", "-E", "-x", "c++", os.devnull]
+    if subprocess.run(nothing, capture_output=True, timeout=60, check=False).returncode:
+        pytest.skip(f"a {compiler} that does not know the {processor}")
+    source = tmp_path / "kernels.cpp"
+    source.write_text(KERNELS)
+    command = [compiler, f"-march={processor}", "-std=c++20", "-fsyntax-only", f"-I{LIBRARY.source.parent}"]
+    done = subprocess.run([*command, str(source)], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr

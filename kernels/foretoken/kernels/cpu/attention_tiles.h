@@ -56,8 +56,8 @@ inline void transpose16(F16 (&rows)[16]) {
     for (int i = 0; i < 16; ++i) {
       if (i & step) continue;
       const Native a = rows[i].parts[0], b = rows[i + step].parts[0];
-      rows[i].parts[0] = __builtin_shuffle(a, b, low);
-      rows[i + step].parts[0] = __builtin_shuffle(a, b, high);
+      rows[i].parts[0] = (Native)_mm512_permutex2var_ps((__m512)a, (__m512i)low, (__m512)b);
+      rows[i + step].parts[0] = (Native)_mm512_permutex2var_ps((__m512)a, (__m512i)high, (__m512)b);
     }
   }
 }
@@ -92,8 +92,9 @@ inline void values_to_tiles(const bf16* values, int64_t slot_size, const int64_t
         const int64_t place = pair * 2 + i;
         if (place >= begin && place < end) std::memcpy(&rows[i], values + slots[place] * slot_size + d, sizeof(H32));
       }
-      const H32 first = __builtin_shuffle(rows[0], rows[1], kFirst);
-      const H32 second = __builtin_shuffle(rows[0], rows[1], kFirst + uint16_t(16));
+      const __m512i first = _mm512_permutex2var_epi16((__m512i)rows[0], (__m512i)kFirst, (__m512i)rows[1]);
+      const __m512i second =
+          _mm512_permutex2var_epi16((__m512i)rows[0], (__m512i)(kFirst + uint16_t(16)), (__m512i)rows[1]);
       std::memcpy(scratch.values[d / 16][pair], &first, sizeof first);
       std::memcpy(scratch.values[d / 16 + 1][pair], &second, sizeof second);
     }
