@@ -47,9 +47,7 @@ class CpuKernels:
         torch.ops.load_library(library)  # type: ignore[no-untyped-call]
         self._library = ctypes.CDLL(str(library))
         self._library.foretoken_cache_create.restype = ctypes.c_void_p
-        self._library.foretoken_cache_create.argtypes = [
-            *(ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
-        ]
+        self._library.foretoken_cache_create.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
         self._library.foretoken_cache_destroy.argtypes = [ctypes.c_void_p]
         self._library.foretoken_products.restype = ctypes.c_char_p
         self._library.foretoken_compiler.restype = ctypes.c_char_p
