@@ -53,7 +53,7 @@ class DraftWorkerSettings(WorkerSettings):
     lookahead_seed_from_prompt: bool = Field(
         False, description="Pool the n-grams of the text itself too, prompt and committed output."
     )
-    kv_memory_bytes: int = Field(256 << 20, ge=1 << 20, description="Memory for KV pages of each model, bytes.")
+    kv_memory_bytes: int = Field(1 << 30, ge=1 << 20, description="Memory for KV pages of each model, bytes.")
     min_ngram: int = Field(1, ge=1, le=1024, description="Shortest match `ngram` drafts from, tokens.")
     max_ngram: int = Field(0, ge=0, le=1024, description="Longest match `ngram` looks for, tokens; 0 = any.")
     max_branches: int = Field(4, ge=1, le=16, description="Children per node of an n-gram tree; 1 = chains.")

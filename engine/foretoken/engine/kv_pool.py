@@ -1,5 +1,7 @@
 """The paged KV tensors of a model. It knows layers, pages and slots, not sequences."""
 
+import math
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,13 +38,12 @@ class KvPool:
     ) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
-        # Zeros, not empty: a slot never written may be read, masked, and must be finite.
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
         for layer, shape in shapes.items():
             lead = (num_pages, page_size, shape.num_heads)
-            self.keys[layer] = torch.zeros(*lead, shape.key_size, dtype=dtype, device=device)
-            self.values[layer] = torch.zeros(*lead, shape.value_size, dtype=dtype, device=device)
+            self.keys[layer] = _zeros((*lead, shape.key_size), dtype, device)
+            self.values[layer] = _zeros((*lead, shape.value_size), dtype, device)
 
     def compact(self, paths: Sequence[KeptPath]) -> None:
         """Move the keys and values of each path to where a chain would have put them; no two paths share a page."""
@@ -62,6 +63,15 @@ class KvPool:
 
     def _pool_slot(self, page_ids: Sequence[int], slot: int) -> int:
         return page_ids[slot // self.page_size] * self.page_size + slot % self.page_size
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros, not empty: a slot never written may be read, masked, and must be finite. On a CPU they are the system's
+    own, which take memory once they are written to."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 class PagedContext:
