@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -235,18 +236,24 @@ async def test_another_drafter_takes_over(make_cluster: MakeCluster) -> None:
     await cluster.until_idle()
 
 
-async def test_a_draining_drafter_is_left_for_another(make_cluster: MakeCluster) -> None:
-    cluster = await make_cluster(num_drafters=2, step_s=0.001)
+async def generate_while_one_drains(cluster: Cluster, workers: Sequence[Any]) -> tuple[Reply, Any]:
+    """300 tokens, in the midst of which whoever of `workers` serves them drains; the reply, and that worker."""
     draining: list[Any] = []
 
     async def drain() -> None:
-        draining.append(next(worker for worker in cluster.drafters if worker.num_open))
+        draining.append(next(worker for worker in workers if worker.num_open))
         await draining[0].drain()
 
     reply = await generate_and(cluster, 300, 10, drain)
     assert reply.ids == cluster.target_ids(300, PROMPT)
+    return reply, draining[0]
+
+
+async def test_a_draining_drafter_is_left_for_another(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(num_drafters=2, step_s=0.001)
+    reply, drained = await generate_while_one_drains(cluster, cluster.drafters)
     assert reply.finish.speculation.num_failed_drafts == 0
-    other = next(worker for worker in cluster.drafters if worker is not draining[0])
+    other = next(worker for worker in cluster.drafters if worker is not drained)
     assert other.num_blocks > 20
     await cluster.until_idle()
 
@@ -716,15 +723,8 @@ async def test_a_sequence_that_every_verifier_fails_at_ends_with_their_fault(
 
 async def test_a_draining_verifier_is_left_for_another(make_cluster: MakeCluster) -> None:
     cluster = await make_cluster(num_verifiers=2, step_s=0.001)
-    draining: list[Any] = []
-
-    async def drain() -> None:
-        draining.append(next(worker for worker in cluster.verifiers if worker.num_open))
-        await draining[0].drain()
-
-    reply = await generate_and(cluster, 300, 10, drain)
-    assert reply.ids == cluster.target_ids(300, PROMPT)
-    assert draining[0].num_open == 0
+    _, drained = await generate_while_one_drains(cluster, cluster.verifiers)
+    assert drained.num_open == 0
     await cluster.until_idle()
 
 

@@ -31,7 +31,9 @@ class WorkerSettings(ServiceSettings):
     )
     num_pages: int | None = Field(None, ge=1, description="KV pages; default: what --kv-memory-bytes holds.")
     kv_memory_bytes: int | None = Field(
-        None, ge=1 << 20, description="Memory for KV pages, bytes; default: 1 GiB, on a GPU --kv-memory-fraction."
+        None,
+        ge=1 << 20,
+        description="Memory for KV pages, bytes; default: 1 GiB or for --max-context, on a GPU --kv-memory-fraction.",
     )
     page_size: int = Field(16, ge=1, le=1024, description="Slots of a KV page, tokens.")
     prefix_caching: bool = Field(
