@@ -28,6 +28,7 @@ from tests.router.harness import MakeCluster, request
         (ResourceExhaustedError("full"), None, "RESOURCE_EXHAUSTED"),
         (asyncio.CancelledError(), None, "CANCELLED"),
         (asyncio.CancelledError(), 3.0, "CANCELLED"),
+        (asyncio.CancelledError(), 0.4, "DEADLINE_EXCEEDED"),  # of ten seconds, as a client's gRPC may round them
         (asyncio.CancelledError(), 0.0, "DEADLINE_EXCEEDED"),
         (ValueError("a bug"), None, "INTERNAL"),
     ],
@@ -38,7 +39,9 @@ def test_a_request_is_counted_by_its_status(
     metrics = RequestMetrics(Mock())
     metrics._requests = Mock()
     try:
-        with metrics.counted(lambda error: final_status(error, lambda: time_remaining_s)):
+        with metrics.counted(
+            lambda error: final_status(error, 10.0 if time_remaining_s is not None else None, lambda: time_remaining_s)
+        ):
             if error is not None:
                 raise error
     except BaseException as raised:

@@ -20,6 +20,11 @@ from foretoken.router.stats import SpeculationCounts
 from foretoken.rpc import names, telemetry
 from foretoken.rpc.trace import Span, status_of
 
+_DEADLINE_LAG_S, _DEADLINE_LAG_SHARE = 0.02, 0.04
+"""How much earlier than here a deadline may pass at the client, whose call is then cancelled: the way here, and what
+gRPC rounds up. It sends time-outs with two or three digits, and again one that it sent before if that is up to 3 %
+longer (`timeout_encoding.cc`, `hpack_encoder.cc`)."""
+
 
 class RequestMetrics:
     """Instruments of one router. Make it after telemetry is configured."""
@@ -87,12 +92,20 @@ class RequestMetrics:
         self._failovers.add(counts.num_failovers)
 
 
-def final_status(error: BaseException, time_remaining: Callable[[], float | None], is_cut_off: bool = False) -> str:
-    """The name of the gRPC status of a request that ended with `error`; `time_remaining` until its deadline, seconds,
-    if it has one; `is_cut_off` by a router that shuts down."""
+def final_status(
+    error: BaseException, timeout_s: float | None, time_remaining: Callable[[], float | None], is_cut_off: bool = False
+) -> str:
+    """The name of the gRPC status of a request that ended with `error`.
+
+    Args:
+        error: What the handler raised.
+        timeout_s: What the client's deadline left when the call came; None without one.
+        time_remaining: What it leaves now, seconds.
+        is_cut_off: By a router that shuts down.
+    """
     if isinstance(error, asyncio.CancelledError | grpc.aio.BaseError):  # the second: of a write to a call that is over
-        time_s = time_remaining()
-        if time_s is not None and time_s <= 0:
+        left_s = time_remaining()
+        if timeout_s is not None and left_s is not None and left_s <= _DEADLINE_LAG_S + _DEADLINE_LAG_SHARE * timeout_s:
             return "DEADLINE_EXCEEDED"
         return "UNAVAILABLE" if is_cut_off else "CANCELLED"
     return status_of(error) or "INTERNAL"

@@ -40,11 +40,11 @@ class GenerationServicer:
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> None:  # noqa: N802 (gRPC names it)
         """Stream one generation."""
         request_id = new_request_id()
-        client = context_from(_traceparent(context))
+        client, timeout_s = context_from(_traceparent(context)), context.time_remaining()
         kind, attributes = SpanKind.SERVER, rpc_attributes("Generate") | {REQUEST_ID: request_id}
 
         def status(error: BaseException) -> str:
-            return final_status(error, context.time_remaining, self._router.is_cut_off)
+            return final_status(error, timeout_s, context.time_remaining, self._router.is_cut_off)
 
         async with typed_errors(context, request_id):
             with (
@@ -56,7 +56,7 @@ class GenerationServicer:
                     self._router,
                     request_id=request_id,
                     traceparent=traceparent_of(own_span),
-                    timeout_s=context.time_remaining(),
+                    timeout_s=timeout_s,
                 )
                 is_chat, counts = request.HasField("messages"), SpeculationCounts()
                 describe_request(own_span, generation, is_chat)
