@@ -186,6 +186,15 @@ async def test_a_verify_worker_that_is_silent_is_not_told_as_ready(
     assert told == {silent.link.address: 0, other.link.address: 1}
 
 
+async def test_a_router_that_stops_does_not_tell_its_workers_as_gone(
+    make_cluster: MakeCluster, reader: InMemoryMetricReader
+) -> None:
+    cluster = await make_cluster()
+    assert [point.value for name, point in points(reader) if name == names.METRIC_WORKER_READY] == [1, 1]
+    await cluster.router.close()
+    assert points(reader, names.WORKER_ROLE) == []
+
+
 async def test_an_answer_that_is_resumed_is_timed_by_its_new_tokens(
     make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

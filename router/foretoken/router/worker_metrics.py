@@ -13,6 +13,7 @@ from opentelemetry.metrics import CallbackOptions, Observation
 from foretoken.router.draft_pool import DraftWorker
 from foretoken.router.verify_pool import VerifyWorker
 from foretoken.rpc import names, telemetry
+from foretoken.rpc.link import LinkState
 
 _GAUGES = {
     names.METRIC_WORKER_RUNNING: "running",
@@ -34,7 +35,9 @@ def observe_workers(workers: Sequence[_Worker]) -> None:
     """Make the instruments of one router's workers, after telemetry is configured."""
 
     def ready(_: CallbackOptions) -> Iterable[Observation]:
-        return [Observation(int(_works(worker)), _attributes(worker)) for worker in workers]
+        # A router that stops has closed its links. That says nothing of workers, and what it tells last stays a while.
+        kept = (worker for worker in workers if worker.link.state is not LinkState.CLOSED)
+        return [Observation(int(_works(worker)), _attributes(worker)) for worker in kept]
 
     def load(field: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
         """A callback that observes one field of every connected worker's load."""
