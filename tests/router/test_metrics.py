@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import grpc
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader, Sum
 
 from foretoken.router.answer import FinishReason
 from foretoken.router.metrics import RequestMetrics, final_status
@@ -184,6 +184,16 @@ async def test_a_verify_worker_that_is_silent_is_not_told_as_ready(
     ready = [(name, point) for name, point in points(reader, names.WORKER_ROLE) if name == names.METRIC_WORKER_READY]
     told = {point.attributes[names.WORKER_ADDRESS]: point.value for _, point in ready}
     assert told == {silent.link.address: 0, other.link.address: 1}
+
+
+def test_requests_of_several_routers_add_up(reader: InMemoryMetricReader) -> None:
+    RequestMetrics(Mock(num_running=4, num_waiting=7))
+    data = reader.get_metrics_data()
+    assert data is not None
+    told = {metric.name: metric.data for metric in data.resource_metrics[0].scope_metrics[0].metrics}
+    for name in (names.METRIC_REQUESTS_RUNNING, names.METRIC_REQUESTS_WAITING):
+        sums = told[name]
+        assert isinstance(sums, Sum) and not sums.is_monotonic, "Prometheus calls that a gauge, without _total"
 
 
 async def test_a_router_that_stops_does_not_tell_its_workers_as_gone(

@@ -51,8 +51,9 @@ class RequestMetrics:
         def waiting(_: CallbackOptions) -> Iterable[Observation]:
             return (Observation(admission.num_waiting),)
 
-        meter.create_observable_gauge(names.METRIC_REQUESTS_RUNNING, [running])
-        meter.create_observable_gauge(names.METRIC_REQUESTS_WAITING, [waiting])
+        # No gauges: routers' numbers add up, and a backend goes by the type.
+        meter.create_observable_up_down_counter(names.METRIC_REQUESTS_RUNNING, [running])
+        meter.create_observable_up_down_counter(names.METRIC_REQUESTS_WAITING, [waiting])
 
     @contextmanager
     def counted(self, status: Callable[[BaseException], str]) -> Iterator[None]:
