@@ -193,6 +193,13 @@ def test_what_runs_for_long_fills_no_disk_or_memory():
     assert int(services["jaeger"]["environment"]["MEMORY_MAX_TRACES"]) > 0
 
 
+def test_a_router_that_is_gone_is_soon_counted_no_more():
+    """The dashboard adds up what routers run; but none may come and go between two exports."""
+    collector = yaml.safe_load((DEPLOY / "telemetry" / "collector.yaml").read_text())
+    minutes = int(collector["exporters"]["prometheus"]["metric_expiration"].removesuffix("m"))
+    assert minutes == 1 and 60 * minutes > 2 * RouterSettings.model_fields["metrics_interval_s"].default
+
+
 def test_what_services_write_lies_where_they_may():
     environment = image_environment("worker")
     for name in ("HF_HOME", "FORETOKEN_CACHE_DIR"):  # kept, for the next container too
