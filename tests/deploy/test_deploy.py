@@ -18,6 +18,7 @@ from foretoken.client import Client
 from foretoken.draft_worker.settings import DraftWorkerSettings
 from foretoken.router.settings import RouterSettings
 from foretoken.rpc import names, server, telemetry
+from foretoken.v1 import generation_pb2
 from foretoken.verify_worker.settings import VerifyWorkerSettings
 
 ROOT = Path(__file__).parents[2]
@@ -151,6 +152,22 @@ def test_kubernetes_names_options_and_addresses_that_exist(monkeypatch):
         assert addresses == tuple(f"{role}-{index}.{role}:{settings[role].port}" for index in replicas)
     assert settings["router"].tokenizer == settings["verify"].model
     assert settings["router"].router_id != RouterSettings.model_fields["router_id"].default  # told apart in logs
+
+
+def test_a_rollout_of_routers_waits_until_they_serve():
+    """One with a wrong worker's address or tokenizer takes requests, too, and would replace all that serve."""
+    probes, slowest_s = {}, {}
+    for workload, _, pod in workloads():
+        (container,) = pod["containers"]
+        name = workload["metadata"]["name"]
+        probes[name] = {kind: container[f"{kind}Probe"]["grpc"] for kind in ("startup", "liveness", "readiness")}
+        slowest_s[name] = container["startupProbe"]["periodSeconds"] * container["startupProbe"]["failureThreshold"]
+        if name == "router":
+            deadline_s = workload["spec"]["progressDeadlineSeconds"]
+    service = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
+    assert probes["router"].pop("startup") == {"port": 50051, "service": service}
+    assert not any("service" in probe for of_one in probes.values() for probe in of_one.values())
+    assert deadline_s > slowest_s["router"] >= slowest_s["verify"]
 
 
 def test_pods_are_probed_at_start_and_later():
