@@ -255,6 +255,18 @@ def test_pods_are_found_by_their_labels():
     }
 
 
+def test_workers_are_open_to_routers_alone():
+    policy = yaml.safe_load((DEPLOY / "kubernetes" / "network.yaml").read_text())["spec"]
+    (selected,), (rule,) = policy["podSelector"]["matchExpressions"], policy["ingress"]
+    pods_by_name = {workload["metadata"]["name"]: (workload, service) for workload, service, _ in workloads()}
+    router, _ = pods_by_name.pop("router")
+    for workload, service in pods_by_name.values():
+        assert workload["spec"]["template"]["metadata"]["labels"][selected["key"]] in selected["values"]
+        assert rule["ports"] == [{"port": service["spec"]["ports"][0]["port"]}]
+    assert len(selected["values"]) == len(pods_by_name) and policy["policyTypes"] == ["Ingress"]
+    assert rule["from"] == [{"podSelector": {"matchLabels": router["spec"]["template"]["metadata"]["labels"]}}]
+
+
 def test_an_overlay_names_the_images_that_are_built():
     """An overlay sees what its base made of names: it would miss those that the base has changed."""
     kustomization = yaml.safe_load((DEPLOY / "kubernetes" / "kustomization.yaml").read_text())
