@@ -780,6 +780,30 @@ async def test_verifiers_with_other_limits_do_not_serve_together(
     assert next(iter(field)).replace("_", " ") in refused.link.detail
 
 
+async def test_verifiers_of_another_identity_take_over_one_by_one(make_cluster: MakeCluster) -> None:
+    """As a StatefulSet replaces them: somebody serves at any time."""
+    cluster = await make_cluster(num_drafters=0, num_verifiers=2, step_s=0.005)
+    (last, first), (old, new) = cluster.verifiers, cluster.router.verify.workers
+    plain = {"prompt_ids": PROMPT, "ignore_eos": True, "off": True}
+
+    async def replace(verifier: Any) -> None:
+        await verifier.kill()
+        verifier.hello.numerics = "of another version"
+        await verifier.start()
+
+    await replace(first)
+    await cluster.until(lambda: new.link.state == "refused")
+    running = asyncio.ensure_future(cluster.generate(**plain, max_new_tokens=200))
+    await cluster.until(lambda: last.num_open == 1)
+    await last.drain()
+    await cluster.until(lambda: new.is_ready)
+    await cluster.generate(**plain, max_new_tokens=5)
+    assert first.num_steps and last.num_open == 1 and not running.done(), "what runs has the time that a drain gives"
+    assert (await running).ids == cluster.target_ids(200, PROMPT)
+    await replace(last)
+    await cluster.until(lambda: old.is_ready and new.is_ready)
+
+
 async def test_a_queued_request_is_not_answered_by_another_model(make_cluster: MakeCluster) -> None:
     other = {"weights_fingerprint": "b" * 64, "model_id": "other"}
     cluster = await make_cluster(
