@@ -32,6 +32,8 @@ class Metrics(metrics_service_pb2_grpc.MetricsServiceServicer):
         got["bounds"] = list(metric.histogram.data_points[0].explicit_bounds)
         attributes = {pair.key: pair.value.string_value for pair in resource.resource.attributes}
         got["service"], got["instance"] = attributes["service.name"], attributes["service.instance.id"]
+        got["stage"] = attributes.get("deployment.environment.name")
+        got["key"] = dict(context.invocation_metadata()).get("x-key")
         return metrics_service_pb2.ExportMetricsServiceResponse()
 
 collector = grpc.server(futures.ThreadPoolExecutor(2))
@@ -96,6 +98,13 @@ def test_spans_and_metrics_reach_the_collector():
     assert got["service"] == "foretoken.router"
     assert got["instance"].startswith(f"{socket.gethostname()}-"), "in containers every service is process 1"
     assert min(got["bounds"]) < 0.001, "buckets below 10 ms"
+
+
+def test_variables_of_opentelemetry_are_heeded():
+    stage, key = "deployment.environment.name=production", "x-key=abc"
+    environment = {"OTEL_RESOURCE_ATTRIBUTES": stage, "OTEL_EXPORTER_OTLP_HEADERS": key}
+    got = json.loads(run(PROGRAM, **environment, OTEL_TRACES_SAMPLER="always_off"))
+    assert (got["stage"], got["key"]) == ("production", "abc") and "span" not in got
 
 
 def test_a_proxy_for_the_web_is_not_asked_for_a_collector_without_tls():
