@@ -170,6 +170,14 @@ def test_a_rollout_of_routers_waits_until_they_serve():
     assert deadline_s > slowest_s["router"] >= slowest_s["verify"]
 
 
+def test_workers_take_the_links_of_as_many_routers_as_the_page_says():
+    """Those that a rollout adds must be let in, or it would not go on."""
+    (most,) = re.findall(r"beyond (\d+), with the quarter more", (DEPLOY / "README.md").read_text())
+    with_surge = [routers + -(-routers // 4) for routers in (int(most), int(most) + 1)]  # Kubernetes rounds up
+    for settings in (VerifyWorkerSettings, DraftWorkerSettings):
+        assert with_surge[0] <= settings.model_fields["max_links"].default < with_surge[1]
+
+
 def test_pods_are_probed_at_start_and_later():
     for _, _, pod in workloads():
         (container,) = pod["containers"]
