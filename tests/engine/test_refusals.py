@@ -51,6 +51,29 @@ def test_a_folder_without_a_config_that_can_be_read_is_told_so(tmp_path: Path, i
         load_model(EngineConfig(model=str(tmp_path)), lambda stage, fraction: None)
 
 
+@pytest.mark.parametrize("model_type", ["fancy", "qwen2_vl"])
+def test_code_of_a_checkpoint_is_not_run(
+    model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """transformers would ask on the terminal, and import it where the answer is yes."""
+    monkeypatch.setattr("builtins.input", lambda prompt: "yes")
+    classes = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, "auto_map": classes}))
+    (tmp_path / "own.py").write_text("print('run')")
+    with pytest.raises(ModelRefusedError, match=f"^model type '{model_type}' is code of the checkpoint's own"):
+        load_model(EngineConfig(model=str(tmp_path)), lambda stage, fraction: None)
+    assert not capsys.readouterr().out
+
+
+def test_code_that_transformers_has_too_is_left_alone(tmp_path: Path) -> None:
+    """As that of Phi-3 and DeepSeek-V3, which came before transformers' own."""
+    directory = save_tiny(tmp_path, "llama")
+    config = json.loads((tmp_path / "config.json").read_text())
+    classes = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "auto_map": classes}))
+    ModelRunner.load(EngineConfig(directory, compile="off", num_pages=8))
+
+
 def test_longrope_within_its_original_length_is_served() -> None:
     check_config(SimpleNamespace(rope_parameters=_LONGROPE), max_context=128)
 
@@ -137,6 +160,11 @@ def test_fewer_pages_than_the_check_at_load_takes(settings: dict[str, int], limi
 def test_a_model_that_does_not_hand_keywords_on(tmp_path: Path) -> None:
     with pytest.raises(ModelRefusedError, match="keywords"):
         ModelRunner.load(EngineConfig(save_tiny(tmp_path, "nemotron"), compile="off", num_pages=8))
+
+
+def test_a_model_with_an_attention_of_its_own(tmp_path: Path) -> None:
+    with pytest.raises(ModelRefusedError, match="its code does not use the attention interface of transformers"):
+        ModelRunner.load(EngineConfig(save_tiny(tmp_path, "falcon"), compile="off", num_pages=8))
 
 
 def test_a_directory_without_a_model(tmp_path: Path) -> None:

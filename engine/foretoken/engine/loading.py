@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.pytorch_utils import Conv1D
 from transformers.utils.logging import disable_progress_bar
 
@@ -63,7 +63,8 @@ def load_model(config: EngineConfig, progress: Progress) -> tuple[Any, ModelInfo
     directory = resolve_directory(config.model, config.revision, progress)
     try:
         (directory / "config.json").read_bytes()  # transformers finds fault with the content of one that is not there
-        model_config = AutoConfig.from_pretrained(directory)
+        _check_code(PreTrainedConfig.get_config_dict(directory)[0])
+        model_config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
         text_config = model_config.get_text_config(decoder=True)
         fingerprint = hash_weights(directory)
         max_context = _max_context(text_config, config.max_context)
@@ -101,6 +102,17 @@ def _check_device(device: str) -> None:
         raise ModelRefusedError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from error
 
 
+def _check_code(config: dict[str, Any]) -> None:
+    """Refuse a model that is code of its checkpoint: transformers would ask the terminal whether to run it."""
+    if not config.get("auto_map"):
+        return
+    model_type: str = config.get("model_type", "")
+    if model_type not in CONFIG_MAPPING or CONFIG_MAPPING[model_type] not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelRefusedError(
+            f"model type {model_type!r} is code of the checkpoint's own (auto_map in config.json), which is not run"
+        )
+
+
 def _keep_first_layers(text_config: Any, num_layers: int) -> None:
     """Describe a model of the first layers only: of what the checkpoint holds for the others nothing is then read."""
     num_all = text_config.num_hidden_layers
@@ -117,6 +129,7 @@ def _load_weights(directory: Path, model_config: Any, config: EngineConfig) -> A
     keywords: dict[str, Any] = {
         "dtype": config.dtype if config.dtype == "auto" else getattr(torch, config.dtype),
         "attn_implementation": ATTENTION_NAME,
+        "trust_remote_code": False,
         "output_loading_info": True,
     }
     _dequantize(model_config, config)
@@ -125,7 +138,10 @@ def _load_weights(directory: Path, model_config: Any, config: EngineConfig) -> A
         with _quiet_about_other_layers(config.num_layers is not None):
             model, report = load(directory, config=model_config, local_files_only=True, **keywords)
     except Exception as error:  # the model's own code may raise anything
-        raise ModelRefusedError(f"{config.model} cannot be loaded: {type(error).__name__}: {error}") from error
+        reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, KeyError) and error.args == (ATTENTION_NAME,):  # looked up in a table of its own
+            reason = "its code does not use the attention interface of transformers"
+        raise ModelRefusedError(f"{config.model} cannot be loaded: {reason}") from error
     _check_weights(config.model, model, report)
     if (stored := str(model.dtype).removeprefix("torch.")) not in _DTYPES:
         raise ModelRefusedError(f"dtype: {config.model} is stored in {stored}: set one of {', '.join(_DTYPES)}")
