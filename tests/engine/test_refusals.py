@@ -18,6 +18,7 @@ from foretoken.engine.errors import ModelRefusedError
 from foretoken.engine.loading import load_model
 from foretoken.engine.refusals import check_config
 from foretoken.engine.runner import ModelRunner
+from foretoken.engine.self_check import forward_in_chunks
 from foretoken.kernels.cpu import load_cpu_kernels
 from tests.engine.tiny import save_tiny
 
@@ -275,6 +276,24 @@ def test_a_type_that_only_the_checkpoint_has(tmp_path: Path) -> None:
 def test_a_context_beyond_the_models_own(tmp_path: Path) -> None:
     with pytest.raises(ModelRefusedError, match="max_context"):
         ModelRunner.load(EngineConfig(save_tiny(tmp_path, "llama"), max_context=641))
+
+
+def test_yarn_that_was_added_to_a_checkpoint_stretches_its_context(tmp_path: Path) -> None:
+    """As Qwen asks for long texts: `max_position_embeddings` stays what it was."""
+    directory = save_tiny(tmp_path, "llama")
+    config = json.loads((tmp_path / "config.json").read_text())
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+    config |= {"max_position_embeddings": 64, "rope_parameters": yarn}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    runner = ModelRunner.load(EngineConfig(directory, dtype="float32", compile="off", num_pages=16))
+    assert runner.info.max_context == 256
+    ids = [7 * position % 101 for position in range(256)]
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype="float32", attn_implementation="eager")
+    theirs = model(torch.tensor([ids])).logits[0].detach()
+    atol = theirs.abs().mean().item() * 1e-3
+    torch.testing.assert_close(forward_in_chunks(runner, ids, 60), theirs, rtol=0, atol=atol)
+    with pytest.raises(ModelRefusedError, match="max_context: 257 is above the model's own 256"):
+        ModelRunner.load(EngineConfig(directory, max_context=257))
 
 
 def test_a_device_that_is_not_there_is_refused(tmp_path):

@@ -20,7 +20,7 @@ from foretoken.engine.config import EngineConfig
 from foretoken.engine.errors import ModelRefusedError
 from foretoken.engine.fingerprint import hash_tokenizer, hash_weights
 from foretoken.engine.generation_config import generation_defaults
-from foretoken.engine.refusals import check_config
+from foretoken.engine.refusals import check_config, rope_parameters
 
 _LOG = logging.getLogger(__name__)
 
@@ -205,6 +205,16 @@ def _max_context(text_config: Any, asked: int | None) -> int:
     own: int | None = getattr(text_config, "max_position_embeddings", None)
     if own is None and asked is None:
         raise ModelRefusedError("the model names no max_position_embeddings: set max_context")
+    if own is not None:
+        own = max([own, *_yarn_lengths(text_config, own)])
     if own is not None and asked is not None and asked > own:
         raise ModelRefusedError(f"max_context: {asked} is above the model's own {own}")
     return int(own if asked is None else asked)  # type: ignore[arg-type]
+
+
+def _yarn_lengths(text_config: Any, own: int) -> Iterator[int]:
+    """How far YaRN stretches positions: whoever adds it to a checkpoint, as Qwen asks for long texts, leaves the length
+    as it was."""
+    for rope in rope_parameters(text_config):
+        if rope.get("rope_type", rope.get("type")) == "yarn" and rope.get("factor") is not None:
+            yield int(rope["factor"] * rope.get("original_max_position_embeddings", own))
