@@ -97,6 +97,7 @@ def described(content: str, **flags: bool) -> dict[str, object]:
         {"eos_token": "<eos>", "bos_token": "<|new|>", "pad_token": "the"},
         {"eos_token": "<eos>", "additional_special_tokens": ["<|new|>", "the"]},
         {"eos_token": "<eos>", "extra_special_tokens": {"image_token": "<|new|>"}},
+        {"eos_token": "<eos>", "split_special_tokens": True},
         {"added_tokens_decoder": {"261": described("<|end|>", rstrip=True), "999": described("<|new|>", special=True)}},
         {"eos_token": "<|end|>", "added_tokens_decoder": {"261": described("<|end|>"), "0": described("<eos>")}},
     ],
@@ -176,9 +177,10 @@ def test_the_fingerprint_is_of_all_that_makes_ids_and_text() -> None:
         Tokenizer(text, {"eos_token": "<end>"}, CHAT_TEMPLATE, "test"),
         Tokenizer(text, config, CHAT_TEMPLATE + " ", "test"),
         Tokenizer(text, config, None, "test"),
+        Tokenizer(text, config | {"split_special_tokens": True}, CHAT_TEMPLATE, "test"),
     )
     assert {tokenizer.hash for tokenizer in others} == {same.hash}
-    assert len({tokenizer.fingerprint for tokenizer in (same, *others)}) == 5
+    assert len({tokenizer.fingerprint for tokenizer in (same, *others)}) == 6
     assert Tokenizer(text, config, CHAT_TEMPLATE, "elsewhere").fingerprint == same.fingerprint
 
 

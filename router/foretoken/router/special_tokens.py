@@ -34,6 +34,7 @@ def add_tokens(fast: Tokenizer, config: Mapping[str, Any]) -> None:
         if token.content not in known:
             wanted.setdefault(token.content, token)
     fast.add_tokens(list(wanted.values()))  # ids in this order
+    fast.encode_special_tokens = bool(config.get("split_special_tokens"))  # their names in a text are text
 
 
 def _named(config: Mapping[str, Any]) -> dict[str, AddedToken]:

@@ -44,7 +44,8 @@ class Tokenizer:
             add_tokens(self._fast, config)
         except Exception as error:  # whatever its contents are taken for
             raise TokenizerError(f"{name}/{_CONFIG} describes tokens that are none: {error}") from error
-        made_of = json.dumps([self._fast.to_str(), chat_template, named_tokens(config)], sort_keys=True)
+        settings = [self._fast.to_str(), self._fast.encode_special_tokens, chat_template, named_tokens(config)]
+        made_of = json.dumps(settings, sort_keys=True)
         self.fingerprint = hashlib.sha256(made_of.encode()).hexdigest()
         """SHA-256 hex of all that makes ids of text and messages, and text of ids; unlike `hash` not the workers'."""
         self._fast.no_truncation()
