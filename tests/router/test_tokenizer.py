@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from foretoken.engine.fingerprint import hash_tokenizer_json as engine_hash
+from foretoken.router.chat_template import ChatTemplate
 from foretoken.router.tokenizer import Tokenizer, TokenizerError, hash_tokenizer_json
 from foretoken.rpc.errors import InvalidArgumentError
 from tests.router.harness import CHAT_TEMPLATE, byte_tokenizer_json
@@ -66,6 +68,16 @@ def test_loads_a_directory_with_its_chat_template(tmp_path: Path) -> None:
     assert tokenizer.decode(ids) == "<user>hi\n<assistant>"
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}{{ eos_token }}")
     assert Tokenizer.load(str(tmp_path)).encode_messages([{"role": "user", "content": "a"}])[-1] == 0
+
+
+def test_what_a_template_sets_in_the_assistants_part_ends_with_it() -> None:
+    source = (
+        "{% set last = 'none' %}{% for m in messages %}{% generation %}{% set last = m.content %}({{ last }})"
+        "{% endgeneration %}{{ last }} {% endfor %}"
+    )
+    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    (theirs,), _ = render_jinja_template([chat], chat_template=source)
+    assert ChatTemplate(source, {}).render(chat) == theirs == "(hi)none (ho)none "
 
 
 def test_special_tokens_of_a_checkpoint_that_names_them_in_a_file_of_their_own(tmp_path: Path) -> None:
