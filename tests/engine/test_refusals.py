@@ -66,6 +66,14 @@ def test_code_of_a_checkpoint_is_not_run(
     assert not capsys.readouterr().out
 
 
+@pytest.mark.parametrize("model_type", ["mistral3", "t5"])
+def test_a_type_that_is_no_language_model_is_told_so(model_type: str, tmp_path: Path) -> None:
+    """Not by the names of all that are, nor by what else it lacks."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    with pytest.raises(ModelRefusedError, match=f"^model type '{model_type}' is no causal language model"):
+        load_model(EngineConfig(model=str(tmp_path)), lambda stage, fraction: None)
+
+
 def test_code_that_transformers_has_too_is_left_alone(tmp_path: Path) -> None:
     """As that of Phi-3 and DeepSeek-V3, which came before transformers' own."""
     directory = save_tiny(tmp_path, "llama")

@@ -63,7 +63,7 @@ def load_model(config: EngineConfig, progress: Progress) -> tuple[Any, ModelInfo
     directory = resolve_directory(config.model, config.revision, progress)
     try:
         (directory / "config.json").read_bytes()  # transformers finds fault with the content of one that is not there
-        _check_code(PreTrainedConfig.get_config_dict(directory)[0])
+        _check_type(PreTrainedConfig.get_config_dict(directory)[0])
         model_config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
         text_config = model_config.get_text_config(decoder=True)
         fingerprint = hash_weights(directory)
@@ -102,15 +102,19 @@ def _check_device(device: str) -> None:
         raise ModelRefusedError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from error
 
 
-def _check_code(config: dict[str, Any]) -> None:
-    """Refuse a model that is code of its checkpoint: transformers would ask the terminal whether to run it."""
-    if not config.get("auto_map"):
-        return
+def _check_type(config: dict[str, Any]) -> None:
+    """Refuse a model that is code of its checkpoint, which transformers would ask the terminal whether to run, and one
+    that is known to write no text; an unknown type transformers names itself."""
     model_type: str = config.get("model_type", "")
-    if model_type not in CONFIG_MAPPING or CONFIG_MAPPING[model_type] not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    is_known = model_type in CONFIG_MAPPING
+    if is_known and CONFIG_MAPPING[model_type] in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return
+    if config.get("auto_map"):
         raise ModelRefusedError(
             f"model type {model_type!r} is code of the checkpoint's own (auto_map in config.json), which is not run"
         )
+    if is_known:
+        raise ModelRefusedError(f"model type {model_type!r} is no causal language model of transformers")
 
 
 def _keep_first_layers(text_config: Any, num_layers: int) -> None:
