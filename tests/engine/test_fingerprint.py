@@ -56,6 +56,15 @@ def test_a_file_without_a_header_is_refused(contents: bytes, tmp_path: Path) -> 
         hash_weights(tmp_path / "model")
 
 
+def test_a_file_that_is_cut_off_is_named(tmp_path: Path) -> None:
+    """As by a copy that broke off; the error of the library that reads it says not which of a hundred files it is."""
+    save_checkpoint(tmp_path / "model")
+    path = tmp_path / "model" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+    with pytest.raises(ModelRefusedError, match=r"model\.safetensors is cut off: it lacks 1000 bytes"):
+        hash_weights(tmp_path / "model")
+
+
 def test_sources_count_and_what_is_made_of_them_does_not(tmp_path: Path) -> None:
     (tmp_path / "part").mkdir()
     (tmp_path / "part" / "kernel.cpp").write_text("one")

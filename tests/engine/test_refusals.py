@@ -18,6 +18,7 @@ from foretoken.engine.errors import ModelRefusedError
 from foretoken.engine.loading import load_model
 from foretoken.engine.refusals import check_config
 from foretoken.engine.runner import ModelRunner
+from foretoken.engine.self_check import forward_in_chunks
 from foretoken.kernels.cpu import load_cpu_kernels
 from tests.engine.tiny import save_tiny
 
@@ -49,6 +50,37 @@ def test_a_folder_without_a_config_that_can_be_read_is_told_so(tmp_path: Path, i
         (tmp_path / "config.json").mkdir()  # opens for nobody, not even for root
     with pytest.raises(ModelRefusedError, match=r"(No such file|Is a directory).*config\.json'$"):
         load_model(EngineConfig(model=str(tmp_path)), lambda stage, fraction: None)
+
+
+@pytest.mark.parametrize("model_type", ["fancy", "qwen2_vl"])
+def test_code_of_a_checkpoint_is_not_run(
+    model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """transformers would ask on the terminal, and import it where the answer is yes."""
+    monkeypatch.setattr("builtins.input", lambda prompt: "yes")
+    classes = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, "auto_map": classes}))
+    (tmp_path / "own.py").write_text("print('run')")
+    with pytest.raises(ModelRefusedError, match=f"^model type '{model_type}' is code of the checkpoint's own"):
+        load_model(EngineConfig(model=str(tmp_path)), lambda stage, fraction: None)
+    assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize("model_type", ["mistral3", "t5"])
+def test_a_type_that_is_no_language_model_is_told_so(model_type: str, tmp_path: Path) -> None:
+    """Not by the names of all that are, nor by what else it lacks."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    with pytest.raises(ModelRefusedError, match=f"^model type '{model_type}' is no causal language model"):
+        load_model(EngineConfig(model=str(tmp_path)), lambda stage, fraction: None)
+
+
+def test_code_that_transformers_has_too_is_left_alone(tmp_path: Path) -> None:
+    """As that of Phi-3 and DeepSeek-V3, which came before transformers' own."""
+    directory = save_tiny(tmp_path, "llama")
+    config = json.loads((tmp_path / "config.json").read_text())
+    classes = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "auto_map": classes}))
+    ModelRunner.load(EngineConfig(directory, compile="off", num_pages=8))
 
 
 def test_longrope_within_its_original_length_is_served() -> None:
@@ -137,6 +169,11 @@ def test_fewer_pages_than_the_check_at_load_takes(settings: dict[str, int], limi
 def test_a_model_that_does_not_hand_keywords_on(tmp_path: Path) -> None:
     with pytest.raises(ModelRefusedError, match="keywords"):
         ModelRunner.load(EngineConfig(save_tiny(tmp_path, "nemotron"), compile="off", num_pages=8))
+
+
+def test_a_model_with_an_attention_of_its_own(tmp_path: Path) -> None:
+    with pytest.raises(ModelRefusedError, match="its code does not use the attention interface of transformers"):
+        ModelRunner.load(EngineConfig(save_tiny(tmp_path, "falcon"), compile="off", num_pages=8))
 
 
 def test_a_directory_without_a_model(tmp_path: Path) -> None:
@@ -247,6 +284,24 @@ def test_a_type_that_only_the_checkpoint_has(tmp_path: Path) -> None:
 def test_a_context_beyond_the_models_own(tmp_path: Path) -> None:
     with pytest.raises(ModelRefusedError, match="max_context"):
         ModelRunner.load(EngineConfig(save_tiny(tmp_path, "llama"), max_context=641))
+
+
+def test_yarn_that_was_added_to_a_checkpoint_stretches_its_context(tmp_path: Path) -> None:
+    """As Qwen asks for long texts: `max_position_embeddings` stays what it was."""
+    directory = save_tiny(tmp_path, "llama")
+    config = json.loads((tmp_path / "config.json").read_text())
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+    config |= {"max_position_embeddings": 64, "rope_parameters": yarn}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    runner = ModelRunner.load(EngineConfig(directory, dtype="float32", compile="off", num_pages=16))
+    assert runner.info.max_context == 256
+    ids = [7 * position % 101 for position in range(256)]
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype="float32", attn_implementation="eager")
+    theirs = model(torch.tensor([ids])).logits[0].detach()
+    atol = theirs.abs().mean().item() * 1e-3
+    torch.testing.assert_close(forward_in_chunks(runner, ids, 60), theirs, rtol=0, atol=atol)
+    with pytest.raises(ModelRefusedError, match="max_context: 257 is above the model's own 256"):
+        ModelRunner.load(EngineConfig(directory, max_context=257))
 
 
 def test_a_device_that_is_not_there_is_refused(tmp_path):

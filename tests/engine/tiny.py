@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    FalconConfig,
     Gemma2Config,
     GPT2Config,
     GPTNeoXConfig,
@@ -34,6 +35,9 @@ _COMMON = {
 _EXPERTS = {"num_key_value_heads": 2, "num_experts_per_tok": 2, "sliding_window": 32}
 
 REFUSED: dict[str, Any] = {
+    "falcon": lambda: FalconConfig(
+        vocab_size=101, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, eos_token_id=0
+    ),
     "nemotron": lambda: NemotronConfig(**_COMMON, num_key_value_heads=2),
     "hunyuan_moe": lambda: HunYuanMoEV1Config(
         **_COMMON, num_key_value_heads=2, num_experts=4, moe_topk=2, head_dim=16, pad_token_id=0

@@ -11,8 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from foretoken.engine.fingerprint import hash_tokenizer_json as engine_hash
+from foretoken.router.chat_template import ChatTemplate
 from foretoken.router.tokenizer import Tokenizer, TokenizerError, hash_tokenizer_json
 from foretoken.rpc.errors import InvalidArgumentError
 from tests.router.harness import CHAT_TEMPLATE, byte_tokenizer_json
@@ -67,6 +70,16 @@ def test_loads_a_directory_with_its_chat_template(tmp_path: Path) -> None:
     assert Tokenizer.load(str(tmp_path)).encode_messages([{"role": "user", "content": "a"}])[-1] == 0
 
 
+def test_what_a_template_sets_in_the_assistants_part_ends_with_it() -> None:
+    source = (
+        "{% set last = 'none' %}{% for m in messages %}{% generation %}{% set last = m.content %}({{ last }})"
+        "{% endgeneration %}{{ last }} {% endfor %}"
+    )
+    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    (theirs,), _ = render_jinja_template([chat], chat_template=source)
+    assert ChatTemplate(source, {}).render(chat) == theirs == "(hi)none (ho)none "
+
+
 def test_special_tokens_of_a_checkpoint_that_names_them_in_a_file_of_their_own(tmp_path: Path) -> None:
     """As transformers before 4.34 saved them; it reads that file still, and what it names wins."""
     save(tmp_path, chat_template="{{ bos_token }}{{ messages[0].content }}{{ eos_token }}", eos_token="a")
@@ -82,6 +95,48 @@ def test_special_tokens_of_a_checkpoint_that_names_them_in_a_file_of_their_own(t
     save(tmp_path, **config)
     tokens.write_text("[]")
     with pytest.raises(TokenizerError, match=r"special_tokens_map\.json is not a JSON object"):
+        Tokenizer.load(str(tmp_path))
+
+
+def described(content: str, **flags: bool) -> dict[str, object]:
+    return {"content": content, **dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word"), False), **flags}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"eos_token": "<|end|>"},  # which tokenizer.json takes for text
+        {"eos_token": "<eos>", "bos_token": "<|new|>", "pad_token": "the"},
+        {"eos_token": "<eos>", "additional_special_tokens": ["<|new|>", "the"]},
+        {"eos_token": "<eos>", "extra_special_tokens": {"image_token": "<|new|>"}},
+        {"eos_token": "<eos>", "split_special_tokens": True},
+        {"added_tokens_decoder": {"261": described("<|end|>", rstrip=True), "999": described("<|new|>", special=True)}},
+        {"eos_token": "<|end|>", "added_tokens_decoder": {"261": described("<|end|>"), "0": described("<eos>")}},
+    ],
+)
+def test_tokens_that_only_the_configuration_knows_are_transformers(config: dict[str, object], tmp_path: Path) -> None:
+    """Whoever edits a checkpoint by hand, to chat, say, edits that file alone."""
+    template = "{{ image_token }}{{ messages[0].content }}{{ eos_token }}"
+    save(tmp_path, tokenizer_class="PreTrainedTokenizerFast", chat_template=template, **config)
+    data = json.loads(byte_tokenizer_json())
+    data["added_tokens"].append({"id": len(data["model"]["vocab"]), **described("<|end|>", special=False)})
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data))
+    ours, theirs = Tokenizer.load(str(tmp_path)), AutoTokenizer.from_pretrained(tmp_path)
+    text = "<|new|> the<|end|> end<eos>"
+    ids = ours.encode(text)
+    assert ids == theirs(text)["input_ids"]
+    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+    chat = [{"role": "user", "content": text}]
+    assert ours.encode_messages(chat) == theirs.apply_chat_template(chat)["input_ids"]
+    assert set(theirs.all_special_ids) <= set(ours.special_ids.values())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"mask_token": "<mask>"}))
+    assert Tokenizer.load(str(tmp_path)).fingerprint != ours.fingerprint
+
+
+@pytest.mark.parametrize("tokens", [{"a": {}}, {"1": {"content": 1}}, {"1": 1}, [1]])
+def test_descriptions_of_tokens_that_are_none(tokens: object, tmp_path: Path) -> None:
+    save(tmp_path, added_tokens_decoder=tokens)
+    with pytest.raises(TokenizerError, match=r"tokenizer_config\.json describes tokens that are none: "):
         Tokenizer.load(str(tmp_path))
 
 
@@ -134,9 +189,10 @@ def test_the_fingerprint_is_of_all_that_makes_ids_and_text() -> None:
         Tokenizer(text, {"eos_token": "<end>"}, CHAT_TEMPLATE, "test"),
         Tokenizer(text, config, CHAT_TEMPLATE + " ", "test"),
         Tokenizer(text, config, None, "test"),
+        Tokenizer(text, config | {"split_special_tokens": True}, CHAT_TEMPLATE, "test"),
     )
     assert {tokenizer.hash for tokenizer in others} == {same.hash}
-    assert len({tokenizer.fingerprint for tokenizer in (same, *others)}) == 5
+    assert len({tokenizer.fingerprint for tokenizer in (same, *others)}) == 6
     assert Tokenizer(text, config, CHAT_TEMPLATE, "elsewhere").fingerprint == same.fingerprint
 
 

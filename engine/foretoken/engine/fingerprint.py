@@ -22,7 +22,7 @@ def hash_weights(directory: Path) -> str:
 
     Raises:
         FileNotFoundError: no config.json, or no weights in safetensors files.
-        ModelRefusedError: a weight file has no header, or the index of them is none.
+        ModelRefusedError: a weight file has no header or is cut off, or the index of them is none.
     """
     digest = hashlib.sha256()
     config = json.loads((directory / "config.json").read_text())
@@ -35,7 +35,7 @@ def hash_weights(directory: Path) -> str:
             header_length = int.from_bytes(file.read(_HEADER_LENGTH_BYTES), "little")
             header = file.read(min(header_length, size))
             digest.update(header)
-            for start, end in [(0, EDGE_BYTES), (max(0, size - EDGE_BYTES), size), *_middles(path, header)]:
+            for start, end in [(0, EDGE_BYTES), (max(0, size - EDGE_BYTES), size), *_middles(path, header, size)]:
                 file.seek(start)
                 digest.update(file.read(end - start))
     return digest.hexdigest()
@@ -55,7 +55,7 @@ def _weight_files(directory: Path) -> list[Path]:
         raise ModelRefusedError(f"{index} is not an index of weights: {type(error).__name__}: {error}") from error
 
 
-def _middles(path: Path, header: bytes) -> Iterator[tuple[int, int]]:
+def _middles(path: Path, header: bytes, size: int) -> Iterator[tuple[int, int]]:
     """Where in the file the middle of each tensor lies, [start, end) in bytes, in the file's order."""
     try:
         tensors = json.loads(header)
@@ -66,6 +66,8 @@ def _middles(path: Path, header: bytes) -> Iterator[tuple[int, int]]:
     except Exception as error:  # whatever its contents are taken for
         raise ModelRefusedError(f"{path} is not a safetensors file: {type(error).__name__}: {error}") from error
     data = _HEADER_LENGTH_BYTES + len(header)
+    if (num_missing := data + max((end for _, end in spans), default=0) - size) > 0:
+        raise ModelRefusedError(f"{path} is cut off: it lacks {num_missing} bytes")
     for start, end in spans:
         middle = (start + end) // 2
         yield data + max(start, middle - SAMPLE_BYTES // 2), data + min(end, middle + SAMPLE_BYTES // 2)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.pytorch_utils import Conv1D
 from transformers.utils.logging import disable_progress_bar
 
@@ -20,7 +20,7 @@ from foretoken.engine.config import EngineConfig
 from foretoken.engine.errors import ModelRefusedError
 from foretoken.engine.fingerprint import hash_tokenizer, hash_weights
 from foretoken.engine.generation_config import generation_defaults
-from foretoken.engine.refusals import check_config
+from foretoken.engine.refusals import check_config, rope_parameters
 
 _LOG = logging.getLogger(__name__)
 
@@ -63,7 +63,8 @@ def load_model(config: EngineConfig, progress: Progress) -> tuple[Any, ModelInfo
     directory = resolve_directory(config.model, config.revision, progress)
     try:
         (directory / "config.json").read_bytes()  # transformers finds fault with the content of one that is not there
-        model_config = AutoConfig.from_pretrained(directory)
+        _check_type(PreTrainedConfig.get_config_dict(directory)[0])
+        model_config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
         text_config = model_config.get_text_config(decoder=True)
         fingerprint = hash_weights(directory)
         max_context = _max_context(text_config, config.max_context)
@@ -101,6 +102,21 @@ def _check_device(device: str) -> None:
         raise ModelRefusedError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from error
 
 
+def _check_type(config: dict[str, Any]) -> None:
+    """Refuse a model that is code of its checkpoint, which transformers would ask the terminal whether to run, and one
+    that is known to write no text; an unknown type transformers names itself."""
+    model_type: str = config.get("model_type", "")
+    is_known = model_type in CONFIG_MAPPING
+    if is_known and CONFIG_MAPPING[model_type] in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return
+    if config.get("auto_map"):
+        raise ModelRefusedError(
+            f"model type {model_type!r} is code of the checkpoint's own (auto_map in config.json), which is not run"
+        )
+    if is_known:
+        raise ModelRefusedError(f"model type {model_type!r} is no causal language model of transformers")
+
+
 def _keep_first_layers(text_config: Any, num_layers: int) -> None:
     """Describe a model of the first layers only: of what the checkpoint holds for the others nothing is then read."""
     num_all = text_config.num_hidden_layers
@@ -117,6 +133,7 @@ def _load_weights(directory: Path, model_config: Any, config: EngineConfig) -> A
     keywords: dict[str, Any] = {
         "dtype": config.dtype if config.dtype == "auto" else getattr(torch, config.dtype),
         "attn_implementation": ATTENTION_NAME,
+        "trust_remote_code": False,
         "output_loading_info": True,
     }
     _dequantize(model_config, config)
@@ -125,7 +142,10 @@ def _load_weights(directory: Path, model_config: Any, config: EngineConfig) -> A
         with _quiet_about_other_layers(config.num_layers is not None):
             model, report = load(directory, config=model_config, local_files_only=True, **keywords)
     except Exception as error:  # the model's own code may raise anything
-        raise ModelRefusedError(f"{config.model} cannot be loaded: {type(error).__name__}: {error}") from error
+        reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, KeyError) and error.args == (ATTENTION_NAME,):  # looked up in a table of its own
+            reason = "its code does not use the attention interface of transformers"
+        raise ModelRefusedError(f"{config.model} cannot be loaded: {reason}") from error
     _check_weights(config.model, model, report)
     if (stored := str(model.dtype).removeprefix("torch.")) not in _DTYPES:
         raise ModelRefusedError(f"dtype: {config.model} is stored in {stored}: set one of {', '.join(_DTYPES)}")
@@ -189,6 +209,16 @@ def _max_context(text_config: Any, asked: int | None) -> int:
     own: int | None = getattr(text_config, "max_position_embeddings", None)
     if own is None and asked is None:
         raise ModelRefusedError("the model names no max_position_embeddings: set max_context")
+    if own is not None:
+        own = max([own, *_yarn_lengths(text_config, own)])
     if own is not None and asked is not None and asked > own:
         raise ModelRefusedError(f"max_context: {asked} is above the model's own {own}")
     return int(own if asked is None else asked)  # type: ignore[arg-type]
+
+
+def _yarn_lengths(text_config: Any, own: int) -> Iterator[int]:
+    """How far YaRN stretches positions: whoever adds it to a checkpoint, as Qwen asks for long texts, leaves the length
+    as it was."""
+    for rope in rope_parameters(text_config):
+        if rope.get("rope_type", rope.get("type")) == "yarn" and rope.get("factor") is not None:
+            yield int(rope["factor"] * rope.get("original_max_position_embeddings", own))

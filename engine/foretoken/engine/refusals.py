@@ -27,7 +27,7 @@ def check_config(config: Any, max_context: int) -> None:
     for layer_type in getattr(config, "layer_types", None) or ():
         if layer_type not in _LAYER_TYPES:
             raise ModelRefusedError(f"layer type {layer_type!r} is neither full nor sliding attention")
-    for rope in _rope_parameters(config):
+    for rope in rope_parameters(config):
         rope_type = str(rope.get("rope_type") or rope.get("type") or "default")
         if "dynamic" in rope_type:
             raise ModelRefusedError(
@@ -72,7 +72,7 @@ def _makes_windows(model: Any) -> bool:
     return any(hasattr(file, maker) for file in files for maker in _MAKERS_OF_WINDOWS)
 
 
-def _rope_parameters(config: Any) -> Iterator[dict[str, Any]]:
+def rope_parameters(config: Any) -> Iterator[dict[str, Any]]:
     """The one rope description of a model, or one per layer type."""
     for name in ("rope_parameters", "rope_scaling"):
         given = getattr(config, name, None)

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import jinja2
 from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import Node
+from jinja2.nodes import Node, Scope
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -22,13 +22,16 @@ MAX_RENDERED_CHARS = 1 << 26
 
 
 class _GenerationTag(Extension):
-    """Accepts `{% generation %}`, which marks the assistant's part for training and prints its body."""
+    """Accepts `{% generation %}`, which marks the assistant's part for training and prints its body.
+
+    What the body sets ends with it, as in transformers.
+    """
 
     tags = {"generation"}
 
-    def parse(self, parser: Parser) -> list[Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: Parser) -> Node:
+        line = next(parser.stream).lineno
+        return Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
 
 
 class ChatTemplate:

@@ -18,6 +18,7 @@ from jinja2 import TemplateError
 from tokenizers import Tokenizer as FastTokenizer
 
 from foretoken.router.chat_template import ChatTemplate
+from foretoken.router.special_tokens import add_tokens, named_tokens
 from foretoken.rpc.errors import FailedPreconditionError
 
 _TOKENIZER, _CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -39,7 +40,12 @@ class Tokenizer:
             """SHA-256 hex of vocabulary, merges and added tokens; workers announce theirs in the handshake."""
         except Exception as error:  # the Rust library raises plain Exception
             raise TokenizerError(f"{name}/tokenizer.json is not a tokenizer: {error}") from error
-        made_of = json.dumps([text, chat_template, _special_tokens(config)], sort_keys=True)
+        try:
+            add_tokens(self._fast, config)
+        except Exception as error:  # whatever its contents are taken for
+            raise TokenizerError(f"{name}/{_CONFIG} describes tokens that are none: {error}") from error
+        settings = [self._fast.to_str(), self._fast.encode_special_tokens, chat_template, named_tokens(config)]
+        made_of = json.dumps(settings, sort_keys=True)
         self.fingerprint = hashlib.sha256(made_of.encode()).hexdigest()
         """SHA-256 hex of all that makes ids of text and messages, and text of ids; unlike `hash` not the workers'."""
         self._fast.no_truncation()
@@ -53,7 +59,7 @@ class Tokenizer:
         """Whether the bytes of ids are those of each id, one after the other."""
         self._pieces: dict[int, str] = {}
         try:
-            self.chat_template = ChatTemplate(chat_template, _special_tokens(config)) if chat_template else None
+            self.chat_template = ChatTemplate(chat_template, named_tokens(config)) if chat_template else None
         except TemplateError as error:
             raise TokenizerError(f"the chat template of {name} does not compile: {error}") from error
 
@@ -176,14 +182,3 @@ def _config_template(config: Mapping[str, Any]) -> str | None:
         named = [entry for entry in template if isinstance(entry, dict)]
         template = {entry.get("name"): entry.get("template") for entry in named}.get("default")
     return template if isinstance(template, str) else None
-
-
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Special tokens by their config names (`bos_token`, ...), which templates use as variables."""
-    tokens: dict[str, str] = {}
-    for name, value in config.items():
-        if name.endswith("_token"):
-            content = value.get("content") if isinstance(value, dict) else value
-            if isinstance(content, str):
-                tokens[name] = content
-    return tokens
