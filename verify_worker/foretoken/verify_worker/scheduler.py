@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from foretoken.engine.page_table import Found, PageTable
 from foretoken.verify_worker.sequence import VerifySequence
 
-IDLE_GRACE_S = 0.1
-"""How long a sequence without a block keeps its pages from younger ones: many rounds, short for one that waits."""
+IDLE_GRACE_S = 0.5
+"""How long a sequence without a block keeps its pages from younger ones: longer than what lies between two blocks, with
+a slow drafter or many streams too; short for one that waits."""
 
 
 @dataclass(slots=True)
