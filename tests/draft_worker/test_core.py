@@ -8,10 +8,12 @@ from unittest.mock import Mock
 import pytest
 from opentelemetry.trace import INVALID_SPAN
 
+from foretoken.draft_worker import model_drafter, shared_pages
 from foretoken.draft_worker.core import DraftCore
 from foretoken.draft_worker.drafter import Drafted, DraftSequence, DraftTerms
 from foretoken.draft_worker.model_drafter import ModelDrafter
 from foretoken.draft_worker.ngram_drafter import NgramDrafter
+from foretoken.draft_worker.shared_pages import SharedPages
 from foretoken.engine.sampling import SamplingParams
 from foretoken.engine.sparse_probs import SparseProbs
 from foretoken.rpc.errors import (
@@ -44,13 +46,15 @@ class RecordingSink:
 
 
 class Bench:
-    def __init__(self, runner, max_sequences=8):
+    def __init__(self, runner, max_sequences=8, idle_grace_s=0.0):
         self.runner = runner
+        self.pages = SharedPages(runner.page_table, idle_grace_s)
         self.sink = RecordingSink()
         self.core = DraftCore(self.drafters(), [runner.page_table], self.sink, max_sequences)
 
     def drafters(self):
-        return {"model": ModelDrafter(self.runner, max_rows=16, max_prefill_rows=6), "ngram": NgramDrafter()}
+        model = ModelDrafter(self.runner, max_rows=16, max_prefill_rows=6, pages=self.pages)
+        return {"model": model, "ngram": NgramDrafter()}
 
     def open(
         self,
@@ -212,6 +216,40 @@ def test_idle_sequences_give_up_their_pages_and_are_recomputed(fake_runner_class
     for _ in range(2):
         for n, prompt in prompts.items():
             assert bench.draft(n) == {n: bench.runner.complete(prompt, 4)}
+
+
+@pytest.mark.parametrize("is_together", [False, True])
+def test_what_has_no_room_beside_those_that_draft_waits_and_costs_them_nothing(fake_runner_class, is_together):
+    bench = Bench(fake_runner_class(num_pages=17, page_size=4, max_context=60), idle_grace_s=60.0)
+    texts = {n: [n] * 20 for n in range(1, 4)}  # with what comes, eight pages each
+    for n, text in texts.items():
+        bench.open(n, text)
+    for _ in range(3):
+        drafts = bench.draft(*texts) if is_together else {n: bench.draft(n)[n] for n in texts}
+        assert drafts == {1: bench.runner.complete(texts[1], 4), 2: bench.runner.complete(texts[2], 4), 3: []}
+        for n, text in texts.items():
+            ids = bench.runner.complete(text, 4)
+            bench.core.commit((1, n), len(text), ids)
+            text += ids
+    assert sum(bench.runner.forwards) == 2 * (20 + 3 + 2 * 4), "no prompt was computed twice, and none in part"
+    bench.core.close((1, 1))
+    assert bench.draft(3) == {3: bench.runner.complete(texts[3], 4)}
+
+
+def test_the_older_takes_pages_of_the_younger_and_keeps_its_own_for_a_while(fake_runner_class, monkeypatch):
+    now_ns = 10**12
+    clock = Mock(perf_counter_ns=lambda: now_ns)
+    for module in (shared_pages, model_drafter):
+        monkeypatch.setattr(module, "time", clock)
+    bench = Bench(fake_runner_class(num_pages=6, page_size=4, max_context=24), idle_grace_s=1.0)
+    bench.open(1, [1] * 12)
+    bench.open(2, [2] * 12)
+    right = {n: bench.runner.complete([n] * 12, 4) for n in (1, 2)}
+    assert bench.draft(2) == {2: right[2]}
+    assert bench.draft(1) == {1: right[1]}
+    assert bench.draft(2) == {2: []}
+    now_ns += 10**9
+    assert bench.draft(2) == {2: right[2]}
 
 
 def test_what_the_pages_cannot_hold_is_not_computed_and_takes_no_page_of_another(fake_runner_class):

@@ -11,7 +11,6 @@ from foretoken.draft_worker.lookahead import drafter
 from foretoken.draft_worker.lookahead.drafter import LookaheadDrafter
 from foretoken.draft_worker.lookahead.settings import LookaheadSettings
 from foretoken.draft_worker.model_drafter import ModelDrafter
-from foretoken.draft_worker.shared_pages import SharedPages
 from foretoken.engine.sampling import SamplingParams
 from foretoken.rpc.errors import InvalidArgumentError
 from foretoken.v1.types_pb2 import DRAFT_SOURCE_LOOKAHEAD
@@ -26,9 +25,8 @@ class LookaheadBench(Bench):
     """Hosts lookahead beside a model drafter, both over one runner and its pages."""
 
     def drafters(self):
-        pages = SharedPages(self.runner.page_table)
-        model = ModelDrafter(self.runner, MAX_ROWS, 6, pages=pages)
-        return {"lookahead": LookaheadDrafter(self.runner, MAX_ROWS, 6, SMALL, pages), "model": model}
+        model = ModelDrafter(self.runner, MAX_ROWS, 6, pages=self.pages)
+        return {"lookahead": LookaheadDrafter(self.runner, MAX_ROWS, 6, SMALL, self.pages), "model": model}
 
     def open(self, sequence_id, prompt_ids, drafter="lookahead", **options):
         super().open(sequence_id, prompt_ids, drafter, **options)

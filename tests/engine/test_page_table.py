@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretoken.engine.errors import IntegrityError, OutOfPagesError
-from foretoken.engine.page_table import PageTable
+from foretoken.engine.page_table import Found, PageTable
 
 
 @dataclass
@@ -65,7 +65,7 @@ _IDS = st.lists(st.integers(0, 1), max_size=24)
     st.integers(1, 5),
     st.booleans(),
     st.lists(
-        st.tuples(st.sampled_from(["begin", "write", "append", "release", "find"]), st.integers(0, 40), _IDS),
+        st.tuples(st.sampled_from(["begin", "write", "append", "release", "find", "look"]), st.integers(0, 40), _IDS),
         max_size=60,
     ),
 )
@@ -73,6 +73,7 @@ def test_every_text_holds_its_own_ids_after_every_operation(
     num_pages: int, page_size: int, is_caching: bool, operations: list[tuple[str, int, list[int]]]
 ) -> None:
     pool = Pool(num_pages, page_size, is_caching)
+    looks: list[tuple[list[int], Found]] = [([], Found()) for _ in range(3)]
     for name, number, ids in operations:
         text = pool.texts[number % len(pool.texts)] if pool.texts else None
         before = [list(other.page_ids) for other in pool.texts]
@@ -88,6 +89,13 @@ def test_every_text_holds_its_own_ids_after_every_operation(
                 num_free = pool.table.num_free
                 pool.table.release(found)
                 assert pool.table.num_free == num_free + num_freed
+            elif name == "look":
+                waiting, seen = looks[number % 3]
+                waiting += ids
+                pool.table.look(waiting, len(waiting), seen)
+                found = pool.table.find(waiting)
+                assert seen.page_ids == found
+                pool.table.release(found)
             elif text is None:
                 continue
             elif name == "append":

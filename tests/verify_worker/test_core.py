@@ -19,6 +19,7 @@ from foretoken.rpc.errors import (
 )
 from foretoken.rpc.link import worker_entries
 from foretoken.rpc.names import ERROR_TYPE
+from foretoken.verify_worker.scheduler import IDLE_GRACE_S
 from tests.verify_worker.harness import EOS, Bench
 
 
@@ -226,6 +227,20 @@ def test_a_younger_sequence_leaves_an_older_its_pages_between_two_rounds(fake_ru
     bench.run()
     assert bench.emitted(2, {}) == bench.runner.complete([1, 2, 3], 4)
     assert bench.scheduler.num_preemptions == 1
+
+
+def test_a_block_that_takes_some_tenths_of_a_second_to_come_costs_no_pages(fake_runner_class):
+    bench = Bench(fake_runner_class(num_pages=4, page_size=4, max_context=16), idle_grace_s=IDLE_GRACE_S)
+    bench.open(1, range(13), max_length=16)  # all pages
+    bench.block(1, 13, [], 1)
+    bench.run()
+    bench.open(2, [1, 2, 3], max_length=16)
+    bench.block(2, 3, [], 1)
+    for waited_s, num_preemptions in ((0.3, 0), (0.3, 1)):
+        bench.core._sequences[1, 1].waiting_since_ns -= round(waited_s * 1e9)
+        bench.core.expire(time.monotonic() + 1)
+        bench.run()
+        assert bench.scheduler.num_preemptions == num_preemptions
 
 
 def test_a_prompt_that_took_long_is_not_given_up_before_its_first_block_can_come(fake_runner_class):

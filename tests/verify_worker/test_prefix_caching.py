@@ -9,6 +9,14 @@ from tests.verify_worker.harness import Bench
 PROMPT = list(range(20))
 
 
+class CountingDict(dict):
+    num_lookups = 0
+
+    def get(self, key, default=None):
+        self.num_lookups += 1
+        return super().get(key, default)
+
+
 @pytest.fixture
 def bench(fake_runner_class):
     return Bench(fake_runner_class())
@@ -70,6 +78,25 @@ def test_equal_prompts_that_wait_for_their_turn_are_computed_once(bench):
     cached = {decision.key[1]: decision.num_cached_tokens for decision in bench.sink.decisions}
     assert cached == {1: 0, 2: 0, 3: 16, 4: 16}
     assert sum(bench.runner.forwards) == 40 + 20 + 4 + 4
+
+
+def test_what_waits_for_pages_is_not_searched_for_anew_in_every_plan(fake_runner_class):
+    bench = Bench(fake_runner_class(num_pages=40, page_size=4, max_context=160))
+    beginning = list(range(80))
+    for sequence_id in range(1, 9):
+        prompt = [*beginning, *[sequence_id] * 20]
+        bench.open(sequence_id, prompt, max_length=120)
+        bench.block(sequence_id, 100, [], 20)
+    for _ in range(4 + 4):
+        bench.core.step()
+    waiting = [seq for seq in bench.core._sequences.values() if not seq.page_ids]
+    assert len(waiting) == 5
+    searched = bench.runner.page_table._published = CountingDict(bench.runner.page_table._published)
+    bench.scheduler.plan(bench.core._sequences.values())
+    assert searched.num_lookups == len(waiting)
+    bench.run()
+    for sequence_id in range(1, 9):
+        assert bench.emitted(sequence_id, {}) == bench.runner.complete([*beginning, *[sequence_id] * 20], 20)
 
 
 def test_all_pages_are_free_although_they_hold_something(bench):

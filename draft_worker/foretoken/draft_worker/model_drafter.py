@@ -8,7 +8,9 @@ Where branches are wanted and the sequence takes trees, the draft is a tree (`mo
 Source: shared-noise drafting, Daliri, Musco, Suresh, arXiv:2408.07978.
 """
 
+import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import accumulate
 
 from torch import Tensor
@@ -16,7 +18,7 @@ from torch import Tensor
 from foretoken.draft_worker.drafter import Drafted, DraftSequence
 from foretoken.draft_worker.model_sequence import DraftKV, Guesser, ModelSettings, Planned, chain_part, tree_part
 from foretoken.draft_worker.model_tree import ERROR_SCALE, ModelTree
-from foretoken.draft_worker.shared_pages import SharedPages
+from foretoken.draft_worker.shared_pages import IdlePages, SharedPages
 from foretoken.engine.draft_probs import sample_drafts
 from foretoken.engine.runner import ModelRunner
 from foretoken.engine.sampler import SampleGroup, choose_tokens, perturbed_top
@@ -56,11 +58,11 @@ class ModelDrafter:
 
     def open(self, sequence: DraftSequence) -> None:
         settings = self._settings.override(sequence.settings)
-        self._caches[sequence] = DraftKV(settings=settings, has_foreign_ids=self._has_foreign_ids(sequence.ids))
+        self._take_in(sequence, DraftKV(settings=settings))
 
     def open_guessed(self, sequence: DraftSequence, guesser: Guesser) -> None:
         """`open`, whatever the settings, with guesses at the model's tokens; its drafts are chains."""
-        self._caches[sequence] = DraftKV(guesser=guesser, has_foreign_ids=self._has_foreign_ids(sequence.ids))
+        self._take_in(sequence, DraftKV(guesser=guesser))
 
     def commit(self, sequence: DraftSequence, ids: list[int]) -> None:
         """Keep the KV of what was guessed right: the longest common prefix with the committed ids."""
@@ -107,13 +109,11 @@ class ModelDrafter:
         """Of every open sequence."""
         return (kv.page_ids for kv in self._caches.values())
 
-    def free_idle(self) -> bool:
-        """Give back the pages of a sequence that is not drafting; whether there was one."""
-        for kv in reversed(self._caches.values()):
+    def idle_pages(self) -> Iterator[IdlePages]:
+        """Of every sequence that has some and is not drafting."""
+        for kv in self._caches.values():
             if kv.page_ids and kv.num_wanted is None:
-                self._release(kv)
-                return True
-        return False
+                yield IdlePages(kv.order, kv.idle_since_ns, kv.page_ids, partial(self._release, kv))
 
     def check_integrity(self) -> None:
         """Re-derive the page accounting of the model; raises when it is off."""
@@ -123,8 +123,7 @@ class ModelDrafter:
         """The next forward: short segments first, prefill chunks in what is left of the rows."""
         for seq, kv in self._caches.items():
             if kv.is_drafting and not kv.page_ids:
-                kv.page_ids = self._runner.page_table.find(seq.ids[:-1])
-                kv.kv_ids = seq.ids[: len(kv.page_ids) * self._runner.page_table.page_size]
+                self._start(seq, kv)
         waiting = [(self._num_missing(seq, kv), seq, kv) for seq, kv in self._caches.items() if kv.is_drafting]
         waiting.sort(key=lambda entry: entry[0])
         rows_left = self._max_rows
@@ -136,7 +135,7 @@ class ModelDrafter:
                 break
             guesses = self._guess(seq, kv, rows_left - num_rows) if num_rows == num_missing else []
             length = kv.num_written + num_rows + len(guesses)
-            if not self._pages.make_room(kv.page_ids, length):
+            if not self._pages.make_room(kv.order, kv.page_ids, length):
                 kv.stop()
                 continue
             self._runner.page_table.extend(kv.page_ids, length)
@@ -147,6 +146,19 @@ class ModelDrafter:
             planned.append(part)
             rows_left -= len(part.segment.ids)
         return planned
+
+    def _start(self, seq: DraftSequence, kv: DraftKV) -> None:
+        """Pages for all that is committed and the draft, or no draft: a part would be computed in vain."""
+        table = self._runner.page_table
+        assert kv.num_wanted is not None
+        length = len(seq.ids) + kv.num_wanted - 1
+        kv.page_ids = table.find(seq.ids[:-1])
+        if self._pages.make_room(kv.order, kv.page_ids, length):
+            kv.kv_ids = seq.ids[: len(kv.page_ids) * table.page_size]
+            table.extend(kv.page_ids, length)
+        else:
+            self._release(kv)
+            kv.stop()
 
     @staticmethod
     def _num_missing(seq: DraftSequence, kv: DraftKV) -> int:
@@ -246,6 +258,7 @@ class ModelDrafter:
                 drafted.num_forwards = kv.num_forwards
                 finished.append(drafted)
                 kv.num_wanted, kv.tree, kv.num_forwards = None, None, 0
+                kv.idle_since_ns = time.perf_counter_ns()
                 kv.draft_ids, kv.draft_probs, kv.sources = [], [], []
         return finished
 
@@ -260,6 +273,10 @@ class ModelDrafter:
         draft_ids, parents = tree.best()
         is_chain = all(parent == node - 1 for node, parent in enumerate(parents))
         return Drafted(seq, draft_ids, None if is_chain else parents, [self._source] * len(draft_ids))
+
+    def _take_in(self, sequence: DraftSequence, kv: DraftKV) -> None:
+        kv.order, kv.has_foreign_ids = self._pages.enter(), self._has_foreign_ids(sequence.ids)
+        self._caches[sequence] = kv
 
     def _release(self, kv: DraftKV) -> None:
         if kv.page_ids:

@@ -61,6 +61,10 @@ class ModelSettings:
 class DraftKV:
     """What the draft model has computed of a sequence, and the draft under way."""
 
+    order: int = 0
+    """Among all that share the model's pages."""
+    idle_since_ns: int = 0
+    """When its last draft was finished (`time.perf_counter_ns`)."""
     page_ids: list[int] = field(default_factory=list)
     kv_ids: list[int] = field(default_factory=list)
     """Ids whose KV is written, at positions [0, len(kv_ids)); rows of a tree come after them."""

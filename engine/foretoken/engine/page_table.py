@@ -12,11 +12,21 @@ Source: automatic prefix caching as in vLLM (Kwon et al., arXiv:2309.06180), wit
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from foretoken.engine.errors import IntegrityError, OutOfPagesError
 
 _START = 0
 """The node before the first page."""
+
+
+@dataclass(slots=True)
+class Found:
+    """Published pages that hold a text's leading ids, as of the last look; nobody owns them for its sake."""
+
+    page_ids: list[int] = field(default_factory=list)
+    nodes: list[int] = field(default_factory=list)
+    """Of each page: what it stood for."""
 
 
 class PageTable:
@@ -67,16 +77,29 @@ class PageTable:
 
     def find(self, ids: Sequence[int]) -> list[int]:
         """The published pages that hold as many leading ids as possible, now owned by the caller, too."""
-        page_ids: list[int] = []
-        node = _START
-        for end in range(self.page_size, len(ids) + 1, self.page_size):
+        found = Found()
+        self.look(ids, len(ids), found)
+        for page_id in found.page_ids:
+            self._own(page_id)
+        return found.page_ids
+
+    def look(self, ids: Sequence[int], length: int, found: Found) -> None:
+        """Bring `found` up to date, in place, with what `find` would give for the first `length` ids.
+
+        It goes on where the last look at the same text ended, so that looking often takes little time.
+        """
+        # What follows a page is forgotten before the page is: if the last one is as it was, so are all before it.
+        while found.nodes and self._node_of.get(found.page_ids[-1]) != found.nodes[-1]:
+            found.page_ids.pop()
+            found.nodes.pop()
+        node = found.nodes[-1] if found.nodes else _START
+        for end in range((len(found.nodes) + 1) * self.page_size, length + 1, self.page_size):
             page_id = self._published.get((node, tuple(ids[end - self.page_size : end])))
             if page_id is None:
                 break
-            self._own(page_id)
-            page_ids.append(page_id)
             node = self._node_of[page_id]
-        return page_ids
+            found.page_ids.append(page_id)
+            found.nodes.append(node)
 
     def publish(self, page_ids: list[int], ids: Sequence[int], length: int) -> None:
         """Let others find the full pages among the first `length` slots, whose KV is that of `ids` and stays so.

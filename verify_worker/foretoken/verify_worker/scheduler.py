@@ -11,14 +11,15 @@ so something always advances.
 
 import math
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from foretoken.engine.page_table import PageTable
+from foretoken.engine.page_table import Found, PageTable
 from foretoken.verify_worker.sequence import VerifySequence
 
-IDLE_GRACE_S = 0.1
-"""How long a sequence without a block keeps its pages from younger ones: many rounds, short for one that waits."""
+IDLE_GRACE_S = 0.5
+"""How long a sequence without a block keeps its pages from younger ones: longer than what lies between two blocks, with
+a slow drafter or many streams too; short for one that waits."""
 
 
 @dataclass(slots=True)
@@ -37,6 +38,10 @@ class Work:
     @property
     def num_rows(self) -> int:
         return self.num_prefill + (1 + len(self.draft_ids) if self.takes_block else 0)
+
+
+_Holders = list[tuple[float, VerifySequence]]
+"""Sequences with pages, each after the order below which others may take them: its own, infinity if it is idle."""
 
 
 class Scheduler:
@@ -58,14 +63,18 @@ class Scheduler:
         waiting = [seq for seq in sequences if seq.wants_forward]
         waiting.sort(key=lambda seq: seq.waiting_since_ns)
         rows_left = prefill_left = self._max_rows
+        idle_before_ns = time.perf_counter_ns() - round(self.idle_grace_s * 1e9)
         decoding = next((seq for seq in waiting if seq.num_missing_kv == 0), None)
         if decoding is not None:
             num_drafts = len(decoding.block.draft_ids) if decoding.block is not None else 0
             prefill_left = min(self._max_prefill_rows, self._max_rows - 1 - num_drafts)
-        elif any(seq.is_between_blocks and not seq.is_idle_since(self._idle_before_ns()) for seq in sequences):
+        elif any(seq.is_between_blocks and not seq.is_idle_since(idle_before_ns) for seq in sequences):
             prefill_left = min(self._max_prefill_rows, self._max_rows)
         oldest_preempted = min((seq.order for seq in waiting if seq.is_preempted), default=math.inf)
         num_preemptions = self.num_preemptions
+        holders = [
+            (math.inf if seq.is_idle_since(idle_before_ns) else seq.order, seq) for seq in sequences if seq.page_ids
+        ]
         planned: list[Work] = []
         for seq in waiting:
             if rows_left == 0:
@@ -78,17 +87,22 @@ class Scheduler:
                     continue
                 if seq.order > oldest_preempted or self.num_preemptions > num_preemptions:
                     continue
+                # To own what is found takes time with every page of it, and most that wait do so for many plans.
+                self._page_table.look(seq.ids, len(seq.ids) - 1, seq.found)
+                if self._victims(seq, seq.found.page_ids, len(seq.ids), holders, planned) is None:
+                    continue
                 seq.page_ids = self._page_table.find(seq.ids[:-1])
                 seq.kv_length = len(seq.page_ids) * self._page_table.page_size
-                if not self._make_room(seq, len(seq.ids), sequences, planned):
+                if not self._make_room(seq, len(seq.ids), holders, planned):
                     self.release(seq)
                     continue
+                seq.found = Found()
                 self._page_table.extend(seq.page_ids, len(seq.ids) - 1)
                 seq.num_cached_tokens = seq.kv_length
                 self.num_cached_tokens += seq.kv_length
                 seq.is_preempted = False
             work = self._fit(seq, rows_left, prefill_left)
-            if work is None or not self._make_room(seq, seq.kv_length + work.num_rows, sequences, planned):
+            if work is None or not self._make_room(seq, seq.kv_length + work.num_rows, holders, planned):
                 continue
             self._page_table.extend(seq.page_ids, seq.kv_length + work.num_rows)
             planned.append(work)
@@ -119,34 +133,32 @@ class Scheduler:
             return Work(seq, num_prefill, takes_block, [])
         return Work(seq, num_prefill, takes_block, draft_ids, parents)
 
-    def _make_room(
-        self, seq: VerifySequence, length: int, sequences: Iterable[VerifySequence], planned: list[Work]
-    ) -> bool:
+    def _make_room(self, seq: VerifySequence, length: int, holders: _Holders, planned: list[Work]) -> bool:
         """Whether pages for `length` slots can be had, after preempting others if need be; none lose theirs in vain."""
-        table = self._page_table
-        if table.can_extend(seq.page_ids, length):
-            return True
-        idle_before_ns = self._idle_before_ns()
-        taking_part = {id(work.sequence) for work in planned}
-        preemptible = [
-            other
-            for other in sequences
-            if other is not seq
-            and other.page_ids
-            and id(other) not in taking_part
-            and (other.order > seq.order or other.is_idle_since(idle_before_ns))
-        ]
-        num_missing = -(-length // table.page_size) - len(seq.page_ids) - table.num_free
-        if table.num_freed(other.page_ids for other in preemptible) < num_missing:
+        victims = self._victims(seq, seq.page_ids, length, holders, planned)
+        if victims is None:
             return False
-        preemptible.sort(key=lambda other: other.order)
-        while not table.can_extend(seq.page_ids, length):
-            victim = preemptible.pop()
+        while not self._page_table.can_extend(seq.page_ids, length):
+            victim = victims.pop()
             self.release(victim)
             victim.is_preempted = True
             self.num_preemptions += 1
         return True
 
-    def _idle_before_ns(self) -> int:
-        """What has waited since then or longer is idle."""
-        return time.perf_counter_ns() - round(self.idle_grace_s * 1e9)
+    def _victims(
+        self, seq: VerifySequence, page_ids: list[int], length: int, holders: _Holders, planned: list[Work]
+    ) -> list[VerifySequence] | None:
+        """Whom `seq` may preempt for `page_ids` to cover `length` slots, the first to go last; empty where enough pages
+        are free, None where all that those hold would not do.
+        """
+        table = self._page_table
+        if table.can_extend(page_ids, length):
+            return []
+        taking_part = {id(work.sequence) for work in planned}
+        preemptible = [
+            other for order, other in holders if order > seq.order and other.page_ids and id(other) not in taking_part
+        ]
+        num_missing = table.num_pages_for(length) - len(page_ids) - table.num_free
+        if table.num_freed(other.page_ids for other in preemptible) < num_missing:
+            return None
+        return sorted(preemptible, key=lambda other: other.order)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from opentelemetry.trace import INVALID_SPAN, Span
 
+from foretoken.engine.page_table import Found
 from foretoken.engine.sampler import TokenLogprob
 from foretoken.engine.sampling import SamplingParams
 from foretoken.engine.sparse_probs import SparseProbs
@@ -56,6 +57,8 @@ class VerifySequence:
     ids: list[int] = field(init=False)
     """Prompt + committed output."""
     page_ids: list[int] = field(default_factory=list)
+    found: Found = field(default_factory=Found)
+    """While it waits for pages: what others have computed of it."""
     kv_length: int = 0
     is_preempted: bool = False
     block: Block | None = None

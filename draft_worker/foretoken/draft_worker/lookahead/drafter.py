@@ -8,8 +8,10 @@ Source: Fu et al., arXiv:2402.02057, Algorithm 2; its verification branch is the
 """
 
 import random
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from torch import Tensor
 
@@ -17,7 +19,7 @@ from foretoken.draft_worker.drafter import Drafted, DraftSequence
 from foretoken.draft_worker.lookahead.pool import NgramPool, merge_guesses
 from foretoken.draft_worker.lookahead.settings import LookaheadSettings
 from foretoken.draft_worker.lookahead.window import Window
-from foretoken.draft_worker.shared_pages import SharedPages
+from foretoken.draft_worker.shared_pages import IdlePages, SharedPages
 from foretoken.engine.batch import Segment
 from foretoken.engine.runner import ModelRunner
 from foretoken.engine.sampler import SampleGroup, choose_tokens
@@ -38,6 +40,10 @@ class _Lookahead:
     """Of the rows' tokens."""
     window: Window
     pool: NgramPool
+    order: int
+    """Among all that share the model's pages."""
+    stepped_ns: int = 0
+    """When its last step ended (`time.perf_counter_ns`)."""
     page_ids: list[int] = field(default_factory=list)
     num_kv: int = 0
     """Committed ids whose KV is written."""
@@ -87,7 +93,8 @@ class LookaheadDrafter:
         rng = random.Random(sequence.params.seed)
         window = Window(settings.window, settings.ngram_size, lambda: rng.choice(sequence.prompt_ids))
         params = replace(sequence.params, temperature=0.0) if sequence.wants_probs else sequence.params
-        state = self._states[sequence] = _Lookahead(settings, params, window, NgramPool(settings.guesses))
+        pool, order = NgramPool(settings.guesses), self._pages.enter()
+        state = self._states[sequence] = _Lookahead(settings, params, window, pool, order)
         self._follow(sequence, state, sequence.ids)
 
     def commit(self, sequence: DraftSequence, ids: list[int]) -> None:
@@ -133,13 +140,11 @@ class LookaheadDrafter:
         """Of every open sequence."""
         return (state.page_ids for state in self._states.values())
 
-    def free_idle(self) -> bool:
-        """Give back the pages of a sequence without steps to do; whether there was one."""
+    def idle_pages(self) -> Iterator[IdlePages]:
+        """Of every sequence that has some and no steps to do."""
         for state in self._states.values():
             if state.page_ids and not state.num_steps_left:
-                self._release(state)
-                return True
-        return False
+                yield IdlePages(state.order, state.stepped_ns, state.page_ids, partial(self._release, state))
 
     def check_integrity(self) -> None:
         """Re-derive the page accounting of the model; raises when it is off."""
@@ -183,8 +188,9 @@ class LookaheadDrafter:
                 segment.num_logits = state.window.num_rows
             if not segment.ids:
                 continue  # its window fits the next forward
-            length = state.num_kv + len(segment.ids)
-            if not self._pages.make_room(state.page_ids, length):
+            # For all that the window follows: a part of a prompt would be computed in vain.
+            length = len(seq.ids) - 1 + state.window.num_rows
+            if not self._pages.make_room(state.order, state.page_ids, length):
                 state.num_steps_left = 0
                 continue
             self._pages.table.extend(state.page_ids, length)
@@ -223,6 +229,7 @@ class LookaheadDrafter:
             num_answers = state.window.width + state.window.num_levels - 1
             state.pool.add(state.window.take(token_ids[first : first + num_answers]))
             state.num_steps_left -= 1
+            state.stepped_ns = time.perf_counter_ns()
             state.num_forwards += 1
             first += num_answers
 
