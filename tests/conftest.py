@@ -1,4 +1,4 @@
-"""Fakes shared by the tests of both workers, and the spans of all."""
+"""Fakes shared by the tests of both workers, and the clock and the spans of all."""
 
 import os
 from collections.abc import Sequence
@@ -6,7 +6,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
+from tests.clock import CLOCK, Clock
+
+CLOCK.install()
+# An example that a pause of the machine makes slow is no fault.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 # Read when torch is imported. Its threads spin otherwise, which on two cores beside services holds everything up.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Services under test are this machine's own.
@@ -94,6 +101,12 @@ class FakeRunner:
 @pytest.fixture
 def fake_runner_class() -> type[FakeRunner]:
     return FakeRunner
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """What all timeouts of this process go by."""
+    return CLOCK
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -58,6 +58,15 @@ def test_an_error_of_a_service_or_a_model_is_one_line(error: Exception, capsys: 
     assert capsys.readouterr().err == f"python -m foretoken.bench.example: {error}\n"
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT raises, though tests may run in a shell's background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(("kept", "rest"), [(None, ""), (Path("runs"), "; what was measured is kept in runs")], ids=str)
 def test_an_interruption_is_one_line_that_says_what_is_kept(
     kept: Path | None, rest: str, capsys: pytest.CaptureFixture[str]

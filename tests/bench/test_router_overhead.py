@@ -8,7 +8,7 @@ import pytest
 
 from foretoken.bench import router_overhead
 from foretoken.bench.fake_model import FakeModel
-from foretoken.cli.service_process import ServiceFailedError
+from foretoken.cli.service_process import ServiceFailedError, ServiceProcess
 from foretoken.client import InvalidArgumentError
 
 TOKENIZER = str(Path(__file__).parents[2] / "models" / "target")
@@ -53,6 +53,8 @@ async def test_workers_without_a_tokenizer_do_not_start(tmp_path: Path, capfd: p
 
 async def test_services_that_come_too_late_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(router_overhead, "READY_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(router_overhead, "READY_FILE", "never")  # in time they would be if this process paused
+    monkeypatch.setattr(ServiceProcess, "is_ready", lambda service: False)
     with pytest.raises(ServiceFailedError, match="the fake workers did not come to serve within 0 s"):
         async with router_overhead.fake_workers(TOKENIZER, 0.0, tmp_path):
             pass

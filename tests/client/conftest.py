@@ -108,7 +108,7 @@ class FakeRouter(generation_pb2_grpc.GenerationServiceServicer):
             context.abort(step, "as scripted")
         gone = threading.Event()
         if context.add_callback(gone.set):
-            gone.wait(20)
+            gone.wait(120)
         raise AssertionError("the client went away")
 
 

@@ -25,11 +25,15 @@ parser.add_argument("--fail", action="store_true")
 parser.add_argument("--lonely", action="store_true")
 parser.add_argument("--stubborn", action="store_true")
 parser.add_argument("--leisurely", action="store_true")
+parser.add_argument("--idle", action="store_true")
+parser.add_argument("--held", action="store_true")
 options = parser.parse_args()
 sys.stdout.write(f"options {json.dumps(vars(options))}\n")
 sys.stdout.flush()
 if options.fail:
     sys.exit("the weights are missing")
+if options.idle:
+    time.sleep(600)
 if options.stubborn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
@@ -45,7 +49,9 @@ if options.leisurely:
 class Service(generation_pb2_grpc.GenerationServiceServicer):
     def GetModelInfo(self, request, context):
         if options.lonely:
-            time.sleep(3)
+            sys.stdout.write("asked\n")
+            sys.stdout.flush()
+            time.sleep(2)
             context.abort(grpc.StatusCode.UNAVAILABLE, "no verify worker became ready: refused")
         workers = {
             role: [pb.WorkerInfo(address=a, state="ready") for a in getattr(options, role).split(",") if a]
@@ -64,7 +70,8 @@ def replace(path, value):
 
 
 replace(ready.with_name(ready.name + ".progress"), {"stage": "warming up", "fraction": 0.5})
-time.sleep(0.2)
+while options.held and not ready.with_name("go").exists():  # until its progress was seen
+    time.sleep(0.02)
 server = grpc.server(ThreadPoolExecutor(2))
 generation_pb2_grpc.add_GenerationServiceServicer_to_server(Service(), server)
 is_unix = options.host.startswith("unix:")

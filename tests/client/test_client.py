@@ -32,6 +32,7 @@ from foretoken.rpc.errors import NotFoundError
 from foretoken.v1 import generation_pb2 as pb
 from foretoken.v1 import types_pb2
 
+PATIENT = RetryPolicy(initial_backoff_s=120.0, max_backoff_s=120.0)
 FAST = RetryPolicy(initial_backoff_s=0.001, max_backoff_s=0.002)
 
 
@@ -211,25 +212,26 @@ async def test_overload_is_retried_only_if_asked(router, script, runner) -> None
     router.will(ResourceExhaustedError("full", retry_after_s=0.05))
     router.will(script.start(), script.finish())
     policy = RetryPolicy(retry_when_exhausted=True, initial_backoff_s=0.001)
-    before = asyncio.get_running_loop().time()
+    before_s = time.time()
     await runner.call(router.address, "complete", "hi", retry=policy)
-    assert asyncio.get_running_loop().time() - before >= 0.05
+    assert time.time() - before_s >= 0.05
 
 
 async def test_the_deadline_is_one_over_all_attempts(router, script, runner) -> None:
     router.will(script.start(), script.Hang())
     with pytest.raises(DeadlineExceededError):
-        await runner.call(router.address, "complete", "hi", timeout_s=0.2)
-    assert await asyncio.to_thread(router.cancelled.wait, 5)
+        # Long enough to reach the router on a machine that pauses.
+        await runner.call(router.address, "complete", "hi", timeout_s=2.0)
+    assert await asyncio.to_thread(router.cancelled.wait, 30)
 
 
-async def test_the_deadline_counts_from_the_iteration(router, script) -> None:
+async def test_the_deadline_counts_from_the_iteration(router, script, clock) -> None:
     router.will(script.start(), script.tokens("a", 5), script.finish(1))
     router.will(script.start(), script.tokens("b", 5), script.finish(1))
     async with AsyncClient(router.address) as client:
         with Client(router.address) as blocking:
-            answer, blocking_answer = (each.generate("hi", timeout_s=2.0) for each in (client, blocking))
-            await asyncio.sleep(2.1)  # as behind other answers that are read first
+            answer, blocking_answer = (each.generate("hi", timeout_s=30.0) for each in (client, blocking))
+            clock.advance(31.0)  # as behind other answers that are read first
             assert (await answer.result()).text == "a"
             assert (await asyncio.to_thread(blocking_answer.result)).text == "b"
 
@@ -239,7 +241,7 @@ async def test_leaving_the_loop_cancels_the_call(router, script, runner) -> None
     pieces = await runner.pieces(router.address, "hi", stop_after=1)
     assert [str(piece) for piece in pieces] == ["a"]
     gc.collect()
-    assert await asyncio.to_thread(router.cancelled.wait, 5)
+    assert await asyncio.to_thread(router.cancelled.wait, 30)
 
 
 async def test_messages_out_of_order_are_refused(router, script, runner) -> None:
@@ -430,7 +432,7 @@ def test_cancel_from_another_thread_ends_the_iteration(router, script) -> None:
 def test_a_cancel_while_the_call_begins_is_not_lost(router, script) -> None:
     router.will(script.start(), script.Hang())
     with Client(router.address, retry=FAST) as client:
-        generation = client.generate("hi", timeout_s=4.0)
+        generation = client.generate("hi", timeout_s=60.0)
 
         class Stub:
             def Generate(self, *args: Any, **options: Any) -> Any:
@@ -444,7 +446,7 @@ def test_a_cancel_while_the_call_begins_is_not_lost(router, script) -> None:
         begun_s = time.monotonic()
         with pytest.raises(RequestCancelledError):
             list(generation)
-        assert time.monotonic() - begun_s < 2.0  # not at its deadline
+        assert time.monotonic() - begun_s < 30.0  # not at its deadline
 
 
 def test_closing_the_client_ends_the_iteration(router, script) -> None:
@@ -457,42 +459,56 @@ def test_closing_the_client_ends_the_iteration(router, script) -> None:
         client.generate("hi")
 
 
+async def once_asked(router: Any) -> None:
+    """Return when the router has answered its first call, so that the client waits to ask again."""
+    while not router.requests:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.2)
+
+
+def close_once_asked(client: Client, router: Any) -> None:
+    while not router.requests:
+        time.sleep(0.01)
+    time.sleep(0.2)
+    client.close()
+
+
 def test_closing_the_client_ends_a_wait_to_ask_again(router, script) -> None:
     router.will(grpc.StatusCode.UNAVAILABLE)
-    client = Client(router.address, retry=RetryPolicy(initial_backoff_s=8.0, max_backoff_s=8.0))
-    threading.Timer(0.2, client.close).start()
+    client = Client(router.address, retry=PATIENT)
+    threading.Thread(target=close_once_asked, args=(client, router)).start()
     begun_s = time.monotonic()
     with pytest.raises(RequestCancelledError, match="closed"):
         client.complete("hi")
-    assert time.monotonic() - begun_s < 2.0
+    assert time.monotonic() - begun_s < 30.0
 
 
 async def test_closing_the_async_client_ends_a_wait_to_ask_again(router, script) -> None:
     router.will(grpc.StatusCode.UNAVAILABLE)
-    client = AsyncClient(router.address, retry=RetryPolicy(initial_backoff_s=8.0, max_backoff_s=8.0))
+    client = AsyncClient(router.address, retry=PATIENT)
     answer = asyncio.ensure_future(client.complete("hi"))
-    await asyncio.sleep(0.2)
+    await once_asked(router)
     await client.close()
-    async with asyncio.timeout(2.0):
+    async with asyncio.timeout(30.0):
         with pytest.raises(RequestCancelledError, match="closed"):
             await answer
 
 
 def test_closing_the_client_ends_a_question_that_waits_to_be_asked_again(router) -> None:
     router.will(grpc.StatusCode.UNAVAILABLE)
-    client = Client(router.address, retry=RetryPolicy(initial_backoff_s=8.0, max_backoff_s=8.0))
-    threading.Timer(0.2, client.close).start()
+    client = Client(router.address, retry=PATIENT)
+    threading.Thread(target=close_once_asked, args=(client, router)).start()
     with pytest.raises(RequestCancelledError, match="closed"):
         client.tokenize("hi")
 
 
 async def test_closing_the_async_client_ends_a_question_that_waits_to_be_asked_again(router) -> None:
     router.will(grpc.StatusCode.UNAVAILABLE)
-    client = AsyncClient(router.address, retry=RetryPolicy(initial_backoff_s=8.0, max_backoff_s=8.0))
+    client = AsyncClient(router.address, retry=PATIENT)
     asking = asyncio.ensure_future(client.tokenize("hi"))
-    await asyncio.sleep(0.2)
+    await once_asked(router)
     await client.close()
-    async with asyncio.timeout(2.0):
+    async with asyncio.timeout(30.0):
         with pytest.raises(RequestCancelledError, match="closed"):
             await asking
 
@@ -525,7 +541,7 @@ async def test_cancelling_the_task_cancels_the_call(router, script) -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert await asyncio.to_thread(router.cancelled.wait, 5)
+        assert await asyncio.to_thread(router.cancelled.wait, 30)
 
 
 async def test_cancel_from_another_task_ends_the_iteration(router, script) -> None:
@@ -569,7 +585,7 @@ def test_an_interpreter_exits_with_a_client_and_a_stream_open(router, script) ->
         "pieces = iter(client.generate('hi'))\n"
         "print(next(pieces))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "a\n", "")
 
 

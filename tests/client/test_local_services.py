@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -97,7 +98,7 @@ def test_a_service_that_ended_long_ago_is_not_signalled_again(
     draft, killpg = services.services["draft"], os.killpg
     monkeypatch.setattr(os, "killpg", lambda group, number: (signalled.append(group), killpg(group, number)))
     os.kill(draft.pid, signal.SIGKILL)
-    assert draft.wait(5)
+    assert draft.wait(30)
     with pytest.raises(ServiceFailedError):
         draft.check()
     assert signalled == [draft.pid]  # what it may have started
@@ -115,7 +116,7 @@ def test_workers_end_by_themselves_after_a_router_that_had_to_be_killed(fake_mod
         draft_options=["--leisurely"],
     )
     with LocalServices(config) as services:
-        services.stop(grace_s=2.0)
+        services.stop(grace_s=4.0)
     for name in ("verify", "draft"):
         assert services.services[name].log_tail().endswith("ended by itself")
 
@@ -128,7 +129,14 @@ def test_a_paused_service_can_still_be_stopped(services: LocalServices) -> None:
 
 def test_progress_is_told_once_per_change(fake_modules: Path) -> None:
     told: list[tuple[str, Progress]] = []
-    with LocalServices(LocalServicesConfig("t", drafters=()), lambda name, progress: told.append((name, progress))):
+
+    def tell(name: str, progress: Progress) -> None:
+        told.append((name, progress))
+        if progress.stage == "warming up":
+            (fake_modules / "go").touch()
+
+    config = LocalServicesConfig("t", drafters=(), log_directory=fake_modules, verify_options=["--held"])
+    with LocalServices(config, tell):
         pass
     assert [progress.stage for name, progress in told if name == "verify"][-2:] == ["warming up", "serving"]
     assert "draft" not in {name for name, _ in told}
@@ -183,16 +191,22 @@ def test_a_service_that_cannot_start_is_named_with_its_last_words(fake_modules: 
     assert not any(service.is_running for service in services.services.values())
 
 
-def test_a_router_that_found_no_verify_worker_is_asked_once(fake_modules: Path) -> None:
-    begun_s = time.monotonic()
+def test_a_router_that_found_no_verify_worker_is_asked_once(
+    fake_modules: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The real one takes ten seconds for each answer, the fake one a fifth of that; so is the time after which it is
+    # not asked again, and half of it for pauses.
+    max_outage_s = local_services._RETRY.max_outage_s / 10
+    monkeypatch.setattr(local_services, "_RETRY", replace(local_services._RETRY, max_outage_s=max_outage_s))
+    config = LocalServicesConfig("t", drafters=(), log_directory=fake_modules, router_options=["--lonely"])
     with pytest.raises(UnavailableError, match="no verify worker became ready: refused"):
-        LocalServices(LocalServicesConfig("t", drafters=(), router_options=["--lonely"])).start()
-    assert time.monotonic() - begun_s < 6.0  # the real one takes ten seconds for each answer
+        LocalServices(config).start()
+    assert (fake_modules / "router.log").read_text().count("asked") == 1
 
 
 def test_a_start_that_takes_too_long_fails(fake_modules: Path) -> None:
     with pytest.raises(ServiceFailedError, match=r"no progress for 0.05 s \(starting\)"):
-        LocalServices(LocalServicesConfig("t", start_timeout_s=0.05)).start()
+        LocalServices(LocalServicesConfig("t", start_timeout_s=0.05, verify_options=["--idle"])).start()
 
 
 class Download:
@@ -239,7 +253,7 @@ def test_a_straggler_is_killed(fake_modules: Path) -> None:
     services.start()
     before = time.monotonic()
     services.stop(grace_s=0.3)
-    assert time.monotonic() - before < 3
+    assert time.monotonic() - before < 20
     assert not services.services["verify"].is_running
 
 
@@ -259,7 +273,7 @@ time.sleep(60)
     assert is_alive(pid)
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while is_alive(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not is_alive(pid)

@@ -139,7 +139,7 @@ def test_up_reaches_a_router_that_speaks_tls(files: Path, fake_modules: Path) ->
     up = start(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     address = up.stdout.readline().strip()
     up.send_signal(signal.SIGINT)
-    _, errors = up.communicate(timeout=20)
+    _, errors = up.communicate(timeout=60)
     assert up.returncode == 0, errors
     assert f"--address {address} --tls-ca-file {certificate} --tls-server-name router" in errors
 

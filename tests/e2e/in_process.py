@@ -122,7 +122,7 @@ async def services(
         address = await stack.enter_async_context(served(lambda server: add(GenerationServicer(router), server)))
         client = AsyncClient(address, retry=RetryPolicy(max_retries=0))
         stack.push_async_callback(client.close)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not (await client.model_info()).drafters:  # noqa: ASYNC110 - offered once the draft worker has passed its probe
                 await asyncio.sleep(0.02)
         yield client

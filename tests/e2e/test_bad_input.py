@@ -2,7 +2,8 @@
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -81,7 +82,7 @@ async def raw_generate(stack: Stack, message: bytes) -> grpc.aio.AioRpcError:
     """The error of a Generate call with these bytes as its request."""
     unlimited = [("grpc.max_send_message_length", -1)]
     async with grpc.aio.insecure_channel(stack.services.address, unlimited) as channel:
-        call = channel.unary_stream(GENERATE)(message, timeout=20)
+        call = channel.unary_stream(GENERATE)(message, timeout=60)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             async for _ in call:
                 pass
@@ -107,29 +108,19 @@ def hello() -> bytes:
     return verify_pb2.VerifyLinkRequest(hello=router).SerializeToString()
 
 
-def bad_open() -> bytes:
-    entry = types_pb2.OpenSequence(sequence_id=1, prompt_ids=[1 << 30], max_length=64)
+def bad_open(sequence_id: int = 1) -> bytes:
+    entry = types_pb2.OpenSequence(sequence_id=sequence_id, prompt_ids=[1 << 30], max_length=64)
     return verify_pb2.VerifyLinkRequest(opens=[entry]).SerializeToString()
 
 
-async def talk(stack: Stack, *frames: bytes) -> tuple[list[verify_pb2.VerifyLinkResponse], grpc.StatusCode | None]:
-    """Frames onto a link of our own to the verify worker; what came back within a second, the status if it ended."""
-    replies: list[verify_pb2.VerifyLinkResponse] = []
+@asynccontextmanager
+async def link_of_our_own(stack: Stack) -> AsyncIterator[Any]:
+    """To the verify worker; takes bytes."""
     async with grpc.aio.insecure_channel(stack.services.services["verify"].address) as channel:
         call = channel.stream_stream(VERIFY_LINK, response_deserializer=verify_pb2.VerifyLinkResponse.FromString)()
-        try:
-            async with asyncio.timeout(1):
-                for frame in frames:
-                    await call.write(frame)
-                async for reply in call:
-                    replies.append(reply)
-        except TimeoutError:
-            return replies, None
-        except grpc.aio.AioRpcError as error:
-            return replies, error.code()
-        finally:
-            call.cancel()
-    return replies, grpc.StatusCode.OK
+        async with asyncio.timeout(30):
+            yield call
+        call.cancel()
 
 
 FRAMES: dict[str, Callable[[], list[bytes]]] = {
@@ -141,16 +132,22 @@ FRAMES: dict[str, Callable[[], list[bytes]]] = {
 
 @pytest.mark.parametrize("name", FRAMES)
 async def test_garbage_on_a_link_ends_that_link_alone(stack: Stack, name: str) -> None:
-    async with Undisturbed(stack):
-        _, status = await talk(stack, *FRAMES[name]())
-        assert status in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION)
+    async with Undisturbed(stack), link_of_our_own(stack) as call:
+        for frame in FRAMES[name]():
+            await call.write(frame)
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            while await call.read() is not grpc.aio.EOF:
+                pass
+        assert ended.value.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION)
     assert await stack.all_pages_free()
 
 
 async def test_a_bad_entry_on_a_link_ends_that_sequence_alone(stack: Stack) -> None:
-    async with Undisturbed(stack):
-        replies, status = await talk(stack, hello(), bad_open())
-    assert status is None, "the link itself goes on"
-    errors = [error for reply in replies for error in reply.errors]
-    assert [error.sequence_id for error in errors] == [1]
-    assert "prompt_ids" in errors[0].message
+    async with Undisturbed(stack), link_of_our_own(stack) as call:
+        await call.write(hello())
+        for sequence_id in (1, 2):  # the link itself goes on
+            await call.write(bad_open(sequence_id))
+            while not (errors := (await call.read()).errors):
+                pass
+            assert [error.sequence_id for error in errors] == [sequence_id]
+            assert "prompt_ids" in errors[0].message

@@ -45,8 +45,10 @@ async def test_what_one_piece_measured_the_next_leaves_alone(
 
 @pytest.mark.timeout(900)
 def test_the_command_with_sides_of_two_workers_beside_transformers(
-    pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    pair, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name in ("FORETOKEN_DRAFT_TIMEOUT_S", "FORETOKEN_FIRST_DRAFT_TIMEOUT_S"):
+        monkeypatch.setenv(name, "60")  # drafters that pause are waited for
     sides = ["ngram", "ngram/max_branches=1", "early_exit/--early-exit-layers=1"]
     file = write(tmp_path / "some.jsonl", {"prompt": ENDING})
     command = ["--target", pair.target, "--draft", pair.draft, "--prompts", str(file), "--out", str(tmp_path / "out")]

@@ -35,7 +35,7 @@ async def answer(client: AsyncClient, index: int, speculation: Speculation) -> C
 
 
 async def until_all_pages_are_free(client: AsyncClient) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             info = await client.model_info()
             if all(w.free_pages == w.total_pages for w in (*info.verify_workers, *info.draft_workers)):

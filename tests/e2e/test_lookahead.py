@@ -19,7 +19,10 @@ NUM_PROMPTS, NUM_TOKENS = 3, 48
 async def replica(pair: Pair) -> AsyncIterator[Stack]:
     """Services whose draft worker iterates the target's own model, W = 7, N = 5, G = 7."""
     shape = ("--lookahead-window", "7", "--lookahead-ngram-size", "5", "--lookahead-guesses", "7")
-    config = LocalServicesConfig(pair.target, drafters=("lookahead",), compile="off", draft_options=shape)
+    patience = ("--draft-timeout-s", "60", "--first-draft-timeout-s", "60")
+    config = LocalServicesConfig(
+        pair.target, drafters=("lookahead",), compile="off", draft_options=shape, router_options=patience
+    )
     async with Stack(config) as running:
         yield running
 

@@ -48,7 +48,7 @@ def load_doomed(settings, results, hello):
 
 
 async def address_in(ready_file):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not ready_file.exists():  # noqa: ASYNC110 (a file is no event)
             await asyncio.sleep(0.01)
     return f"127.0.0.1:{json.loads(ready_file.read_text())['port']}"
@@ -74,11 +74,11 @@ async def address_in(ready_file):
 )
 async def test_links_health_and_service_end(service, settings_of, stub, request_type, monkeypatch, tmp_path):
     monkeypatch.setattr(service, "_load", load_doomed)
-    settings = settings_of(ready_file=tmp_path / "ready.json", drain_grace_s=30)
+    settings = settings_of(ready_file=tmp_path / "ready.json", drain_grace_s=600)
     running = asyncio.ensure_future(service.run(settings))
     address = await address_in(settings.ready_file)
     opening = OpenSequence(sequence_id=1, prompt_ids=[1], max_length=9, sampling=SamplingParams(temperature=0))
-    async with grpc.aio.insecure_channel(address) as channel, asyncio.timeout(10):
+    async with grpc.aio.insecure_channel(address) as channel, asyncio.timeout(60):
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
         call = stub(channel).Link()

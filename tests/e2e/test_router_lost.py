@@ -14,7 +14,7 @@ OPTIONS = {"max_new_tokens": NUM_TOKENS, "temperature": 0.8, "seed": 11, "ignore
 
 
 async def until_back(stack: Stack) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             try:
                 await stack.client.model_info()
@@ -45,10 +45,13 @@ async def answer_through_a_restart(stack: Stack, prompt: str) -> Completion:
 
 async def test_text_and_tokens_stay_the_same(stack: Stack, prompts: list[str]) -> None:
     expected = await stack.client.complete(prompts[0], **OPTIONS)
-    try:
-        resumed = await answer_through_a_restart(stack, prompts[0])
-    finally:
-        await until_back(stack)
+    for _ in range(10):  # a pause of this process may be longer than the answer
+        try:
+            resumed = await answer_through_a_restart(stack, prompts[0])
+        finally:
+            await until_back(stack)
+        if resumed.num_resumes > 0:
+            break
     assert resumed.num_resumes > 0, "the answer was over before the router died"
     assert resumed.output_ids == expected.output_ids and resumed.text == expected.text
     usage = replace(resumed.usage, cached_prompt_tokens=expected.usage.cached_prompt_tokens)  # its KV was there

@@ -89,7 +89,7 @@ class Cluster:
         self.address = ""
         self.channel: grpc.aio.Channel
 
-    async def generate(self, deadline_s: float | None = 20.0, **fields: Any) -> Reply:
+    async def generate(self, deadline_s: float | None = 60.0, **fields: Any) -> Reply:
         """One request, read to its end."""
         reply = Reply()
         async for event in self.stub.Generate(request(**fields), timeout=deadline_s):
@@ -103,7 +103,7 @@ class Cluster:
             setattr(entry.sampling, name, value)
         return self.model.generate(entry, num_tokens)
 
-    async def until(self, condition: Callable[[], bool], within_s: float = 5.0) -> None:
+    async def until(self, condition: Callable[[], bool], within_s: float = 30.0) -> None:
         """Wait for a state of the workers."""
         async with asyncio.timeout(within_s):
             while not condition():  # noqa: ASYNC110

@@ -53,8 +53,8 @@ async def test_a_wait_that_is_too_long_is_refused_and_leaves_no_trace() -> None:
 
 async def test_without_workers_the_wait_ends_unavailable_and_with_them_it_ends() -> None:
     capacity = 0
-    admission = Admission(4, 5, 0.05, lambda: capacity, no_worker)
-    with pytest.raises(UnavailableError, match="nobody for 0.05 s"):
+    admission = Admission(4, 5, 0.3, lambda: capacity, no_worker)
+    with pytest.raises(UnavailableError, match="nobody for 0.3 s"):
         async with admission.slot():
             pass
     log: list[str] = []

@@ -42,7 +42,7 @@ async def test_what_a_router_refuses_at_first_ends_no_answer_begun(
     usual: dict[str, Any] = {"prompt_ids": PROMPT, "max_new_tokens": 40, "ignore_eos": True} | fields
     reply = await cluster.generate(resume_ids=expected[:10], **usual)
     assert reply.ids == expected[10:] and reply.start.drafter in ("", "model", "ngram")
-    info = await cluster.stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=5)
+    info = await cluster.stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=30)
     if not any("settings" in name for name in fields):  # else they have not been tried: it is for a worker to say
         reply = await cluster.generate(system_fingerprint=info.system_fingerprint, **usual)
         assert reply.ids == expected, "broken before its first token"

@@ -107,7 +107,7 @@ async def test_the_first_message_says_what_is_in_force(make_cluster: MakeCluster
     assert sampling.HasField("min_new_tokens") and sampling.HasField("seed") and list(sampling.stop) == ["zzz"]
     opened = cluster.verifiers[0].opened[-1]
     assert (opened.tenant, opened.max_length) == ("t", len(reply.start.prompt_ids) + 4)
-    assert 0 < opened.deadline_ms <= 21_000  # gRPC rounds deadlines up
+    assert 0 < opened.deadline_ms <= 61_000  # gRPC rounds deadlines up
 
 
 async def test_eos_ends_the_answer_with_nothing_after_it(make_cluster: MakeCluster, tokenizer: Tokenizer) -> None:
@@ -280,7 +280,7 @@ async def test_chat_goes_through_the_models_template(make_cluster: MakeCluster) 
 async def test_model_info_and_tokenize(make_cluster: MakeCluster) -> None:
     cluster = await make_cluster(num_verifiers=2)
     await cluster.generate(max_new_tokens=3)
-    info = await cluster.stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=5)
+    info = await cluster.stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=30)
     assert (info.model, info.vocab_size, info.max_context) == ("fake", cluster.model.vocab_size, 2048)
     assert list(info.drafters) == ["model", "ngram"]
     assert (info.default_drafter, info.default_num_draft_tokens) == ("model", 0)
@@ -288,11 +288,11 @@ async def test_model_info_and_tokenize(make_cluster: MakeCluster) -> None:
     assert [worker.state for worker in info.verify_workers] == ["ready", "ready"]
     assert info.verify_workers[0].hello.worker_id and info.verify_workers[0].load.total_pages
     assert info.has_chat_template
-    ids = (await cluster.stub.Tokenize(pb.TokenizeRequest(prompt="the on"), timeout=5)).ids
+    ids = (await cluster.stub.Tokenize(pb.TokenizeRequest(prompt="the on"), timeout=30)).ids
     assert list(ids) == cluster.tokenizer.encode("the on")
     chat = pb.TokenizeRequest()
     chat.messages.messages.add(role="user", content="x")
-    ids = (await cluster.stub.Tokenize(chat, timeout=5)).ids
+    ids = (await cluster.stub.Tokenize(chat, timeout=30)).ids
     assert cluster.tokenizer.decode(ids) == "<user>x\n<assistant>"
 
 
@@ -304,7 +304,7 @@ async def test_a_default_drafter_that_nobody_hosts_is_told_and_not_used(
     assert "--drafter typo" in warning and "they host model, ngram" in warning
     reply = await cluster.generate(max_new_tokens=20, ignore_eos=True)
     assert (reply.start.drafter, reply.finish.speculation.num_drafts) == ("", 0)
-    info = await cluster.stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=5)
+    info = await cluster.stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=30)
     assert info.default_drafter == "" and list(info.drafters) == ["model", "ngram"]
     with pytest.raises(grpc.aio.AioRpcError, match="typo, is hosted nowhere"):
         await cluster.generate(drafter_settings={"max_ngram": "3"}, max_new_tokens=20)
@@ -313,7 +313,7 @@ async def test_a_default_drafter_that_nobody_hosts_is_told_and_not_used(
 
 async def test_a_default_drafter_is_used_once_a_worker_hosts_it(make_cluster: MakeCluster) -> None:
     cluster = await make_cluster(drafter="late", draft_hellos=[{}, {"drafters": ["late"]}])
-    info = await cluster.stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=5)
+    info = await cluster.stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=30)
     assert info.default_drafter == "late"
     reply = await cluster.generate(max_new_tokens=20, ignore_eos=True)
     assert reply.start.drafter == "late" and reply.finish.speculation.num_drafts > 0

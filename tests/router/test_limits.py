@@ -24,6 +24,7 @@ from foretoken.rpc.errors import (
 )
 from foretoken.v1 import generation_pb2 as pb
 from foretoken.v1.generation_pb2_grpc import GenerationServiceStub
+from tests.clock import Clock
 from tests.router.harness import CHAT_TEMPLATE, MakeCluster, byte_tokenizer_json, request, running_cluster
 
 LONG: dict[str, Any] = {"prompt_ids": [9, 8, 7], "ignore_eos": True, "max_new_tokens": 2000}
@@ -110,16 +111,22 @@ async def test_overload_is_refused_with_advice_before_any_work(make_cluster: Mak
     assert cluster.router.admission.num_waiting == 0
 
 
-async def test_a_client_that_leaves_retries_to_grpc_waits_as_long_as_advised(make_cluster: MakeCluster) -> None:
+async def test_a_client_that_leaves_retries_to_grpc_waits_as_long_as_advised(
+    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster = await make_cluster(step_s=0.005, max_concurrency=1, max_queue=0)
     running = asyncio.ensure_future(cluster.generate(**LONG))
     await cluster.until(lambda: cluster.router.admission.num_running == 1)
+    advise, advised = cluster.router.admission._retry_after_s, asyncio.Event()
+    monkeypatch.setattr(cluster.router.admission, "_retry_after_s", lambda: (advised.set(), advise())[1])
     policy: dict[str, Any] = {"maxAttempts": 5, "retryableStatusCodes": ["RESOURCE_EXHAUSTED"]}
     policy |= {"initialBackoff": "30s", "maxBackoff": "30s", "backoffMultiplier": 1}
     config = json.dumps({"methodConfig": [{"name": [{}], "retryPolicy": policy}]})
     async with grpc.aio.insecure_channel(cluster.address, [("grpc.service_config", config)]) as channel:
-        call = GenerationServiceStub(channel).Generate(request(max_new_tokens=5), timeout=10)
-        asyncio.get_running_loop().call_later(0.3, running.cancel)
+        # Before the policy's own pause is over.
+        call = GenerationServiceStub(channel).Generate(request(max_new_tokens=5), timeout=25)
+        await advised.wait()
+        running.cancel()
         events = [event.WhichOneof("event") async for event in call]
     assert events[-1] == "finish"
     await cluster.until_idle()
@@ -242,7 +249,7 @@ class HeldTokenizer(Tokenizer):
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         if len(text) <= 1 << 18:
             return super().encode(text, add_special_tokens=add_special_tokens)
-        assert self.release.wait(20)
+        assert self.release.wait(120)
         return [1] * 5000
 
 
@@ -255,7 +262,7 @@ async def test_texts_far_too_large_hold_up_no_other_prompt(make_cluster: MakeClu
     try:
         await asyncio.sleep(0.2)
         for fields in ({"messages": [("user", "hi")]}, {"prompt": "the " * 1100}):
-            reply = await cluster.generate(**fields, max_new_tokens=4, ignore_eos=True, deadline_s=5)
+            reply = await cluster.generate(**fields, max_new_tokens=4, ignore_eos=True, deadline_s=30)
             assert len(reply.ids) == 4
     finally:
         tokenizer.release.set()
@@ -275,12 +282,12 @@ async def test_an_answer_is_not_resumed_on_another_system(
 ) -> None:
     old, new = await make_cluster(), await make_cluster(verify_hellos=[difference])  # the same model id
     begun = await old.generate(prompt_ids=[4, 5], max_new_tokens=8, ignore_eos=True)
-    info = await old.stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=5)
+    info = await old.stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=30)
     assert begun.start.system_fingerprint == info.system_fingerprint != ""
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         await new.generate(prompt_ids=[4, 5], resume_ids=begun.ids, system_fingerprint=info.system_fingerprint)
     assert failed.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-    served = (await new.stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=5)).system_fingerprint
+    served = (await new.stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=30)).system_fingerprint
     assert f"system_fingerprint {info.system_fingerprint!r}" in failed.value.details()
     assert repr(served) in failed.value.details()
     assert not new.verifiers[0].opened
@@ -324,7 +331,7 @@ async def test_bytes_that_are_no_request_are_refused(make_cluster: MakeCluster, 
     cluster = await make_cluster()
     call = cluster.channel.unary_stream("/foretoken.v1.GenerationService/Generate")
     with pytest.raises(grpc.aio.AioRpcError) as failed:
-        async for _ in call(data, timeout=5):
+        async for _ in call(data, timeout=30):
             pass
     error = from_rpc_error(failed.value)
     assert isinstance(error, InvalidArgumentError) and error.field == field
@@ -350,31 +357,39 @@ async def test_a_request_that_waited_in_vain_is_told_which_workers_are_away(make
     assert f"{cluster.verifiers[0].address}: connecting" in failed.value.details()
 
 
-async def test_the_reason_comes_before_the_client_s_deadline(make_cluster: MakeCluster) -> None:
-    cluster = await make_cluster(wait_ready=False, ready_timeout_s=30.0, verify=("127.0.0.1:9",))
+async def test_the_reason_comes_before_the_client_s_deadline(
+    make_cluster: MakeCluster, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = await make_cluster(wait_ready=False, ready_timeout_s=1000.0, verify=("127.0.0.1:9",))
+    wait_ready, waits_s = cluster.router.verify.wait_ready, []
+    monkeypatch.setattr(
+        cluster.router.verify, "wait_ready", lambda wait_s: (waits_s.append(wait_s), wait_ready(wait_s))[1]
+    )
     for ask in (
-        lambda: cluster.generate(1.0),
-        lambda: cluster.stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=1.0),
+        lambda: cluster.generate(60.0),
+        lambda: cluster.stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=60.0),
     ):
         with pytest.raises(grpc.aio.AioRpcError) as failed:
-            await ask()
+            await clock.hurry(ask())
         assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
         assert "127.0.0.1:9" in failed.value.details()
+    assert len(waits_s) == 2 and max(waits_s) < 57.0
 
 
-async def test_a_queued_request_is_told_the_reason_before_its_deadline(make_cluster: MakeCluster) -> None:
-    cluster = await make_cluster(num_drafters=0, verify_hellos=[{"max_sequences": 1}], step_s=0.005)
-    running = asyncio.ensure_future(cluster.generate(**LONG))
+async def test_a_queued_request_is_told_the_reason_before_its_deadline(make_cluster: MakeCluster, clock: Clock) -> None:
+    hellos = [{"max_sequences": 1}]
+    cluster = await make_cluster(num_drafters=0, verify_hellos=hellos, step_s=0.005, queue_timeout_s=1000.0)
+    running = asyncio.ensure_future(cluster.generate(**LONG, deadline_s=1000.0))
     await cluster.until(lambda: cluster.verifiers[0].num_open == 1)
     with pytest.raises(grpc.aio.AioRpcError) as full:
-        await cluster.generate(1.0, max_new_tokens=3)
+        await clock.hurry(cluster.generate(60.0, max_new_tokens=3))
     assert full.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "foretoken-retry-after-ms" in dict(full.value.trailing_metadata())
     running.cancel()
     await cluster.verifiers[0].kill()
     await cluster.until(lambda: not cluster.router.verify.capacity)
     with pytest.raises(grpc.aio.AioRpcError) as away:
-        await cluster.generate(1.0, max_new_tokens=3)
+        await clock.hurry(cluster.generate(60.0, max_new_tokens=3))
     assert away.value.code() is grpc.StatusCode.UNAVAILABLE
     assert f"{cluster.verifiers[0].address}: connecting" in away.value.details()
 

@@ -6,8 +6,7 @@ import asyncio
 import json
 import signal
 import sys
-import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -20,11 +19,23 @@ from foretoken.router.tokenizer import Tokenizer
 from foretoken.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.router.harness import Reply, add_event, byte_tokenizer_json, request
 
+# A router that tells when it begins with a large text, and is never through with it.
+TOKENIZING = """
+import runpy, sys, time
+from foretoken.router.tokenizer import Tokenizer
+def encode(self, text, **options):
+    if len(text) > 1 << 18:
+        print("tokenizing", flush=True)
+        time.sleep(3600)
+    return usual(self, text, **options)
+usual, Tokenizer.encode = Tokenizer.encode, encode
+runpy.run_module("foretoken.router", run_name="__main__", alter_sys=True)
+"""
 
-async def start(*arguments: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "foretoken.router", *arguments, stderr=asyncio.subprocess.PIPE
-    )
+
+async def start(*arguments: str, program: Sequence[str] = ("-m", "foretoken.router")) -> asyncio.subprocess.Process:
+    pipe = asyncio.subprocess.PIPE
+    return await asyncio.create_subprocess_exec(sys.executable, *program, *arguments, stdout=pipe, stderr=pipe)
 
 
 @pytest.mark.parametrize(
@@ -46,16 +57,17 @@ async def test_a_bad_option_stops_the_start_and_is_named(arguments: list[str], s
 
 
 @asynccontextmanager
-async def serving(tmp_path: Path, tokenizer: Tokenizer) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+async def serving(
+    tmp_path: Path, tokenizer: Tokenizer, **options: Sequence[str]
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
     """A router over a fake verify worker, and its address."""
     (tmp_path / "tokenizer.json").write_text(byte_tokenizer_json(), encoding="utf-8")
     model = FakeModel(vocab_size=tokenizer.vocab_size)
     verifier = FakeVerifyWorker(model, verify_hello(model, tokenizer.hash), step_s=0.002)
     await verifier.start()
     ready_file = tmp_path / "ready"
-    process = await start(
-        *("--verify", verifier.address, "--tokenizer", str(tmp_path), "--ready-file", str(ready_file), "--port", "0")
-    )
+    arguments = ["--verify", verifier.address, "--tokenizer", str(tmp_path), "--ready-file", str(ready_file)]
+    process = await start(*arguments, "--port", "0", "--drain-grace-s", "600", **options)
     try:
         async with asyncio.timeout(60):
             while not ready_file.exists():  # noqa: ASYNC110
@@ -72,7 +84,7 @@ async def test_serves_and_drains_on_sigterm(tmp_path: Path, tokenizer: Tokenizer
     async with serving(tmp_path, tokenizer) as (process, address):
         async with grpc.aio.insecure_channel(address) as channel:
             reply = Reply()
-            call = GenerationServiceStub(channel).Generate(request(max_new_tokens=200, ignore_eos=True), timeout=30)
+            call = GenerationServiceStub(channel).Generate(request(max_new_tokens=200, ignore_eos=True), timeout=120)
             is_asked = False
             async for event in call:
                 add_event(reply, event)
@@ -80,24 +92,17 @@ async def test_serves_and_drains_on_sigterm(tmp_path: Path, tokenizer: Tokenizer
                     is_asked = True
                     process.send_signal(signal.SIGTERM)
         assert len(reply.ids) == 200 and reply.finish.usage.output_tokens == 200
-        assert await asyncio.wait_for(process.wait(), 20) == 0
+        assert await asyncio.wait_for(process.wait(), 60) == 0
 
 
 async def test_a_large_text_that_is_being_tokenized_does_not_hold_up_the_end(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
-    async with serving(tmp_path, tokenizer) as (process, address):
-        options = [("grpc.max_send_message_length", 1 << 26)]
-        async with grpc.aio.insecure_channel(address, options) as channel:
-            stub = GenerationServiceStub(channel)
-            async for _ in stub.Generate(request(max_new_tokens=1)):  # its worker is met
-                pass
-            text = "the other one, " * 700_000  # takes much longer than the test may
-            call = stub.Generate(request(prompt=text))
-            await asyncio.sleep(1.5)
-            assert not call.done()
+    async with serving(tmp_path, tokenizer, program=("-c", TOKENIZING)) as (process, address):
+        async with grpc.aio.insecure_channel(address) as channel:
+            call = GenerationServiceStub(channel).Generate(request(prompt="the other one, " * 20_000))
+            assert process.stdout is not None
+            assert await asyncio.wait_for(process.stdout.readline(), 60) == b"tokenizing\n"
             process.send_signal(signal.SIGTERM)
-            started_s = time.monotonic()
             assert await asyncio.wait_for(process.wait(), 60) == 0
-            assert time.monotonic() - started_s < 6.0
             call.cancel()

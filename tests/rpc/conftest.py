@@ -18,7 +18,7 @@ HELLO = WorkerHello(role="verify", worker_id="w1", vocab_size=64, max_context=12
 LINK_METHOD = "/foretoken.v1.VerifyService/Link"
 
 
-async def eventually(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
+async def eventually(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
     """Wait until `condition()` is true."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 (the condition is anybody's)

@@ -31,7 +31,7 @@ def block(sequence_id: int, num_drafts: int = 4) -> DraftBlock:
 async def status_of(call) -> Exception:
     """The typed error the stream ends with."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while await call.read() is not grpc.aio.EOF:
                 pass
     return from_rpc_error(caught.value)
@@ -201,12 +201,19 @@ async def test_links_are_bounded(start_worker, start_link, raw_call):
     assert isinstance(await status_of(raw_call(worker.address)), ResourceExhaustedError)
 
 
-async def test_links_are_bounded_when_many_begin_at_once(start_worker, raw_call):
+def begun_links(worker, monkeypatch) -> list:
+    """Gets an item for each call that has reached the worker, before its hello."""
+    begun = []
+    check_room = worker.servicer._check_room
+    monkeypatch.setattr(worker.servicer, "_check_room", lambda: (begun.append(1), check_room()))
+    return begun
+
+
+async def test_links_are_bounded_when_many_begin_at_once(start_worker, raw_call, monkeypatch):
     worker = await start_worker(max_links=2)
+    begun = begun_links(worker, monkeypatch)
     calls = [raw_call(worker.address) for _ in range(6)]
-    for call in calls:
-        await call.wait_for_connection()
-    await asyncio.sleep(0.2)  # all have begun, none has said hello
+    await eventually(lambda: len(begun) == 6)  # and none has said hello
     for call in calls:
         await call.write(GOOD_HELLO)
     frames = await asyncio.gather(*(call.read() for call in calls), return_exceptions=True)
@@ -317,7 +324,7 @@ async def test_a_link_closes_at_once_while_it_asks_who_listens_there():
     link = VerifyLink(f"127.0.0.1:{port}", LinkCallbacks(print, print, print, print))
     running = asyncio.ensure_future(link.run())
     await asked.wait()
-    async with asyncio.timeout(0.5):
+    async with asyncio.timeout(20):
         await link.close()
         await running
     await server.stop(0)
@@ -349,7 +356,7 @@ async def test_a_status_that_a_write_came_too_late_for_is_found(start_worker, mo
     link = VerifyLink(worker.address, LinkCallbacks(print, print, print, print))
 
     async def late(call, frame):
-        await asyncio.sleep(0.1)  # the server has ended the call
+        await call.code()  # the server has ended the call
         raise grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata(), "from Core")
 
     monkeypatch.setattr(grpc.aio._call.StreamStreamCall, "write", late)
@@ -378,7 +385,7 @@ async def test_close_before_run_and_while_dialling(start_worker, start_link):
     port = silent.sockets[0].getsockname()[1]
     dialling = await start_link(f"127.0.0.1:{port}", wait=False)
     await asyncio.sleep(0.1)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(1.5):  # the dial's own time is over later
         await dialling.link.close()
     assert dialling.link.state is LinkState.CLOSED
     silent.close()
@@ -431,7 +438,7 @@ async def test_a_draining_worker_is_left_when_its_last_sequence_closes(start_wor
     idle, busy = await start_link(worker.address), await start_link(worker.address)
     busy.link.send(opens=[OpenSequence(sequence_id=1)])
     async with asyncio.TaskGroup() as tasks:
-        draining = tasks.create_task(worker.servicer.drain(5.0, "test"))
+        draining = tasks.create_task(worker.servicer.drain(60.0, "test"))
         await eventually(lambda: busy.link.state is LinkState.DRAINING and idle.downs)
         assert busy.link.detail == "test"
         busy.link.send(blocks=[block(1)])
@@ -444,18 +451,19 @@ async def test_a_draining_worker_is_left_when_its_last_sequence_closes(start_wor
         await idle.link.connect_once()
 
 
-async def test_a_link_that_shakes_hands_during_a_drain_is_told(start_worker, start_link, raw_call):
+async def test_a_link_that_shakes_hands_during_a_drain_is_told(start_worker, start_link, raw_call, monkeypatch):
     worker = await start_worker()
     busy = await start_link(worker.address)
     busy.link.send(opens=[OpenSequence(sequence_id=1)])
+    begun = begun_links(worker, monkeypatch)
     late = raw_call(worker.address)
-    await asyncio.sleep(0.2)  # the call is there, its hello is not
+    await eventually(lambda: begun)  # the call is there, its hello is not
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(worker.servicer.drain(2.0, "test"))
+        tasks.create_task(worker.servicer.drain(60.0, "test"))
         await eventually(lambda: busy.link.state is LinkState.DRAINING)
         await late.write(GOOD_HELLO)
         assert (await late.read()).HasField("hello")
-        async with asyncio.timeout(1.0):
+        async with asyncio.timeout(30):
             assert (await late.read()).drain.reason == "test"
         busy.link.send(closes=[CloseSequence(sequence_id=1)])
         late.cancel()

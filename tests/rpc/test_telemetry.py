@@ -78,7 +78,10 @@ with socket.socket() as nobody:  # bound, never listening
     nobody.bind(("127.0.0.1", 0))
     telemetry.configure("router", f"http://127.0.0.1:{nobody.getsockname()[1]}", 0.05)
     telemetry.meter().create_counter("c").add(1)
-    time.sleep(4)
+    give_up_at = time.monotonic() + 50
+    while len(levels) < 2 and time.monotonic() < give_up_at:
+        time.sleep(0.05)
+    time.sleep(2)  # for more of them
     print(levels, flush=True)
     os._exit(0)
 """
@@ -113,7 +116,8 @@ def test_a_proxy_for_the_web_is_not_asked_for_a_collector_without_tls():
 
 
 def test_a_collector_that_never_answers_does_not_hold_up_a_shutdown():
-    assert float(run(SILENT_PROGRAM)) < SHUTDOWN_TIMEOUT_S + 1
+    small_batches = {"OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "64"}  # to each of which it would not answer for two seconds
+    assert float(run(SILENT_PROGRAM, **small_batches)) < SHUTDOWN_TIMEOUT_S + 20
 
 
 def test_a_collector_that_is_away_does_not_fill_the_log():

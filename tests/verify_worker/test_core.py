@@ -206,8 +206,8 @@ def test_idle_sequences_give_up_their_pages_to_waiting_ones(fake_runner_class):
     assert bench.emitted(1, {}) == bench.runner.complete(long_prompt, 4)
 
 
-def test_a_younger_sequence_leaves_an_older_its_pages_between_two_rounds(fake_runner_class):
-    bench = Bench(fake_runner_class(num_pages=4, page_size=4, max_context=16), idle_grace_s=0.05)
+def test_a_younger_sequence_leaves_an_older_its_pages_between_two_rounds(fake_runner_class, clock):
+    bench = Bench(fake_runner_class(num_pages=4, page_size=4, max_context=16), idle_grace_s=60.0)
     long_prompt = list(range(13))  # all pages
     bench.open(1, long_prompt, max_length=16)
     bench.block(1, 13, [], 1)
@@ -222,7 +222,7 @@ def test_a_younger_sequence_leaves_an_older_its_pages_between_two_rounds(fake_ru
     assert bench.scheduler.num_preemptions == 0 and not bench.emitted(2, {})
     wake_at_s = bench.core.expire(time.monotonic())
     assert wake_at_s is not None and not bench.core.has_work  # it does not spin in the meantime
-    time.sleep(max(0.0, wake_at_s - time.monotonic()) + 0.06)
+    clock.advance(wake_at_s - time.monotonic() + 60.0)
     bench.core.expire(time.monotonic())
     bench.run()
     assert bench.emitted(2, {}) == bench.runner.complete([1, 2, 3], 4)
