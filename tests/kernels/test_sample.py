@@ -101,9 +101,9 @@ def test_rows_without_a_finite_largest_value_choose_nothing(path: str, vocab_siz
             assert greedy(logits.to(dtype)).tolist() == tokens
 
 
-def support(logits: list[float], path_rows: int = 3000, **settings: float) -> set[int]:
+def support(logits: list[float], **settings: float) -> set[int]:
     """Every id that is ever drawn."""
-    rows = torch.tensor([logits] * path_rows)
+    rows = torch.tensor([logits] * 3000)
     return set(draw(rows, **settings).tolist())
 
 
