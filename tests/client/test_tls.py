@@ -1,7 +1,6 @@
 """The clients and the command over TLS."""
 
 import json
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from foretoken.client import AsyncClient, Client, ClientTls, InvalidArgumentErro
 from foretoken.rpc.tls import ServerTls
 from foretoken.v1 import generation_pb2 as pb
 from foretoken.v1 import generation_pb2_grpc
+from tests.certificates import make_certificate
 from tests.client.command import start
 
 ONCE = RetryPolicy(max_retries=0)
@@ -31,12 +31,8 @@ class Server(generation_pb2_grpc.GenerationServiceServicer):
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """server.{pem,key} for the name `router`; it signs itself."""
-    if shutil.which("openssl") is None:
-        pytest.skip("needs the openssl command to make a certificate")
     folder = tmp_path_factory.mktemp("tls")
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 -subj /CN=router"
-    command += " -keyout server.key -out server.pem -addext subjectAltName=DNS:router"
-    subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
+    make_certificate(folder, "server", "router")
     return folder
 
 

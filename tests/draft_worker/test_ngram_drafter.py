@@ -66,8 +66,8 @@ def test_a_short_match_gives_a_short_draft():
 REPEATED = [1, 2, 3, 10, 1, 2, 3, 11, 1, 2, 3, 12, 1, 2, 4, 13, 1, 2]
 
 
-def proposed(terms, num_tokens=6, takes_trees=True, ids=REPEATED):
-    return NgramLookup(NgramSettings(), list(ids)).propose(num_tokens, takes_trees, terms)
+def proposed(terms, num_tokens=6, takes_trees=True):
+    return NgramLookup(NgramSettings(), list(REPEATED)).propose(num_tokens, takes_trees, terms)
 
 
 def test_under_terms_a_draft_is_as_long_as_it_is_worth():

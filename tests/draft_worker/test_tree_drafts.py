@@ -82,13 +82,13 @@ def children_of(drafted):
     return children
 
 
-def expected_after(runner, prompt, output, params, num_top=3):
+def expected_after(runner, prompt, output, params):
     """What the model says may follow, from a forward of its own."""
     ids = prompt + output
     pages, _ = runner.page_table.allocate(ids)
     logits = runner.forward([Segment(pages, 0, ids, 1)])
     runner.page_table.release(pages)
-    best, log_shares = perturbed_top(logits, [SampleGroup(params, prompt, output, [])], num_top, 1.0)
+    best, log_shares = perturbed_top(logits, [SampleGroup(params, prompt, output, [])], 3, 1.0)
     return [i for i, share in zip(best[0].tolist(), log_shares[0].tolist(), strict=True) if share > -math.inf]
 
 

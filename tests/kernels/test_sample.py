@@ -1,12 +1,13 @@
 """sample: hand cases, both paths bit for bit, the exact distribution, independence from the batch."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
+from foretoken.bench.gpu.poison import poisoned
 from foretoken.kernels import dispatch, native, noise
 from foretoken.kernels.sample import IMPLEMENTATIONS, greedy, sample, token_logprobs
 from tests.kernels.sample_cases import SETTINGS, SIZES, as_columns, random_case, unsound_case
@@ -31,8 +32,7 @@ def draw(logits: torch.Tensor, **settings: float | list) -> torch.Tensor:
 
 @pytest.mark.skipif(not native.is_available(), reason="no C compiler")
 @pytest.mark.parametrize("vocab_size", SIZES)
-def test_native_equals_reference(vocab_size: int, fill_new_tensors: Callable[[], None]) -> None:
-    fill_new_tensors()
+def test_native_equals_reference(vocab_size: int, filled_memory: None) -> None:
     for index in range(60):
         logits, settings = random_case(index, vocab_size)
         with dispatch.override("reference"):
@@ -43,8 +43,7 @@ def test_native_equals_reference(vocab_size: int, fill_new_tensors: Callable[[],
 
 @pytest.mark.skipif(not native.is_available(), reason="no C compiler")
 @pytest.mark.parametrize("vocab_size", SIZES)
-def test_native_greedy_equals_reference(vocab_size: int, fill_new_tensors: Callable[[], None]) -> None:
-    fill_new_tensors()
+def test_native_greedy_equals_reference(vocab_size: int, filled_memory: None) -> None:
     generator = torch.Generator().manual_seed(vocab_size)
     logits = torch.randint(-3, 3, (40, vocab_size), generator=generator).float()  # many are equal
     logits[::4] = torch.randn(10, vocab_size, generator=generator)
@@ -57,25 +56,15 @@ def test_native_greedy_equals_reference(vocab_size: int, fill_new_tensors: Calla
 
 
 @pytest.fixture
-def fill_new_tensors(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Makes torch.empty return NaN or -7, so that an unwritten output shows."""
-
-    def fill() -> None:
-        empty = torch.empty
-
-        def filled(*args: object, **kwargs: object) -> torch.Tensor:
-            tensor = empty(*args, **kwargs)
-            return tensor.fill_(torch.nan if tensor.is_floating_point() else -7)
-
-        monkeypatch.setattr(native.torch, "empty", filled)
-
-    return fill
+def filled_memory() -> Iterator[None]:
+    """New tensors hold NaN or -7, so that an unwritten output shows."""
+    with poisoned():
+        yield
 
 
 @pytest.mark.skipif(not native.is_available(), reason="no C compiler")
 @pytest.mark.parametrize("vocab_size", [*SIZES, 1025])
-def test_native_noise_equals_reference(vocab_size: int, fill_new_tensors: Callable[[], None]) -> None:
-    fill_new_tensors()
+def test_native_noise_equals_reference(vocab_size: int, filled_memory: None) -> None:
     seeds, positions = [0, 2**64 - 1, 2**32, 12345], [0, 2**31 - 1, 7, 4095]
     for stream in range(4):
         with dispatch.override("reference"):
@@ -112,9 +101,9 @@ def test_rows_without_a_finite_largest_value_choose_nothing(path: str, vocab_siz
             assert greedy(logits.to(dtype)).tolist() == tokens
 
 
-def support(logits: list[float], path_rows: int = 3000, **settings: float) -> set[int]:
+def support(logits: list[float], **settings: float) -> set[int]:
     """Every id that is ever drawn."""
-    rows = torch.tensor([logits] * path_rows)
+    rows = torch.tensor([logits] * 3000)
     return set(draw(rows, **settings).tolist())
 
 

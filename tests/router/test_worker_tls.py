@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +15,15 @@ from foretoken.router.settings import RouterSettings
 from foretoken.router.tokenizer import Tokenizer
 from foretoken.rpc.errors import UnavailableError
 from foretoken.rpc.tls import ServerTls
+from tests.certificates import make_certificate
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """worker.{pem,key} and router.{pem,key}, for these names; each signs itself."""
-    if shutil.which("openssl") is None:
-        pytest.skip("needs the openssl command to make certificates")
     folder = tmp_path_factory.mktemp("tls")
     for name in ("worker", "router"):
-        command = f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 -subj /CN={name}"
-        command += f" -keyout {name}.key -out {name}.pem -addext subjectAltName=DNS:{name}"
-        subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
+        make_certificate(folder, name, name)
     return folder
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -38,6 +37,7 @@ from foretoken.v1.generation_pb2 import (
     TokenizeResponse,
 )
 from foretoken.v1.verify_pb2 import VerifyLinkResponse
+from tests.certificates import make_certificate
 
 from .conftest import HELLO, EchoHandler
 
@@ -367,19 +367,8 @@ async def test_undecodable_requests_are_typed_errors_and_cost_nobody_else(method
 @pytest.fixture
 def certificates(tmp_path) -> Path:
     """server.{pem,key} for localhost, client.{pem,key}, stranger.{pem,key}; each signs itself."""
-    if shutil.which("openssl") is None:
-        pytest.skip("needs the openssl command to make certificates")
     for name in ("server", "client", "stranger"):
-        subprocess.run(
-            [
-                *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
-                *("-keyout", f"{name}.key", "-out", f"{name}.pem", "-days", "1", "-subj", f"/CN={name}"),
-                *("-addext", "subjectAltName=DNS:localhost"),
-            ],
-            cwd=tmp_path,
-            check=True,
-            capture_output=True,
-        )
+        make_certificate(tmp_path, name, "localhost")
     return tmp_path
 
 

@@ -19,7 +19,6 @@ from foretoken.rpc.validation import (
     validate_resume_ids,
     validate_sampling,
     validate_tokenize,
-    validate_verdict,
 )
 from foretoken.rpc.validation import sampling as sampling_limits
 from foretoken.v1 import types_pb2
@@ -33,7 +32,7 @@ from foretoken.v1.generation_pb2 import (
     TokenizeRequest,
 )
 from foretoken.v1.types_pb2 import DrafterChoice, LogitBias, OpenSequence, SamplingParams, SparseDistribution
-from foretoken.v1.verify_pb2 import DraftBlock, Verdict
+from foretoken.v1.verify_pb2 import DraftBlock
 
 VOCAB, CONTEXT = 64, 32
 
@@ -397,14 +396,3 @@ def test_terms_of_a_draft(terms, text):
     with pytest.raises(InvalidArgumentError) as caught:
         validate_draft_request(request(**terms), max_draft_tokens=16)
     assert str(caught.value).startswith(text)
-
-
-def test_verdicts():
-    validate_verdict(Verdict(num_accepted=4, next_id=63), num_draft_tokens=4, vocab_size=VOCAB)
-    for verdict, text in (
-        (Verdict(num_accepted=5), "verdict.num_accepted = 5: must be 0 to 4"),
-        (Verdict(next_id=64), "verdict.next_id = 64: must be below"),
-        (Verdict(logprobs=[{}, {}]), "verdict.logprobs = 2 entries"),
-    ):
-        with pytest.raises(InvalidArgumentError, match=re.escape(text)):
-            validate_verdict(verdict, num_draft_tokens=4, vocab_size=VOCAB)

@@ -57,12 +57,10 @@ class Baseline:
         draft: str | None,
         dtype: str,
         sampling: BaselineSampling,
-        prompt_lookup_num_tokens: int = 10,
         is_timed: bool = True,
     ) -> None:
         """`is_timed`: its seconds are wanted, so it runs alone; otherwise other work may want the cores meanwhile."""
         self._sampling = sampling
-        self._prompt_lookup_num_tokens = prompt_lookup_num_tokens
         self.num_threads: dict[str, int] = {}
         environment = {k: v for k, v in os.environ.items() if k not in SERVICE_ONLY_VARIABLES}
         if not is_timed:  # threads that spin hold up those they wait for: beside other work 46 s instead of 2
@@ -111,7 +109,6 @@ class Baseline:
                 "top_p": self._sampling.top_p,
                 "ignore_eos": self._sampling.ignore_eos,
                 "num_threads": num_threads or self.num_threads.get(method, num_cores()),
-                "prompt_lookup_num_tokens": self._prompt_lookup_num_tokens,
             }
         )
         return BaselineRun(reply["prompt_ids"], reply["ids"], reply["seconds"])

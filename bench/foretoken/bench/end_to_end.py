@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 from foretoken.bench.baseline import ASSISTED, BASELINE_NAMES, PLAIN, Baseline, BaselineRun, BaselineSampling
-from foretoken.bench.command import exit_status
+from foretoken.bench.command import EXIT_NOTHING_MEASURED, exit_status
 from foretoken.bench.end_to_end_options import Options, parse_options
 from foretoken.bench.identity_check import IdentityCount, compare_equal, compare_with_transformers
 from foretoken.bench.machine import describe_hardware, describe_versions
@@ -211,7 +211,7 @@ async def run(options: Options) -> int:
         prompts = await stack.fitting(prompts, options.max_new_tokens)
         if not prompts:
             print(f"no prompt fits the context with --max-new-tokens {options.max_new_tokens}", file=sys.stderr)
-            return 2
+            return EXIT_NOTHING_MEASURED
         if options.no_transformers:
             measurements, num_threads = await measure(options, stack, None, prompts), {}
         else:

@@ -64,7 +64,7 @@ class DraftFaults:
     """What it does wrong, until told otherwise."""
 
     is_silent: bool = False
-    """Answers no request of a real sequence."""
+    """Answers no request."""
     wrong_base: bool = False
     bad_ids: bool = False
     """The second id of each block is outside the vocabulary."""
@@ -162,7 +162,7 @@ class FakeDraftWorker(FakeWorker):
             bool(self._errors)
             or self._says_drain
             or any(
-                sequence.request is not None and not self._is_ignored(sequence)
+                sequence.request is not None and not self.faults.is_silent
                 for link in self.links
                 for sequence in link.sequences.values()
             )
@@ -176,7 +176,7 @@ class FakeDraftWorker(FakeWorker):
             if self._says_drain:
                 frame.drain.CopyFrom(Drain(reason="fake drain"))
             for sequence_id, sequence in list(link.sequences.items()):
-                if sequence.request is not None and not self._is_ignored(sequence):
+                if sequence.request is not None and not self.faults.is_silent:
                     self._answer(frame, link, sequence_id, sequence, started_ns)
             frames.append((link, frame))
         self._errors.clear()
@@ -243,9 +243,6 @@ class FakeDraftWorker(FakeWorker):
             parent = len(block.ids) - 1
         self.num_blocks += 1
         return block
-
-    def _is_ignored(self, sequence: _Sequence) -> bool:
-        return self.faults.is_silent
 
     def _refuse(self, link: FakeLink, sequence_id: int, code: int, message: str) -> None:
         self._errors.append((link, LinkError(sequence_id=sequence_id, code=code, message=message)))

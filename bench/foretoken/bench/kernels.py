@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
+from foretoken.bench.command import EXIT_NOTHING_MEASURED
 from foretoken.bench.gpu.case import Case, find_fault, measure
-from foretoken.bench.gpu.device import NO_DEVICE_STATUS, describe_device, require_device
+from foretoken.bench.gpu.device import describe_device, require_device
 from foretoken.bench.gpu.paged_cases import paged_cases
 from foretoken.bench.gpu.product_cases import product_cases
 from foretoken.bench.gpu.sampling_cases import sampling_cases
@@ -66,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     device = require_device(PROGRAM)
     if device is None:
-        return NO_DEVICE_STATUS
+        return EXIT_NOTHING_MEASURED
     torch.manual_seed(0)
     cases = [
         case
@@ -75,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ]
     if not cases:
         print(f"{PROGRAM}: no op is named {' or '.join(options.only)}", file=sys.stderr)
-        return 2
+        return EXIT_NOTHING_MEASURED
     with torch.inference_mode():
         result = report(cases, DeviceTimer(device))
     print_report(result)

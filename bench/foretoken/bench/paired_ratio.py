@@ -50,7 +50,7 @@ def best_by_median(speeds: Mapping[str, Sequence[float]]) -> str:
     return max(speeds, key=lambda name: median(speeds[name]))
 
 
-def estimate(ratios: Sequence[float], seed: int = 0) -> PairedRatio:
+def estimate(ratios: Sequence[float]) -> PairedRatio:
     """The geometric mean of independent ratios, one per prompt, with a percentile bootstrap interval.
 
     The logarithms are resampled with replacement: a ratio and its inverse count alike.
@@ -61,6 +61,6 @@ def estimate(ratios: Sequence[float], seed: int = 0) -> PairedRatio:
     if not ratios or min(ratios) <= 0:
         raise ValueError(f"ratios: {len(ratios)} of them, the least {min(ratios, default=None)}; all must be above 0")
     logs = np.log(np.asarray(ratios, dtype=np.float64))
-    rows = np.random.default_rng(seed).integers(0, len(logs), size=(NUM_RESAMPLES, len(logs)))
+    rows = np.random.default_rng(0).integers(0, len(logs), size=(NUM_RESAMPLES, len(logs)))
     low, high = np.quantile(logs[rows].mean(axis=1), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return PairedRatio(float(np.exp(logs.mean())), float(np.exp(low)), float(np.exp(high)), len(logs))

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from foretoken.bench.command import exit_status, positive, temperature
+from foretoken.bench.command import EXIT_NOTHING_MEASURED, exit_status, positive, temperature
 from foretoken.bench.machine import describe_hardware, describe_versions
 from foretoken.bench.matrix import NO_DRAFTER
 from foretoken.bench.prompts import OWN_PROMPTS, load_prompts
@@ -114,7 +114,7 @@ async def run(options: argparse.Namespace) -> int:
         answers = await measure({False: plain.client, True: caching.client}, texts, options)
     if not any(answers[True]):
         print(f"no prompt fits the context with --max-new-tokens {options.max_new_tokens}", file=sys.stderr)
-        return 2
+        return EXIT_NOTHING_MEASURED
     result = report(answers, options)
     for number, turn in enumerate(result.get("turns", ()), start=1):
         times = turn["time_to_first_token_ms"]

@@ -128,7 +128,7 @@ async def measure(
     return {
         "round_overhead_p50_ms": round(overhead_ms, 3),
         "per_sequence_ms": round(overhead_ms / num_streams, 4),
-        "router_cpu_ms_per_round": round(1000 * cpu_s / max(1, num_rounds), 4),
+        "router_cpu_ms_per_round": round(1000 * cpu_s / num_rounds, 4),
         "rounds_per_s": round(num_rounds / seconds, 1),
         "tokens_per_s": round(sum(len(answer.completion.output_ids) for answer in timed) / seconds, 1),
         "failed_drafts": sum(s.num_failed_drafts for s in stats),

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from foretoken.bench.matrix import NO_DRAFTER
+from foretoken.bench.streams import speculation
 from foretoken.client import Speculation
 
 FUSED = "fused"
@@ -40,13 +41,7 @@ class Side:
 
     def speculation(self, num_draft_tokens: int | None) -> Speculation:
         """What a request asks for; `num_draft_tokens` where the side names none."""
-        if self.drafter == NO_DRAFTER:
-            return Speculation(off=True)
-        return Speculation(
-            drafter=self.drafter,
-            drafter_settings=self.settings or None,
-            num_draft_tokens=self.num_draft_tokens or num_draft_tokens,
-        )
+        return speculation(self.drafter, self.num_draft_tokens or num_draft_tokens, settings=self.settings)
 
 
 PLAIN_DECODING = Side(NO_DRAFTER, NO_DRAFTER)

@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from foretoken.bench.command import positive
-from foretoken.bench.gpu.device import NO_DEVICE_STATUS, describe_device, require_device
+from foretoken.bench.command import EXIT_NOTHING_MEASURED, positive
+from foretoken.bench.gpu.device import describe_device, require_device
 from foretoken.bench.gpu.step_baseline import StaticCacheSteps
 from foretoken.bench.gpu.step_models import MODEL_NAMES, describe, make_model, read_bytes, share_weights
 from foretoken.bench.gpu.timing import DeviceTimer
@@ -166,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     device = require_device(PROGRAM)
     if device is None:
-        return NO_DEVICE_STATUS
+        return EXIT_NOTHING_MEASURED
     torch.manual_seed(0)
     results = []
     options.copy_bytes_per_s = DeviceTimer(device).copy_bytes_per_s()

@@ -31,7 +31,7 @@ def grow_tree(
     num_nodes: int,
     max_branches: int,
     max_depth: int,
-    min_score: float = 0.0,
+    min_score: float,
 ) -> tuple[list[int], list[int], list[float]]:
     """At most `num_nodes` continuations of `ids` as draft_ids [K], parents [K] and scores [K], the best first.
 

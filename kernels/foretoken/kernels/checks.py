@@ -1,4 +1,4 @@
-"""Argument checks shared by the ops that read rows of logits.
+"""Argument checks shared by the ops.
 
 What a check must read from a device costs a synchronisation, so values are checked on CPU only.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-_LOGITS_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 SAMPLING_COLUMNS = (
     ("temperature", torch.float32),
     ("top_k", torch.int32),
@@ -19,18 +19,34 @@ NOISE_COLUMNS = (("seeds", torch.int64), ("positions", torch.int64))
 
 def check_logits(logits: torch.Tensor) -> None:
     """Raises ValueError unless the logits are contiguous [R, V], V at least 1, of a type that models give."""
-    if logits.dim() != 2 or logits.dtype not in _LOGITS_DTYPES or not logits.is_contiguous() or logits.shape[1] < 1:
+    if logits.dim() != 2 or logits.dtype not in _FLOATS or not logits.is_contiguous() or logits.shape[1] < 1:
         raise ValueError(
             f"logits must be contiguous [R, V] bfloat16, float16 or float32, got {list(logits.shape)} {logits.dtype}"
         )
 
 
-def check_column(name: str, tensor: torch.Tensor, length: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Raises ValueError unless the tensor is contiguous [length] of the dtype and on the device."""
-    if tensor.shape != (length,) or tensor.dtype != dtype or not tensor.is_contiguous():
-        raise ValueError(f"{name} must be contiguous [{length}] {dtype}, got {list(tensor.shape)} {tensor.dtype}")
+def check_rows(x: torch.Tensor) -> None:
+    """Raises ValueError unless x is contiguous [R, K], R and K at least 1, of a type that models compute in."""
+    if x.dim() != 2 or x.dtype not in _FLOATS or not x.is_contiguous() or 0 in x.shape:
+        raise ValueError(
+            f"x must be contiguous [R, K] bfloat16, float16 or float32, at least [1, 1],"
+            f" got {list(x.shape)} {x.dtype} with strides {list(x.stride())}"
+        )
+
+
+def check_tensor(
+    name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> None:
+    """Raises ValueError unless the tensor is contiguous, of the shape and the dtype, and on the device."""
+    if tensor.shape != shape or tensor.dtype != dtype or not tensor.is_contiguous():
+        raise ValueError(f"{name} must be contiguous {list(shape)} {dtype}, got {list(tensor.shape)} {tensor.dtype}")
     if tensor.device != device:
         raise ValueError(f"{name} must be on {device}, got {tensor.device}")
+
+
+def check_column(name: str, tensor: torch.Tensor, length: int, dtype: torch.dtype, device: torch.device) -> None:
+    """`check_tensor` of one dimension."""
+    check_tensor(name, tensor, (length,), dtype, device)
 
 
 def check_columns(

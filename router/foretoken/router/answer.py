@@ -7,7 +7,7 @@ how they were split into blocks, so that a resumed request continues the same te
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
@@ -36,7 +36,7 @@ class StopRules:
     """Nothing but the length ends the answer within its first tokens; stop strings are those that end after them."""
     max_new_tokens: int
     """Largest number of output tokens, the context's end included."""
-    special_stops: Mapping[int, str] = field(default_factory=dict)
+    special_stops: Mapping[int, str]
     """The stop strings that are special tokens, by id: these leave no text in which to find them."""
 
 

@@ -54,7 +54,7 @@ _PROBE_SAMPLING = SamplingParams(
 class DraftWorker:
     """One draft worker and the sequences this router has on it."""
 
-    def __init__(self, address: str, pool: DraftPool, breaker: CircuitBreaker, options: LinkOptions | None) -> None:
+    def __init__(self, address: str, pool: DraftPool, breaker: CircuitBreaker, options: LinkOptions) -> None:
         self.link = DraftLink(address, LinkCallbacks(self._take, self._up, self._down, pool.check_hello), options)
         self.breaker = breaker
         self.asking_s = 0.0
@@ -201,8 +201,8 @@ class DraftPool:
         patience: Patience,
         make_breaker: Callable[[], CircuitBreaker],
         probe_timeout_s: float,
-        options: LinkOptions | None = None,
-        on_up: Callable[[], None] = lambda: None,
+        options: LinkOptions,
+        on_up: Callable[[], None],
     ) -> None:
         """`check_hello` raises for workers that do not fit the tokenizer; `on_up` follows each that was met."""
         self.check_hello = check_hello

@@ -77,7 +77,7 @@ class DraftSession:
         patience: Patience,
         send: Callable[[Sequence[Commit], DraftRequest], None],
         close: Callable[[DraftSession], None],
-        has_probs: bool = False,
+        has_probs: bool,
     ) -> None:
         """`has_probs`: whether drafts bring the distributions they were sampled from to the verify worker."""
         self.sequence_id = sequence_id

@@ -1,6 +1,6 @@
 """One validated generation as the core sees it, and what a worker is told of it.
 
-Built by the servicer; from here on every field is resolved.
+Built by `intake`, and by probes of draft workers; from here on every field is resolved.
 """
 
 from __future__ import annotations

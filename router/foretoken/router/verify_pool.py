@@ -38,7 +38,7 @@ _LOST = (UnavailableError, InternalError, NotFoundError, FailedPreconditionError
 class VerifyWorker:
     """One verify worker and the sequences this router has on it."""
 
-    def __init__(self, address: str, pool: VerifyPool, options: LinkOptions | None) -> None:
+    def __init__(self, address: str, pool: VerifyPool, options: LinkOptions) -> None:
         self.link = VerifyLink(
             address, LinkCallbacks(self._take, self._up, self._down, lambda hello: pool.check(hello, self)), options
         )
@@ -172,8 +172,8 @@ class VerifyPool:
         sequence_ids: SequenceIds,
         patience: Patience,
         verify_timeout_s: float,
-        options: LinkOptions | None = None,
-        on_change: Callable[[], None] = lambda: None,
+        options: LinkOptions,
+        on_change: Callable[[], None],
     ) -> None:
         """`check_hello` raises for workers that do not fit the tokenizer, `text_fingerprint` is the tokenizer's;
         `on_change` follows changes of capacity."""

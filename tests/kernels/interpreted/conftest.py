@@ -13,11 +13,11 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
+from foretoken.bench.gpu.poison import poisoned
 from foretoken.kernels import dispatch
 
 HERE = Path(__file__).parent
@@ -110,21 +110,12 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 
 @pytest.fixture
-def takes_triton(monkeypatch: pytest.MonkeyPatch) -> Callable[[], AbstractContextManager[None]]:
+def takes_triton() -> Callable[[], AbstractContextManager[None]]:
     """A block in which every op must take its Triton path and finds new tensors filled with NaN or -7."""
-
-    def filled(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        def call(*args: Any, **kwargs: Any) -> torch.Tensor:
-            tensor = make(*args, **kwargs)
-            return tensor.fill_(torch.nan if tensor.is_floating_point() else -7)
-
-        return call
 
     @contextmanager
     def block() -> Iterator[None]:
-        with monkeypatch.context() as patch, dispatch.override("triton"), dispatch.recording() as taken:
-            for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
-                patch.setattr(owner, name, filled(getattr(owner, name)))
+        with poisoned(), dispatch.override("triton"), dispatch.recording() as taken:
             yield
         assert set(taken) == {"triton"}
 

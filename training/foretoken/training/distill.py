@@ -25,7 +25,7 @@ def forward_divergence(target_logits: torch.Tensor, draft_logits: torch.Tensor) 
     return F.kl_div(draft_log_probs, target_log_probs, reduction="batchmean", log_target=True)
 
 
-def distillation_loss(target: Any, cross_entropy_weight: float = CROSS_ENTROPY_WEIGHT) -> LossFunction:
+def distillation_loss(target: Any) -> LossFunction:
     """The loss of a draft taught by `target`, which stays as it is: mostly KL, a little cross-entropy of the text."""
     target.eval().requires_grad_(False)
 
@@ -35,6 +35,6 @@ def distillation_loss(target: Any, cross_entropy_weight: float = CROSS_ENTROPY_W
         draft_logits = logits_of(draft, input_ids)
         cross_entropy = F.cross_entropy(draft_logits.float().flatten(0, 1), target_ids.flatten())
         divergence = forward_divergence(target_logits, draft_logits)
-        return (1 - cross_entropy_weight) * divergence + cross_entropy_weight * cross_entropy
+        return (1 - CROSS_ENTROPY_WEIGHT) * divergence + CROSS_ENTROPY_WEIGHT * cross_entropy
 
     return loss

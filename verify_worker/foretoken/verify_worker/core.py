@@ -94,7 +94,7 @@ class VerifyCore:
             self._refuse(sequence, ResourceExhaustedError(limit))
             return
         table = self._runner.page_table
-        if -(-sequence.max_length // table.page_size) > table.num_pages:
+        if table.num_pages_for(sequence.max_length) > table.num_pages:
             limit = f"must be at most {table.num_pages * table.page_size} tokens, all the KV pages there are"
             self._refuse(sequence, InvalidArgumentError("open.max_length", sequence.max_length, limit))
             return

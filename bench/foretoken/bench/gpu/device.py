@@ -5,9 +5,6 @@ from typing import Any
 
 import torch
 
-NO_DEVICE_STATUS = 2
-"""Exit status of a benchmark that found nothing to run on."""
-
 
 def require_device(program: str) -> torch.device | None:
     """The CUDA device, made current; None after a line on standard error where there is none."""

@@ -8,6 +8,7 @@ import torch
 
 from foretoken.engine.cuda.graphs import GraphRecorder
 
+_NUM_WARM_UP, _NUM_TIMED = 5, 50
 _COPY_BYTES = 2 << 30
 
 
@@ -26,10 +27,8 @@ class Timer(Protocol):
 class DeviceTimer:
     """Times on a CUDA device with events; before each call twice the L2 cache is overwritten."""
 
-    def __init__(self, device: torch.device, num_warm_up: int = 5, num_timed: int = 50) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._num_warm_up = num_warm_up
-        self._num_timed = num_timed
         num_bytes = 2 * torch.cuda.get_device_properties(device).L2_cache_size
         self._flushed = torch.empty(num_bytes, dtype=torch.int8, device=device)
 
@@ -41,7 +40,7 @@ class DeviceTimer:
 
         replay = GraphRecorder().record(run) if is_recordable else run
         durations = []
-        for index in range(self._num_warm_up + self._num_timed):
+        for index in range(_NUM_WARM_UP + _NUM_TIMED):
             self._flushed.fill_(index % 100)
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             start.record()
@@ -49,7 +48,7 @@ class DeviceTimer:
             end.record()
             end.synchronize()
             durations.append(start.elapsed_time(end))
-        return float(median(durations[self._num_warm_up :]))
+        return float(median(durations[_NUM_WARM_UP:]))
 
     def copy_bytes_per_s(self) -> float:
         """See `Timer.copy_bytes_per_s`; random bytes, since zeros can be faster."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from foretoken.kernels import dispatch, native
+from foretoken.kernels import checks, dispatch, native
 from foretoken.kernels.logits_adjust import reference
 
 IMPLEMENTATIONS: dict[dispatch.PathName, Callable[..., None]] = {
@@ -59,11 +59,6 @@ def logits_adjust(
     if allowed is not None:
         expected.append(("allowed", allowed, (num_rows, -(-vocab_size // 32)), torch.int32))
     for name, tensor, shape, dtype in expected:
-        if tensor.shape != shape or tensor.dtype != dtype or not tensor.is_contiguous():
-            raise ValueError(
-                f"{name} must be contiguous {list(shape)} {dtype}, got {list(tensor.shape)} {tensor.dtype}"
-            )
-        if tensor.device != logits.device:
-            raise ValueError(f"{name} must be on {logits.device}, got {tensor.device}")
+        checks.check_tensor(name, tensor, shape, dtype, logits.device)
     _, implementation = dispatch.select(logits.device, IMPLEMENTATIONS)
     implementation(logits, row_offsets, ids, bias, scale, penalty, allowed)

@@ -5,10 +5,9 @@ Torch's own reductions on a GPU change their order with the number of rows. It d
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
-from foretoken.kernels import dispatch
+from foretoken.kernels import checks, dispatch
 from foretoken.kernels.row_sum import reference
 
 __all__ = ["row_sum"]
@@ -17,8 +16,6 @@ IMPLEMENTATIONS: dict[dispatch.PathName, Callable[..., Tensor]] = {
     "reference": reference.row_sum,
     "triton": dispatch.triton("foretoken.kernels.row_sum.kernel", "row_sum"),
 }
-
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def row_sum(x: Tensor) -> Tensor:
@@ -33,10 +30,6 @@ def row_sum(x: Tensor) -> Tensor:
     Raises:
         ValueError: a shape, stride or dtype other than above.
     """
-    if x.dim() != 2 or x.dtype not in _DTYPES or not x.is_contiguous() or 0 in x.shape:
-        raise ValueError(
-            f"x must be contiguous [R, K] bfloat16, float16 or float32, at least [1, 1],"
-            f" got {list(x.shape)} {x.dtype} with strides {list(x.stride())}"
-        )
+    checks.check_rows(x)
     _, implementation = dispatch.select(x.device, IMPLEMENTATIONS)
     return implementation(x)

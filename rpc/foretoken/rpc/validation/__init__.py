@@ -11,7 +11,6 @@ from foretoken.rpc.validation.entries import (
     validate_draft_request,
     validate_frame,
     validate_open,
-    validate_verdict,
 )
 from foretoken.rpc.validation.request import (
     validate_generate,
@@ -34,5 +33,4 @@ __all__ = [
     "validate_resume_ids",
     "validate_sampling",
     "validate_tokenize",
-    "validate_verdict",
 ]

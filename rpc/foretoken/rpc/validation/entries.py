@@ -14,7 +14,7 @@ from foretoken.rpc.validation.request import MAX_TENANT_BYTES, check_drafter
 from foretoken.rpc.validation.sampling import validate_sampling
 from foretoken.v1.draft_pb2 import Commit, DraftRequest
 from foretoken.v1.types_pb2 import DraftSource, OpenSequence, SparseDistribution, VerificationMode
-from foretoken.v1.verify_pb2 import DraftBlock, Verdict
+from foretoken.v1.verify_pb2 import DraftBlock
 
 MAX_FRAME_ENTRIES = 1 << 16  # peers close frames at 1 MiB, and what they send most of takes 16 bytes or more
 MAX_PLAIN_STEPS = 1024
@@ -161,21 +161,6 @@ def validate_draft_request(request: DraftRequest, *, max_draft_tokens: int) -> N
         for name in ("row_price", "min_gain"):
             if not (value := getattr(terms, name)) >= 0:  # nor NaN
                 raise InvalidArgumentError(f"request.terms.{name}", value, "must be at least 0")
-
-
-def validate_verdict(verdict: Verdict, *, num_draft_tokens: int, vocab_size: int) -> None:
-    """Check a `Verdict` against the block it answers (0 draft tokens for a plain step): no worker may break a router.
-
-    Raises:
-        InvalidArgumentError: the first field outside its limits.
-    """
-    check_range("verdict.num_accepted", verdict.num_accepted, 0, num_draft_tokens)
-    if verdict.next_id >= vocab_size:
-        limit = f"must be below the vocabulary size {vocab_size}"
-        raise InvalidArgumentError("verdict.next_id", verdict.next_id, limit)
-    if verdict.logprobs and len(verdict.logprobs) != verdict.num_accepted + 1:
-        limit = f"must be one per emitted token, {verdict.num_accepted + 1}"
-        raise InvalidArgumentError("verdict.logprobs", f"{len(verdict.logprobs)} entries", limit)
 
 
 def _check_sequence(entry: str, sequence_id: int) -> None:
