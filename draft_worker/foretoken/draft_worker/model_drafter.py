@@ -49,7 +49,6 @@ class ModelDrafter:
         self._caches: dict[DraftSequence, DraftKV] = {}
         self._pages = pages or SharedPages(runner.page_table)
         self._pages.join(self)
-        # What no pages hold would be computed as far as they go, in vain, and take them from all others every time.
         self._max_length = runner.info.max_context
 
     @property
