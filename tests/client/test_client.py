@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from typing import Any
 
 import grpc
@@ -549,6 +550,42 @@ def test_an_interrupted_client_takes_a_new_connection(router, script) -> None:
             pieces.throw(KeyboardInterrupt())
         assert client.stub is not stub
         assert client.complete("hi").text == "b"
+
+
+def test_an_interrupt_while_a_call_begins_takes_a_new_connection(router, script) -> None:
+    router.will(script.start(), script.tokens("b", 5), script.finish(1))
+    with Client(router.address, retry=FAST) as client:
+
+        class Stub:
+            def Generate(self, *args: Any, **options: Any) -> Any:
+                raise KeyboardInterrupt
+
+        stub = client.stub = Stub()
+        with pytest.raises(KeyboardInterrupt):
+            client.complete("hi")
+        assert client.stub is not stub
+        assert client.complete("hi").text == "b"
+
+
+def test_an_interrupted_connection_is_ended_by_nobody_who_could_not_wait(router, script) -> None:
+    """gRPC closes a channel that is dropped, and waits for calls of which the interrupt left no one to tell."""
+    router.will(script.start(), script.tokens("a", 5), script.Hang())
+    enders: list[threading.Thread] = []
+    with Client(router.address, retry=FAST) as client:
+        pieces = iter(client.generate("hi"))
+        next(pieces)
+        interrupted = weakref.ref(client._channel)
+        close = client._channel.close
+        client._channel.close = lambda: (enders.append(threading.current_thread()), close())
+        with pytest.raises(KeyboardInterrupt):
+            pieces.throw(KeyboardInterrupt())
+        gc.collect()
+        assert interrupted() is not None and not enders
+    deadline_s = time.monotonic() + 5.0
+    while not enders and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    (ender,) = enders
+    assert ender is not threading.main_thread() and ender.daemon
 
 
 def test_an_answer_is_iterated_once(router, script) -> None:

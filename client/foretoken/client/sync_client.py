@@ -89,10 +89,11 @@ class Generation:
                 self._raise_if_cancelled()
                 request, timeout_s = self._session.next_request()
                 error = None
-                call = self._call = self._begin(request, timeout_s, call_metadata(span))
-                if self._cancelled.is_set():  # by another thread, which may not have seen this call
-                    call.cancel()
+                call = None
                 try:
+                    call = self._call = self._begin(request, timeout_s, call_metadata(span))
+                    if self._cancelled.is_set():  # by another thread, which may not have seen this call
+                        call.cancel()
                     for response in call:
                         piece = self._session.feed(response)
                         if piece is not None:
@@ -104,7 +105,8 @@ class Generation:
                     self._client.reconnect()
                     raise
                 finally:
-                    call.cancel()
+                    if call is not None:
+                        call.cancel()
                 if self._session.is_finished:
                     return
                 self._cancelled.wait(self._session.delay_after(error))
@@ -183,7 +185,7 @@ class Client:
         self._lock = threading.Lock()  # guards _answers
         self._channel_options = channel_options(address, tls)
         self._credentials = tls.credentials() if tls else None
-        self.reconnect()
+        self._connect()
 
     @property
     def is_closed(self) -> bool:
@@ -238,7 +240,13 @@ class Client:
 
     def reconnect(self) -> None:
         """Later calls take a new connection, as after an interrupt: it may have hit gRPC's own code where it held the
-        connection's lock, which then nobody gives back. Calls of other threads stay on the old one."""
+        connection's lock, or before anyone waited for a call's events, and whoever ends that connection waits for ever.
+        So a thread ends it, with the client; calls of other threads stay on it until then."""
+        interrupted = self._channel
+        self._connect()
+        threading.Thread(target=_end, args=(interrupted, self._closed), daemon=True).start()
+
+    def _connect(self) -> None:
         self._channel = (
             grpc.secure_channel(self.address, self._credentials, self._channel_options)
             if self._credentials
@@ -291,3 +299,9 @@ class Client:
     def _raise_if_closed(self) -> None:
         if self.is_closed:
             raise RuntimeError("the client is closed")
+
+
+def _end(channel: grpc.Channel, closed: threading.Event) -> None:
+    """Closes `channel` once the client is closed; until then none but this thread drops it, which closes it, too."""
+    closed.wait()
+    channel.close()
