@@ -1,6 +1,7 @@
 """Both clients against a scripted router; every case runs through each."""
 
 import asyncio
+import contextlib
 import gc
 import socket
 import subprocess
@@ -8,6 +9,8 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -167,6 +170,52 @@ async def test_a_cancellation_nobody_asked_for_is_a_lost_stream(router, script, 
     router.will(script.start(), script.tokens("a", 5), grpc.StatusCode.CANCELLED)
     router.will(script.start(), script.tokens("b", 6), script.finish(2))
     assert (await runner.call(router.address, "complete", "hi")).text == "ab"
+
+
+@asynccontextmanager
+async def _proxy(address: str, last_frame: Callable[[bytes], bytes]) -> AsyncIterator[str]:
+    """Before `address`; `last_frame`(stream id) ends its first connection, in place of the third DATA frame."""
+    num_data = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_data
+        from_router, to_router = await asyncio.open_connection(*address.split(":"))
+        pump = asyncio.create_task(_pump(reader, to_router))
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            while num_data != 3:
+                header = await from_router.readexactly(9)
+                body = await from_router.readexactly(int.from_bytes(header[:3]))
+                num_data += header[3] == 0
+                if num_data == 3:
+                    await asyncio.sleep(0.2)  # gRPC drops what the client has not taken yet
+                writer.write(last_frame(header[5:]) if num_data == 3 else header + body)
+                await writer.drain()
+        num_data += 1
+        pump.cancel()
+        to_router.close()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(65536):
+        writer.write(data)
+
+
+@pytest.mark.parametrize(
+    "last_frame",
+    [lambda stream: b"\0\0\4\3\0" + stream + b"\0\0\0\2", lambda stream: b"\0\0\0\0\1" + stream],
+    ids=["reset", "ended"],
+)
+async def test_an_answer_that_a_proxy_cut_off_is_resumed(router, script, runner, last_frame) -> None:
+    """Proxies that lose their router say so by ending the stream without a status, which gRPC calls INTERNAL."""
+    router.will(script.start(), script.tokens("a", 5), script.tokens("b", 6), script.Hang())
+    router.will(script.start(), script.tokens("b", 6), script.finish(2))
+    async with _proxy(router.address, last_frame) as address:
+        done = await runner.call(address, "complete", "hi", timeout_s=10.0)
+    assert (done.text, done.output_ids, done.num_resumes) == ("ab", (5, 6), 1)
 
 
 async def test_retries_in_a_row_are_bounded_and_progress_starts_anew(router, script, runner) -> None:
