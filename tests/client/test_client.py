@@ -659,5 +659,30 @@ def test_an_interpreter_exits_with_a_client_and_a_stream_open(router, script) ->
     assert (done.returncode, done.stdout, done.stderr) == (0, "a\n", "")
 
 
+@pytest.mark.parametrize(
+    ("deed", "printed"), [("print(client.complete('hi'), flush=True)", "b\n"), ("client.close()", "")]
+)
+def test_a_process_forked_off_beside_a_stream_takes_its_own_connection(router, script, deed, printed) -> None:
+    """gRPC gives up the one it inherits, whose calls and end hung beyond their deadlines."""
+    router.will(script.start(), script.tokens("a", 5), script.Hang())
+    if printed:
+        router.will(script.start(), script.tokens("b", 5), script.finish(1))
+    code = (
+        "import os, signal\n"
+        "from foretoken.client import Client\n"
+        f"client = Client({router.address!r}, timeout_s=5.0)\n"
+        "pieces = iter(client.generate('hi'))\n"
+        "print(next(pieces), flush=True)\n"
+        "child = os.fork()\n"
+        "if child:\n"
+        "    assert os.waitpid(child, 0)[1] == 0\n"
+        "else:\n"
+        "    signal.alarm(10)\n"
+        f"    {deed}\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
+    assert (done.returncode, done.stdout) == (0, f"a\n{printed}"), done.stderr
+
+
 def test_every_error_is_a_foretoken_error() -> None:
     assert issubclass(InvalidArgumentError, ForetokenError)

@@ -5,6 +5,7 @@ Waits; what to ask and what an answer means is decided in `session` and `retry`.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Generator, Sequence
 from types import TracebackType
@@ -131,7 +132,7 @@ class Generation:
 
     def _begin(self, request: pb.GenerateRequest, timeout_s: float | None, metadata: Any) -> Any:
         try:
-            return self._client.stub.Generate(request, timeout=timeout_s, metadata=metadata)
+            return self._client.current_stub().Generate(request, timeout=timeout_s, metadata=metadata)
         except ValueError:  # another thread has just closed the channel
             self._raise_if_cancelled()
             raise
@@ -246,7 +247,15 @@ class Client:
         self._connect()
         threading.Thread(target=_end, args=(interrupted, self._closed), daemon=True).start()
 
+    def current_stub(self) -> Any:
+        """The router's methods. A process that was forked off takes a connection of its own: gRPC gives up one that
+        had a call in progress then, and its calls would wait for ever."""
+        if self._process_id != os.getpid():
+            self.reconnect()
+        return self.stub
+
     def _connect(self) -> None:
+        self._process_id = os.getpid()
         self._channel = (
             grpc.secure_channel(self.address, self._credentials, self._channel_options)
             if self._credentials
@@ -262,6 +271,7 @@ class Client:
             answers = list(self._answers)
         for answer in answers:  # one may be waiting to ask again
             answer.cancel()
+        self.current_stub()  # what a process that was forked off has inherited would wait for ever, too
         self._channel.close()
 
     def __enter__(self) -> Self:
@@ -278,7 +288,7 @@ class Client:
         with call_span(method_name) as span:
             while True:
                 try:
-                    return getattr(self.stub, method_name)(
+                    return getattr(self.current_stub(), method_name)(
                         request, timeout=retries.remaining_s(), metadata=call_metadata(span)
                     )
                 except grpc.RpcError as broken:
