@@ -434,7 +434,7 @@ async def test_model_info_and_tokenize(router, runner) -> None:
         model="tiny",
         max_context=64,
         drafters=["model", "ngram"],
-        default_sampling=types_pb2.SamplingParams(temperature=0.0, stop=["x"]),
+        default_sampling=types_pb2.SamplingParams(temperature=0.0, min_p=0.05, stop=["x"]),
         verification_modes=[types_pb2.VERIFICATION_MODE_COUPLED, 77],
         verify_workers=[pb.WorkerInfo(address="a:1", hello=hello, state="ready", load={"free_pages": 3})],
         draft_workers=[pb.WorkerInfo(address="b:2", state="connecting", detail="refused")],
@@ -444,7 +444,7 @@ async def test_model_info_and_tokenize(router, runner) -> None:
     got = await runner.call(router.address, "model_info")
     assert (got.model, got.drafters, got.verification_modes) == ("tiny", ("model", "ngram"), ("coupled",))
     assert got.default_sampling.temperature == 0 and got.default_sampling.stop == ("x",)
-    assert got.default_sampling.top_p is None
+    assert got.default_sampling.top_p is None and got.default_sampling.min_p == 0.05  # float32 has another number
     assert (got.verify_workers[0].free_pages, got.verify_workers[0].step_costs[0].rows) == (3, 1)
     assert (got.draft_workers[0].role, got.draft_workers[0].detail) == ("draft", "refused")
 
