@@ -268,9 +268,19 @@ async def test_overload_is_retried_only_if_asked(router, script, runner) -> None
 
 async def test_the_deadline_is_one_over_all_attempts(router, script, runner) -> None:
     router.will(script.start(), script.Hang())
-    with pytest.raises(DeadlineExceededError):
-        await runner.call(router.address, "complete", "hi", timeout_s=0.2)
+    with pytest.raises(DeadlineExceededError) as caught:
+        await runner.call(router.address, "complete", "hi", timeout_s=0.5)
+    assert caught.value.request_id == "r1"  # for the router's log: the status of a deadline is gRPC's own
     assert await asyncio.to_thread(router.cancelled.wait, 5)
+
+
+async def test_errors_name_the_last_stream_that_the_router_began(router, script, runner) -> None:
+    router.will(script.start(request_id="r1"), grpc.StatusCode.UNAVAILABLE)
+    router.will(script.start(request_id="r2"), grpc.StatusCode.UNAVAILABLE)
+    router.will(grpc.StatusCode.UNAVAILABLE)
+    with pytest.raises(UnavailableError) as caught:
+        await runner.call(router.address, "complete", "hi", retry=RetryPolicy(max_retries=2, initial_backoff_s=0.001))
+    assert caught.value.request_id == "r2"
 
 
 async def test_the_deadline_counts_from_the_iteration(router, script) -> None:
