@@ -24,7 +24,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "draft_worker": ("engine", "kernels", "rpc", "v1"),
     "verify_worker": ("engine", "kernels", "rpc", "v1"),
     "router": ("rpc", "v1"),
-    "client": ("v1", "rpc.address", "rpc.errors", "rpc.trace", "rpc.tls", "rpc.names"),
+    "client": ("v1", "rpc.address", "rpc.errors", "rpc.float32", "rpc.trace", "rpc.tls", "rpc.names"),
     "cli": ("client", "v1", "rpc.address", "rpc.errors", "rpc.trace", "rpc.tls", "rpc.names"),
     "training": ("engine",),
     "bench": (EVERYTHING,),

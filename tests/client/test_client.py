@@ -1,12 +1,16 @@
 """Both clients against a scripted router; every case runs through each."""
 
 import asyncio
+import contextlib
 import gc
 import socket
 import subprocess
 import sys
 import threading
 import time
+import weakref
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -169,6 +173,52 @@ async def test_a_cancellation_nobody_asked_for_is_a_lost_stream(router, script, 
     assert (await runner.call(router.address, "complete", "hi")).text == "ab"
 
 
+@asynccontextmanager
+async def _proxy(address: str, last_frame: Callable[[bytes], bytes]) -> AsyncIterator[str]:
+    """Before `address`; `last_frame`(stream id) ends its first connection, in place of the third DATA frame."""
+    num_data = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_data
+        from_router, to_router = await asyncio.open_connection(*address.split(":"))
+        pump = asyncio.create_task(_pump(reader, to_router))
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            while num_data != 3:
+                header = await from_router.readexactly(9)
+                body = await from_router.readexactly(int.from_bytes(header[:3]))
+                num_data += header[3] == 0
+                if num_data == 3:
+                    await asyncio.sleep(0.2)  # gRPC drops what the client has not taken yet
+                writer.write(last_frame(header[5:]) if num_data == 3 else header + body)
+                await writer.drain()
+        num_data += 1
+        pump.cancel()
+        to_router.close()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(65536):
+        writer.write(data)
+
+
+@pytest.mark.parametrize(
+    "last_frame",
+    [lambda stream: b"\0\0\4\3\0" + stream + b"\0\0\0\2", lambda stream: b"\0\0\0\0\1" + stream],
+    ids=["reset", "ended"],
+)
+async def test_an_answer_that_a_proxy_cut_off_is_resumed(router, script, runner, last_frame) -> None:
+    """Proxies that lose their router say so by ending the stream without a status, which gRPC calls INTERNAL."""
+    router.will(script.start(), script.tokens("a", 5), script.tokens("b", 6), script.Hang())
+    router.will(script.start(), script.tokens("b", 6), script.finish(2))
+    async with _proxy(router.address, last_frame) as address:
+        done = await runner.call(address, "complete", "hi", timeout_s=30.0)
+    assert (done.text, done.output_ids, done.num_resumes) == ("ab", (5, 6), 1)
+
+
 async def test_retries_in_a_row_are_bounded_and_progress_starts_anew(router, script, runner) -> None:
     policy = RetryPolicy(max_retries=1, initial_backoff_s=0.001)
     router.will(grpc.StatusCode.UNAVAILABLE)
@@ -219,10 +269,20 @@ async def test_overload_is_retried_only_if_asked(router, script, runner) -> None
 
 async def test_the_deadline_is_one_over_all_attempts(router, script, runner) -> None:
     router.will(script.start(), script.Hang())
-    with pytest.raises(DeadlineExceededError):
+    with pytest.raises(DeadlineExceededError) as caught:
         # Long enough to reach the router on a machine that pauses.
         await runner.call(router.address, "complete", "hi", timeout_s=2.0)
+    assert caught.value.request_id == "r1"  # for the router's log: the status of a deadline is gRPC's own
     assert await asyncio.to_thread(router.cancelled.wait, 30)
+
+
+async def test_errors_name_the_last_stream_that_the_router_began(router, script, runner) -> None:
+    router.will(script.start(request_id="r1"), grpc.StatusCode.UNAVAILABLE)
+    router.will(script.start(request_id="r2"), grpc.StatusCode.UNAVAILABLE)
+    router.will(grpc.StatusCode.UNAVAILABLE)
+    with pytest.raises(UnavailableError) as caught:
+        await runner.call(router.address, "complete", "hi", retry=RetryPolicy(max_retries=2, initial_backoff_s=0.001))
+    assert caught.value.request_id == "r2"
 
 
 async def test_the_deadline_counts_from_the_iteration(router, script, clock) -> None:
@@ -386,7 +446,7 @@ async def test_model_info_and_tokenize(router, runner) -> None:
         model="tiny",
         max_context=64,
         drafters=["model", "ngram"],
-        default_sampling=types_pb2.SamplingParams(temperature=0.0, stop=["x"]),
+        default_sampling=types_pb2.SamplingParams(temperature=0.0, min_p=0.05, stop=["x"]),
         verification_modes=[types_pb2.VERIFICATION_MODE_COUPLED, 77],
         verify_workers=[pb.WorkerInfo(address="a:1", hello=hello, state="ready", load={"free_pages": 3})],
         draft_workers=[pb.WorkerInfo(address="b:2", state="connecting", detail="refused")],
@@ -396,7 +456,7 @@ async def test_model_info_and_tokenize(router, runner) -> None:
     got = await runner.call(router.address, "model_info")
     assert (got.model, got.drafters, got.verification_modes) == ("tiny", ("model", "ngram"), ("coupled",))
     assert got.default_sampling.temperature == 0 and got.default_sampling.stop == ("x",)
-    assert got.default_sampling.top_p is None
+    assert got.default_sampling.top_p is None and got.default_sampling.min_p == 0.05  # float32 has another number
     assert (got.verify_workers[0].free_pages, got.verify_workers[0].step_costs[0].rows) == (3, 1)
     assert (got.draft_workers[0].role, got.draft_workers[0].detail) == ("draft", "refused")
 
@@ -567,6 +627,42 @@ def test_an_interrupted_client_takes_a_new_connection(router, script) -> None:
         assert client.complete("hi").text == "b"
 
 
+def test_an_interrupt_while_a_call_begins_takes_a_new_connection(router, script) -> None:
+    router.will(script.start(), script.tokens("b", 5), script.finish(1))
+    with Client(router.address, retry=FAST) as client:
+
+        class Stub:
+            def Generate(self, *args: Any, **options: Any) -> Any:
+                raise KeyboardInterrupt
+
+        stub = client.stub = Stub()
+        with pytest.raises(KeyboardInterrupt):
+            client.complete("hi")
+        assert client.stub is not stub
+        assert client.complete("hi").text == "b"
+
+
+def test_an_interrupted_connection_is_ended_by_nobody_who_could_not_wait(router, script) -> None:
+    """gRPC closes a channel that is dropped, and waits for calls of which the interrupt left no one to tell."""
+    router.will(script.start(), script.tokens("a", 5), script.Hang())
+    enders: list[threading.Thread] = []
+    with Client(router.address, retry=FAST) as client:
+        pieces = iter(client.generate("hi"))
+        next(pieces)
+        interrupted = weakref.ref(client._channel)
+        close = client._channel.close
+        client._channel.close = lambda: (enders.append(threading.current_thread()), close())
+        with pytest.raises(KeyboardInterrupt):
+            pieces.throw(KeyboardInterrupt())
+        gc.collect()
+        assert interrupted() is not None and not enders
+    deadline_s = time.monotonic() + 30.0
+    while not enders and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    (ender,) = enders
+    assert ender is not threading.main_thread() and ender.daemon
+
+
 def test_an_answer_is_iterated_once(router, script) -> None:
     router.will(script.start(), script.tokens("a", 5), script.finish(1))
     with Client(router.address) as client:
@@ -587,6 +683,31 @@ def test_an_interpreter_exits_with_a_client_and_a_stream_open(router, script) ->
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "a\n", "")
+
+
+@pytest.mark.parametrize(
+    ("deed", "printed"), [("print(client.complete('hi'), flush=True)", "b\n"), ("client.close()", "")]
+)
+def test_a_process_forked_off_beside_a_stream_takes_its_own_connection(router, script, deed, printed) -> None:
+    """gRPC gives up the one it inherits, whose calls and end hung beyond their deadlines."""
+    router.will(script.start(), script.tokens("a", 5), script.Hang())
+    if printed:
+        router.will(script.start(), script.tokens("b", 5), script.finish(1))
+    code = (
+        "import os, signal\n"
+        "from foretoken.client import Client\n"
+        f"client = Client({router.address!r}, timeout_s=60.0)\n"
+        "pieces = iter(client.generate('hi'))\n"
+        "print(next(pieces), flush=True)\n"
+        "child = os.fork()\n"
+        "if child:\n"
+        "    assert os.waitpid(child, 0)[1] == 0\n"
+        "else:\n"
+        "    signal.alarm(60)\n"
+        f"    {deed}\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, f"a\n{printed}"), done.stderr
 
 
 def test_every_error_is_a_foretoken_error() -> None:

@@ -17,6 +17,7 @@ from foretoken.client.config import RetryPolicy
 from foretoken.rpc.address import is_target
 from foretoken.rpc.errors import (
     ForetokenError,
+    InternalError,
     InvalidArgumentError,
     RequestCancelledError,
     ResourceExhaustedError,
@@ -36,6 +37,7 @@ _MIN_RESOLUTION_MS = 1_000
 _KEEPALIVE_TIME_MS = 30_000  # a router disconnects those who ping more often than every 5 s
 _KEEPALIVE_TIMEOUT_MS = 10_000
 _TOO_LARGE = re.compile(r"message larger than max \((\d+) vs\. (\d+)\)")  # gRPC's words, at either end
+_CUT_OFF = re.compile(r"RST_STREAM|END_STREAM")  # its words where a stream ends without a status: so do proxies
 
 
 def check_settings(address: str, tls: ClientTls | None, retry: RetryPolicy | None) -> None:
@@ -89,12 +91,14 @@ def call_metadata(source: Span) -> tuple[tuple[str, str], ...]:
 
 
 def call_error(error: grpc.RpcError, is_cancelled: bool) -> ForetokenError:
-    """The typed error of a failed call; a cancellation that the caller did not ask for is a lost stream."""
+    """The typed error of a failed call; a cancellation that the caller did not ask for is a lost stream, as is what a
+    proxy ends that has lost its router."""
     typed = from_rpc_error(error)
     if isinstance(typed, ResourceExhaustedError) and (sizes := _TOO_LARGE.search(str(typed))):
         num_bytes, most = (int(size) for size in sizes.groups())  # no overload: it will not fit later either
         return InvalidArgumentError("message", num_bytes, f"must be at most {most} bytes", request_id=typed.request_id)
-    if isinstance(typed, RequestCancelledError) and not is_cancelled:
+    is_cut_off = isinstance(typed, InternalError) and not typed.request_id and _CUT_OFF.search(str(typed))
+    if is_cut_off or (isinstance(typed, RequestCancelledError) and not is_cancelled):
         return UnavailableError(f"the stream was cut off: {typed}", request_id=typed.request_id)
     return typed
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from foretoken.client.config import Sampling, VerificationMode
 from foretoken.client.modes import FROM_PROTO
+from foretoken.rpc.float32 import shortest
 from foretoken.v1 import generation_pb2 as pb
 from foretoken.v1 import types_pb2
 
@@ -136,10 +137,15 @@ class ModelInfo:
 
 def _sampling(message: types_pb2.SamplingParams) -> Sampling:
     scalars: dict[str, Any] = {
-        field.name: getattr(message, field.name)
+        field.name: _written(getattr(message, field.name))
         for field in fields(Sampling)
         if field.name not in (*_LISTS, "logit_bias") and message.HasField(field.name)
     }
     lists: dict[str, Any] = {name: tuple(getattr(message, name)) for name in _LISTS if getattr(message, name)}
-    bias = {entry.token_id: entry.bias for entry in message.logit_bias}
+    bias = {entry.token_id: shortest(entry.bias) for entry in message.logit_bias}
     return Sampling(**scalars, **lists, logit_bias=bias or None)
+
+
+def _written(value: object) -> object:
+    """0.95 where the message's float32 is 0.949999988: what rules go by."""
+    return shortest(value) if isinstance(value, float) else value

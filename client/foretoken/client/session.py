@@ -21,6 +21,8 @@ class Session:
         self._pieces: list[Piece] = []
         self._finish: pb.GenerateFinish | None = None
         self._num_resumes = 0
+        self._request_id = ""
+        """Of the last stream whose first message came."""
         self.start: pb.GenerateStart | None = None
         """The first message of the first stream."""
 
@@ -60,8 +62,11 @@ class Session:
         if event == "start":
             self._num_resumes += self.start is not None
             self.start = self.start or response.start
+            self._request_id = response.start.request_id
         elif self.start is None or self._finish is not None:
-            raise InternalError(f"the router sent {event or 'an unknown event'} out of order")
+            raise InternalError(
+                f"the router sent {event or 'an unknown event'} out of order", request_id=self._request_id
+            )
         elif event == "tokens":
             piece = Piece.from_proto(response.tokens)
             if self._pieces and not piece.tokens and not self._pieces[-1].tokens:
@@ -82,9 +87,11 @@ class Session:
         """Seconds to wait before asking again, after a stream broke with `error` (None = it just ended too early).
 
         Raises:
-            ForetokenError: `error`, when it is final.
+            ForetokenError: `error`, when it is final; a deadline's, or a lost router's, has no request id of its own.
         """
-        return self._retries.delay_after(error or UnavailableError("the stream ended before the answer did"))
+        error = error or UnavailableError("the stream ended before the answer did")
+        error.request_id = error.request_id or self._request_id
+        return self._retries.delay_after(error)
 
     def completion(self) -> Completion:
         """The whole answer, once finished."""

@@ -5,6 +5,7 @@ Waits; what to ask and what an answer means is decided in `session` and `retry`.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Generator, Sequence
 from types import TracebackType
@@ -89,10 +90,11 @@ class Generation:
                 self._raise_if_cancelled()
                 request, timeout_s = self._session.next_request()
                 error = None
-                call = self._call = self._begin(request, timeout_s, call_metadata(span))
-                if self._cancelled.is_set():  # by another thread, which may not have seen this call
-                    call.cancel()
+                call = None
                 try:
+                    call = self._call = self._begin(request, timeout_s, call_metadata(span))
+                    if self._cancelled.is_set():  # by another thread, which may not have seen this call
+                        call.cancel()
                     for response in call:
                         piece = self._session.feed(response)
                         if piece is not None:
@@ -104,7 +106,8 @@ class Generation:
                     self._client.reconnect()
                     raise
                 finally:
-                    call.cancel()
+                    if call is not None:
+                        call.cancel()
                 if self._session.is_finished:
                     return
                 self._cancelled.wait(self._session.delay_after(error))
@@ -129,7 +132,7 @@ class Generation:
 
     def _begin(self, request: pb.GenerateRequest, timeout_s: float | None, metadata: Any) -> Any:
         try:
-            return self._client.stub.Generate(request, timeout=timeout_s, metadata=metadata)
+            return self._client.current_stub().Generate(request, timeout=timeout_s, metadata=metadata)
         except ValueError:  # another thread has just closed the channel
             self._raise_if_cancelled()
             raise
@@ -183,7 +186,7 @@ class Client:
         self._lock = threading.Lock()  # guards _answers
         self._channel_options = channel_options(address, tls)
         self._credentials = tls.credentials() if tls else None
-        self.reconnect()
+        self._connect()
 
     @property
     def is_closed(self) -> bool:
@@ -238,7 +241,21 @@ class Client:
 
     def reconnect(self) -> None:
         """Later calls take a new connection, as after an interrupt: it may have hit gRPC's own code where it held the
-        connection's lock, which then nobody gives back. Calls of other threads stay on the old one."""
+        connection's lock, or before anyone waited for a call's events, and whoever ends that connection waits for ever.
+        So a thread ends it, with the client; calls of other threads stay on it until then."""
+        interrupted = self._channel
+        self._connect()
+        threading.Thread(target=_end, args=(interrupted, self._closed), daemon=True).start()
+
+    def current_stub(self) -> Any:
+        """The router's methods. A process that was forked off takes a connection of its own: gRPC gives up one that
+        had a call in progress then, and its calls would wait for ever."""
+        if self._process_id != os.getpid():
+            self.reconnect()
+        return self.stub
+
+    def _connect(self) -> None:
+        self._process_id = os.getpid()
         self._channel = (
             grpc.secure_channel(self.address, self._credentials, self._channel_options)
             if self._credentials
@@ -254,6 +271,7 @@ class Client:
             answers = list(self._answers)
         for answer in answers:  # one may be waiting to ask again
             answer.cancel()
+        self.current_stub()  # what a process that was forked off has inherited would wait for ever, too
         self._channel.close()
 
     def __enter__(self) -> Self:
@@ -270,7 +288,7 @@ class Client:
         with call_span(method_name) as span:
             while True:
                 try:
-                    return getattr(self.stub, method_name)(
+                    return getattr(self.current_stub(), method_name)(
                         request, timeout=retries.remaining_s(), metadata=call_metadata(span)
                     )
                 except grpc.RpcError as broken:
@@ -291,3 +309,9 @@ class Client:
     def _raise_if_closed(self) -> None:
         if self.is_closed:
             raise RuntimeError("the client is closed")
+
+
+def _end(channel: grpc.Channel, closed: threading.Event) -> None:
+    """Closes `channel` once the client is closed; until then none but this thread drops it, which closes it, too."""
+    closed.wait()
+    channel.close()
