@@ -11,8 +11,10 @@ from hypothesis import HealthCheck, settings
 from tests.clock import CLOCK, Clock
 
 CLOCK.install()
-# An example that a pause of the machine makes slow is no fault.
-settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# An example that a pause of the machine makes slow is no fault. Those of every run are the same, so that one that fails
+# is the change's; `--hypothesis-profile=search` looks for others.
+settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("tests", settings.get_profile("search"), derandomize=True)
 settings.load_profile("tests")
 # Read when torch is imported. Its threads spin otherwise, which on two cores beside services holds everything up.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
