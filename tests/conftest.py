@@ -24,6 +24,11 @@ os.environ["no_grpc_proxy"] = "127.0.0.1,localhost"
 import torch  # noqa: E402
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+
+
 class FakeRunner:
     """A deterministic language model over ids whose KV is the ids themselves, kept in paged slots.
 

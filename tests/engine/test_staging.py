@@ -34,6 +34,5 @@ def test_on_a_cpu_they_are_the_arrays_themselves() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_on_a_gpu_they_arrive() -> None:
     check(to_device(COLUMNS, torch.device("cuda")))

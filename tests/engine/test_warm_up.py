@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from foretoken.engine.batch import Segment
 from foretoken.engine.config import EngineConfig
@@ -81,7 +80,6 @@ def test_a_load_on_the_cpu_compiles_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_after_a_load_on_a_device_no_request_waits_for_the_compiler(
     dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

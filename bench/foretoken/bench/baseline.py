@@ -57,10 +57,12 @@ class Baseline:
         draft: str | None,
         dtype: str,
         sampling: BaselineSampling,
+        device: str = "cpu",
         is_timed: bool = True,
     ) -> None:
         """`is_timed`: its seconds are wanted, so it runs alone; otherwise other work may want the cores meanwhile."""
         self._sampling = sampling
+        self._is_on_cpu = device == "cpu"
         self.num_threads: dict[str, int] = {}
         environment = {k: v for k, v in os.environ.items() if k not in SERVICE_ONLY_VARIABLES}
         if not is_timed:  # threads that spin hold up those they wait for: beside other work 46 s instead of 2
@@ -73,7 +75,7 @@ class Baseline:
             start_new_session=True,  # Ctrl-C in a terminal reaches the benchmark only, which ends this
             env={**environment, "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"},
         )
-        self._ask({"target": target, "draft": draft, "dtype": dtype})
+        self._ask({"target": target, "draft": draft, "dtype": dtype, "device": device})
 
     def __enter__(self) -> "Baseline":
         return self
@@ -119,8 +121,11 @@ class Baseline:
         return float(self._ask(request)["gap"])
 
     def choose_num_threads(self, methods: Sequence[str], prompt: str, max_new_tokens: int) -> dict[str, int]:
-        """Time each method on one prompt with 1, 2, 4, ... threads up to all cores; keep and return the fastest."""
-        candidates = sorted({min(2**power, num_cores()) for power in range(num_cores().bit_length() + 1)})
+        """Time each method on one prompt with 1, 2, 4, ... threads up to all cores; keep and return the fastest.
+
+        On a GPU there is nothing to choose: all cores."""
+        powers = range(num_cores().bit_length() + 1) if self._is_on_cpu else ()
+        candidates = sorted({num_cores(), *(min(2**power, num_cores()) for power in powers)})
         for method in methods:
             self.generate(method, prompt, max_new_tokens, num_threads=candidates[-1])
             seconds = {

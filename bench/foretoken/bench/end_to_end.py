@@ -202,7 +202,7 @@ async def run(options: Options) -> int:
         draft_threads=options.draft_threads,
         compile=options.compile,
         prefix_caching=False,  # the same prompts are asked again and again
-        verify_options=options.worker_options,
+        verify_options=options.verify_options,
         draft_options=options.worker_options,
     )
     sampling = BaselineSampling(options.temperature, options.top_p)
@@ -215,7 +215,7 @@ async def run(options: Options) -> int:
         if options.no_transformers:
             measurements, num_threads = await measure(options, stack, None, prompts), {}
         else:
-            with Baseline(options.target, options.draft, options.dtype, sampling) as baseline:
+            with Baseline(options.target, options.draft, options.dtype, sampling, options.device) as baseline:
                 measurements, num_threads = await measure(options, stack, baseline, prompts), baseline.num_threads
     result = report(options, measurements, info)
     for line in measurements.identity.differences:

@@ -32,6 +32,7 @@ class Options:
     temperature: float
     top_p: float
     dtype: str
+    device: str
     concurrency: int
     repeats: int
     verify_threads: int | None
@@ -46,9 +47,14 @@ class Options:
 
     @property
     def worker_options(self) -> list[str]:
-        """Room for the draft blocks asked for."""
+        """The device, and room for the draft blocks asked for."""
         is_long = (self.num_draft_tokens or 0) > DraftWorkerSettings.model_fields["max_draft_tokens"].default
-        return ["--max-draft-tokens", str(self.num_draft_tokens)] if is_long else []
+        return ["--device", self.device, *(["--max-draft-tokens", str(self.num_draft_tokens)] if is_long else [])]
+
+    @property
+    def verify_options(self) -> list[str]:
+        """The verify worker's, which leaves half of a GPU's memory to the other processes."""
+        return [*self.worker_options, "--kv-memory-fraction", "0.5"]
 
     @property
     def is_comparable_with_transformers(self) -> bool:
@@ -84,6 +90,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     add("--temperature", type=temperature, default=0.0, help="0 = greedy")
     add("--top-p", type=float, default=1.0, help="nucleus, for both sides")
     add("--dtype", choices=DTYPES, default="bfloat16", help="of all models on both sides")
+    add("--device", default="cpu", help="of all models on both sides, e.g. cuda:0")
     add("--concurrency", type=positive, default=1, help="above 1: also total tokens/s with so many streams at once")
     add("--repeats", type=positive, default=1, help="passes over the prompts")
     add("--verify-threads", type=positive, help="threads of the verify worker (default: its own choice)")

@@ -55,10 +55,11 @@ def _run(options: argparse.Namespace) -> int:
         "top_p": TOP_P,
         "few_pages": options.few_pages,
         "compile": options.compile,
+        "device": options.device,
         "prefix_caching": options.prefix_caching,
     }
     store = IdentityStore(options.out, manifest)
-    shared = (options.max_new_tokens, options.few_pages, options.compile, options.prefix_caching)
+    shared = (options.max_new_tokens, options.few_pages, options.compile, options.device, options.prefix_caching)
     config = RunnerConfig(options.target, options.draft, *shared)
     print(f"{len(cells)} cells, {len(prompts)} prompts, {len(store.done)} cells done already\n{RULE}\n", flush=True)
     asyncio.run(MatrixRunner(config, prompts, store, _print_cell).run(cells))
@@ -115,6 +116,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--out", type=Path, default=Path("runs/identity"), help="folder of the results; resumed when it exists")
     add("--few-pages", type=positive, default=64, help="KV pages in the cells that force preemption")
     add("--compile", choices=("auto", "on", "off"), default="auto", help="torch.compile in the workers")
+    add("--device", default="cpu", help="of all models on both sides, e.g. cuda:0")
     add("--prefix-caching", action="store_true", help="let cells find the KV that cells before them left")
     return parser.parse_args(arguments)
 

@@ -35,6 +35,8 @@ class RunnerConfig:
     few_pages: int
     """KV pages of the verify worker in the cells that force preemption."""
     compile: str
+    device: str = "cpu"
+    """Of all models, those of `generate()` too."""
     prefix_caching: bool = False
     """Whether cells find KV of the cells before them. It hides what would differ in the prompts' own rows."""
 
@@ -75,6 +77,8 @@ class MatrixRunner:
 
     def _services(self, dtype: str, has_few_pages: bool, drafters: Sequence[str]) -> LocalServicesConfig:
         config = self._config
+        on_device = ("--device", config.device)
+        few_pages = ("--num-pages", str(config.few_pages)) if has_few_pages else ()
         return LocalServicesConfig(
             target=config.target,
             draft=config.draft,
@@ -82,7 +86,8 @@ class MatrixRunner:
             dtype=dtype,
             compile=config.compile,
             prefix_caching=config.prefix_caching,
-            verify_options=("--num-pages", str(config.few_pages)) if has_few_pages else (),
+            verify_options=(*on_device, "--kv-memory-fraction", "0.5", *few_pages),  # half a GPU for the others
+            draft_options=on_device,
         )
 
     async def _run_with_reference(self, cell: Cell, stack: Stack) -> None:
@@ -175,7 +180,8 @@ class MatrixRunner:
 
     def _float32_baseline(self) -> Baseline:
         if self._baseline is None:
-            self._baseline = Baseline(self._config.target, None, "float32", BaselineSampling(), is_timed=False)
+            config = self._config
+            self._baseline = Baseline(config.target, None, "float32", BaselineSampling(), config.device, is_timed=False)
         return self._baseline
 
 

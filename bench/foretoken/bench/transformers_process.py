@@ -27,13 +27,16 @@ class Models:
     tokenizer: Any
 
     @classmethod
-    def load(cls, target: str, draft: str | None, dtype: str) -> "Models":
-        """Load both models on the CPU in one dtype."""
-        load: Any = AutoModelForCausalLM.from_pretrained
-        torch_dtype = getattr(torch, dtype)
+    def load(cls, target: str, draft: str | None, dtype: str, device: str) -> "Models":
+        """Load both models on one device in one dtype."""
+
+        def load(name: str) -> Any:
+            from_pretrained: Any = AutoModelForCausalLM.from_pretrained
+            return from_pretrained(name, dtype=getattr(torch, dtype)).eval().to(device)
+
         return cls(
-            target=load(target, dtype=torch_dtype).eval(),
-            draft=load(draft, dtype=torch_dtype).eval() if draft else None,
+            target=load(target),
+            draft=load(draft) if draft else None,
             tokenizer=AutoTokenizer.from_pretrained(target),
         )
 
@@ -41,21 +44,18 @@ class Models:
         """Answer one `generate` request: output ids (prompt excluded), prompt ids, seconds inside `generate()`."""
         torch.set_num_threads(request["num_threads"])
         torch.manual_seed(request.get("seed", 0))
-        inputs = self.tokenizer(request["prompt"], return_tensors="pt")
+        inputs = self.tokenizer(request["prompt"], return_tensors="pt").to(self.target.device)
         arguments = {**_sampling(request), **self._method(request), **self._end(request)}
         start = time.perf_counter()
         output = self.target.generate(**inputs, max_new_tokens=request["max_new_tokens"], **arguments)
+        ids: list[int] = output[0].tolist()  # which waits for a GPU
         seconds = time.perf_counter() - start
         num_prompt = inputs.input_ids.shape[1]
-        return {
-            "prompt_ids": output[0, :num_prompt].tolist(),
-            "ids": output[0, num_prompt:].tolist(),
-            "seconds": seconds,
-        }
+        return {"prompt_ids": ids[:num_prompt], "ids": ids[num_prompt:], "seconds": seconds}
 
     def gap(self, request: dict[str, Any]) -> dict[str, Any]:
         """Top-2 logit gap of greedy decoding where it chooses output token `position` (0-based)."""
-        inputs = self.tokenizer(request["prompt"], return_tensors="pt")
+        inputs = self.tokenizer(request["prompt"], return_tensors="pt").to(self.target.device)
         output = self.target.generate(
             **inputs,
             max_new_tokens=request["position"] + 1,
@@ -109,7 +109,7 @@ def main() -> None:
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     first = json.loads(sys.stdin.readline())
-    models = Models.load(first["target"], first.get("draft"), first["dtype"])
+    models = Models.load(first["target"], first.get("draft"), first["dtype"], first["device"])
     print(json.dumps({"vocab_size": models.target.config.vocab_size}), file=replies, flush=True)
     with torch.inference_mode():
         serve(models, sys.stdin, replies)

@@ -15,10 +15,7 @@ from foretoken.engine.sampling import SamplingParams
 from foretoken.engine.self_check import forward_in_chunks, forward_together
 from tests.engine.tiny import CONFIGS, save_tiny
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 FAMILIES = [family for family in CONFIGS if family != "mixtral"]
 
 

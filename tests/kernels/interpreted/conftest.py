@@ -104,8 +104,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> torch.device:
     """The interpreter's device, and the one where the kernels are compiled."""
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     return torch.device(request.param)
 
 
