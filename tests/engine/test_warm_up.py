@@ -85,7 +85,8 @@ def test_after_a_load_on_a_device_no_request_waits_for_the_compiler(
 ) -> None:
     from triton import knobs
 
-    config = EngineConfig(save_tiny(tmp_path, "llama"), dtype=dtype, device="cuda", compile="off", num_pages=64)
+    options = {"dtype": dtype, "device": "cuda", "compile": "off", "num_pages": 64, "page_size": 4}
+    config = EngineConfig(save_tiny(tmp_path, "llama"), **options)
     runner = ModelRunner.load(config)
     compiled: list[str] = []
     monkeypatch.setattr(knobs.runtime, "jit_cache_hook", lambda **keywords: compiled.append(keywords["repr"]))
