@@ -13,7 +13,9 @@ from foretoken.kernels.rows import PagedRows, TreePaths
 @pytest.mark.parametrize(
     ("num_rows", "max_length", "num_splits"),
     [
-        (16, 1024, 1),  # a second kernel would not pay
+        (16, 1024, 4),
+        (16, 200, 1),
+        (256, 4096, 1),
         (16, 16384, 16),
         (16, 131072, 16),
         (64, 16384, 4),
@@ -21,7 +23,7 @@ from foretoken.kernels.rows import PagedRows, TreePaths
         (256, 16384, 1),
     ],
 )
-def test_a_recorded_launch_divides_long_contexts_though_most_blocks_may_be_empty(
+def test_a_recorded_launch_divides_the_keys_though_most_blocks_may_be_empty(
     num_rows: int, max_length: int, num_splits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """32 and 8 heads, and room for a sequence a row, as a forward is recorded."""

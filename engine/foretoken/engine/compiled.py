@@ -145,7 +145,7 @@ def join_linears(graph: fx.GraphModule, model: Any) -> int:
             readers.setdefault(node.args[0], []).append(node)
     num_joined = 0
     for source, nodes in readers.items():
-        packed = [_constant(graph, node.args[1]) for node in nodes]
+        packed = [constant_of(graph, node.args[1]) for node in nodes]
         if len(nodes) < 2 or any(tensor is None or id(tensor) not in owners for tensor in packed):
             continue
         modules = [owners[id(tensor)] for tensor in packed]
@@ -158,7 +158,8 @@ def join_linears(graph: fx.GraphModule, model: Any) -> int:
     return num_joined
 
 
-def _constant(graph: fx.GraphModule, node: Any) -> Tensor | None:
+def constant_of(graph: fx.GraphModule, node: Any) -> Tensor | None:
+    """The weight that a node of the graph stands for, None where it stands for another thing."""
     found = getattr(graph, str(node.target), None) if isinstance(node, fx.Node) and node.op == "get_attr" else None
     return found if isinstance(found, Tensor) else None
 
@@ -192,5 +193,6 @@ def _join(graph: fx.GraphModule, source: fx.Node, nodes: list[fx.Node], modules:
             end = start + module.num_outputs
             part = graph.graph.call_function(torch.ops.aten.slice.Tensor, (product, last_dim, start, end))
             node.replace_all_uses_with(part)
-            graph.graph.erase_node(node)
             start = end
+    for node in nodes:
+        graph.graph.erase_node(node)

@@ -3,6 +3,7 @@
 One thread owns a runner. Row r of the logits depends on its own sequence and position only, to the last bit.
 """
 
+import gc
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -83,6 +84,18 @@ class ModelRunner:
             ModelRefusedError: the model cannot be served exactly, with the reason.
         """
         report = progress or (lambda stage, fraction: None)
+        if model.device.type != "cuda" or config.compile != "auto":
+            return cls._prepared(config, model, info, report)
+        try:
+            return cls._prepared(replace(config, compile="on"), model, info, report)
+        except ModelRefusedError as error:
+            # A GPU's forward is compiled before it is checked, so what is refused may serve as it is.
+            _LOG.warning("the model is tried eagerly, which is slower: %s", error)
+        gc.collect()  # the device's memory that the first try holds
+        return cls._prepared(replace(config, compile="off"), model, info, report)
+
+    @classmethod
+    def _prepared(cls, config: EngineConfig, model: Any, info: ModelInfo, report: Progress) -> "ModelRunner":
         num_threads = config.num_threads or torch.get_num_threads()
         shapes = _probe(model, info.max_context)
         sequences = sample_sequences(info.vocab_size, info.max_context, config.max_batch_rows)

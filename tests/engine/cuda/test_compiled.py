@@ -1,14 +1,18 @@
 """The traced forward: nothing in it adds numbers up but our own operators, and it holds for any number of rows."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from foretoken.engine.batch import Segment, build_batch
 from foretoken.engine.compiled import trace_call
 from foretoken.engine.cuda import forward as cuda_forward
-from foretoken.engine.cuda.compiled import compile_call
+from foretoken.engine.cuda.compiled import compile_call, join_linears
+from foretoken.engine.cuda.row_linear import RowLinear
+from foretoken.engine.forward import ModelCall
 from tests.engine.cuda.test_forward import PAGE_SIZE, batches, load
 
 SUMS = ("mm", "addmm", "bmm", "baddbmm", "linear", "mean", "sum", "matmul", "cumsum")
@@ -54,3 +58,58 @@ def test_compiled_rows_have_the_same_bits_in_any_company(tmp_path: Path) -> None
             chunk = ids[start : start + num_rows]
             batch = build_batch([Segment(pages, start, chunk, len(chunk))], PAGE_SIZE, 64)
             assert torch.equal(forward(batch), whole[start : start + len(chunk)])
+
+
+@pytest.mark.parametrize(("family", "num_joined"), [("llama", 4), ("gemma2", 4), ("gpt2", 0)])
+@torch.inference_mode()
+def test_layers_that_read_the_same_rows_are_one_product(
+    family: str, num_joined: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two transformer layers: query, key and value, and gate and up."""
+    forward, _, _ = load(tmp_path, family)
+    separate = [forward(batch).clone() for batch in batches()]
+    found: list[tuple[int, int, int]] = []
+
+    def join_only(call: ModelCall, example: Sequence[torch.Tensor], model: nn.Module, cache_dir: Path) -> object:
+        graph = trace_call(call, example)
+        num_before = _num_products(graph)
+        found.append((join_linears(graph, model), num_before, _num_products(graph)))
+        _check_memory(graph, model)
+        return graph
+
+    monkeypatch.setattr(cuda_forward, "compile_call", join_only)
+    forward.compile(tmp_path)
+    ((joined, num_before, num_after),) = found
+    assert joined == num_joined and num_before - num_after == 3 * num_joined // 2
+    for batch, expected in zip(batches(), separate, strict=True):
+        torch.testing.assert_close(forward(batch), expected, rtol=0, atol=1e-5)
+
+
+def _num_products(graph: torch.fx.GraphModule) -> int:
+    return sum(node.target is torch.ops.foretoken_rows.linear.default for node in graph.graph.nodes)
+
+
+def _check_memory(graph: torch.fx.GraphModule, model: nn.Module) -> None:
+    """Each joined layer's own weight is a part of the joined one."""
+    storages = {part.untyped_storage().data_ptr() for name, part in graph.named_buffers() if "joined" in name}
+    weights = [layer.weight for layer in model.modules() if isinstance(layer, RowLinear)]
+    parts = [weight for weight in weights if weight.untyped_storage().data_ptr() in storages]
+    joined = sum(len(part) for name, part in graph.named_buffers() if "joined" in name and part.dim() == 2)
+    assert sum(len(part) for part in parts) == joined
+
+
+@pytest.mark.parametrize("num_depths", [1, 2])
+@torch.inference_mode()
+def test_biases_are_joined_too_but_no_layer_that_several_depths_share(num_depths: int) -> None:
+    layers = [RowLinear(torch.randn(3, 3), torch.randn(3)) for _ in range(2)]
+
+    def call(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        for _ in range(num_depths):
+            x = layers[0](x) * layers[1](x)
+        return x
+
+    example = [torch.randn(1, 5, 3), torch.zeros(2), torch.zeros(2)]
+    expected = call(*example)
+    graph = trace_call(call, example)
+    assert join_linears(graph, nn.ModuleList(layers)) == (1 if num_depths == 1 else 0)
+    torch.testing.assert_close(graph(*example), expected)

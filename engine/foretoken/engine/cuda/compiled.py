@@ -4,21 +4,91 @@ Products, sums and attention stay opaque operators, so nothing that adds numbers
 differently from one process to the next changes no bit.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, fx, nn
 
-from foretoken.engine.compiled import compile_traced, trace_call
+from foretoken.engine.compiled import compile_traced, constant_of, trace_call
+from foretoken.engine.cuda import operators  # noqa: F401 - defines what the graph calls
+from foretoken.engine.cuda.row_linear import RowLinear
 from foretoken.engine.forward import ModelCall
 
 _OPTIONS = {"size_asserts": False, "nan_asserts": False, "fallback_random": False}
 
 
-def compile_call(call: ModelCall, example: Sequence[Tensor], cache_dir: Path) -> ModelCall:
-    """Trace and compile for any number of rows.
+def compile_call(call: ModelCall, example: Sequence[Tensor], model: nn.Module, cache_dir: Path) -> ModelCall:
+    """Trace and compile for any number of rows. Joined weights replace the separate ones in `model`.
 
     Raises:
         Exception: whatever the tracer or the compiler raises for a model they cannot take.
     """
-    return compile_traced(lambda: trace_call(call, example), example, _OPTIONS, cache_dir)
+
+    def trace() -> fx.GraphModule:
+        graph = trace_call(call, example)
+        join_linears(graph, model)
+        return graph
+
+    return compile_traced(trace, example, _OPTIONS, cache_dir)
+
+
+def join_linears(graph: fx.GraphModule, model: nn.Module) -> int:
+    """Make one product of the linear layers that read the same rows (query, key, value; gate, up); returns how many.
+
+    A product's order of summation follows from its shape, so the joined one may have other bits than the separate ones.
+    """
+    owners = {id(module.weight): module for module in model.modules() if isinstance(module, RowLinear)}
+    readers: dict[fx.Node, list[tuple[fx.Node, RowLinear]]] = {}
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and node.target is torch.ops.foretoken_rows.linear.default:
+            owner = owners.get(id(constant_of(graph, node.args[1])))
+            if owner is not None:
+                readers.setdefault(_rows_read(node), []).append((node, owner))
+    num_uses = Counter(layer for group in readers.values() for _, layer in group)
+    groups = [group for group in readers.values() if _can_join([layer for _, layer in group], num_uses)]
+    for index, group in enumerate(groups):
+        _join(graph, group, f"_joined_linear_{index}")
+    graph.graph.eliminate_dead_code()
+    graph.delete_all_unused_submodules()
+    graph.recompile()
+    return len(groups)
+
+
+def _rows_read(linear: fx.Node) -> fx.Node:
+    """What a product reads, before it was made flat: each does so by itself."""
+    rows: Any = linear.args[0]
+    while rows.target in (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default):
+        rows = rows.args[0]
+    return rows  # type: ignore[no-any-return]
+
+
+def _can_join(layers: list[RowLinear], num_uses: Counter[RowLinear]) -> bool:
+    """Alike, and each used once: a layer that several depths share would be there once for each."""
+    kinds = {(layer.weight.shape[1], layer.bias is None) for layer in layers}
+    return len(layers) > 1 and len(kinds) == 1 and all(num_uses[layer] == 1 for layer in layers)
+
+
+def _join(graph: fx.GraphModule, group: list[tuple[fx.Node, RowLinear]], name: str) -> None:
+    layers = [layer for _, layer in group]
+    graph.register_buffer(name, torch.cat([layer.weight for layer in layers]))
+    joined = graph.get_buffer(name)
+    bounds = [0]
+    for layer in layers:  # whoever reads them separately reads the same memory
+        bounds.append(bounds[-1] + len(layer.weight))
+        layer.weight = nn.Parameter(joined[bounds[-2] : bounds[-1]], requires_grad=False)
+    biases = [layer.bias for layer in layers if layer.bias is not None]
+    if biases:
+        graph.register_buffer(f"{name}_bias", torch.cat(biases))
+    first = group[0][0]
+    with graph.graph.inserting_before(first):
+        weight = graph.graph.get_attr(name)
+        bias = graph.graph.get_attr(f"{name}_bias") if biases else None
+        product = graph.graph.call_function(first.target, (first.args[0], weight, bias))  # type: ignore[arg-type]
+        for (node, _), start, end in zip(group, bounds, bounds[1:], strict=False):
+            part = graph.graph.call_function(torch.ops.aten.slice.Tensor, (product, 1, start, end))
+            node.replace_all_uses_with(part)
+    for node, _ in group:
+        graph.graph.erase_node(node)

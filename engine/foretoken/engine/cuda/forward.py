@@ -47,6 +47,7 @@ class CudaForward:
         self.name = name
         self.is_compiled = False
         """Whether the model runs as one compiled function."""
+        self._model = model
         self._device: torch.device = model.device
         self._context = StepContext()
         self._lengths = length_bounds(max_context)
@@ -97,7 +98,7 @@ class CudaForward:
         """
         inputs = StepInputs(EXAMPLE_ROWS, EXAMPLE_LOGITS, 1, self._scratch_page, self._device)
         self._context.paged = PagedContext(self._pool, inputs.make_rows(self._lengths[0]))
-        self.model_call = compile_call(self.model_call, inputs.model_arguments(), cache_dir)
+        self.model_call = compile_call(self.model_call, inputs.model_arguments(), self._model, cache_dir)
         self.is_compiled = True
 
     @torch.inference_mode()

@@ -16,7 +16,6 @@ from foretoken.kernels.rows import PagedRows
 
 _BLOCK_QUERIES = 32
 _TARGET_PROGRAMS = 264  # two for each multiprocessor of an H200; with fewer, chunks are spread over programs too
-_MANY_CHUNKS = 64  # by one program they take far longer than a second kernel and programs that find no queries
 _MAX_PART_BYTES = 1 << 28  # chunks' results in memory; what would take more is not divided
 CHUNK = tl.constexpr(CHUNK_SIZE)
 
@@ -47,12 +46,12 @@ def attention_triton(
     largest_row_bytes = max(block_key, block_value) * query.element_size()
     num_blocks = num_rows // rows_per_block + len(rows.page_starts) - 1  # no fewer than there are
     num_chunks = -(-rows.max_length // CHUNK_SIZE) if rows.max_length else 1
-    num_splits = min(num_chunks, max(1, _TARGET_PROGRAMS // (num_blocks * num_heads)))
     part_bytes = num_rows * num_query_heads * num_chunks * (value_size + 2) * 4
-    if num_chunks >= _MANY_CHUNKS and part_bytes <= _MAX_PART_BYTES:
-        # A recorded launch has room for as many sequences as rows: most of its blocks may be empty, these cannot.
-        num_full_blocks = triton.cdiv(num_rows, rows_per_block)
-        num_splits = min(num_chunks, max(1, _TARGET_PROGRAMS // (num_full_blocks * num_heads)))
+    # A recorded launch has room for as many sequences as rows: most of its blocks may be empty, these cannot.
+    num_full_blocks = triton.cdiv(num_rows, rows_per_block)
+    num_splits = min(num_chunks, max(1, _TARGET_PROGRAMS // (num_full_blocks * num_heads)))
+    if part_bytes > _MAX_PART_BYTES:
+        num_splits = 1
     is_split = num_splits > 1
     parts = [out] * 3
     if is_split:
