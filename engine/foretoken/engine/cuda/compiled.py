@@ -79,14 +79,15 @@ def _join(graph: fx.GraphModule, group: list[tuple[fx.Node, RowLinear]], name: s
     for layer in layers:  # whoever reads them separately reads the same memory
         bounds.append(bounds[-1] + len(layer.weight))
         layer.weight = nn.Parameter(joined[bounds[-2] : bounds[-1]], requires_grad=False)
-    biases = [layer.bias for layer in layers if layer.bias is not None]
+    biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]
     if biases:
         graph.register_buffer(f"{name}_bias", torch.cat(biases))
     first = group[0][0]
     with graph.graph.inserting_before(first):
         weight = graph.graph.get_attr(name)
         bias = graph.graph.get_attr(f"{name}_bias") if biases else None
-        product = graph.graph.call_function(first.target, (first.args[0], weight, bias))  # type: ignore[arg-type]
+        arguments = (first.args[0], weight, bias)
+        product = graph.graph.call_function(torch.ops.foretoken_rows.linear.default, arguments)
         for (node, _), start, end in zip(group, bounds, bounds[1:], strict=False):
             part = graph.graph.call_function(torch.ops.aten.slice.Tensor, (product, 1, start, end))
             node.replace_all_uses_with(part)

@@ -92,17 +92,26 @@ at::Tensor attend_any(const at::Tensor& query, const at::Tensor* key, const at::
   return out;
 }
 
+// Without a stream: where the compiler links a C++ library of its own, beside torch's, one crashes on numbers.
+std::string text(at::IntArrayRef sizes) {
+  std::string list;
+  for (const int64_t size : sizes) list += (list.empty() ? "" : ", ") + std::to_string(size);
+  return "[" + list + "]";
+}
+
 // What is not as the caches are would be written beyond its place in them.
 void check_fits(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const Layer& layer) {
   const at::ScalarType type = step.cache->type;
   for (const at::Tensor* given : {&query, &key, &value})
     TORCH_CHECK(given->scalar_type() == type, "attention in ", given->scalar_type(), " over keys and values in ", type);
   const int64_t num_rows = step.rows.num_rows, num_heads = layer.num_heads;
-  TORCH_CHECK(query.size(0) == num_rows, "the step has ", num_rows, " rows, not ", query.size(0));
-  TORCH_CHECK(key.sizes().equals({num_rows, num_heads, layer.key_size}), "keys ", key.sizes(), " do not fit the cache");
-  TORCH_CHECK(value.sizes().equals({num_rows, num_heads, layer.value_size}), "values ", value.sizes(),
+  TORCH_CHECK(query.size(0) == num_rows, "the step has ", std::to_string(num_rows), " rows, not ",
+              std::to_string(query.size(0)));
+  TORCH_CHECK(key.sizes().equals({num_rows, num_heads, layer.key_size}), "keys ", text(key.sizes()),
               " do not fit the cache");
-  TORCH_CHECK(query.size(1) % num_heads == 0 && query.size(2) == layer.key_size, "queries ", query.sizes(),
+  TORCH_CHECK(value.sizes().equals({num_rows, num_heads, layer.value_size}), "values ", text(value.sizes()),
+              " do not fit the cache");
+  TORCH_CHECK(query.size(1) % num_heads == 0 && query.size(2) == layer.key_size, "queries ", text(query.sizes()),
               " do not fit the keys");
 }
 
