@@ -32,7 +32,12 @@ def compile_call(call: ModelCall, example: Sequence[Tensor], model: nn.Module, c
         join_linears(graph, model)
         return graph
 
-    return compile_traced(trace, example, _OPTIONS, cache_dir)
+    from torch._inductor.async_compile import shutdown_compile_workers  # at import it looks for compilers
+
+    try:
+        return compile_traced(trace, example, _OPTIONS, cache_dir)
+    finally:
+        shutdown_compile_workers()  # processes that compile Triton's kernels, one for each core, would stay with ours
 
 
 def join_linears(graph: fx.GraphModule, model: nn.Module) -> int:
