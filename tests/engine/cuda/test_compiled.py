@@ -10,11 +10,12 @@ from foretoken.engine.compiled import trace_call
 from foretoken.engine.cuda import forward as cuda_forward
 from foretoken.engine.cuda.compiled import compile_call
 from tests.engine.cuda.test_forward import PAGE_SIZE, batches, load
+from tests.engine.tiny import MIXTURES
 
 SUMS = ("mm", "addmm", "bmm", "baddbmm", "linear", "mean", "sum", "matmul", "cumsum")
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "granite_swa"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "granite_swa", *MIXTURES])
 @torch.inference_mode()
 def test_a_trace_has_our_sums_only_and_the_eager_bits(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -33,15 +34,17 @@ def test_a_trace_has_our_sums_only_and_the_eager_bits(
     names = [f"{target.namespace}.{target._opname}" for target in called if isinstance(target, torch._ops.OpOverload)]
     assert not {f"aten.{name}" for name in SUMS} & set(names)
     assert names.count("foretoken_rows.attend") == 2 and "foretoken_rows.linear" in names
+    assert names.count("foretoken_rows.expert_linear") == (4 if family in MIXTURES else 0)
     assert forward.is_compiled
     for batch, plain in zip(batches(), eager, strict=True):
         assert torch.equal(forward(batch), plain)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", *MIXTURES])
 @torch.inference_mode()
-def test_compiled_rows_have_the_same_bits_in_any_company(tmp_path: Path) -> None:
-    forward, reference, _ = load(tmp_path, "llama")
+def test_compiled_rows_have_the_same_bits_in_any_company(family: str, tmp_path: Path) -> None:
+    forward, reference, _ = load(tmp_path, family)
     ids, pages = list(range(1, 41)), list(range(10))
     whole_batch = build_batch([Segment(pages, 0, ids, 40)], PAGE_SIZE, 64)
     expected = reference(whole_batch)

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from foretoken.engine.attention import register_attention
 from foretoken.engine.cuda.operators import StepContext
+from foretoken.engine.cuda.row_experts import use_row_experts
 from foretoken.engine.cuda.row_invariance import RowInvariance
 from foretoken.engine.errors import ModelRefusedError
 from foretoken.engine.forward import call_model
@@ -21,6 +22,7 @@ from tests.engine.tiny import CONFIGS, MIXTURES
 X = torch.linspace(-1, 1, 5 * 24).reshape(5, 24)
 WEIGHT = torch.linspace(1, -1, 7 * 24).reshape(7, 24)
 BIAS = torch.arange(7.0)
+PLACES = torch.tensor([[0, 3], [2, 1], [4, 4]])
 
 REPLACED: dict[str, Callable[[], torch.Tensor]] = {
     "linear": lambda: functional.linear(X, WEIGHT, BIAS),
@@ -33,7 +35,10 @@ REPLACED: dict[str, Callable[[], torch.Tensor]] = {
     "sum": lambda: X.sum(dim=1),
 }
 REFUSED: dict[str, Callable[[], torch.Tensor]] = {
-    "topk": lambda: X.topk(2).values,
+    "topk over rows": lambda: X.topk(2, dim=0).values,
+    "sort": lambda: X.sort().values,
+    "scatter over rows": lambda: X.scatter(0, PLACES, 1.0),
+    "scatter of several values": lambda: X.scatter(1, PLACES, X),
     "bmm": lambda: torch.bmm(X[None], WEIGHT.T[None]),
     "mean over rows": lambda: X.mean(0),
     "sum of all": lambda: X.sum(dim=(0, 1)),
@@ -68,12 +73,31 @@ def test_a_product_of_one_term_and_a_rows_softmax_pass() -> None:
         assert torch.equal(X.softmax(-1), torch.softmax(X, 1))
 
 
-@pytest.mark.parametrize("family", [family for family in CONFIGS if family not in MIXTURES])
+def test_the_largest_of_a_row_are_the_first_of_equals() -> None:
+    scores = torch.tensor([[1.0, 3.0, 3.0, 2.0, 3.0], [0.0, 0.0, 0.0, 0.0, 0.0], [5.0, 4.0, 3.0, 2.0, 1.0]])
+    with RowInvariance():
+        values, places = scores.topk(3)
+        least = scores.topk(2, largest=False).indices
+    assert values.tolist() == [[3, 3, 3], [0, 0, 0], [5, 4, 3]]
+    assert places.tolist() == [[1, 2, 4], [0, 1, 2], [0, 1, 2]]
+    assert least.tolist() == [[0, 3], [0, 1], [4, 3]]
+    assert values.is_contiguous() and places.is_contiguous()
+
+
+def test_one_value_is_scattered_within_rows() -> None:
+    plain = X.scatter(1, PLACES, 9.0)
+    with RowInvariance():
+        assert torch.equal(X.scatter(-1, PLACES, 9.0), plain)
+        assert torch.equal(X.clone().scatter_(1, PLACES, 9.0), plain)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
 @torch.inference_mode()
 def test_a_familys_forward_is_the_same_under_it(family: str) -> None:
     model, context = load(family)
     arguments = (torch.tensor([[1, 2, 3, 4, 5]]), torch.arange(5)[None], torch.tensor([0, 2, 4]))
     plain = call_model(model, context, *arguments)
+    assert use_row_experts(model) == (family in MIXTURES)
     with RowInvariance():
         ours = call_model(model, context, *arguments)
     torch.testing.assert_close(ours, plain, rtol=0, atol=plain.abs().mean().item() * 1e-5)
@@ -81,7 +105,7 @@ def test_a_familys_forward_is_the_same_under_it(family: str) -> None:
 
 @pytest.mark.parametrize("family", MIXTURES)
 @torch.inference_mode()
-def test_experts_are_refused(family: str) -> None:
+def test_stock_experts_are_refused(family: str) -> None:
     model, context = load(family)
     arguments = (torch.tensor([[1, 2, 3, 4, 5]]), torch.arange(5)[None], torch.tensor([0]))
     with pytest.raises(ModelRefusedError, match="aten"), RowInvariance():

@@ -41,6 +41,7 @@ _PASSING = frozenset(
         _ATEN._to_copy,
         _ATEN._unsafe_view,
         _ATEN.zeros,
+        _ATEN.zeros_like,
         _ATEN._fused_rms_norm,
         _ATEN.native_layer_norm,
     }
@@ -113,14 +114,36 @@ def _mean(x: Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype:
     return (_sum(x, dim, keepdim, dtype=torch.float32) / x.shape[-1]).to(dtype or x.dtype)
 
 
-def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
+    _check_last(x, dim, "ranks")
+    values, places = _ATEN.sort.stable(x, stable=True, dim=-1, descending=largest)  # of equals the first: no choice
+    return values.narrow(-1, 0, k).contiguous(), places.narrow(-1, 0, k).contiguous()
+
+
+def _scatter(x: Tensor, dim: int, places: Tensor, value: float) -> Tensor:
+    _check_last(x, dim, "scatters")
+    out: Tensor = _ATEN.scatter.value(x, dim, places, value)  # one value: who writes last changes nothing
+    return out
+
+
+def _scatter_(x: Tensor, dim: int, places: Tensor, value: float) -> Tensor:
+    _check_last(x, dim, "scatters")
+    out: Tensor = _ATEN.scatter_.value(x, dim, places, value)
+    return out
+
+
+def _check_last(x: Tensor, dim: int, verb: str) -> None:
     if dim % x.dim() != x.dim() - 1:
-        raise ModelRefusedError("the model takes a softmax over rows")
+        raise ModelRefusedError(f"the model {verb} over rows")
+
+
+def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    _check_last(x, dim, "takes a softmax")
     out: Tensor = _ATEN._softmax.default(x, dim, half_to_float)  # a row at a time, in an order of its length
     return out
 
 
-_REPLACEMENTS: dict[Any, Callable[..., Tensor]] = {
+_REPLACEMENTS: dict[Any, Callable[..., Tensor | tuple[Tensor, Tensor]]] = {
     _ATEN.linear.default: _linear,
     _ATEN.mm.default: _mm,
     _ATEN.addmm.default: _addmm,
@@ -128,4 +151,7 @@ _REPLACEMENTS: dict[Any, Callable[..., Tensor]] = {
     _ATEN.sum.dim_IntList: _sum,
     _ATEN.mean.dim: _mean,
     _ATEN._softmax.default: _softmax,
+    _ATEN.topk.default: _topk,
+    _ATEN.scatter.value: _scatter,
+    _ATEN.scatter_.value: _scatter_,
 }
