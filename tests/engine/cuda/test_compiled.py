@@ -12,7 +12,7 @@ from foretoken.engine.cuda.compiled import compile_call
 from tests.engine.cuda.test_forward import PAGE_SIZE, batches, load
 from tests.engine.tiny import MIXTURES
 
-SUMS = ("mm", "addmm", "bmm", "baddbmm", "linear", "mean", "sum", "matmul", "cumsum")
+SUMS = ("mm", "addmm", "bmm", "baddbmm", "linear", "mean", "sum", "matmul", "cumsum", "_softmax")
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "granite_swa", *MIXTURES])
