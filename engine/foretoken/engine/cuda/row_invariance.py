@@ -36,6 +36,7 @@ _PASSING = frozenset(
         _ATEN.new_empty,
         _ATEN.new_zeros,
         _ATEN.ones,
+        _ATEN.ones_like,
         _ATEN.repeat,
         _ATEN.stack,
         _ATEN._to_copy,
