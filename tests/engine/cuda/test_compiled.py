@@ -9,6 +9,7 @@ from foretoken.engine.batch import Segment, build_batch
 from foretoken.engine.compiled import trace_call
 from foretoken.engine.cuda import forward as cuda_forward
 from foretoken.engine.cuda.compiled import compile_call
+from foretoken.kernels.expert_linear import IMPLEMENTATIONS
 from tests.engine.cuda.test_forward import PAGE_SIZE, batches, load
 from tests.engine.tiny import MIXTURES
 
@@ -57,3 +58,24 @@ def test_compiled_rows_have_the_same_bits_in_any_company(family: str, tmp_path: 
             chunk = ids[start : start + num_rows]
             batch = build_batch([Segment(pages, start, chunk, len(chunk))], PAGE_SIZE, 64)
             assert torch.equal(forward(batch), whole[start : start + len(chunk)])
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_compiled_experts_read_the_weights_where_they_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[tuple[int, tuple[int, ...]]] = []
+    product = IMPLEMENTATIONS["reference"]
+
+    def record(x: torch.Tensor, weight: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        read.append((weight.data_ptr(), weight.stride()))
+        return product(x, weight, *rest)
+
+    monkeypatch.setitem(IMPLEMENTATIONS, "reference", record)
+    forward, _, _ = load(tmp_path, "gpt_oss")  # which keeps them transposed
+    batch = build_batch([Segment([0], 0, [1], 1)], PAGE_SIZE, 64)
+    forward(batch)
+    eager = read.copy()
+    forward.compile(tmp_path)
+    read.clear()
+    forward(batch)
+    assert len(set(eager)) == 4 and read == eager
