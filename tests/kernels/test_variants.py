@@ -1,4 +1,4 @@
-"""A kernel of logits is compiled once for a model: no number of rows, blocks or entries asks for another variant."""
+"""A kernel is compiled a few times for a model: no number of rows, blocks or entries asks for another variant."""
 
 import pytest
 import torch
@@ -7,6 +7,7 @@ from foretoken.engine.sampler import SampleGroup
 from foretoken.engine.sampling import SamplingParams
 from foretoken.engine.sparse_probs import SparseProbs
 from foretoken.engine.verification import BlockGroup, VerificationMode, verify_blocks
+from foretoken.kernels.expert_linear import expert_linear
 from tests.kernels.variants import recorded_variants
 
 PARAMS = SamplingParams(temperature=0.8, top_k=40, top_p=0.9, min_p=0.01, presence_penalty=0.5, num_logprobs=3)
@@ -32,3 +33,14 @@ def test_one_variant_for_every_size_of_a_batch(vocab_size: int, monkeypatch: pyt
     assert set(names) == KERNELS
     twice = [name for name in names if names.count(name) > 1]
     assert twice == ["_narrow"] * 2 + ["_scan"] * 2, "adjusted logits to draw from, raw ones to rank"
+
+
+@pytest.mark.parametrize("num_inputs", [64, 4096])  # without and with ranges to add
+def test_experts_have_a_variant_for_each_height_of_a_tile(num_inputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.zeros(8, 96, num_inputs, dtype=torch.bfloat16)
+    with recorded_variants(monkeypatch) as variants:
+        for num_slots in (1, 2, 6, 32, 128, 129, 130, 256, 500, 512, 1000, 4096):
+            ids = torch.zeros(num_slots, dtype=torch.int64)
+            expert_linear(torch.zeros(num_slots, num_inputs, dtype=torch.bfloat16), weight, None, ids)
+    names = sorted(name for name, _ in variants)
+    assert names == ["_add_ranges"] * (num_inputs > 64) + ["_cut_tiles"] * 4 + ["_product"] * 4

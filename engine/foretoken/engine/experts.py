@@ -1,4 +1,4 @@
-"""Mixtures of experts, and other products outside linear layers, with the CPU kernels: equal per row.
+"""Mixtures of experts by kernels of our own, and other products outside linear layers by those for CPU: equal per row.
 
 transformers lets an experts implementation be registered; routers call `functional.linear` on a bare parameter, which
 a function mode redirects. It does not know which model it serves.
@@ -14,34 +14,60 @@ from torch.overrides import TorchFunctionMode
 from transformers.integrations.moe import ExpertsInterface
 
 EXPERTS_NAME = "foretoken"
-"""Value of `experts_implementation` that selects these experts."""
+"""Value of `experts_implementation` that selects packed experts."""
 
 _CASTS = (Tensor.float, Tensor.to, Tensor.type)
 
 
+ExpertProduct = Callable[[Any, str, Tensor, Tensor], Tensor]
+"""A module of experts, the name of its weight, rows [S, K], expert ids [S] -> [S, N], bias added."""
+
+
 def use_packed_experts(model: Any) -> bool:
     """Pack every module of expert weights and select our experts; False where the model has none we can take."""
-    modules = [module for module in model.modules() if _is_experts(module)]
-    if not modules:
-        return False
+    modules = find_experts(model)
     for module in modules:
         _pack(module)
+    if modules:
+        select_experts(model, EXPERTS_NAME, _packed_product)
+    return bool(modules)
+
+
+def find_experts(model: nn.Module) -> list[Any]:
+    """The modules of expert weights that a registered implementation runs."""
+    return [module for module in model.modules() if _is_experts(module)]
+
+
+def select_experts(model: Any, name: str, product: ExpertProduct) -> None:
+    """Have the model's experts run in our order with this product; `name` is of the whole process."""
+
+    def forward(module: Any, hidden: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
+        return _run_experts(product, module, hidden, expert_ids, expert_weights)
+
     register = cast(Callable[[str, Callable[..., Tensor]], None], ExpertsInterface.register)
-    register(EXPERTS_NAME, _experts_forward)
-    model.set_experts_implementation(EXPERTS_NAME)
-    return True
+    register(name, forward)
+    model.set_experts_implementation(name)
+
+
+def up_name(module: Any) -> str:
+    """The name of the weight that a row meets first."""
+    return "gate_up_proj" if getattr(module, "has_gate", False) else "up_proj"
+
+
+def bias_of(module: Any, name: str) -> Tensor | None:
+    """[E, N], the bias beside the weight of that name."""
+    bias: Tensor | None = getattr(module, f"{name}_bias") if module.has_bias else None
+    return bias
 
 
 def _is_experts(module: nn.Module) -> bool:
-    names = ("gate_up_proj" if getattr(module, "has_gate", False) else "up_proj", "down_proj")
-    weights = [getattr(module, name, None) for name in names]
+    weights = [getattr(module, name, None) for name in (up_name(module), "down_proj")]
     return hasattr(module, "has_bias") and all(isinstance(w, Tensor) and w.dim() == 3 for w in weights)
 
 
 def _pack(module: Any) -> None:
     """Replace [E, N, K] (or transposed) weights by packed ones [E, size of one]."""
-    module.up_name = "gate_up_proj" if module.has_gate else "up_proj"
-    for name in (module.up_name, "down_proj"):
+    for name in (up_name(module), "down_proj"):
         weight = getattr(module, name)
         weight = weight.transpose(1, 2) if module.is_transposed else weight
         packed = torch.stack([torch.ops.foretoken.pack_linear(expert) for expert in weight])
@@ -50,14 +76,23 @@ def _pack(module: Any) -> None:
         setattr(module, f"num_{name}", weight.shape[1])
 
 
-def _experts_forward(module: Any, hidden: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
+def _packed_product(module: Any, name: str, rows: Tensor, expert_ids: Tensor) -> Tensor:
+    out: Tensor = torch.ops.foretoken.expert_linear(
+        rows, getattr(module, f"packed_{name}"), bias_of(module, name), expert_ids, getattr(module, f"num_{name}")
+    )
+    return out
+
+
+def _run_experts(
+    product: ExpertProduct, module: Any, hidden: Tensor, expert_ids: Tensor, expert_weights: Tensor
+) -> Tensor:
     """hidden [R, H], expert_ids and expert_weights [R, k] -> [R, H]; each token visits its k experts."""
     num_rows, num_choices = expert_ids.shape
     flat_ids = expert_ids.reshape(-1)
     rows = hidden.repeat_interleave(num_choices, dim=0)
-    up = _expert_linear(module, module.up_name, rows, flat_ids)
+    up = product(module, up_name(module), rows, flat_ids)
     active = module._apply_gate(up) if module.has_gate else module.act_fn(up)
-    down = _expert_linear(module, "down_proj", active, flat_ids)
+    down = product(module, "down_proj", active, flat_ids)
     if getattr(module, "has_post_expert_norm", False):  # not known to transformers 5.17
         down = module.post_expert_norm(down)
     weighted = (down * expert_weights.reshape(-1, 1)).view(num_rows, num_choices, -1)
@@ -65,14 +100,6 @@ def _experts_forward(module: Any, hidden: Tensor, expert_ids: Tensor, expert_wei
     for choice in range(1, num_choices):  # one order of addition for every row
         total = total + weighted[:, choice]
     return total.to(hidden.dtype)
-
-
-def _expert_linear(module: Any, name: str, rows: Tensor, expert_ids: Tensor) -> Tensor:
-    bias = getattr(module, f"{name}_bias") if module.has_bias else None
-    out: Tensor = torch.ops.foretoken.expert_linear(
-        rows, getattr(module, f"packed_{name}"), bias, expert_ids, getattr(module, f"num_{name}")
-    )
-    return out
 
 
 class BareProducts(TorchFunctionMode):

@@ -32,7 +32,7 @@ CASES = list(
     chain(
         sampling_cases(CPU, vocab_size=600, row_counts=(3,)),
         paged_cases(CPU, Shape(num_heads=4, num_key_heads=2, size=16), max_context=40),
-        product_cases(CPU, layers=((24, 40),)),
+        product_cases(CPU, layers=((24, 40),), experts=((5, 24, 40),)),
     )
 )
 
@@ -124,6 +124,7 @@ def test_a_step_whose_rows_differ_is_reported(capsys: pytest.CaptureFixture[str]
 
 def test_only_the_named_ops_are_measured() -> None:
     assert {case.op for case in CASES} == {
-        *("sample", "logits_adjust", "accept", "attention", "kv_write", "kv_compact", "linear", "row_sum")
+        *("sample", "logits_adjust", "accept", "attention", "kv_write", "kv_compact", "linear"),
+        *("expert_linear", "row_sum"),
     }
     assert kernels.PROGRAM in kernels.__doc__ and step.PROGRAM in step.__doc__

@@ -13,12 +13,14 @@ from foretoken.engine.cuda import forward as cuda_forward
 from foretoken.engine.cuda.compiled import compile_call, join_linears
 from foretoken.engine.cuda.row_linear import RowLinear
 from foretoken.engine.forward import ModelCall
+from foretoken.kernels.expert_linear import IMPLEMENTATIONS
 from tests.engine.cuda.test_forward import PAGE_SIZE, batches, load
+from tests.engine.tiny import MIXTURES
 
-SUMS = ("mm", "addmm", "bmm", "baddbmm", "linear", "mean", "sum", "matmul", "cumsum")
+SUMS = ("mm", "addmm", "bmm", "baddbmm", "linear", "mean", "sum", "matmul", "cumsum", "_softmax", "native_layer_norm")
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "granite_swa"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "granite_swa", *MIXTURES])
 @torch.inference_mode()
 def test_a_trace_has_our_sums_only_and_the_eager_bits(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -37,15 +39,17 @@ def test_a_trace_has_our_sums_only_and_the_eager_bits(
     names = [f"{target.namespace}.{target._opname}" for target in called if isinstance(target, torch._ops.OpOverload)]
     assert not {f"aten.{name}" for name in SUMS} & set(names)
     assert names.count("foretoken_rows.attend") == 2 and "foretoken_rows.linear" in names
+    assert names.count("foretoken_rows.expert_linear") == (4 if family in MIXTURES else 0)
     assert forward.is_compiled
     for batch, plain in zip(batches(), eager, strict=True):
         assert torch.equal(forward(batch), plain)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", *MIXTURES])
 @torch.inference_mode()
-def test_compiled_rows_have_the_same_bits_in_any_company(tmp_path: Path) -> None:
-    forward, reference, _ = load(tmp_path, "llama")
+def test_compiled_rows_have_the_same_bits_in_any_company(family: str, tmp_path: Path) -> None:
+    forward, reference, _ = load(tmp_path, family)
     ids, pages = list(range(1, 41)), list(range(10))
     whole_batch = build_batch([Segment(pages, 0, ids, 40)], PAGE_SIZE, 64)
     expected = reference(whole_batch)
@@ -113,3 +117,24 @@ def test_biases_are_joined_too_but_no_layer_that_several_depths_share(num_depths
     graph = trace_call(call, example)
     assert join_linears(graph, nn.ModuleList(layers)) == (1 if num_depths == 1 else 0)
     torch.testing.assert_close(graph(*example), expected)
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_compiled_experts_read_the_weights_where_they_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[tuple[int, tuple[int, ...]]] = []
+    product = IMPLEMENTATIONS["reference"]
+
+    def record(x: torch.Tensor, weight: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        read.append((weight.data_ptr(), weight.stride()))
+        return product(x, weight, *rest)
+
+    monkeypatch.setitem(IMPLEMENTATIONS, "reference", record)
+    forward, _, _ = load(tmp_path, "gpt_oss")  # which keeps them transposed
+    batch = build_batch([Segment([0], 0, [1], 1)], PAGE_SIZE, 64)
+    forward(batch)
+    eager = read.copy()
+    forward.compile(tmp_path)
+    read.clear()
+    forward(batch)
+    assert len(set(eager)) == 4 and read == eager

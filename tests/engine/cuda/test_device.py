@@ -13,10 +13,9 @@ from foretoken.engine.runner import ModelRunner
 from foretoken.engine.sampler import SampleGroup, choose_tokens
 from foretoken.engine.sampling import SamplingParams
 from foretoken.engine.self_check import forward_in_chunks, forward_together
-from tests.engine.tiny import CONFIGS, save_tiny
+from tests.engine.tiny import CONFIGS, MIXTURES, save_tiny
 
 pytestmark = pytest.mark.gpu
-FAMILIES = [family for family in CONFIGS if family != "mixtral"]
 
 
 def load(directory: str, **settings: object) -> ModelRunner:
@@ -40,7 +39,7 @@ def no_waiting() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", CONFIGS)
 def test_graphs_have_the_eager_bits_and_rows_any_company(family: str, dtype: str, tmp_path: Path) -> None:
     saved = save_tiny(tmp_path, family)
     recorded, eager = (load(saved, dtype=dtype, max_graph_rows=rows) for rows in (256, 0))
@@ -65,8 +64,9 @@ def test_a_long_context_changes_no_bit_of_a_row(tmp_path: Path) -> None:
     assert torch.equal(beside[1:], alone[-1:])
 
 
-def test_a_compiled_forward_has_independent_rows(tmp_path: Path) -> None:
-    runner = load(save_tiny(tmp_path, "llama"), compile="on")
+@pytest.mark.parametrize("family", ["llama", *MIXTURES])
+def test_a_compiled_forward_has_independent_rows(family: str, tmp_path: Path) -> None:
+    runner = load(save_tiny(tmp_path, family), compile="on")
     assert runner.is_compiled
     for ids, whole in zip(prompts([37, 90]), forward_together(runner, prompts([37, 90])), strict=True):
         for chunk_rows in (1, 5, 17, 64):

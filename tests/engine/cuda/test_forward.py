@@ -11,6 +11,7 @@ from foretoken.engine.attention import register_attention
 from foretoken.engine.batch import Batch, Segment, build_batch
 from foretoken.engine.cuda.buckets import bucket_sizes
 from foretoken.engine.cuda.forward import CudaForward
+from foretoken.engine.cuda.row_experts import use_row_experts
 from foretoken.engine.cuda.row_linear import RowLinear
 from foretoken.engine.forward import ReferenceForward
 from foretoken.engine.kv_pool import KvPool
@@ -53,6 +54,7 @@ def load(directory: Path, family: str) -> tuple[CudaForward, ReferenceForward, K
     ]
     pools = [KvPool(_probe(model, 640), NUM_PAGES + 1, PAGE_SIZE, model.dtype, model.device) for model in models]
     replace_linears(models[0], RowLinear)
+    assert use_row_experts(models[0]) == (family in MIXTURES)
     forward = CudaForward(models[0], pools[0], MAX_CONTEXT, "fake", is_row_invariant=True)
     return forward, ReferenceForward(models[1], pools[1], scratch_page=NUM_PAGES), pools[0]
 
@@ -70,7 +72,7 @@ def batches() -> list[Batch]:
     return [build_batch(segments, PAGE_SIZE, 64) for segments in plan]
 
 
-@pytest.mark.parametrize("family", [family for family in CONFIGS if family not in MIXTURES])
+@pytest.mark.parametrize("family", CONFIGS)
 @torch.inference_mode()
 def test_buckets_give_the_reference_logits_and_the_eager_bits(family: str, tmp_path: Path) -> None:
     forward, reference, pool = load(tmp_path, family)

@@ -8,16 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from foretoken.engine.attention import register_attention
 from foretoken.engine.config import EngineConfig
-from foretoken.engine.cuda import prepare
+from foretoken.engine.cuda import prepare, row_experts
 from foretoken.engine.cuda.forward import CudaForward
 from foretoken.engine.cuda.memory import MemoryUse
 from foretoken.engine.errors import ModelRefusedError
 from foretoken.engine.runner import _probe
 from tests.engine.cuda.test_forward import FakeRecorder
-from tests.engine.tiny import save_tiny
+from tests.engine.tiny import MIXTURES, save_tiny
 
 PAGE_BYTES = 2 * 16 * 2 * (16 + 16) * 4  # two layers, 16 slots, two heads, keys and values of 16, float32
 MEASURED_BYTES = 1000 * PAGE_BYTES
@@ -88,12 +89,34 @@ def test_kernels_are_kept_with_the_worker_s_other_code_unless_the_user_says_wher
     assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "cache" / "triton")
 
 
-def test_experts_are_left_to_the_reference_path(
-    recorder: FakeRecorder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_an_operator_that_is_not_known_is_left_to_the_reference_path(
+    recorder: FakeRecorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert run(tmp_path, "mixtral") is None
-    assert "aten" in caplog.text and recorder.num_recorded == 0
-    assert run(tmp_path, "mixtral", batch_invariant=False) is not None
+    forward = LlamaMLP.forward
+    monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: forward(self, x.cumsum(-1)))
+    assert run(tmp_path) is None
+    assert "aten.cumsum" in caplog.text and recorder.num_recorded == 0
+    assert run(tmp_path, batch_invariant=False) is not None
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_experts_run_as_they_lie_unless_rows_may_depend_on_each_other(
+    family: str, recorder: FakeRecorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_visits: list[int] = []
+    product = row_experts._row_product
+
+    def count(module: object, name: str, rows: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
+        num_visits.append(len(expert_ids))
+        return product(module, name, rows, expert_ids)
+
+    monkeypatch.setattr(row_experts, "_row_product", count)
+    prepared = run(tmp_path, family, max_batch_rows=200, max_graph_rows=16)
+    assert prepared is not None and recorder.num_recorded == 1
+    # Two layers of two products, two experts a row: every height of a tile is met before the recording.
+    assert num_visits[:20] == [visits for visits in (400, 200, 100, 50, 32) for _ in range(4)]
+    num_visits.clear()
+    assert run(tmp_path, family, batch_invariant=False) is not None and num_visits == []
 
 
 def test_what_cannot_be_recorded_runs_eagerly_and_says_why(

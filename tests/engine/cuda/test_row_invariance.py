@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from foretoken.engine.attention import register_attention
 from foretoken.engine.cuda.operators import StepContext
+from foretoken.engine.cuda.row_experts import use_row_experts
 from foretoken.engine.cuda.row_invariance import RowInvariance
 from foretoken.engine.errors import ModelRefusedError
 from foretoken.engine.forward import call_model
@@ -21,6 +22,7 @@ from tests.engine.tiny import CONFIGS, MIXTURES
 X = torch.linspace(-1, 1, 5 * 24).reshape(5, 24)
 WEIGHT = torch.linspace(1, -1, 7 * 24).reshape(7, 24)
 BIAS = torch.arange(7.0)
+PLACES = torch.tensor([[0, 3], [2, 1], [4, 4]])
 
 REPLACED: dict[str, Callable[[], torch.Tensor]] = {
     "linear": lambda: functional.linear(X, WEIGHT, BIAS),
@@ -31,14 +33,24 @@ REPLACED: dict[str, Callable[[], torch.Tensor]] = {
     "mean": lambda: X.pow(2).mean(-1, keepdim=True),
     "mean in a half type": lambda: X.bfloat16().mean(-1),
     "sum": lambda: X.sum(dim=1),
+    "rms_norm": lambda: torch._fused_rms_norm(X, [24], WEIGHT[0], 1e-5)[0],
+    "rms_norm of a half type": lambda: torch._fused_rms_norm(X.bfloat16(), [24], None, None)[0],
+    "softmax": lambda: (100 * X).softmax(-1),
+    "softmax with what is masked": lambda: X.masked_fill(X > 0.5, -torch.inf)[:4].softmax(1),
+    "softmax of a half type": lambda: X.bfloat16().softmax(-1),
+    "softmax of a half type in float32": lambda: X.bfloat16().softmax(-1, dtype=torch.float32),
 }
 REFUSED: dict[str, Callable[[], torch.Tensor]] = {
-    "topk": lambda: X.topk(2).values,
+    "topk over rows": lambda: X.topk(2, dim=0).values,
+    "sort": lambda: X.sort().values,
+    "scatter over rows": lambda: X.scatter(0, PLACES, 1.0),
+    "scatter of several values": lambda: X.scatter(1, PLACES, X),
     "bmm": lambda: torch.bmm(X[None], WEIGHT.T[None]),
     "mean over rows": lambda: X.mean(0),
     "sum of all": lambda: X.sum(dim=(0, 1)),
     "sum of whole numbers": lambda: X.int().sum(dim=1),
     "softmax over rows": lambda: X.softmax(0),
+    "a layer norm over rows": lambda: functional.layer_norm(X, [5, 24]),
     "cumsum": lambda: X.cumsum(1),
     "scaled addmm": lambda: torch.addmm(BIAS, X, WEIGHT.T, beta=2),
 }
@@ -55,25 +67,54 @@ def test_sums_are_ours_and_right(name: str) -> None:
     torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("weight", [WEIGHT[0], None])
+def test_a_layer_norm_is_of_our_sums(weight: torch.Tensor | None, dtype: torch.dtype) -> None:
+    x = (1 + 9 * X).to(dtype)
+    scale, shift = (None if part is None else part.to(dtype) for part in (weight, weight))
+    with dispatch.override("reference"), dispatch.recording() as taken, RowInvariance(), torch.inference_mode():
+        ours = functional.layer_norm(x, [24], scale, shift)
+    assert taken == ["reference"] * 2 and ours.dtype == dtype
+    torch.testing.assert_close(ours, functional.layer_norm(x, [24], scale, shift))
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_not_known_is_refused_by_name(name: str) -> None:
     with pytest.raises(ModelRefusedError, match="the model"), RowInvariance():
         REFUSED[name]()
 
 
-def test_a_product_of_one_term_and_a_rows_softmax_pass() -> None:
+def test_a_product_of_one_term_passes() -> None:
     left, right = X[:, :1], X[:1]
     with RowInvariance():
         assert torch.equal(torch.bmm(left[None], right[None])[0], left * right)
-        assert torch.equal(X.softmax(-1), torch.softmax(X, 1))
 
 
-@pytest.mark.parametrize("family", [family for family in CONFIGS if family not in MIXTURES])
+def test_the_largest_of_a_row_are_the_first_of_equals() -> None:
+    scores = torch.tensor([[1.0, 3.0, 3.0, 2.0, 3.0], [0.0, 0.0, 0.0, 0.0, 0.0], [5.0, 4.0, 3.0, 2.0, 1.0]])
+    with RowInvariance():
+        values, places = scores.topk(3)
+        least = scores.topk(2, largest=False).indices
+    assert values.tolist() == [[3, 3, 3], [0, 0, 0], [5, 4, 3]]
+    assert places.tolist() == [[1, 2, 4], [0, 1, 2], [0, 1, 2]]
+    assert least.tolist() == [[0, 3], [0, 1], [4, 3]]
+    assert values.is_contiguous() and places.is_contiguous()
+
+
+def test_one_value_is_scattered_within_rows() -> None:
+    plain = X.scatter(1, PLACES, 9.0)
+    with RowInvariance():
+        assert torch.equal(X.scatter(-1, PLACES, 9.0), plain)
+        assert torch.equal(X.clone().scatter_(1, PLACES, 9.0), plain)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
 @torch.inference_mode()
 def test_a_familys_forward_is_the_same_under_it(family: str) -> None:
     model, context = load(family)
     arguments = (torch.tensor([[1, 2, 3, 4, 5]]), torch.arange(5)[None], torch.tensor([0, 2, 4]))
     plain = call_model(model, context, *arguments)
+    assert use_row_experts(model) == (family in MIXTURES)
     with RowInvariance():
         ours = call_model(model, context, *arguments)
     torch.testing.assert_close(ours, plain, rtol=0, atol=plain.abs().mean().item() * 1e-5)
@@ -81,7 +122,7 @@ def test_a_familys_forward_is_the_same_under_it(family: str) -> None:
 
 @pytest.mark.parametrize("family", MIXTURES)
 @torch.inference_mode()
-def test_experts_are_refused(family: str) -> None:
+def test_stock_experts_are_refused(family: str) -> None:
     model, context = load(family)
     arguments = (torch.tensor([[1, 2, 3, 4, 5]]), torch.arange(5)[None], torch.tensor([0]))
     with pytest.raises(ModelRefusedError, match="aten"), RowInvariance():

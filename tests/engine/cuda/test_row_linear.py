@@ -3,9 +3,13 @@
 import pytest
 import torch
 from torch import nn
+from transformers import AutoModelForCausalLM
 
+from foretoken.engine.cuda import row_experts
+from foretoken.engine.cuda.row_experts import use_row_experts
 from foretoken.engine.cuda.row_linear import RowLinear, find_row_dependence
 from foretoken.engine.row_linear import replace_linears
+from tests.engine.tiny import CONFIGS, MIXTURES
 
 
 def model() -> nn.Module:
@@ -30,6 +34,21 @@ def test_a_product_that_changes_beyond_a_border_is_found(border: int, monkeypatc
     monkeypatch.setattr(RowLinear, "forward", changes)
     reason = find_row_dependence(model())
     assert reason is not None and "[8, 40]" in reason
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_an_expert_that_changes_in_company_is_found(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    mixture = AutoModelForCausalLM.from_config(CONFIGS[family]()).eval()
+    assert use_row_experts(mixture) and find_row_dependence(mixture) is None
+    product = row_experts._one_expert
+
+    def changes(weight: torch.Tensor, bias: torch.Tensor | None, rows: torch.Tensor) -> torch.Tensor:
+        out = product(weight, bias, rows)
+        return out if len(rows) <= 32 or weight.shape[2] == 64 else torch.nextafter(out, out + 1)
+
+    monkeypatch.setattr(row_experts, "_one_expert", changes)
+    assert find_row_dependence(mixture) == "a row of an expert [64, 96] changes its bits among 1 rows"
 
 
 def test_weights_stay_the_models_own_and_values_the_same() -> None:

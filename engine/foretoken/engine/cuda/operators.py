@@ -1,6 +1,7 @@
 """The operators of a forward on a GPU, as torch operators: opaque to tracers, the same bits for a row in any company.
 
-`torch.ops.foretoken_rows.{linear,row_sum,attend}`. They run on any device for which the kernels have a path.
+`torch.ops.foretoken_rows.{linear,expert_linear,row_sum,attend}`. They run on any device for which the kernels have a
+path.
 """
 
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from foretoken.engine.attention import Scoring
 from foretoken.engine.kv_pool import PagedContext
+from foretoken.kernels.expert_linear import expert_linear
 from foretoken.kernels.linear import linear
 from foretoken.kernels.row_sum import row_sum
 
@@ -77,6 +79,10 @@ def _linear_shape(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return x.new_empty(x.shape[0], weight.shape[0])
 
 
+def _expert_linear_shape(x: Tensor, weight: Tensor, bias: Tensor | None, expert_ids: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], weight.shape[1])
+
+
 def _row_sum_shape(x: Tensor) -> Tensor:
     return x.new_empty(x.shape[0], dtype=torch.float32)
 
@@ -88,6 +94,12 @@ def _define(name: str, schema: str, run: Callable[..., Tensor], shape: Callable[
 
 
 _define("linear", "(Tensor x, Tensor weight, Tensor? bias) -> Tensor", linear, _linear_shape)
+_define(
+    "expert_linear",
+    "(Tensor x, Tensor weight, Tensor? bias, Tensor expert_ids) -> Tensor",
+    expert_linear,
+    _expert_linear_shape,
+)
 _define("row_sum", "(Tensor x) -> Tensor", row_sum, _row_sum_shape)
 _define(
     "attend",

@@ -12,6 +12,7 @@ from foretoken.engine.cuda.buckets import bucket_sizes
 from foretoken.engine.cuda.forward import CudaForward
 from foretoken.engine.cuda.graphs import GraphRecorder
 from foretoken.engine.cuda.memory import count_pages, measure_forward
+from foretoken.engine.cuda.row_experts import use_row_experts
 from foretoken.engine.cuda.row_linear import RowLinear, find_row_dependence
 from foretoken.engine.errors import ModelRefusedError
 from foretoken.engine.kv_pool import KvPool, LayerShape
@@ -39,6 +40,7 @@ def prepare_cuda(
     _keep_kernels(config)
     if config.batch_invariant:
         replace_linears(model, RowLinear)
+        use_row_experts(model)
         if reason := find_row_dependence(model):
             raise ModelRefusedError(
                 f"{reason} on this device: set batch_invariant to false to serve without the promise"
@@ -67,8 +69,14 @@ def prepare_cuda(
 
 
 def _run_every_size(config: EngineConfig, forward: CudaForward) -> None:
-    """The largest forward, and those to be recorded: attention of few rows divides its keys, which takes memory."""
-    for num_rows in (config.max_batch_rows, *_recorded_sizes(config)):
+    """The largest forward, its halves, and those to be recorded: attention of few rows divides its keys, which takes
+    memory, and tiles are twice as high for twice as many rows, each height a kernel to compile."""
+    recorded = _recorded_sizes(config)
+    num_rows = config.max_batch_rows
+    while num_rows > max(recorded, default=0):
+        forward.run_padding(num_rows)
+        num_rows //= 2
+    for num_rows in recorded:
         forward.run_padding(num_rows)
 
 

@@ -36,13 +36,13 @@ _PASSING = frozenset(
         _ATEN.new_empty,
         _ATEN.new_zeros,
         _ATEN.ones,
+        _ATEN.ones_like,
         _ATEN.repeat,
         _ATEN.stack,
         _ATEN._to_copy,
         _ATEN._unsafe_view,
         _ATEN.zeros,
-        _ATEN._fused_rms_norm,
-        _ATEN.native_layer_norm,
+        _ATEN.zeros_like,
     }
 )
 
@@ -113,14 +113,66 @@ def _mean(x: Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype:
     return (_sum(x, dim, keepdim, dtype=torch.float32) / x.shape[-1]).to(dtype or x.dtype)
 
 
-def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
-    if dim % x.dim() != x.dim() - 1:
-        raise ModelRefusedError("the model takes a softmax over rows")
-    out: Tensor = _ATEN._softmax.default(x, dim, half_to_float)  # a row at a time, in an order of its length
+def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
+    _check_last(x, dim, "ranks")
+    values, places = _ATEN.sort.stable(x, stable=True, dim=-1, descending=largest)  # of equals the first: no choice
+    return values.narrow(-1, 0, k).contiguous(), places.narrow(-1, 0, k).contiguous()
+
+
+def _scatter(x: Tensor, dim: int, places: Tensor, value: float) -> Tensor:
+    _check_last(x, dim, "scatters")
+    out: Tensor = _ATEN.scatter.value(x, dim, places, value)  # one value: who writes last changes nothing
     return out
 
 
-_REPLACEMENTS: dict[Any, Callable[..., Tensor]] = {
+def _scatter_(x: Tensor, dim: int, places: Tensor, value: float) -> Tensor:
+    _check_last(x, dim, "scatters")
+    out: Tensor = _ATEN.scatter_.value(x, dim, places, value)
+    return out
+
+
+def _check_last(x: Tensor, dim: int, verb: str) -> None:
+    if dim % x.dim() != x.dim() - 1:
+        raise ModelRefusedError(f"the model {verb} over rows")
+
+
+def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    _check_last(x, dim, "takes a softmax")
+    wide = x.float()
+    terms = (wide - wide.amax(-1, keepdim=True)).exp()
+    out = terms / _sum(terms, [-1], keepdim=True)  # not a compiler's sum: its order is measured anew at each start
+    return out if half_to_float else out.to(x.dtype)
+
+
+def _layer_norm(
+    x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    _check_normalized(shape)
+    wide = x.float()
+    mean = _mean(wide, [-1], keepdim=True)
+    centred = wide - mean
+    scale = (_mean(centred * centred, [-1], keepdim=True) + eps).rsqrt()
+    return _scaled(centred * scale, weight, bias).to(x.dtype), mean, scale
+
+
+def _rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None) -> tuple[Tensor, Tensor]:
+    _check_normalized(shape)
+    wide = x.float()
+    scale = (_mean(wide * wide, [-1], keepdim=True) + (torch.finfo(wide.dtype).eps if eps is None else eps)).rsqrt()
+    return _scaled(wide * scale, weight, None).to(x.dtype), scale
+
+
+def _check_normalized(shape: Sequence[int]) -> None:
+    if len(shape) != 1:
+        raise ModelRefusedError("the model normalizes over more than the last dimension")
+
+
+def _scaled(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    x = x if weight is None else x * weight.float()
+    return x if bias is None else x + bias.float()
+
+
+_REPLACEMENTS: dict[Any, Callable[..., Tensor | tuple[Tensor, ...]]] = {
     _ATEN.linear.default: _linear,
     _ATEN.mm.default: _mm,
     _ATEN.addmm.default: _addmm,
@@ -128,4 +180,9 @@ _REPLACEMENTS: dict[Any, Callable[..., Tensor]] = {
     _ATEN.sum.dim_IntList: _sum,
     _ATEN.mean.dim: _mean,
     _ATEN._softmax.default: _softmax,
+    _ATEN.native_layer_norm.default: _layer_norm,
+    _ATEN._fused_rms_norm.default: _rms_norm,
+    _ATEN.topk.default: _topk,
+    _ATEN.scatter.value: _scatter,
+    _ATEN.scatter_.value: _scatter_,
 }

@@ -1,9 +1,12 @@
 """A linear layer of a model by the row-independent product; the weight stays the checkpoint's own tensor."""
 
+from collections.abc import Callable, Iterable
+
 import torch
 from torch import Tensor, nn
 
 from foretoken.engine.cuda.operators import linear_rows
+from foretoken.engine.cuda.row_experts import first_experts
 
 _COMPANIES = (1, 16, 17, 32, 33, 64, 65, 128, 129)
 """Numbers of rows on both sides of every border between the product's tiles."""
@@ -24,21 +27,31 @@ class RowLinear(nn.Module):
 
 @torch.inference_mode()
 def find_row_dependence(model: nn.Module) -> str | None:
-    """A sentence about the first kind of linear layer whose rows' bits depend on how many there are, or None.
+    """A sentence about the first kind of layer whose rows' bits depend on how many there are, or None.
 
     The kernel's order of summation is fixed; that a device's matrix unit keeps it for tiles of any width is its maker's
-    habit, not their word. So one layer of each shape is tried.
+    habit, not their word. So one linear layer, and one expert, of each shape is tried.
     """
-    layers = {tuple(layer.weight.shape): layer for layer in model.modules() if isinstance(layer, RowLinear)}
-    for (num_outputs, num_inputs), layer in layers.items():
-        generator = torch.Generator().manual_seed(num_inputs)
-        rows = torch.randn(max(_COMPANIES), num_inputs, generator=generator)
-        rows = rows.to(layer.weight.device, layer.weight.dtype)
-        together = layer(rows)
+    for kind, weight, product in _products(model):
+        generator = torch.Generator().manual_seed(weight.shape[1])
+        rows = torch.randn(max(_COMPANIES), weight.shape[1], generator=generator)
+        rows = rows.to(weight.device, weight.dtype)
+        together = product(rows)
         for num_rows in _COMPANIES:
             if not (
-                torch.equal(layer(rows[:num_rows]), together[:num_rows])
-                and torch.equal(layer(rows[-num_rows:]), together[-num_rows:])
+                torch.equal(product(rows[:num_rows]), together[:num_rows])
+                and torch.equal(product(rows[-num_rows:]), together[-num_rows:])
             ):
-                return f"a row of a linear layer [{num_outputs}, {num_inputs}] changes its bits among {num_rows} rows"
+                return f"a row of {kind} {list(weight.shape)} changes its bits among {num_rows} rows"
     return None
+
+
+def _products(model: nn.Module) -> Iterable[tuple[str, Tensor, Callable[[Tensor], Tensor]]]:
+    """A kind of layer, its weight [N, K] and its product, once for each shape."""
+    found: dict[tuple[str, torch.Size], tuple[str, Tensor, Callable[[Tensor], Tensor]]] = {}
+    for layer in model.modules():
+        if isinstance(layer, RowLinear):
+            found["linear", layer.weight.shape] = ("a linear layer", layer.weight, layer)
+    for weight, product in first_experts(model):
+        found["expert", weight.shape] = ("an expert", weight, product)
+    return found.values()
