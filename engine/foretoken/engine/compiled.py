@@ -4,6 +4,7 @@ Linear layers and attention stay the CPU operators; what inductor generates is t
 not told the number of threads: those few operations run on the calling thread.
 """
 
+import gc
 import hashlib
 import logging
 import os
@@ -76,6 +77,7 @@ def trace_call(call: ModelCall, example: Sequence[Tensor]) -> fx.GraphModule:
     """The operators of `call` on `example`: at least two rows with logits, and more without."""
     with torch.no_grad():
         graph: fx.GraphModule = make_fx(call, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*example)
+    gc.collect()  # the tracer, which refers to itself, has the weights too: those that are joined would stay
     return graph
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from foretoken.engine.batch import Segment, build_batch
 from foretoken.engine.compiled import trace_call
@@ -87,6 +88,30 @@ def test_layers_that_read_the_same_rows_are_one_product(
     assert joined == num_joined and num_before - num_after == 3 * num_joined // 2
     for batch, expected in zip(batches(), separate, strict=True):
         torch.testing.assert_close(forward(batch), expected, rtol=0, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_joined_weights_are_let_go_before_the_next_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward, _, _ = load(tmp_path, "llama")
+    cat, num_left = torch.cat, []
+
+    def join_only(call: ModelCall, example: Sequence[torch.Tensor], model: nn.Module, cache_dir: Path) -> object:
+        graph = trace_call(call, example)
+        layers = [module for module in model.modules() if isinstance(module, RowLinear)]
+        separate = [StorageWeakRef(layer.weight.untyped_storage()) for layer in layers]
+
+        def count(tensors: list[torch.Tensor]) -> torch.Tensor:
+            num_left.append(sum(not reference.expired() for reference in separate))
+            return cat(tensors)
+
+        monkeypatch.setattr(torch, "cat", count)
+        join_linears(graph, model)
+        count([torch.zeros(1)])
+        return graph
+
+    monkeypatch.setattr(cuda_forward, "compile_call", join_only)
+    forward.compile(tmp_path)
+    assert num_left == [15, 12, 10, 7, 5]  # query, key, value; gate, up
 
 
 def _num_products(graph: torch.fx.GraphModule) -> int:

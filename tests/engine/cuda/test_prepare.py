@@ -167,3 +167,24 @@ def test_a_model_that_cannot_be_compiled_is_refused_when_it_was_asked_for(
         run(tmp_path, compile="on")
     prepared = run(tmp_path, compile="auto")
     assert prepared is not None and not prepared[0].is_compiled
+
+
+def test_what_joining_weights_left_is_given_back_before_graphs_are_recorded(
+    recorder: FakeRecorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    record = recorder.record
+
+    def compile_call(call: object, *rest: object) -> object:
+        done.append("compile")
+        return call
+
+    def record_too(call: Callable[[], None]) -> Callable[[], None]:
+        done.append("record")
+        return record(call)
+
+    monkeypatch.setattr("foretoken.engine.cuda.forward.compile_call", compile_call)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("give back"))
+    monkeypatch.setattr(recorder, "record", record_too)
+    assert run(tmp_path, compile="on", max_graph_rows=16) is not None
+    assert done == ["compile", "give back", "record"]

@@ -96,5 +96,17 @@ def _join(graph: fx.GraphModule, group: list[tuple[fx.Node, RowLinear]], name: s
         for (node, _), start, end in zip(group, bounds, bounds[1:], strict=False):
             part = graph.graph.call_function(torch.ops.aten.slice.Tensor, (product, 1, start, end))
             node.replace_all_uses_with(part)
+    separate = [node.args[1] for node, _ in group]
     for node, _ in group:
         graph.graph.erase_node(node)
+    _let_go(graph, separate)
+
+
+def _let_go(graph: fx.GraphModule, weights: list[Any]) -> None:
+    """Forget weights that were joined, before the next ones are: a device need not hold all of them twice."""
+    for node in weights:
+        if not node.users:
+            graph.graph.erase_node(node)
+    names = {node.target for node in graph.graph.nodes if node.op == "get_attr"}
+    for name in {node.target for node in weights} - names:
+        delattr(graph, name)

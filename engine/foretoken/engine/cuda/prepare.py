@@ -96,6 +96,7 @@ def _compile(config: EngineConfig, forward: CudaForward, progress: Progress) -> 
         forward.compile(config.cache_dir or user_cache_dir())
     except Exception as error:  # tracer and compiler raise many types
         raise ModelRefusedError(f"the model cannot be compiled: {type(error).__name__}: {error}") from error
+    torch.cuda.empty_cache()  # weights that were joined: while a graph is recorded, none would be given back
 
 
 def _record(config: EngineConfig, forward: CudaForward, progress: Progress) -> None:
