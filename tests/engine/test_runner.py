@@ -1,8 +1,6 @@
 """The runner against the models themselves: any family, any grouping of rows, the same bits."""
 
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -247,27 +245,3 @@ def test_a_model_on_the_cpu_comes_with_the_kernels_that_draw(tmp_path: Path) -> 
     finally:
         native._cache_dir = None
         native._library.cache_clear()
-
-
-@pytest.mark.parametrize(
-    ("choice", "fails_compiled", "tried"),
-    [("auto", False, ["on"]), ("auto", True, ["on", "off"]), ("on", True, ["on"]), ("off", True, ["off"])],
-)
-def test_on_a_gpu_auto_compiles_and_what_is_refused_so_is_tried_eagerly(
-    choice: str, fails_compiled: bool, tried: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
-
-    def prepare(config: EngineConfig, *rest: object) -> str:
-        asked.append(config.compile)
-        if fails_compiled and config.compile == "on":
-            raise ModelRefusedError("rows are not independent")
-        return "a runner"
-
-    monkeypatch.setattr(ModelRunner, "_prepared", prepare)
-    model = SimpleNamespace(device=torch.device("cuda"))
-    config = EngineConfig("tiny", device="cuda", compile=choice)
-    expected = pytest.raises(ModelRefusedError) if choice == "on" else nullcontext()
-    with expected:
-        assert ModelRunner.from_model(config, model, None) == "a runner"  # type: ignore[arg-type, comparison-overlap]
-    assert asked == tried

@@ -54,7 +54,7 @@ class EngineConfig:
     batch_invariant: bool = True
     """On a GPU: products whose rows do not depend on the batch. False takes cuBLAS, and with it tokens that do."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """`auto`: compiled on a CPU that has a C++ compiler, else eager. `on`: or fail; also on a GPU."""
+    """`auto`: compiled where that can be done (on a CPU by a C++ compiler), else eager. `on`: or fail."""
     cache_dir: Path | None = None
     """Where compiled code is kept; None is the user's cache directory."""
     self_check: bool = True

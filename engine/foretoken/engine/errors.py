@@ -9,6 +9,10 @@ class ModelRefusedError(EngineError):
     """The model cannot be served exactly; the message says why."""
 
 
+class CompiledModelRefusedError(ModelRefusedError):
+    """The model cannot be served as it was compiled; uncompiled it may be."""
+
+
 class OutOfPagesError(EngineError):
     """The KV pool has too few free pages for the request.
 

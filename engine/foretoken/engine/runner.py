@@ -7,7 +7,7 @@ import gc
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,8 +20,8 @@ from foretoken.engine.checkpoint import Progress
 from foretoken.engine.compiled import EXAMPLE_LOGITS, EXAMPLE_ROWS, compile_call
 from foretoken.engine.config import EngineConfig
 from foretoken.engine.cuda.forward import CudaForward
-from foretoken.engine.cuda.prepare import prepare_cuda
-from foretoken.engine.errors import EngineError, ModelRefusedError
+from foretoken.engine.cuda.prepare import prepare_cuda, refusing_compiled
+from foretoken.engine.errors import CompiledModelRefusedError, EngineError, ModelRefusedError
 from foretoken.engine.forward import CpuForward, Forward, ReferenceForward
 from foretoken.engine.kv_pool import KvPool, LayerShape
 from foretoken.engine.loading import ModelInfo, load_model
@@ -44,6 +44,29 @@ from foretoken.kernels.build import user_cache_dir
 from foretoken.kernels.cpu import CPU_DTYPES, CpuKernels, load_cpu_kernels
 
 _LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Examined:
+    """A model and what it says of itself before its layers are replaced."""
+
+    model: Any
+    info: ModelInfo
+    shapes: dict[int, LayerShape]
+    sequences: list[list[int]]
+    """What the check at load runs."""
+    expected: list[Tensor]
+    """Their logits, none without a check."""
+    is_mixture: bool
+
+    @classmethod
+    def of(cls, config: EngineConfig, model: Any, info: ModelInfo) -> "_Examined":
+        shapes = _probe(model, info.max_context)
+        sequences = sample_sequences(info.vocab_size, info.max_context, config.max_batch_rows)
+        is_mixture = any(name.endswith("experts") for name, _ in model.named_modules())
+        with _refusing(model):
+            expected = eager_logits(model, sequences) if config.self_check else []
+        return cls(model, info, shapes, sequences, expected, is_mixture)
 
 
 class ModelRunner:
@@ -84,43 +107,39 @@ class ModelRunner:
             ModelRefusedError: the model cannot be served exactly, with the reason.
         """
         report = progress or (lambda stage, fraction: None)
-        if model.device.type != "cuda" or config.compile != "auto":
-            return cls._prepared(config, model, info, report)
+        examined = _Examined.of(config, model, info)
         try:
-            return cls._prepared(replace(config, compile="on"), model, info, report)
-        except ModelRefusedError as error:
-            # A GPU's forward is compiled before it is checked, so what is refused may serve as it is.
-            _LOG.warning("the model is tried eagerly, which is slower: %s", error)
-        gc.collect()  # the device's memory that the first try holds
-        return cls._prepared(replace(config, compile="off"), model, info, report)
+            return cls._prepared(config, examined, report)
+        except CompiledModelRefusedError as error:
+            if config.compile == "on":
+                raise
+            # Not the error itself: whoever keeps what was logged would keep the first try, and its memory.
+            _LOG.warning("the model is tried eagerly, which is slower: %s", str(error))
+        gc.collect()  # the first try refers to itself
+        return cls._prepared(replace(config, compile="off"), examined, report)
 
     @classmethod
-    def _prepared(cls, config: EngineConfig, model: Any, info: ModelInfo, report: Progress) -> "ModelRunner":
+    def _prepared(cls, config: EngineConfig, examined: _Examined, report: Progress) -> "ModelRunner":
         num_threads = config.num_threads or torch.get_num_threads()
-        shapes = _probe(model, info.max_context)
-        sequences = sample_sequences(info.vocab_size, info.max_context, config.max_batch_rows)
-        is_mixture = any(name.endswith("experts") for name, _ in model.named_modules())
+        model, sequences = examined.model, examined.sequences
         with _refusing(model):
-            expected = eager_logits(model, sequences) if config.self_check else []
             report("preparing the kernels", 0.2)
             if model.device.type == "cpu":
                 native.load(config.cache_dir)  # sampling's, or the first request that draws would wait for a compiler
-            forward, num_pages = _prepare(config, model, info.max_context, shapes, num_threads, report)
-            info = _within_pages(config, info, num_pages, sequences)
+            max_context = examined.info.max_context
+            forward, num_pages = _prepare(config, model, max_context, examined.shapes, num_threads, report)
+            info = _within_pages(config, examined.info, num_pages, sequences)
             page_table = PageTable(num_pages, config.page_size, prefix_caching=config.prefix_caching)
             runner = cls(info, page_table, forward, config.max_batch_rows)
             dependence = None
             if config.self_check:
                 report("checking against the model's own forward", 0.3)
-                check_against_eager(runner, sequences, expected, is_mixture)
-                if config.batch_invariant:
-                    dependence = find_row_dependence(runner, sequences)
-                    if isinstance(forward, CpuForward) and (product := find_stock_product(runner, sequences)):
-                        raise ModelRefusedError(f"rows are not independent: {product}")
-        if config.compile != "off" and (dependence is None or isinstance(forward, CpuForward)):
+                with refusing_compiled(isinstance(forward, CudaForward) and forward.is_compiled):
+                    dependence = runner._check(config, examined)
+        if config.compile != "off":
             report("compiling", 0.4)
-            runner._compile(config, model, sequences, expected, is_mixture)
-        if dependence is not None and not (runner.is_compiled and isinstance(forward, CpuForward)):
+            runner._compile(config, examined)
+        if dependence is not None and not runner.is_compiled:
             raise ModelRefusedError(f"rows are not independent: {dependence}")  # compiled rows were checked afresh
         runner.logits_digest = digest_of_logits(runner)
         if dispatch.compiles_at_first_call(model.device):
@@ -165,9 +184,22 @@ class ModelRunner:
             contexts = (max(0, min(512, self.info.max_context - max(rows))),)
         return measure_step_costs(self, rows, contexts)
 
-    def _compile(
-        self, config: EngineConfig, model: Any, sequences: list[list[int]], expected: list[Tensor], is_mixture: bool
-    ) -> None:
+    def _check(self, config: EngineConfig, examined: _Examined) -> str | None:
+        """Raise what the model is refused for; returns how rows depend on each other where compiling may mend it."""
+        sequences = examined.sequences
+        check_against_eager(self, sequences, examined.expected, examined.is_mixture)
+        if not config.batch_invariant:
+            return None
+        dependence = find_row_dependence(self, sequences)
+        if isinstance(self._forward, CpuForward):
+            if product := find_stock_product(self, sequences):
+                raise ModelRefusedError(f"rows are not independent: {product}")
+            return dependence
+        if dependence is not None:
+            raise ModelRefusedError(f"rows are not independent: {dependence}")
+        return None
+
+    def _compile(self, config: EngineConfig, examined: _Examined) -> None:
         """Switch to a compiled forward if that is possible and equal per row; say why where it is not."""
         forward = self._forward
         if isinstance(forward, CudaForward):  # compiled before it was recorded
@@ -186,8 +218,8 @@ class ModelRunner:
             forward(example)  # packs what no linear layer owns, which a tracer could not
             arguments = forward.begin(example)
             cache_dir = config.cache_dir or user_cache_dir()
-            forward.model_call = compile_call(forward.traceable_call, arguments, model, cache_dir)
-            reason = self._find_fault(sequences, expected, is_mixture) if config.self_check else None
+            forward.model_call = compile_call(forward.traceable_call, arguments, examined.model, cache_dir)
+            reason = self._find_fault(examined) if config.self_check else None
         except Exception as error:  # tracer and compiler raise many types; an eager forward is always correct
             _LOG.debug("compilation failed", exc_info=True)
             reason = f"{type(error).__name__}: {error}"
@@ -201,12 +233,12 @@ class ModelRunner:
             raise ModelRefusedError(f"the model cannot be compiled: {reason}")
         _LOG.warning("the model runs eagerly, which is slower: %s", reason)
 
-    def _find_fault(self, sequences: list[list[int]], expected: list[Tensor], is_mixture: bool) -> str | None:
+    def _find_fault(self, examined: _Examined) -> str | None:
         try:
-            check_against_eager(self, sequences, expected, is_mixture)
+            check_against_eager(self, examined.sequences, examined.expected, examined.is_mixture)
         except ModelRefusedError as error:
             return str(error)
-        return find_row_dependence(self, sequences)
+        return find_row_dependence(self, examined.sequences)
 
     def _check_range(self, batch: Batch) -> None:
         if min(batch.token_ids) < 0 or max(batch.token_ids) >= self.info.vocab_size:

@@ -4,19 +4,25 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from weakref import ReferenceType, ref
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaMLP
 
+from foretoken.engine import runner
 from foretoken.engine.attention import register_attention
 from foretoken.engine.config import EngineConfig
 from foretoken.engine.cuda import prepare, row_experts
 from foretoken.engine.cuda.forward import CudaForward
 from foretoken.engine.cuda.memory import MemoryUse
+from foretoken.engine.cuda.row_linear import RowLinear
 from foretoken.engine.errors import ModelRefusedError
-from foretoken.engine.runner import _probe
+from foretoken.engine.forward import Forward, ModelCall
+from foretoken.engine.runner import ModelRunner, _probe
+from foretoken.engine.self_check import eager_logits
 from tests.engine.cuda.test_forward import FakeRecorder
 from tests.engine.tiny import MIXTURES, save_tiny
 
@@ -45,7 +51,8 @@ def run(directory: Path, family: str = "llama", **settings: object) -> tuple[Cud
     register_attention()
     saved = save_tiny(directory, family)
     model = AutoModelForCausalLM.from_pretrained(saved, dtype="float32", attn_implementation="foretoken").eval()
-    config = EngineConfig(saved, dtype="float32", **({"max_batch_rows": 40} | settings))  # type: ignore[arg-type]
+    chosen: dict[str, Any] = {"max_batch_rows": 40, "compile": "off"} | settings
+    config = EngineConfig(saved, dtype="float32", **chosen)
     return prepare.prepare_cuda(config, model, 640, _probe(model, 640), lambda stage, fraction: STAGES.append(fraction))
 
 
@@ -156,17 +163,85 @@ def test_a_device_that_multiplies_differently_in_company_is_refused(
     assert run(tmp_path, batch_invariant=False) is not None
 
 
-def test_a_model_that_cannot_be_compiled_is_refused_when_it_was_asked_for(
-    recorder: FakeRecorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*arguments: object) -> None:
-        raise RuntimeError("it reads the weather")
+def load(directory: Path, monkeypatch: pytest.MonkeyPatch, **settings: object) -> tuple[ModelRunner, list[str]]:
+    """A runner over the fake device, and what it was told to compile, once for each try: none is left at the next."""
+    tried: list[str] = []
+    made: list[ReferenceType[Forward]] = []
 
-    monkeypatch.setattr("foretoken.engine.cuda.forward.compile_call", fail)
-    with pytest.raises(ModelRefusedError, match="reads the weather"):
-        run(tmp_path, compile="on")
-    prepared = run(tmp_path, compile="auto")
-    assert prepared is not None and not prepared[0].is_compiled
+    def prepare_fake(config: EngineConfig, model: object, max_context: int, *rest: object) -> tuple[Forward, int]:
+        tried.append(config.compile)
+        assert [forward for forward in made if forward() is not None] == []
+        prepared = prepare.prepare_cuda(config, model, max_context, rest[0], rest[2])  # type: ignore[arg-type]
+        prepared = prepared or plain(config, model, max_context, *rest)  # type: ignore[arg-type]
+        made.append(ref(prepared[0]))
+        return prepared
+
+    plain = runner._prepare
+    monkeypatch.setattr(runner, "_prepare", prepare_fake)
+    monkeypatch.setattr(runner, "_kernels_for", lambda *arguments: None)
+    config = EngineConfig(save_tiny(directory, "llama"), **({"dtype": "float32"} | settings))  # type: ignore[arg-type]
+    return ModelRunner.load(config), tried
+
+
+def fail_to_compile(*arguments: object) -> None:
+    raise RuntimeError("it reads the weather")
+
+
+def compile_wrongly(call: ModelCall, *rest: object) -> ModelCall:
+    return lambda *tensors: call(*tensors) + 1
+
+
+@pytest.mark.parametrize(
+    ("compile_call", "warning"),
+    [(fail_to_compile, "reads the weather"), (compile_wrongly, "eager forward in the mean")],
+)
+def test_what_is_refused_as_compiled_is_tried_eagerly_against_the_model_s_own_layers(
+    compile_call: Callable[..., ModelCall],
+    warning: str,
+    recorder: FakeRecorder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    asked: list[bool] = []
+
+    def ask(model: torch.nn.Module, sequences: list[list[int]]) -> list[torch.Tensor]:
+        asked.append(any(isinstance(module, RowLinear) for module in model.modules()))
+        return eager_logits(model, sequences)
+
+    monkeypatch.setattr(runner, "eager_logits", ask)
+    monkeypatch.setattr("foretoken.engine.cuda.forward.compile_call", compile_call)
+    loaded, tried = load(tmp_path, monkeypatch)
+    assert tried == ["auto", "off"] and asked == [False]
+    assert not loaded.is_compiled and "fake, eager" in loaded.numerics
+    assert sum(warning in record.message for record in caplog.records) == 1
+    with pytest.raises(ModelRefusedError, match=warning):
+        load(tmp_path, monkeypatch, compile="on")
+
+
+def test_what_compiling_has_no_part_in_is_refused_at_once(
+    recorder: FakeRecorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    num_measured: list[int] = []
+
+    def measure(run: Callable[[], object], device: torch.device) -> MemoryUse:
+        num_measured.append(1)
+        return MemoryUse(39 * PAGE_BYTES, 0)
+
+    monkeypatch.setattr(prepare, "measure_forward", measure)
+    with pytest.raises(ModelRefusedError, match="max_context"):
+        load(tmp_path, monkeypatch)
+    assert len(num_measured) == 1 and "eagerly" not in caplog.text
+
+
+def test_the_reference_path_is_taken_once_and_not_for_want_of_compiling(
+    recorder: FakeRecorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    forward = LlamaMLP.forward
+    monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: forward(self, x.cumsum(-1)))
+    loaded, tried = load(tmp_path, monkeypatch)
+    assert tried == ["auto"] and "reference" in loaded.numerics
+    assert "aten.cumsum" in caplog.text and "compil" not in caplog.text
 
 
 def test_what_joining_weights_left_is_given_back_before_graphs_are_recorded(

@@ -2,6 +2,8 @@
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from foretoken.engine.cuda.graphs import GraphRecorder
 from foretoken.engine.cuda.memory import count_pages, measure_forward
 from foretoken.engine.cuda.row_experts import use_row_experts
 from foretoken.engine.cuda.row_linear import RowLinear, find_row_dependence
-from foretoken.engine.errors import ModelRefusedError
+from foretoken.engine.errors import CompiledModelRefusedError, ModelRefusedError
 from foretoken.engine.kv_pool import KvPool, LayerShape
 from foretoken.engine.row_linear import replace_linears
 from foretoken.kernels.build import private_folder, user_cache_dir
@@ -33,8 +35,8 @@ def prepare_cuda(
     The calling thread becomes the one that uses the device.
 
     Raises:
-        ModelRefusedError: the device's memory is too small, it multiplies a row differently in other company, or the
-            model was to be compiled and cannot be.
+        ModelRefusedError: the device's memory is too small, or it multiplies a row differently in other company.
+        CompiledModelRefusedError: the model was to be compiled and cannot be, or not be made ready so.
     """
     torch.cuda.set_device(model.device)
     _keep_kernels(config)
@@ -59,13 +61,26 @@ def prepare_cuda(
             num_pages = count_pages(use, config.kv_memory_fraction, page_bytes, config.page_size, max_context)
         else:
             num_pages = config.num_pages_of(page_bytes)
-        if config.compile == "on":
-            _compile(config, forward, progress)
-        forward.use_pool(KvPool(shapes, num_pages + 1, config.page_size, model.dtype, model.device))
-        _record(config, forward, progress)
+        with refusing_compiled(config.compile != "off"):
+            if config.compile != "off":
+                _compile(config, forward, progress)
+            forward.use_pool(KvPool(shapes, num_pages + 1, config.page_size, model.dtype, model.device))
+            _record(config, forward, progress)
     except torch.OutOfMemoryError as error:
         raise ModelRefusedError(f"the device's memory is too small: {error}") from error
     return forward, num_pages
+
+
+@contextmanager
+def refusing_compiled(is_compiled: bool) -> Iterator[None]:
+    """Whatever is raised meanwhile as the refusal of a compiled model, where it is one."""
+    try:
+        yield
+    except Exception as error:
+        if not is_compiled:
+            raise
+        reason = str(error) if isinstance(error, ModelRefusedError) else f"{type(error).__name__}: {error}"
+        raise CompiledModelRefusedError(reason) from error
 
 
 def _run_every_size(config: EngineConfig, forward: CudaForward) -> None:
