@@ -12,6 +12,7 @@ from foretoken.engine.batch import Segment, build_batch
 from foretoken.engine.compiled import trace_call
 from foretoken.engine.cuda import forward as cuda_forward
 from foretoken.engine.cuda.compiled import compile_call, join_linears
+from foretoken.engine.cuda.row_invariance import RowInvariance
 from foretoken.engine.cuda.row_linear import RowLinear
 from foretoken.engine.forward import ModelCall
 from foretoken.kernels.expert_linear import IMPLEMENTATIONS
@@ -142,6 +143,30 @@ def test_biases_are_joined_too_but_no_layer_that_several_depths_share(num_depths
     graph = trace_call(call, example)
     assert join_linears(graph, nn.ModuleList(layers)) == (1 if num_depths == 1 else 0)
     torch.testing.assert_close(graph(*example), expected)
+
+
+@pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+@torch.inference_mode()
+def test_parts_of_joined_rows_may_be_read_by_what_takes_dense_ones(is_compiled: bool, tmp_path: Path) -> None:
+    layers = nn.ModuleList(RowLinear(torch.randn(8, 8), None) for _ in range(3))
+
+    def call(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        first, second = layers[0](x), layers[1](x).view(1, -1, 2, 4)
+        with RowInvariance():
+            means = second.mean(-1, keepdim=True)  # of every head: no view of parts
+        return layers[2](first) + (second - means).flatten(2)
+
+    example = [torch.randn(1, 5, 8), torch.zeros(2), torch.zeros(2)]
+    expected = call(*example)
+    graph = trace_call(call, example)
+    if is_compiled:
+        joined: ModelCall = compile_call(call, example, layers, tmp_path)
+    else:
+        assert join_linears(graph, layers) == 1
+        joined = graph
+    for num_rows in (5, 1):
+        rows = (example[0][:, :num_rows].contiguous(), *example[1:])
+        torch.testing.assert_close(joined(*rows), expected[:, :num_rows])
 
 
 @pytest.mark.slow

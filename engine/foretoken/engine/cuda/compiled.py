@@ -17,6 +17,9 @@ from foretoken.engine.cuda import operators  # noqa: F401 - defines what the gra
 from foretoken.engine.cuda.row_linear import RowLinear
 from foretoken.engine.forward import ModelCall
 
+_ATEN: Any = torch.ops.aten
+_ROWS: Any = torch.ops.foretoken_rows
+_DENSE_ROWS = {_ROWS.linear.default, _ROWS.expert_linear.default, _ROWS.row_sum.default}
 _OPTIONS = {"size_asserts": False, "nan_asserts": False, "fallback_random": False}
 
 
@@ -48,7 +51,7 @@ def join_linears(graph: fx.GraphModule, model: nn.Module) -> int:
     owners = {id(module.weight): module for module in model.modules() if isinstance(module, RowLinear)}
     readers: dict[fx.Node, list[tuple[fx.Node, RowLinear]]] = {}
     for node in graph.graph.nodes:
-        if node.op == "call_function" and node.target is torch.ops.foretoken_rows.linear.default:
+        if node.op == "call_function" and node.target is _ROWS.linear.default:
             owner = owners.get(id(constant_of(graph, node.args[1])))
             if owner is not None:
                 readers.setdefault(_rows_read(node), []).append((node, owner))
@@ -56,6 +59,8 @@ def join_linears(graph: fx.GraphModule, model: nn.Module) -> int:
     groups = [group for group in readers.values() if _can_join([layer for _, layer in group], num_uses)]
     for index, group in enumerate(groups):
         _join(graph, group, f"_joined_linear_{index}")
+    if groups:
+        _allow_parts(graph)
     graph.graph.eliminate_dead_code()
     graph.delete_all_unused_submodules()
     graph.recompile()
@@ -65,7 +70,7 @@ def join_linears(graph: fx.GraphModule, model: nn.Module) -> int:
 def _rows_read(linear: fx.Node) -> fx.Node:
     """What a product reads, before it was made flat: each does so by itself."""
     rows: Any = linear.args[0]
-    while rows.target in (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default):
+    while rows.target in (_ATEN.view.default, _ATEN._unsafe_view.default):
         rows = rows.args[0]
     return rows  # type: ignore[no-any-return]
 
@@ -92,14 +97,24 @@ def _join(graph: fx.GraphModule, group: list[tuple[fx.Node, RowLinear]], name: s
         weight = graph.graph.get_attr(name)
         bias = graph.graph.get_attr(f"{name}_bias") if biases else None
         arguments = (first.args[0], weight, bias)
-        product = graph.graph.call_function(torch.ops.foretoken_rows.linear.default, arguments)
+        product = graph.graph.call_function(_ROWS.linear.default, arguments)
         for (node, _), start, end in zip(group, bounds, bounds[1:], strict=False):
-            part = graph.graph.call_function(torch.ops.aten.slice.Tensor, (product, 1, start, end))
+            part = graph.graph.call_function(_ATEN.slice.Tensor, (product, 1, start, end))
             node.replace_all_uses_with(part)
     separate = [node.args[1] for node, _ in group]
     for node, _ in group:
         graph.graph.erase_node(node)
     _let_go(graph, separate)
+
+
+def _allow_parts(graph: fx.GraphModule) -> None:
+    """Rows that were a product of their own are now a part of longer ones, which not all that reads them can do."""
+    for node in list(graph.graph.nodes):
+        if node.target is _ATEN.view.default:
+            node.target = _ATEN.reshape.default
+        elif node.target in _DENSE_ROWS:
+            with graph.graph.inserting_before(node):
+                node.update_arg(0, graph.graph.call_function(_ATEN.contiguous.default, (node.args[0],)))
 
 
 def _let_go(graph: fx.GraphModule, weights: list[Any]) -> None:
