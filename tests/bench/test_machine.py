@@ -25,3 +25,20 @@ def test_the_commit_is_that_of_this_code_and_of_no_repository_around_it(
     git("add", "site-packages")
     git("commit", "-m", "its own")
     assert len(machine.describe_versions()["commit"]) == 12
+
+
+@pytest.mark.parametrize(
+    ("script", "names"),
+    [("echo 'NVIDIA H100 80GB HBM3'; echo NVIDIA L4", ["NVIDIA H100 80GB HBM3", "NVIDIA L4"]), ("exit 9", None)],
+)
+def test_gpus_are_those_that_the_driver_names(
+    script: str, names: list[str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    assert machine.describe_hardware().get("gpus") == names
+    tool.unlink()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "gpus" not in machine.describe_hardware()

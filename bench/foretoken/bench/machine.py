@@ -9,6 +9,7 @@ import os
 import platform
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -21,9 +22,10 @@ def num_cores() -> int:
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
-def describe_hardware() -> dict[str, str | int | float]:
-    """Processor name, cores, memory in GiB and the load average at the time of asking."""
-    return {
+def describe_hardware() -> dict[str, Any]:
+    """Processor name, cores, memory in GiB, the load average at the time of asking, and GPUs where there are any."""
+    gpus = _gpus()
+    return ({"gpus": gpus} if gpus else {}) | {
         "processor": _processor(),
         "cores": num_cores(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
@@ -53,6 +55,16 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def _gpus() -> list[str]:
+    """Names, by the driver's own tool."""
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        names = subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [name.strip() for name in names.splitlines() if name.strip()]
 
 
 def _commit() -> str:

@@ -58,7 +58,9 @@ class MatrixRunner:
         self._baseline: Baseline | None = None
         versions = describe_versions()
         arithmetic = ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers"))
-        machine = f"{describe_hardware()['processor']}, {arithmetic}"
+        hardware = describe_hardware()
+        processors = [hardware["processor"], *(hardware.get("gpus", ()) if config.device != "cpu" else ())]
+        machine = ", ".join((*processors, arithmetic))
         self._place = {"commit": versions["commit"], "machine": machine}
 
     async def run(self, cells: Sequence[Cell]) -> None:
