@@ -52,7 +52,8 @@ async def _measure(options: Options) -> DraftersStore:
         baseline = None
         if not options.no_transformers:
             sampling = BaselineSampling(options.temperature, ignore_eos=True)
-            baseline = exits.enter_context(Baseline(options.target, options.draft, options.dtype, sampling))
+            models = (options.target, options.draft, options.dtype)
+            baseline = exits.enter_context(Baseline(*models, sampling, options.device))
         await DraftersRunner(options, stacks, baseline, store).run(prompts)
     return store
 

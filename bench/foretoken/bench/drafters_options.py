@@ -28,6 +28,7 @@ class Options:
     repeats: int
     temperature: float
     dtype: str
+    device: str
     verify_threads: int | None
     draft_threads: int
     compile: str
@@ -59,7 +60,7 @@ class Options:
         draft_options = [part for name, value in variant for part in (name, models.get(value, value))]
         longest = max(self.num_draft_tokens or 0, *(side.num_draft_tokens or 0 for side in self.drafters))
         is_long = longest > WorkerSettings.model_fields["max_draft_tokens"].default
-        room = ["--max-draft-tokens", str(longest)] if is_long else []
+        shared = ["--device", self.device, *(["--max-draft-tokens", str(longest)] if is_long else [])]
         return LocalServicesConfig(
             target=self.target,
             draft=self.draft,
@@ -69,8 +70,8 @@ class Options:
             draft_threads=self.draft_threads,
             compile=self.compile,
             prefix_caching=False,  # the same prompts are asked again and again
-            verify_options=room,
-            draft_options=[*draft_options, *room],
+            verify_options=[*shared, "--kv-memory-fraction", "0.5"],  # half a GPU for the other processes
+            draft_options=[*draft_options, *shared],
             router_options=["--no-drafts-must-pay"],  # what each drafter brings, not what is made of it
         )
 
@@ -83,6 +84,7 @@ class Options:
             "num_draft_tokens": self.num_draft_tokens,
             "temperature": self.temperature,
             "dtype": self.dtype,
+            "device": self.device,
             "verify_threads": self.verify_threads,
             "draft_threads": self.draft_threads,
             "compile": self.compile,
@@ -110,6 +112,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     add("--repeats", type=positive, default=1, help="passes over the prompts")
     add("--temperature", type=temperature, default=0.0, help="0 = greedy")
     add("--dtype", choices=DTYPES, default="bfloat16", help="of all models on all sides")
+    add("--device", default="cpu", help="of all models on all sides, e.g. cuda:0")
     add("--verify-threads", type=positive, help="threads of the verify worker (default: its own choice)")
     add("--draft-threads", type=positive, default=1, help="threads of the draft worker")
     add("--compile", choices=("auto", "on", "off"), default="auto", help="torch.compile in the workers")

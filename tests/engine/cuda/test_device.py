@@ -13,7 +13,7 @@ from foretoken.engine.runner import ModelRunner
 from foretoken.engine.sampler import SampleGroup, choose_tokens
 from foretoken.engine.sampling import SamplingParams
 from foretoken.engine.self_check import forward_in_chunks, forward_together
-from tests.engine.tiny import CONFIGS, MIXTURES, save_tiny
+from tests.engine.tiny import CONFIGS, save_tiny
 
 pytestmark = pytest.mark.gpu
 
@@ -64,7 +64,7 @@ def test_a_long_context_changes_no_bit_of_a_row(tmp_path: Path) -> None:
     assert torch.equal(beside[1:], alone[-1:])
 
 
-@pytest.mark.parametrize("family", ["llama", *MIXTURES])
+@pytest.mark.parametrize("family", CONFIGS)
 def test_a_compiled_forward_has_independent_rows(family: str, tmp_path: Path) -> None:
     runner = load(save_tiny(tmp_path, family), compile="on")
     assert runner.is_compiled

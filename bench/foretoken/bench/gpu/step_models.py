@@ -31,13 +31,17 @@ _SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+def shape_config(name: str, **changes: Any) -> LlamaConfig:
+    """The configuration of a shape; `changes` override its settings."""
+    return LlamaConfig(**(_COMMON | _SHAPES[name] | changes))
+
+
 def make_model(name: str, device: torch.device, dtype: torch.dtype = torch.bfloat16, **changes: Any) -> Any:
     """A transformers model with our attention; `changes` override the shape's settings."""
     register_attention()
-    config = LlamaConfig(**(_COMMON | _SHAPES[name] | changes))
     with device:
         make: Callable[..., Any] = AutoModelForCausalLM.from_config
-        model = make(config, dtype=dtype, attn_implementation=ATTENTION_NAME)
+        model = make(shape_config(name, **changes), dtype=dtype, attn_implementation=ATTENTION_NAME)
     return model.eval().requires_grad_(False)
 
 
