@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from foretoken.bench import widen as widen_module
 from foretoken.bench.widen import main, widen
 from foretoken.cli.local_services import embedded_models
-from tests.engine.tiny import save_tiny
+from tests.engine.tiny import CONFIGS, save_tiny
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 130,
@@ -18,7 +18,7 @@ SHAPE: dict[str, Any] = {
     "intermediate_size": 224,
     "num_hidden_layers": 3,
     "num_attention_heads": 12,
-    "num_key_value_heads": 3,
+    "num_key_value_heads": 4,
     "head_dim": 32,
 }
 IDS = torch.arange(1, 81)[None] % 97
@@ -30,7 +30,13 @@ def logits(directory: Path | str) -> torch.Tensor:
         return model(input_ids=IDS).logits[0]  # type: ignore[no-any-return]
 
 
-def test_logits_are_the_small_models_and_further_ids_never_win(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_key_heads", [2, 4])
+def test_logits_are_the_small_models_and_further_ids_never_win(
+    num_key_heads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = CONFIGS["llama"]()
+    config.num_key_value_heads = num_key_heads
+    monkeypatch.setitem(CONFIGS, "llama", lambda: config)
     small = save_tiny(tmp_path / "small", "llama")
     widen(Path(small), LlamaConfig(**SHAPE), tmp_path / "large")
     expected, wide = logits(small), logits(tmp_path / "large")
@@ -58,7 +64,7 @@ def test_a_head_that_is_the_embeddings_stays_so(tmp_path: Path) -> None:
         ("llama", {"num_hidden_layers": 1}, "num_hidden_layers: the shape's 1 is below 2"),
         ("llama", {"hidden_size": 60}, "hidden_size: the shape's 60 is not above 64"),
         ("llama", {"head_dim": 24}, "head_dim: the shape's 24 is no multiple of 16"),
-        ("llama", {"num_attention_heads": 3}, "the shape has 1 heads per key, below 2"),
+        ("llama", {"num_attention_heads": 4}, "the shape has 1 heads per key, below 2"),
         ("llama", {"tie_word_embeddings": True}, "ties its head"),
         ("qwen3", {}, "of type qwen3"),
     ],

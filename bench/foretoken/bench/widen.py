@@ -115,7 +115,7 @@ class Widening:
         layer["self_attn.k_proj"][:used_keys] = 0.0  # dimensions of a head beyond the small one's add to no score
         layer["self_attn.o_proj"][:, : used_keys * _queries_per_key(large)] = 0.0  # further heads with its values
         layer["mlp.down_proj"][:, :neurons] = 0.0
-        queries, keys = self._rows(small.num_attention_heads), self._rows(small.num_key_value_heads)
+        queries, keys = self._rows(_queries_per_key(small), _queries_per_key(large)), self._rows(1, 1)
         scale = math.sqrt(large.head_dim / small.head_dim)  # attention divides by the root of the larger
         layer["self_attn.q_proj"][self._rotated(queries), :hidden] = own["self_attn.q_proj"] * scale
         layer["self_attn.k_proj"][self._rotated(keys), :hidden] = own["self_attn.k_proj"]
@@ -161,14 +161,12 @@ class Widening:
         num_values = math.prod(shape)
         return self._random.repeat(-(-num_values // _NUM_RANDOM))[:num_values].view(shape)
 
-    def _rows(self, num_small_heads: int) -> Tensor:
-        """Where the rows of so many of the small model's heads lie, queries beside the key they had."""
-        small, large = self._small, self.config
-        group = num_small_heads // small.num_key_value_heads
-        large_group = 1 if num_small_heads == small.num_key_value_heads else _queries_per_key(large)
-        heads = torch.arange(num_small_heads)
-        heads = heads // group * large_group + heads % group
-        return (heads[:, None] * large.head_dim + torch.arange(small.head_dim)).flatten()
+    def _rows(self, small_group: int, large_group: int) -> Tensor:
+        """Where the rows of the small model's heads lie, with so many heads for each key head in either model."""
+        head_dim: int = self.config.head_dim
+        heads = torch.arange(self._small.num_key_value_heads * small_group)
+        heads = heads // small_group * large_group + heads % small_group
+        return (heads[:, None] * head_dim + torch.arange(self._small.head_dim)).flatten()
 
     def _rotated(self, rows: Tensor) -> Tensor:
         """The same where positions turn pairs of rows: each pair goes where the larger head turns by the same angle."""
@@ -176,8 +174,7 @@ class Widening:
         large: int = self.config.head_dim
         pairs = torch.arange(small // 2) * (large // small)
         places = torch.cat([pairs, pairs + large // 2])
-        rotated: Tensor = rows.view(-1, small)[:, :1] + places
-        return rotated.flatten()
+        return (rows.view(-1, small)[:, :1] + places).flatten()
 
 
 def _queries_per_key(config: Any) -> int:
