@@ -18,6 +18,7 @@ from foretoken.engine.config import EngineConfig
 from foretoken.engine.errors import ModelRefusedError
 from foretoken.engine.runner import ModelRunner
 from foretoken.rpc.errors import FailedPreconditionError
+from foretoken.rpc.worker_settings import USUAL_PREFILL_ROWS
 from foretoken.v1.types_pb2 import DRAFT_SOURCE_EARLY_EXIT, DRAFT_SOURCE_MODEL, DraftSource
 
 
@@ -27,6 +28,7 @@ class ModelHost:
     def __init__(self, settings: DraftWorkerSettings, progress: Progress) -> None:
         self._settings = settings
         self._progress = progress
+        self._max_prefill_rows = settings.max_prefill_rows or USUAL_PREFILL_ROWS
         self._models: dict[tuple[str, int | None], tuple[ModelRunner, SharedPages]] = {}
         """Loaded models with their pages, by name and the number of layers asked for."""
 
@@ -68,7 +70,7 @@ class ModelHost:
         settings = self._settings
         runner, pages = self._load(option, model, num_layers)
         model_settings = ModelSettings(settings.model_branches, settings.model_depth)
-        return ModelDrafter(runner, settings.max_batch_rows, settings.max_prefill_rows, source, model_settings, pages)
+        return ModelDrafter(runner, settings.max_batch_rows, self._max_prefill_rows, source, model_settings, pages)
 
     def _lookahead_drafter(self) -> LookaheadDrafter:
         settings = self._settings
@@ -83,7 +85,7 @@ class ModelHost:
             steps=settings.lookahead_steps,
             seed_from_prompt=settings.lookahead_seed_from_prompt,
         )
-        return LookaheadDrafter(runner, settings.max_batch_rows, settings.max_prefill_rows, lookahead_settings, pages)
+        return LookaheadDrafter(runner, settings.max_batch_rows, self._max_prefill_rows, lookahead_settings, pages)
 
     def _load(self, option: str, model: str, num_layers: int | None = None) -> tuple[ModelRunner, SharedPages]:
         """The model and its pages; loaded once for all drafters that name it. A refusal names `option`."""

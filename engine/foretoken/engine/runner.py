@@ -69,6 +69,10 @@ class _Examined:
         return cls(model, info, shapes, sequences, expected, is_mixture)
 
 
+_FEW_ROWS, _MANY_ROWS = (1, 2, 4, 6, 8, 16, 32), (64, 128)
+"""Whose times are measured; the latter where they cost little."""
+
+
 class ModelRunner:
     """A loaded model, its KV pool and its page table. Use `load`."""
 
@@ -174,12 +178,15 @@ class ModelRunner:
         self._forward.pool.compact(paths)
 
     def measure_step_costs(
-        self, rows: Sequence[int] = (1, 2, 4, 6, 8, 16, 32), contexts: Sequence[int] | None = None
+        self, rows: Sequence[int] | None = None, contexts: Sequence[int] | None = None
     ) -> list[StepCost]:
         """Median duration of a forward for each number of rows and context length; leaves the page table as it was.
 
-        Without `contexts` after 512 tokens, or as many as there is room for beside the most rows.
+        Without `rows` for up to 32, on a GPU 128; without `contexts` after 512 tokens, or as many as there is room for
+        beside the most rows.
         """
+        if rows is None:
+            rows = (*_FEW_ROWS, *_MANY_ROWS) if isinstance(self._forward, CudaForward) else _FEW_ROWS
         if contexts is None:
             contexts = (max(0, min(512, self.info.max_context - max(rows))),)
         return measure_step_costs(self, rows, contexts)

@@ -16,6 +16,10 @@ _ENGINE_FIELDS = (
 )
 
 
+USUAL_PREFILL_ROWS = 64
+"""Most prompt tokens of a forward beside other sequences, where nothing says that more would do."""
+
+
 class WorkerSettings(ServiceSettings):
     """Options of a process that runs a model."""
 
@@ -49,8 +53,12 @@ class WorkerSettings(ServiceSettings):
     batch_invariant: bool = Field(
         True, description="On a GPU: products that do not depend on the batch; false = cuBLAS, and tokens that do."
     )
-    max_prefill_rows: int = Field(
-        64, ge=1, le=16384, description="Most prompt tokens of a forward while other sequences are at work."
+    max_prefill_rows: int | None = Field(
+        None,
+        ge=1,
+        le=16384,
+        description="Most prompt tokens of a forward while other sequences are at work; "
+        "default: 64, on a verify worker more where they hardly lengthen it.",
     )
     worker_id: str = Field("", description="Name of this worker in logs; default: made from role, host and pid.")
     cache_dir: Path | None = Field(

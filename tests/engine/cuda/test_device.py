@@ -82,6 +82,10 @@ def test_the_pool_takes_what_the_largest_forward_leaves(tmp_path: Path) -> None:
     assert 0.5 * free_before < free_after < 0.8 * free_before
 
 
+def test_steps_of_many_rows_are_timed_too(tmp_path: Path) -> None:
+    assert load(save_tiny(tmp_path, "llama")).measure_step_costs()[-1].rows == 128
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_step_waits_for_the_device_once(temperature: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = load(save_tiny(tmp_path, "llama"))

@@ -23,6 +23,7 @@ from foretoken.rpc.errors import (
 from foretoken.rpc.link.worker_entries import PendingReport, SequenceKey, WorkerLoad
 from foretoken.rpc.names import NUM_ACCEPTED, NUM_DRAFT_TOKENS
 from foretoken.rpc.trace import fail, status_of
+from foretoken.verify_worker.gathering import Gathering
 from foretoken.verify_worker.row_price import RowPrice
 from foretoken.verify_worker.scheduler import Scheduler, Work
 from foretoken.verify_worker.sequence import Block, Decision, VerifySequence
@@ -69,11 +70,13 @@ class VerifyCore:
         """`step_costs`: as measured; without any, rows have no price."""
         self._runner = runner
         self._price = RowPrice(step_costs)
+        self._gathering = Gathering(self._price.table_ns) if step_costs else None
         self._scheduler = scheduler
         self._sink = sink
         self._max_sequences = max_sequences
         self._sequences: dict[SequenceKey, VerifySequence] = {}
         self._num_opened = 0
+        self._stepped_ns = 0
         self._pending = PendingReport(sink.pending)
         self._retry_at_s: float | None = None
         """When to plan again (`time.monotonic`) if nothing happens before: all that waits wants pages of idle ones."""
@@ -124,6 +127,7 @@ class VerifyCore:
             limit = f"must be at most {seq.max_length - base_length - 1} ids deep, what fits before max_length"
             self._fail(key, InvalidArgumentError("block.draft_ids", f"{block.depth} ids", limit))
         else:
+            self._arrived(seq, block.arrived_ns, 1 + len(block.draft_ids))
             seq.ask(block.arrived_ns)
             seq.block = block
             seq.plain_until = base_length + 1 + num_plain_steps if num_plain_steps else 0
@@ -162,6 +166,9 @@ class VerifyCore:
 
     def step(self) -> None:
         """Schedule, run one forward, hand out its decisions. A failing forward ends the sequences that were in it."""
+        if self._gathering is not None and (wait_ns := self._wait_ns(self._gathering)):
+            self._retry_at_s = time.monotonic() + wait_ns * 1e-9
+            return
         planned = self._scheduler.plan(self._sequences.values())
         if not planned:
             self._retry_at_s = time.monotonic() + self._scheduler.idle_grace_s
@@ -182,8 +189,18 @@ class VerifyCore:
             elif not work.sequence.wants_forward:  # its prompt is computed, before its first block is here
                 work.sequence.waiting_since_ns = time.perf_counter_ns()
         self._sink.decided(decisions, self._load)
+        self._stepped_ns = time.perf_counter_ns()
         self._learn(planned, decisions)
         self._pending.after_step((seq.key, seq.waiting_since_ns) for seq in self._sequences.values() if seq.has_block)
+
+    def _wait_ns(self, gathering: Gathering) -> float:
+        """How long the next forward waits for blocks that are about to come."""
+        now_ns = time.perf_counter_ns()
+        since_told_ns = [now_ns - seq.waiting_since_ns for seq in self._sequences.values() if seq.is_between_blocks]
+        if not since_told_ns:
+            return 0.0
+        num_rows = [self._scheduler.num_rows(seq) for seq in self._sequences.values() if seq.wants_forward]
+        return gathering.wait_ns(now_ns - self._stepped_ns, len(num_rows), sum(num_rows), since_told_ns)
 
     def check_integrity(self) -> None:
         """Re-derive the page accounting from the open sequences; raises when it is off."""
@@ -195,8 +212,13 @@ class VerifyCore:
             self._sink.stale(seq.key, seq.committed_length)
         elif not seq.is_finished:
             if not seq.has_block:
+                self._arrived(seq, time.perf_counter_ns(), 1)
                 seq.ask(max(seq.opened_ns, time.perf_counter_ns()))
             seq.plain_until = max(seq.plain_until, min(base_length + num_plain_steps, seq.max_length))
+
+    def _arrived(self, seq: VerifySequence, arrived_ns: int, num_rows: int) -> None:
+        if self._gathering is not None and seq.is_between_blocks:
+            self._gathering.add_block(arrived_ns - seq.waiting_since_ns, num_rows)
 
     def _after_block(self, seq: VerifySequence) -> None:
         seq.block = None

@@ -78,9 +78,9 @@ class RowPrice:
         if len(self._points) < 2:
             return 0.0
         few, many = max(1.0, num_rows / 2), max(4.0, num_rows * 2)  # far enough apart for times with noise
-        return (self._table_ns(many) - self._table_ns(few)) / (many - few)
+        return (self.table_ns(many) - self.table_ns(few)) / (many - few)
 
-    def _table_ns(self, num_rows: float) -> float:
+    def table_ns(self, num_rows: float) -> float:
         """Interpolated between the measured points, and continued beyond them as the outermost two go on."""
         lines = list(pairwise(self._points))
         (rows_0, ns_0), (rows_1, ns_1) = next((line for line in lines if num_rows <= line[1][0]), lines[-1])

@@ -11,15 +11,28 @@ so something always advances.
 
 import math
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from foretoken.engine.page_table import Found, PageTable
+from foretoken.engine.step_costs import StepCost
 from foretoken.verify_worker.sequence import VerifySequence
 
 IDLE_GRACE_S = 0.5
 """How long a sequence without a block keeps its pages from younger ones: longer than what lies between two blocks, with
 a slow drafter or many streams too; short for one that waits."""
+
+
+_LONGER = 1.5
+"""A forward with prefill beside decoding, over one of a single row."""
+
+
+def prefill_rows(step_costs: Sequence[StepCost], least: int, most: int) -> int:
+    """Prompt tokens of a forward beside sequences that decode: of the numbers measured, the most that do not make it
+    much longer, from `least` to `most`."""
+    one_ns = min((cost.ns for cost in step_costs), default=0)
+    affordable = [cost.rows for cost in step_costs if cost.rows <= most and cost.ns <= _LONGER * one_ns]
+    return max([least, *affordable])
 
 
 @dataclass(slots=True)
@@ -109,6 +122,11 @@ class Scheduler:
             rows_left -= work.num_rows
             prefill_left -= work.num_prefill
         return planned
+
+    def num_rows(self, sequence: VerifySequence) -> int:
+        """About how many rows of the next forward are the sequence's."""
+        num_drafts = len(sequence.block.draft_ids) if sequence.block is not None else 0
+        return min(sequence.num_missing_kv, self._max_prefill_rows) + (1 + num_drafts if sequence.has_block else 0)
 
     def release(self, sequence: VerifySequence) -> None:
         """Free the sequence's pages; its KV is gone but for what the page table finds again."""

@@ -13,12 +13,13 @@ from foretoken.rpc.hello import worker_hello
 from foretoken.rpc.link import LinkServicer, OutboxLimits
 from foretoken.rpc.progress import LoadProgress
 from foretoken.rpc.server import Service, freeze_loaded, serve
+from foretoken.rpc.worker_settings import USUAL_PREFILL_ROWS
 from foretoken.v1 import verify_pb2_grpc
 from foretoken.v1.types_pb2 import WorkerHello
 from foretoken.v1.verify_pb2 import VerifyLinkRequest, VerifyLinkResponse
 from foretoken.verify_worker.core import VerifyCore
 from foretoken.verify_worker.handler import MODES, VerifyLinkHandler, VerifyResults
-from foretoken.verify_worker.scheduler import Scheduler
+from foretoken.verify_worker.scheduler import Scheduler, prefill_rows
 from foretoken.verify_worker.settings import VerifyWorkerSettings
 
 
@@ -72,5 +73,8 @@ def _load(settings: VerifyWorkerSettings, results: VerifyResults, hello: WorkerH
             numerics=f"{runner.numerics}, code {hash_sources(engine, kernels, verify_worker)[:12]}",
         )
     )
-    scheduler = Scheduler(runner.page_table, settings.max_batch_rows, settings.max_prefill_rows)
+    max_prefill_rows = settings.max_prefill_rows
+    if max_prefill_rows is None:
+        max_prefill_rows = prefill_rows(step_costs, USUAL_PREFILL_ROWS, settings.max_batch_rows // 2)
+    scheduler = Scheduler(runner.page_table, settings.max_batch_rows, max_prefill_rows)
     return VerifyCore(runner, scheduler, results, settings.max_sequences, step_costs)

@@ -1,0 +1,64 @@
+"""Whether a forward starts at once or waits for blocks that are about to come.
+
+All sequences of a forward get their verdicts together, and their next blocks come one after another. Where a forward
+takes as long with one block as with many, as on a GPU, one that starts with the first of them keeps all others waiting
+for its whole length, and two groups that take turns each get half of the device. Where each row takes its time there is
+little to wait for. Knows times and numbers only.
+"""
+
+from collections.abc import Callable, Iterable
+
+_MEMORY = 0.95
+"""Weight of the past, per block."""
+_LEAST_DEVIATION_NS = 50_000.0
+_SHARE = 0.6
+"""Of the time saved, what may be lost: routers and drafters are at work while others' forwards run, and wait here."""
+_LATE = 4.0
+"""Mean deviations after which a block that should have come is not waited for."""
+
+
+class Gathering:
+    """Learns how long blocks are under way; weighs the time a device idles against what one forward for all saves."""
+
+    def __init__(self, forward_ns: Callable[[float], float]) -> None:
+        """`forward_ns`: how long a forward of so many rows takes."""
+        self._forward_ns = forward_ns
+        self._num_blocks = 0
+        self._mean_ns = 0.0
+        """From a verdict to the sequence's next block."""
+        self._deviation_ns = 0.0
+        self._mean_rows = 0.0
+        """Of a block."""
+
+    def add_block(self, turn_ns: float, num_rows: int) -> None:
+        """A block came, so long after the last verdict of its sequence."""
+        turn_ns = max(0.0, turn_ns)
+        self._num_blocks += 1
+        weight = max(1.0 - _MEMORY, 1.0 / self._num_blocks)
+        if self._num_blocks > 1:  # one whose client was slow says little about the others
+            turn_ns = min(turn_ns, self._mean_ns + 2.0 * _LATE * max(self._deviation_ns, _LEAST_DEVIATION_NS))
+            self._deviation_ns += weight * (abs(turn_ns - self._mean_ns) - self._deviation_ns)
+        self._mean_ns += weight * (turn_ns - self._mean_ns)
+        self._mean_rows += weight * (num_rows - self._mean_rows)
+
+    def wait_ns(self, idle_ns: int, num_ready: int, num_rows: int, since_told_ns: Iterable[int]) -> float:
+        """How long a forward of so many sequences and rows, `idle_ns` after the last, waits for more; 0 to start now.
+
+        `since_told_ns`: of each sequence without a block, the time since its last verdict.
+        """
+        if not self._num_blocks:
+            return 0.0
+        deviation_ns = max(self._deviation_ns, _LEAST_DEVIATION_NS)
+        left_ns = [
+            self._mean_ns - since_ns if since_ns < self._mean_ns else deviation_ns
+            for since_ns in since_told_ns
+            if since_ns < self._mean_ns + _LATE * deviation_ns
+        ]
+        if not left_ns:
+            return 0.0
+        others = self._mean_rows * len(left_ns)
+        saved_ns = self._forward_ns(num_rows) + self._forward_ns(others) - self._forward_ns(num_rows + others)
+        wait_ns = max(left_ns)  # for all or nobody: two groups that take turns are not brought together bit by bit
+        may_be_lost_ns = _SHARE * min(1.0, len(left_ns) / num_ready) * saved_ns
+        # A whole turn has to be as short: it is what each forward then waits for.
+        return wait_ns if max(self._mean_ns, idle_ns + wait_ns) < may_be_lost_ns else 0.0
