@@ -197,9 +197,9 @@ class VerifyCore:
         """How long the next forward waits for blocks that are about to come."""
         now_ns = time.perf_counter_ns()
         since_told_ns = [now_ns - seq.waiting_since_ns for seq in self._sequences.values() if seq.is_between_blocks]
-        if not since_told_ns:
-            return 0.0
         num_rows = [self._scheduler.num_rows(seq) for seq in self._sequences.values() if seq.wants_forward]
+        if not since_told_ns or not num_rows:
+            return 0.0
         return gathering.wait_ns(now_ns - self._stepped_ns, len(num_rows), sum(num_rows), since_told_ns)
 
     def check_integrity(self) -> None:
