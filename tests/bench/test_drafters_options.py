@@ -45,10 +45,10 @@ def test_sides_that_differ_in_worker_options_have_services_of_their_own() -> Non
     plain, deep, large = map(options.services, options.variants)
     device = ["--device", "cpu"]
     assert (plain.drafters, plain.draft_options) == (["early_exit", "ngram"], device)
-    assert (deep.drafters, deep.draft_options) == (["early_exit"], ["--early-exit-layers", "4", *device])
-    assert (large.drafters, large.draft_options) == (["staged"], ["--model", "t", *device])
+    assert (deep.drafters, deep.draft_options) == (["early_exit"], [*device, "--early-exit-layers", "4"])
+    assert (large.drafters, large.draft_options) == (["staged"], [*device, "--model", "t"])
     replica = options_of_default_lookahead()
-    assert replica.drafters == ["lookahead"] and list(replica.draft_options)[:2] == ["--lookahead-model", "t"]
+    assert replica.drafters == ["lookahead"] and list(replica.draft_options)[-2:] == ["--lookahead-model", "t"]
 
 
 def options_of_default_lookahead() -> LocalServicesConfig:
@@ -64,14 +64,14 @@ def test_workers_take_the_longest_draft_asked_for() -> None:
     options = parse_options([*MODELS, "--prompts", "x", "--drafters", drafters])
     for services in map(options.services, options.variants):
         assert list(services.verify_options)[2:4] == ["--max-draft-tokens", "60"]
-        assert list(services.draft_options)[-2:] == ["--max-draft-tokens", "60"]
+        assert list(services.draft_options)[2:4] == ["--max-draft-tokens", "60"]
 
 
 def test_all_models_are_on_the_device_asked_for() -> None:
     options = parse_options([*MODELS, "--prompts", "x", "--device", "cuda:0"])
     for services in map(options.services, options.variants):
         assert list(services.verify_options) == ["--device", "cuda:0", "--kv-memory-fraction", "0.5"]
-        assert list(services.draft_options)[-2:] == ["--device", "cuda:0"]
+        assert list(services.draft_options)[:2] == ["--device", "cuda:0"]
     assert options.decisive() != parse_options([*MODELS, "--prompts", "x"]).decisive()
 
 

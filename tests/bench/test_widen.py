@@ -56,6 +56,15 @@ def test_a_head_that_is_the_embeddings_stays_so(tmp_path: Path) -> None:
     torch.testing.assert_close(spread, expected - expected[:, :1], rtol=0, atol=0.3)  # weights are bfloat16
     assert float((wide.argmax(-1) == expected.argmax(-1)).float().mean()) > 0.9
     assert (tmp_path / "tokenizer.json").is_file()
+    assert all(path.stat().st_mode & 0o044 == 0o044 for path in tmp_path.glob("*.safetensors"))
+
+
+def test_what_lies_in_the_folder_already_is_left_alone(tmp_path: Path) -> None:
+    small = save_tiny(tmp_path, "llama")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ValueError, match="is not empty"):
+        widen(Path(small), LlamaConfig(**SHAPE), tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 @pytest.mark.parametrize(
@@ -67,6 +76,7 @@ def test_a_head_that_is_the_embeddings_stays_so(tmp_path: Path) -> None:
         ("llama", {"num_attention_heads": 4}, "the shape has 1 heads per key, below 2"),
         ("llama", {"tie_word_embeddings": True}, "ties its head"),
         ("qwen3", {}, "of type qwen3"),
+        ("gpt2", {}, "of type gpt2"),
     ],
 )
 def test_refuses_in_words(

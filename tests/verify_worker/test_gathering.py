@@ -7,6 +7,7 @@ import pytest
 from foretoken.engine.step_costs import StepCost
 from foretoken.verify_worker.gathering import Gathering
 from foretoken.verify_worker.scheduler import prefill_rows
+from foretoken.verify_worker.sequence import Block
 from tests.verify_worker.harness import Bench
 
 MS = 1_000_000
@@ -21,58 +22,64 @@ def learned(turn_ms, forward_ns=lambda rows: 7.0 * MS, num_blocks=50):
 
 
 def test_nothing_is_waited_for_before_a_block_has_come():
-    assert Gathering(lambda rows: 7.0 * MS).wait_ns(0, 1, 5, [0]) == 0.0
+    assert Gathering(lambda rows: 7.0 * MS).wait_ns(0, 1, 5, 200, [0]) == 0.0
 
 
 @pytest.mark.parametrize(("idle_ms", "left_ms"), [(0.0, 2.0), (0.5, 1.5), (1.9, 0.1)])
 def test_where_rows_cost_nothing_a_block_that_is_about_to_come_is_waited_for(idle_ms, left_ms):
-    wait_ns = learned(2.0).wait_ns(round(idle_ms * MS), 1, 5, [round(idle_ms * MS)])
+    wait_ns = learned(2.0).wait_ns(round(idle_ms * MS), 1, 5, 200, [round(idle_ms * MS)])
     assert wait_ns == pytest.approx(left_ms * MS)
 
 
 @pytest.mark.parametrize("turn_ms", [4.3, 10.0, 500.0])
 def test_a_block_that_takes_too_long_is_not(turn_ms):
-    assert learned(turn_ms).wait_ns(0, 1, 5, [0]) == 0.0
+    assert learned(turn_ms).wait_ns(0, 1, 5, 200, [0]) == 0.0
 
 
 def test_where_each_row_takes_its_time_nothing_is_waited_for():
     gathering = learned(1.0, lambda rows: (0.7 + 0.12 * rows) * MS)
-    assert gathering.wait_ns(0, 1, 5, [0] * 15) == 0.0
-    assert gathering.wait_ns(0, 8, 40, [0] * 8) == 0.0
+    assert gathering.wait_ns(0, 1, 5, 200, [0] * 15) == 0.0
+    assert gathering.wait_ns(0, 8, 40, 200, [0] * 8) == 0.0
 
 
 def test_many_do_not_wait_for_few_but_few_for_many():
     gathering = learned(2.0)
-    assert gathering.wait_ns(0, 15, 75, [0]) == 0.0
-    assert gathering.wait_ns(0, 1, 5, [0] * 15) == pytest.approx(2.0 * MS)
+    assert gathering.wait_ns(0, 15, 75, 200, [0]) == 0.0
+    assert gathering.wait_ns(0, 1, 5, 200, [0] * 15) == pytest.approx(2.0 * MS)
 
 
 def test_all_are_waited_for_or_none():
     """Of two one had its verdict with the last forward; the other just now, of another link, or was not heard since."""
     gathering = learned(3.0)
-    assert gathering.wait_ns(MS, 1, 5, [round(1.5 * MS)] * 2) == pytest.approx(1.5 * MS)
-    assert gathering.wait_ns(MS, 1, 5, [round(1.5 * MS), 0]) == pytest.approx(3.0 * MS)
-    assert gathering.wait_ns(2 * MS, 1, 5, [round(1.5 * MS), 0]) == 0.0
-    assert gathering.wait_ns(2 * MS, 1, 5, [round(1.5 * MS), 90 * MS]) == pytest.approx(1.5 * MS)
+    assert gathering.wait_ns(MS, 1, 5, 200, [round(1.5 * MS)] * 2) == pytest.approx(1.5 * MS)
+    assert gathering.wait_ns(MS, 1, 5, 200, [round(1.5 * MS), 0]) == pytest.approx(3.0 * MS)
+    assert gathering.wait_ns(2 * MS, 1, 5, 200, [round(1.5 * MS), 0]) == 0.0
+    assert gathering.wait_ns(2 * MS, 1, 5, 200, [round(1.5 * MS), 90 * MS]) == pytest.approx(1.5 * MS)
+
+
+def test_those_that_would_need_a_forward_of_their_own_are_not():
+    gathering = learned(2.0)
+    assert gathering.wait_ns(0, 4, 20, 20, [0] * 4) == pytest.approx(2.0 * MS)
+    assert gathering.wait_ns(0, 4, 20, 19, [0] * 4) == 0.0
 
 
 def test_a_block_that_is_late_is_waited_for_a_little():
     gathering = learned(2.0)
-    assert 0.0 < gathering.wait_ns(round(2.1 * MS), 1, 5, [round(2.1 * MS)]) < 0.2 * MS
-    assert gathering.wait_ns(round(2.3 * MS), 1, 5, [round(2.3 * MS)]) == 0.0
+    assert 0.0 < gathering.wait_ns(round(2.1 * MS), 1, 5, 200, [round(2.1 * MS)]) < 0.2 * MS
+    assert gathering.wait_ns(round(2.3 * MS), 1, 5, 200, [round(2.3 * MS)]) == 0.0
 
 
 def test_one_slow_client_says_little_about_the_others():
     gathering = learned(2.0)
     gathering.add_block(60_000.0 * MS, 5)
-    assert gathering.wait_ns(0, 1, 5, [0]) == pytest.approx(2.0 * MS, rel=0.02)
+    assert gathering.wait_ns(0, 1, 5, 200, [0]) == pytest.approx(2.0 * MS, rel=0.02)
 
 
 def test_a_block_that_was_there_before_the_prompt_was_computed_took_no_time():
     gathering = Gathering(lambda rows: 7.0 * MS)
     for _ in range(50):
         gathering.add_block(-5.0 * MS, 5)
-    assert gathering.wait_ns(0, 1, 5, [0]) <= 0.1 * MS
+    assert gathering.wait_ns(0, 1, 5, 200, [0]) <= 0.1 * MS
 
 
 class Waits:
@@ -84,14 +91,15 @@ class Waits:
     def add_block(self, turn_ns, num_rows):
         self.turns.append((turn_ns, num_rows))
 
-    def wait_ns(self, idle_ns, num_ready, num_rows, since_told_ns):
+    def wait_ns(self, idle_ns, num_ready, num_rows, room, since_told_ns):
+        assert num_rows + room == 32
         self.asked.append((num_ready, num_rows, len(since_told_ns)))
         return self.left_ns
 
 
 @pytest.fixture
 def bench(fake_runner_class):
-    made = Bench(fake_runner_class(), step_costs=[StepCost(1, 0, 7 * MS)])
+    made = Bench(fake_runner_class(), step_costs=[StepCost(rows, 0, 7 * MS) for rows in (1, 32)])
     made.core._gathering = Waits()
     for sequence_id in (1, 2):
         made.open(sequence_id, [1, 2, 3])
@@ -146,9 +154,26 @@ def test_a_sequence_that_is_closed_is_not_waited_for(bench):
 def test_prompts_and_plain_steps_wait_too(bench):
     gathering = bench.core._gathering
     bench.block(1, lengths(bench)[1], [], num_plain_steps=4)
-    bench.open(3, list(range(1, 31)))
+    for sequence_id in (3, 4):
+        bench.open(sequence_id, list(range(1, 31)))
     bench.core.step()
-    assert gathering.asked[-1] == (2, 1 + 8, 1)  # eight prompt tokens at a time
+    assert gathering.asked[-1] == (2, 1 + 8, 1)  # eight prompt tokens at a time, whosever
+
+
+def test_a_grant_came_when_it_was_received(bench):
+    """Not when a forward under way then was over: turns would seem as long as forwards."""
+    sequence = bench.core._sequences[1, 1]
+    block = Block([], sequence.waiting_since_ns + 5)
+    bench.core.verify((1, 1), sequence.committed_length, block, 1)
+    assert bench.core._gathering.turns[-1] == (5, 1)
+
+
+def test_an_answer_that_is_complete_is_not_waited_for(bench):
+    bench.core._sequences[1, 2].is_finished = True
+    bench.block(1, lengths(bench)[1], [7])
+    num_asked = len(bench.core._gathering.asked)
+    bench.run()
+    assert bench.sink.decisions[-1].key == (1, 1) and len(bench.core._gathering.asked) == num_asked
 
 
 def test_prompts_take_as_many_rows_as_hardly_lengthen_a_forward():

@@ -64,6 +64,8 @@ def _manifest(options: Options) -> dict[str, Any]:
         "draft": hash_weights(resolve_directory(options.draft, None)),
     }
     hardware = describe_hardware()
+    if options.device != "cpu":
+        weights["gpus"] = hardware["gpus"]
     return weights | {name: hardware[name] for name in ("processor", "cores")} | options.decisive()
 
 

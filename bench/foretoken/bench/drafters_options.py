@@ -71,7 +71,7 @@ class Options:
             compile=self.compile,
             prefix_caching=False,  # the same prompts are asked again and again
             verify_options=[*shared, "--kv-memory-fraction", "0.5"],  # half a GPU for the other processes
-            draft_options=[*draft_options, *shared],
+            draft_options=[*shared, *draft_options],  # a side may name a device of its own
             router_options=["--no-drafts-must-pay"],  # what each drafter brings, not what is made of it
         )
 

@@ -30,11 +30,12 @@ from foretoken.engine.checkpoint import resolve_directory
 PROGRAM = "python -m foretoken.bench.widen"
 _KEPT = ("max_position_embeddings", "rope_parameters", "bos_token_id", "eos_token_id", "hidden_act")
 """Settings that are the small model's."""
+_COPIED = ("tokenizer*", "special_tokens_map.json", "chat_template*", "generation_config.json")
 _NUM_RANDOM = 1 << 22
 _MARK = 2.0**-8
 """What the first dimension beyond the corner holds in every state, over the embeddings' root mean square: too little
 for a norm to see."""
-_NEVER = -(2.0**24)
+_GAIN, _NEVER = 2.0**9, -(2.0**15)
 """Times a normed mark: the logit of an id that the small model does not have."""
 
 
@@ -48,6 +49,8 @@ class Widening:
         Raises:
             ValueError: the shape has no room for the small model.
         """
+        if small.config.model_type != "llama":
+            raise ValueError(f"the model is of type {small.config.model_type}: only Llama can be widened")
         self._weights: dict[str, Tensor] = small.state_dict()
         self._small: Any = small.config
         self._table: Tensor = small.get_input_embeddings().weight
@@ -63,17 +66,15 @@ class Widening:
         for index in range(self.config.num_hidden_layers):
             yield self._layer(index)
         norm = self._norm("model.norm")
-        norm[self._small.hidden_size] = 1.0  # lets the mark through to the head
+        norm[self._small.hidden_size] = _GAIN  # lets the mark through to the head
         rest = {"model.embed_tokens.weight": self._embeddings(), "model.norm.weight": norm}
         yield rest if self.config.tie_word_embeddings else rest | {"lm_head.weight": self._head()}
 
     def _check(self) -> None:
         """Raises ValueError."""
         small, large = self._small, self.config
-        if small.model_type != "llama" or small.attention_bias or small.mlp_bias:
-            raise ValueError(
-                f"the model is of type {small.model_type}, or has biases: only Llama without can be widened"
-            )
+        if small.attention_bias or small.mlp_bias:
+            raise ValueError("the model has biases: only models without can be widened")
         if small.rope_parameters["rope_type"] != "default":
             raise ValueError(f"rope_type is {small.rope_parameters['rope_type']!r}: only `default` can be widened")
         if large.tie_word_embeddings and not small.tie_word_embeddings:
@@ -189,6 +190,8 @@ def widen(directory: Path, shape: Any, out: Path) -> Any:
         OSError: a file cannot be read or written.
     """
     load: Any = AutoModelForCausalLM.from_pretrained
+    if out.exists() and any(out.iterdir()):
+        raise ValueError(f"{out} is not empty: what is there might be loaded instead")
     small = load(directory)
     widening = Widening(small, shape)
     out.mkdir(parents=True, exist_ok=True)
@@ -197,11 +200,12 @@ def widen(directory: Path, shape: Any, out: Path) -> Any:
         for number, tensors in enumerate(widening.shards()):
             file = f"model-{number:05}.safetensors"
             save_file(tensors, out / file, metadata={"format": "pt"})
+            (out / file).chmod(0o644)  # or nobody else could read it, whatever the umask
             files |= dict.fromkeys(tensors, file)
     (out / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
     widening.config.architectures = ["LlamaForCausalLM"]
     widening.config.save_pretrained(out)
-    for path in (*directory.glob("tokenizer*"), *directory.glob("generation_config.json")):
+    for path in (path for pattern in _COPIED for path in directory.glob(pattern)):
         shutil.copy(path, out)
     return widening.config
 

@@ -70,7 +70,7 @@ class VerifyCore:
         """`step_costs`: as measured; without any, rows have no price."""
         self._runner = runner
         self._price = RowPrice(step_costs)
-        self._gathering = Gathering(self._price.table_ns) if step_costs else None
+        self._gathering = Gathering(self._price.table_ns) if len(step_costs) > 1 else None
         self._scheduler = scheduler
         self._sink = sink
         self._max_sequences = max_sequences
@@ -115,7 +115,7 @@ class VerifyCore:
         if seq is None:
             self._sink.failed(key, NotFoundError("the sequence is not open"))
         elif not block.draft_ids:
-            self._grant(seq, base_length, max(1, num_plain_steps))
+            self._grant(seq, base_length, max(1, num_plain_steps), block.arrived_ns)
         elif seq.block is not None:
             self._fail(key, FailedPreconditionError("a block of this sequence is still unanswered"))
         elif (error := _refusal_in_mode(block, seq.mode)) is not None:
@@ -196,23 +196,27 @@ class VerifyCore:
     def _wait_ns(self, gathering: Gathering) -> float:
         """How long the next forward waits for blocks that are about to come."""
         now_ns = time.perf_counter_ns()
-        since_told_ns = [now_ns - seq.waiting_since_ns for seq in self._sequences.values() if seq.is_between_blocks]
-        num_rows = [self._scheduler.num_rows(seq) for seq in self._sequences.values() if seq.wants_forward]
-        if not since_told_ns or not num_rows:
+        sequences = self._sequences.values()
+        since_told_ns = [
+            now_ns - seq.waiting_since_ns for seq in sequences if seq.is_between_blocks and not seq.is_finished
+        ]
+        if not since_told_ns:
             return 0.0
-        return gathering.wait_ns(now_ns - self._stepped_ns, len(num_rows), sum(num_rows), since_told_ns)
+        num_ready, num_rows = self._scheduler.ready(sequences)
+        room = self._scheduler.max_rows - num_rows
+        return gathering.wait_ns(now_ns - self._stepped_ns, num_ready, num_rows, room, since_told_ns)
 
     def check_integrity(self) -> None:
         """Re-derive the page accounting from the open sequences; raises when it is off."""
         self._runner.page_table.check_integrity(seq.page_ids for seq in self._sequences.values())
 
-    def _grant(self, seq: VerifySequence, base_length: int, num_plain_steps: int) -> None:
+    def _grant(self, seq: VerifySequence, base_length: int, num_plain_steps: int, arrived_ns: int) -> None:
         """Extend the grant; a repeated or late grant changes nothing."""
         if base_length > seq.committed_length:
             self._sink.stale(seq.key, seq.committed_length)
         elif not seq.is_finished:
             if not seq.has_block:
-                self._arrived(seq, time.perf_counter_ns(), 1)
+                self._arrived(seq, arrived_ns, 1)
                 seq.ask(max(seq.opened_ns, time.perf_counter_ns()))
             seq.plain_until = max(seq.plain_until, min(base_length + num_plain_steps, seq.max_length))
 

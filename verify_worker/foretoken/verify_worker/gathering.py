@@ -41,12 +41,13 @@ class Gathering:
         self._mean_ns += weight * (turn_ns - self._mean_ns)
         self._mean_rows += weight * (num_rows - self._mean_rows)
 
-    def wait_ns(self, idle_ns: int, num_ready: int, num_rows: int, since_told_ns: Iterable[int]) -> float:
+    def wait_ns(self, idle_ns: int, num_ready: int, num_rows: int, room: int, since_told_ns: Iterable[int]) -> float:
         """How long a forward of so many sequences and rows, `idle_ns` after the last, waits for more; 0 to start now.
 
-        `since_told_ns`: of each sequence without a block, the time since its last verdict.
+        `room`: rows it could take beside them. `since_told_ns`: of each sequence without a block, the time since its
+        last verdict.
         """
-        if not self._num_blocks:
+        if not self._num_blocks or not num_ready:
             return 0.0
         deviation_ns = max(self._deviation_ns, _LEAST_DEVIATION_NS)
         left_ns = [
@@ -54,9 +55,9 @@ class Gathering:
             for since_ns in since_told_ns
             if since_ns < self._mean_ns + _LATE * deviation_ns
         ]
-        if not left_ns:
-            return 0.0
         others = self._mean_rows * len(left_ns)
+        if not left_ns or others > room:  # or there would be as many forwards as before
+            return 0.0
         saved_ns = self._forward_ns(num_rows) + self._forward_ns(others) - self._forward_ns(num_rows + others)
         wait_ns = max(left_ns)  # for all or nobody: two groups that take turns are not brought together bit by bit
         may_be_lost_ns = _SHARE * min(1.0, len(left_ns) / num_ready) * saved_ns

@@ -11,7 +11,7 @@ so something always advances.
 
 import math
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from foretoken.engine.page_table import Found, PageTable
@@ -66,7 +66,7 @@ class Scheduler:
     ) -> None:
         self.idle_grace_s = idle_grace_s
         self._page_table = page_table
-        self._max_rows = max_rows
+        self.max_rows = max_rows
         self._max_prefill_rows = max_prefill_rows
         self.num_preemptions = 0
         self.num_cached_tokens = 0
@@ -75,14 +75,14 @@ class Scheduler:
         """The next forward's work; empty when nothing can run before a sequence has been idle for `idle_grace_s`."""
         waiting = [seq for seq in sequences if seq.wants_forward]
         waiting.sort(key=lambda seq: seq.waiting_since_ns)
-        rows_left = prefill_left = self._max_rows
+        rows_left = prefill_left = self.max_rows
         idle_before_ns = time.perf_counter_ns() - round(self.idle_grace_s * 1e9)
         decoding = next((seq for seq in waiting if seq.num_missing_kv == 0), None)
         if decoding is not None:
             num_drafts = len(decoding.block.draft_ids) if decoding.block is not None else 0
-            prefill_left = min(self._max_prefill_rows, self._max_rows - 1 - num_drafts)
+            prefill_left = min(self._max_prefill_rows, self.max_rows - 1 - num_drafts)
         elif any(seq.is_between_blocks and not seq.is_idle_since(idle_before_ns) for seq in sequences):
-            prefill_left = min(self._max_prefill_rows, self._max_rows)
+            prefill_left = min(self._max_prefill_rows, self.max_rows)
         oldest_preempted = min((seq.order for seq in waiting if seq.is_preempted), default=math.inf)
         num_preemptions = self.num_preemptions
         holders = [
@@ -123,10 +123,16 @@ class Scheduler:
             prefill_left -= work.num_prefill
         return planned
 
-    def num_rows(self, sequence: VerifySequence) -> int:
-        """About how many rows of the next forward are the sequence's."""
-        num_drafts = len(sequence.block.draft_ids) if sequence.block is not None else 0
-        return min(sequence.num_missing_kv, self._max_prefill_rows) + (1 + num_drafts if sequence.has_block else 0)
+    def ready(self, sequences: Iterable[VerifySequence]) -> tuple[int, int]:
+        """How many sequences and rows a forward would have now, about; prompts count as one sequence, however many."""
+        num_ready = num_rows = num_missing = 0
+        for seq in sequences:
+            if seq.wants_forward and seq.num_missing_kv:
+                num_missing += seq.num_missing_kv
+            elif seq.has_block:
+                num_ready += 1
+                num_rows += 1 + (len(seq.block.draft_ids) if seq.block is not None else 0)
+        return num_ready + bool(num_missing), num_rows + min(num_missing, self._max_prefill_rows)
 
     def release(self, sequence: VerifySequence) -> None:
         """Free the sequence's pages; its KV is gone but for what the page table finds again."""
