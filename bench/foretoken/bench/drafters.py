@@ -64,9 +64,8 @@ def _manifest(options: Options) -> dict[str, Any]:
         "draft": hash_weights(resolve_directory(options.draft, None)),
     }
     hardware = describe_hardware()
-    if options.device != "cpu":
-        weights["gpus"] = hardware["gpus"]
-    return weights | {name: hardware[name] for name in ("processor", "cores")} | options.decisive()
+    names = ("processor", "cores") if options.device == "cpu" else ("processor", "cores", "gpus")
+    return weights | {name: hardware[name] for name in names} | options.decisive()
 
 
 def _report(store: DraftersStore) -> int:

@@ -58,8 +58,8 @@ class Widening:
         self.config.rms_norm_eps = self._small.rms_norm_eps * self._small.hidden_size / shape.hidden_size
         self.config.dtype = small.dtype
         self._check()
-        self._random = 0.02 * torch.randn(_NUM_RANDOM, generator=torch.Generator().manual_seed(0))
-        self._random = self._random.to(small.dtype)
+        random = 0.02 * torch.randn(_NUM_RANDOM, generator=torch.Generator().manual_seed(0))
+        self._random = random.to(small.dtype)
 
     def shards(self) -> Iterator[dict[str, Tensor]]:
         """The large model's tensors by name, a layer at a time."""

@@ -77,6 +77,7 @@ class VerifyCore:
         self._sequences: dict[SequenceKey, VerifySequence] = {}
         self._num_opened = 0
         self._stepped_ns = 0
+        """When the last forward's decisions were handed out: `time.perf_counter_ns`."""
         self._pending = PendingReport(sink.pending)
         self._retry_at_s: float | None = None
         """When to plan again (`time.monotonic`) if nothing happens before: all that waits wants pages of idle ones."""

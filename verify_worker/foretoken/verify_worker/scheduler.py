@@ -21,8 +21,6 @@ from foretoken.verify_worker.sequence import VerifySequence
 IDLE_GRACE_S = 0.5
 """How long a sequence without a block keeps its pages from younger ones: longer than what lies between two blocks, with
 a slow drafter or many streams too; short for one that waits."""
-
-
 _LONGER = 1.5
 """A forward with prefill beside decoding, over one of a single row."""
 
