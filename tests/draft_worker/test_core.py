@@ -23,6 +23,7 @@ from foretoken.rpc.errors import (
     NotFoundError,
     ResourceExhaustedError,
 )
+from foretoken.rpc.fast_wake import FastWake
 from foretoken.rpc.link import worker_entries
 from foretoken.rpc.names import ERROR_TYPE
 
@@ -47,10 +48,11 @@ class RecordingSink:
 
 class Bench:
     def __init__(self, runner, max_sequences=8, idle_grace_s=0.0):
+        self.fast_wake = FastWake()
         self.runner = runner
         self.pages = SharedPages(runner.page_table, idle_grace_s)
         self.sink = RecordingSink()
-        self.core = DraftCore(self.drafters(), [runner.page_table], self.sink, max_sequences)
+        self.core = DraftCore(self.drafters(), [runner.page_table], self.sink, max_sequences, self.fast_wake)
 
     def drafters(self):
         model = ModelDrafter(self.runner, max_rows=16, max_prefill_rows=6, pages=self.pages)
@@ -502,6 +504,30 @@ def test_a_drafter_that_cannot_open_or_close_loses_that_sequence_only(bench, cap
     assert "drafter model failed" in caplog.text
     assert list(bench.sink.failures) == ([(1, 2)] if fault == "open" else [])
     assert bench.draft(1, num_tokens=2) == {1: [3, 3]}
+
+
+class LosingDrafter(FaultyDrafter):
+    """Takes nothing in again that was in its step when that failed."""
+
+    def step(self):
+        self.fault = "open"
+        raise RuntimeError("no step today")
+
+
+def test_cores_are_kept_awake_while_a_sequence_is_open_however_it_ends(bench):
+    bench.core = DraftCore({"model": LosingDrafter(), "ngram": NgramDrafter()}, [], bench.sink, 8, bench.fast_wake)
+    bench.open(1, [1, 2, 3])
+    for n in (2, 3, 4):
+        bench.open(n, [4, n], "ngram", deadline_s=100.0 if n == 2 else None)
+    assert bench.fast_wake.num_held == 4
+    assert bench.draft(1, num_tokens=2) == {} and list(bench.sink.failures) == [(1, 1)]
+    assert bench.fast_wake.num_held == 3
+    bench.core.expire(100.0)
+    bench.open(5, [4], "nobody")
+    assert bench.fast_wake.num_held == 2
+    bench.core.close((1, 3))
+    bench.core.close_link(1)
+    assert bench.fast_wake.num_held == 0
 
 
 @pytest.mark.parametrize("steers_tokens", [False, True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 
 import grpc
 import pytest
@@ -14,6 +15,7 @@ from foretoken.router.outbox import Finished
 from foretoken.router.servicer import _finish
 from foretoken.router.stats import SpeculationCounts
 from foretoken.router.tokenizer import Tokenizer
+from foretoken.rpc import fast_wake
 from foretoken.v1 import generation_pb2 as pb
 from foretoken.v1.types_pb2 import (
     DRAFT_SOURCE_MODEL,
@@ -62,6 +64,24 @@ async def test_plain_decoding_by_grants_gives_the_same(make_cluster: MakeCluster
     assert {token.origin for token in reply.tokens} == {TOKEN_ORIGIN_PLAIN}
     assert reply.start.drafter == ""
     assert reply.finish.speculation.num_drafts == 0
+    await cluster.until_idle()
+
+
+async def test_cores_are_kept_awake_while_requests_run(
+    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(fast_wake, "DEVICE", tmp_path / "cpu_dma_latency")
+    fast_wake.DEVICE.touch()
+    cluster = await make_cluster(step_s=0.02)
+    assert not fast_wake.DEVICE.read_bytes()
+    answered = asyncio.create_task(cluster.generate(prompt_ids=PROMPT, max_new_tokens=20, ignore_eos=True))
+    cancelled = asyncio.create_task(cluster.generate(prompt_ids=[5], max_new_tokens=80, ignore_eos=True))
+    await cluster.until(lambda: cluster.router._fast_wake.num_held == 2)
+    assert len(fast_wake.DEVICE.read_bytes()) == 4
+    await answered
+    await cluster.until(lambda: cluster.router._fast_wake.num_held == 1)
+    cancelled.cancel()
+    await cluster.until(lambda: cluster.router._fast_wake.num_held == 0)
     await cluster.until_idle()
 
 

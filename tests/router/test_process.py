@@ -47,6 +47,7 @@ async def start(*arguments: str, program: Sequence[str] = ("-m", "foretoken.rout
         (["--verify", "a:1", "--tokenizer", "x", "--max-queue", "-1"], 2, "--max-queue"),
         (["--verify", "a:1", "--tokenizer", "x", "--router-id", "\N{CRAB}" * 33], 2, "must be at most 128 bytes"),
         (["--verify", "a:1", "--port", "0", "--tokenizer", "/nowhere/at/all"], 1, "/nowhere/at/all"),
+        (["--verify", "a:1", "--tokenizer", "x", "--fast-wake", "always"], 2, "--fast-wake"),
     ],
 )
 async def test_a_bad_option_stops_the_start_and_is_named(arguments: list[str], status: int, named: str) -> None:

@@ -6,6 +6,7 @@ from opentelemetry.trace import INVALID_SPAN
 
 from foretoken.engine.sampling import SamplingParams
 from foretoken.engine.verification import VerificationMode as Mode
+from foretoken.rpc.fast_wake import FastWake
 from foretoken.verify_worker.core import VerifyCore
 from foretoken.verify_worker.scheduler import Scheduler
 from foretoken.verify_worker.sequence import Block, VerifySequence
@@ -42,7 +43,8 @@ class Bench:
         self.runner = runner
         self.sink = RecordingSink()
         self.scheduler = Scheduler(runner.page_table, max_rows, max_prefill_rows, idle_grace_s)
-        self.core = VerifyCore(runner, self.scheduler, self.sink, max_sequences, step_costs)
+        self.fast_wake = FastWake()
+        self.core = VerifyCore(runner, self.scheduler, self.sink, max_sequences, step_costs, self.fast_wake)
 
     def open(
         self,

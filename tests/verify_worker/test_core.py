@@ -478,6 +478,18 @@ def test_what_is_accepted_before_such_logits_is_kept(fake_runner_class, parents)
     assert isinstance(bench.sink.failures[(1, 1)], InternalError) and len(bench.sink.decisions) == 1
 
 
+def test_cores_are_kept_awake_while_a_sequence_is_open_however_it_ends(bench):
+    for n in (1, 2, 3):
+        bench.open(n, [1, 2, n], deadline_s=100.0 if n == 1 else None)
+    bench.open(3, [1, 2, 3])
+    assert bench.fast_wake.num_held == 2, "3 was open already: it is closed"
+    bench.core.expire(now_s=100.0)
+    assert bench.fast_wake.num_held == 1
+    bench.core.close_link(1)
+    bench.core.close((1, 2))
+    assert bench.fast_wake.num_held == 0
+
+
 def test_a_deadline_closes_the_sequence_and_frees_its_pages(bench):
     span = Mock()
     bench.open(1, [1, 2, 3], deadline_s=100.0, span=span)

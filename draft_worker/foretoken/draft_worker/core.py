@@ -20,6 +20,7 @@ from foretoken.rpc.errors import (
     NotFoundError,
     ResourceExhaustedError,
 )
+from foretoken.rpc.fast_wake import FastWake
 from foretoken.rpc.link.worker_entries import PendingReport, SequenceKey, WorkerLoad
 from foretoken.rpc.trace import fail, status_of
 
@@ -71,13 +72,20 @@ class DraftCore:
     """Hosts drafters by name; the first is the default."""
 
     def __init__(
-        self, drafters: Mapping[str, Drafter], page_tables: Sequence[PageTable], sink: DraftSink, max_sequences: int
+        self,
+        drafters: Mapping[str, Drafter],
+        page_tables: Sequence[PageTable],
+        sink: DraftSink,
+        max_sequences: int,
+        fast_wake: FastWake | None = None,
     ) -> None:
+        """`fast_wake`: held while a sequence is open."""
         self._drafters = dict(drafters)
         self._default_drafter = next(iter(self._drafters))
         self._page_tables = page_tables
         self._sink = sink
         self._max_sequences = max_sequences
+        self._fast_wake = fast_wake or FastWake()
         self._pending = PendingReport(sink.pending)
         self._sequences: dict[SequenceKey, _Open] = {}
 
@@ -105,6 +113,7 @@ class DraftCore:
             self._refuse(sequence, InternalError("the drafter failed"))
             return
         self._sequences[sequence.key] = _Open(sequence, name)
+        self._fast_wake.hold()
         self.report_load()  # or other routers would think there was room
 
     def commit(self, key: SequenceKey, base_length: int, ids: list[int]) -> None:
@@ -159,6 +168,7 @@ class DraftCore:
         """Forget a sequence and free what its drafter holds; unknown keys are ignored."""
         entry = self._sequences.pop(key, None)
         if entry is not None:
+            self._fast_wake.release()
             try:
                 self._drafters[entry.drafter_name].close(entry.sequence)
             except Exception:
@@ -209,9 +219,10 @@ class DraftCore:
         )
 
     def check_integrity(self) -> None:
-        """Re-derive the page accounting; raises when it is off."""
+        """Re-derive what is held for open sequences; raises when it is off."""
         for drafter in self._drafters.values():
             drafter.check_integrity()
+        assert self._fast_wake.num_held == len(self._sequences), "cores are kept awake for what is not open"
 
     def _has_work(self, name: str) -> bool:
         """Whether a drafter has something to do; one that cannot tell has if a sequence waits for it: `step` fails."""
@@ -252,6 +263,7 @@ class DraftCore:
         except Exception:
             logger.exception("drafter %s cannot take its sequence again", entry.drafter_name)
             del self._sequences[entry.sequence.key]
+            self._fast_wake.release()
             self._refuse(entry.sequence, InternalError("the drafter failed"))
             return False
         return True

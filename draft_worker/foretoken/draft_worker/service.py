@@ -7,6 +7,7 @@ from foretoken.draft_worker.handler import DraftLinkHandler, DraftResults
 from foretoken.draft_worker.hosting import load_drafters
 from foretoken.draft_worker.settings import DraftWorkerSettings
 from foretoken.engine.model_thread import ModelThread
+from foretoken.rpc.fast_wake import FastWake
 from foretoken.rpc.hello import worker_hello
 from foretoken.rpc.link import LinkServicer, OutboxLimits
 from foretoken.rpc.progress import LoadProgress
@@ -20,7 +21,8 @@ async def run(settings: DraftWorkerSettings) -> None:
     """Load, then serve until SIGTERM or SIGINT.
 
     Raises:
-        FailedPreconditionError: a model or a plug-in cannot be served, or the address cannot be bound.
+        FailedPreconditionError: a model or a plug-in cannot be served, the address cannot be bound, or cores not be
+            kept awake.
         InternalError: the model thread has ended.
     """
     results = DraftResults()
@@ -45,6 +47,7 @@ async def run(settings: DraftWorkerSettings) -> None:
 
 def _load(settings: DraftWorkerSettings, results: DraftResults, hello: WorkerHello) -> DraftCore:
     """The core, and the hello filled in; runs on the model thread."""
+    fast_wake = FastWake(settings.fast_wake)  # first: it may be refused
     progress = LoadProgress(settings.ready_file)
     hosted = load_drafters(settings, progress)
     progress("measuring step times", 1.0)
@@ -64,4 +67,4 @@ def _load(settings: DraftWorkerSettings, results: DraftResults, hello: WorkerHel
     # The first model may have come without a tokenizer; the router compares the others' with its own.
     hello.tokenizer_hash = hosted.tokenizer_hash
     page_tables = [runner.page_table for runner in hosted.runners]
-    return DraftCore(hosted.drafters, page_tables, results, settings.max_sequences)
+    return DraftCore(hosted.drafters, page_tables, results, settings.max_sequences, fast_wake)

@@ -17,7 +17,7 @@ async def run(settings: RouterSettings) -> None:
     """Serve until SIGTERM or SIGINT, then drain.
 
     Raises:
-        FailedPreconditionError: no tokenizer, or the address cannot be bound.
+        FailedPreconditionError: no tokenizer, the address cannot be bound, or cores not be kept awake.
     """
     router = Router(settings, Tokenizer.load(settings.tokenizer, settings.tokenizer_revision))
     freeze_loaded()

@@ -37,6 +37,7 @@ from foretoken.rpc.errors import (
     InvalidArgumentError,
     UnavailableError,
 )
+from foretoken.rpc.fast_wake import FastWake
 from foretoken.rpc.link import LinkOptions, OutboxLimits
 from foretoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED, WorkerHello
 
@@ -52,6 +53,7 @@ class Router:
 
     def __init__(self, settings: RouterSettings, tokenizer: Tokenizer, link_options: LinkOptions | None = None) -> None:
         self.settings = settings
+        self._fast_wake = FastWake(settings.fast_wake)
         self.tokenizer = tokenizer
         options = link_options or LinkOptions(router_id=settings.router_id, tls=settings.worker_tls)
         options = replace(options, limits=OutboxLimits(max_message_bytes=settings.max_message_bytes))
@@ -145,7 +147,8 @@ class Router:
                 limit_s = waiting_s(self.settings.queue_timeout_s, request.left_s)
                 async with self.admission.slot(limit_s) as queue_ns:
                     generation, outbox = await self._generation(request, answer, counts)
-                    await _stream(request, generation, outbox, emit)
+                    with self._fast_wake.held():
+                        await _stream(request, generation, outbox, emit)
                     await emit(_finished(request, answer, generation, counts, queue_ns))
         except TimeoutError:
             if limit.expired():

@@ -73,6 +73,11 @@ class ServiceSettings(BaseSettings):
     drain_grace_s: float = Field(
         10.0, ge=0, le=3600, description="On SIGTERM: how long running work may take to finish, seconds."
     )
+    fast_wake: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="While requests run, keep idle cores of this machine awake: rounds are shorter, at the price"
+        " of power; auto = where /dev/cpu_dma_latency can be written.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level logged.")
     otlp_endpoint: str = Field(
         "",

@@ -20,6 +20,7 @@ from foretoken.rpc.errors import (
     NotFoundError,
     ResourceExhaustedError,
 )
+from foretoken.rpc.fast_wake import FastWake
 from foretoken.rpc.link.worker_entries import PendingReport, SequenceKey, WorkerLoad
 from foretoken.rpc.names import NUM_ACCEPTED, NUM_DRAFT_TOKENS
 from foretoken.rpc.trace import fail, status_of
@@ -66,14 +67,16 @@ class VerifyCore:
         sink: VerifySink,
         max_sequences: int,
         step_costs: Sequence[StepCost] = (),
+        fast_wake: FastWake | None = None,
     ) -> None:
-        """`step_costs`: as measured; without any, rows have no price."""
+        """`step_costs`: as measured; without any, rows have no price. `fast_wake`: held while a sequence is open."""
         self._runner = runner
         self._price = RowPrice(step_costs)
         self._gathering = Gathering(self._price.table_ns) if len(step_costs) > 1 else None
         self._scheduler = scheduler
         self._sink = sink
         self._max_sequences = max_sequences
+        self._fast_wake = fast_wake or FastWake()
         self._sequences: dict[SequenceKey, VerifySequence] = {}
         self._num_opened = 0
         self._stepped_ns = 0
@@ -107,6 +110,7 @@ class VerifyCore:
         sequence.order = self._num_opened
         self._num_opened += 1
         self._sequences[sequence.key] = sequence
+        self._fast_wake.hold()
         self.report_load()  # or other routers would think there was room
 
     def verify(self, key: SequenceKey, base_length: int, block: Block, num_plain_steps: int) -> None:
@@ -138,6 +142,7 @@ class VerifyCore:
         seq = self._sequences.pop(key, None)
         if seq is not None:
             self._retry_at_s = None
+            self._fast_wake.release()
             self._scheduler.release(seq)
             seq.span.set_attributes({NUM_DRAFT_TOKENS: seq.num_draft_tokens, NUM_ACCEPTED: seq.num_accepted})
             seq.span.end()
@@ -208,8 +213,9 @@ class VerifyCore:
         return gathering.wait_ns(now_ns - self._stepped_ns, num_ready, num_rows, room, since_told_ns)
 
     def check_integrity(self) -> None:
-        """Re-derive the page accounting from the open sequences; raises when it is off."""
+        """Re-derive from the open sequences what is held for them; raises when it is off."""
         self._runner.page_table.check_integrity(seq.page_ids for seq in self._sequences.values())
+        assert self._fast_wake.num_held == len(self._sequences), "cores are kept awake for what is not open"
 
     def _grant(self, seq: VerifySequence, base_length: int, num_plain_steps: int, arrived_ns: int) -> None:
         """Extend the grant; a repeated or late grant changes nothing."""

@@ -9,6 +9,7 @@ from foretoken.engine.fingerprint import hash_sources
 from foretoken.engine.model_thread import ModelThread
 from foretoken.engine.runner import ModelRunner
 from foretoken.rpc.errors import FailedPreconditionError
+from foretoken.rpc.fast_wake import FastWake
 from foretoken.rpc.hello import worker_hello
 from foretoken.rpc.link import LinkServicer, OutboxLimits
 from foretoken.rpc.progress import LoadProgress
@@ -27,7 +28,7 @@ async def run(settings: VerifyWorkerSettings) -> None:
     """Load, then serve until SIGTERM or SIGINT.
 
     Raises:
-        FailedPreconditionError: the model cannot be served, or the address cannot be bound.
+        FailedPreconditionError: the model cannot be served, the address cannot be bound, or cores not be kept awake.
         InternalError: the model thread has ended.
     """
     results = VerifyResults()
@@ -55,6 +56,7 @@ async def run(settings: VerifyWorkerSettings) -> None:
 
 def _load(settings: VerifyWorkerSettings, results: VerifyResults, hello: WorkerHello) -> VerifyCore:
     """The core, and the hello filled in; runs on the model thread."""
+    fast_wake = FastWake(settings.fast_wake)  # first: it may be refused
     progress = LoadProgress(settings.ready_file)
     runner = ModelRunner.load(EngineConfig(**settings.engine_options()), progress)
     progress("measuring step times", 1.0)
@@ -77,4 +79,4 @@ def _load(settings: VerifyWorkerSettings, results: VerifyResults, hello: WorkerH
     if max_prefill_rows is None:
         max_prefill_rows = prefill_rows(step_costs, USUAL_PREFILL_ROWS, settings.max_batch_rows // 2)
     scheduler = Scheduler(runner.page_table, settings.max_batch_rows, max_prefill_rows)
-    return VerifyCore(runner, scheduler, results, settings.max_sequences, step_costs)
+    return VerifyCore(runner, scheduler, results, settings.max_sequences, step_costs, fast_wake)
