@@ -32,16 +32,17 @@ class FastWake:
         Raises:
             FailedPreconditionError: it is "on", and this process may not ask.
         """
-        self._device = device = device or DEVICE
+        self._device = device or DEVICE
         self.num_held = 0
         """How often `hold` was called without its `release`."""
         self._file: int | None = None
+        self._request = struct.pack("=i", _VIRTUAL_US if _is_virtual() else _REAL_US)
         self._is_wanted = wanted != "off"
-        if self._is_wanted and not os.access(device, os.W_OK):
+        if self._is_wanted and (error := self._refusal()) is not None:
             self._is_wanted = False
             if wanted == "on":
-                raise FailedPreconditionError(f"--fast-wake on: {device} cannot be written")
-            _log.debug("cores may sleep while requests run: %s cannot be written", device)
+                raise FailedPreconditionError(f"--fast-wake on: {error}") from error
+            _log.debug("cores may sleep while requests run: %s", error)
 
     def hold(self) -> None:
         """Ask until `release` has been called as often as this."""
@@ -65,10 +66,21 @@ class FastWake:
         finally:
             self.release()
 
+    def _refusal(self) -> OSError | None:
+        """Why it may not ask; None if it may."""
+        try:
+            os.close(self._open())  # which alone asks for nothing
+        except OSError as error:
+            return error
+        return None
+
+    def _open(self) -> int:
+        return os.open(self._device, os.O_WRONLY | os.O_CLOEXEC)
+
     def _ask(self) -> None:
         try:
-            self._file = os.open(self._device, os.O_WRONLY | os.O_CLOEXEC)
-            os.write(self._file, struct.pack("=i", _VIRTUAL_US if _is_virtual() else _REAL_US))
+            self._file = self._open()
+            os.write(self._file, self._request)
         except OSError as error:  # slower, but nothing is wrong
             _log.warning("cores may sleep while requests run: %s", error)
             self._is_wanted = False
