@@ -75,7 +75,7 @@ class FastWake:
         return None
 
     def _open(self) -> int:
-        return os.open(self._device, os.O_WRONLY | os.O_CLOEXEC)
+        return os.open(self._device, os.O_WRONLY)
 
     def _ask(self) -> None:
         try:
