@@ -48,8 +48,8 @@ def test_gpus_are_those_that_the_driver_names(
 def test_it_says_whether_services_keep_cores_awake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("FORETOKEN_FAST_WAKE", raising=False)
     monkeypatch.setattr(fast_wake, "DEVICE", tmp_path / "cpu_dma_latency")
-    assert machine.describe_hardware()["kept_awake"] is False
+    assert machine.describe_hardware()["fast_wake"] is False
     fast_wake.DEVICE.touch()
-    assert machine.describe_hardware()["kept_awake"] is True
+    assert machine.describe_hardware()["fast_wake"] is True
     monkeypatch.setenv("FORETOKEN_FAST_WAKE", "off")
-    assert machine.describe_hardware()["kept_awake"] is False
+    assert machine.describe_hardware()["fast_wake"] is False

@@ -64,7 +64,7 @@ def _manifest(options: Options) -> dict[str, Any]:
         "draft": hash_weights(resolve_directory(options.draft, None)),
     }
     hardware = describe_hardware()
-    names = ("processor", "cores", "kept_awake", *(() if options.device == "cpu" else ("gpus",)))
+    names = ("processor", "cores", "fast_wake", *(() if options.device == "cpu" else ("gpus",)))
     return weights | {name: hardware[name] for name in names} | options.decisive()
 
 

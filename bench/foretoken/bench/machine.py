@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from foretoken.rpc import fast_wake
+from foretoken.rpc.fast_wake import FastWake
 from foretoken.rpc.settings import ENV_PREFIX
 
 PACKAGES = ("torch", "transformers", "grpcio", "protobuf", "triton")
@@ -26,14 +26,14 @@ def num_cores() -> int:
 
 
 def describe_hardware() -> dict[str, Any]:
-    """Processor name, cores, whether services keep them awake (`--fast-wake`), memory in GiB, load average at the time
+    """Processor name, cores, whether services started here keep them awake, memory in GiB, load average at the time
     of asking, and GPUs where there are any.
     """
     gpus = _gpus()
     return ({"gpus": gpus} if gpus else {}) | {
         "processor": _processor(),
         "cores": num_cores(),
-        "kept_awake": os.environ.get(f"{ENV_PREFIX}FAST_WAKE") != "off" and os.access(fast_wake.DEVICE, os.W_OK),
+        "fast_wake": os.environ.get(f"{ENV_PREFIX}FAST_WAKE") != "off" and FastWake("auto").asks,
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "load_average_1min": round(os.getloadavg()[0], 2),
     }

@@ -17,9 +17,9 @@ from foretoken.rpc.errors import FailedPreconditionError
 _log = logging.getLogger(__name__)
 
 DEVICE = Path("/dev/cpu_dma_latency")
-_VIRTUAL_US = 0
+_VIRTUAL_MACHINE_US = 0
 """Cores poll: in a virtual machine even the lightest sleep is left through the hypervisor."""
-_REAL_US = 2
+_BARE_METAL_US = 2
 """Cores sleep lightly (C1), which leaves busy ones their power; waking from deep sleep takes some hundred."""
 
 
@@ -36,10 +36,11 @@ class FastWake:
         self.num_held = 0
         """How often `hold` was called without its `release`."""
         self._file: int | None = None
-        self._request = struct.pack("=i", _VIRTUAL_US if _is_virtual() else _REAL_US)
-        self._is_wanted = wanted != "off"
-        if self._is_wanted and (error := self._refusal()) is not None:
-            self._is_wanted = False
+        self._request = struct.pack("=i", _VIRTUAL_MACHINE_US if _is_virtual() else _BARE_METAL_US)
+        self.asks = wanted != "off"
+        """Whether `hold` asks for anything."""
+        if self.asks and (error := self._refusal()) is not None:
+            self.asks = False
             if wanted == "on":
                 raise FailedPreconditionError(f"--fast-wake on: {error}") from error
             _log.debug("cores may sleep while requests run: %s", error)
@@ -47,7 +48,7 @@ class FastWake:
     def hold(self) -> None:
         """Ask until `release` has been called as often as this."""
         self.num_held += 1
-        if self.num_held == 1 and self._is_wanted:
+        if self.num_held == 1 and self.asks:
             self._ask()
 
     def release(self) -> None:
@@ -83,7 +84,7 @@ class FastWake:
             os.write(self._file, self._request)
         except OSError as error:  # slower, but nothing is wrong
             _log.warning("cores may sleep while requests run: %s", error)
-            self._is_wanted = False
+            self.asks = False
 
 
 def _is_virtual() -> bool:
