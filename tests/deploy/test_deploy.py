@@ -15,6 +15,7 @@ import yaml
 from foretoken.cli import service_process
 from foretoken.client import Client
 from foretoken.draft_worker.settings import DraftWorkerSettings
+from foretoken.engine import model_thread
 from foretoken.router.settings import RouterSettings
 from foretoken.rpc import names, server, telemetry
 from foretoken.v1 import generation_pb2
@@ -289,7 +290,7 @@ def test_an_overlay_names_the_images_that_are_built():
 
 
 def test_services_are_given_the_time_they_take_to_stop(monkeypatch):
-    beyond_drain_s = server._STOP_GRACE_S + telemetry.SHUTDOWN_TIMEOUT_S
+    beyond_drain_s = server._STOP_GRACE_S + model_thread._STOP_TIMEOUT_S + telemetry.SHUTDOWN_TIMEOUT_S
     for service in [service for service in stack().values() if service["image"].startswith("foretoken-")]:
         settings = parse(*module_and_environment(service), monkeypatch)
         assert float(service["stop_grace_period"].removesuffix("s")) > settings.drain_grace_s + beyond_drain_s

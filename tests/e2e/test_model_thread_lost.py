@@ -1,7 +1,11 @@
-"""A worker whose model thread dies: its links end, health turns, the process is told to exit."""
+"""A worker whose model thread dies or hangs: its links end, health turns, the process is told to exit."""
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
+import threading
 
 import grpc
 import pytest
@@ -20,16 +24,20 @@ from foretoken.verify_worker.settings import VerifyWorkerSettings
 
 
 class DoomedCore:
-    """Takes a sequence in, and raises at the next step."""
+    """Takes a sequence in, and raises at the next step, or hangs in it."""
 
-    def __init__(self):
+    def __init__(self, release=None):
+        """`release`: ends the hanging; None = it raises."""
         self.has_work = False
+        self._release = release
 
     def open(self, sequence, drafter_name=""):
         self.has_work = True
 
     def step(self):
-        raise LookupError("a bug of ours")
+        if self._release is None:
+            raise LookupError("a bug of ours")
+        self._release.wait()
 
     def expire(self, now_s):
         return None
@@ -41,10 +49,13 @@ class DoomedCore:
         pass
 
 
-def load_doomed(settings, results, hello):
-    hello.vocab_size, hello.max_context, hello.max_draft_tokens = 97, 256, 8
-    hello.verification_modes.append(VERIFICATION_MODE_COUPLED)
-    return DoomedCore()
+def loader(release=None):
+    def load(settings, results, hello):
+        hello.vocab_size, hello.max_context, hello.max_draft_tokens = 97, 256, 8
+        hello.verification_modes.append(VERIFICATION_MODE_COUPLED)
+        return DoomedCore(release)
+
+    return load
 
 
 async def address_in(ready_file):
@@ -54,7 +65,7 @@ async def address_in(ready_file):
     return f"127.0.0.1:{json.loads(ready_file.read_text())['port']}"
 
 
-@pytest.mark.parametrize(
+WORKERS = pytest.mark.parametrize(
     ("service", "settings_of", "stub", "request_type"),
     [
         (
@@ -72,22 +83,72 @@ async def address_in(ready_file):
     ],
     ids=["verify", "draft"],
 )
-async def test_links_health_and_service_end(service, settings_of, stub, request_type, monkeypatch, tmp_path):
-    monkeypatch.setattr(service, "_load", load_doomed)
-    settings = settings_of(ready_file=tmp_path / "ready.json", drain_grace_s=600)
-    running = asyncio.ensure_future(service.run(settings))
+OPENING = OpenSequence(sequence_id=1, prompt_ids=[1], max_length=9, sampling=SamplingParams(temperature=0))
+
+
+async def check_end(running, settings, stub, request_type, why):
     address = await address_in(settings.ready_file)
-    opening = OpenSequence(sequence_id=1, prompt_ids=[1], max_length=9, sampling=SamplingParams(temperature=0))
     async with grpc.aio.insecure_channel(address) as channel, asyncio.timeout(60):
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
         call = stub(channel).Link()
         await call.write(request_type(hello=RouterHello(protocol_version=1)))
-        await call.write(request_type(opens=[opening]))
+        await call.write(request_type(opens=[OPENING]))
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             while await call.read() is not grpc.aio.EOF:
                 pass
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
-        with pytest.raises(InternalError, match="LookupError: a bug of ours"):
+        with pytest.raises(InternalError, match=why):
             await running
+
+
+@WORKERS
+async def test_links_health_and_service_end(service, settings_of, stub, request_type, monkeypatch, tmp_path):
+    monkeypatch.setattr(service, "_load", loader())
+    settings = settings_of(ready_file=tmp_path / "ready.json", drain_grace_s=600)
+    running = asyncio.ensure_future(service.run(settings))
+    await check_end(running, settings, stub, request_type, "LookupError: a bug of ours")
+
+
+@WORKERS
+async def test_they_end_where_it_hangs(service, settings_of, stub, request_type, monkeypatch, tmp_path):
+    release = threading.Event()
+    statuses = []
+    monkeypatch.setattr(os, "_exit", statuses.append)
+    monkeypatch.setattr(service, "_load", loader(release))
+    settings = settings_of(ready_file=tmp_path / "ready.json", drain_grace_s=600, watchdog_timeout_s=0.2)
+    running = asyncio.ensure_future(service.run(settings))
+    try:
+        await check_end(running, settings, stub, request_type, "TimeoutError: a step has taken 0.2 s")
+        assert statuses == [1]
+    finally:
+        release.set()
+
+
+HANGING_DRAFTER = """
+import time
+
+class Drafter:
+    has_work = True
+
+    def step(self):
+        time.sleep(3600)
+
+    open = commit = request = close = check_integrity = None
+"""
+
+
+def test_a_process_that_hangs_ends(tmp_path):
+    (tmp_path / "hanging.py").write_text(HANGING_DRAFTER)
+    command = [sys.executable, "-m", "foretoken.draft_worker", "--drafters", "hanging:Drafter", "--port", "0"]
+    search_path = os.pathsep.join([str(tmp_path), *sys.path])
+    ended = subprocess.run(
+        [*command, "--watchdog-timeout-s", "0.5"],
+        env=os.environ | {"PYTHONPATH": search_path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == 1
+    assert "the thread draft-model is given up: a step has taken 0.5 s" in ended.stderr

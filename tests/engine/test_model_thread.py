@@ -1,5 +1,8 @@
 """The model thread: a fault that reaches it is logged, ends it, and is told."""
 
+import asyncio
+import os
+import threading
 import time
 
 import pytest
@@ -56,3 +59,44 @@ def test_a_thread_that_is_stopped_has_not_failed():
     started_s = time.monotonic()
     thread.stop(60)
     assert time.monotonic() - started_s < 30 and not thread.failure.done()
+
+
+class BusyCore(Core):
+    """Has always something to do."""
+
+    has_work = True
+
+    def step(self):
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("core", [Core, BusyCore])
+async def test_neither_idle_nor_busy_threads_are_given_up(core):
+    thread = ModelThread(core, "sound")
+    thread.start().result(30)
+    async with thread.running(watchdog_timeout_s=0.5) as failure:
+        await asyncio.sleep(1.2)
+        assert not failure.done()
+    assert not thread.failure.done()
+
+
+async def test_a_call_that_hangs_is_given_up_and_the_process_ended(caplog, monkeypatch):
+    release, statuses = threading.Event(), []
+    monkeypatch.setattr(os, "_exit", statuses.append)
+    thread = ModelThread(Core, "stuck")
+    thread.start().result(30)
+    async with asyncio.timeout(60), thread.running(watchdog_timeout_s=0.2) as failure:
+        thread.submit(lambda core: release.wait())
+        assert isinstance(await failure, TimeoutError)
+    assert statuses == [1] and "the thread stuck is given up: a step has taken 0.2 s" in caplog.text
+    release.set()
+    thread.stop(60)  # what it raises or does then changes nothing
+
+
+async def test_a_thread_that_ended_by_a_fault_does_not_end_the_process(monkeypatch):
+    monkeypatch.setattr(os, "_exit", lambda status: pytest.fail("ended"))
+    thread = ModelThread(Core, "fragile")
+    thread.start().result(30)
+    async with asyncio.timeout(60), thread.running(watchdog_timeout_s=60.0) as failure:
+        thread.submit(lambda core: 1 // 0)
+        assert isinstance(await failure, ZeroDivisionError)

@@ -10,10 +10,11 @@ from pydantic import ValidationError
 
 from foretoken.bench.fake_model import FakeModel
 from foretoken.bench.fake_verify_worker import FakeVerifyWorker, verify_hello
+from foretoken.router.__main__ import run
 from foretoken.router.core import Router
 from foretoken.router.settings import RouterSettings
 from foretoken.router.tokenizer import Tokenizer
-from foretoken.rpc.errors import UnavailableError
+from foretoken.rpc.errors import FailedPreconditionError, ForetokenError, InvalidArgumentError, UnavailableError
 from foretoken.rpc.tls import ServerTls
 from tests.certificates import make_certificate
 
@@ -62,3 +63,24 @@ def test_a_missing_file_is_named_at_the_start(files: Path, capsys: pytest.Captur
     with pytest.raises(SystemExit):
         RouterSettings.parse(["--verify", "a:1", "--tokenizer", "t", "--worker-tls-ca-file", str(files / "none.pem")])
     assert "--worker-tls-ca-file" in (told := capsys.readouterr().err) and "none.pem" in told
+
+
+async def refusal(**files: Path) -> ForetokenError:
+    with pytest.raises(ForetokenError) as caught:
+        options: dict[str, Any] = {f"worker_tls_{name}": file for name, file in files.items()}
+        await run(RouterSettings(verify=("a:1",), tokenizer="nowhere", **options))
+    return caught.value
+
+
+async def test_files_of_no_use_are_refused_at_the_start(files: Path, tmp_path: Path) -> None:
+    ca_file, empty, gone = files / "worker.pem", tmp_path / "empty.pem", tmp_path / "gone.pem"
+    empty.touch()
+    refused = await refusal(ca_file=empty)
+    assert isinstance(refused, InvalidArgumentError) and str(empty) in str(refused)
+    refused = await refusal(ca_file=ca_file, cert_file=ca_file, key_file=files / "router.key")
+    assert isinstance(refused, InvalidArgumentError) and str(ca_file) in str(refused)
+    gone.touch()
+    settings = RouterSettings(verify=("a:1",), tokenizer="nowhere", worker_tls_ca_file=gone)
+    gone.unlink()
+    with pytest.raises(FailedPreconditionError, match="gone.pem"):
+        await run(settings)

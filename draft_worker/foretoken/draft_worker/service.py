@@ -23,7 +23,7 @@ async def run(settings: DraftWorkerSettings) -> None:
     Raises:
         FailedPreconditionError: a model or a plug-in cannot be served, the address cannot be bound, or cores not be
             kept awake.
-        InternalError: the model thread has ended.
+        InternalError: the model thread has ended, or hangs.
     """
     results = DraftResults()
     hello = WorkerHello()
@@ -39,10 +39,8 @@ async def run(settings: DraftWorkerSettings) -> None:
         limits=OutboxLimits(max_message_bytes=settings.max_message_bytes),
     )
     service = Service("foretoken.v1.DraftService", servicer, draft_pb2_grpc.add_DraftServiceServicer_to_server)
-    try:
-        await serve([service], settings, on_drain=servicer.drain, failure=asyncio.wrap_future(thread.failure))
-    finally:
-        await asyncio.to_thread(thread.stop, settings.drain_grace_s)
+    async with thread.running(settings.watchdog_timeout_s) as failure:
+        await serve([service], settings, on_drain=servicer.drain, failure=failure)
 
 
 def _load(settings: DraftWorkerSettings, results: DraftResults, hello: WorkerHello) -> DraftCore:

@@ -4,17 +4,23 @@ Work reaches it as calls through an inbox; between calls it steps the core while
 It does not know what the core computes, nor who is asking.
 """
 
+import asyncio
 import logging
+import os
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import asynccontextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
 logger = logging.getLogger(__name__)
 
 _LONGEST_WAIT_S = 3600.0
+_STOP_TIMEOUT_S = 3.0
+"""For the step under way when the thread is to end."""
+_WATCH_TICK_S = 1.0
 
 
 class Core(Protocol):
@@ -42,10 +48,15 @@ class ModelThread(Generic[CoreT]):
 
     def __init__(self, build: Callable[[], CoreT], name: str) -> None:
         self.failure: Future[BaseException] = Future()
-        """Done once a call or a step has raised: the thread has ended with this error and does nothing more."""
+        """Done once a call or a step has raised, or taken too long: the thread does nothing more."""
         self._build = build
         self._inbox: SimpleQueue[Callable[[CoreT], None]] = SimpleQueue()
         self._is_stopping = False
+        self._is_waiting = False
+        """Whether there is nothing to do."""
+        self._num_turns = 0
+        """Begun so far, of calls and a step each."""
+        self._is_given_up = False
         self._ready: Future[CoreT] = Future()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -64,6 +75,37 @@ class ModelThread(Generic[CoreT]):
         self._inbox.put(lambda core: None)  # wakes it
         self._thread.join(timeout_s)
 
+    @asynccontextmanager
+    async def running(self, watchdog_timeout_s: float) -> AsyncIterator[asyncio.Future[BaseException]]:
+        """While what is loaded serves; gives `failure`, for this event loop, and stops the thread at the end.
+
+        A step, with the calls before it, that takes longer than `watchdog_timeout_s` is a failure too: the process is
+        then ended with status 1 on leaving, since tearing down what hangs, a device's context say, may hang as well.
+        """
+        watchdog = asyncio.create_task(self._watch(watchdog_timeout_s))
+        try:
+            yield asyncio.wrap_future(self.failure)
+        finally:
+            if self._is_given_up:
+                os._exit(1)
+            watchdog.cancel()
+            await asyncio.to_thread(self.stop, _STOP_TIMEOUT_S)
+
+    async def _watch(self, timeout_s: float) -> None:
+        tick_s = min(_WATCH_TICK_S, timeout_s / 4)
+        num_turns, stuck_s = 0, 0.0
+        while stuck_s < timeout_s:  # by ticks, not by the clock: a machine that stood still is no hang
+            await asyncio.sleep(tick_s)
+            is_stuck = self._num_turns == num_turns and not self._is_waiting
+            num_turns, stuck_s = self._num_turns, stuck_s + tick_s if is_stuck else 0.0
+        logger.critical("the thread %s is given up: a step has taken %g s", self._thread.name, timeout_s)
+        self._is_given_up = True
+        self._fail(TimeoutError(f"a step has taken {timeout_s:g} s"))
+
+    def _fail(self, error: BaseException) -> None:
+        with suppress(InvalidStateError):  # it was given up before
+            self.failure.set_result(error)
+
     def _run(self) -> None:
         try:
             core = self._build()
@@ -75,10 +117,11 @@ class ModelThread(Generic[CoreT]):
             self._serve(core)
         except BaseException as error:  # a core half way through a step cannot go on
             logger.critical("the thread %s ends", self._thread.name, exc_info=True)
-            self.failure.set_result(error)
+            self._fail(error)
 
     def _serve(self, core: CoreT) -> None:
         while not self._is_stopping:
+            self._num_turns += 1
             next_deadline_s = core.expire(time.monotonic())
             self._run_submitted(core, next_deadline_s)
             if core.has_work:
@@ -91,7 +134,12 @@ class ModelThread(Generic[CoreT]):
                 # Further away than a thread can wait, a deadline is looked at again before it comes.
                 left_s = None if next_deadline_s is None else max(0.0, next_deadline_s - time.monotonic())
                 wait_s = None if left_s is None else min(left_s, _LONGEST_WAIT_S)
-                self._inbox.get(timeout=wait_s)(core)
+                self._is_waiting = True
+                try:
+                    call = self._inbox.get(timeout=wait_s)
+                finally:
+                    self._is_waiting = False
+                call(core)
             for _ in range(self._inbox.qsize()):
                 self._inbox.get_nowait()(core)
         except Empty:

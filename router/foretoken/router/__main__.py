@@ -9,6 +9,7 @@ from foretoken.router.core import Router
 from foretoken.router.servicer import GenerationServicer
 from foretoken.router.settings import RouterSettings
 from foretoken.router.tokenizer import Tokenizer
+from foretoken.rpc.link import link_credentials
 from foretoken.rpc.server import Service, freeze_loaded, run_service, serve
 from foretoken.v1 import generation_pb2_grpc
 
@@ -17,8 +18,12 @@ async def run(settings: RouterSettings) -> None:
     """Serve until SIGTERM or SIGINT, then drain.
 
     Raises:
-        FailedPreconditionError: no tokenizer, the address cannot be bound, or cores not be kept awake.
+        FailedPreconditionError: no tokenizer, a TLS file cannot be read, the address cannot be bound, or cores not be
+            kept awake.
+        InvalidArgumentError: a TLS file is not PEM, or the key is another certificate's.
     """
+    if settings.worker_tls is not None:
+        link_credentials(settings.worker_tls)  # or no link would ever come up
     router = Router(settings, Tokenizer.load(settings.tokenizer, settings.tokenizer_revision))
     freeze_loaded()
     servicer = GenerationServicer(router)

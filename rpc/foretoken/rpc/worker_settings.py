@@ -60,6 +60,13 @@ class WorkerSettings(ServiceSettings):
         description="Most prompt tokens of a forward while other sequences are at work; "
         "default: 64, on a verify worker more where they hardly lengthen it.",
     )
+    watchdog_timeout_s: float = Field(
+        300.0,
+        gt=0,
+        le=86400,
+        description="Longest step of a model, seconds; a worker that hangs for so long ends with status 1, for its"
+        " supervisor to start again.",
+    )
     worker_id: str = Field("", description="Name of this worker in logs; default: made from role, host and pid.")
     cache_dir: Path | None = Field(
         None, description="Where compiled code is kept; default: the user's cache directory."

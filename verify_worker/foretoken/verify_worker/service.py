@@ -29,7 +29,7 @@ async def run(settings: VerifyWorkerSettings) -> None:
 
     Raises:
         FailedPreconditionError: the model cannot be served, the address cannot be bound, or cores not be kept awake.
-        InternalError: the model thread has ended.
+        InternalError: the model thread has ended, or hangs.
     """
     results = VerifyResults()
     hello = WorkerHello()
@@ -48,10 +48,8 @@ async def run(settings: VerifyWorkerSettings) -> None:
         limits=OutboxLimits(max_message_bytes=settings.max_message_bytes),
     )
     service = Service("foretoken.v1.VerifyService", servicer, verify_pb2_grpc.add_VerifyServiceServicer_to_server)
-    try:
-        await serve([service], settings, on_drain=servicer.drain, failure=asyncio.wrap_future(thread.failure))
-    finally:
-        await asyncio.to_thread(thread.stop, settings.drain_grace_s)
+    async with thread.running(settings.watchdog_timeout_s) as failure:
+        await serve([service], settings, on_drain=servicer.drain, failure=failure)
 
 
 def _load(settings: VerifyWorkerSettings, results: VerifyResults, hello: WorkerHello) -> VerifyCore:

@@ -4,7 +4,7 @@ Router side: `VerifyLink`, `DraftLink`. Worker side: `LinkServicer` with a `Link
 Neither knows what entries mean.
 """
 
-from foretoken.rpc.link.options import LinkCallbacks, LinkOptions, LinkState
+from foretoken.rpc.link.options import LinkCallbacks, LinkOptions, LinkState, link_credentials
 from foretoken.rpc.link.outbox import OutboxLimits
 from foretoken.rpc.link.router_side import DraftLink, VerifyLink, WorkerLink
 from foretoken.rpc.link.stream import PROTOCOL_VERSION
@@ -22,4 +22,5 @@ __all__ = [
     "OutboxLimits",
     "VerifyLink",
     "WorkerLink",
+    "link_credentials",
 ]

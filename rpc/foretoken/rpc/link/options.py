@@ -78,7 +78,7 @@ def open_channel(address: str, options: LinkOptions) -> grpc.aio.Channel:
     """A channel of its own connection to `address`; it connects on the first call.
 
     Raises:
-        FailedPreconditionError: a TLS file cannot be read.
+        FailedPreconditionError, InvalidArgumentError: of `link_credentials`.
     """
     channel_options: list[tuple[str, Any]] = [
         ("grpc.use_local_subchannel_pool", 1),  # one connection per link
@@ -97,8 +97,19 @@ def open_channel(address: str, options: LinkOptions) -> grpc.aio.Channel:
     ]
     if options.tls is None:
         return grpc.aio.insecure_channel(address, channel_options)
+    return grpc.aio.secure_channel(
+        address, link_credentials(options.tls), channel_options + options.tls.channel_options()
+    )
+
+
+def link_credentials(tls: ClientTls) -> grpc.ChannelCredentials:
+    """Of the files as they are now.
+
+    Raises:
+        FailedPreconditionError: a file cannot be read.
+        InvalidArgumentError: a file is not PEM, or the key is another certificate's.
+    """
     try:
-        credentials = options.tls.credentials()
+        return tls.credentials()
     except OSError as error:
         raise FailedPreconditionError(f"cannot read a TLS file: {error}") from error
-    return grpc.aio.secure_channel(address, credentials, channel_options + options.tls.channel_options())
