@@ -111,6 +111,32 @@ async def test_as_many_calls_as_an_option_may_allow_are_allowed():
         running.stop.set()
 
 
+async def test_an_old_connection_gets_no_new_calls_and_keeps_the_others():
+    class PeerServicer(SlowServicer):
+        def __init__(self):
+            super().__init__()
+            self.peers = []
+
+        async def Tokenize(self, request, context):
+            self.peers.append(context.peer())
+            return await super().Tokenize(request, context) if request.prompt else TokenizeResponse()
+
+    servicer = PeerServicer()
+    service = Service(NAME, servicer, generation_pb2_grpc.add_GenerationServiceServicer_to_server)
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        running = Running(tasks, ServiceSettings(), [service], max_connection_age_s=0.2)
+        async with grpc.aio.insecure_channel(await running.address()) as channel:
+            stub = generation_pb2_grpc.GenerationServiceStub(channel)
+            slow = stub.Tokenize(TokenizeRequest(prompt="slow"))
+            await servicer.started.wait()
+            while len(set(servicer.peers)) == 1:
+                await stub.Tokenize(TokenizeRequest())
+                await asyncio.sleep(0.02)
+            servicer.released.set()
+            assert (await slow).ids == [1]
+        running.stop.set()
+
+
 async def test_a_service_that_ends_leaves_its_successors_ready_file(tmp_path):
     settings = ServiceSettings(ready_file=tmp_path / "ready.json")
     async with asyncio.TaskGroup() as tasks:

@@ -35,7 +35,13 @@ async def run(settings: RouterSettings) -> None:
     async with asyncio.TaskGroup() as tasks:
         links = tasks.create_task(router.run())
         try:
-            await serve([service], settings, on_drain=router.drain, sends_away=True)
+            await serve(
+                [service],
+                settings,
+                on_drain=router.drain,
+                sends_away=True,
+                max_connection_age_s=settings.max_connection_age_s,
+            )
         except Exception as caught:  # raised below: a TaskGroup would wrap it
             failure = caught
         await router.close()

@@ -53,6 +53,13 @@ class RouterSettings(ServiceSettings):
         le=1_000_000,
         description="Messages per second to all clients together, about; with N streams each gets one in N / this.",
     )
+    max_connection_age_s: float = Field(
+        0.0,
+        ge=0,
+        le=86400,
+        description="After about so many seconds a client connects anew for its next calls, perhaps to another router"
+        " behind the same name; 0 = never.",
+    )
     ready_timeout_s: float = Field(
         10.0, gt=0, le=3600, description="How long a request waits while no verify worker has been met yet, seconds."
     )

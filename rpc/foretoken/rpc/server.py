@@ -8,6 +8,7 @@ import errno
 import gc
 import json
 import logging
+import math
 import os
 import signal
 import socket
@@ -61,6 +62,7 @@ async def serve(
     on_ready: Callable[[int], None] | None = None,
     stop: asyncio.Event | None = None,
     failure: asyncio.Future[BaseException] | None = None,
+    max_connection_age_s: float = 0.0,
 ) -> None:
     """Serve until SIGTERM, SIGINT or `stop`; then drain and stop. A second signal stops at once.
 
@@ -72,6 +74,7 @@ async def serve(
         on_ready: gets the bound port (0: a Unix socket) once the service takes requests.
         stop: ends serving when set; given by callers that handle signals themselves.
         failure: done when what the services stand on is lost: serving ends with no time for running work.
+        max_connection_age_s: after about so long a client makes its next calls over a new connection; 0 = never.
 
     Raises:
         FailedPreconditionError: the address cannot be bound, or a TLS file cannot be read.
@@ -80,7 +83,7 @@ async def serve(
     """
     server = grpc.aio.server(
         interceptors=[TypedDecoding()],
-        options=_server_options(settings),
+        options=_server_options(settings, max_connection_age_s),
         maximum_concurrent_rpcs=settings.max_concurrent_rpcs,
     )
     for service in services:
@@ -214,8 +217,8 @@ async def _drain(
             stopping.cancel()  # it would wait for those who watch its health
 
 
-def _server_options(settings: ServiceSettings) -> list[tuple[str, Any]]:
-    return [
+def _server_options(settings: ServiceSettings, max_connection_age_s: float) -> list[tuple[str, Any]]:
+    options = [
         ("grpc.so_reuseport", 0),  # a port in use is an error, not a shared port
         ("grpc.max_send_message_length", settings.max_message_bytes),
         ("grpc.max_receive_message_length", settings.max_message_bytes),
@@ -225,6 +228,9 @@ def _server_options(settings: ServiceSettings) -> list[tuple[str, Any]]:
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", int(MIN_PING_INTERVAL_S * 1000)),
     ]
+    if max_connection_age_s:  # calls under way go on: the grace that gRPC leaves them has no end of its own
+        options.append(("grpc.max_connection_age_ms", math.ceil(max_connection_age_s * 1000)))
+    return options
 
 
 def _bind(server: grpc.aio.Server, settings: ServiceSettings) -> int:
