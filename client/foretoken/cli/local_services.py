@@ -194,7 +194,8 @@ class LocalServices:
         waiting = list(services)
         deadline = time.monotonic() + self.config.start_timeout_s
         while waiting:
-            self.check()
+            for service in services:  # not those that ended before and are to start again later
+                service.check()
             for service in list(waiting):
                 if service.is_ready():
                     waiting.remove(service)
