@@ -175,6 +175,8 @@ def test_prompt_ids_take_the_place_of_text(answering) -> None:
         "--prompt-ids 1 hi",
         "--mode guess",
         "--drafter-setting x",
+        "--logit-bias 4=1 --logit-bias 04=2",
+        "--drafter-setting max_ngram=4 --drafter-setting max_ngram=5",
         "--drafter ngram --off",
         "--drafter-setting max_ngram=4 --off",
         "--num-draft-tokens 0 --off",

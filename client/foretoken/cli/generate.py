@@ -110,8 +110,7 @@ def generate(
     for option, value in speculating.items() if off else ():
         if value is not None and value != []:
             raise typer.BadParameter("means nothing with --off, which decodes plainly", param_hint=option)
-    settings = dict(_pair(text, "--drafter-setting") for text in drafter_setting or [])
-    speculation = Speculation(drafter, settings or None, num_draft_tokens, off or None, mode)
+    speculation = Speculation(drafter, _settings(drafter_setting or []), num_draft_tokens, off or None, mode)
     question = _prompt(prompt, prompt_ids, chat, system)
     connection = c.Connection(address, tls, tls_ca_file, tls_cert_file, tls_key_file, tls_server_name, timeout_s)
     with c.reported_errors(connection, json_), connection.client() as client:
@@ -171,10 +170,23 @@ def _biases(texts: list[str]) -> dict[int, float] | None:
     for text in texts:
         token_id, bias = _pair(text, "--logit-bias", "ID=BIAS")
         try:
-            biases[int(token_id)] = float(bias)
+            number, value = int(token_id), float(bias)
         except ValueError:
             raise typer.BadParameter(f"{text!r} is not ID=BIAS", param_hint="--logit-bias") from None
+        if number in biases:
+            raise typer.BadParameter(f"{number} is given twice", param_hint="--logit-bias")
+        biases[number] = value
     return biases or None
+
+
+def _settings(texts: list[str]) -> dict[str, str] | None:
+    settings: dict[str, str] = {}
+    for text in texts:
+        name, value = _pair(text, "--drafter-setting")
+        if name in settings:
+            raise typer.BadParameter(f"{name!r} is given twice", param_hint="--drafter-setting")
+        settings[name] = value
+    return settings or None
 
 
 def _pair(text: str, option: str, form: str = "NAME=VALUE") -> tuple[str, str]:
