@@ -13,7 +13,15 @@ import pytest
 from typer.testing import CliRunner
 
 from foretoken.cli.main import app
-from foretoken.client import AsyncClient, Client, ClientTls, InvalidArgumentError, RetryPolicy, UnavailableError
+from foretoken.client import (
+    AsyncClient,
+    Client,
+    ClientTls,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    RetryPolicy,
+    UnavailableError,
+)
 from foretoken.rpc.tls import ServerTls
 from foretoken.v1 import generation_pb2 as pb
 from foretoken.v1 import generation_pb2_grpc
@@ -109,6 +117,21 @@ async def test_others_are_not(files: Path, address: str) -> None:
     for tls in (None, ClientTls(server_name="router"), ClientTls(ca_file=files / "server.pem", server_name="other")):
         with Client(address, tls=tls, retry=ONCE) as client, pytest.raises(UnavailableError):
             client.model_info()
+
+
+@pytest.mark.parametrize("unusable", ["ca_file", "key_file"])
+async def test_files_of_no_use_are_told_and_not_tried_again(
+    files: Path, address: str, tmp_path: Path, unusable: str
+) -> None:
+    """What gRPC makes of them it tells only as a connection that failed."""
+    (tmp_path / "broken.pem").write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
+    used = {"ca_file": files / "server.pem", "cert_file": files / "server.pem", "key_file": files / "server.key"}
+    tls = ClientTls(**(used | {unusable: tmp_path / "broken.pem"}), server_name="router")
+    with Client(address, tls=tls) as client, pytest.raises(FailedPreconditionError, match="TLS files of this side"):
+        client.model_info()
+    async with AsyncClient(address, tls=tls) as client:
+        with pytest.raises(FailedPreconditionError, match="TLS files of this side"):
+            await client.complete("hi")
 
 
 def test_the_command_takes_certificates(files: Path, address: str) -> None:

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import grpc
 
-from foretoken.rpc.errors import InvalidArgumentError
+from foretoken.rpc.errors import FailedPreconditionError, ForetokenError, InvalidArgumentError, UnavailableError
 
 _log = logging.getLogger(__name__)
 
 _PEM = b"-----BEGIN "
 _NO_PAIR = frozenset(("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED"))
 """OpenSSL's reasons where a key is not the certificate's; the latter two where it is of another kind."""
+_UNUSABLE_FILES = "Failed to create security handshaker"  # gRPC's words; which file it was is in its own log only
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,13 @@ class ClientTls:
     def channel_options(self) -> list[tuple[str, str]]:
         """Channel options that go with the credentials."""
         return [("grpc.ssl_target_name_override", self.server_name)] if self.server_name else []
+
+
+def explained(error: ForetokenError) -> ForetokenError:
+    """The `error` of a call; where gRPC can make nothing of this side's files, which is no matter of time, that."""
+    if isinstance(error, UnavailableError) and _UNUSABLE_FILES in error.message:
+        return FailedPreconditionError("the TLS files of this side hold no certificates, or no certificate and its key")
+    return error
 
 
 def _configuration(key: bytes, cert: bytes, client_ca: bytes | None) -> grpc.ServerCertificateConfiguration:

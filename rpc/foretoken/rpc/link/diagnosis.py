@@ -7,17 +7,16 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from foretoken.rpc import tls
 from foretoken.rpc.errors import (
     FailedPreconditionError,
     ForetokenError,
     InternalError,
-    UnavailableError,
     UnimplementedError,
     from_status,
 )
 
 _TIMEOUT_S = 1.0
-_UNUSABLE_FILES = "Failed to create security handshaker"  # gRPC's words; which file it was is in its own log only
 _SERVICES = {
     "foretoken.v1.VerifyService": "a verify worker",
     "foretoken.v1.DraftService": "a draft worker",
@@ -31,11 +30,9 @@ async def explain(
     """What to say of a handshake that failed with `error`; `dial` begins another call of the same method."""
     if isinstance(error, InternalError):
         error = await _status_without_writing(dial) or error
-    if isinstance(error, UnavailableError) and _UNUSABLE_FILES in error.message:
-        return FailedPreconditionError("the TLS files of this side hold no certificates, or no certificate and its key")
     if isinstance(error, UnimplementedError):
         return FailedPreconditionError(f"no {role} worker listens there: {await _listener(channel)} does")
-    return error
+    return tls.explained(error)
 
 
 async def _status_without_writing(dial: Callable[[], Any]) -> ForetokenError | None:
