@@ -1,6 +1,7 @@
 """The bootstrap against real sockets: ready file, health, reflection, TLS, drain, signals, refusals."""
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -302,6 +303,15 @@ async def test_a_unix_socket_that_cannot_be_made_is_told_as_what_it_is(tmp_path)
     for path, reason in (("absent/a.sock", "there is no folder"), ("file", "something else than a socket is there")):
         with pytest.raises(FailedPreconditionError, match=reason):
             await serve([], ServiceSettings(host=f"unix:{tmp_path}/{path}"), stop=asyncio.Event())
+
+
+async def test_a_unix_socket_in_a_folder_that_may_not_be_entered_is_refused(monkeypatch):
+    def is_dir(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_dir", is_dir)
+    with pytest.raises(FailedPreconditionError, match="/closed/a.sock: cannot be looked at: Permission denied"):
+        await serve([], ServiceSettings(host="unix:/closed/a.sock"), stop=asyncio.Event())
 
 
 async def test_a_unix_socket_in_use_is_refused_and_stays_with_its_owner(tmp_path):

@@ -1,10 +1,15 @@
 """Settings: the command line beats the environment beats the default, and a bad value is named."""
 
+import errno
+import os
+
 import pytest
 from pydantic import Field, ValidationError
 
 from foretoken.rpc.settings import CommaSeparated, ServiceSettings
 from foretoken.rpc.worker_settings import WorkerSettings
+
+TOO_LONG = "x" * 300
 
 
 class ExampleSettings(ServiceSettings):
@@ -75,6 +80,8 @@ def test_switches():
         (["--otlp-endpoint", "http://user:secret@box:4317"], ["--otlp-endpoint"]),  # and look the whole up as a host
         (["--ready-file", "/no/such/folder/ready"], ["--ready-file", "'/no/such/folder' is no directory"]),
         (["--ready-file", "/"], ["--ready-file", "'/' is no file that can be written"]),
+        (["--ready-file", f"{TOO_LONG}/ready"], ["--ready-file", "cannot be looked at: File name too long"]),
+        (["--tls-cert-file", TOO_LONG, "--tls-key-file", __file__], ["--tls-cert-file", "cannot be looked at: "]),
         (["--port", "1", "--bogus", "2"], ["unrecognized arguments: --bogus"]),
         (["--port", "-1", "--num-pages", "0"], ["--port", "--num-pages"]),
     ],
@@ -86,6 +93,22 @@ def test_a_bad_value_stops_start_up_and_is_named(arguments, texts, capsys):
     message = capsys.readouterr().err
     for text in ["foretoken.example", *texts]:
         assert text in message
+
+
+def test_files_in_a_folder_that_may_not_be_entered_are_named(monkeypatch, capsys):
+    """As keys under /etc/ssl/private are for services that are not root's."""
+
+    def stat(path, **options):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    names = ["ready-file", "tls-cert-file", "tls-key-file", "tls-client-ca-file"]
+    monkeypatch.setattr(os, "stat", stat)
+    with pytest.raises(SystemExit) as caught:
+        ExampleSettings.parse([part for name in names for part in (f"--{name}", "/closed/file")])
+    lines = capsys.readouterr().err.splitlines()
+    assert caught.value.code == 2 and len(lines) == len(names)
+    for name, line in zip(names, lines, strict=True):
+        assert f"--{name}" in line and line.endswith("'/closed/file': cannot be looked at: Permission denied")
 
 
 def test_a_workers_name_that_is_no_text_is_named(capsys):

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Self
 
-from pydantic import Field, FilePath, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from foretoken.rpc.address import UNIX_PREFIX, is_host_port, is_socket
 from foretoken.rpc.link.worker_side import MAX_ROUTER_ID_BYTES
-from foretoken.rpc.settings import CommaSeparated, ServiceSettings
+from foretoken.rpc.settings import CommaSeparated, ExistingFile, ServiceSettings
 from foretoken.rpc.tls import ClientTls
 
 AUTO_DRAFTER = "auto"
@@ -24,13 +24,13 @@ class RouterSettings(ServiceSettings):
     port: int = Field(50051, ge=0, le=65535, description="Port to listen on; 0 = any free one (see --ready-file).")
     verify: CommaSeparated = Field(description="Verify workers: HOST:PORT or unix:/PATH each; one or more.")
     draft: CommaSeparated = Field((), description="Draft workers, likewise; none = plain decoding.")
-    worker_tls_ca_file: FilePath | None = Field(
+    worker_tls_ca_file: ExistingFile | None = Field(
         None, description="PEM certificates that sign acceptable workers; given, all links speak TLS."
     )
-    worker_tls_cert_file: FilePath | None = Field(
+    worker_tls_cert_file: ExistingFile | None = Field(
         None, description="PEM certificate of this router, for workers with --tls-client-ca-file."
     )
-    worker_tls_key_file: FilePath | None = Field(None, description="PEM key of that certificate.")
+    worker_tls_key_file: ExistingFile | None = Field(None, description="PEM key of that certificate.")
     worker_tls_server_name: str = Field(
         "", description="Name in the workers' certificates, where it is not their address's host."
     )

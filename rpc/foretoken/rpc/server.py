@@ -275,8 +275,12 @@ def _check_free(settings: ServiceSettings) -> None:
     """
     host = settings.host.strip("[]")
     if host.startswith(UNIX_PREFIX):
-        if (reason := _why_no_socket(Path(host.removeprefix(UNIX_PREFIX)))) is not None:
-            raise FailedPreconditionError(f"cannot listen on {host}: {reason}")
+        try:
+            refusal = _why_no_socket(Path(host.removeprefix(UNIX_PREFIX)))
+        except OSError as error:  # a folder above may not be entered
+            refusal = f"cannot be looked at: {error.strerror}"
+        if refusal is not None:
+            raise FailedPreconditionError(f"cannot listen on {host}: {refusal}")
         return
     problem: Exception | None = None
     try:

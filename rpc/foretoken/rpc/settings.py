@@ -6,12 +6,21 @@ value stands for the default. A bad value stops start-up with the option's name.
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, FilePath, HttpUrl, ValidationError, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    FilePath,
+    HttpUrl,
+    ValidationError,
+    WrapValidator,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, NoDecode, SettingsConfigDict
 
 from foretoken.rpc.address import MAX_UNIX_PATH_BYTES, UNIX_PREFIX, is_socket
@@ -30,6 +39,26 @@ def _split(value: Any) -> Any:
 
 CommaSeparated = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 """Type of a list option: `--verify a:1,b:2`, or the option repeated."""
+
+
+def _look(value: Any, validate: Callable[[Any], Any]) -> Any:
+    """A folder above that may not be entered, or a name that is too long, is a bad value as any other."""
+    try:
+        return validate(value)
+    except OSError as error:
+        raise ValueError(f"cannot be looked at: {error.strerror}") from error
+
+
+ExistingFile = Annotated[FilePath, WrapValidator(_look)]
+"""Type of an option that names a file."""
+
+
+def _writable_file(path: Path) -> Path:
+    if not path.parent.is_dir():
+        raise ValueError(f"{str(path.parent)!r} is no directory")
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ValueError(f"{str(path)!r} is no file that can be written")
+    return path
 
 
 class ServiceSettings(BaseSettings):
@@ -54,11 +83,11 @@ class ServiceSettings(BaseSettings):
     ready_file: Path | None = Field(
         None, description='File to write {"port": ..., "pid": ...} to once the service takes requests.'
     )
-    tls_cert_file: FilePath | None = Field(
+    tls_cert_file: ExistingFile | None = Field(
         None, description="PEM certificate chain; with --tls-key-file: speak TLS. Renewed files need no restart."
     )
-    tls_key_file: FilePath | None = Field(None, description="PEM private key of the certificate, unencrypted.")
-    tls_client_ca_file: FilePath | None = Field(
+    tls_key_file: ExistingFile | None = Field(None, description="PEM private key of the certificate, unencrypted.")
+    tls_client_ca_file: ExistingFile | None = Field(
         None, description="PEM certificates that sign acceptable clients (mutual TLS)."
     )
     max_message_bytes: int = Field(
@@ -115,11 +144,7 @@ class ServiceSettings(BaseSettings):
     @field_validator("ready_file")
     @classmethod
     def _check_ready_file(cls, value: Path | None) -> Path | None:
-        if value is not None and not value.parent.is_dir():
-            raise ValueError(f"{str(value.parent)!r} is no directory")
-        if value is not None and (value.is_dir() or not os.access(value.parent, os.W_OK)):
-            raise ValueError(f"{str(value)!r} is no file that can be written")
-        return value
+        return None if value is None else cast(Path, _look(value, _writable_file))
 
     @model_validator(mode="after")
     def _check_port(self) -> Self:
