@@ -326,6 +326,23 @@ async def test_a_unix_socket_in_use_is_refused_and_stays_with_its_owner(tmp_path
         running.stop.set()
 
 
+async def test_another_users_unix_socket_is_refused_and_stays(tmp_path, monkeypatch):
+    class Refused(socket.socket):
+        def connect(self, address):
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+    path = tmp_path / "service.sock"
+    with socket.socket(socket.AF_UNIX) as theirs:
+        theirs.bind(str(path))
+        theirs.listen()
+        before = path.stat()
+        monkeypatch.setattr(socket, "socket", Refused)
+        with pytest.raises(FailedPreconditionError, match=r"service\.sock: it is in use"):
+            async with asyncio.timeout(10):
+                await serve([], ServiceSettings(host=f"unix:{path}"), stop=asyncio.Event())
+    assert path.stat() == before
+
+
 @pytest.mark.parametrize(
     ("host", "reason"),
     [("192.0.2.1", "this machine has no such address"), ("no.such.name.invalid", "[Nn]ame"), ("a..b", "")],

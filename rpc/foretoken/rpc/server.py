@@ -320,6 +320,8 @@ def _is_answered(path: str) -> bool:
             probe.connect(path)
         except BlockingIOError:  # more wait to be taken than its queue holds
             return True
+        except PermissionError:  # another user's, who may listen
+            return True
         except OSError:  # nobody, or a process that is gone
             return False
     return True
