@@ -62,7 +62,7 @@ class WorkerSettings(ServiceSettings):
     )
     watchdog_timeout_s: float = Field(
         300.0,
-        gt=0,
+        ge=0.1,
         le=86400,
         description="Longest step of a model, seconds; a worker that hangs for so long ends with status 1, for its"
         " supervisor to start again.",
