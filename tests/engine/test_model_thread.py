@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -100,3 +102,36 @@ async def test_a_thread_that_ended_by_a_fault_does_not_end_the_process(monkeypat
     async with asyncio.timeout(60), thread.running(watchdog_timeout_s=60.0) as failure:
         thread.submit(lambda core: 1 // 0)
         assert isinstance(await failure, ZeroDivisionError)
+
+
+_STOPPED_DURING_A_STEP = """
+import asyncio, sys
+import torch
+from foretoken.engine import model_thread
+
+model_thread._STOP_TIMEOUT_S = 0.2
+
+class Core:
+    has_work = True
+
+    def expire(self, now_s): ...
+
+    def step(self):
+        while True:
+            torch.ones(64, 64) @ torch.ones(64, 64)
+
+async def serve():
+    thread = model_thread.ModelThread(Core, "long")
+    await asyncio.wrap_future(thread.start())
+    async with thread.running(watchdog_timeout_s=300.0):
+        pass
+
+asyncio.run(serve())
+print("stopped", flush=True)
+sys.exit(0)
+"""
+
+
+def test_a_process_that_stops_during_a_long_step_does_not_abort():
+    done = subprocess.run([sys.executable, "-c", _STOPPED_DURING_A_STEP], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "stopped\n", "")

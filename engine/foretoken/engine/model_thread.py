@@ -5,6 +5,7 @@ It does not know what the core computes, nor who is asking.
 """
 
 import asyncio
+import atexit
 import logging
 import os
 import threading
@@ -81,6 +82,7 @@ class ModelThread(Generic[CoreT]):
 
         A step, with the calls before it, that takes longer than `watchdog_timeout_s` is a failure too: the process is
         then ended with status 1 on leaving, since tearing down what hangs, a device's context say, may hang as well.
+        So is at its exit a process whose thread has not ended, some seconds after it was told to.
         """
         watchdog = asyncio.create_task(self._watch(watchdog_timeout_s))
         try:
@@ -90,6 +92,13 @@ class ModelThread(Generic[CoreT]):
                 os._exit(1)
             watchdog.cancel()
             await asyncio.to_thread(self.stop, _STOP_TIMEOUT_S)
+            if self._thread.is_alive():
+                atexit.register(self._cut_off)  # once all else is done: logs, telemetry
+
+    def _cut_off(self) -> None:
+        """End the process around a step that goes on: torn down within foreign code, the thread would abort it."""
+        if self._thread.is_alive():
+            os._exit(1)
 
     async def _watch(self, timeout_s: float) -> None:
         tick_s = min(_WATCH_TICK_S, timeout_s / 4)
