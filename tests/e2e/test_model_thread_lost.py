@@ -1,6 +1,7 @@
 """A worker whose model thread dies or hangs: its links end, health turns, the process is told to exit."""
 
 import asyncio
+import atexit
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from foretoken.draft_worker import service as draft_service
 from foretoken.draft_worker.settings import DraftWorkerSettings
+from foretoken.engine import model_thread
 from foretoken.rpc.errors import InternalError
 from foretoken.v1.draft_pb2 import DraftLinkRequest
 from foretoken.v1.draft_pb2_grpc import DraftServiceStub
@@ -114,14 +116,15 @@ async def test_links_health_and_service_end(service, settings_of, stub, request_
 @WORKERS
 async def test_they_end_where_it_hangs(service, settings_of, stub, request_type, monkeypatch, tmp_path):
     release = threading.Event()
-    statuses = []
-    monkeypatch.setattr(os, "_exit", statuses.append)
+    at_exit = []
+    monkeypatch.setattr(model_thread, "_STOP_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(atexit, "register", at_exit.append)
     monkeypatch.setattr(service, "_load", loader(release))
     settings = settings_of(ready_file=tmp_path / "ready.json", drain_grace_s=600, watchdog_timeout_s=0.2)
     running = asyncio.ensure_future(service.run(settings))
     try:
         await check_end(running, settings, stub, request_type, "TimeoutError: a step has taken 0.2 s")
-        assert statuses == [1]
+        assert len(at_exit) == 1
     finally:
         release.set()
 

@@ -1,6 +1,7 @@
 """The model thread: a fault that reaches it is logged, ends it, and is told."""
 
 import asyncio
+import atexit
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import time
 
 import pytest
 
+from foretoken.engine import model_thread
 from foretoken.engine.model_thread import ModelThread
 
 
@@ -82,26 +84,35 @@ async def test_neither_idle_nor_busy_threads_are_given_up(core):
     assert not thread.failure.done()
 
 
-async def test_a_call_that_hangs_is_given_up_and_the_process_ended(caplog, monkeypatch):
-    release, statuses = threading.Event(), []
+async def test_a_call_that_hangs_is_given_up_and_cut_off_at_the_exit(caplog, monkeypatch):
+    release, at_exit, statuses = threading.Event(), [], []
+    monkeypatch.setattr(model_thread, "_STOP_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(atexit, "register", at_exit.append)
     monkeypatch.setattr(os, "_exit", statuses.append)
     thread = ModelThread(Core, "stuck")
     thread.start().result(30)
     async with asyncio.timeout(60), thread.running(watchdog_timeout_s=0.2) as failure:
         thread.submit(lambda core: release.wait())
         assert isinstance(await failure, TimeoutError)
-    assert statuses == [1] and "the thread stuck is given up: a step has taken 0.2 s" in caplog.text
+    assert "the thread stuck is given up: a step has taken 0.2 s" in caplog.text
+    (cut_off,) = at_exit
+    cut_off()
+    assert statuses == [1]
     release.set()
-    thread.stop(60)  # what it raises or does then changes nothing
+    thread.stop(60)
+    cut_off()
+    assert statuses == [1], "it ended after all"
 
 
-async def test_a_thread_that_ended_by_a_fault_does_not_end_the_process(monkeypatch):
-    monkeypatch.setattr(os, "_exit", lambda status: pytest.fail("ended"))
+async def test_a_thread_that_ended_by_a_fault_is_not_given_up_too(caplog, monkeypatch):
+    monkeypatch.setattr(atexit, "register", lambda call: pytest.fail("the thread has ended"))
     thread = ModelThread(Core, "fragile")
     thread.start().result(30)
-    async with asyncio.timeout(60), thread.running(watchdog_timeout_s=60.0) as failure:
+    async with asyncio.timeout(60), thread.running(watchdog_timeout_s=0.2) as failure:
         thread.submit(lambda core: 1 // 0)
         assert isinstance(await failure, ZeroDivisionError)
+        await asyncio.sleep(0.5)
+    assert "given up" not in caplog.text
 
 
 _STOPPED_DURING_A_STEP = """

@@ -57,7 +57,6 @@ class ModelThread(Generic[CoreT]):
         """Whether there is nothing to do."""
         self._num_turns = 0
         """Begun so far, of calls and a step each."""
-        self._is_given_up = False
         self._ready: Future[CoreT] = Future()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -80,23 +79,21 @@ class ModelThread(Generic[CoreT]):
     async def running(self, watchdog_timeout_s: float) -> AsyncIterator[asyncio.Future[BaseException]]:
         """While what is loaded serves; gives `failure`, for this event loop, and stops the thread at the end.
 
-        A step, with the calls before it, that takes longer than `watchdog_timeout_s` is a failure too: the process is
-        then ended with status 1 on leaving, since tearing down what hangs, a device's context say, may hang as well.
-        So is at its exit a process whose thread has not ended, some seconds after it was told to.
+        A step, with the calls before it, that takes longer than `watchdog_timeout_s` is a failure too. One that still
+        goes on some seconds after the end is cut off when the process exits, with status 1.
         """
         watchdog = asyncio.create_task(self._watch(watchdog_timeout_s))
         try:
             yield asyncio.wrap_future(self.failure)
         finally:
-            if self._is_given_up:
-                os._exit(1)
             watchdog.cancel()
             await asyncio.to_thread(self.stop, _STOP_TIMEOUT_S)
             if self._thread.is_alive():
-                atexit.register(self._cut_off)  # once all else is done: logs, telemetry
+                atexit.register(self._cut_off)
 
     def _cut_off(self) -> None:
-        """End the process around a step that goes on: torn down within foreign code, the thread would abort it."""
+        """End the process around a step that goes on: torn down within foreign code, the thread would abort it, and
+        what hangs, a device say, may keep the rest of the exit waiting."""
         if self._thread.is_alive():
             os._exit(1)
 
@@ -105,10 +102,11 @@ class ModelThread(Generic[CoreT]):
         num_turns, stuck_s = 0, 0.0
         while stuck_s < timeout_s:  # by ticks, not by the clock: a machine that stood still is no hang
             await asyncio.sleep(tick_s)
+            if self.failure.done():
+                return
             is_stuck = self._num_turns == num_turns and not self._is_waiting
             num_turns, stuck_s = self._num_turns, stuck_s + tick_s if is_stuck else 0.0
         logger.critical("the thread %s is given up: a step has taken %g s", self._thread.name, timeout_s)
-        self._is_given_up = True
         self._fail(TimeoutError(f"a step has taken {timeout_s:g} s"))
 
     def _fail(self, error: BaseException) -> None:
