@@ -25,7 +25,7 @@ from foretoken.rpc.errors import (
     from_rpc_error,
 )
 from foretoken.rpc.names import RPC_METHOD
-from foretoken.rpc.tls import ClientTls, explained
+from foretoken.rpc.tls import ClientTls, unusable_files_told
 from foretoken.rpc.trace import Span, SpanKind, rpc_attributes, span, traceparent_of
 from foretoken.v1 import generation_pb2_grpc
 
@@ -93,7 +93,7 @@ def call_metadata(source: Span) -> tuple[tuple[str, str], ...]:
 def call_error(error: grpc.RpcError, is_cancelled: bool) -> ForetokenError:
     """The typed error of a failed call; a cancellation that the caller did not ask for is a lost stream, as is what a
     proxy ends that has lost its router."""
-    typed = explained(from_rpc_error(error))
+    typed = unusable_files_told(from_rpc_error(error))
     if isinstance(typed, ResourceExhaustedError) and (sizes := _TOO_LARGE.search(str(typed))):
         num_bytes, most = (int(size) for size in sizes.groups())  # no overload: it will not fit later either
         return InvalidArgumentError("message", num_bytes, f"must be at most {most} bytes", request_id=typed.request_id)

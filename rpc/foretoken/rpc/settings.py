@@ -41,7 +41,7 @@ CommaSeparated = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 """Type of a list option: `--verify a:1,b:2`, or the option repeated."""
 
 
-def _look(value: Any, validate: Callable[[Any], Any]) -> Any:
+def _os_error_refused(value: Any, validate: Callable[[Any], Any]) -> Any:
     """A folder above that may not be entered, or a name that is too long, is a bad value as any other."""
     try:
         return validate(value)
@@ -49,7 +49,7 @@ def _look(value: Any, validate: Callable[[Any], Any]) -> Any:
         raise ValueError(f"cannot be looked at: {error.strerror}") from error
 
 
-ExistingFile = Annotated[FilePath, WrapValidator(_look)]
+ExistingFile = Annotated[FilePath, WrapValidator(_os_error_refused)]
 """Type of an option that names a file."""
 
 
@@ -144,7 +144,7 @@ class ServiceSettings(BaseSettings):
     @field_validator("ready_file")
     @classmethod
     def _check_ready_file(cls, value: Path | None) -> Path | None:
-        return None if value is None else cast(Path, _look(value, _writable_file))
+        return None if value is None else cast(Path, _os_error_refused(value, _writable_file))
 
     @model_validator(mode="after")
     def _check_port(self) -> Self:

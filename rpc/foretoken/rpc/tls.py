@@ -114,7 +114,7 @@ class ClientTls:
         return [("grpc.ssl_target_name_override", self.server_name)] if self.server_name else []
 
 
-def explained(error: ForetokenError) -> ForetokenError:
+def unusable_files_told(error: ForetokenError) -> ForetokenError:
     """The `error` of a call; where gRPC can make nothing of this side's files, which is no matter of time, that."""
     if isinstance(error, UnavailableError) and _UNUSABLE_FILES in error.message:
         return FailedPreconditionError("the TLS files of this side hold no certificates, or no certificate and its key")

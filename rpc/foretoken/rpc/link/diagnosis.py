@@ -32,7 +32,7 @@ async def explain(
         error = await _status_without_writing(dial) or error
     if isinstance(error, UnimplementedError):
         return FailedPreconditionError(f"no {role} worker listens there: {await _listener(channel)} does")
-    return tls.explained(error)
+    return tls.unusable_files_told(error)
 
 
 async def _status_without_writing(dial: Callable[[], Any]) -> ForetokenError | None:
