@@ -18,6 +18,8 @@ _MEMORY_S = 2.0
 _TRIAL_COMMITS = 4
 """Per running sequence, in a trial."""
 _LEAST_TRIAL_S = 0.1
+_LEAST_CROWD_TRIAL_S = 0.5
+"""Of several sequences, whose pace wavers: the prompts of new ones hold the others up."""
 _TRIAL_SHARE = 0.01
 """Part of the tokens that trying the slower way may cost."""
 _GAIN_DECAY = 0.5
@@ -94,7 +96,8 @@ class SpeculationGate:
             self._trial.add(num_tokens, now_s - started_s, num_running)
             self._num_commits += 1
             self._trial_s += (now_s - started_s) / num_running
-            if self._num_commits >= _TRIAL_COMMITS * num_running and self._trial_s >= _LEAST_TRIAL_S:
+            least_s = _LEAST_TRIAL_S if num_running == 1 else _LEAST_CROWD_TRIAL_S
+            if self._num_commits >= _TRIAL_COMMITS * num_running and self._trial_s >= least_s:
                 self._judge(crowd, self._trial)
 
     def _meet(self, size: int) -> _Crowd:
