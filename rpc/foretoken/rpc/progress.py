@@ -10,12 +10,16 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
+_SUFFIX, _PART = ".progress", ".part"
+LONGEST_SUFFIX = _SUFFIX + _PART
+"""Added to a ready file's name by the longest name beside it."""
+
 
 class LoadProgress:
     """Call it with a stage and the fraction done, 0 to 1: of the whole start, or of the download while that runs."""
 
     def __init__(self, ready_file: Path | None) -> None:
-        self._path = None if ready_file is None else ready_file.with_name(ready_file.name + ".progress")
+        self._path = None if ready_file is None else ready_file.with_name(ready_file.name + _SUFFIX)
         self._stage = ""
 
     def __call__(self, stage: str, fraction: float) -> None:
@@ -23,6 +27,6 @@ class LoadProgress:
             self._stage = stage
             logger.info("loading: %s", stage)
         if self._path is not None:
-            part = self._path.with_name(self._path.name + ".part")
+            part = self._path.with_name(self._path.name + _PART)
             part.write_text(json.dumps({"stage": stage, "fraction": round(fraction, 3)}) + "\n")
             os.replace(part, self._path)

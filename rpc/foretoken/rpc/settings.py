@@ -24,6 +24,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, NoDecode, SettingsConfigDict
 
 from foretoken.rpc.address import MAX_UNIX_PATH_BYTES, UNIX_PREFIX, is_socket
+from foretoken.rpc.progress import LONGEST_SUFFIX
 from foretoken.rpc.tls import ServerTls
 
 ENV_PREFIX = "FORETOKEN_"
@@ -53,16 +54,12 @@ ExistingFile = Annotated[FilePath, WrapValidator(_os_error_refused)]
 """Type of an option that names a file."""
 
 
-_LONGEST_SUFFIX = len(".progress.part")
-"""Of the files that a service makes beside its ready file."""
-
-
-def _ready_file(path: Path) -> Path:
+def _usable_ready_file(path: Path) -> Path:
     if not path.parent.is_dir():
         raise ValueError(f"{str(path.parent)!r} is no directory")
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         raise ValueError(f"{str(path)!r} is no file that can be written")
-    limit = os.pathconf(path.parent, "PC_NAME_MAX") - _LONGEST_SUFFIX
+    limit = os.pathconf(path.parent, "PC_NAME_MAX") - len(LONGEST_SUFFIX)
     if (length := len(os.fsencode(path.name))) > limit:
         raise ValueError(f"a name of {length} bytes; at most {limit}, for files beside it have longer ones")
     return path
@@ -151,7 +148,7 @@ class ServiceSettings(BaseSettings):
     @field_validator("ready_file")
     @classmethod
     def _check_ready_file(cls, value: Path | None) -> Path | None:
-        return None if value is None else cast(Path, _os_error_refused(value, _ready_file))
+        return None if value is None else cast(Path, _os_error_refused(value, _usable_ready_file))
 
     @model_validator(mode="after")
     def _check_port(self) -> Self:
