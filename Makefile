@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 PIP_ARGS ?=
 # Files of tests that run at once; services under test run beside them.
 TEST_JOBS ?= 2
-PROTOS := $(wildcard protos/foretoken/v1/*.proto)
+PROTOS := $(wildcard protos/betoken/v1/*.proto)
 
 .PHONY: demo test lint type proto proto-check docs bench up clean
 
@@ -22,7 +22,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 demo: $(VENV)/.installed
-	@$(BIN)/python -m foretoken.bench.demo
+	@$(BIN)/python -m betoken.bench.demo
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile
@@ -44,10 +44,10 @@ docs: $(VENV)/.installed
 	$(BIN)/python docs/generate_settings.py
 
 bench: $(VENV)/.installed
-	$(BIN)/python -m foretoken.bench.end_to_end --target models/target --draft models/draft
+	$(BIN)/python -m betoken.bench.end_to_end --target models/target --draft models/draft
 
 up: $(VENV)/.installed
-	$(BIN)/foretoken up
+	$(BIN)/betoken up
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

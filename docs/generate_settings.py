@@ -9,10 +9,10 @@ from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
-from foretoken.draft_worker.settings import DraftWorkerSettings
-from foretoken.router.settings import RouterSettings
-from foretoken.rpc.settings import ENV_PREFIX, ServiceSettings
-from foretoken.verify_worker.settings import VerifyWorkerSettings
+from betoken.draft_worker.settings import DraftWorkerSettings
+from betoken.router.settings import RouterSettings
+from betoken.rpc.settings import ENV_PREFIX, ServiceSettings
+from betoken.verify_worker.settings import VerifyWorkerSettings
 
 PAGE = Path(__file__).with_name("settings.md")
 SERVICES: dict[str, type[ServiceSettings]] = {

@@ -39,7 +39,7 @@ class FakeRunner:
     vocab_size = 97
 
     def __init__(self, num_pages: int = 64, page_size: int = 4, max_context: int = 256, salt: int = 0) -> None:
-        from foretoken.engine.page_table import PageTable
+        from betoken.engine.page_table import PageTable
 
         self.page_table = PageTable(num_pages, page_size, prefix_caching=True)
         self.info = SimpleNamespace(vocab_size=self.vocab_size, max_context=max_context)

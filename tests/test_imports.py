@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 EVERYTHING = "*"
-# package -> Foretoken packages (or single modules) it may import, besides itself and the protos `v1`
+# package -> Betoken packages (or single modules) it may import, besides itself and the protos `v1`
 ALLOWED: dict[str, tuple[str, ...]] = {
     "v1": (),
     "kernels": (),
@@ -41,13 +41,13 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
 }
 MODEL_PACKAGES = {"torch", "transformers", "triton"}
 # What the SDK shares with the services, and packages it must not load.
-SDK_MODULES = tuple(f"foretoken.{module}" for module in ALLOWED["client"] if module != "v1")
+SDK_MODULES = tuple(f"betoken.{module}" for module in ALLOWED["client"] if module != "v1")
 SERVICE_PACKAGES = MODEL_PACKAGES | {"numpy", "pydantic", "pydantic_settings", "asyncio_pool"}
 
 
 def source_files() -> Iterator[tuple[str, Path]]:
-    """(package, file) for every Python file below `<root>/foretoken/`."""
-    for folder in sorted(ROOT.glob("*/foretoken/*")):
+    """(package, file) for every Python file below `<root>/betoken/`."""
+    for folder in sorted(ROOT.glob("*/betoken/*")):
         if folder.is_dir():
             for path in sorted(folder.rglob("*.py")):
                 if not path.name.endswith(("_pb2.py", "_pb2_grpc.py")):
@@ -88,8 +88,8 @@ def test_a_package_imports_only_what_the_table_allows(package):
             continue
         for line, name in imports_of(path):
             place = f"{path.relative_to(ROOT)}:{line} imports {name}"
-            if name.startswith("foretoken."):
-                inner = name.removeprefix("foretoken.")
+            if name.startswith("betoken."):
+                inner = name.removeprefix("betoken.")
                 if EVERYTHING not in allowed and not any(is_within(inner, part) for part in allowed):
                     faults.append(place)
             elif any(is_within(name, part) for part in FORBIDDEN.get(package, ())):
@@ -98,7 +98,7 @@ def test_a_package_imports_only_what_the_table_allows(package):
 
 
 def test_the_namespace_has_no_init_file():
-    assert list(ROOT.glob("*/foretoken/__init__.py")) == []
+    assert list(ROOT.glob("*/betoken/__init__.py")) == []
 
 
 def loaded_by(*modules: str, then: str = "pass") -> set[str]:
@@ -128,11 +128,11 @@ def test_a_package_without_torch_never_loads_it(package):
 
 @pytest.mark.parametrize("package", ["draft_worker", "verify_worker"])
 def test_a_worker_reads_its_options_before_it_loads_torch(package):
-    assert loaded_by(f"foretoken.{package}.__main__") & {*MODEL_PACKAGES, "numpy"} == set()
+    assert loaded_by(f"betoken.{package}.__main__") & {*MODEL_PACKAGES, "numpy"} == set()
 
 
 def test_a_draft_worker_without_a_model_never_loads_torch_nor_numpy():
-    module = "foretoken.draft_worker"
+    module = "betoken.draft_worker"
     load = (
         f"settings = {module}.settings.DraftWorkerSettings(drafters=('ngram',))\n"
         f"hosted = {module}.hosting.load_drafters(settings, print)\n"
@@ -143,7 +143,7 @@ def test_a_draft_worker_without_a_model_never_loads_torch_nor_numpy():
 
 def test_ops_on_a_cpu_never_load_triton():
     program = (
-        "import sys, torch; from foretoken.kernels import dispatch, noise\n"
+        "import sys, torch; from betoken.kernels import dispatch, noise\n"
         "with dispatch.recording() as taken: noise.gumbel([1], [2], 300)\n"
         "print(*taken, 'triton' in sys.modules)"
     )
@@ -154,4 +154,4 @@ def test_ops_on_a_cpu_never_load_triton():
 
 
 def test_the_sdk_loads_no_package_of_the_services():
-    assert loaded_by("foretoken.client") & SERVICE_PACKAGES == set()
+    assert loaded_by("betoken.client") & SERVICE_PACKAGES == set()

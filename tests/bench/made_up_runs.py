@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from foretoken.bench.baseline import BASELINE_NAMES
-from foretoken.bench.drafters_store import PromptRun, SideRun, Task
-from foretoken.bench.identity_check import IdentityCount
-from foretoken.client import SpeculationStats
-from foretoken.v1 import generation_pb2 as pb
+from betoken.bench.baseline import BASELINE_NAMES
+from betoken.bench.drafters_store import PromptRun, SideRun, Task
+from betoken.bench.identity_check import IdentityCount
+from betoken.client import SpeculationStats
+from betoken.v1 import generation_pb2 as pb
 
 NUM_TOKENS = 100
 STATS = replace(

@@ -11,13 +11,13 @@ import pytest
 
 pytest.importorskip("torch")
 
-from foretoken.bench import demo, identity, router_overhead, step  # noqa: E402
-from foretoken.bench.command import exit_status  # noqa: E402
-from foretoken.bench.drafters_options import parse_options as drafters_options  # noqa: E402
-from foretoken.bench.end_to_end_options import parse_options as end_to_end_options  # noqa: E402
-from foretoken.bench.prefix_caching import parse_options as prefix_caching_options  # noqa: E402
-from foretoken.client import UnavailableError  # noqa: E402
-from foretoken.engine.errors import ModelRefusedError  # noqa: E402
+from betoken.bench import demo, identity, router_overhead, step  # noqa: E402
+from betoken.bench.command import exit_status  # noqa: E402
+from betoken.bench.drafters_options import parse_options as drafters_options  # noqa: E402
+from betoken.bench.end_to_end_options import parse_options as end_to_end_options  # noqa: E402
+from betoken.bench.prefix_caching import parse_options as prefix_caching_options  # noqa: E402
+from betoken.client import UnavailableError  # noqa: E402
+from betoken.engine.errors import ModelRefusedError  # noqa: E402
 
 PAIR = ["--target", "t", "--draft", "d"]
 
@@ -46,7 +46,7 @@ def test_values_out_of_range_are_named(
 
 def test_files_that_are_not_there_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert identity.main([*PAIR, "--prompts", str(tmp_path / "absent.jsonl"), "--out", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.startswith("python -m foretoken.bench.identity: ")
+    assert capsys.readouterr().err.startswith("python -m betoken.bench.identity: ")
 
 
 @pytest.mark.parametrize("error", [UnavailableError("gone"), ModelRefusedError("no such model")], ids=repr)
@@ -54,8 +54,8 @@ def test_an_error_of_a_service_or_a_model_is_one_line(error: Exception, capsys: 
     def body() -> int:
         raise error
 
-    assert exit_status("foretoken.bench.example", body) == 2
-    assert capsys.readouterr().err == f"python -m foretoken.bench.example: {error}\n"
+    assert exit_status("betoken.bench.example", body) == 2
+    assert capsys.readouterr().err == f"python -m betoken.bench.example: {error}\n"
 
 
 @pytest.fixture
@@ -76,5 +76,5 @@ def test_an_interruption_is_one_line_that_says_what_is_kept(
         await asyncio.sleep(10)
         return 0
 
-    assert exit_status("foretoken.bench.example", lambda: asyncio.run(measure()), kept) == 130
-    assert capsys.readouterr().err == f"python -m foretoken.bench.example: interrupted{rest}\n"
+    assert exit_status("betoken.bench.example", lambda: asyncio.run(measure()), kept) == 130
+    assert capsys.readouterr().err == f"python -m betoken.bench.example: interrupted{rest}\n"

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from foretoken.bench import demo, identity_check
-from foretoken.bench.baseline import BaselineRun
-from foretoken.bench.demo import Demo
-from foretoken.bench.identity_check import Comparison, Outcome
-from foretoken.bench.streams import TimedCompletion
-from foretoken.client import SpeculationStats
-from foretoken.v1 import generation_pb2 as pb
+from betoken.bench import demo, identity_check
+from betoken.bench.baseline import BaselineRun
+from betoken.bench.demo import Demo
+from betoken.bench.identity_check import Comparison, Outcome
+from betoken.bench.streams import TimedCompletion
+from betoken.client import SpeculationStats
+from betoken.v1 import generation_pb2 as pb
 
 OPTIONS = argparse.Namespace(prompt="a", drafter="ngram", dtype="bfloat16", repeats=2, max_new_tokens=3)
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from foretoken.bench.drafters_options import parse_options
-from foretoken.bench.matrix import DRAFTERS
-from foretoken.cli.local_services import LocalServicesConfig
+from betoken.bench.drafters_options import parse_options
+from betoken.bench.matrix import DRAFTERS
+from betoken.cli.local_services import LocalServicesConfig
 
 MODELS = ["--target", "t", "--draft", "d"]
 

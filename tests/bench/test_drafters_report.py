@@ -8,10 +8,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from made_up_runs import made_up_run  # noqa: E402
 
-from foretoken.bench.drafters import main  # noqa: E402
-from foretoken.bench.drafters_report import is_single_drafter, markdown, ratios_per_prompt, summarize  # noqa: E402
-from foretoken.bench.drafters_store import DraftersStore, LeftOut, PromptRun  # noqa: E402
-from foretoken.bench.identity_check import IdentityCount  # noqa: E402
+from betoken.bench.drafters import main  # noqa: E402
+from betoken.bench.drafters_report import is_single_drafter, markdown, ratios_per_prompt, summarize  # noqa: E402
+from betoken.bench.drafters_store import DraftersStore, LeftOut, PromptRun  # noqa: E402
+from betoken.bench.identity_check import IdentityCount  # noqa: E402
 
 DRAFTERS = ["model", "fused", "ngram/max_branches=1"]
 SPEEDS = {

@@ -2,9 +2,9 @@
 
 from collections import Counter
 
-from foretoken.bench.drafters_runner import category_of, interleave, shuffled
-from foretoken.bench.drafters_store import Task
-from foretoken.bench.prompts import Prompt
+from betoken.bench.drafters_runner import category_of, interleave, shuffled
+from betoken.bench.drafters_store import Task
+from betoken.bench.prompts import Prompt
 
 SIDES = ["none", "model", "ngram", "fused"]
 

@@ -8,8 +8,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from made_up_runs import made_up_run  # noqa: E402
 
-from foretoken.bench.drafters_store import DraftersStore, LeftOut, Task  # noqa: E402
-from foretoken.bench.identity_check import IdentityCount  # noqa: E402
+from betoken.bench.drafters_store import DraftersStore, LeftOut, Task  # noqa: E402
+from betoken.bench.identity_check import IdentityCount  # noqa: E402
 
 MANIFEST = {"dtype": "bfloat16", "drafters": ["ngram"]}
 SPEEDS = {"none": 100.0, "ngram": 150.0, "transformers_generate": 50.0}

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from foretoken.bench import end_to_end, identity_check
-from foretoken.bench.baseline import PLAIN, BaselineRun
-from foretoken.bench.end_to_end_options import parse_options
-from foretoken.bench.prompts import Prompt
-from foretoken.bench.streams import TimedCompletion
-from foretoken.client import Speculation, StepCost
+from betoken.bench import end_to_end, identity_check
+from betoken.bench.baseline import PLAIN, BaselineRun
+from betoken.bench.end_to_end_options import parse_options
+from betoken.bench.prompts import Prompt
+from betoken.bench.streams import TimedCompletion
+from betoken.client import Speculation, StepCost
 from tests.bench.made_up_runs import STATS
 
 IDS = (5, 6, 7, 8)
@@ -95,7 +95,7 @@ async def test_speeds_where_all_is_equal(monkeypatch: pytest.MonkeyPatch, capsys
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     # Each prompt twice, with plain decoding and with `generate()`; and eight requests for two streams, twice.
     assert (result["identical"], result["compared"], result["num_prompts"]) == (28, 28, 3)
-    assert result["tokens_per_s"] == {"foretoken": 16.0, "foretoken_off": 8.0, "transformers_generate": 4.0}
+    assert result["tokens_per_s"] == {"betoken": 16.0, "betoken_off": 8.0, "transformers_generate": 4.0}
     assert result["concurrent_tokens_per_s"]["streams"] == 2 and result["target_step_ms"] == {"1": 2.0}
 
 

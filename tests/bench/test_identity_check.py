@@ -2,9 +2,9 @@
 
 import pytest
 
-from foretoken.bench.identity_check import Comparison, IdentityCount, Outcome, compare_ids
-from foretoken.bench.near_tie import first_difference, is_near_tie, max_near_ties
-from foretoken.bench.prompts import Prompt
+from betoken.bench.identity_check import Comparison, IdentityCount, Outcome, compare_ids
+from betoken.bench.near_tie import first_difference, is_near_tie, max_near_ties
+from betoken.bench.prompts import Prompt
 
 PROMPT = Prompt(3, "text")
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.bench.identity_store import IdentityStore
+from betoken.bench.identity_store import IdentityStore
 
 MANIFEST = {"target": "t", "num_prompts": 2}
 

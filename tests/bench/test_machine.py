@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.bench import machine
-from foretoken.rpc import fast_wake
+from betoken.bench import machine
+from betoken.rpc import fast_wake
 
 
 def test_the_commit_is_that_of_this_code_and_of_no_repository_around_it(
@@ -46,10 +46,10 @@ def test_gpus_are_those_that_the_driver_names(
 
 
 def test_it_says_whether_services_keep_cores_awake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("FORETOKEN_FAST_WAKE", raising=False)
+    monkeypatch.delenv("BETOKEN_FAST_WAKE", raising=False)
     monkeypatch.setattr(fast_wake, "DEVICE", tmp_path / "cpu_dma_latency")
     assert machine.describe_hardware()["fast_wake"] is False
     fast_wake.DEVICE.touch()
     assert machine.describe_hardware()["fast_wake"] is True
-    monkeypatch.setenv("FORETOKEN_FAST_WAKE", "off")
+    monkeypatch.setenv("BETOKEN_FAST_WAKE", "off")
     assert machine.describe_hardware()["fast_wake"] is False

@@ -2,7 +2,7 @@
 
 from itertools import groupby, product
 
-from foretoken.bench.matrix import (
+from betoken.bench.matrix import (
     BY_COST,
     CONCURRENCIES,
     DRAFT_LENGTHS,
@@ -13,7 +13,7 @@ from foretoken.bench.matrix import (
     Disturbance,
     all_cells,
 )
-from foretoken.draft_worker.settings import BUILT_IN_DRAFTERS
+from betoken.draft_worker.settings import BUILT_IN_DRAFTERS
 
 CELLS = all_cells()
 

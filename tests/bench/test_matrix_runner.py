@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from foretoken.bench import identity
-from foretoken.bench.identity_store import IdentityStore
-from foretoken.bench.matrix import Cell, Disturbance
-from foretoken.bench.matrix_runner import MatrixRunner, RunnerConfig
-from foretoken.bench.prompts import Prompt
+from betoken.bench import identity
+from betoken.bench.identity_store import IdentityStore
+from betoken.bench.matrix import Cell, Disturbance
+from betoken.bench.matrix_runner import MatrixRunner, RunnerConfig
+from betoken.bench.prompts import Prompt
 from tests.bench.made_up_runs import STATS
 
 PROMPTS = [Prompt(0, "a"), Prompt(1, "b")]

@@ -7,8 +7,8 @@ from typing import Any, Self
 
 import pytest
 
-from foretoken.bench import drafters, end_to_end, prefix_caching
-from foretoken.bench.end_to_end_options import parse_options
+from betoken.bench import drafters, end_to_end, prefix_caching
+from betoken.bench.end_to_end_options import parse_options
 
 
 class NarrowStack:

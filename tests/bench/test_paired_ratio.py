@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from foretoken.bench.paired_ratio import MIN_PAIRS, PairedRatio, Verdict, best_by_median, estimate
+from betoken.bench.paired_ratio import MIN_PAIRS, PairedRatio, Verdict, best_by_median, estimate
 
 
 def test_equal_ratios_leave_no_doubt() -> None:

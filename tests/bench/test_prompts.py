@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.bench.prompts import OWN_PROMPTS, fingerprint, load_prompts
+from betoken.bench.prompts import OWN_PROMPTS, fingerprint, load_prompts
 
 
 def write(path: Path, *records: object) -> Path:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.bench.record_file import RecordFile, check_manifest, replace_file
+from betoken.bench.record_file import RecordFile, check_manifest, replace_file
 
 
 @pytest.fixture

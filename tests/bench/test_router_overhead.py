@@ -6,10 +6,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from foretoken.bench import router_overhead
-from foretoken.bench.fake_model import FakeModel
-from foretoken.cli.service_process import ServiceFailedError, ServiceProcess
-from foretoken.client import InvalidArgumentError
+from betoken.bench import router_overhead
+from betoken.bench.fake_model import FakeModel
+from betoken.cli.service_process import ServiceFailedError, ServiceProcess
+from betoken.client import InvalidArgumentError
 
 TOKENIZER = str(Path(__file__).parents[2] / "models" / "target")
 OPTIONS = ["--tokenizer", TOKENIZER, "--streams", "2", "--requests", "2", "--max-new-tokens", "8"]
@@ -41,7 +41,7 @@ def test_what_the_services_refuse_is_no_failed_comparison(
 
     monkeypatch.setattr(router_overhead, "run", refused)
     assert router_overhead.main(OPTIONS) == 2
-    assert capsys.readouterr().err == f"python -m foretoken.bench.router_overhead: {error}\n"
+    assert capsys.readouterr().err == f"python -m betoken.bench.router_overhead: {error}\n"
 
 
 async def test_workers_without_a_tokenizer_do_not_start(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

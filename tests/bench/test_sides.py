@@ -2,8 +2,8 @@
 
 import pytest
 
-from foretoken.bench.sides import PLAIN_DECODING, Side, hosted_drafters, parse_side
-from foretoken.client import Speculation
+from betoken.bench.sides import PLAIN_DECODING, Side, hosted_drafters, parse_side
+from betoken.client import Speculation
 
 
 def test_settings_follow_the_drafter() -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from foretoken.bench.speculation_totals import (
+from betoken.bench.speculation_totals import (
     acceptance_per_position,
     acceptance_rate,
     block_efficiency,
@@ -13,8 +13,8 @@ from foretoken.bench.speculation_totals import (
     first_drafting_ms,
     round_times,
 )
-from foretoken.client import SpeculationStats
-from foretoken.v1 import generation_pb2 as pb
+from betoken.client import SpeculationStats
+from betoken.v1 import generation_pb2 as pb
 
 NONE = SpeculationStats.from_proto(pb.SpeculationStats())
 SHORT = replace(

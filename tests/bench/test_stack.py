@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.bench.stack import Stack
-from foretoken.cli import local_services
-from foretoken.cli.local_services import LocalServicesConfig
+from betoken.bench.stack import Stack
+from betoken.cli import local_services
+from betoken.cli.local_services import LocalServicesConfig
 
 
 def until_begun(stack: Stack) -> None:

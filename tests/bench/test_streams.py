@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from foretoken.bench.disturber import STRIKE_SHARES, Disturber
-from foretoken.bench.streams import run_bounded
+from betoken.bench.disturber import STRIKE_SHARES, Disturber
+from betoken.bench.streams import run_bounded
 
 
 async def test_results_keep_their_order_and_the_bound_holds() -> None:

@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from foretoken.bench import widen as widen_module
-from foretoken.bench.widen import main, widen
-from foretoken.cli.local_services import embedded_models
+from betoken.bench import widen as widen_module
+from betoken.bench.widen import main, widen
+from betoken.cli.local_services import embedded_models
 from tests.engine.tiny import CONFIGS, save_tiny
 
 SHAPE: dict[str, Any] = {

@@ -13,10 +13,10 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 
-from foretoken.cli import local_services
-from foretoken.rpc.errors import ForetokenError, to_status
-from foretoken.v1 import generation_pb2 as pb
-from foretoken.v1 import generation_pb2_grpc, types_pb2
+from betoken.cli import local_services
+from betoken.rpc.errors import BetokenError, to_status
+from betoken.v1 import generation_pb2 as pb
+from betoken.v1 import generation_pb2_grpc, types_pb2
 
 
 class Hang:
@@ -27,7 +27,7 @@ class EndEarly:
     """A script step: end the stream as if all was well."""
 
 
-Step = Message | ForetokenError | grpc.StatusCode | Hang | EndEarly
+Step = Message | BetokenError | grpc.StatusCode | Hang | EndEarly
 
 
 def start(seed: int = 7, prompt_ids: Sequence[int] = (1, 2, 3), **fields: object) -> pb.GenerateResponse:
@@ -100,7 +100,7 @@ class FakeRouter(generation_pb2_grpc.GenerationServiceServicer):
         return self._scripts.popleft()
 
     def _fail(self, step: Step, context: grpc.ServicerContext) -> Message:
-        if isinstance(step, ForetokenError):
+        if isinstance(step, BetokenError):
             code, details, metadata = to_status(step)
             context.set_trailing_metadata(metadata)
             context.abort(code, details)

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
-from foretoken.v1 import generation_pb2 as pb
-from foretoken.v1 import generation_pb2_grpc
+from betoken.v1 import generation_pb2 as pb
+from betoken.v1 import generation_pb2_grpc
 
 parser = argparse.ArgumentParser()
 NAMES = (

@@ -1,4 +1,4 @@
-"""The `foretoken` command against a scripted router, and `up` with tiny services."""
+"""The `betoken` command against a scripted router, and `up` with tiny services."""
 
 import errno
 import importlib.util
@@ -23,16 +23,16 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from foretoken.cli import provenance, report, services
-from foretoken.cli.generate import _prompt
-from foretoken.cli.info import _console, _worker_table
-from foretoken.cli.main import app
-from foretoken.cli.up import _port
-from foretoken.client import Completion, InvalidArgumentError, Piece, WorkerStatus
-from foretoken.client.channel import DEFAULT_ADDRESS
-from foretoken.router.settings import RouterSettings
-from foretoken.v1 import generation_pb2 as pb
-from foretoken.v1 import types_pb2
+from betoken.cli import provenance, report, services
+from betoken.cli.generate import _prompt
+from betoken.cli.info import _console, _worker_table
+from betoken.cli.main import app
+from betoken.cli.up import _port
+from betoken.client import Completion, InvalidArgumentError, Piece, WorkerStatus
+from betoken.client.channel import DEFAULT_ADDRESS
+from betoken.router.settings import RouterSettings
+from betoken.v1 import generation_pb2 as pb
+from betoken.v1 import types_pb2
 from tests.client.command import start
 
 ROOT = Path(__file__).parents[2]
@@ -90,14 +90,14 @@ def test_standard_input_that_cannot_be_read_is_told(monkeypatch: pytest.MonkeyPa
 def test_bytes_that_are_no_text_are_refused_in_every_locale() -> None:
     for locale in ("C", "C.UTF-8"):
         environment = os.environ | {"LC_ALL": locale}
-        command = [sys.executable, "-m", "foretoken.cli", "generate", "--address", "127.0.0.1:1"]
+        command = [sys.executable, "-m", "betoken.cli", "generate", "--address", "127.0.0.1:1"]
         done = subprocess.run(command, input=b"caf\xe9", capture_output=True, env=environment, timeout=60)
         assert done.returncode == 2 and b"standard input is not text" in done.stderr
 
 
 def test_what_a_locale_cannot_write_is_escaped(router, script) -> None:
     router.will(script.start(), script.tokens("caf\xe9", 5), script.finish(1))
-    command = [sys.executable, "-m", "foretoken.cli", "generate", "hi", "--address", router.address]
+    command = [sys.executable, "-m", "betoken.cli", "generate", "hi", "--address", router.address]
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     done = subprocess.run(command, capture_output=True, env=environment, timeout=60)
     assert (done.returncode, done.stdout) == (0, b"caf\\xe9\n")
@@ -113,11 +113,11 @@ def test_output_that_cannot_be_written_is_a_failure_told_once(router, script, co
         os.close(read_end)
     else:
         output = os.open("/dev/full", os.O_WRONLY)
-    arguments = [sys.executable, "-m", "foretoken.cli", *command.split(), "--address", router.address]
+    arguments = [sys.executable, "-m", "betoken.cli", *command.split(), "--address", router.address]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     done = subprocess.run(arguments, stdout=output, stderr=subprocess.PIPE, env=environment, timeout=60)
     os.close(output)
-    told = b"" if is_pipe else b"foretoken: [Errno 28] No space left on device\n"
+    told = b"" if is_pipe else b"betoken: [Errno 28] No space left on device\n"
     assert (done.returncode, done.stderr) == (1, told)
 
 
@@ -195,7 +195,7 @@ def test_what_the_router_refuses_is_told_in_one_line(router) -> None:
     router.will(InvalidArgumentError("sampling.temperature", -1.0, "must be 0 or more"))
     result = run("generate", "hi", "--temperature", "-1", "--address", router.address)
     assert result.exit_code == 1 and result.stdout == ""
-    assert result.stderr.startswith("foretoken: INVALID_ARGUMENT: sampling.temperature = -1.0: must be 0 or more")
+    assert result.stderr.startswith("betoken: INVALID_ARGUMENT: sampling.temperature = -1.0: must be 0 or more")
 
 
 def test_what_the_router_refuses_is_json_for_machines(router) -> None:
@@ -241,7 +241,7 @@ def test_numbers_stay_whole_in_a_narrow_terminal(width: int, monkeypatch: pytest
     workers = [
         WorkerStatus.from_proto(
             pb.WorkerInfo(
-                address=f"unix:/srv/foretoken-abcdefgh/{role}.sock",
+                address=f"unix:/srv/betoken-abcdefgh/{role}.sock",
                 state="ready",
                 hello=types_pb2.WorkerHello(
                     role=role,
@@ -267,7 +267,7 @@ def test_numbers_stay_whole_in_a_narrow_terminal(width: int, monkeypatch: pytest
 
 def test_a_router_that_is_not_there_is_told() -> None:
     result = run("info", "--address", "127.0.0.1:1", "--timeout-s", "1")
-    assert result.exit_code == 1 and result.stderr.startswith("foretoken: ")
+    assert result.exit_code == 1 and result.stderr.startswith("betoken: ")
 
 
 def test_tokens_are_coloured_and_control_characters_shown(script) -> None:
@@ -325,13 +325,13 @@ def test_the_table_says_what_a_mode_does_not_promise(mode: int, note: str | None
 def test_services_are_replaced_by_their_module(monkeypatch: pytest.MonkeyPatch) -> None:
     executed: list[tuple[str, list[str], dict[str, str]]] = []
     monkeypatch.setattr(os, "execve", lambda *everything: executed.append(everything))
-    services.become("foretoken.router", ["--help"], extra="router", needs=())
+    services.become("betoken.router", ["--help"], extra="router", needs=())
     program, arguments, environment = executed[0]
-    assert program == sys.executable and arguments[1:] == ["-m", "foretoken.router", "--help"]
+    assert program == sys.executable and arguments[1:] == ["-m", "betoken.router", "--help"]
     assert environment["OMP_WAIT_POLICY"] == "PASSIVE"
     assert environment["GRPC_EXPERIMENTS"] == "-event_engine_client,-event_engine_listener"
     with pytest.raises(typer.Exit):
-        services.become("foretoken.router", [], extra="router", needs=("no_such_package",))
+        services.become("betoken.router", [], extra="router", needs=("no_such_package",))
 
 
 def test_a_service_asks_for_nothing_that_its_extra_does_not_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,27 +354,27 @@ def test_every_argument_is_passed_through(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(services, "become", lambda module, arguments, **_: became.append([module, *arguments]))
     for command, module in (("router", "router"), ("draft-worker", "draft_worker"), ("verify-worker", "verify_worker")):
         assert run(command, "--model", "x", "--help", "y").exit_code == 0
-        assert became.pop() == [f"foretoken.{module}", "--model", "x", "--help", "y"]
+        assert became.pop() == [f"betoken.{module}", "--model", "x", "--help", "y"]
 
 
 def test_a_router_without_tls_is_told_in_one_line(router) -> None:
-    command = [sys.executable, "-m", "foretoken.cli", "info", "--tls", "--address", router.address, "--timeout-s", "2"]
+    command = [sys.executable, "-m", "betoken.cli", "info", "--tls", "--address", router.address, "--timeout-s", "2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     (line,) = done.stderr.splitlines()
-    assert done.returncode == 1 and line.startswith("foretoken: ")
+    assert done.returncode == 1 and line.startswith("betoken: ")
 
 
 def test_a_command_without_its_extra_says_so_in_one_line() -> None:
     code = "import sys\nsys.modules['typer'] = None\nsys.argv[1:] = ['router', '--help']\n"
-    code += "from foretoken.cli.__main__ import main\nraise SystemExit(main())"
+    code += "from betoken.cli.__main__ import main\nraise SystemExit(main())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (1, "foretoken: the command needs typer: pip install 'foretoken[cli]'\n")
+    assert (done.returncode, done.stderr) == (1, "betoken: the command needs typer: pip install 'betoken[cli]'\n")
 
 
 def test_an_interrupt_during_imports_is_quiet(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
     code = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    code += "from foretoken.cli.__main__ import main\nraise SystemExit(main())"
+    code += "from betoken.cli.__main__ import main\nraise SystemExit(main())"
     roots = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
     environment = os.environ | {"PYTHONPATH": roots}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, timeout=60)
@@ -466,7 +466,7 @@ def test_up_names_a_missing_extra_before_it_starts_anything(monkeypatch: pytest.
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else find_spec(name))
     result = run("up", "--target", "t", "--port", "0")
     assert result.exit_code == 1
-    assert result.stderr == "foretoken: up needs torch: pip install 'foretoken[router,worker]'\n"
+    assert result.stderr == "betoken: up needs torch: pip install 'betoken[router,worker]'\n"
 
 
 @pytest.mark.parametrize("option", ["--verify-options", "--draft-options", "--router-options"])
@@ -478,7 +478,7 @@ def test_up_refuses_options_with_an_open_quote(option: str) -> None:
 def test_up_tells_of_a_folder_it_cannot_use(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     result = run("up", "--target", "t", "--port", "0", "--log-directory", str(tmp_path / "taken"))
-    assert result.exit_code == 1 and result.stderr.startswith("foretoken: ") and "taken" in result.stderr
+    assert result.exit_code == 1 and result.stderr.startswith("betoken: ") and "taken" in result.stderr
 
 
 def test_up_finds_a_taken_port_before_it_loads_models(router) -> None:
@@ -558,7 +558,7 @@ def test_a_terminal_gets_colours_and_an_interrupt_cancels(router, script) -> Non
 @pytest.mark.parametrize("closed", ["2>&-", "<&-", ">&-"])
 def test_a_closed_stream_is_no_failure(router, script, closed: str) -> None:
     router.will(script.start(), script.tokens("abc", 5), script.finish(1))
-    command = f'exec "$0" -m foretoken.cli generate x --address {router.address} {closed}'
+    command = f'exec "$0" -m betoken.cli generate x --address {router.address} {closed}'
     result = subprocess.run(["sh", "-c", command, sys.executable], capture_output=True, text=True, timeout=60)
     assert (result.returncode, "Traceback" in result.stderr) == (0, False), result.stderr
     assert closed == ">&-" or result.stdout.startswith("abc")

@@ -16,13 +16,13 @@ from typing import Any
 import grpc
 import pytest
 
-from foretoken.client import (
+from betoken.client import (
     AsyncClient,
+    BetokenError,
     Client,
     DeadlineExceededError,
     DraftSource,
     FinishReason,
-    ForetokenError,
     InternalError,
     InvalidArgumentError,
     RequestCancelledError,
@@ -31,10 +31,10 @@ from foretoken.client import (
     TokenOrigin,
     UnavailableError,
 )
-from foretoken.client.channel import channel_options
-from foretoken.rpc.errors import NotFoundError
-from foretoken.v1 import generation_pb2 as pb
-from foretoken.v1 import types_pb2
+from betoken.client.channel import channel_options
+from betoken.rpc.errors import NotFoundError
+from betoken.v1 import generation_pb2 as pb
+from betoken.v1 import types_pb2
 
 PATIENT = RetryPolicy(initial_backoff_s=120.0, max_backoff_s=120.0)
 FAST = RetryPolicy(initial_backoff_s=0.001, max_backoff_s=0.002)
@@ -676,7 +676,7 @@ def test_an_answer_is_iterated_once(router, script) -> None:
 def test_an_interpreter_exits_with_a_client_and_a_stream_open(router, script) -> None:
     router.will(script.start(), script.tokens("a", 5), script.Hang())
     code = (
-        "from foretoken.client import Client\n"
+        "from betoken.client import Client\n"
         f"client = Client({router.address!r})\n"
         "pieces = iter(client.generate('hi'))\n"
         "print(next(pieces))\n"
@@ -695,7 +695,7 @@ def test_a_process_forked_off_beside_a_stream_takes_its_own_connection(router, s
         router.will(script.start(), script.tokens("b", 5), script.finish(1))
     code = (
         "import os, signal\n"
-        "from foretoken.client import Client\n"
+        "from betoken.client import Client\n"
         f"client = Client({router.address!r}, timeout_s=60.0)\n"
         "pieces = iter(client.generate('hi'))\n"
         "print(next(pieces), flush=True)\n"
@@ -710,5 +710,5 @@ def test_a_process_forked_off_beside_a_stream_takes_its_own_connection(router, s
     assert (done.returncode, done.stdout) == (0, f"a\n{printed}"), done.stderr
 
 
-def test_every_error_is_a_foretoken_error() -> None:
-    assert issubclass(InvalidArgumentError, ForetokenError)
+def test_every_error_is_a_betoken_error() -> None:
+    assert issubclass(InvalidArgumentError, BetokenError)

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.cli import local_services
-from foretoken.cli.local_services import LocalServices, LocalServicesConfig
-from foretoken.cli.service_process import Progress, ServiceFailedError, ServiceProcess
-from foretoken.client import Client, UnavailableError
-from foretoken.router.settings import RouterSettings
+from betoken.cli import local_services
+from betoken.cli.local_services import LocalServices, LocalServicesConfig
+from betoken.cli.service_process import Progress, ServiceFailedError, ServiceProcess
+from betoken.client import Client, UnavailableError
+from betoken.router.settings import RouterSettings
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_three_services_are_connected_and_stop(services: LocalServices) -> None:
 
 
 def test_a_model_named_for_workers_in_the_environment_is_not_the_router_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORETOKEN_MODEL", "models/target")
+    monkeypatch.setenv("BETOKEN_MODEL", "models/target")
     services = LocalServices(LocalServicesConfig("models/target"))
     arguments = services._router_arguments([], [])
     assert RouterSettings.parse([*arguments, "--verify", "a:1"]).model == ""
@@ -67,7 +67,7 @@ def test_a_model_named_for_workers_in_the_environment_is_not_the_router_s(monkey
 
 
 def test_drafters_named_in_the_environment_are_not_these_services(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORETOKEN_DRAFT", "elsewhere:50053")
+    monkeypatch.setenv("BETOKEN_DRAFT", "elsewhere:50053")
     arguments = LocalServices(LocalServicesConfig("models/target", drafters=()))._router_arguments([], [])
     assert RouterSettings.parse([*arguments, "--verify", "a:1"]).draft == ()
 
@@ -271,7 +271,7 @@ def test_a_straggler_is_killed(fake_modules: Path) -> None:
 def test_services_end_when_whoever_started_them_is_killed(fake_modules: Path) -> None:
     code = f"""
 import pathlib, time
-from foretoken.cli.service_process import ServiceProcess
+from betoken.cli.service_process import ServiceProcess
 service = ServiceProcess("one", "fake_service", [], directory=pathlib.Path({str(fake_modules)!r}))
 service.start()
 while not service.is_ready(): time.sleep(0.02)

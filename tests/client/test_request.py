@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foretoken.client import InvalidArgumentError, Sampling, Speculation, VerificationMode
-from foretoken.client.config import SamplingOptions, SpeculationOptions
-from foretoken.client.request import generate_request, tokenize_request
-from foretoken.v1 import types_pb2
+from betoken.client import InvalidArgumentError, Sampling, Speculation, VerificationMode
+from betoken.client.config import SamplingOptions, SpeculationOptions
+from betoken.client.request import generate_request, tokenize_request
+from betoken.v1 import types_pb2
 
 
 @pytest.mark.parametrize("config, options", [(Sampling, SamplingOptions), (Speculation, SpeculationOptions)])
@@ -126,7 +126,7 @@ def test_what_callers_write_passes_a_strict_type_checker(tmp_path: Path) -> None
     file.write_text(
         "from contextlib import aclosing, closing\n"
         "from typing import Unpack\n"
-        "from foretoken.client import AsyncClient, Client, GenerateOptions, Prompt\n"
+        "from betoken.client import AsyncClient, Client, GenerateOptions, Prompt\n"
         "def ask(prompt: Prompt, **options: Unpack[GenerateOptions]) -> str:\n"
         "    return Client().complete(prompt, **options).text\n"
         "ask('hi', temperature=0, tenant='me', timeout_s=1.5)\n"

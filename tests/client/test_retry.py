@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foretoken.client import (
+from betoken.client import (
     DeadlineExceededError,
     InternalError,
     InvalidArgumentError,
@@ -16,7 +16,7 @@ from foretoken.client import (
     RetryPolicy,
     UnavailableError,
 )
-from foretoken.client.retry import Retries
+from betoken.client.retry import Retries
 
 
 def highest(low: float, high: float) -> float:

@@ -12,8 +12,8 @@ import grpc
 import pytest
 from typer.testing import CliRunner
 
-from foretoken.cli.main import app
-from foretoken.client import (
+from betoken.cli.main import app
+from betoken.client import (
     AsyncClient,
     Client,
     ClientTls,
@@ -22,9 +22,9 @@ from foretoken.client import (
     RetryPolicy,
     UnavailableError,
 )
-from foretoken.rpc.tls import ServerTls
-from foretoken.v1 import generation_pb2 as pb
-from foretoken.v1 import generation_pb2_grpc
+from betoken.rpc.tls import ServerTls
+from betoken.v1 import generation_pb2 as pb
+from betoken.v1 import generation_pb2_grpc
 from tests.certificates import make_certificate
 from tests.client.command import start
 
@@ -176,7 +176,7 @@ def test_up_refuses_a_router_it_could_not_reach(options: tuple[str, ...], told: 
     assert result.exit_code == 2 and told in result.stderr
 
 
-@pytest.mark.parametrize("name", ["FORETOKEN_TLS_CERT_FILE", "FORETOKEN_WORKER_TLS_CA_FILE"])
+@pytest.mark.parametrize("name", ["BETOKEN_TLS_CERT_FILE", "BETOKEN_WORKER_TLS_CA_FILE"])
 def test_up_refuses_tls_between_its_services(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "c")
     result = CliRunner().invoke(app, ["up", "--target", "t", "--port", "0"])

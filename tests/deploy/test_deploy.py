@@ -12,21 +12,21 @@ from pathlib import Path
 import pytest
 import yaml
 
-from foretoken.cli import service_process
-from foretoken.client import Client
-from foretoken.draft_worker.settings import DraftWorkerSettings
-from foretoken.engine import model_thread
-from foretoken.router.settings import RouterSettings
-from foretoken.rpc import names, server, telemetry
-from foretoken.v1 import generation_pb2
-from foretoken.verify_worker.settings import VerifyWorkerSettings
+from betoken.cli import service_process
+from betoken.client import Client
+from betoken.draft_worker.settings import DraftWorkerSettings
+from betoken.engine import model_thread
+from betoken.router.settings import RouterSettings
+from betoken.rpc import names, server, telemetry
+from betoken.v1 import generation_pb2
+from betoken.verify_worker.settings import VerifyWorkerSettings
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 SETTINGS = {
-    "foretoken.router": RouterSettings,
-    "foretoken.verify_worker": VerifyWorkerSettings,
-    "foretoken.draft_worker": DraftWorkerSettings,
+    "betoken.router": RouterSettings,
+    "betoken.verify_worker": VerifyWorkerSettings,
+    "betoken.draft_worker": DraftWorkerSettings,
 }
 CUDA_TRITON = {"2.13.0": "3.7.1"}
 """Release of torch -> the one Triton that its CUDA build on PyPI asks for; its CPU build asks for none."""
@@ -64,7 +64,7 @@ def module_and_environment(service):
 
 def compose(*overrides):
     """Service name -> (module, environment) of ours."""
-    ours = {name: service for name, service in stack(*overrides).items() if service["image"].startswith("foretoken-")}
+    ours = {name: service for name, service in stack(*overrides).items() if service["image"].startswith("betoken-")}
     return {name: module_and_environment(service) for name, service in ours.items()}
 
 
@@ -94,11 +94,11 @@ def examples():
 
 def parse(module, environment, monkeypatch):
     """The service's settings; every variable must be one of its options."""
-    for name in [name for name in os.environ if name.startswith("FORETOKEN_")]:
+    for name in [name for name in os.environ if name.startswith("BETOKEN_")]:
         monkeypatch.delenv(name)
     settings = SETTINGS[module]
     for name, value in environment.items():
-        assert name.removeprefix("FORETOKEN_").lower() in settings.model_fields, name
+        assert name.removeprefix("BETOKEN_").lower() in settings.model_fields, name
         monkeypatch.setenv(name, value)
     return settings.parse([])
 
@@ -106,7 +106,7 @@ def parse(module, environment, monkeypatch):
 def test_the_image_sets_what_the_command_sets():
     environment = image_environment()
     assert environment.items() >= service_process._SERVICE_DEFAULTS.items()
-    assert Path(environment["FORETOKEN_READY_FILE"]).parent == Path("/tmp")  # the compose files' tmpfs
+    assert Path(environment["BETOKEN_READY_FILE"]).parent == Path("/tmp")  # the compose files' tmpfs
 
 
 def test_the_build_context_holds_what_the_wheel_is_made_of():
@@ -130,11 +130,11 @@ def test_compose_names_options_and_addresses_that_exist(overrides, monkeypatch):
     assert sorted(services) == ["draft", "router", "verify"]
     ports = {}
     for name, (module, environment) in services.items():
-        image = image_environment("router" if module == "foretoken.router" else "worker")
-        common = {key: value for key, value in image.items() if key.startswith("FORETOKEN_")}
+        image = image_environment("router" if module == "betoken.router" else "worker")
+        common = {key: value for key, value in image.items() if key.startswith("BETOKEN_")}
         settings = parse(module, common | environment, monkeypatch)
         ports[name] = settings.port
-        if module == "foretoken.router":
+        if module == "betoken.router":
             router = settings
     assert router.verify == (f"verify:{ports['verify']}",)
     assert router.draft == (f"draft:{ports['draft']}",)
@@ -188,7 +188,7 @@ def test_pods_are_probed_at_start_and_later():
 @pytest.mark.parametrize("overrides", OVERRIDES, ids=lambda files: "+".join(files) or "alone")
 def test_an_image_is_built_by_one_service(overrides):
     """Two builds of one name at once fail in containerd's image store: "already exists"."""
-    services = [service for service in stack(*overrides).values() if service["image"].startswith("foretoken-")]
+    services = [service for service in stack(*overrides).values() if service["image"].startswith("betoken-")]
     built = [service["image"] for service in services if "target" in service.get("build", ())]
     assert sorted(built) == sorted({service["image"] for service in services})
     assert all(service["pull_policy"] == "never" for service in services if "build" not in service)
@@ -227,9 +227,9 @@ def test_a_router_that_is_gone_is_soon_counted_no_more():
 
 def test_what_services_write_lies_where_they_may():
     environment = image_environment("worker")
-    for name in ("HF_HOME", "FORETOKEN_CACHE_DIR"):  # kept, for the next container too
+    for name in ("HF_HOME", "BETOKEN_CACHE_DIR"):  # kept, for the next container too
         assert Path(environment[name]).is_relative_to("/cache"), name
-    for service in [service for service in stack().values() if service["image"].startswith("foretoken-")]:
+    for service in [service for service in stack().values() if service["image"].startswith("betoken-")]:
         assert service["read_only"] and service["tmpfs"] == ["/tmp"]
         assert any(volume.endswith("cache:/cache") for volume in service["volumes"])
     for _, _, pod in workloads():
@@ -291,7 +291,7 @@ def test_an_overlay_names_the_images_that_are_built():
 
 def test_services_are_given_the_time_they_take_to_stop(monkeypatch):
     beyond_drain_s = server._STOP_GRACE_S + model_thread._STOP_TIMEOUT_S + telemetry.SHUTDOWN_TIMEOUT_S
-    for service in [service for service in stack().values() if service["image"].startswith("foretoken-")]:
+    for service in [service for service in stack().values() if service["image"].startswith("betoken-")]:
         settings = parse(*module_and_environment(service), monkeypatch)
         assert float(service["stop_grace_period"].removesuffix("s")) > settings.drain_grace_s + beyond_drain_s
     for (_, _, pod), (_, module, environment, _) in zip(workloads(), pods(), strict=True):
@@ -304,7 +304,7 @@ def test_the_dashboard_shows_metrics_that_exist():
     labels = {"_".join(value.split(".")) for key, value in vars(names).items() if isinstance(value, str)}
     text = (DEPLOY / "telemetry" / "dashboard.json").read_text()
     expressions = [target["expr"] for panel in json.loads(text)["panels"] for target in panel["targets"]]
-    shown = set(re.findall(r"(?:foretoken|gen_ai)_\w+(?=\[|\))", " ".join(expressions)))
+    shown = set(re.findall(r"(?:betoken|gen_ai)_\w+(?=\[|\))", " ".join(expressions)))
     plain = {re.sub(r"(_total|_seconds_bucket)$", "", name) for name in shown}
     metrics = plain - labels | plain & exported
     assert metrics == exported
@@ -321,8 +321,8 @@ def test_the_services_that_compose_describes_answer(tmp_path):
         for names in (("verify", "draft"), ("router",)):  # each takes a free port, which the router has to be told
             for name in names:
                 module, environment = services[name]
-                environment = image_environment() | environment | {"FORETOKEN_PORT": "0"}
-                environment["FORETOKEN_READY_FILE"] = str(tmp_path / name)
+                environment = image_environment() | environment | {"BETOKEN_PORT": "0"}
+                environment["BETOKEN_READY_FILE"] = str(tmp_path / name)
                 del environment["HF_HOME"]
                 for key, value in environment.items():
                     value = value.replace("/models/", f"{ROOT}/models/")

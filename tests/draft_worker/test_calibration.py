@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from foretoken.draft_worker.calibration import Calibration
+from betoken.draft_worker.calibration import Calibration
 
 
 @pytest.mark.parametrize(("claimed", "true"), [(0.9, 0.5), (0.5, 0.9), (0.7, 0.7)])

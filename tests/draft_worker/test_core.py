@@ -8,24 +8,24 @@ from unittest.mock import Mock
 import pytest
 from opentelemetry.trace import INVALID_SPAN
 
-from foretoken.draft_worker import model_drafter, shared_pages
-from foretoken.draft_worker.core import DraftCore
-from foretoken.draft_worker.drafter import Drafted, DraftSequence, DraftTerms
-from foretoken.draft_worker.model_drafter import ModelDrafter
-from foretoken.draft_worker.ngram_drafter import NgramDrafter
-from foretoken.draft_worker.shared_pages import SharedPages
-from foretoken.engine.sampling import SamplingParams
-from foretoken.engine.sparse_probs import SparseProbs
-from foretoken.rpc.errors import (
+from betoken.draft_worker import model_drafter, shared_pages
+from betoken.draft_worker.core import DraftCore
+from betoken.draft_worker.drafter import Drafted, DraftSequence, DraftTerms
+from betoken.draft_worker.model_drafter import ModelDrafter
+from betoken.draft_worker.ngram_drafter import NgramDrafter
+from betoken.draft_worker.shared_pages import SharedPages
+from betoken.engine.sampling import SamplingParams
+from betoken.engine.sparse_probs import SparseProbs
+from betoken.rpc.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
     ResourceExhaustedError,
 )
-from foretoken.rpc.fast_wake import FastWake
-from foretoken.rpc.link import worker_entries
-from foretoken.rpc.names import ERROR_TYPE
+from betoken.rpc.fast_wake import FastWake
+from betoken.rpc.link import worker_entries
+from betoken.rpc.names import ERROR_TYPE
 
 
 class RecordingSink:

@@ -4,15 +4,15 @@ import random
 
 import pytest
 
-from foretoken.draft_worker.drafter import Drafted, DraftTerms
-from foretoken.draft_worker.fused_drafter import FusedDrafter
-from foretoken.draft_worker.immediate_drafter import ImmediateDrafter
-from foretoken.draft_worker.model_drafter import ModelDrafter
-from foretoken.draft_worker.ngram_drafter import NgramDrafter, NgramSettings
-from foretoken.draft_worker.shadow_draft import ShadowDraft
-from foretoken.draft_worker.staged_drafter import StagedDrafter
-from foretoken.rpc.errors import InvalidArgumentError
-from foretoken.v1.types_pb2 import DRAFT_SOURCE_MODEL, DRAFT_SOURCE_NGRAM
+from betoken.draft_worker.drafter import Drafted, DraftTerms
+from betoken.draft_worker.fused_drafter import FusedDrafter
+from betoken.draft_worker.immediate_drafter import ImmediateDrafter
+from betoken.draft_worker.model_drafter import ModelDrafter
+from betoken.draft_worker.ngram_drafter import NgramDrafter, NgramSettings
+from betoken.draft_worker.shadow_draft import ShadowDraft
+from betoken.draft_worker.staged_drafter import StagedDrafter
+from betoken.rpc.errors import InvalidArgumentError
+from betoken.v1.types_pb2 import DRAFT_SOURCE_MODEL, DRAFT_SOURCE_NGRAM
 from tests.draft_worker.test_core import Bench
 
 

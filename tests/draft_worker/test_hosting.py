@@ -9,17 +9,17 @@ from types import ModuleType
 import pytest
 from pydantic import ValidationError
 
-from foretoken.draft_worker.core import DraftCore
-from foretoken.draft_worker.drafter import DraftSequence
-from foretoken.draft_worker.handler import DraftResults
-from foretoken.draft_worker.hosting import load_drafters
-from foretoken.draft_worker.service import _load
-from foretoken.draft_worker.settings import DraftWorkerSettings
-from foretoken.engine import checkpoint
-from foretoken.engine.sampling import SamplingParams
-from foretoken.rpc.errors import FailedPreconditionError
-from foretoken.v1.types_pb2 import DRAFT_SOURCE_EARLY_EXIT, DRAFT_SOURCE_MODEL, WorkerHello
-from foretoken.verify_worker.settings import VerifyWorkerSettings
+from betoken.draft_worker.core import DraftCore
+from betoken.draft_worker.drafter import DraftSequence
+from betoken.draft_worker.handler import DraftResults
+from betoken.draft_worker.hosting import load_drafters
+from betoken.draft_worker.service import _load
+from betoken.draft_worker.settings import DraftWorkerSettings
+from betoken.engine import checkpoint
+from betoken.engine.sampling import SamplingParams
+from betoken.rpc.errors import FailedPreconditionError
+from betoken.v1.types_pb2 import DRAFT_SOURCE_EARLY_EXIT, DRAFT_SOURCE_MODEL, WorkerHello
+from betoken.verify_worker.settings import VerifyWorkerSettings
 from tests.draft_worker.test_core import RecordingSink
 from tests.engine.tiny import save_tiny
 from tests.router.harness import byte_tokenizer_json
@@ -177,19 +177,19 @@ def test_a_draft_worker_refuses_the_verify_workers_share_of_memory(capsys):
 
 def test_a_model_without_torch_is_refused_by_what_to_install(tiny):
     code = "import sys\nsys.modules['torch'] = None\n"
-    code += "from foretoken.draft_worker.__main__ import main\nsys.exit(main())"
+    code += "from betoken.draft_worker.__main__ import main\nsys.exit(main())"
     command = [sys.executable, "-c", code, "--drafters", "model", "--model", str(tiny), "--port", "0"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
-    assert done.stderr.endswith("a drafter with a model needs torch: pip install 'foretoken[worker]'\n")
+    assert done.stderr.endswith("a drafter with a model needs torch: pip install 'betoken[worker]'\n")
 
 
 def test_a_package_that_is_there_and_broken_is_told_with_its_cause(tiny, tmp_path, monkeypatch):
     def fail(name):  # as transformers does where a package that it takes cannot be imported; without a name
         raise ModuleNotFoundError("Could not import module 'X'") from ImportError("scipy is too old")
 
-    name = "foretoken.draft_worker.model_hosting"
+    name = "betoken.draft_worker.model_hosting"
     monkeypatch.setitem(sys.modules, name, ModuleType(name))
     sys.modules[name].__getattr__ = fail
     with pytest.raises(ModuleNotFoundError, match="Could not import module 'X'") as raised:

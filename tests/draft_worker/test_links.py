@@ -8,24 +8,24 @@ import grpc
 import numpy
 import pytest
 
-from foretoken.draft_worker import service
-from foretoken.draft_worker.core import DraftAnswer, DraftCore
-from foretoken.draft_worker.drafter import Drafted, DraftSequence
-from foretoken.draft_worker.drafter_settings import check_names
-from foretoken.draft_worker.handler import DraftLinkHandler, DraftResults
-from foretoken.draft_worker.lookahead.settings import LookaheadSettings
-from foretoken.draft_worker.model_drafter import ModelDrafter
-from foretoken.draft_worker.ngram_drafter import NgramDrafter
-from foretoken.draft_worker.settings import DraftWorkerSettings
-from foretoken.engine.model_thread import ModelThread
-from foretoken.engine.sampling import SamplingParams as EngineSampling
-from foretoken.rpc.errors import InvalidArgumentError, from_link_error, to_link_error
-from foretoken.rpc.link import LinkServicer
-from foretoken.rpc.link.worker_entries import WorkerLoad
-from foretoken.rpc.validation import validate_distribution
-from foretoken.v1 import draft_pb2_grpc
-from foretoken.v1.draft_pb2 import Commit, DraftLinkRequest, DraftLinkResponse, DraftRequest
-from foretoken.v1.types_pb2 import (
+from betoken.draft_worker import service
+from betoken.draft_worker.core import DraftAnswer, DraftCore
+from betoken.draft_worker.drafter import Drafted, DraftSequence
+from betoken.draft_worker.drafter_settings import check_names
+from betoken.draft_worker.handler import DraftLinkHandler, DraftResults
+from betoken.draft_worker.lookahead.settings import LookaheadSettings
+from betoken.draft_worker.model_drafter import ModelDrafter
+from betoken.draft_worker.ngram_drafter import NgramDrafter
+from betoken.draft_worker.settings import DraftWorkerSettings
+from betoken.engine.model_thread import ModelThread
+from betoken.engine.sampling import SamplingParams as EngineSampling
+from betoken.rpc.errors import InvalidArgumentError, from_link_error, to_link_error
+from betoken.rpc.link import LinkServicer
+from betoken.rpc.link.worker_entries import WorkerLoad
+from betoken.rpc.validation import validate_distribution
+from betoken.v1 import draft_pb2_grpc
+from betoken.v1.draft_pb2 import Commit, DraftLinkRequest, DraftLinkResponse, DraftRequest
+from betoken.v1.types_pb2 import (
     DRAFT_SOURCE_MODEL,
     DRAFT_SOURCE_NGRAM,
     CloseSequence,

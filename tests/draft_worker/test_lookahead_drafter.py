@@ -5,15 +5,15 @@ import time
 
 import pytest
 
-from foretoken.draft_worker.core import DraftCore
-from foretoken.draft_worker.drafter import DraftSequence
-from foretoken.draft_worker.lookahead import drafter
-from foretoken.draft_worker.lookahead.drafter import LookaheadDrafter
-from foretoken.draft_worker.lookahead.settings import LookaheadSettings
-from foretoken.draft_worker.model_drafter import ModelDrafter
-from foretoken.engine.sampling import SamplingParams
-from foretoken.rpc.errors import InvalidArgumentError
-from foretoken.v1.types_pb2 import DRAFT_SOURCE_LOOKAHEAD
+from betoken.draft_worker.core import DraftCore
+from betoken.draft_worker.drafter import DraftSequence
+from betoken.draft_worker.lookahead import drafter
+from betoken.draft_worker.lookahead.drafter import LookaheadDrafter
+from betoken.draft_worker.lookahead.settings import LookaheadSettings
+from betoken.draft_worker.model_drafter import ModelDrafter
+from betoken.engine.sampling import SamplingParams
+from betoken.rpc.errors import InvalidArgumentError
+from betoken.v1.types_pb2 import DRAFT_SOURCE_LOOKAHEAD
 from tests.draft_worker.test_core import Bench
 
 MAX_ROWS = 48

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from foretoken.draft_worker.lookahead.pool import NgramPool, merge_guesses
+from betoken.draft_worker.lookahead.pool import NgramPool, merge_guesses
 
 
 def test_guesses_come_most_recently_used_first():

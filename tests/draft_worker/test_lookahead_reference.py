@@ -12,14 +12,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from foretoken.draft_worker.core import DraftCore
-from foretoken.draft_worker.drafter import DraftSequence
-from foretoken.draft_worker.lookahead.drafter import LookaheadDrafter
-from foretoken.engine.batch import Segment
-from foretoken.engine.config import EngineConfig
-from foretoken.engine.runner import ModelRunner
-from foretoken.engine.sampler import SampleGroup, choose_tokens
-from foretoken.engine.sampling import SamplingParams
+from betoken.draft_worker.core import DraftCore
+from betoken.draft_worker.drafter import DraftSequence
+from betoken.draft_worker.lookahead.drafter import LookaheadDrafter
+from betoken.engine.batch import Segment
+from betoken.engine.config import EngineConfig
+from betoken.engine.runner import ModelRunner
+from betoken.engine.sampler import SampleGroup, choose_tokens
+from betoken.engine.sampling import SamplingParams
 from tests.draft_worker.test_core import RecordingSink
 from tests.engine.tiny import save_tiny
 

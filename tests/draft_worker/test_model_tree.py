@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from foretoken.draft_worker.model_tree import ModelTree
+from betoken.draft_worker.model_tree import ModelTree
 
 
 def say(path, rng_seed, num_ids=6):

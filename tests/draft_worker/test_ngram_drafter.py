@@ -4,12 +4,12 @@ import random
 
 import pytest
 
-from foretoken.draft_worker import ngram_drafter
-from foretoken.draft_worker.calibration import Calibration
-from foretoken.draft_worker.drafter import DraftSequence, DraftTerms
-from foretoken.draft_worker.ngram_drafter import NgramDrafter, NgramLookup, NgramSettings
-from foretoken.engine.sampling import SamplingParams
-from foretoken.rpc.errors import InvalidArgumentError
+from betoken.draft_worker import ngram_drafter
+from betoken.draft_worker.calibration import Calibration
+from betoken.draft_worker.drafter import DraftSequence, DraftTerms
+from betoken.draft_worker.ngram_drafter import NgramDrafter, NgramLookup, NgramSettings
+from betoken.engine.sampling import SamplingParams
+from betoken.rpc.errors import InvalidArgumentError
 from tests.draft_worker.test_core import Bench
 
 

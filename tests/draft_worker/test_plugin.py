@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.draft_worker.core import DraftCore
-from foretoken.draft_worker.drafter import DraftSequence
-from foretoken.draft_worker.hosting import load_drafters
-from foretoken.draft_worker.plugin import is_plugin_path, load_plugin
-from foretoken.draft_worker.settings import DraftWorkerSettings
-from foretoken.engine.sampling import SamplingParams
-from foretoken.rpc.errors import FailedPreconditionError, InvalidArgumentError
+from betoken.draft_worker.core import DraftCore
+from betoken.draft_worker.drafter import DraftSequence
+from betoken.draft_worker.hosting import load_drafters
+from betoken.draft_worker.plugin import is_plugin_path, load_plugin
+from betoken.draft_worker.settings import DraftWorkerSettings
+from betoken.engine.sampling import SamplingParams
+from betoken.rpc.errors import FailedPreconditionError, InvalidArgumentError
 from tests.draft_worker.test_core import RecordingSink
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +44,7 @@ def example() -> str:
 def test_what_a_plugin_imports_is_typed_where_it_is_installed():
     for package in ("draft_worker", "engine", "rpc", "v1"):  # those of the names in `drafter`
         root = "protos" if package == "v1" else package
-        assert (ROOT / root / "foretoken" / package / "py.typed").exists()
+        assert (ROOT / root / "betoken" / package / "py.typed").exists()
 
 
 class Bench:
@@ -82,8 +82,8 @@ def test_the_documented_example_drafts(write_module):
 
 
 RAISING = """
-from foretoken.draft_worker.drafter import Drafted
-from foretoken.draft_worker.immediate_drafter import ImmediateDrafter
+from betoken.draft_worker.drafter import Drafted
+from betoken.draft_worker.immediate_drafter import ImmediateDrafter
 
 class Raising(ImmediateDrafter):
     def propose(self, sequence, num_tokens):
@@ -166,7 +166,7 @@ def test_paths_are_told_from_names():
     ],
 )
 def test_the_worker_does_not_start_with_one(arguments, message):
-    command = [sys.executable, "-m", "foretoken.draft_worker", *arguments]
+    command = [sys.executable, "-m", "betoken.draft_worker", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode != 0
     assert message in done.stderr and "Traceback" not in done.stderr

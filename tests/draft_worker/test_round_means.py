@@ -2,7 +2,7 @@
 
 import pytest
 
-from foretoken.draft_worker.round_means import DecayedMean, RoundMeans
+from betoken.draft_worker.round_means import DecayedMean, RoundMeans
 
 
 def test_a_decayed_mean_weighs_the_past_less():

@@ -4,15 +4,15 @@ import random
 
 import pytest
 
-from foretoken.draft_worker import model_drafter
-from foretoken.draft_worker.core import DraftCore
-from foretoken.draft_worker.model_drafter import ModelDrafter
-from foretoken.draft_worker.ngram_drafter import NgramSettings
-from foretoken.draft_worker.staged_drafter import StagedDrafter
-from foretoken.draft_worker.suffix_automaton import SuffixAutomaton
-from foretoken.engine.sampler import choose_tokens
-from foretoken.rpc.errors import InvalidArgumentError
-from foretoken.v1.types_pb2 import DRAFT_SOURCE_MODEL, DRAFT_SOURCE_NGRAM
+from betoken.draft_worker import model_drafter
+from betoken.draft_worker.core import DraftCore
+from betoken.draft_worker.model_drafter import ModelDrafter
+from betoken.draft_worker.ngram_drafter import NgramSettings
+from betoken.draft_worker.staged_drafter import StagedDrafter
+from betoken.draft_worker.suffix_automaton import SuffixAutomaton
+from betoken.engine.sampler import choose_tokens
+from betoken.rpc.errors import InvalidArgumentError
+from betoken.v1.types_pb2 import DRAFT_SOURCE_MODEL, DRAFT_SOURCE_NGRAM
 from tests.draft_worker.test_core import Bench
 
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from foretoken.draft_worker.suffix_automaton import SuffixAutomaton
+from betoken.draft_worker.suffix_automaton import SuffixAutomaton
 
 
 def occurrences(ids, ngram):

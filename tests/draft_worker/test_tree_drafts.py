@@ -6,17 +6,17 @@ import time
 
 import pytest
 
-from foretoken.draft_worker.core import DraftCore
-from foretoken.draft_worker.drafter import DraftSequence
-from foretoken.draft_worker.model_drafter import ModelDrafter
-from foretoken.draft_worker.model_sequence import ModelSettings
-from foretoken.engine.batch import Segment
-from foretoken.engine.config import EngineConfig
-from foretoken.engine.runner import ModelRunner
-from foretoken.engine.sampler import SampleGroup, perturbed_top
-from foretoken.engine.sampling import SamplingParams
-from foretoken.rpc.errors import InvalidArgumentError
-from foretoken.v1.types_pb2 import DRAFT_SOURCE_EARLY_EXIT
+from betoken.draft_worker.core import DraftCore
+from betoken.draft_worker.drafter import DraftSequence
+from betoken.draft_worker.model_drafter import ModelDrafter
+from betoken.draft_worker.model_sequence import ModelSettings
+from betoken.engine.batch import Segment
+from betoken.engine.config import EngineConfig
+from betoken.engine.runner import ModelRunner
+from betoken.engine.sampler import SampleGroup, perturbed_top
+from betoken.engine.sampling import SamplingParams
+from betoken.rpc.errors import InvalidArgumentError
+from betoken.v1.types_pb2 import DRAFT_SOURCE_EARLY_EXIT
 from tests.draft_worker.test_core import RecordingSink
 from tests.engine.tiny import save_tiny
 

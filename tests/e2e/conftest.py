@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from foretoken.bench.prompts import OWN_PROMPTS, load_prompts
-from foretoken.bench.stack import Stack
-from foretoken.cli.local_services import LocalServicesConfig
+from betoken.bench.prompts import OWN_PROMPTS, load_prompts
+from betoken.bench.stack import Stack
+from betoken.cli.local_services import LocalServicesConfig
 
 sys.path.insert(0, str(Path(__file__).parent))
 from pair import Pair, find_or_make_pair  # noqa: E402

@@ -2,8 +2,8 @@
 
 import random
 
-from foretoken.draft_worker.drafter import Drafted, DraftSequence
-from foretoken.draft_worker.immediate_drafter import ImmediateDrafter
+from betoken.draft_worker.drafter import Drafted, DraftSequence
+from betoken.draft_worker.immediate_drafter import ImmediateDrafter
 
 VOCAB_SIZE = 272
 

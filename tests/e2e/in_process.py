@@ -10,24 +10,24 @@ import grpc
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from foretoken.client import AsyncClient, RetryPolicy
-from foretoken.draft_worker import service as draft_service
-from foretoken.draft_worker.handler import DraftLinkHandler, DraftResults
-from foretoken.draft_worker.settings import DraftWorkerSettings
-from foretoken.engine.model_thread import ModelThread
-from foretoken.router.core import Router
-from foretoken.router.servicer import GenerationServicer
-from foretoken.router.settings import RouterSettings
-from foretoken.router.tokenizer import Tokenizer
-from foretoken.rpc.decoding import TypedDecoding
-from foretoken.rpc.link import LinkServicer
-from foretoken.v1 import draft_pb2_grpc, generation_pb2_grpc, verify_pb2_grpc
-from foretoken.v1.draft_pb2 import DraftLinkResponse
-from foretoken.v1.types_pb2 import WorkerHello
-from foretoken.v1.verify_pb2 import VerifyLinkResponse
-from foretoken.verify_worker import service as verify_service
-from foretoken.verify_worker.handler import VerifyLinkHandler, VerifyResults
-from foretoken.verify_worker.settings import VerifyWorkerSettings
+from betoken.client import AsyncClient, RetryPolicy
+from betoken.draft_worker import service as draft_service
+from betoken.draft_worker.handler import DraftLinkHandler, DraftResults
+from betoken.draft_worker.settings import DraftWorkerSettings
+from betoken.engine.model_thread import ModelThread
+from betoken.router.core import Router
+from betoken.router.servicer import GenerationServicer
+from betoken.router.settings import RouterSettings
+from betoken.router.tokenizer import Tokenizer
+from betoken.rpc.decoding import TypedDecoding
+from betoken.rpc.link import LinkServicer
+from betoken.v1 import draft_pb2_grpc, generation_pb2_grpc, verify_pb2_grpc
+from betoken.v1.draft_pb2 import DraftLinkResponse
+from betoken.v1.types_pb2 import WorkerHello
+from betoken.v1.verify_pb2 import VerifyLinkResponse
+from betoken.verify_worker import service as verify_service
+from betoken.verify_worker.handler import VerifyLinkHandler, VerifyResults
+from betoken.verify_worker.settings import VerifyWorkerSettings
 from tests.router.harness import CHAT_TEMPLATE, byte_tokenizer_json
 
 VOCAB_SIZE = 272

@@ -30,7 +30,7 @@ def _make_pair(folder: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     tokenizer = ByteLevelBPETokenizer()
-    text = [path.read_text() for path in Path(__file__).parents[2].glob("bench/foretoken/bench/*.py")]
+    text = [path.read_text() for path in Path(__file__).parents[2].glob("bench/betoken/bench/*.py")]
     tokenizer.train_from_iterator(text, vocab_size=VOCAB_SIZE, special_tokens=["<|endoftext|>"], show_progress=False)
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer._tokenizer, eos_token="<|endoftext|>")
     config = LlamaConfig(

@@ -9,14 +9,14 @@ from typing import Any
 import grpc
 import pytest
 
-from foretoken.bench.stack import Stack
-from foretoken.client import ForetokenError, InvalidArgumentError
-from foretoken.v1 import generation_pb2, types_pb2, verify_pb2
+from betoken.bench.stack import Stack
+from betoken.client import BetokenError, InvalidArgumentError
+from betoken.v1 import generation_pb2, types_pb2, verify_pb2
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-GENERATE = "/foretoken.v1.GenerationService/Generate"
-VERIFY_LINK = "/foretoken.v1.VerifyService/Link"
+GENERATE = "/betoken.v1.GenerationService/Generate"
+VERIFY_LINK = "/betoken.v1.VerifyService/Link"
 PROMPT = "def f(x):\n    return"
 BAD_REQUESTS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "empty prompt": ("", {}, "prompt"),
@@ -73,7 +73,7 @@ async def test_requests_are_refused_by_name(stack: Stack) -> None:
 
 
 async def test_another_model_is_not_found(stack: Stack) -> None:
-    with pytest.raises(ForetokenError) as caught:
+    with pytest.raises(BetokenError) as caught:
         await stack.client.complete(PROMPT, model="another")
     assert caught.value.code is grpc.StatusCode.NOT_FOUND
 

@@ -1,4 +1,4 @@
-"""The `foretoken` command against running services."""
+"""The `betoken` command against running services."""
 
 import asyncio
 import json
@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from foretoken.bench.stack import Stack
+from betoken.bench.stack import Stack
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def run_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "foretoken.cli", *arguments]
+    command = [sys.executable, "-m", "betoken.cli", *arguments]
     return await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
 
 

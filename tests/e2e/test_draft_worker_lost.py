@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from foretoken.bench.stack import Stack
-from foretoken.bench.streams import generate, sampling, speculation
+from betoken.bench.stack import Stack
+from betoken.bench.streams import generate, sampling, speculation
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 NUM_TOKENS = 160

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.bench.baseline import BASELINE_NAMES
-from foretoken.bench.drafters import main
-from foretoken.bench.drafters_options import parse_options
-from foretoken.bench.drafters_report import summarize
-from foretoken.bench.drafters_runner import DraftersRunner
-from foretoken.bench.drafters_store import DraftersStore
-from foretoken.bench.prompts import load_prompts
+from betoken.bench.baseline import BASELINE_NAMES
+from betoken.bench.drafters import main
+from betoken.bench.drafters_options import parse_options
+from betoken.bench.drafters_report import summarize
+from betoken.bench.drafters_runner import DraftersRunner
+from betoken.bench.drafters_store import DraftersStore
+from betoken.bench.prompts import load_prompts
 
 MAX_NEW_TOKENS = 24
 ENDING = "if __name__ == '__main__':\n    main()\n"
@@ -47,7 +47,7 @@ async def test_what_one_piece_measured_the_next_leaves_alone(
 def test_the_command_with_sides_of_two_workers_beside_transformers(
     pair, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("FORETOKEN_DRAFT_TIMEOUT_S", "FORETOKEN_FIRST_DRAFT_TIMEOUT_S"):
+    for name in ("BETOKEN_DRAFT_TIMEOUT_S", "BETOKEN_FIRST_DRAFT_TIMEOUT_S"):
         monkeypatch.setenv(name, "60")  # drafters that pause are waited for
     sides = ["ngram", "ngram/max_branches=1", "early_exit/--early-exit-layers=1"]
     file = write(tmp_path / "some.jsonl", {"prompt": ENDING})

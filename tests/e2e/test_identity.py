@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.bench.identity import main
+from betoken.bench.identity import main
 
 CELLS = [
     "float32-t0-none-k0-c1",

@@ -6,10 +6,10 @@ import pytest
 import pytest_asyncio
 from pair import EMBEDDED, Pair
 
-from foretoken.bench.speculation_totals import block_efficiency, draft_forwards_per_round
-from foretoken.bench.stack import Stack
-from foretoken.cli.local_services import LocalServicesConfig
-from foretoken.client import Completion, InvalidArgumentError
+from betoken.bench.speculation_totals import block_efficiency, draft_forwards_per_round
+from betoken.bench.stack import Stack
+from betoken.cli.local_services import LocalServicesConfig
+from betoken.client import Completion, InvalidArgumentError
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 NUM_PROMPTS, NUM_TOKENS = 3, 48

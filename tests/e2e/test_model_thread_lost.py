@@ -12,17 +12,17 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from foretoken.draft_worker import service as draft_service
-from foretoken.draft_worker.settings import DraftWorkerSettings
-from foretoken.engine import model_thread
-from foretoken.rpc.errors import InternalError
-from foretoken.v1.draft_pb2 import DraftLinkRequest
-from foretoken.v1.draft_pb2_grpc import DraftServiceStub
-from foretoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED, OpenSequence, RouterHello, SamplingParams
-from foretoken.v1.verify_pb2 import VerifyLinkRequest
-from foretoken.v1.verify_pb2_grpc import VerifyServiceStub
-from foretoken.verify_worker import service as verify_service
-from foretoken.verify_worker.settings import VerifyWorkerSettings
+from betoken.draft_worker import service as draft_service
+from betoken.draft_worker.settings import DraftWorkerSettings
+from betoken.engine import model_thread
+from betoken.rpc.errors import InternalError
+from betoken.v1.draft_pb2 import DraftLinkRequest
+from betoken.v1.draft_pb2_grpc import DraftServiceStub
+from betoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED, OpenSequence, RouterHello, SamplingParams
+from betoken.v1.verify_pb2 import VerifyLinkRequest
+from betoken.v1.verify_pb2_grpc import VerifyServiceStub
+from betoken.verify_worker import service as verify_service
+from betoken.verify_worker.settings import VerifyWorkerSettings
 
 
 class DoomedCore:
@@ -144,7 +144,7 @@ class Drafter:
 
 def test_a_process_that_hangs_ends(tmp_path):
     (tmp_path / "hanging.py").write_text(HANGING_DRAFTER)
-    command = [sys.executable, "-m", "foretoken.draft_worker", "--drafters", "hanging:Drafter", "--port", "0"]
+    command = [sys.executable, "-m", "betoken.draft_worker", "--drafters", "hanging:Drafter", "--port", "0"]
     search_path = os.pathsep.join([str(tmp_path), *sys.path])
     ended = subprocess.run(
         [*command, "--watchdog-timeout-s", "0.5"],

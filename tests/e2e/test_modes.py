@@ -9,8 +9,8 @@ import pytest
 import pytest_asyncio
 from scipy import stats
 
-from foretoken.bench.stack import Stack
-from foretoken.client import AsyncClient, Completion, InvalidArgumentError, Sampling, Speculation, VerificationMode
+from betoken.bench.stack import Stack
+from betoken.client import AsyncClient, Completion, InvalidArgumentError, Sampling, Speculation, VerificationMode
 from tests.e2e.in_process import save_pair, services
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -5,14 +5,14 @@ import sys
 
 import pytest
 
-from foretoken.bench.stack import Stack
-from foretoken.client import DeadlineExceededError
+from betoken.bench.stack import Stack
+from betoken.client import DeadlineExceededError
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 CLIENT_PROGRAM = """
 import sys
-from foretoken.client import Client
+from betoken.client import Client
 with Client(sys.argv[1]) as client:
     for _ in client.generate(sys.argv[2], max_new_tokens=600, temperature=0, ignore_eos=True):
         print("piece", flush=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.client import AsyncClient, Completion, Sampling, Speculation
+from betoken.client import AsyncClient, Completion, Sampling, Speculation
 from tests.e2e.in_process import save_pair, services
 from tests.e2e.test_hostile_drafts import until_all_pages_are_free
 

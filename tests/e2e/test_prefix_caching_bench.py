@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.bench import prefix_caching
-from foretoken.bench.prefix_caching import parse_options, report
+from betoken.bench import prefix_caching
+from betoken.bench.prefix_caching import parse_options, report
 from tests.e2e.pair import Pair
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from foretoken.bench.stack import Stack
-from foretoken.client import AsyncClient, Completion, UnavailableError
+from betoken.bench.stack import Stack
+from betoken.client import AsyncClient, Completion, UnavailableError
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 NUM_TOKENS = 200

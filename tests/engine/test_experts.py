@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from foretoken.engine.experts import BareProducts
-from foretoken.kernels.cpu import load_cpu_kernels
+from betoken.engine.experts import BareProducts
+from betoken.kernels.cpu import load_cpu_kernels
 
 CASTS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda weight: weight,

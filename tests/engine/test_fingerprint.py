@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from foretoken.engine.errors import ModelRefusedError
-from foretoken.engine.fingerprint import hash_sources, hash_weights
+from betoken.engine.errors import ModelRefusedError
+from betoken.engine.fingerprint import hash_sources, hash_weights
 
 
 def save_checkpoint(directory: Path, tuned: str | None = None) -> str:

@@ -4,11 +4,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from foretoken.engine.batch import Segment
-from foretoken.engine.config import EngineConfig
-from foretoken.engine.errors import ModelRefusedError
-from foretoken.engine.loading import load_model
-from foretoken.engine.runner import ModelRunner
+from betoken.engine.batch import Segment
+from betoken.engine.config import EngineConfig
+from betoken.engine.errors import ModelRefusedError
+from betoken.engine.loading import load_model
+from betoken.engine.runner import ModelRunner
 from tests.engine.tiny import CONFIGS, save_tiny
 
 IDS = [3, 1, 4, 1, 5, 9]

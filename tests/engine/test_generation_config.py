@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig
 
-from foretoken.engine.config import EngineConfig
-from foretoken.engine.errors import ModelRefusedError
-from foretoken.engine.generation_config import GenerationDefaults, generation_defaults
-from foretoken.engine.runner import ModelRunner
+from betoken.engine.config import EngineConfig
+from betoken.engine.errors import ModelRefusedError
+from betoken.engine.generation_config import GenerationDefaults, generation_defaults
+from betoken.engine.runner import ModelRunner
 from tests.engine.tiny import save_tiny
 
 
@@ -22,7 +22,7 @@ def defaults(directory: Path, **settings: Any) -> GenerationDefaults:
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name.startswith("foretoken")]
+    return [record.getMessage() for record in caplog.records if record.name.startswith("betoken")]
 
 
 def test_supported_settings_are_taken_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -82,7 +82,7 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str) -
 
 
 def test_settings_that_would_change_tokens_are_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, logger="foretoken")
+    caplog.set_level(logging.WARNING, logger="betoken")
     unused = {"no_repeat_ngram_size": 3, "begin_suppress_tokens": [220], "forced_bos_token_id": 0, "num_beams": 4}
     assert defaults(tmp_path, **unused, eta_cutoff=1e-3).sampling == {}
     (text,) = warnings(caplog)
@@ -90,7 +90,7 @@ def test_settings_that_would_change_tokens_are_named_once(tmp_path: Path, caplog
 
 
 def test_settings_without_effect_are_not_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, logger="foretoken")
+    caplog.set_level(logging.WARNING, logger="betoken")
     off = {"no_repeat_ngram_size": 0, "num_beams": 1, "typical_p": 1.0, "suppress_tokens": [], "sequence_bias": None}
     defaults(tmp_path, **off, min_length=0, eta_cutoff=0.0, token_healing=False, max_length=4096, pad_token_id=-1)
     assert not warnings(caplog)

@@ -3,7 +3,7 @@
 import psutil
 import torch
 
-from foretoken.engine.kv_pool import KvPool, LayerShape
+from betoken.engine.kv_pool import KvPool, LayerShape
 
 SHAPES = {layer: LayerShape(num_heads=2, key_size=64, value_size=32) for layer in range(2)}
 

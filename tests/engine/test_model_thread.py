@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from foretoken.engine import model_thread
-from foretoken.engine.model_thread import ModelThread
+from betoken.engine import model_thread
+from betoken.engine.model_thread import ModelThread
 
 
 class Core:
@@ -118,7 +118,7 @@ async def test_a_thread_that_ended_by_a_fault_is_not_given_up_too(caplog, monkey
 _STOPPED_DURING_A_STEP = """
 import asyncio, sys
 import torch
-from foretoken.engine import model_thread
+from betoken.engine import model_thread
 
 model_thread._STOP_TIMEOUT_S = 0.2
 

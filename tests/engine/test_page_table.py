@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretoken.engine.errors import IntegrityError, OutOfPagesError
-from foretoken.engine.page_table import Found, PageTable
+from betoken.engine.errors import IntegrityError, OutOfPagesError
+from betoken.engine.page_table import Found, PageTable
 
 
 @dataclass

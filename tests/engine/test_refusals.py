@@ -11,15 +11,15 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from foretoken.engine.attention import CONTEXT_KEYWORD, ProbeContext, _attention_forward
-from foretoken.engine.checkpoint import resolve_directory
-from foretoken.engine.config import EngineConfig
-from foretoken.engine.errors import ModelRefusedError
-from foretoken.engine.loading import load_model
-from foretoken.engine.refusals import check_config
-from foretoken.engine.runner import ModelRunner
-from foretoken.engine.self_check import forward_in_chunks
-from foretoken.kernels.cpu import load_cpu_kernels
+from betoken.engine.attention import CONTEXT_KEYWORD, ProbeContext, _attention_forward
+from betoken.engine.checkpoint import resolve_directory
+from betoken.engine.config import EngineConfig
+from betoken.engine.errors import ModelRefusedError
+from betoken.engine.loading import load_model
+from betoken.engine.refusals import check_config
+from betoken.engine.runner import ModelRunner
+from betoken.engine.self_check import forward_in_chunks
+from betoken.kernels.cpu import load_cpu_kernels
 from tests.engine.tiny import save_tiny
 
 _PER_LAYER = pytest.mark.skipif(

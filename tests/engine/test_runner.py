@@ -6,12 +6,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
-from foretoken.engine.batch import Segment
-from foretoken.engine.config import EngineConfig
-from foretoken.engine.errors import ModelRefusedError
-from foretoken.engine.runner import ModelRunner
-from foretoken.engine.self_check import forward_in_chunks, forward_together
-from foretoken.kernels import native
+from betoken.engine.batch import Segment
+from betoken.engine.config import EngineConfig
+from betoken.engine.errors import ModelRefusedError
+from betoken.engine.runner import ModelRunner
+from betoken.engine.self_check import forward_in_chunks, forward_together
+from betoken.kernels import native
 from tests.engine.tiny import CONFIGS, save_tiny
 
 
@@ -56,7 +56,7 @@ def test_a_row_has_the_same_bits_in_any_company(family: str, dtype: str, tmp_pat
 @pytest.mark.parametrize("has_kernels", [True, False])
 def test_a_gate_of_one_number_a_row(has_kernels: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not has_kernels:
-        monkeypatch.setattr("foretoken.engine.runner.load_cpu_kernels", lambda cache_dir: None)
+        monkeypatch.setattr("betoken.engine.runner.load_cpu_kernels", lambda cache_dir: None)
     runner = load(save_tiny(tmp_path, "qwen2_moe"), "float32", max_context=32)  # as long as its window
     assert ("reference kernels, eager" in runner.numerics) != has_kernels
     (ids,) = prompts([32])
@@ -71,7 +71,7 @@ def test_replicas_may_differ_in_threads_and_pages(
     family: str, has_kernels: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not has_kernels:
-        monkeypatch.setattr("foretoken.engine.runner.load_cpu_kernels", lambda cache_dir: None)
+        monkeypatch.setattr("betoken.engine.runner.load_cpu_kernels", lambda cache_dir: None)
     directory = save_tiny(tmp_path, family)
     ids, names = prompts([140])[0], set()
     forwards = []
@@ -111,7 +111,7 @@ def test_kv_takes_no_more_memory_than_it_is_given(
 
 
 def test_a_context_that_is_asked_for_has_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foretoken.engine.config._KV_MEMORY_BYTES", 20 * TINY_PAGE_BYTES)
+    monkeypatch.setattr("betoken.engine.config._KV_MEMORY_BYTES", 20 * TINY_PAGE_BYTES)
     runner = load(save_tiny(tmp_path, "llama"), "float32", compile="off", num_pages=None, max_context=400)
     assert (runner.page_table.num_pages, runner.info.max_context) == (25, 400)
 

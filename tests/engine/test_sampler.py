@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from foretoken.engine.logits_rules import BlockPath, LogitsRule, RepetitionRule, follow_rules, rules_for
-from foretoken.engine.prompt import Prompt
-from foretoken.engine.sampler import Chosen, SampleGroup, TokenLogprob, choose_tokens
-from foretoken.engine.sampling import SamplingParams
-from foretoken.kernels import dispatch, native
+from betoken.engine.logits_rules import BlockPath, LogitsRule, RepetitionRule, follow_rules, rules_for
+from betoken.engine.prompt import Prompt
+from betoken.engine.sampler import Chosen, SampleGroup, TokenLogprob, choose_tokens
+from betoken.engine.sampling import SamplingParams
+from betoken.kernels import dispatch, native
 
 GREEDY = SamplingParams(temperature=0.0)
 EVERYTHING = SamplingParams(

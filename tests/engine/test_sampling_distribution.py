@@ -18,9 +18,9 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from foretoken.engine.sampler import SampleGroup, choose_tokens
-from foretoken.engine.sampling import SamplingParams
-from foretoken.kernels import noise
+from betoken.engine.sampler import SampleGroup, choose_tokens
+from betoken.engine.sampling import SamplingParams
+from betoken.kernels import noise
 
 LOGITS = np.array([1.5, -0.3, 0.8, 2.1, -1.0, 0.0, 1.1, 0.4])
 PROMPT, OUTPUT, DRAFT = [0, 3, 3], [1, 6, 6], [3, 2]

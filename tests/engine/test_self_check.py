@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from foretoken.engine import self_check
-from foretoken.engine.errors import ModelRefusedError
-from foretoken.engine.self_check import check_against_eager
+from betoken.engine import self_check
+from betoken.engine.errors import ModelRefusedError
+from betoken.engine.self_check import check_against_eager
 
 LENGTHS = (19, 1, 15)
 

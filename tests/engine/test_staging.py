@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from foretoken.engine.staging import pack, to_device, unpack
+from betoken.engine.staging import pack, to_device, unpack
 
 COLUMNS = [
     np.array([1, -2, 2**40], dtype=np.int64),

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from foretoken.engine.batch import Segment, build_batch
-from foretoken.engine.config import EngineConfig
-from foretoken.engine.runner import ModelRunner
-from foretoken.engine.tree import KeptPath, node_depths, place_nodes
+from betoken.engine.batch import Segment, build_batch
+from betoken.engine.config import EngineConfig
+from betoken.engine.runner import ModelRunner
+from betoken.engine.tree import KeptPath, node_depths, place_nodes
 from tests.engine.tiny import save_tiny
 
 
@@ -93,7 +93,7 @@ def test_after_compaction_a_path_is_a_chain(dtype: str, tmp_path: Path) -> None:
 
 
 def test_the_reference_forward_takes_trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foretoken.engine.runner._kernels_for", lambda *given: None)
+    monkeypatch.setattr("betoken.engine.runner._kernels_for", lambda *given: None)
     runner = load(save_tiny(tmp_path, "llama"), "float32")
     pages, _ = runner.page_table.allocate(range(20))
     logits = runner.forward([Segment(pages, 0, [5, 6, 7, 8, 9, 10], 3, parents=[-1, -1, 0])])

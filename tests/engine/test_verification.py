@@ -8,12 +8,12 @@ import pytest
 import torch
 from scipy import stats
 
-from foretoken.engine.draft_probs import sample_drafts
-from foretoken.engine.sampler import SampleGroup, choose_tokens
-from foretoken.engine.sampling import SamplingParams
-from foretoken.engine.sparse_probs import SparseProbs
-from foretoken.engine.verification import BlockGroup, VerificationMode, verify_blocks
-from foretoken.kernels.sample import token_logprobs
+from betoken.engine.draft_probs import sample_drafts
+from betoken.engine.sampler import SampleGroup, choose_tokens
+from betoken.engine.sampling import SamplingParams
+from betoken.engine.sparse_probs import SparseProbs
+from betoken.engine.verification import BlockGroup, VerificationMode, verify_blocks
+from betoken.kernels.sample import token_logprobs
 
 PARAMS = SamplingParams(temperature=0.9, top_k=30, min_new_tokens=4, eos_token_ids=(1,), presence_penalty=0.4, seed=3)
 MODES = list(VerificationMode)

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.engine.batch import Segment
-from foretoken.engine.config import EngineConfig
-from foretoken.engine.draft_probs import sample_drafts
-from foretoken.engine.runner import ModelRunner
-from foretoken.engine.sampler import SampleGroup, choose_tokens, perturbed_top
-from foretoken.engine.sampling import SamplingParams
-from foretoken.engine.sparse_probs import SparseProbs
-from foretoken.engine.tree import KeptPath
-from foretoken.engine.verification import BlockGroup, VerificationMode, verify_blocks
+from betoken.engine.batch import Segment
+from betoken.engine.config import EngineConfig
+from betoken.engine.draft_probs import sample_drafts
+from betoken.engine.runner import ModelRunner
+from betoken.engine.sampler import SampleGroup, choose_tokens, perturbed_top
+from betoken.engine.sampling import SamplingParams
+from betoken.engine.sparse_probs import SparseProbs
+from betoken.engine.tree import KeptPath
+from betoken.engine.verification import BlockGroup, VerificationMode, verify_blocks
 from tests.engine.tiny import save_tiny
 from tests.kernels.variants import recorded_variants
 

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foretoken.kernels.kv_write import kv_write
-from foretoken.kernels.rows import PagedRows
+from betoken.kernels.kv_write import kv_write
+from betoken.kernels.rows import PagedRows
 
 PAGE_SIZE = 16
 

@@ -6,7 +6,7 @@
 
 int main(int, char** arguments) {
   const int num_jobs = std::atoi(arguments[1]);
-  foretoken::Pool::get().set_num_threads(std::atoi(arguments[2]));
+  betoken::Pool::get().set_num_threads(std::atoi(arguments[2]));
   constexpr int kMaxTasks = 64;
   std::atomic<int> runs[kMaxTasks];
   long wrong = 0;
@@ -14,7 +14,7 @@ int main(int, char** arguments) {
     const int num_tasks = 2 + job * 7919LL % (kMaxTasks - 2);
     for (auto& count : runs) count.store(0, std::memory_order_relaxed);
     auto body = [&](int task) { runs[task].fetch_add(1); };
-    foretoken::parallel(num_tasks, body);
+    betoken::parallel(num_tasks, body);
     for (int task = 0; task < kMaxTasks; ++task) wrong += runs[task].load() != (task < num_tasks);
   }
   std::printf("%ld\n", wrong);

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from foretoken.kernels.accept import accept, accept_block
+from betoken.kernels.accept import accept, accept_block
 
 
 def run(

@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 import torch
 
-from foretoken.kernels.attention import attention, attention_native, attention_reference
-from foretoken.kernels.cpu import load_cpu_kernels
-from foretoken.kernels.kv_write import kv_write
-from foretoken.kernels.rows import PagedRows, TreePaths
+from betoken.kernels.attention import attention, attention_native, attention_reference
+from betoken.kernels.cpu import load_cpu_kernels
+from betoken.kernels.kv_write import kv_write
+from betoken.kernels.rows import PagedRows, TreePaths
 from tests.kernels.paged import CASES, by_definition, make_case, take_options
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from triton.runtime.jit import JITFunction
 
-from foretoken.kernels.attention.kernel import attention_triton
-from foretoken.kernels.rows import PagedRows, TreePaths
+from betoken.kernels.attention.kernel import attention_triton
+from betoken.kernels.rows import PagedRows, TreePaths
 
 
 @pytest.mark.parametrize(

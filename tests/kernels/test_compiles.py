@@ -8,14 +8,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from foretoken.kernels import weights_kernel
-from foretoken.kernels.logits_adjust import kernel as adjusting
-from foretoken.kernels.noise import kernel as noise
-from foretoken.kernels.rejection import kernel as rejecting
-from foretoken.kernels.sample import kernel as sampling
-from foretoken.kernels.sample import logprobs_kernel, narrowing
-from foretoken.kernels.triton_math import EXACT
-from foretoken.kernels.typical import kernel as typical
+from betoken.kernels import weights_kernel
+from betoken.kernels.logits_adjust import kernel as adjusting
+from betoken.kernels.noise import kernel as noise
+from betoken.kernels.rejection import kernel as rejecting
+from betoken.kernels.sample import kernel as sampling
+from betoken.kernels.sample import logprobs_kernel, narrowing
+from betoken.kernels.triton_math import EXACT
+from betoken.kernels.typical import kernel as typical
 
 HOPPER = GPUTarget("cuda", 90, 32)
 INTEGERS = {"vocab_size", "num_groups", "num_chunks", "num_splits", "num_top", "num_rows", "num_entries", "num_words"}

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from foretoken.kernels import build, cpu
-from foretoken.kernels.cpu import CpuKernels, load_cpu_kernels
+from betoken.kernels import build, cpu
+from betoken.kernels.cpu import CpuKernels, load_cpu_kernels
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3])
@@ -32,15 +32,15 @@ def test_product_is_torchs_and_equal_per_row(
     weight = torch.randn(num_outputs, num_inputs, generator=generator).to(dtype)
     bias = torch.randn(num_outputs, generator=generator).to(dtype)
     x = torch.randn(70, num_inputs, generator=generator).to(dtype)
-    packed = torch.ops.foretoken.pack_linear(weight)
+    packed = torch.ops.betoken.pack_linear(weight)
     for given in (bias, None):
-        out = torch.ops.foretoken.linear(x, packed, given, num_outputs)
+        out = torch.ops.betoken.linear(x, packed, given, num_outputs)
         expected = x.double() @ weight.double().T + (0 if given is None else given.double())
         tolerance = 1e-5 if dtype == torch.float32 else 8e-3
         assert (out.double() - expected).abs().max() <= tolerance * expected.abs().max()
         for num_rows in (1, 2, 3, 4, 5, 8, 15, 16, 17, 31, 33, 64):
-            assert torch.equal(torch.ops.foretoken.linear(x[:num_rows], packed, given, num_outputs), out[:num_rows])
-            assert torch.equal(torch.ops.foretoken.linear(x[-num_rows:], packed, given, num_outputs), out[-num_rows:])
+            assert torch.equal(torch.ops.betoken.linear(x[:num_rows], packed, given, num_outputs), out[:num_rows])
+            assert torch.equal(torch.ops.betoken.linear(x[-num_rows:], packed, given, num_outputs), out[-num_rows:])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -48,13 +48,13 @@ def test_product_is_torchs_and_equal_per_row(
 def test_a_product_over_nothing_is_the_bias(kernels: CpuKernels, dtype: torch.dtype, has_bias: bool) -> None:
     """As in a model whose configuration asks for no shared experts: its layers are there, of width 0."""
     bias = torch.arange(5, dtype=dtype) if has_bias else None
-    packed = torch.ops.foretoken.pack_linear(torch.empty(5, 0, dtype=dtype))
-    out = torch.ops.foretoken.linear(torch.empty(1, 7, 0, dtype=dtype), packed, bias, 5)
+    packed = torch.ops.betoken.pack_linear(torch.empty(5, 0, dtype=dtype))
+    out = torch.ops.betoken.linear(torch.empty(1, 7, 0, dtype=dtype), packed, bias, 5)
     assert torch.equal(
         out, torch.nn.functional.linear(torch.empty(1, 7, 0, dtype=dtype), torch.empty(5, 0, dtype=dtype), bias)
     )
-    packed = torch.ops.foretoken.pack_linear(torch.empty(0, 5, dtype=dtype))
-    assert torch.ops.foretoken.linear(torch.empty(1, 7, 5, dtype=dtype), packed, None, 0).shape == (1, 7, 0)
+    packed = torch.ops.betoken.pack_linear(torch.empty(0, 5, dtype=dtype))
+    assert torch.ops.betoken.linear(torch.empty(1, 7, 5, dtype=dtype), packed, None, 0).shape == (1, 7, 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -64,10 +64,10 @@ def test_each_row_goes_through_its_own_expert(kernels: CpuKernels, dtype: torch.
     bias = torch.randn(5, 48, generator=generator).to(dtype)
     x = torch.randn(23, 40, generator=generator).to(dtype)
     expert_ids = torch.randint(0, 5, (23,), generator=generator)
-    packed = torch.stack([torch.ops.foretoken.pack_linear(weight) for weight in weights])
-    out = torch.ops.foretoken.expert_linear(x, packed, bias, expert_ids, 48)
+    packed = torch.stack([torch.ops.betoken.pack_linear(weight) for weight in weights])
+    out = torch.ops.betoken.expert_linear(x, packed, bias, expert_ids, 48)
     for row, expert in enumerate(expert_ids.tolist()):
-        alone = torch.ops.foretoken.linear(x[row : row + 1], packed[expert], bias[expert], 48)
+        alone = torch.ops.betoken.linear(x[row : row + 1], packed[expert], bias[expert], 48)
         assert torch.equal(out[row : row + 1], alone)
 
 
@@ -83,7 +83,7 @@ def test_a_new_value_that_is_not_finite_reaches_only_rows_that_see_it(kernels: C
         caches = [{0: torch.zeros(2, 16, 2, 64, dtype=dtype)} for _ in range(2)]
         cache = kernels.create_cache(*caches)
         cache.begin_step(layout, num_rows, 1)
-        results.append(torch.ops.foretoken.attend(query, key, value, 0, 0.125, 0, 0.0, None))
+        results.append(torch.ops.betoken.attend(query, key, value, 0, 0.125, 0, 0.0, None))
     sound, sick = results
     assert torch.equal(sick[:5], sound[:5]) and torch.equal(sick[:, 2:], sound[:, 2:])
     assert sick[5:, :2].isnan().all(), "query heads 0 and 1 share key head 0"
@@ -109,14 +109,14 @@ def test_what_does_not_fit_the_cache_is_not_written_beyond_it(
     layout = np.array([13, 14, 15, 0, 0, 0, 0, 1, 0], np.int32)
     cache.begin_step(layout, 3, 1)
     with pytest.raises(RuntimeError, match=complaint):
-        torch.ops.foretoken.attend(query, key, value, 0, 0.125, 0, 0.0, None)
+        torch.ops.betoken.attend(query, key, value, 0, 0.125, 0, 0.0, None)
     assert not memory.any()
 
 
 def test_experts_of_another_type_are_not_read_beyond_their_end(kernels: CpuKernels) -> None:
-    packed = torch.ops.foretoken.pack_linear(torch.ones(64, 32, dtype=torch.bfloat16))[None]
+    packed = torch.ops.betoken.pack_linear(torch.ones(64, 32, dtype=torch.bfloat16))[None]
     with pytest.raises(RuntimeError, match="differ in type"):
-        torch.ops.foretoken.expert_linear(torch.ones(2, 32), packed, None, torch.zeros(2, dtype=torch.int64), 64)
+        torch.ops.betoken.expert_linear(torch.ones(2, 32), packed, None, torch.zeros(2, dtype=torch.int64), 64)
 
 
 def test_the_library_is_built_once_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,9 +233,9 @@ def test_a_library_is_on_the_disk_before_it_has_its_name(monkeypatch: pytest.Mon
 
 def test_the_cache_lies_where_the_platform_wants_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert build.user_cache_dir() == tmp_path / "foretoken"
+    assert build.user_cache_dir() == tmp_path / "betoken"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert build.user_cache_dir().name == "foretoken" and Path.home() in build.user_cache_dir().parents
+    assert build.user_cache_dir().name == "betoken" and Path.home() in build.user_cache_dir().parents
 
 
 def test_a_user_without_a_home_has_a_cache_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from foretoken.kernels.kv_compact import kv_compact
+from betoken.kernels.kv_compact import kv_compact
 from tests.kernels.kv_moves import path_moves, random_caches
 
 

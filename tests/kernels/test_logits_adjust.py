@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from foretoken.kernels import dispatch, native
-from foretoken.kernels.logits_adjust import IMPLEMENTATIONS, logits_adjust
+from betoken.kernels import dispatch, native
+from betoken.kernels.logits_adjust import IMPLEMENTATIONS, logits_adjust
 
 PATHS = [
     "reference",

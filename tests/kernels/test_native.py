@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from foretoken.kernels import dispatch, native, noise
+from betoken.kernels import dispatch, native, noise
 
 needs_compiler = pytest.mark.skipif(not native.is_available(), reason="no C compiler")
 
@@ -19,7 +19,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(native, "_cache_dir", None)
     native._library.cache_clear()
-    return tmp_path / "foretoken"
+    return tmp_path / "betoken"
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +59,7 @@ def test_a_folder_that_others_can_write_is_not_used(fresh: Path, caplog: pytest.
 def test_code_that_is_not_kept_is_gone_with_the_process(fresh: Path, tmp_path: Path) -> None:
     fresh.touch()  # no folder
     (tmp_path / "temporary").mkdir()
-    code = "from foretoken.kernels import native; assert native.is_available()"
+    code = "from betoken.kernels import native; assert native.is_available()"
     environment = os.environ | {"TMPDIR": str(tmp_path / "temporary")}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=300)
     assert list((tmp_path / "temporary").iterdir()) == []

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from foretoken.kernels import float_math, noise
+from betoken.kernels import float_math, noise
 
 MAX_SEED = 2**64 - 1
 

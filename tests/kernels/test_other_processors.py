@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.kernels.cpu import LIBRARY, load_cpu_kernels
+from betoken.kernels.cpu import LIBRARY, load_cpu_kernels
 
 KERNELS = """
 #include "attention.h"
 #include "linear.h"
-template void foretoken::attention(const foretoken::Attention<foretoken::bf16>&);
-template void foretoken::attention(const foretoken::Attention<float>&);
-template void foretoken::linear(foretoken::Linear<foretoken::bf16>);
-template void foretoken::linear(foretoken::Linear<float>);
+template void betoken::attention(const betoken::Attention<betoken::bf16>&);
+template void betoken::attention(const betoken::Attention<float>&);
+template void betoken::linear(betoken::Linear<betoken::bf16>);
+template void betoken::linear(betoken::Linear<float>);
 """
 ROOT = Path(__file__).parents[2]
 TESTS = ("test_cpu_kernels.py", "test_attention.py", "test_tree_attention.py")
@@ -26,7 +26,7 @@ TESTS = ("test_cpu_kernels.py", "test_attention.py", "test_tree_attention.py")
 CHILD = """
 import dataclasses, sys
 import pytest
-from foretoken.kernels import cpu
+from betoken.kernels import cpu
 flags, products, tests = sys.argv[1].split(), sys.argv[2], sys.argv[3:]
 cpu.LIBRARY = dataclasses.replace(cpu.LIBRARY, flags=(*cpu.LIBRARY.flags, *flags))
 kernels = cpu.load_cpu_kernels()
@@ -41,7 +41,7 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-k", which, *tests]))
     [
         pytest.param("-march=x86-64-v3", "vector", id="avx2"),
         pytest.param("-march=skylake-avx512", "vector", id="avx512"),
-        pytest.param("-mno-amx-bf16 -mno-amx-tile -DFORETOKEN_DOTS=true", "dot", id="avx512-bf16"),
+        pytest.param("-mno-amx-bf16 -mno-amx-tile -DBETOKEN_DOTS=true", "dot", id="avx512-bf16"),
     ],
 )
 def test_kernels_hold_where_the_processor_has_less(flags: str, products: str) -> None:

@@ -8,10 +8,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from foretoken.kernels.accept import kernel as accepting
-from foretoken.kernels.attention import kernel as attending
-from foretoken.kernels.kv_compact import kernel as compacting
-from foretoken.kernels.kv_write import kernel as writing
+from betoken.kernels.accept import kernel as accepting
+from betoken.kernels.attention import kernel as attending
+from betoken.kernels.kv_compact import kernel as compacting
+from betoken.kernels.kv_write import kernel as writing
 
 HOPPER = GPUTarget("cuda", 90, 32)
 CACHED = {"query", "key", "value", "key_cache", "value_cache", "sinks", "out"}

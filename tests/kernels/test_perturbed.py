@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from foretoken.kernels import dispatch, native, noise
-from foretoken.kernels.sample import sample
-from foretoken.kernels.sample.perturbed import IMPLEMENTATIONS, perturbed_top
+from betoken.kernels import dispatch, native, noise
+from betoken.kernels.sample import sample
+from betoken.kernels.sample.perturbed import IMPLEMENTATIONS, perturbed_top
 from tests.kernels.sample_cases import SIZES, as_columns, random_case
 
 NEEDS_NATIVE = pytest.mark.skipif(not native.is_available(), reason="no C compiler")

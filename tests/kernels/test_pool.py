@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.kernels import build, cpu
+from betoken.kernels import build, cpu
 
 
 @pytest.mark.parametrize(("num_threads", "num_jobs"), [(2, 1_500_000), (8, 400_000)])

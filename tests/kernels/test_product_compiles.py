@@ -8,9 +8,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from foretoken.kernels import product_tiles
-from foretoken.kernels.expert_linear import kernel as experts
-from foretoken.kernels.linear import kernel as linear
+from betoken.kernels import product_tiles
+from betoken.kernels.expert_linear import kernel as experts
+from betoken.kernels.linear import kernel as linear
 
 HOPPER = GPUTarget("cuda", 90, 32)
 FLOATS = {"x_ptr", "weight_ptr", "bias_ptr", "out_ptr"}

@@ -7,11 +7,11 @@ import pytest
 import torch
 from scipy import stats
 
-from foretoken.kernels import noise
-from foretoken.kernels.accept import accept
-from foretoken.kernels.rejection import DraftProbs, rejection
-from foretoken.kernels.sample import sample
-from foretoken.kernels.sample.truncated import sample_truncated
+from betoken.kernels import noise
+from betoken.kernels.accept import accept
+from betoken.kernels.rejection import DraftProbs, rejection
+from betoken.kernels.sample import sample
+from betoken.kernels.sample.truncated import sample_truncated
 from tests.kernels.verification_cases import Blocks, columns, make_blocks, target_distribution
 
 NEUTRAL = (1.0, 0, 1.0, 0.0)

@@ -7,9 +7,9 @@ import pytest
 import torch
 from scipy import stats
 
-from foretoken.bench.gpu.poison import poisoned
-from foretoken.kernels import dispatch, native, noise
-from foretoken.kernels.sample import IMPLEMENTATIONS, greedy, sample, token_logprobs
+from betoken.bench.gpu.poison import poisoned
+from betoken.kernels import dispatch, native, noise
+from betoken.kernels.sample import IMPLEMENTATIONS, greedy, sample, token_logprobs
 from tests.kernels.sample_cases import SETTINGS, SIZES, as_columns, random_case, unsound_case
 
 PATHS = [

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from foretoken.kernels.accept import accept
-from foretoken.kernels.sample import sample
-from foretoken.kernels.typical import DELTA, EPSILON, typical
+from betoken.kernels.accept import accept
+from betoken.kernels.sample import sample
+from betoken.kernels.typical import DELTA, EPSILON, typical
 from tests.kernels.verification_cases import columns, make_blocks, target_distribution
 
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from foretoken.engine.sampler import SampleGroup
-from foretoken.engine.sampling import SamplingParams
-from foretoken.engine.sparse_probs import SparseProbs
-from foretoken.engine.verification import BlockGroup, VerificationMode, verify_blocks
-from foretoken.kernels.expert_linear import expert_linear
+from betoken.engine.sampler import SampleGroup
+from betoken.engine.sampling import SamplingParams
+from betoken.engine.sparse_probs import SparseProbs
+from betoken.engine.verification import BlockGroup, VerificationMode, verify_blocks
+from betoken.kernels.expert_linear import expert_linear
 from tests.kernels.variants import recorded_variants
 
 PARAMS = SamplingParams(temperature=0.8, top_k=40, top_p=0.9, min_p=0.01, presence_penalty=0.5, num_logprobs=3)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foretoken.kernels.rows import PagedRows, TreePaths
+from betoken.kernels.rows import PagedRows, TreePaths
 
 
 def random_parents(rng: random.Random, num_nodes: int, reach: int) -> list[int]:

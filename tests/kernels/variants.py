@@ -10,7 +10,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
-from foretoken.kernels import dispatch
+from betoken.kernels import dispatch
 
 _BACKEND = make_backend(GPUTarget("cuda", 90, 32))
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from foretoken.kernels.rejection import DraftProbs
-from foretoken.kernels.sample import sample
+from betoken.kernels.rejection import DraftProbs
+from betoken.kernels.sample import sample
 
 
 @dataclass

@@ -14,17 +14,17 @@ from tokenizers import AddedToken, decoders, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.models import BPE
 
-from foretoken.bench.fake_draft_worker import FakeDraftWorker, draft_hello
-from foretoken.bench.fake_model import FakeModel, sequence
-from foretoken.bench.fake_verify_worker import FakeVerifyWorker, verify_hello
-from foretoken.router.core import Router
-from foretoken.router.servicer import GenerationServicer
-from foretoken.router.settings import RouterSettings
-from foretoken.router.tokenizer import Tokenizer
-from foretoken.rpc.decoding import TypedDecoding
-from foretoken.rpc.link import LinkOptions
-from foretoken.v1 import generation_pb2 as pb
-from foretoken.v1.generation_pb2_grpc import GenerationServiceStub, add_GenerationServiceServicer_to_server
+from betoken.bench.fake_draft_worker import FakeDraftWorker, draft_hello
+from betoken.bench.fake_model import FakeModel, sequence
+from betoken.bench.fake_verify_worker import FakeVerifyWorker, verify_hello
+from betoken.router.core import Router
+from betoken.router.servicer import GenerationServicer
+from betoken.router.settings import RouterSettings
+from betoken.router.tokenizer import Tokenizer
+from betoken.rpc.decoding import TypedDecoding
+from betoken.rpc.link import LinkOptions
+from betoken.v1 import generation_pb2 as pb
+from betoken.v1.generation_pb2_grpc import GenerationServiceStub, add_GenerationServiceServicer_to_server
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{% if message.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"

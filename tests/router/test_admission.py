@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from foretoken.router.admission import Admission
-from foretoken.router.circuit_breaker import CircuitBreaker
-from foretoken.rpc.errors import ResourceExhaustedError, UnavailableError
+from betoken.router.admission import Admission
+from betoken.router.circuit_breaker import CircuitBreaker
+from betoken.rpc.errors import ResourceExhaustedError, UnavailableError
 
 
 def no_worker(waited_s: float) -> UnavailableError:

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from foretoken.router.draft_terms import draft_terms
-from foretoken.v1.types_pb2 import Load
+from betoken.router.draft_terms import draft_terms
+from betoken.v1.types_pb2 import Load
 from tests.router.conftest import MakeCluster
 from tests.router.harness import Cluster
 

@@ -7,9 +7,9 @@ from typing import Any
 import grpc
 import pytest
 
-from foretoken.rpc.errors import InvalidArgumentError, from_rpc_error
-from foretoken.rpc.link import LinkState
-from foretoken.v1 import generation_pb2 as pb
+from betoken.rpc.errors import InvalidArgumentError, from_rpc_error
+from betoken.rpc.link import LinkState
+from betoken.v1 import generation_pb2 as pb
 from tests.router.harness import Cluster, MakeCluster
 
 PROMPT = [5, 6, 7]

@@ -9,12 +9,12 @@ from typing import Any, cast
 import pytest
 from asyncio_pool import AioPool
 
-from foretoken.router.failover import Failover
-from foretoken.router.request import GenerationRequest
-from foretoken.router.verify_session import SequenceLostError
-from foretoken.rpc.errors import UnavailableError
-from foretoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED, SamplingParams
-from foretoken.v1.verify_pb2 import Verdict
+from betoken.router.failover import Failover
+from betoken.router.request import GenerationRequest
+from betoken.router.verify_session import SequenceLostError
+from betoken.rpc.errors import UnavailableError
+from betoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED, SamplingParams
+from betoken.v1.verify_pb2 import Verdict
 
 TIMEOUT_S = 1000.0
 REQUEST = GenerationRequest(

@@ -10,16 +10,16 @@ from typing import Any
 import grpc
 import pytest
 
-from foretoken.router import speculator
-from foretoken.router.failover import _AttemptFailedError
-from foretoken.router.request import GenerationRequest
-from foretoken.router.speculator import Speculator
-from foretoken.router.verify_session import SequenceLostError
-from foretoken.rpc.errors import UnavailableError
-from foretoken.rpc.sampling import resolve_sampling
-from foretoken.v1 import generation_pb2 as pb
-from foretoken.v1.draft_pb2 import DraftedBlock, DraftLinkResponse
-from foretoken.v1.types_pb2 import (
+from betoken.router import speculator
+from betoken.router.failover import _AttemptFailedError
+from betoken.router.request import GenerationRequest
+from betoken.router.speculator import Speculator
+from betoken.router.verify_session import SequenceLostError
+from betoken.rpc.errors import UnavailableError
+from betoken.rpc.sampling import resolve_sampling
+from betoken.v1 import generation_pb2 as pb
+from betoken.v1.draft_pb2 import DraftedBlock, DraftLinkResponse
+from betoken.v1.types_pb2 import (
     TOKEN_ORIGIN_ACCEPTED,
     TOKEN_ORIGIN_PLAIN,
     VERIFICATION_MODE_COUPLED,
@@ -27,7 +27,7 @@ from foretoken.v1.types_pb2 import (
     Load,
     SamplingParams,
 )
-from foretoken.v1.verify_pb2 import VerifyLinkResponse
+from betoken.v1.verify_pb2 import VerifyLinkResponse
 from tests.clock import Clock
 from tests.router.harness import Cluster, MakeCluster, Reply, add_event, request
 
@@ -702,7 +702,7 @@ async def test_a_sequence_that_is_nowhere_reopened_ends_with_the_reason_before_i
 
     code = verifier.faults.open_error_code = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
     full = await fail()
-    assert (full.code().value[0], "foretoken-retry-after-ms" in dict(full.trailing_metadata())) == (code, True)
+    assert (full.code().value[0], "betoken-retry-after-ms" in dict(full.trailing_metadata())) == (code, True)
     verifier.faults.open_error_code = 0
     lost = await fail()
     assert lost.code() is grpc.StatusCode.UNAVAILABLE and "within 5" in lost.details()

@@ -9,15 +9,15 @@ from pathlib import Path
 import grpc
 import pytest
 
-from foretoken.bench.fake_model import FakeModel
-from foretoken.router.answer import FinishReason
-from foretoken.router.outbox import Finished
-from foretoken.router.servicer import _finish
-from foretoken.router.stats import SpeculationCounts
-from foretoken.router.tokenizer import Tokenizer
-from foretoken.rpc import fast_wake
-from foretoken.v1 import generation_pb2 as pb
-from foretoken.v1.types_pb2 import (
+from betoken.bench.fake_model import FakeModel
+from betoken.router.answer import FinishReason
+from betoken.router.outbox import Finished
+from betoken.router.servicer import _finish
+from betoken.router.stats import SpeculationCounts
+from betoken.router.tokenizer import Tokenizer
+from betoken.rpc import fast_wake
+from betoken.v1 import generation_pb2 as pb
+from betoken.v1.types_pb2 import (
     DRAFT_SOURCE_MODEL,
     DRAFT_SOURCE_NGRAM,
     DRAFT_SOURCE_UNSPECIFIED,
@@ -320,7 +320,7 @@ async def test_a_default_drafter_that_nobody_hosts_is_told_and_not_used(
     make_cluster: MakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster = await make_cluster(drafter="typo")
-    (warning,) = [record.message for record in caplog.records if record.name == "foretoken.router.core"]
+    (warning,) = [record.message for record in caplog.records if record.name == "betoken.router.core"]
     assert "--drafter typo" in warning and "they host model, ngram" in warning
     reply = await cluster.generate(max_new_tokens=20, ignore_eos=True)
     assert (reply.start.drafter, reply.finish.speculation.num_drafts) == ("", 0)

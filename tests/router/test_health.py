@@ -9,14 +9,14 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from foretoken.bench.fake_model import FakeModel
-from foretoken.bench.fake_verify_worker import FakeVerifyWorker, verify_hello
-from foretoken.router.__main__ import run
-from foretoken.router.settings import RouterSettings
-from foretoken.router.tokenizer import Tokenizer
+from betoken.bench.fake_model import FakeModel
+from betoken.bench.fake_verify_worker import FakeVerifyWorker, verify_hello
+from betoken.router.__main__ import run
+from betoken.router.settings import RouterSettings
+from betoken.router.tokenizer import Tokenizer
 from tests.router.harness import byte_tokenizer_json
 
-SERVICE = "foretoken.v1.GenerationService"
+SERVICE = "betoken.v1.GenerationService"
 
 
 async def test_the_service_is_healthy_while_a_verify_worker_is_ready(tmp_path: Path) -> None:

@@ -11,19 +11,19 @@ from typing import Any
 import grpc
 import pytest
 
-from foretoken.router import intake
-from foretoken.router.core import Event
-from foretoken.router.outbox import Tokens
-from foretoken.router.stats import SpeculationCounts
-from foretoken.router.tokenizer import Tokenizer
-from foretoken.rpc.errors import (
+from betoken.router import intake
+from betoken.router.core import Event
+from betoken.router.outbox import Tokens
+from betoken.router.stats import SpeculationCounts
+from betoken.router.tokenizer import Tokenizer
+from betoken.rpc.errors import (
     DeadlineExceededError,
     InvalidArgumentError,
     ResourceExhaustedError,
     from_rpc_error,
 )
-from foretoken.v1 import generation_pb2 as pb
-from foretoken.v1.generation_pb2_grpc import GenerationServiceStub
+from betoken.v1 import generation_pb2 as pb
+from betoken.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.clock import Clock
 from tests.router.harness import CHAT_TEMPLATE, MakeCluster, byte_tokenizer_json, request, running_cluster
 
@@ -329,7 +329,7 @@ def spoilt(text: str, **fields: Any) -> bytes:
 )
 async def test_bytes_that_are_no_request_are_refused(make_cluster: MakeCluster, data: bytes, field: str) -> None:
     cluster = await make_cluster()
-    call = cluster.channel.unary_stream("/foretoken.v1.GenerationService/Generate")
+    call = cluster.channel.unary_stream("/betoken.v1.GenerationService/Generate")
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         async for _ in call(data, timeout=30):
             pass
@@ -384,7 +384,7 @@ async def test_a_queued_request_is_told_the_reason_before_its_deadline(make_clus
     with pytest.raises(grpc.aio.AioRpcError) as full:
         await clock.hurry(cluster.generate(60.0, max_new_tokens=3))
     assert full.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert "foretoken-retry-after-ms" in dict(full.value.trailing_metadata())
+    assert "betoken-retry-after-ms" in dict(full.value.trailing_metadata())
     running.cancel()
     await cluster.verifiers[0].kill()
     await cluster.until(lambda: not cluster.router.verify.capacity)

@@ -9,15 +9,15 @@ import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader, Sum
 
-from foretoken.router.answer import FinishReason
-from foretoken.router.metrics import RequestMetrics, final_status
-from foretoken.router.outbox import Finished
-from foretoken.router.stats import SpeculationCounts
-from foretoken.router.worker_metrics import observe_workers
-from foretoken.rpc import names, telemetry
-from foretoken.rpc.errors import ResourceExhaustedError
-from foretoken.rpc.names import RPC_RESPONSE_STATUS_CODE
-from foretoken.v1.types_pb2 import Load
+from betoken.router.answer import FinishReason
+from betoken.router.metrics import RequestMetrics, final_status
+from betoken.router.outbox import Finished
+from betoken.router.stats import SpeculationCounts
+from betoken.router.worker_metrics import observe_workers
+from betoken.rpc import names, telemetry
+from betoken.rpc.errors import ResourceExhaustedError
+from betoken.rpc.names import RPC_RESPONSE_STATUS_CODE
+from betoken.v1.types_pb2 import Load
 from tests.router.harness import MakeCluster, request
 
 
@@ -111,7 +111,7 @@ def test_an_answer_is_told_with_what_its_counts_say(reader: InMemoryMetricReader
         (names.METRIC_REQUESTS_WAITING,): 7,
     }
     durations = {name: p for name, p in points(reader) if hasattr(p, "sum")}
-    of_conventions = {"gen_ai.operation.name": "chat", "gen_ai.provider.name": "foretoken", "gen_ai.request.model": "m"}
+    of_conventions = {"gen_ai.operation.name": "chat", "gen_ai.provider.name": "betoken", "gen_ai.request.model": "m"}
     assert all(p.attributes == of_conventions for name, p in durations.items() if name.startswith("gen_ai."))
     assert {name: p.sum for name, p in durations.items()} == {
         names.METRIC_REQUEST_DURATION: 0.009,

@@ -7,8 +7,8 @@ from typing import Any
 import grpc
 import pytest
 
-from foretoken.rpc.errors import InvalidArgumentError, from_rpc_error
-from foretoken.v1.types_pb2 import (
+from betoken.rpc.errors import InvalidArgumentError, from_rpc_error
+from betoken.v1.types_pb2 import (
     TOKEN_ORIGIN_PLAIN,
     VERIFICATION_MODE_COUPLED,
     VERIFICATION_MODE_REJECTION,

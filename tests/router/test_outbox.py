@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from foretoken.router.outbox import Outbox, Tokens
-from foretoken.v1.types_pb2 import DRAFT_SOURCE_UNSPECIFIED, TOKEN_ORIGIN_PLAIN
+from betoken.router.outbox import Outbox, Tokens
+from betoken.v1.types_pb2 import DRAFT_SOURCE_UNSPECIFIED, TOKEN_ORIGIN_PLAIN
 
 LONG_S = 60.0
 

@@ -13,27 +13,27 @@ from pathlib import Path
 import grpc
 import pytest
 
-from foretoken.bench.fake_model import FakeModel
-from foretoken.bench.fake_verify_worker import FakeVerifyWorker, verify_hello
-from foretoken.router.tokenizer import Tokenizer
-from foretoken.v1.generation_pb2_grpc import GenerationServiceStub
+from betoken.bench.fake_model import FakeModel
+from betoken.bench.fake_verify_worker import FakeVerifyWorker, verify_hello
+from betoken.router.tokenizer import Tokenizer
+from betoken.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.router.harness import Reply, add_event, byte_tokenizer_json, request
 
 # A router that tells when it begins with a large text, and is never through with it.
 TOKENIZING = """
 import runpy, sys, time
-from foretoken.router.tokenizer import Tokenizer
+from betoken.router.tokenizer import Tokenizer
 def encode(self, text, **options):
     if len(text) > 1 << 18:
         print("tokenizing", flush=True)
         time.sleep(3600)
     return usual(self, text, **options)
 usual, Tokenizer.encode = Tokenizer.encode, encode
-runpy.run_module("foretoken.router", run_name="__main__", alter_sys=True)
+runpy.run_module("betoken.router", run_name="__main__", alter_sys=True)
 """
 
 
-async def start(*arguments: str, program: Sequence[str] = ("-m", "foretoken.router")) -> asyncio.subprocess.Process:
+async def start(*arguments: str, program: Sequence[str] = ("-m", "betoken.router")) -> asyncio.subprocess.Process:
     pipe = asyncio.subprocess.PIPE
     return await asyncio.create_subprocess_exec(sys.executable, *program, *arguments, stdout=pipe, stderr=pipe)
 

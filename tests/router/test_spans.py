@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from foretoken.rpc import names
+from betoken.rpc import names
 from tests.router.harness import Cluster, MakeCluster, request
 
 
@@ -62,6 +62,6 @@ async def test_a_requests_span_has_the_status_of_its_call(
     assert span.attributes is not None
     assert span.attributes[names.RPC_RESPONSE_STATUS_CODE] == status
     assert span.attributes[names.REQUEST_ID], "the client is given it, whatever became of the request"
-    assert span.attributes[names.RPC_METHOD] == "foretoken.v1.GenerationService/Generate"
+    assert span.attributes[names.RPC_METHOD] == "betoken.v1.GenerationService/Generate"
     assert span.attributes.get(names.ERROR_TYPE) == (status if is_fault else None)
     assert (span.status.status_code is StatusCode.ERROR) == is_fault

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from foretoken.router import draft_tree
-from foretoken.router.draft_session import _usable
-from foretoken.v1.draft_pb2 import DraftedBlock
-from foretoken.v1.types_pb2 import (
+from betoken.router import draft_tree
+from betoken.router.draft_session import _usable
+from betoken.v1.draft_pb2 import DraftedBlock
+from betoken.v1.types_pb2 import (
     DRAFT_SOURCE_MODEL,
     DRAFT_SOURCE_NGRAM,
     TOKEN_ORIGIN_ACCEPTED,

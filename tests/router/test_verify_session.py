@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from foretoken.router.mailbox import Patience
-from foretoken.router.verify_session import SequenceLostError, VerifySession
-from foretoken.v1.verify_pb2 import Verdict
+from betoken.router.mailbox import Patience
+from betoken.router.verify_session import SequenceLostError, VerifySession
+from betoken.v1.verify_pb2 import Verdict
 
 TIMEOUT_S = 0.05
 

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from foretoken.bench.fake_model import FakeModel
-from foretoken.bench.fake_verify_worker import FakeVerifyWorker, verify_hello
-from foretoken.router.__main__ import run
-from foretoken.router.core import Router
-from foretoken.router.settings import RouterSettings
-from foretoken.router.tokenizer import Tokenizer
-from foretoken.rpc.errors import FailedPreconditionError, ForetokenError, InvalidArgumentError, UnavailableError
-from foretoken.rpc.tls import ServerTls
+from betoken.bench.fake_model import FakeModel
+from betoken.bench.fake_verify_worker import FakeVerifyWorker, verify_hello
+from betoken.router.__main__ import run
+from betoken.router.core import Router
+from betoken.router.settings import RouterSettings
+from betoken.router.tokenizer import Tokenizer
+from betoken.rpc.errors import BetokenError, FailedPreconditionError, InvalidArgumentError, UnavailableError
+from betoken.rpc.tls import ServerTls
 from tests.certificates import make_certificate
 
 
@@ -65,8 +65,8 @@ def test_a_missing_file_is_named_at_the_start(files: Path, capsys: pytest.Captur
     assert "--worker-tls-ca-file" in (told := capsys.readouterr().err) and "none.pem" in told
 
 
-async def refusal(**files: Path) -> ForetokenError:
-    with pytest.raises(ForetokenError) as caught:
+async def refusal(**files: Path) -> BetokenError:
+    with pytest.raises(BetokenError) as caught:
         options: dict[str, Any] = {f"worker_tls_{name}": file for name, file in files.items()}
         await run(RouterSettings(verify=("a:1",), tokenizer="nowhere", **options))
     return caught.value

@@ -9,13 +9,13 @@ from typing import Any
 import grpc
 import pytest
 
-from foretoken.rpc.link import LinkCallbacks, LinkOptions, LinkServicer, OutboxLimits, VerifyLink
-from foretoken.v1 import verify_pb2_grpc
-from foretoken.v1.types_pb2 import WorkerHello
-from foretoken.v1.verify_pb2 import VerifyLinkRequest, VerifyLinkResponse
+from betoken.rpc.link import LinkCallbacks, LinkOptions, LinkServicer, OutboxLimits, VerifyLink
+from betoken.v1 import verify_pb2_grpc
+from betoken.v1.types_pb2 import WorkerHello
+from betoken.v1.verify_pb2 import VerifyLinkRequest, VerifyLinkResponse
 
 HELLO = WorkerHello(role="verify", worker_id="w1", vocab_size=64, max_context=128)
-LINK_METHOD = "/foretoken.v1.VerifyService/Link"
+LINK_METHOD = "/betoken.v1.VerifyService/Link"
 
 
 async def eventually(condition: Callable[[], object], timeout_s: float = 30.0) -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from foretoken.router.settings import RouterSettings
-from foretoken.rpc.address import is_host_port, is_target
+from betoken.router.settings import RouterSettings
+from betoken.rpc.address import is_host_port, is_target
 
 
 @pytest.mark.parametrize("address", ["big:50052", "127.0.0.1:1", "[::1]:65535", "a_b.c-d.example.:80"])

@@ -7,11 +7,11 @@ import pickle
 import grpc
 import pytest
 
-from foretoken.rpc.errors import (
+from betoken.rpc.errors import (
     ERROR_BY_STATUS,
+    BetokenError,
     DeadlineExceededError,
     FailedPreconditionError,
-    ForetokenError,
     InternalError,
     InvalidArgumentError,
     NotFoundError,
@@ -27,10 +27,10 @@ from foretoken.rpc.errors import (
     to_link_error,
     to_status,
 )
-from foretoken.rpc.servicing import typed_errors
-from foretoken.v1 import generation_pb2_grpc
-from foretoken.v1.generation_pb2 import GenerateRequest, GenerateResponse, TokenizeRequest
-from foretoken.v1.types_pb2 import LinkError
+from betoken.rpc.servicing import typed_errors
+from betoken.v1 import generation_pb2_grpc
+from betoken.v1.generation_pb2 import GenerateRequest, GenerateResponse, TokenizeRequest
+from betoken.v1.types_pb2 import LinkError
 
 ERRORS = [
     InvalidArgumentError("sampling.temperature", -1.0, "must be 0 or between 0.01 and 100"),
@@ -49,12 +49,12 @@ ERRORS = [
 ]
 
 
-def facts(error: ForetokenError) -> dict[str, object]:
+def facts(error: BetokenError) -> dict[str, object]:
     return {"type": type(error), "text": str(error), **vars(error)}
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-def test_errors_survive_pickle_and_copy(error: ForetokenError) -> None:
+def test_errors_survive_pickle_and_copy(error: BetokenError) -> None:
     """A pool of processes hangs at one that does not."""
     assert facts(pickle.loads(pickle.dumps(error))) == facts(copy.copy(error)) == facts(error)
 
@@ -82,14 +82,14 @@ async def serve_failing(stack, error: BaseException) -> str:
     return f"127.0.0.1:{port}"
 
 
-async def unary_error(address: str) -> ForetokenError:
+async def unary_error(address: str) -> BetokenError:
     async with grpc.aio.insecure_channel(address) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await generation_pb2_grpc.GenerationServiceStub(channel).Tokenize(TokenizeRequest(), timeout=5)
     return from_rpc_error(caught.value)
 
 
-async def stream_error(address: str) -> ForetokenError:
+async def stream_error(address: str) -> BetokenError:
     async with grpc.aio.insecure_channel(address) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             async for _ in generation_pb2_grpc.GenerationServiceStub(channel).Generate(GenerateRequest(), timeout=5):
@@ -97,7 +97,7 @@ async def stream_error(address: str) -> ForetokenError:
     return from_rpc_error(caught.value)
 
 
-def sync_error(address: str) -> ForetokenError:
+def sync_error(address: str) -> BetokenError:
     with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError) as caught:
         generation_pb2_grpc.GenerationServiceStub(channel).Tokenize(TokenizeRequest(), timeout=5)
     return from_rpc_error(caught.value)
@@ -135,9 +135,9 @@ def test_a_link_entry_keeps_field_value_and_limit():
     ],
 )
 async def test_the_log_has_the_id_that_a_failed_requests_client_is_given(stack, caplog, error, level, text):
-    caplog.set_level("DEBUG", "foretoken")
+    caplog.set_level("DEBUG", "betoken")
     await unary_error(await serve_failing(stack, error))
-    records = [record for record in caplog.records if record.name.startswith("foretoken.")]
+    records = [record for record in caplog.records if record.name.startswith("betoken.")]
     assert [(record.levelname, record.getMessage()) for record in records] == [(level, text)]
 
 

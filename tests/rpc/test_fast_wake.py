@@ -5,9 +5,9 @@ import struct
 
 import pytest
 
-from foretoken.rpc import fast_wake
-from foretoken.rpc.errors import FailedPreconditionError
-from foretoken.rpc.fast_wake import FastWake
+from betoken.rpc import fast_wake
+from betoken.rpc.errors import FailedPreconditionError
+from betoken.rpc.fast_wake import FastWake
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import threading
 import grpc
 import pytest
 
-from foretoken.rpc.errors import (
+from betoken.rpc.errors import (
     FailedPreconditionError,
     InternalError,
     InvalidArgumentError,
@@ -14,10 +14,10 @@ from foretoken.rpc.errors import (
     UnavailableError,
     from_rpc_error,
 )
-from foretoken.rpc.link import DraftLink, LinkCallbacks, LinkOptions, LinkState, OutboxLimits, VerifyLink, router_side
-from foretoken.rpc.link.options import open_channel
-from foretoken.v1.types_pb2 import CloseSequence, OpenSequence, RouterHello, WorkerHello
-from foretoken.v1.verify_pb2 import DraftBlock, Verdict, VerifyLinkRequest, VerifyLinkResponse
+from betoken.rpc.link import DraftLink, LinkCallbacks, LinkOptions, LinkState, OutboxLimits, VerifyLink, router_side
+from betoken.rpc.link.options import open_channel
+from betoken.v1.types_pb2 import CloseSequence, OpenSequence, RouterHello, WorkerHello
+from betoken.v1.verify_pb2 import DraftBlock, Verdict, VerifyLinkRequest, VerifyLinkResponse
 
 from .conftest import HELLO, eventually
 
@@ -336,7 +336,7 @@ async def test_a_status_whose_advice_is_no_time_costs_no_link():
             return grpc.stream_stream_rpc_method_handler(self.refuse)
 
         async def refuse(self, frames, context):
-            metadata = (("foretoken-retry-after-ms", "9" * 400),)
+            metadata = (("betoken-retry-after-ms", "9" * 400),)
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", metadata)
 
     server = grpc.aio.server()

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.rpc.errors import ResourceExhaustedError
-from foretoken.rpc.link.outbox import BacklogFullError, Outbox, OutboxLimits
-from foretoken.v1.types_pb2 import CloseSequence, OpenSequence
-from foretoken.v1.verify_pb2 import DraftBlock, Verdict, VerifyLinkRequest, VerifyLinkResponse
+from betoken.rpc.errors import ResourceExhaustedError
+from betoken.rpc.link.outbox import BacklogFullError, Outbox, OutboxLimits
+from betoken.v1.types_pb2 import CloseSequence, OpenSequence
+from betoken.v1.verify_pb2 import DraftBlock, Verdict, VerifyLinkRequest, VerifyLinkResponse
 
 ENTRY_TYPES = {  # in the order a worker applies them
     "opens": OpenSequence,

@@ -5,10 +5,10 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.rpc.float32 import shortest
-from foretoken.rpc.sampling import resolve_sampling, sampling_fields
-from foretoken.rpc.validation import validate_sampling
-from foretoken.v1.types_pb2 import LogitBias, OpenSequence, SamplingParams
+from betoken.rpc.float32 import shortest
+from betoken.rpc.sampling import resolve_sampling, sampling_fields
+from betoken.rpc.validation import validate_sampling
+from betoken.v1.types_pb2 import LogitBias, OpenSequence, SamplingParams
 
 SIZES = {"prompt_length": 10, "max_context": 100, "vocab_size": 64}
 

@@ -15,8 +15,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from foretoken.rpc import server
-from foretoken.rpc.errors import (
+from betoken.rpc import server
+from betoken.rpc.errors import (
     FailedPreconditionError,
     InternalError,
     InvalidArgumentError,
@@ -24,25 +24,25 @@ from foretoken.rpc.errors import (
     UnavailableError,
     from_rpc_error,
 )
-from foretoken.rpc.link import LinkCallbacks, LinkOptions, LinkServicer, VerifyLink
-from foretoken.rpc.server import Service, serve
-from foretoken.rpc.servicing import typed_errors
-from foretoken.rpc.settings import ServiceSettings
-from foretoken.rpc.tls import ClientTls
-from foretoken.v1 import generation_pb2_grpc, verify_pb2_grpc
-from foretoken.v1.generation_pb2 import (
+from betoken.rpc.link import LinkCallbacks, LinkOptions, LinkServicer, VerifyLink
+from betoken.rpc.server import Service, serve
+from betoken.rpc.servicing import typed_errors
+from betoken.rpc.settings import ServiceSettings
+from betoken.rpc.tls import ClientTls
+from betoken.v1 import generation_pb2_grpc, verify_pb2_grpc
+from betoken.v1.generation_pb2 import (
     GenerateRequest,
     GenerateResponse,
     GenerateTokens,
     TokenizeRequest,
     TokenizeResponse,
 )
-from foretoken.v1.verify_pb2 import VerifyLinkResponse
+from betoken.v1.verify_pb2 import VerifyLinkResponse
 from tests.certificates import make_certificate
 
 from .conftest import HELLO, EchoHandler
 
-NAME = "foretoken.v1.GenerationService"
+NAME = "betoken.v1.GenerationService"
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
@@ -256,7 +256,7 @@ async def test_a_drain_that_sends_away_ends_listening_at_once_and_open_calls_whe
 async def test_an_idle_link_does_not_hold_up_a_drain():
     handler = EchoHandler()
     servicer = LinkServicer(lambda: HELLO, handler, VerifyLinkResponse)
-    service = Service("foretoken.v1.VerifyService", servicer, verify_pb2_grpc.add_VerifyServiceServicer_to_server)
+    service = Service("betoken.v1.VerifyService", servicer, verify_pb2_grpc.add_VerifyServiceServicer_to_server)
     ignore = LinkCallbacks(lambda *_: None, lambda *_: None, lambda *_: None, lambda _: None)
     async with asyncio.TaskGroup() as tasks:
         running = Running(tasks, ServiceSettings(drain_grace_s=60), [service], on_drain=servicer.drain)
@@ -389,11 +389,11 @@ class TypedServicer(generation_pb2_grpc.GenerationServiceServicer):
     [
         ("Tokenize", b"\x0a\x02\xff\xfe", "prompt = b'\\xff': must be valid UTF-8"),
         ("Generate", b"\x2a\x04\x62\x02\xff\xfe", "sampling.stop[0] = b'\\xff': must be valid UTF-8"),
-        ("Generate", b"\x0a\xff", "request = 2 undecodable bytes: must be a foretoken.v1.GenerateRequest"),
+        ("Generate", b"\x0a\xff", "request = 2 undecodable bytes: must be a betoken.v1.GenerateRequest"),
         pytest.param(  # a look at millions would hold up everyone for seconds
             "Generate",
             b"\x18\x00" * 100_000 + b"\x0a\x01\xff",
-            "request = 200003 undecodable bytes: must be a foretoken.v1.GenerateRequest",
+            "request = 200003 undecodable bytes: must be a betoken.v1.GenerateRequest",
             id="too-many-fields-to-look-through",
         ),
     ],
@@ -429,7 +429,7 @@ async def test_tls_with_and_without_client_certificates(certificates):
     files = {name: certificates / name for name in os.listdir(certificates)}
     handler = EchoHandler()
     servicer = LinkServicer(lambda: HELLO, handler, VerifyLinkResponse)
-    service = Service("foretoken.v1.VerifyService", servicer, verify_pb2_grpc.add_VerifyServiceServicer_to_server)
+    service = Service("betoken.v1.VerifyService", servicer, verify_pb2_grpc.add_VerifyServiceServicer_to_server)
     ignore = LinkCallbacks(lambda *_: None, lambda *_: None, lambda *_: None, lambda _: None)
 
     async def connects(address: str, tls: ClientTls | None) -> bool:
@@ -537,18 +537,16 @@ async def test_a_tls_file_without_pem_is_named(tmp_path, name):
 
 
 def test_a_full_collection_passes_over_what_was_loaded():
-    code = (
-        "import gc; from foretoken.rpc.server import freeze_loaded; before = len(gc.get_objects()); freeze_loaded(); "
-    )
+    code = "import gc; from betoken.rpc.server import freeze_loaded; before = len(gc.get_objects()); freeze_loaded(); "
     code += "assert len(gc.get_objects()) < before / 10 and gc.get_freeze_count() > before / 2"
     subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, check=True)
 
 
 PROGRAM = """
 import asyncio, sys
-from foretoken.rpc.server import run_service, serve
-from foretoken.rpc.servicing import typed_errors
-from foretoken.rpc.settings import ServiceSettings
+from betoken.rpc.server import run_service, serve
+from betoken.rpc.servicing import typed_errors
+from betoken.rpc.settings import ServiceSettings
 async def on_drain(grace_s):
     await asyncio.sleep(float(sys.argv[-1]))
 settings = ServiceSettings.parse(sys.argv[1:-1])
@@ -585,15 +583,15 @@ async def test_signals_drain_and_a_second_one_hurries(tmp_path, signum, drain_s,
     assert process.returncode == 0, stderr.decode()
     assert stdout == b""
     lines = stderr.decode().splitlines()
-    assert any(line.endswith("foretoken.rpc.server: stopped") for line in lines)
-    assert all(" INFO foretoken.rpc.server: " in line for line in lines), lines
+    assert any(line.endswith("betoken.rpc.server: stopped") for line in lines)
+    assert all(" INFO betoken.rpc.server: " in line for line in lines), lines
 
 
 LOADING = """
 import asyncio, signal, sys, threading
 import torch
-from foretoken.rpc.server import run_service
-from foretoken.rpc.settings import ServiceSettings
+from betoken.rpc.server import run_service
+from betoken.rpc.settings import ServiceSettings
 def load():
     layer = torch.nn.Linear(64, 64)
     print("loading", flush=True)
@@ -633,7 +631,7 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
 """
 
 
-@pytest.mark.parametrize("module", ["foretoken.verify_worker", "foretoken.draft_worker"])
+@pytest.mark.parametrize("module", ["betoken.verify_worker", "betoken.draft_worker"])
 async def test_an_interrupt_does_not_wait_for_what_a_worker_imports(module):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", IMPORTING, module, "--model", "none"]
@@ -649,8 +647,8 @@ async def test_an_interrupt_does_not_wait_for_what_a_worker_imports(module):
 
 STARTING = """
 import sys
-from foretoken.rpc.server import run_service
-from foretoken.rpc.settings import ServiceSettings
+from betoken.rpc.server import run_service
+from betoken.rpc.settings import ServiceSettings
 async def body():
     print("loading")
 sys.exit(run_service("example", ServiceSettings.parse(sys.argv[1:]), body))

@@ -6,8 +6,8 @@ import os
 import pytest
 from pydantic import Field, ValidationError
 
-from foretoken.rpc.settings import CommaSeparated, ServiceSettings
-from foretoken.rpc.worker_settings import WorkerSettings
+from betoken.rpc.settings import CommaSeparated, ServiceSettings
+from betoken.rpc.worker_settings import WorkerSettings
 
 TOO_LONG = "x" * 300
 
@@ -22,25 +22,25 @@ class ExampleSettings(ServiceSettings):
 
 def test_the_command_line_beats_the_environment_beats_the_default(monkeypatch):
     assert ExampleSettings.parse([]).host == "127.0.0.1"
-    monkeypatch.setenv("FORETOKEN_PORT", "1000")
-    monkeypatch.setenv("FORETOKEN_NUM_PAGES", "7")
-    monkeypatch.setenv("FORETOKEN_SOMETHING_ELSE", "of another service")
-    monkeypatch.setenv("FORETOKEN_HOST", "")
+    monkeypatch.setenv("BETOKEN_PORT", "1000")
+    monkeypatch.setenv("BETOKEN_NUM_PAGES", "7")
+    monkeypatch.setenv("BETOKEN_SOMETHING_ELSE", "of another service")
+    monkeypatch.setenv("BETOKEN_HOST", "")
     settings = ExampleSettings.parse(["--port", "2000"])
     assert (settings.port, settings.num_pages, settings.host) == (2000, 7, "127.0.0.1")
 
 
 @pytest.mark.parametrize("arguments", [["--otlp-endpoint", "", "--verify", ""], ["--otlp-endpoint=", "--verify="]])
 def test_an_empty_option_is_the_default_whatever_the_environment_says(monkeypatch, arguments):
-    monkeypatch.setenv("FORETOKEN_OTLP_ENDPOINT", "http://collector:4317")
-    monkeypatch.setenv("FORETOKEN_VERIFY", "a:1")
+    monkeypatch.setenv("BETOKEN_OTLP_ENDPOINT", "http://collector:4317")
+    monkeypatch.setenv("BETOKEN_VERIFY", "a:1")
     settings = ExampleSettings.parse(arguments)
     assert (settings.otlp_endpoint, settings.verify) == ("", ())
 
 
 def test_lists_are_comma_separated(monkeypatch):
     assert ExampleSettings.parse(["--verify", "a:1,b:2", "--verify", "c:3"]).verify == ("a:1", "b:2", "c:3")
-    monkeypatch.setenv("FORETOKEN_VERIFY", "d:4, e:5,")
+    monkeypatch.setenv("BETOKEN_VERIFY", "d:4, e:5,")
     assert ExampleSettings.parse([]).verify == ("d:4", "e:5")
 
 
@@ -57,9 +57,9 @@ def test_switches():
 @pytest.mark.parametrize(
     ("arguments", "texts"),
     [
-        (["--port", "70000"], ["--port (FORETOKEN_PORT) = '70000'", "less than or equal to 65535"]),
+        (["--port", "70000"], ["--port (BETOKEN_PORT) = '70000'", "less than or equal to 65535"]),
         (["--max-concurrent-rpcs", str(1 << 31)], ["--max-concurrent-rpcs", "less than or equal to 2147483647"]),
-        (["--num-pages", "few"], ["--num-pages (FORETOKEN_NUM_PAGES) = 'few'", "valid integer"]),
+        (["--num-pages", "few"], ["--num-pages (BETOKEN_NUM_PAGES) = 'few'", "valid integer"]),
         (["--log-level", "loud"], ["--log-level", "'loud'", "'debug', 'info'"]),
         (["--drain-grace-s", "nan"], ["--drain-grace-s"]),
         (["--host", "unix:relative.sock"], ["--host", "'unix:relative.sock' is not unix:/PATH"]),
@@ -89,10 +89,10 @@ def test_switches():
 )
 def test_a_bad_value_stops_start_up_and_is_named(arguments, texts, capsys):
     with pytest.raises(SystemExit) as caught:
-        ExampleSettings.parse(arguments, program="foretoken.example")
+        ExampleSettings.parse(arguments, program="betoken.example")
     assert caught.value.code == 2
     message = capsys.readouterr().err
-    for text in ["foretoken.example", *texts]:
+    for text in ["betoken.example", *texts]:
         assert text in message
 
 
@@ -116,14 +116,14 @@ def test_a_workers_name_that_is_no_text_is_named(capsys):
     """Its handshake could not be made."""
     with pytest.raises(SystemExit):
         WorkerSettings.parse(["--model", "m", "--worker-id", "\udcff"])
-    assert "--worker-id (FORETOKEN_WORKER_ID) = " in capsys.readouterr().err
+    assert "--worker-id (BETOKEN_WORKER_ID) = " in capsys.readouterr().err
 
 
 def test_a_bad_environment_value_is_named(monkeypatch, capsys):
-    monkeypatch.setenv("FORETOKEN_PORT", "http")
+    monkeypatch.setenv("BETOKEN_PORT", "http")
     with pytest.raises(SystemExit):
         ExampleSettings.parse([])
-    assert "(FORETOKEN_PORT) = 'http'" in capsys.readouterr().err
+    assert "(BETOKEN_PORT) = 'http'" in capsys.readouterr().err
 
 
 def test_settings_are_frozen_and_refuse_unknown_names():
@@ -136,13 +136,13 @@ def test_settings_are_frozen_and_refuse_unknown_names():
 
 def test_help_explains_every_option(capsys):
     with pytest.raises(SystemExit) as caught:
-        ExampleSettings.parse(["--help"], program="foretoken.example")
+        ExampleSettings.parse(["--help"], program="betoken.example")
     assert caught.value.code == 0
     text = capsys.readouterr().out
     for name, field in ExampleSettings.model_fields.items():
         assert field.description, name
         assert "--" + name.replace("_", "-") in text
-        assert f"FORETOKEN_{name.upper()}" in text
+        assert f"BETOKEN_{name.upper()}" in text
 
 
 def test_tls_files_become_server_tls(tmp_path):

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 
-from foretoken.rpc.telemetry import SHUTDOWN_TIMEOUT_S
+from betoken.rpc.telemetry import SHUTDOWN_TIMEOUT_S
 
 PROGRAM = """
 import json
@@ -14,8 +14,8 @@ from concurrent import futures
 import grpc
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
-from foretoken.rpc import names, telemetry
-from foretoken.rpc.trace import span
+from betoken.rpc import names, telemetry
+from betoken.rpc.trace import span
 
 got = {}
 
@@ -51,8 +51,8 @@ print(json.dumps(got))
 
 SILENT_PROGRAM = """
 import socket, time
-from foretoken.rpc import telemetry
-from foretoken.rpc.trace import span
+from betoken.rpc import telemetry
+from betoken.rpc.trace import span
 
 collector = socket.create_server(("127.0.0.1", 0))  # takes connections and never says a word
 shutdown = telemetry.configure("router", f"http://127.0.0.1:{collector.getsockname()[1]}")
@@ -66,7 +66,7 @@ print(time.monotonic() - before)
 
 ABSENT_PROGRAM = """
 import logging, os, socket, time
-from foretoken.rpc import telemetry
+from betoken.rpc import telemetry
 
 class Kept(logging.Handler):
     def emit(self, record):
@@ -97,8 +97,8 @@ def run(program: str, **environment: str) -> str:
 
 def test_spans_and_metrics_reach_the_collector():
     got = json.loads(run(PROGRAM))
-    assert (got["span"], got["metric"]) == ("foretoken.worker.sequence", "foretoken.round.overhead")
-    assert got["service"] == "foretoken.router"
+    assert (got["span"], got["metric"]) == ("betoken.worker.sequence", "betoken.round.overhead")
+    assert got["service"] == "betoken.router"
     assert got["instance"].startswith(f"{socket.gethostname()}-"), "in containers every service is process 1"
     assert min(got["bounds"]) < 0.001, "buckets below 10 ms"
 

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 from opentelemetry.trace import StatusCode
 
-from foretoken.rpc import names, telemetry
-from foretoken.rpc.errors import InvalidArgumentError, UnavailableError
-from foretoken.rpc.trace import SpanKind, context_from, span, traceparent_of
+from betoken.rpc import names, telemetry
+from betoken.rpc.errors import InvalidArgumentError, UnavailableError
+from betoken.rpc.trace import SpanKind, context_from, span, traceparent_of
 
 
 def test_a_child_on_the_other_side_belongs_to_the_same_trace(exported):
@@ -95,5 +95,5 @@ def test_without_an_endpoint_nothing_is_set_up():
 
 def test_names_are_unique():
     values = [value for name, value in vars(names).items() if name.isupper() and isinstance(value, str)]
-    shared = {"foretoken"}  # the scope and the provider
+    shared = {"betoken"}  # the scope and the provider
     assert len([value for value in values if value not in shared]) == len(set(values) - shared)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.rpc.errors import InvalidArgumentError
-from foretoken.rpc.validation import (
+from betoken.rpc.errors import InvalidArgumentError
+from betoken.rpc.validation import (
     BlockLimits,
     validate_block,
     validate_commit,
@@ -20,10 +20,10 @@ from foretoken.rpc.validation import (
     validate_sampling,
     validate_tokenize,
 )
-from foretoken.rpc.validation import sampling as sampling_limits
-from foretoken.v1 import types_pb2
-from foretoken.v1.draft_pb2 import Commit, DraftRequest, DraftTerms
-from foretoken.v1.generation_pb2 import (
+from betoken.rpc.validation import sampling as sampling_limits
+from betoken.v1 import types_pb2
+from betoken.v1.draft_pb2 import Commit, DraftRequest, DraftTerms
+from betoken.v1.generation_pb2 import (
     ChatMessage,
     ChatMessages,
     GenerateRequest,
@@ -31,8 +31,8 @@ from foretoken.v1.generation_pb2 import (
     TokenIds,
     TokenizeRequest,
 )
-from foretoken.v1.types_pb2 import DrafterChoice, LogitBias, OpenSequence, SamplingParams, SparseDistribution
-from foretoken.v1.verify_pb2 import DraftBlock
+from betoken.v1.types_pb2 import DrafterChoice, LogitBias, OpenSequence, SamplingParams, SparseDistribution
+from betoken.v1.verify_pb2 import DraftBlock
 
 VOCAB, CONTEXT = 64, 32
 

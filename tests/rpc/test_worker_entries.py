@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
-from foretoken.rpc.link import worker_entries
-from foretoken.rpc.link.worker_entries import LinkResults, WorkerLoad
-from foretoken.v1.verify_pb2 import Verdict, VerifyLinkResponse
+from betoken.rpc.link import worker_entries
+from betoken.rpc.link.worker_entries import LinkResults, WorkerLoad
+from betoken.v1.verify_pb2 import Verdict, VerifyLinkResponse
 
 
 class Recorder:

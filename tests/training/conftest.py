@@ -2,8 +2,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from foretoken.training.models import Shape
-from foretoken.training.windows import Windows
+from betoken.training.models import Shape
+from betoken.training.windows import Windows
 
 VOCAB_SIZE = 64
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.training.corpus import Document, load_corpus, read_documents, split
+from betoken.training.corpus import Document, load_corpus, read_documents, split
 
 
 def write_tree(root: Path, num_files: int, folder: str = "lib") -> None:

@@ -5,12 +5,12 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from foretoken.training.distill import distillation_loss, forward_divergence
-from foretoken.training.evaluation import agreement
-from foretoken.training.models import Shape, build_model
-from foretoken.training.schedule import Budget
-from foretoken.training.train import TrainSettings, next_token_loss, train
-from foretoken.training.windows import Windows
+from betoken.training.distill import distillation_loss, forward_divergence
+from betoken.training.evaluation import agreement
+from betoken.training.models import Shape, build_model
+from betoken.training.schedule import Budget
+from betoken.training.train import TrainSettings, next_token_loss, train
+from betoken.training.windows import Windows
 
 
 def test_forward_divergence_by_hand() -> None:

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from foretoken.training.evaluation import agreement, loss_by_position
-from foretoken.training.models import Shape, build_model, logits_of
+from betoken.training.evaluation import agreement, loss_by_position
+from betoken.training.models import Shape, build_model, logits_of
 
 
 def test_loss_by_position_is_the_mean_over_windows(shape: Shape, stream: npt.NDArray[np.uint16]) -> None:

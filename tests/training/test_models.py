@@ -3,8 +3,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from foretoken.training.models import DRAFT, TARGET, Shape, build_model, num_parameters, save_model
-from foretoken.training.tokenizer import save_tokenizer, train_tokenizer
+from betoken.training.models import DRAFT, TARGET, Shape, build_model, num_parameters, save_model
+from betoken.training.tokenizer import save_tokenizer, train_tokenizer
 
 
 def test_the_pair_has_the_sizes_it_is_known_for() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from foretoken.training.optimizer import Muon, PairOptimizer, orthogonalize
+from betoken.training.optimizer import Muon, PairOptimizer, orthogonalize
 
 
 def test_orthogonalized_matrices_have_singular_values_near_one() -> None:

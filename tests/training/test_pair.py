@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from foretoken.training import pair
-from foretoken.training.corpus import Corpus, Document, stdlib_root
-from foretoken.training.models import Shape
+from betoken.training import pair
+from betoken.training.corpus import Corpus, Document, stdlib_root
+from betoken.training.models import Shape
 
 
 def small_corpus() -> Corpus:
@@ -74,7 +74,7 @@ def test_the_card_of_a_pair_that_was_trained_further_counts_every_run(recipe: Re
         first / "target" / "model.safetensors"
     ).read_bytes()
     card = (second / "README.md").read_text()
-    assert "| 0.02M |" in card and card.count("python -m foretoken.training.pair") == 2
+    assert "| 0.02M |" in card and card.count("python -m betoken.training.pair") == 2
 
 
 def test_the_draft_alone_can_be_trained_further(recipe: Recipe) -> None:

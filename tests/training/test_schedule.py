@@ -1,6 +1,6 @@
 import pytest
 
-from foretoken.training.schedule import DECAY_FROM, WARMUP_FRACTION, Budget, learning_rate_scale, window_tokens
+from betoken.training.schedule import DECAY_FROM, WARMUP_FRACTION, Budget, learning_rate_scale, window_tokens
 
 FRACTIONS = [index / 1000 for index in range(1000)]
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from foretoken.training.tokenizer import END_OF_TEXT, END_OF_TEXT_ID, encode_stream, train_tokenizer
+from betoken.training.tokenizer import END_OF_TEXT, END_OF_TEXT_ID, encode_stream, train_tokenizer
 
 TEXTS = ["def add(a, b):\n    return a + b\n" * 5, "class Point:\n    pass\n" * 5]
 

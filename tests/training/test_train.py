@@ -5,10 +5,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from foretoken.training.models import Shape, build_model
-from foretoken.training.schedule import Budget
-from foretoken.training.train import CPU_PART_TOKENS, TrainSettings, accumulate_gradients, next_token_loss, train
-from foretoken.training.windows import Windows
+from betoken.training.models import Shape, build_model
+from betoken.training.schedule import Budget
+from betoken.training.train import CPU_PART_TOKENS, TrainSettings, accumulate_gradients, next_token_loss, train
+from betoken.training.windows import Windows
 
 
 def settings(num_steps: int, windows: Windows) -> TrainSettings:

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from foretoken.training.windows import Windows
+from betoken.training.windows import Windows
 
 
 @pytest.fixture

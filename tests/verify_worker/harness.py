@@ -4,12 +4,12 @@ import time
 
 from opentelemetry.trace import INVALID_SPAN
 
-from foretoken.engine.sampling import SamplingParams
-from foretoken.engine.verification import VerificationMode as Mode
-from foretoken.rpc.fast_wake import FastWake
-from foretoken.verify_worker.core import VerifyCore
-from foretoken.verify_worker.scheduler import Scheduler
-from foretoken.verify_worker.sequence import Block, VerifySequence
+from betoken.engine.sampling import SamplingParams
+from betoken.engine.verification import VerificationMode as Mode
+from betoken.rpc.fast_wake import FastWake
+from betoken.verify_worker.core import VerifyCore
+from betoken.verify_worker.scheduler import Scheduler
+from betoken.verify_worker.sequence import Block, VerifySequence
 
 EOS = 96
 

@@ -7,9 +7,9 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from foretoken.engine.sparse_probs import SparseProbs
-from foretoken.engine.verification import VerificationMode as Mode
-from foretoken.rpc.errors import (
+from betoken.engine.sparse_probs import SparseProbs
+from betoken.engine.verification import VerificationMode as Mode
+from betoken.rpc.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
     InternalError,
@@ -17,9 +17,9 @@ from foretoken.rpc.errors import (
     NotFoundError,
     ResourceExhaustedError,
 )
-from foretoken.rpc.link import worker_entries
-from foretoken.rpc.names import ERROR_TYPE
-from foretoken.verify_worker.scheduler import IDLE_GRACE_S
+from betoken.rpc.link import worker_entries
+from betoken.rpc.names import ERROR_TYPE
+from betoken.verify_worker.scheduler import IDLE_GRACE_S
 from tests.verify_worker.harness import EOS, Bench
 
 

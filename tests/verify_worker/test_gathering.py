@@ -4,10 +4,10 @@ import time
 
 import pytest
 
-from foretoken.engine.step_costs import StepCost
-from foretoken.verify_worker.gathering import Gathering
-from foretoken.verify_worker.scheduler import prefill_rows
-from foretoken.verify_worker.sequence import Block
+from betoken.engine.step_costs import StepCost
+from betoken.verify_worker.gathering import Gathering
+from betoken.verify_worker.scheduler import prefill_rows
+from betoken.verify_worker.sequence import Block
 from tests.verify_worker.harness import Bench
 
 MS = 1_000_000

@@ -6,11 +6,11 @@ from contextlib import asynccontextmanager, suppress
 import grpc
 import pytest
 
-from foretoken.engine.model_thread import ModelThread
-from foretoken.rpc.errors import from_link_error
-from foretoken.rpc.link import LinkServicer
-from foretoken.v1 import verify_pb2_grpc
-from foretoken.v1.types_pb2 import (
+from betoken.engine.model_thread import ModelThread
+from betoken.rpc.errors import from_link_error
+from betoken.rpc.link import LinkServicer
+from betoken.v1 import verify_pb2_grpc
+from betoken.v1.types_pb2 import (
     VERIFICATION_MODE_COUPLED,
     VERIFICATION_MODE_TYPICAL,
     CloseSequence,
@@ -20,10 +20,10 @@ from foretoken.v1.types_pb2 import (
     SamplingParams,
     WorkerHello,
 )
-from foretoken.v1.verify_pb2 import DraftBlock, VerifyLinkRequest, VerifyLinkResponse
-from foretoken.verify_worker.core import VerifyCore
-from foretoken.verify_worker.handler import VerifyLinkHandler, VerifyResults
-from foretoken.verify_worker.scheduler import Scheduler
+from betoken.v1.verify_pb2 import DraftBlock, VerifyLinkRequest, VerifyLinkResponse
+from betoken.verify_worker.core import VerifyCore
+from betoken.verify_worker.handler import VerifyLinkHandler, VerifyResults
+from betoken.verify_worker.scheduler import Scheduler
 
 PROMPT = [3, 1, 4, 1, 5]
 
@@ -186,7 +186,7 @@ async def test_a_bad_block_ends_its_sequence_only(worker, field, block):
 async def test_garbage_on_one_link_leaves_the_others(worker):
     address, runner = worker
     async with link_to(address) as link, grpc.aio.insecure_channel(address) as channel:
-        garbage = channel.stream_stream("/foretoken.v1.VerifyService/Link")()
+        garbage = channel.stream_stream("/betoken.v1.VerifyService/Link")()
         await garbage.write(b"\xff\xff\xff\xff not a frame")
         with pytest.raises(grpc.aio.AioRpcError):
             async with asyncio.timeout(10):
@@ -201,7 +201,7 @@ async def test_garbage_on_one_link_leaves_the_others(worker):
 async def test_a_frame_of_countless_entries_ends_its_link_and_holds_up_no_other(worker, kind):
     address, runner = worker
     async with link_to(address) as link, grpc.aio.insecure_channel(address) as channel:
-        hostile = channel.stream_stream("/foretoken.v1.VerifyService/Link")()
+        hostile = channel.stream_stream("/betoken.v1.VerifyService/Link")()
         await hostile.write(VerifyLinkRequest(hello=RouterHello(protocol_version=1)).SerializeToString())
         await hostile.write(kind * 100_000)
         with suppress(grpc.aio.AioRpcError):

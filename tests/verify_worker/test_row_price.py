@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from foretoken.engine.step_costs import StepCost
-from foretoken.verify_worker.row_price import RowPrice
+from betoken.engine.step_costs import StepCost
+from betoken.verify_worker.row_price import RowPrice
 from tests.verify_worker.harness import Bench
 
 TABLE = [StepCost(rows, 512, 1_000_000 + 50_000 * rows) for rows in (1, 2, 4, 8, 16, 32)]

@@ -9,12 +9,12 @@ import pytest
 import torch
 import transformers
 
-from foretoken.engine import sampling as engine_limits
-from foretoken.rpc.validation import sampling as sampling_limits
-from foretoken.rpc.validation.entries import MAX_EOS_TOKEN_IDS
-from foretoken.v1.types_pb2 import WorkerHello
-from foretoken.verify_worker import service
-from foretoken.verify_worker.settings import VerifyWorkerSettings
+from betoken.engine import sampling as engine_limits
+from betoken.rpc.validation import sampling as sampling_limits
+from betoken.rpc.validation.entries import MAX_EOS_TOKEN_IDS
+from betoken.v1.types_pb2 import WorkerHello
+from betoken.verify_worker import service
+from betoken.verify_worker.settings import VerifyWorkerSettings
 from tests.engine.tiny import save_tiny
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from foretoken.bench import kernels
-from foretoken.bench.gpu.case import Case, Side, find_fault, measure
-from foretoken.kernels import dispatch
+from betoken.bench import kernels
+from betoken.bench.gpu.case import Case, Side, find_fault, measure
+from betoken.kernels import dispatch
 
 
 class FakeTimer:
@@ -85,7 +85,7 @@ def test_a_fraction_is_the_floor_over_the_time_and_a_failing_other_is_an_entry()
     case = make(doubled, others=(Side("torch", doubled), Side("another", fail)))
     result = measure(case, FakeTimer(), 1e9)
     assert result["floor_ms"] == 4.0
-    assert result["sides"]["foretoken"] == {"ms": 2.0, "fraction_of_floor": 2.0} == result["sides"]["torch"]
+    assert result["sides"]["betoken"] == {"ms": 2.0, "fraction_of_floor": 2.0} == result["sides"]["torch"]
     assert result["sides"]["another"] == {"failed": "RuntimeError: no such kernel"}
 
 

@@ -6,16 +6,16 @@ from types import ModuleType
 import pytest
 import torch
 
-from foretoken.bench import kernels, step
-from foretoken.bench.gpu.case import Case
-from foretoken.bench.gpu.paged_cases import Shape, paged_cases
-from foretoken.bench.gpu.product_cases import product_cases
-from foretoken.bench.gpu.sampling_cases import peaked_logits, sampling_cases
-from foretoken.bench.gpu.step_baseline import StaticCacheSteps
-from foretoken.bench.gpu.step_models import MODEL_NAMES, describe, make_model, read_bytes, share_weights
-from foretoken.engine.config import EngineConfig
-from foretoken.engine.runner import ModelRunner
-from foretoken.kernels import dispatch
+from betoken.bench import kernels, step
+from betoken.bench.gpu.case import Case
+from betoken.bench.gpu.paged_cases import Shape, paged_cases
+from betoken.bench.gpu.product_cases import product_cases
+from betoken.bench.gpu.sampling_cases import peaked_logits, sampling_cases
+from betoken.bench.gpu.step_baseline import StaticCacheSteps
+from betoken.bench.gpu.step_models import MODEL_NAMES, describe, make_model, read_bytes, share_weights
+from betoken.engine.config import EngineConfig
+from betoken.engine.runner import ModelRunner
+from betoken.kernels import dispatch
 
 CPU = torch.device("cpu")
 SMALL = {

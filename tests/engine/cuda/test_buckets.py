@@ -2,7 +2,7 @@
 
 import pytest
 
-from foretoken.engine.cuda.buckets import bucket_sizes, choose_bucket, length_bounds
+from betoken.engine.cuda.buckets import bucket_sizes, choose_bucket, length_bounds
 
 
 @pytest.mark.parametrize(

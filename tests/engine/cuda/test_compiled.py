@@ -8,14 +8,14 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from foretoken.engine.batch import Segment, build_batch
-from foretoken.engine.compiled import trace_call
-from foretoken.engine.cuda import forward as cuda_forward
-from foretoken.engine.cuda.compiled import compile_call, join_linears
-from foretoken.engine.cuda.row_invariance import RowInvariance
-from foretoken.engine.cuda.row_linear import RowLinear
-from foretoken.engine.forward import ModelCall
-from foretoken.kernels.expert_linear import IMPLEMENTATIONS
+from betoken.engine.batch import Segment, build_batch
+from betoken.engine.compiled import trace_call
+from betoken.engine.cuda import forward as cuda_forward
+from betoken.engine.cuda.compiled import compile_call, join_linears
+from betoken.engine.cuda.row_invariance import RowInvariance
+from betoken.engine.cuda.row_linear import RowLinear
+from betoken.engine.forward import ModelCall
+from betoken.kernels.expert_linear import IMPLEMENTATIONS
 from tests.engine.cuda.test_forward import PAGE_SIZE, batches, load
 from tests.engine.tiny import MIXTURES
 
@@ -40,8 +40,8 @@ def test_a_trace_has_our_sums_only_and_the_eager_bits(
     called = [node.target for node in graphs[0].graph.nodes if node.op == "call_function"]
     names = [f"{target.namespace}.{target._opname}" for target in called if isinstance(target, torch._ops.OpOverload)]
     assert not {f"aten.{name}" for name in SUMS} & set(names)
-    assert names.count("foretoken_rows.attend") == 2 and "foretoken_rows.linear" in names
-    assert names.count("foretoken_rows.expert_linear") == (4 if family in MIXTURES else 0)
+    assert names.count("betoken_rows.attend") == 2 and "betoken_rows.linear" in names
+    assert names.count("betoken_rows.expert_linear") == (4 if family in MIXTURES else 0)
     assert forward.is_compiled
     for batch, plain in zip(batches(), eager, strict=True):
         assert torch.equal(forward(batch), plain)
@@ -116,7 +116,7 @@ def test_joined_weights_are_let_go_before_the_next_are_joined(tmp_path: Path, mo
 
 
 def _num_products(graph: torch.fx.GraphModule) -> int:
-    return sum(node.target is torch.ops.foretoken_rows.linear.default for node in graph.graph.nodes)
+    return sum(node.target is torch.ops.betoken_rows.linear.default for node in graph.graph.nodes)
 
 
 def _check_memory(graph: torch.fx.GraphModule, model: nn.Module) -> None:

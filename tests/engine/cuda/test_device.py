@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from foretoken.engine.batch import Segment
-from foretoken.engine.config import EngineConfig
-from foretoken.engine.runner import ModelRunner
-from foretoken.engine.sampler import SampleGroup, choose_tokens
-from foretoken.engine.sampling import SamplingParams
-from foretoken.engine.self_check import forward_in_chunks, forward_together
+from betoken.engine.batch import Segment
+from betoken.engine.config import EngineConfig
+from betoken.engine.runner import ModelRunner
+from betoken.engine.sampler import SampleGroup, choose_tokens
+from betoken.engine.sampling import SamplingParams
+from betoken.engine.self_check import forward_in_chunks, forward_together
 from tests.engine.tiny import CONFIGS, save_tiny
 
 pytestmark = pytest.mark.gpu

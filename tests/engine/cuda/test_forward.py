@@ -7,16 +7,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from foretoken.engine.attention import register_attention
-from foretoken.engine.batch import Batch, Segment, build_batch
-from foretoken.engine.cuda.buckets import bucket_sizes
-from foretoken.engine.cuda.forward import CudaForward
-from foretoken.engine.cuda.row_experts import use_row_experts
-from foretoken.engine.cuda.row_linear import RowLinear
-from foretoken.engine.forward import ReferenceForward
-from foretoken.engine.kv_pool import KvPool
-from foretoken.engine.row_linear import replace_linears
-from foretoken.engine.runner import _probe
+from betoken.engine.attention import register_attention
+from betoken.engine.batch import Batch, Segment, build_batch
+from betoken.engine.cuda.buckets import bucket_sizes
+from betoken.engine.cuda.forward import CudaForward
+from betoken.engine.cuda.row_experts import use_row_experts
+from betoken.engine.cuda.row_linear import RowLinear
+from betoken.engine.forward import ReferenceForward
+from betoken.engine.kv_pool import KvPool
+from betoken.engine.row_linear import replace_linears
+from betoken.engine.runner import _probe
 from tests.engine.tiny import CONFIGS, MIXTURES, save_tiny
 
 NUM_PAGES = 24
@@ -49,7 +49,7 @@ def load(directory: Path, family: str) -> tuple[CudaForward, ReferenceForward, K
     register_attention()
     saved = save_tiny(directory, family)
     models = [
-        AutoModelForCausalLM.from_pretrained(saved, dtype="float32", attn_implementation="foretoken").eval()
+        AutoModelForCausalLM.from_pretrained(saved, dtype="float32", attn_implementation="betoken").eval()
         for _ in range(2)
     ]
     pools = [KvPool(_probe(model, 640), NUM_PAGES + 1, PAGE_SIZE, model.dtype, model.device) for model in models]
@@ -117,7 +117,7 @@ def test_sequences_that_share_a_long_prompts_pages_have_a_recording(tmp_path: Pa
 def test_the_longest_sequence_chooses_among_the_recordings_of_a_bucket(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("foretoken.engine.cuda.buckets._FIRST_LENGTH", 8)
+    monkeypatch.setattr("betoken.engine.cuda.buckets._FIRST_LENGTH", 8)
     forward, reference, _ = load(tmp_path, "llama")
     assert list(forward.lengths) == [8, 32, MAX_CONTEXT]
     recorder = FakeRecorder()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from foretoken.engine.cuda.graphs import GraphRecorder
+from betoken.engine.cuda.graphs import GraphRecorder
 
 
 def test_recordings_share_memory_which_takes_one_pool_and_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:

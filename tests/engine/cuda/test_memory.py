@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from foretoken.engine.cuda.memory import MemoryUse, count_pages, measure_forward
-from foretoken.engine.errors import ModelRefusedError
+from betoken.engine.cuda.memory import MemoryUse, count_pages, measure_forward
+from betoken.engine.errors import ModelRefusedError
 
 GIB = 1 << 30
 

@@ -12,17 +12,17 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from foretoken.engine import runner
-from foretoken.engine.attention import register_attention
-from foretoken.engine.config import EngineConfig
-from foretoken.engine.cuda import prepare, row_experts
-from foretoken.engine.cuda.forward import CudaForward
-from foretoken.engine.cuda.memory import MemoryUse
-from foretoken.engine.cuda.row_linear import RowLinear
-from foretoken.engine.errors import ModelRefusedError
-from foretoken.engine.forward import Forward, ModelCall
-from foretoken.engine.runner import ModelRunner, _probe
-from foretoken.engine.self_check import eager_logits
+from betoken.engine import runner
+from betoken.engine.attention import register_attention
+from betoken.engine.config import EngineConfig
+from betoken.engine.cuda import prepare, row_experts
+from betoken.engine.cuda.forward import CudaForward
+from betoken.engine.cuda.memory import MemoryUse
+from betoken.engine.cuda.row_linear import RowLinear
+from betoken.engine.errors import ModelRefusedError
+from betoken.engine.forward import Forward, ModelCall
+from betoken.engine.runner import ModelRunner, _probe
+from betoken.engine.self_check import eager_logits
 from tests.engine.cuda.test_forward import FakeRecorder
 from tests.engine.tiny import MIXTURES, save_tiny
 
@@ -50,7 +50,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> FakeRecorder:
 def run(directory: Path, family: str = "llama", **settings: object) -> tuple[CudaForward, int] | None:
     register_attention()
     saved = save_tiny(directory, family)
-    model = AutoModelForCausalLM.from_pretrained(saved, dtype="float32", attn_implementation="foretoken").eval()
+    model = AutoModelForCausalLM.from_pretrained(saved, dtype="float32", attn_implementation="betoken").eval()
     chosen: dict[str, Any] = {"max_batch_rows": 40, "compile": "off"} | settings
     config = EngineConfig(saved, dtype="float32", **chosen)
     return prepare.prepare_cuda(config, model, 640, _probe(model, 640), lambda stage, fraction: STAGES.append(fraction))
@@ -210,7 +210,7 @@ def test_what_is_refused_as_compiled_is_tried_eagerly_against_the_model_s_own_la
         return eager_logits(model, sequences)
 
     monkeypatch.setattr(runner, "eager_logits", ask)
-    monkeypatch.setattr("foretoken.engine.cuda.forward.compile_call", compile_call)
+    monkeypatch.setattr("betoken.engine.cuda.forward.compile_call", compile_call)
     loaded, tried = load(tmp_path, monkeypatch)
     assert tried == ["auto", "off"] and asked == [False]
     assert not loaded.is_compiled and "fake, eager" in loaded.numerics
@@ -258,7 +258,7 @@ def test_what_joining_weights_left_is_given_back_before_graphs_are_recorded(
         done.append("record")
         return record(call)
 
-    monkeypatch.setattr("foretoken.engine.cuda.forward.compile_call", compile_call)
+    monkeypatch.setattr("betoken.engine.cuda.forward.compile_call", compile_call)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("give back"))
     monkeypatch.setattr(recorder, "record", record_too)
     assert run(tmp_path, compile="on", max_graph_rows=16) is not None

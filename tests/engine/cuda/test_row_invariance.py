@@ -7,16 +7,16 @@ import torch
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
-from foretoken.engine.attention import register_attention
-from foretoken.engine.cuda.operators import StepContext
-from foretoken.engine.cuda.row_experts import use_row_experts
-from foretoken.engine.cuda.row_invariance import RowInvariance
-from foretoken.engine.errors import ModelRefusedError
-from foretoken.engine.forward import call_model
-from foretoken.engine.kv_pool import KvPool, PagedContext
-from foretoken.engine.runner import _probe
-from foretoken.kernels import dispatch
-from foretoken.kernels.rows import PagedRows
+from betoken.engine.attention import register_attention
+from betoken.engine.cuda.operators import StepContext
+from betoken.engine.cuda.row_experts import use_row_experts
+from betoken.engine.cuda.row_invariance import RowInvariance
+from betoken.engine.errors import ModelRefusedError
+from betoken.engine.forward import call_model
+from betoken.engine.kv_pool import KvPool, PagedContext
+from betoken.engine.runner import _probe
+from betoken.kernels import dispatch
+from betoken.kernels.rows import PagedRows
 from tests.engine.tiny import CONFIGS, MIXTURES
 
 X = torch.linspace(-1, 1, 5 * 24).reshape(5, 24)
@@ -133,7 +133,7 @@ def load(family: str) -> tuple[torch.nn.Module, StepContext]:
     """A random model, and a context for five rows of one sequence."""
     register_attention()
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(CONFIGS[family](), attn_implementation="foretoken").eval()
+    model = AutoModelForCausalLM.from_config(CONFIGS[family](), attn_implementation="betoken").eval()
     context = StepContext()
     rows = PagedRows(*(torch.tensor(part, dtype=torch.int32) for part in (range(5), [0] * 5, [0, 1], [1])))
     context.paged = PagedContext(KvPool(_probe(model, 640), 2, 16, model.dtype, model.device), rows)

@@ -2,8 +2,8 @@
 
 import torch
 
-from foretoken.engine.batch import Batch, Segment, build_batch
-from foretoken.engine.cuda.step_inputs import StepInputs
+from betoken.engine.batch import Batch, Segment, build_batch
+from betoken.engine.cuda.step_inputs import StepInputs
 
 SCRATCH_PAGE = 24
 

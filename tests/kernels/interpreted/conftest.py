@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from foretoken.bench.gpu.poison import poisoned
-from foretoken.kernels import dispatch
+from betoken.bench.gpu.poison import poisoned
+from betoken.kernels import dispatch
 
 HERE = Path(__file__).parent
 IS_INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"

@@ -5,8 +5,8 @@ import random
 import pytest
 import torch
 
-from foretoken.kernels import dispatch
-from foretoken.kernels.accept import accept
+from betoken.kernels import dispatch
+from betoken.kernels.accept import accept
 from tests.kernels.trees import random_parents
 
 

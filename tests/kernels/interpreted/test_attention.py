@@ -6,8 +6,8 @@ from itertools import product
 import pytest
 import torch
 
-from foretoken.kernels.attention import attention
-from foretoken.kernels.rows import PagedRows, TreePaths
+from betoken.kernels.attention import attention
+from betoken.kernels.rows import PagedRows, TreePaths
 from tests.kernels.paged import CASES, by_definition, make_case, take_options
 from tests.kernels.trees import TREE_CASES, make_tree_case, random_parents
 

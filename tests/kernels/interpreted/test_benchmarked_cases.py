@@ -1,12 +1,12 @@
-"""Every case that `foretoken.bench.kernels` times passes that benchmark's own gate, at a small size."""
+"""Every case that `betoken.bench.kernels` times passes that benchmark's own gate, at a small size."""
 
 import pytest
 import torch
 
-from foretoken.bench.gpu.case import Case, find_fault
-from foretoken.bench.gpu.paged_cases import Shape, paged_cases
-from foretoken.bench.gpu.product_cases import product_cases
-from foretoken.bench.gpu.sampling_cases import sampling_cases
+from betoken.bench.gpu.case import Case, find_fault
+from betoken.bench.gpu.paged_cases import Shape, paged_cases
+from betoken.bench.gpu.product_cases import product_cases
+from betoken.bench.gpu.sampling_cases import sampling_cases
 
 
 def small_cases(device: torch.device) -> list[Case]:

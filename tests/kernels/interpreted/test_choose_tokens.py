@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 import torch
 
-from foretoken.engine.sampler import SampleGroup, choose_tokens
-from foretoken.engine.sampling import SamplingParams
-from foretoken.kernels import dispatch
+from betoken.engine.sampler import SampleGroup, choose_tokens
+from betoken.engine.sampling import SamplingParams
+from betoken.kernels import dispatch
 
 EVERYTHING = SamplingParams(
     temperature=0.8,

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from foretoken.kernels import dispatch
-from foretoken.kernels.expert_linear import expert_linear
+from betoken.kernels import dispatch
+from betoken.kernels.expert_linear import expert_linear
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 SHAPES = [(1, 1, 1), (3, 63, 5), (4, 64, 128), (5, 200, 130), (2, 96, 1024)]  # [E, N, K]: the last is summed in ranges

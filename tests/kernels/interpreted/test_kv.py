@@ -5,10 +5,10 @@ import random
 import pytest
 import torch
 
-from foretoken.kernels import dispatch
-from foretoken.kernels.kv_compact import kv_compact
-from foretoken.kernels.kv_write import kv_write
-from foretoken.kernels.rows import PagedRows, TreePaths
+from betoken.kernels import dispatch
+from betoken.kernels.kv_compact import kv_compact
+from betoken.kernels.kv_write import kv_write
+from betoken.kernels.rows import PagedRows, TreePaths
 from tests.kernels.kv_moves import path_moves, random_caches
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from foretoken.kernels.linear import linear
+from betoken.kernels.linear import linear
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 SHAPES = [(1, 1), (63, 5), (64, 128), (200, 130), (96, 2048), (1000, 96)]  # [N, K]: 96 x 2048 is summed in ranges

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from foretoken.kernels import dispatch
-from foretoken.kernels.logits_adjust import logits_adjust
+from betoken.kernels import dispatch
+from betoken.kernels.logits_adjust import logits_adjust
 
 
 def random_case(num_rows: int, vocab_size: int, seed: int) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:

@@ -7,8 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
-from foretoken.kernels import dispatch, float_math, noise
-from foretoken.kernels.triton_math import EXACT, exp_f32, gumbel_f32, log_f32
+from betoken.kernels import dispatch, float_math, noise
+from betoken.kernels.triton_math import EXACT, exp_f32, gumbel_f32, log_f32
 
 TABLE = Path(__file__).parents[1] / "noise_table.csv"
 EDGE_WORDS = [0, 1, 2, 2**24, 2**25 - 2, 2**25 - 1, 2**25, 2**31, 2**32 - 2**8, 2**32 - 129, 2**32 - 128, 2**32 - 1]

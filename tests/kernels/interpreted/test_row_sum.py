@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from foretoken.kernels.row_sum import row_sum
+from betoken.kernels.row_sum import row_sum
 
 COLUMNS = [1, 63, 64, 1000, 4096, 5000]
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from foretoken.kernels import dispatch
-from foretoken.kernels.sample import greedy, sample, token_logprobs
-from foretoken.kernels.sample.narrowing import narrow
+from betoken.kernels import dispatch
+from betoken.kernels.sample import greedy, sample, token_logprobs
+from betoken.kernels.sample.narrowing import narrow
 from tests.kernels.sample_cases import SETTINGS, SIZES, as_columns, random_case, unsound_case
 
 

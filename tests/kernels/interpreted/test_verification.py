@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from foretoken.kernels import dispatch
-from foretoken.kernels.rejection import DraftProbs, rejection
-from foretoken.kernels.typical import typical
-from foretoken.kernels.weights import target_weights
-from foretoken.kernels.weights_kernel import row_weights
+from betoken.kernels import dispatch
+from betoken.kernels.rejection import DraftProbs, rejection
+from betoken.kernels.typical import typical
+from betoken.kernels.weights import target_weights
+from betoken.kernels.weights_kernel import row_weights
 from tests.kernels.sample_cases import as_columns, random_case
 from tests.kernels.verification_cases import Blocks, columns, make_blocks
 

@@ -1,0 +1,111 @@
+"""Command line of the end-to-end benchmark."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from betoken.bench.command import positive, temperature
+from betoken.bench.matrix import DRAFTERS, DTYPES, NO_DRAFTER
+from betoken.bench.prompts import OWN_PROMPTS
+from betoken.bench.sides import FUSED
+from betoken.cli.local_services import NEED_DRAFT_MODEL
+from betoken.client import VerificationMode
+from betoken.draft_worker.settings import DraftWorkerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to run and on what."""
+
+    target: str
+    draft: str | None
+    prompts: Path
+    limit: int | None
+    max_new_tokens: int
+    drafter: str
+    drafter_settings: dict[str, str]
+    lookahead_model: str
+    num_draft_tokens: int | None
+    mode: VerificationMode
+    temperature: float
+    top_p: float
+    dtype: str
+    device: str
+    concurrency: int
+    repeats: int
+    verify_threads: int | None
+    draft_threads: int
+    compile: str
+    no_transformers: bool
+
+    @property
+    def hosted_drafters(self) -> list[str]:
+        """The draft worker's: those there always are and the one asked for; `fused` gets them as its sources."""
+        return list(dict.fromkeys(("model", "ngram", *(name for name in (self.drafter,) if name != NO_DRAFTER))))
+
+    @property
+    def worker_options(self) -> list[str]:
+        """The device, and room for the draft blocks asked for."""
+        is_long = (self.num_draft_tokens or 0) > DraftWorkerSettings.model_fields["max_draft_tokens"].default
+        return ["--device", self.device, *(["--max-draft-tokens", str(self.num_draft_tokens)] if is_long else [])]
+
+    @property
+    def verify_options(self) -> list[str]:
+        """The verify worker's, which leaves half of a GPU's memory to the other processes."""
+        return [*self.worker_options, "--kv-memory-fraction", "0.5"]
+
+    @property
+    def is_comparable_with_transformers(self) -> bool:
+        """Whether `generate()` must give the same ids: greedy float32."""
+        return self.dtype == "float32" and self.temperature == 0
+
+    @property
+    def is_drafted_as_plain(self) -> bool:
+        """Whether speculation must change no token."""
+        return self.mode is VerificationMode.COUPLED or self.temperature == 0
+
+    def as_json(self) -> dict[str, Any]:
+        """The options; paths by their last part, so that no machine's layout enters a report."""
+        names = {"target": Path(self.target).name, "prompts": self.prompts.name}
+        names["lookahead_model"] = Path(self.lookahead_model).name
+        return asdict(self) | names | {"draft": Path(self.draft).name if self.draft else None}
+
+
+def parse_options(arguments: Sequence[str] | None = None) -> Options:
+    """Options from the command line; refuses what cannot run."""
+    parser = argparse.ArgumentParser(prog="python -m betoken.bench.end_to_end", description=__doc__)
+    add = parser.add_argument
+    add("--target", required=True, help="target model: directory or hub id")
+    add("--draft", help="draft model: directory or hub id; for --drafter model, staged, fused and assisted generation")
+    add("--prompts", type=Path, default=OWN_PROMPTS, help=".jsonl or .jsonl.gz with `prompt` or `turns` (default: own)")
+    add("--limit", type=positive, help="only the first so many prompts")
+    add("--max-new-tokens", type=positive, default=128, help="tokens per answer")
+    add("--drafter", choices=(NO_DRAFTER, *DRAFTERS), default="model", help="who guesses")
+    add("--drafter-setting", dest="drafter_settings", type=_setting, action="append", metavar="KEY=VALUE", help="of it")
+    add("--lookahead-model", default="", help="what --drafter lookahead iterates (default: draft model, else target)")
+    add("--num-draft-tokens", type=positive, help="tokens per draft block (default: the router's choice)")
+    add("--mode", type=VerificationMode, choices=list(VerificationMode), default="coupled", help="of verification")
+    add("--temperature", type=temperature, default=0.0, help="0 = greedy")
+    add("--top-p", type=float, default=1.0, help="nucleus, for both sides")
+    add("--dtype", choices=DTYPES, default="bfloat16", help="of all models on both sides")
+    add("--device", default="cpu", help="of all models on both sides, e.g. cuda:0")
+    add("--concurrency", type=positive, default=1, help="above 1: also total tokens/s with so many streams at once")
+    add("--repeats", type=positive, default=1, help="passes over the prompts")
+    add("--verify-threads", type=positive, help="threads of the verify worker (default: its own choice)")
+    add("--draft-threads", type=positive, default=1, help="threads of the draft worker")
+    add("--compile", choices=("auto", "on", "off"), default="auto", help="torch.compile in the workers")
+    add("--no-transformers", action="store_true", help="leave out the transformers side")
+    given = vars(parser.parse_args(arguments))
+    options = Options(**given | {"drafter_settings": dict(given["drafter_settings"] or ())})
+    if options.drafter in (*NEED_DRAFT_MODEL, FUSED) and not options.draft:  # `fused` has no two sources without it
+        parser.error(f"--drafter {options.drafter} needs --draft")
+    return options
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+    return name, value

@@ -1,0 +1,210 @@
+"""Runs cells of the exactness matrix on real services and keeps what they gave.
+
+Which cells there are is `matrix`'s matter, what counts as identical `identity_check`'s.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from betoken.bench.baseline import PLAIN, Baseline, BaselineRun, BaselineSampling
+from betoken.bench.disturber import Disturber
+from betoken.bench.identity_check import Comparison, IdentityCount, Outcome, compare_ids, compare_with_transformers
+from betoken.bench.identity_store import IdentityStore
+from betoken.bench.machine import describe_hardware, describe_versions
+from betoken.bench.matrix import DRAFTERS, TOP_P, Cell, Disturbance
+from betoken.bench.prompts import Prompt
+from betoken.bench.speculation_totals import block_efficiency
+from betoken.bench.stack import Stack
+from betoken.bench.streams import generate, run_bounded, sampling, speculation
+from betoken.cli.local_services import LocalServicesConfig
+from betoken.client import Completion
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerConfig:
+    """What every cell shares."""
+
+    target: str
+    draft: str
+    max_new_tokens: int
+    few_pages: int
+    """KV pages of the verify worker in the cells that force preemption."""
+    compile: str
+    device: str = "cpu"
+    """Of all models, those of `generate()` too."""
+    prefix_caching: bool = False
+    """Whether cells find KV of the cells before them. It hides what would differ in the prompts' own rows."""
+
+
+class MatrixRunner:
+    """Starts services once per dtype and number of pages, and runs what the store lacks."""
+
+    def __init__(
+        self,
+        config: RunnerConfig,
+        prompts: Sequence[Prompt],
+        store: IdentityStore,
+        on_cell: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self._config = config
+        self._prompts = prompts
+        self._store = store
+        self._on_cell = on_cell
+        self._baseline: Baseline | None = None
+        versions = describe_versions()
+        arithmetic = ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers"))
+        hardware = describe_hardware()
+        processors = [hardware["processor"], *(hardware.get("gpus", ()) if config.device != "cpu" else ())]
+        machine = ", ".join((*processors, arithmetic))
+        self._place = {"commit": versions["commit"], "machine": machine}
+
+    async def run(self, cells: Sequence[Cell]) -> None:
+        """Run the cells in order, those already done excepted."""
+        missing = [cell for cell in cells if cell.name not in self._store.done]
+        try:
+            for (dtype, has_few_pages), group in groupby(missing, key=lambda cell: (cell.dtype, cell.has_few_pages)):
+                neighbours = list(group)
+                drafters = _hosted_for(neighbours)
+                async with Stack(self._services(dtype, has_few_pages, drafters)) as stack:
+                    for cell in neighbours:
+                        await self._run_with_reference(cell, stack)
+        finally:
+            if self._baseline is not None:
+                self._baseline.close()
+
+    def _services(self, dtype: str, has_few_pages: bool, drafters: Sequence[str]) -> LocalServicesConfig:
+        config = self._config
+        on_device = ("--device", config.device)
+        few_pages = ("--num-pages", str(config.few_pages)) if has_few_pages else ()
+        return LocalServicesConfig(
+            target=config.target,
+            draft=config.draft,
+            drafters=drafters,
+            dtype=dtype,
+            compile=config.compile,
+            prefix_caching=config.prefix_caching,
+            verify_options=(*on_device, "--kv-memory-fraction", "0.5", *few_pages),  # half a GPU for the others
+            draft_options=on_device,
+        )
+
+    async def _run_with_reference(self, cell: Cell, stack: Stack) -> None:
+        for needed in dict.fromkeys((cell.reference, cell)):
+            if needed.name not in self._store.done:
+                record = await self._run_cell(needed, stack)
+                self._store.append(record)
+                self._on_cell(record)
+
+    async def _run_cell(self, cell: Cell, stack: Stack) -> dict[str, Any]:
+        start = time.monotonic()
+        num_preemptions_before = await stack.num_preemptions()
+        completions, num_strikes = await self._answers(cell, stack)
+        if cell.is_reference:
+            self._store.save_reference(cell.name, [completion.output_ids for completion in completions])
+        reference = self._store.reference(cell.reference.name)
+        count = IdentityCount()
+        if cell.against:  # a reference equals itself, which says nothing
+            for prompt, completion, ids in zip(self._prompts, completions, reference, strict=True):
+                comparison = await self._compare(cell, prompt, completion, ids, stack)
+                count.add(comparison, with_transformers=cell.meets_transformers)
+        are_pages_free = await stack.all_pages_free()
+        num_preemptions = await stack.num_preemptions() - num_preemptions_before
+        is_disturbed = {
+            Disturbance.NONE: True,
+            Disturbance.PREEMPTION: num_preemptions > 0,
+            Disturbance.DRAFT_KILLED: num_strikes > 0,
+            Disturbance.DRAFT_HUNG: num_strikes > 0,
+        }
+        return {
+            "cell": cell.name,
+            "compared": count.compared,
+            "identical": count.identical,
+            "near_ties": count.near_ties,
+            "failed": count.failed,
+            "passed": count.holds and are_pages_free and is_disturbed[cell.disturbance],
+            "is_disturbed": is_disturbed[cell.disturbance],
+            "against": cell.against,
+            **self._place,
+            "differences": count.differences,
+            "are_pages_free": are_pages_free,
+            "num_strikes": num_strikes,
+            "num_preemptions": num_preemptions,
+            "num_failed_drafts": sum(completion.speculation.num_failed_drafts for completion in completions),
+            "block_efficiency": block_efficiency([completion.speculation for completion in completions]),
+            "seconds": round(time.monotonic() - start, 1),
+        }
+
+    async def _answers(self, cell: Cell, stack: Stack) -> tuple[list[Completion], int]:
+        """All prompts once, and how often the draft worker was harmed meanwhile."""
+        max_new_tokens = self._config.max_new_tokens
+        expected_tokens = len(self._prompts) * max_new_tokens
+
+        async with AsyncExitStack() as exits:
+            disturber = Disturber(expected_tokens, *_harm(cell, stack))
+            if cell.harms_draft_worker:
+                await exits.enter_async_context(_running(disturber))
+
+            async def answer(prompt: Prompt) -> Completion:
+                timed = await generate(
+                    stack.client,
+                    prompt.text,
+                    sampling(max_new_tokens, cell.temperature, TOP_P, seed=prompt.index),
+                    speculation(
+                        cell.drafting.drafter, cell.num_draft_tokens or None, settings=dict(cell.drafting.settings)
+                    ),
+                    disturber.streamed,
+                )
+                return timed.completion
+
+            return await run_bounded(self._prompts, answer, cell.concurrency), disturber.num_strikes
+
+    async def _compare(
+        self, cell: Cell, prompt: Prompt, completion: Completion, reference_ids: tuple[int, ...], stack: Stack
+    ) -> Comparison:
+        own = compare_ids(prompt, completion.output_ids, reference_ids)
+        if own.outcome is not Outcome.IDENTICAL or not cell.meets_transformers:
+            return own
+        run = await asyncio.to_thread(self._transformers_run, prompt)
+        return await compare_with_transformers(prompt, completion, run, stack.client, self._float32_baseline())
+
+    def _transformers_run(self, prompt: Prompt) -> BaselineRun:
+        """Greedy float32 `generate()`, each prompt once per store."""
+        if self._store.transformers(prompt.index) is None:
+            run = self._float32_baseline().generate(PLAIN, prompt.text, self._config.max_new_tokens)
+            self._store.save_transformers(prompt.index, run.prompt_ids, run.ids)
+        kept = self._store.transformers(prompt.index)
+        assert kept is not None
+        return BaselineRun(*kept, seconds=0.0)
+
+    def _float32_baseline(self) -> Baseline:
+        if self._baseline is None:
+            config = self._config
+            self._baseline = Baseline(config.target, None, "float32", BaselineSampling(), config.device, is_timed=False)
+        return self._baseline
+
+
+def _hosted_for(cells: Sequence[Cell]) -> list[str]:
+    """The cells' drafters, and always those that `fused` has to choose from."""
+    wanted = {"model", "ngram"} | {cell.drafting.drafter for cell in cells}
+    return [name for name in DRAFTERS if name in wanted]
+
+
+def _harm(cell: Cell, stack: Stack) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """How the cell's disturbance strikes the draft worker, and how it is mended."""
+    if cell.disturbance is Disturbance.DRAFT_HUNG:
+        return stack.pause_draft_worker, stack.resume_draft_worker
+    return stack.kill_draft_worker, stack.restart_draft_worker
+
+
+@asynccontextmanager
+async def _running(disturber: Disturber) -> AsyncIterator[None]:
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(disturber.run())
+        try:
+            yield
+        finally:
+            disturber.finish()

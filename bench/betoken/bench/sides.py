@@ -1,0 +1,74 @@
+"""Ways of our own to answer a prompt, written as `drafter/setting=value/--option=value`: what a drafter table compares.
+
+A setting goes with each request; an option is the draft worker's, so sides that differ in options need services of
+their own. Pure data; knows no services.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from betoken.bench.matrix import NO_DRAFTER
+from betoken.bench.streams import speculation
+from betoken.client import Speculation
+
+FUSED = "fused"
+DEFAULT_SIDES = (
+    "model",
+    "ngram",
+    "lookahead/num_draft_tokens=16",
+    "lookahead/num_draft_tokens=16/--lookahead-model=target",
+    "early_exit",
+    "staged",
+    FUSED,
+)
+"""Every drafter; `lookahead` with the draft model and with a replica of the target, and room for several guesses."""
+NUM_DRAFT_TOKENS = "num_draft_tokens"
+"""The one setting that is the request's and not the drafter's."""
+OPTION = "--"
+"""What a draft worker's option begins with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A drafter with settings; `name` is how it was written."""
+
+    name: str
+    drafter: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+    num_draft_tokens: int | None = None
+    worker_options: tuple[tuple[str, str], ...] = ()
+    """Options of the draft worker that hosts it, each with its value."""
+
+    def speculation(self, num_draft_tokens: int | None) -> Speculation:
+        """What a request asks for; `num_draft_tokens` where the side names none."""
+        return speculation(self.drafter, self.num_draft_tokens or num_draft_tokens, settings=self.settings)
+
+
+PLAIN_DECODING = Side(NO_DRAFTER, NO_DRAFTER)
+
+
+def parse_side(text: str) -> Side:
+    """`ngram`, `ngram/max_branches=1/num_draft_tokens=8`, `early_exit/--early-exit-layers=4`.
+
+    Raises:
+        ValueError: a setting without a value, or a number of draft tokens that is none.
+    """
+    drafter, *parts = text.split("/")
+    settings = dict(_setting(text, part) for part in parts)
+    worker_options = tuple(sorted((name, settings.pop(name)) for name in list(settings) if name.startswith(OPTION)))
+    num_draft_tokens = settings.pop(NUM_DRAFT_TOKENS, None)
+    if num_draft_tokens is not None and not (num_draft_tokens.isdecimal() and int(num_draft_tokens) > 0):
+        raise ValueError(f"{text}: {NUM_DRAFT_TOKENS} = {num_draft_tokens!r}, must be a whole number above 0")
+    return Side(text, drafter, settings, int(num_draft_tokens) if num_draft_tokens else None, worker_options)
+
+
+def hosted_drafters(sides: Sequence[Side]) -> list[str]:
+    """The drafters a draft worker must host for them, each once."""
+    return list(dict.fromkeys(side.drafter for side in sides if side.drafter != NO_DRAFTER))
+
+
+def _setting(text: str, part: str) -> tuple[str, str]:
+    name, equals, value = part.partition("=")
+    if not (name and equals and value):
+        raise ValueError(f"{text}: {part!r}, must be setting=value")
+    return name, value

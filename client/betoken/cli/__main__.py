@@ -1,0 +1,33 @@
+"""`betoken`, or `python -m betoken.cli`: what has to be settled before anything is imported."""
+
+import io
+import os
+import sys
+
+
+def main() -> int:
+    """Run the command; the process's exit status where it does not end by itself."""
+    if sys.argv[1:2] in (["generate"], ["info"]):
+        # Every fault of a call is told as a typed error; gRPC's own lines before it say less. Read at its import.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by whoever started this
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (as long as the process)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # answers hold characters that not every locale can write
+    try:
+        from betoken.cli.main import app
+
+        app()
+    except KeyboardInterrupt:  # imports take a moment
+        return 130
+    except ModuleNotFoundError as error:
+        if error.name != "typer":  # which brings rich
+            raise
+        sys.stderr.write("betoken: the command needs typer: pip install 'betoken[cli]'\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""How the commands reach a router: the options they share, and what becomes of errors.
+
+Knows no command.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+from betoken.client import (
+    BetokenError,
+    Client,
+    ClientTls,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    RetryPolicy,
+)
+from betoken.client.channel import DEFAULT_ADDRESS as DEFAULT_ADDRESS
+
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+_PANEL = "Connection"
+# Somebody is waiting to hear that there is no router, or that the router has waited for a worker in vain.
+_RETRY = RetryPolicy(max_retries=5, max_outage_s=3.0)
+
+Address: TypeAlias = Annotated[
+    str, typer.Option(envvar="BETOKEN_ADDRESS", help="The router, HOST:PORT.", rich_help_panel=_PANEL)
+]
+TlsFlag: TypeAlias = Annotated[
+    bool, typer.Option("--tls", help="Speak TLS; implied by the other TLS options.", rich_help_panel=_PANEL)
+]
+TlsCaFile: TypeAlias = Annotated[
+    Path | None, typer.Option(help="PEM certificates that sign acceptable routers.", rich_help_panel=_PANEL)
+]
+TlsCertFile: TypeAlias = Annotated[
+    Path | None, typer.Option(help="PEM certificate of this client.", rich_help_panel=_PANEL)
+]
+TlsKeyFile: TypeAlias = Annotated[
+    Path | None, typer.Option(help="PEM key of that certificate.", rich_help_panel=_PANEL)
+]
+TlsServerName: TypeAlias = Annotated[
+    str, typer.Option(help="Name in the router's certificate, where it is not the host's.", rich_help_panel=_PANEL)
+]
+TimeoutS: TypeAlias = Annotated[
+    float, typer.Option(min=0.001, help="Deadline of the whole command, seconds.", rich_help_panel=_PANEL)
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """The values of the options above."""
+
+    address: str
+    tls: bool
+    ca_file: Path | None
+    cert_file: Path | None
+    key_file: Path | None
+    server_name: str
+    timeout_s: float
+
+    def client(self) -> Client:
+        """A client of that router.
+
+        Raises:
+            InvalidArgumentError: there is no such address, or a certificate file is none or cannot be read.
+        """
+        files = (self.ca_file, self.cert_file, self.key_file)
+        has_tls = self.tls or any(files) or bool(self.server_name)
+        tls = ClientTls(*files, server_name=self.server_name) if has_tls else None
+        try:
+            return Client(self.address, tls=tls, retry=_RETRY, timeout_s=self.timeout_s)
+        except OSError as error:
+            raise InvalidArgumentError("tls", error.filename, f"cannot be read ({error.strerror})") from None
+
+
+@contextmanager
+def reported_errors(connection: Connection, as_json: bool) -> Iterator[None]:
+    """Ends the command with one line (or one JSON object) about what went wrong; interrupted, quietly.
+
+    Raises:
+        typer.Exit: in place of the error.
+    """
+    try:
+        yield
+        sys.stdout.flush()  # what cannot be written is told here, and not by the interpreter as it ends
+    except KeyboardInterrupt:
+        sys.stderr.write("\ncancelled\n")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    except BrokenPipeError:  # whoever read our output has seen enough
+        raise typer.Exit(EXIT_FAILED) from None
+    except (BetokenError, OSError) as error:
+        if as_json and isinstance(error, BetokenError):
+            print(json.dumps({"error": _error_fields(error)}))
+        else:
+            sys.stderr.write(f"betoken: {_described(error, connection)}\n")
+        raise typer.Exit(EXIT_FAILED) from None
+    finally:
+        let_go_of_output()
+
+
+def let_go_of_output() -> None:
+    """The interpreter writes what is left as it ends; where that fails it says so again and ends with status 120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            with suppress(OSError):
+                stream.close()
+
+
+def _described(error: Exception, connection: Connection) -> str:
+    if not isinstance(error, BetokenError):
+        return str(error)
+    text = f"{error.code.name}: {error} (router {connection.address})"
+    return f"{text}, request {error.request_id}" if error.request_id else text
+
+
+def _error_fields(error: BetokenError) -> dict[str, object]:
+    fields: dict[str, object] = {"code": error.code.name, "message": error.message, "request_id": error.request_id}
+    if isinstance(error, InvalidArgumentError):
+        fields |= {"field": error.field, "value": error.value, "limit": error.limit}
+    if isinstance(error, ResourceExhaustedError):
+        fields["retry_after_s"] = error.retry_after_s
+    return fields

@@ -1,0 +1,109 @@
+"""`betoken info`: what a router serves, and how its workers are.
+
+Knows the client and how to show what it gives.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from betoken.cli import connection as c
+from betoken.client import ModelInfo, Sampling, WorkerStatus
+
+_WIDTH_OF_A_PIPE = 160
+_LEAST_WIDTH = 80
+"""A narrower terminal breaks the lines itself: rich would cut numbers short, which makes others of them."""
+_FOLDED = {"address": 15, "model": 8}
+"""Columns that may go on in a next line, and the width they keep; names and numbers stay whole."""
+_STATE_STYLES = {"ready": "green", "connecting": "yellow", "draining": "yellow", "refused": "red"}
+
+
+def info(
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    address: c.Address = c.DEFAULT_ADDRESS,
+    tls: c.TlsFlag = False,
+    tls_ca_file: c.TlsCaFile = None,
+    tls_cert_file: c.TlsCertFile = None,
+    tls_key_file: c.TlsKeyFile = None,
+    tls_server_name: c.TlsServerName = "",
+    timeout_s: c.TimeoutS = 10.0,
+) -> None:
+    """Show the served model, its defaults and its workers."""
+    connection = c.Connection(address, tls, tls_ca_file, tls_cert_file, tls_key_file, tls_server_name, timeout_s)
+    with c.reported_errors(connection, json_), connection.client() as client:
+        model = client.model_info()
+        if json_:
+            print(json.dumps(asdict(model)))
+            return
+        console = _console()
+        console.print(_model_table(model))
+        console.print()
+        workers = (*model.verify_workers, *model.draft_workers)
+        console.print(_worker_table(workers))
+        for worker in workers:
+            if worker.detail:
+                console.print(f"{worker.address} is {worker.state}: {worker.detail}", markup=False, highlight=False)
+
+
+def _console() -> Console:
+    console = Console()
+    console.width = max(console.width, _LEAST_WIDTH) if sys.stdout.isatty() else _WIDTH_OF_A_PIPE
+    return console
+
+
+def _model_table(model: ModelInfo) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim")
+    grid.add_column()
+    grid.add_row("model", Text(model.model))  # names are no markup, whatever brackets they hold
+    grid.add_row("vocabulary", f"{model.vocab_size} ids, EOS {', '.join(map(str, model.eos_token_ids)) or 'none'}")
+    grid.add_row("context", f"{model.max_context} tokens")
+    grid.add_row("chat template", "yes" if model.has_chat_template else "no")
+    grid.add_row("drafters", ", ".join(model.drafters) or "none")
+    if model.default_drafter:
+        number = model.default_num_draft_tokens or "as many as pay"
+        grid.add_row("default", f"{model.default_drafter}, draft tokens a round: {number}")
+    grid.add_row("modes", ", ".join(model.verification_modes))
+    grid.add_row("sampling", _sampling(model.default_sampling))
+    grid.add_row("fingerprint", model.system_fingerprint)
+    grid.add_row("router", model.version)
+    return grid
+
+
+def _worker_table(workers: Sequence[WorkerStatus]) -> Table:
+    headers = ("worker", "address", "state", "model", "running", "free\npages", "ms per\n1, 8 rows")
+    table = Table(*headers, box=box.SIMPLE_HEAD, show_edge=False, padding=0)
+    for column in table.columns:
+        column.overflow = "fold"
+        column.no_wrap = column.header not in _FOLDED
+        column.min_width = _FOLDED.get(str(column.header))
+    for worker in workers:
+        state = f"[{_STATE_STYLES.get(worker.state, 'white')}]{worker.state}[/]"
+        times = [f"{cost.time_s * 1e3:.1f}" for cost in worker.step_costs if cost.rows in (1, 8)]
+        table.add_row(
+            worker.role,
+            Text(worker.address),
+            state,
+            Text(" ".join((Path(worker.model_id).name, worker.dtype)).strip() or ", ".join(worker.drafters)),
+            f"{worker.running} (+{worker.waiting})" if worker.waiting else str(worker.running),
+            f"{worker.free_pages}/{worker.total_pages}",
+            ", ".join(times),
+        )
+    return table
+
+
+def _sampling(sampling: Sampling) -> str:
+    values = ((field.name, getattr(sampling, field.name)) for field in fields(sampling))
+    numbers = [(name, value) for name, value in values if isinstance(value, int | float) and value is not False]
+    return ", ".join(f"{name} {value:g}" for name, value in numbers) or "neutral"

@@ -1,0 +1,266 @@
+"""All three services as processes of this machine, started in order and stopped together.
+
+Knows which options connect them; what they do is theirs. Needs neither typer nor rich.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from betoken.cli.service_process import Progress, ServiceFailedError, ServiceProcess
+from betoken.client import Client, ClientTls, RetryPolicy
+from betoken.rpc.address import UNIX_PREFIX, is_socket
+
+LOOPBACK = "127.0.0.1"
+_POLL_S = 0.02
+_RETRY = RetryPolicy(max_outage_s=3.0)
+"""A router that cannot say what it serves has waited for a verify worker in vain, and says why; once is enough."""
+VERIFY_MODULE = "betoken.verify_worker"
+DRAFT_MODULE = "betoken.draft_worker"
+ROUTER_MODULE = "betoken.router"
+NEED_DRAFT_MODEL = ("model", "staged")
+"""Drafters that are left out where there is no draft model."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalServicesConfig:
+    """What to start."""
+
+    target: str
+    """Target model: a directory or hub id. Its tokenizer is the router's."""
+    draft: str = ""
+    """Draft model: a directory or hub id; empty = without the drafters that need one."""
+    lookahead_model: str = ""
+    """Model that `lookahead` iterates; empty = the draft model, without one the target: a replica of it."""
+    drafters: Sequence[str] = ("fused", "model", "ngram", "staged")
+    """Drafters of each draft worker, the default first; empty = no draft worker at all. Without a draft model those
+    that need one are left out, and `fused` where fewer than two others remain."""
+    dtype: str = "bfloat16"
+    """Of both models."""
+    verify_threads: int | None = None
+    """CPU threads of a verify worker; None = its own choice."""
+    draft_threads: int | None = 1
+    """CPU threads of a draft worker, whose model is small; None = its own choice."""
+    compile: str = "auto"
+    """"auto", "on" or "off", for both models."""
+    prefix_caching: bool = True
+    """Whether workers keep the KV of texts for others that begin alike."""
+    num_verify_workers: int = 1
+    num_draft_workers: int = 1
+    host: str = LOOPBACK
+    """Address the router listens on; workers are reachable from this machine only."""
+    port: int = 0
+    """Of the router; 0 = any free one. Workers listen on Unix sockets."""
+    verify_options: Sequence[str] = ()
+    """Further command-line options of the verify workers."""
+    draft_options: Sequence[str] = ()
+    """Further command-line options of the draft workers."""
+    router_options: Sequence[str] = ()
+    """Further command-line options of the router."""
+    log_directory: Path | None = None
+    """Where `<name>.log` files go; None = a temporary directory that is removed in the end."""
+    router_tls: ClientTls | None = None
+    """How to reach a router that `router_options` make speak TLS."""
+    start_timeout_s: float = 600.0
+    """How long starting may go without progress. A download tells of each hundredth."""
+    stop_grace_s: float = 15.0
+    """How long the router, and then the workers, may take to end before they are killed: more than the services' own
+    `--drain-grace-s`, in which running requests may finish."""
+
+
+def embedded_models() -> Path | None:
+    """The folder of the embedded pair (`target`, `draft`): the working directory's `models`, or this checkout's."""
+    for folder in (Path.cwd() / "models", Path(__file__).parents[3] / "models"):
+        if (folder / "target" / "config.json").is_file():
+            return folder
+    return None
+
+
+class LocalServices:
+    """The services "verify", "draft" and "router" ("verify-1", "verify-2" ... where there are several).
+
+    A context manager: `with LocalServices(config) as services: Client(services.address)`.
+    """
+
+    def __init__(
+        self, config: LocalServicesConfig, on_progress: Callable[[str, Progress], None] = lambda name, progress: None
+    ) -> None:
+        """`on_progress` is told the name of a service and how far its start is, whenever that changes."""
+        self.config = config
+        self.services: dict[str, ServiceProcess] = {}
+        """By name, in the order of their start."""
+        self._on_progress = on_progress
+        self._directory = config.log_directory or Path()
+        self._temporary: Path | None = None
+
+    @property
+    def address(self) -> str:
+        """The router's `host:port`."""
+        return self.services["router"].address
+
+    def start(self) -> None:
+        """Starts the workers together, then the router; returns when all serve and the router is connected.
+
+        Raises:
+            ServiceFailedError: one did not come to serve; the others are stopped.
+            BetokenError: the router cannot say what it serves; all are stopped.
+        """
+        if self.config.log_directory is None:
+            self._directory = self._temporary = Path(tempfile.mkdtemp(prefix="betoken-"))
+        self._directory.mkdir(parents=True, exist_ok=True)
+        try:
+            verifiers = self._start("verify", VERIFY_MODULE, self._verify_arguments(), self.config.num_verify_workers)
+            num_draft_workers = self.config.num_draft_workers if self._drafters() else 0
+            drafters = self._start("draft", DRAFT_MODULE, self._draft_arguments(), num_draft_workers)
+            self._wait_until_ready([*verifiers, *drafters])
+            routers = self._start("router", ROUTER_MODULE, self._router_arguments(verifiers, drafters), 1)
+            self._wait_until_ready(routers)
+            self._wait_until_connected()
+        except BaseException:
+            self.stop(grace_s=0.0)
+            raise
+
+    def stop(self, grace_s: float | None = None) -> None:
+        """Asks the router, then the workers, to end, and kills those that have not after `grace_s`; may be called
+        again."""
+        routers = [service for name, service in self.services.items() if name == "router"]
+        workers = [service for name, service in self.services.items() if name != "router"]
+        for services in (routers, workers):
+            deadline = time.monotonic() + (self.config.stop_grace_s if grace_s is None else grace_s)
+            for service in services:
+                service.terminate()
+            for service in services:
+                service.wait(max(0.0, deadline - time.monotonic()))
+                service.kill()
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+            self._temporary = None
+
+    def check(self) -> None:
+        """Raises:
+        ServiceFailedError: a service has ended.
+        """
+        for service in self.services.values():
+            service.check()
+
+    def kill(self, name: str) -> None:
+        """Ends one service at once, as a crash would."""
+        self.services[name].kill()
+
+    def restart(self, name: str) -> None:
+        """Starts an ended service again, on its old port; returns when it serves.
+
+        Raises:
+            ServiceFailedError: it did not come to serve.
+        """
+        service = self.services[name]
+        service.start()
+        self._wait_until_ready([service])
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _start(self, role: str, module: str, arguments: Sequence[str], count: int) -> list[ServiceProcess]:
+        names = [role] if count == 1 else [f"{role}-{index}" for index in range(1, count + 1)]
+        started = []
+        for name in names:
+            host, port = (self.config.host, self.config.port) if role == "router" else (self._worker_host(name), 0)
+            service = ServiceProcess(name, module, arguments, directory=self._directory, host=host, port=port)
+            self.services[name] = service
+            service.start()
+            started.append(service)
+        return started
+
+    def _worker_host(self, name: str) -> str:
+        """A Unix socket, which costs less than a port, where its path can be one's."""
+        address = f"{UNIX_PREFIX}{self._directory.resolve() / name}.sock"
+        return address if is_socket(address) else LOOPBACK
+
+    def _wait_until_ready(self, services: Sequence[ServiceProcess]) -> None:
+        told: dict[str, Progress] = {}
+        waiting = list(services)
+        deadline = time.monotonic() + self.config.start_timeout_s
+        while waiting:
+            for service in services:  # not those that ended before and are to start again later
+                service.check()
+            for service in list(waiting):
+                if service.is_ready():
+                    waiting.remove(service)
+                    self._on_progress(service.name, Progress("serving", 1.0))
+                    continue
+                progress = service.progress() or Progress("starting", 0.0)
+                if told.get(service.name) != progress:
+                    told[service.name] = progress
+                    self._on_progress(service.name, progress)
+                    deadline = time.monotonic() + self.config.start_timeout_s
+            if waiting and time.monotonic() > deadline:
+                late = waiting[0]
+                what = f"does not come to serve: no progress for {self.config.start_timeout_s:g} s"
+                raise ServiceFailedError(late.name, f"{what} ({told[late.name].stage})", late.log_tail())
+            time.sleep(_POLL_S)
+
+    def _wait_until_connected(self) -> None:
+        deadline = time.monotonic() + self.config.start_timeout_s
+        with Client(self.address, tls=self.config.router_tls, retry=_RETRY) as client:
+            while True:
+                self.check()
+                info = client.model_info()
+                workers = (*info.verify_workers, *info.draft_workers)
+                missing = [worker for worker in workers if worker.state != "ready"]
+                if not missing:
+                    return
+                first = missing[0]
+                if first.state == "refused" or time.monotonic() > deadline:
+                    what = f"has no connection to the worker at {first.address} ({first.state}: {first.detail})"
+                    raise ServiceFailedError("router", what, self.services["router"].log_tail())
+                time.sleep(_POLL_S)
+
+    def _drafters(self) -> list[str]:
+        names = [name for name in self.config.drafters if self.config.draft or name not in NEED_DRAFT_MODEL]
+        if not self.config.draft and len(names) <= 2:
+            names = [name for name in names if name != "fused"]  # nothing to choose among
+        return names
+
+    def _verify_arguments(self) -> list[str]:
+        config = self.config
+        options = {"model": config.target, "dtype": config.dtype, "compile": config.compile}
+        return [*_options(options | {"threads": config.verify_threads}), *self._caching(), *config.verify_options]
+
+    def _draft_arguments(self) -> list[str]:
+        config, drafters = self.config, self._drafters()
+        options = {"drafters": ",".join(drafters), "model": config.draft, "dtype": config.dtype}
+        options |= {"compile": config.compile, "early-exit-model": config.target if "early_exit" in drafters else ""}
+        if "lookahead" in drafters:
+            options["lookahead-model"] = config.lookahead_model or ("" if config.draft else config.target)
+        return [*_options(options | {"threads": config.draft_threads}), *self._caching(), *config.draft_options]
+
+    def _caching(self) -> list[str]:
+        return [] if self.config.prefix_caching else ["--no-prefix-caching"]
+
+    def _router_arguments(self, verifiers: Sequence[ServiceProcess], drafters: Sequence[ServiceProcess]) -> list[str]:
+        options = {
+            "verify": ",".join(service.address for service in verifiers),
+            "tokenizer": self.config.target,
+        }
+        # Without drafters BETOKEN_DRAFT, if set, would name others. BETOKEN_MODEL is meant for workers: a folder,
+        # where the router compares the id that they announce.
+        draft = ",".join(service.address for service in drafters)
+        return [*_options(options), "--draft", draft, "--model", "", *self.config.router_options]
+
+
+def _options(values: Mapping[str, object]) -> list[str]:
+    """Command-line options; those of None or the empty text are left out."""
+    return [part for name, value in values.items() if value not in (None, "") for part in (f"--{name}", str(value))]

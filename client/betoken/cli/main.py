@@ -1,0 +1,47 @@
+"""The `betoken` command: its commands and what they share.
+
+Each command is a module of its own.
+"""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Annotated
+
+import typer
+
+from betoken.cli import services
+from betoken.cli.generate import generate
+from betoken.cli.info import info
+from betoken.cli.up import up
+
+app = typer.Typer(
+    name="betoken",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Speculative decoding as a service: draft workers guess, verify workers decide, not one token changes.",
+)
+app.command()(up)
+app.command()(generate)
+app.command()(info)
+for name, run in (
+    ("router", services.router),
+    ("draft-worker", services.draft_worker),
+    ("verify-worker", services.verify_worker),
+):
+    app.command(name, context_settings=services.PASS_THROUGH, add_help_option=False)(run)
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        print(metadata.version("betoken"))
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass

@@ -1,0 +1,61 @@
+"""`betoken router | draft-worker | verify-worker`: becomes that service, options and all.
+
+Knows no option of theirs; `--help` is answered by the service itself.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from betoken.cli.connection import EXIT_FAILED
+from betoken.cli.local_services import DRAFT_MODULE, ROUTER_MODULE, VERIFY_MODULE
+from betoken.cli.service_process import service_environment
+
+PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+"""Context settings of a command that hands all its arguments on."""
+ROUTER_NEEDS = ("asyncio_pool", "pydantic_settings", "tokenizers")
+"""Packages without which a router does not start; its extra brings them."""
+WORKER_NEEDS = ("pydantic_settings", "torch", "transformers")
+"""The same of workers that run a model."""
+DRAFT_NEEDS = ("pydantic_settings",)
+"""The same of any draft worker: n-grams take no model."""
+
+
+def router(context: typer.Context) -> None:
+    """Run the router: clients call it, it calls the workers."""
+    become(ROUTER_MODULE, context.args, extra="router", needs=ROUTER_NEEDS)
+
+
+def draft_worker(context: typer.Context) -> None:
+    """Run a draft worker: it guesses tokens."""
+    become(DRAFT_MODULE, context.args, extra="worker", needs=DRAFT_NEEDS)
+
+
+def verify_worker(context: typer.Context) -> None:
+    """Run a verify worker: it decides tokens with the target model."""
+    become(VERIFY_MODULE, context.args, extra="worker", needs=WORKER_NEEDS)
+
+
+def check_installed(what: str, *, extra: str, needs: Sequence[str]) -> None:
+    """Raises:
+    typer.Exit: a package that `what` needs is missing; standard error names it and the extra that brings it.
+    """
+    missing = [name for name in needs if importlib.util.find_spec(name) is None]
+    if missing:
+        sys.stderr.write(f"betoken: {what} needs {', '.join(missing)}: pip install 'betoken[{extra}]'\n")
+        raise typer.Exit(EXIT_FAILED)
+
+
+def become(module: str, arguments: Sequence[str], *, extra: str, needs: Sequence[str]) -> None:
+    """Replaces this process by `python -m module arguments`, so that signals reach the service itself.
+
+    Raises:
+        typer.Exit: what it needs is not installed.
+    """
+    check_installed(module, extra=extra, needs=needs)
+    os.execve(sys.executable, [sys.executable, "-m", module, *arguments], service_environment())

@@ -1,0 +1,70 @@
+"""The Betoken SDK: `Client` and `AsyncClient` of a router, over gRPC.
+
+    with Client("127.0.0.1:50051") as client:
+        for piece in client.generate("def fibonacci(n):", max_new_tokens=64):
+            print(piece, end="", flush=True)
+
+Knows the router's public service only; needs grpcio, protobuf and opentelemetry-api.
+"""
+
+from betoken.client.async_client import AsyncClient, AsyncGeneration
+from betoken.client.completion import Completion, FinishReason, SpeculationStats, Usage
+from betoken.client.config import GenerateOptions, RetryPolicy, Sampling, Speculation, VerificationMode
+from betoken.client.model_info import ModelInfo, StepCost, WorkerStatus
+from betoken.client.piece import DraftSource, Logprobs, Piece, Token, TokenOrigin
+from betoken.client.request import ChatMessage, Prompt
+from betoken.client.sync_client import Client, Generation
+from betoken.rpc.errors import (
+    BetokenError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    PermissionDeniedError,
+    RequestCancelledError,
+    ResourceExhaustedError,
+    UnauthenticatedError,
+    UnavailableError,
+    UnimplementedError,
+)
+from betoken.rpc.tls import ClientTls
+
+__all__ = [
+    "AsyncClient",
+    "AsyncGeneration",
+    "ChatMessage",
+    "Client",
+    "ClientTls",
+    "Completion",
+    "DeadlineExceededError",
+    "DraftSource",
+    "FailedPreconditionError",
+    "FinishReason",
+    "BetokenError",
+    "GenerateOptions",
+    "Generation",
+    "InternalError",
+    "InvalidArgumentError",
+    "Logprobs",
+    "ModelInfo",
+    "NotFoundError",
+    "PermissionDeniedError",
+    "Piece",
+    "Prompt",
+    "RequestCancelledError",
+    "ResourceExhaustedError",
+    "RetryPolicy",
+    "Sampling",
+    "Speculation",
+    "SpeculationStats",
+    "StepCost",
+    "Token",
+    "TokenOrigin",
+    "UnauthenticatedError",
+    "UnavailableError",
+    "UnimplementedError",
+    "Usage",
+    "VerificationMode",
+    "WorkerStatus",
+]

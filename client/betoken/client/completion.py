@@ -1,0 +1,199 @@
+"""The whole answer: text, tokens, usage, and what speculation did for it.
+
+Built from protocol messages; knows nothing of calls or retries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from betoken.client.config import VerificationMode
+from betoken.client.modes import FROM_PROTO
+from betoken.client.piece import Piece, Token
+from betoken.v1 import generation_pb2 as pb
+
+_NS = 1e-9
+
+
+class FinishReason(StrEnum):
+    """Why an answer ended."""
+
+    STOP = "stop"
+    """EOS, a stop id or a stop string."""
+    LENGTH = "length"
+    """max_new_tokens, or the context's end."""
+    UNKNOWN = "unknown"
+
+
+_FINISH_REASONS: Mapping[int, FinishReason] = {
+    pb.FINISH_REASON_STOP: FinishReason.STOP,
+    pb.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of an answer."""
+
+    prompt_tokens: int
+    output_tokens: int
+    """Those received before a resumption included."""
+    cached_prompt_tokens: int
+    """Prompt tokens whose KV was reused and not computed; of the last stream only, when the answer was resumed."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationStats:
+    """What speculation did; of the last stream only, when the answer was resumed."""
+
+    num_drafts: int
+    """Draft blocks verified."""
+    num_draft_tokens: int
+    """Draft tokens verified."""
+    num_accepted_tokens: int
+    """Draft tokens accepted."""
+    num_accepted_per_position: tuple[int, ...]
+    """Accepted at draft position i."""
+    num_drafted_per_position: tuple[int, ...]
+    """Verified at draft position i."""
+    num_verify_forwards: int
+    """Target forwards, plain steps included, prefill excluded."""
+    num_emitted_tokens: int
+    """Tokens those forwards emitted."""
+    draft_forward_s: float
+    draft_queue_s: float
+    verify_forward_s: float
+    verify_queue_s: float
+    round_s: float
+    """Sum over rounds, from asking for a draft to the verdict."""
+    num_failed_drafts: int
+    """Draft blocks that were late, stale or failed."""
+    num_failovers: int
+    """Times the sequence was re-opened on another or restarted verify worker."""
+    router_overhead_p50_s: float
+    """Median over rounds of the time in neither worker."""
+    num_rounds: int
+    """Rounds that asked for a draft and got an answer, an empty one included."""
+    first_draft_forward_s: float
+    """Of the first of them, which includes the drafter's prefill of the prompt."""
+    num_draft_forwards: int
+    """Forwards of the drafters' models, those between a draft and the next request included, prefill excluded."""
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted over verified draft tokens; 0 without drafts."""
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+    @property
+    def accepted_per_round(self) -> float:
+        """Mean accepted prefix length of a draft block; 0 without drafts."""
+        return self.num_accepted_tokens / self.num_drafts if self.num_drafts else 0.0
+
+    @property
+    def draft_forwards_per_round(self) -> float:
+        """Mean forwards of the drafter's models from one round's draft to the next; 0 without rounds."""
+        return self.num_draft_forwards / self.num_rounds if self.num_rounds else 0.0
+
+    @property
+    def block_efficiency(self) -> float:
+        """Emitted tokens per verify forward; 0 before the first one."""
+        return self.num_emitted_tokens / self.num_verify_forwards if self.num_verify_forwards else 0.0
+
+    @property
+    def acceptance_per_position(self) -> tuple[float, ...]:
+        """Share of accepted tokens at each draft position, among all draft tokens verified there."""
+        pairs = zip(self.num_accepted_per_position, self.num_drafted_per_position, strict=False)
+        return tuple(accepted / drafted if drafted else 0.0 for accepted, drafted in pairs)
+
+    @classmethod
+    def from_proto(cls, message: pb.SpeculationStats) -> SpeculationStats:
+        return cls(
+            num_drafts=message.num_drafts,
+            num_draft_tokens=message.num_draft_tokens,
+            num_accepted_tokens=message.num_accepted_tokens,
+            num_accepted_per_position=tuple(message.num_accepted_per_position),
+            num_drafted_per_position=tuple(message.num_drafted_per_position),
+            num_verify_forwards=message.num_verify_forwards,
+            num_emitted_tokens=message.num_emitted_tokens,
+            draft_forward_s=message.draft_forward_ns * _NS,
+            draft_queue_s=message.draft_queue_ns * _NS,
+            verify_forward_s=message.verify_forward_ns * _NS,
+            verify_queue_s=message.verify_queue_ns * _NS,
+            round_s=message.round_ns * _NS,
+            num_failed_drafts=message.num_failed_drafts,
+            num_failovers=message.num_failovers,
+            router_overhead_p50_s=message.router_overhead_p50_ns * _NS,
+            num_rounds=message.num_rounds,
+            first_draft_forward_s=message.first_draft_forward_ns * _NS,
+            num_draft_forwards=message.num_draft_forwards,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A whole answer. Prints as its text."""
+
+    text: str
+    tokens: tuple[Token, ...]
+    """Those of this call; ids given as resume_ids are not repeated."""
+    finish_reason: FinishReason
+    stop: str
+    """The stop string that ended it, or empty."""
+    usage: Usage
+    speculation: SpeculationStats
+    prompt_ids: tuple[int, ...]
+    """The prompt as the model saw it."""
+    seed: int
+    """With it, the same request gives the same tokens; in modes other than COUPLED with the same drafts only."""
+    model: str
+    system_fingerprint: str
+    """Of what decided the answer besides the request: weights, dtype, arithmetic, ...; the seed's promise is for it."""
+    request_id: str
+    """For the router's logs."""
+    drafter: str
+    """In force; empty = plain decoding."""
+    mode: VerificationMode
+    """In force."""
+    num_resumes: int
+    """Times the stream broke and was taken up again."""
+    queue_s: float
+    """Waiting for admission, as the router measured it."""
+    time_to_first_token_s: float
+    """As the router measured it; of the last stream when resumed."""
+    duration_s: float
+    """As the router measured it; of the last stream when resumed."""
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def output_ids(self) -> tuple[int, ...]:
+        """Ids of `tokens`."""
+        return tuple(token.id for token in self.tokens)
+
+    @classmethod
+    def from_proto(
+        cls, start: pb.GenerateStart, pieces: Sequence[Piece], finish: pb.GenerateFinish, num_resumes: int
+    ) -> Completion:
+        usage = finish.usage
+        return cls(
+            text="".join(piece.text for piece in pieces),
+            tokens=tuple(token for piece in pieces for token in piece.tokens),
+            finish_reason=_FINISH_REASONS.get(finish.reason, FinishReason.UNKNOWN),
+            stop=finish.stop,
+            usage=Usage(usage.prompt_tokens, usage.output_tokens, usage.cached_prompt_tokens),
+            speculation=SpeculationStats.from_proto(finish.speculation),
+            prompt_ids=tuple(start.prompt_ids),
+            seed=start.seed,
+            model=start.model,
+            system_fingerprint=start.system_fingerprint,
+            request_id=start.request_id,
+            drafter=start.drafter,
+            mode=FROM_PROTO.get(start.mode, VerificationMode.COUPLED),
+            num_resumes=num_resumes,
+            queue_s=finish.queue_ns * _NS,
+            time_to_first_token_s=finish.time_to_first_token_ns * _NS,
+            duration_s=finish.duration_ns * _NS,
+        )

@@ -1,0 +1,151 @@
+"""The served model and its workers, as the router describes them.
+
+Built from protocol messages; knows nothing of calls.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from betoken.client.config import Sampling, VerificationMode
+from betoken.client.modes import FROM_PROTO
+from betoken.rpc.float32 import shortest
+from betoken.v1 import generation_pb2 as pb
+from betoken.v1 import types_pb2
+
+_LISTS = ("stop", "stop_token_ids")
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """One measured step time of a worker."""
+
+    rows: int
+    """Tokens in the forward."""
+    context: int
+    """Context length of each, tokens."""
+    time_s: float
+    """Median forward time."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """A worker as the router sees it; what its handshake says is empty or 0 while it is not connected."""
+
+    address: str
+    state: str
+    """"ready", "connecting", "draining" or "refused"."""
+    detail: str
+    """Why, when not ready; of a ready one what is amiss with it, if anything."""
+    role: str
+    """"verify" or "draft"."""
+    worker_id: str
+    model_id: str
+    dtype: str
+    weights_fingerprint: str
+    tokenizer_hash: str
+    max_sequences: int
+    max_draft_tokens: int
+    drafters: tuple[str, ...]
+    supports_trees: bool
+    step_costs: tuple[StepCost, ...]
+    running: int
+    """Open sequences but for those that wait, the ones whose router is to act next included."""
+    waiting: int
+    """Sequences with something to compute that hold no pages; 0 of draft workers."""
+    free_pages: int
+    """Free KV pages; all of them when idle."""
+    total_pages: int
+    preemptions: int
+    """Times since its start that a sequence lost its pages to another and was to be recomputed."""
+    cached_tokens: int
+    """Verify workers: tokens since its start whose KV was reused and not computed."""
+
+    @classmethod
+    def from_proto(cls, message: pb.WorkerInfo, role: str) -> WorkerStatus:
+        hello, load = message.hello, message.load
+        return cls(
+            address=message.address,
+            state=message.state,
+            detail=message.detail,
+            role=hello.role or role,
+            worker_id=hello.worker_id,
+            model_id=hello.model_id,
+            dtype=hello.dtype,
+            weights_fingerprint=hello.weights_fingerprint,
+            tokenizer_hash=hello.tokenizer_hash,
+            max_sequences=hello.max_sequences,
+            max_draft_tokens=hello.max_draft_tokens,
+            drafters=tuple(hello.drafters),
+            supports_trees=hello.supports_trees,
+            step_costs=tuple(StepCost(cost.rows, cost.context, cost.ns * 1e-9) for cost in hello.step_costs),
+            running=load.running,
+            waiting=load.waiting,
+            free_pages=load.free_pages,
+            total_pages=load.total_pages,
+            preemptions=load.preemptions,
+            cached_tokens=load.cached_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a router serves."""
+
+    model: str
+    vocab_size: int
+    max_context: int
+    """Largest prompt + output, tokens."""
+    eos_token_ids: tuple[int, ...]
+    default_sampling: Sampling
+    """Used where a request is silent."""
+    drafters: tuple[str, ...]
+    """Offered right now."""
+    default_drafter: str
+    """Empty = plain decoding."""
+    default_num_draft_tokens: int
+    """Per round; 0 = as many as pay."""
+    verification_modes: tuple[VerificationMode, ...]
+    verify_workers: tuple[WorkerStatus, ...]
+    draft_workers: tuple[WorkerStatus, ...]
+    has_chat_template: bool
+    version: str
+    """Of the router."""
+    system_fingerprint: str
+    """Same request, seed and fingerprint = same tokens."""
+
+    @classmethod
+    def from_proto(cls, message: pb.GetModelInfoResponse) -> ModelInfo:
+        return cls(
+            model=message.model,
+            vocab_size=message.vocab_size,
+            max_context=message.max_context,
+            eos_token_ids=tuple(message.eos_token_ids),
+            default_sampling=_sampling(message.default_sampling),
+            drafters=tuple(message.drafters),
+            default_drafter=message.default_drafter,
+            default_num_draft_tokens=message.default_num_draft_tokens,
+            verification_modes=tuple(FROM_PROTO[mode] for mode in message.verification_modes if mode in FROM_PROTO),
+            verify_workers=tuple(WorkerStatus.from_proto(worker, "verify") for worker in message.verify_workers),
+            draft_workers=tuple(WorkerStatus.from_proto(worker, "draft") for worker in message.draft_workers),
+            has_chat_template=message.has_chat_template,
+            version=message.version,
+            system_fingerprint=message.system_fingerprint,
+        )
+
+
+def _sampling(message: types_pb2.SamplingParams) -> Sampling:
+    scalars: dict[str, Any] = {
+        field.name: _written(getattr(message, field.name))
+        for field in fields(Sampling)
+        if field.name not in (*_LISTS, "logit_bias") and message.HasField(field.name)
+    }
+    lists: dict[str, Any] = {name: tuple(getattr(message, name)) for name in _LISTS if getattr(message, name)}
+    bias = {entry.token_id: shortest(entry.bias) for entry in message.logit_bias}
+    return Sampling(**scalars, **lists, logit_bias=bias or None)
+
+
+def _written(value: object) -> object:
+    """0.95 where the message's float32 is 0.949999988: what rules go by."""
+    return shortest(value) if isinstance(value, float) else value

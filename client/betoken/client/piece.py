@@ -1,0 +1,120 @@
+"""Pieces of an answer as they stream: text, and the tokens behind it with where each came from.
+
+Built from protocol messages; knows nothing of calls or retries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from betoken.v1 import generation_pb2 as pb
+from betoken.v1 import types_pb2
+
+
+class TokenOrigin(StrEnum):
+    """Why a token is in the answer."""
+
+    ACCEPTED = "accepted"
+    """A draft token the target agreed with."""
+    RECOVERED = "recovered"
+    """The target's token where it refused the draft."""
+    BONUS = "bonus"
+    """The target's token after a wholly accepted draft block."""
+    PLAIN = "plain"
+    """The target's token of a step without a draft."""
+    UNKNOWN = "unknown"
+    """Of a kind this client does not know."""
+
+
+class DraftSource(StrEnum):
+    """Which drafting method proposed an accepted token."""
+
+    MODEL = "model"
+    NGRAM = "ngram"
+    LOOKAHEAD = "lookahead"
+    EARLY_EXIT = "early_exit"
+    CUSTOM = "custom"
+    UNKNOWN = "unknown"
+
+
+_ORIGINS: Mapping[int, TokenOrigin] = {
+    types_pb2.TOKEN_ORIGIN_ACCEPTED: TokenOrigin.ACCEPTED,
+    types_pb2.TOKEN_ORIGIN_RECOVERED: TokenOrigin.RECOVERED,
+    types_pb2.TOKEN_ORIGIN_BONUS: TokenOrigin.BONUS,
+    types_pb2.TOKEN_ORIGIN_PLAIN: TokenOrigin.PLAIN,
+}
+_SOURCES: Mapping[int, DraftSource] = {
+    types_pb2.DRAFT_SOURCE_MODEL: DraftSource.MODEL,
+    types_pb2.DRAFT_SOURCE_NGRAM: DraftSource.NGRAM,
+    types_pb2.DRAFT_SOURCE_LOOKAHEAD: DraftSource.LOOKAHEAD,
+    types_pb2.DRAFT_SOURCE_EARLY_EXIT: DraftSource.EARLY_EXIT,
+    types_pb2.DRAFT_SOURCE_CUSTOM: DraftSource.CUSTOM,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Natural logarithms of the target's raw probabilities, before any sampling rule."""
+
+    logprob: float
+    """Of the emitted token."""
+    top: tuple[tuple[int, float], ...]
+    """(id, logprob) of the most likely ids, most likely first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One emitted token."""
+
+    id: int
+    """Vocabulary id."""
+    origin: TokenOrigin
+    """Why it is here."""
+    source: DraftSource | None
+    """Who proposed it, if it was accepted from a draft."""
+    text: str
+    """The text that became final with it; empty while a character or a possible stop string is incomplete."""
+    logprobs: Logprobs | None
+    """When asked for."""
+
+    @property
+    def provenance(self) -> str:
+        """One word for where it came from: the drafter of an accepted token, else the origin."""
+        return str(self.source) if self.source is not None else str(self.origin)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The tokens of one round, and the text that became final with them. Prints as that text."""
+
+    text: str
+    """May lag behind the tokens; the texts of all pieces together are the answer."""
+    tokens: tuple[Token, ...]
+    """Empty only in a last flush of text that was held back."""
+
+    def __str__(self) -> str:
+        return self.text
+
+    @classmethod
+    def from_proto(cls, message: pb.GenerateTokens) -> Piece:
+        """Gives every token its share of the text; text that no token claims goes to the last one."""
+        tokens: list[Token] = []
+        start = 0
+        for index, token in enumerate(message.tokens):
+            is_last = index == len(message.tokens) - 1
+            end = len(message.text) if is_last else start + token.num_chars
+            tokens.append(_token(token, message.text[start:end]))
+            start = end
+        return cls(message.text, tuple(tokens))
+
+
+def _token(token: pb.GeneratedToken, text: str) -> Token:
+    origin = _ORIGINS.get(token.origin, TokenOrigin.UNKNOWN)
+    source = _SOURCES.get(token.source, DraftSource.UNKNOWN) if origin is TokenOrigin.ACCEPTED else None
+    logprobs = None
+    if token.HasField("logprobs"):
+        top = zip(token.logprobs.top_ids, token.logprobs.top_logprobs, strict=True)
+        logprobs = Logprobs(token.logprobs.logprob, tuple(top))
+    return Token(token.id, origin, source, text, logprobs)

@@ -1,0 +1,99 @@
+"""One answer over as many streams as it takes: what to ask next, and what each message means.
+
+Both clients drive it and differ only in how they wait; it does no input or output itself.
+"""
+
+from __future__ import annotations
+
+from betoken.client.completion import Completion
+from betoken.client.piece import Piece
+from betoken.client.retry import Retries
+from betoken.rpc.errors import BetokenError, InternalError, UnavailableError
+from betoken.v1 import generation_pb2 as pb
+
+
+class Session:
+    """The state of one answer."""
+
+    def __init__(self, request: pb.GenerateRequest, retries: Retries) -> None:
+        self._request = request
+        self._retries = retries
+        self._pieces: list[Piece] = []
+        self._finish: pb.GenerateFinish | None = None
+        self._num_resumes = 0
+        self._request_id = ""
+        """Of the last stream whose first message came."""
+        self.start: pb.GenerateStart | None = None
+        """The first message of the first stream."""
+
+    def begin(self) -> None:
+        """The first stream is about to be asked for: the deadline counts from now."""
+        self._retries.begin()
+
+    def next_request(self) -> tuple[pb.GenerateRequest, float | None]:
+        """The request of the next stream and the seconds it may take (None = no limit).
+
+        After a break it continues from what was received: same prompt ids, system and seed, and `resume_ids`. The
+        system says more than the model's name, which may be another on the next router.
+
+        Raises:
+            DeadlineExceededError: no time is left.
+        """
+        timeout_s = self._retries.remaining_s()
+        if self.start is None:
+            return self._request, timeout_s
+        request = pb.GenerateRequest()
+        request.CopyFrom(self._request)
+        request.prompt_ids.ids[:] = self.start.prompt_ids
+        if self.start.system_fingerprint:
+            request.ClearField("model")
+        request.system_fingerprint = self.start.system_fingerprint
+        request.sampling.seed = self.start.seed
+        request.resume_ids.extend(token.id for piece in self._pieces for token in piece.tokens)
+        return request, timeout_s
+
+    def feed(self, response: pb.GenerateResponse) -> Piece | None:
+        """Takes one message; returns the piece it brought, if any.
+
+        Raises:
+            InternalError: the messages do not come in their order.
+        """
+        event = response.WhichOneof("event")
+        if event == "start":
+            self._num_resumes += self.start is not None
+            self.start = self.start or response.start
+            self._request_id = response.start.request_id
+        elif self.start is None or self._finish is not None:
+            raise InternalError(
+                f"the router sent {event or 'an unknown event'} out of order", request_id=self._request_id
+            )
+        elif event == "tokens":
+            piece = Piece.from_proto(response.tokens)
+            if self._pieces and not piece.tokens and not self._pieces[-1].tokens:
+                return None  # the last flush, sent again: the stream before broke between it and the finish
+            self._pieces.append(piece)
+            self._retries.progressed()
+            return piece
+        elif event == "finish":
+            self._finish = response.finish
+        return None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last message came; nothing is worth asking for after it."""
+        return self._finish is not None
+
+    def delay_after(self, error: BetokenError | None) -> float:
+        """Seconds to wait before asking again, after a stream broke with `error` (None = it just ended too early).
+
+        Raises:
+            BetokenError: `error`, when it is final; a deadline's, or a lost router's, has no request id of its own.
+        """
+        error = error or UnavailableError("the stream ended before the answer did")
+        error.request_id = error.request_id or self._request_id
+        return self._retries.delay_after(error)
+
+    def completion(self) -> Completion:
+        """The whole answer, once finished."""
+        assert self.start is not None and self._finish is not None
+        return Completion.from_proto(self.start, self._pieces, self._finish, self._num_resumes)

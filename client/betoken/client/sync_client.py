@@ -1,0 +1,317 @@
+"""The blocking client: one channel, any number of threads.
+
+Waits; what to ask and what an answer means is decided in `session` and `retry`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Generator, Sequence
+from types import TracebackType
+from typing import Any, Self, Unpack
+from weakref import WeakSet
+
+import grpc
+
+from betoken.client.channel import (
+    DEFAULT_ADDRESS,
+    DEFAULT_TIMEOUT_S,
+    call_error,
+    call_metadata,
+    call_span,
+    channel_options,
+    check_settings,
+    generation_stub,
+)
+from betoken.client.completion import Completion
+from betoken.client.config import GenerateOptions, RetryPolicy
+from betoken.client.model_info import ModelInfo
+from betoken.client.piece import Piece
+from betoken.client.request import ChatMessage, Prompt, generate_request, tokenize_request
+from betoken.client.retry import Retries
+from betoken.client.session import Session
+from betoken.rpc.errors import RequestCancelledError
+from betoken.rpc.names import SPAN_CLIENT_GENERATE
+from betoken.rpc.tls import ClientTls
+from betoken.v1 import generation_pb2 as pb
+
+
+class Generation:
+    """One answer, still to be streamed. Iterate over its pieces once, or ask for `result`.
+
+    The call starts with the iteration; leaving the iteration early, by `break` or an exception, cancels it.
+    """
+
+    def __init__(self, session: Session, client: Client) -> None:
+        """Made by `Client.generate`."""
+        self._session = session
+        self._client = client
+        self._call: Any = None
+        self._is_begun = False
+        self._cancelled = threading.Event()
+
+    @property
+    def request_id(self) -> str:
+        """The router's id of the request, for its logs; empty before the first message."""
+        return self._session.start.request_id if self._session.start else ""
+
+    @property
+    def seed(self) -> int | None:
+        """The seed in force; None before the first message."""
+        return self._session.start.seed if self._session.start else None
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """The prompt as the model sees it; empty before the first message."""
+        return tuple(self._session.start.prompt_ids) if self._session.start else ()
+
+    @property
+    def system_fingerprint(self) -> str:
+        """Of all that decides the answer besides the request; to resume it with. Empty before the first message."""
+        return self._session.start.system_fingerprint if self._session.start else ""
+
+    def __iter__(self) -> Generator[Piece, None, None]:
+        """Pieces as they arrive, over as many streams as it takes.
+
+        Raises:
+            BetokenError: the answer cannot be had, or not whole.
+            RuntimeError: iterated before.
+        """
+        if self._is_begun:
+            raise RuntimeError("an answer can be iterated only once")
+        self._is_begun = True
+        return self._pieces()
+
+    def _pieces(self) -> Generator[Piece, None, None]:
+        self._session.begin()
+        with call_span("Generate", SPAN_CLIENT_GENERATE) as span:
+            while True:
+                self._raise_if_cancelled()
+                request, timeout_s = self._session.next_request()
+                error = None
+                call = None
+                try:
+                    call = self._call = self._begin(request, timeout_s, call_metadata(span))
+                    if self._cancelled.is_set():  # by another thread, which may not have seen this call
+                        call.cancel()
+                    for response in call:
+                        piece = self._session.feed(response)
+                        if piece is not None:
+                            yield piece
+                except grpc.RpcError as broken:
+                    self._raise_if_cancelled()
+                    error = call_error(broken, is_cancelled=False)
+                except KeyboardInterrupt:
+                    self._client.reconnect()
+                    raise
+                finally:
+                    if call is not None:
+                        call.cancel()
+                if self._session.is_finished:
+                    return
+                self._cancelled.wait(self._session.delay_after(error))
+
+    def result(self) -> Completion:
+        """The whole answer; streams it first unless it has been iterated to its end.
+
+        Raises:
+            BetokenError: the answer cannot be had, or not whole.
+            RuntimeError: the iteration was begun and not ended.
+        """
+        if not self._session.is_finished:
+            for _ in self:
+                pass
+        return self._session.completion()
+
+    def cancel(self) -> None:
+        """Ends the call, from any thread; an iteration in progress raises `RequestCancelledError`."""
+        self._cancelled.set()
+        if self._call is not None:
+            self._call.cancel()
+
+    def _begin(self, request: pb.GenerateRequest, timeout_s: float | None, metadata: Any) -> Any:
+        try:
+            return self._client.current_stub().Generate(request, timeout=timeout_s, metadata=metadata)
+        except ValueError:  # another thread has just closed the channel
+            self._raise_if_cancelled()
+            raise
+
+    def _raise_if_cancelled(self) -> None:
+        if not self._session.is_finished and (self._cancelled.is_set() or self._client.is_closed):
+            reason = "the client was closed" if self._client.is_closed else "the request was cancelled"
+            raise RequestCancelledError(reason, request_id=self.request_id)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+
+class Client:
+    """A blocking client of one router; a context manager, usable from any number of threads."""
+
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        tls: ClientTls | None = None,
+        retry: RetryPolicy | None = None,
+        timeout_s: float | None = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        """Connects when first used.
+
+        Args:
+            address: the router, `host:port`, or another target that gRPC knows (`dns:///host:port`, `unix:/path`).
+                That of another machine is asked for at the environment's proxy (`http_proxy`, `no_proxy`), if any.
+            tls: certificates; None = plain text.
+            retry: what happens when a call breaks; None = `RetryPolicy()`.
+            timeout_s: deadline of calls that bring none of their own, retries included; None = none.
+
+        Raises:
+            InvalidArgumentError: `address` is no address of a router, `tls` or `retry` is of another class, `timeout_s`
+                is no number, or half a pair of certificate and key is absent.
+            OSError: a file of `tls` cannot be read.
+        """
+        check_settings(address, tls, retry)
+        self.address = address
+        self._retry = retry or RetryPolicy()
+        self._timeout_s = timeout_s
+        self._retries(None)  # refuses what is no time now, and not at the first call
+        self._closed = threading.Event()
+        self._answers: WeakSet[Generation] = WeakSet()
+        self._lock = threading.Lock()  # guards _answers
+        self._channel_options = channel_options(address, tls)
+        self._credentials = tls.credentials() if tls else None
+        self._connect()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed.is_set()
+
+    def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Generation:
+        """An answer to `prompt`: text, token ids, or chat messages.
+
+        Iterate over what is returned for pieces as they come, or take its `result()`; nothing is sent before.
+
+        Options are the fields of `Sampling` and `Speculation` by their names, either of the two whole as `sampling` or
+        `speculation`, and the rest of `GenerateOptions`.
+
+        Raises:
+            InvalidArgumentError: a value that cannot be sent; what the router refuses is raised by the iteration.
+            RuntimeError: the client is closed.
+        """
+        self._raise_if_closed()
+        request = generate_request(prompt, options)
+        answer = Generation(Session(request, self._retries(options.get("timeout_s"))), self)
+        with self._lock:
+            self._answers.add(answer)
+        return answer
+
+    def complete(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Completion:
+        """The whole answer to `prompt`: `generate(...).result()`.
+
+        Raises:
+            BetokenError: the answer cannot be had, or not whole.
+            RuntimeError: the client is closed.
+        """
+        return self.generate(prompt, **options).result()
+
+    def model_info(self, *, timeout_s: float | None = None) -> ModelInfo:
+        """The served model, its defaults and its workers.
+
+        Raises:
+            BetokenError: the router cannot be asked.
+            RuntimeError: the client is closed.
+        """
+        return ModelInfo.from_proto(self._unary("GetModelInfo", pb.GetModelInfoRequest(), timeout_s))
+
+    def tokenize(self, prompt: str | Sequence[ChatMessage], *, timeout_s: float | None = None) -> tuple[int, ...]:
+        """The token ids of text or chat messages, as `generate` would see them.
+
+        Raises:
+            BetokenError: the router refuses, or cannot be asked.
+            RuntimeError: the client is closed.
+        """
+        return tuple(self._unary("Tokenize", tokenize_request(prompt), timeout_s).ids)
+
+    def reconnect(self) -> None:
+        """Later calls take a new connection, as after an interrupt: it may have hit gRPC's own code where it held the
+        connection's lock, or before anyone waited for a call's events, and whoever ends that connection waits for ever.
+        So a thread ends it, with the client; calls of other threads stay on it until then."""
+        interrupted = self._channel
+        self._connect()
+        threading.Thread(target=_end, args=(interrupted, self._closed), daemon=True).start()
+
+    def current_stub(self) -> Any:
+        """The router's methods. A process that was forked off takes a connection of its own: gRPC gives up one that
+        had a call in progress then, and its calls would wait for ever."""
+        if self._process_id != os.getpid():
+            self.reconnect()
+        return self.stub
+
+    def _connect(self) -> None:
+        self._process_id = os.getpid()
+        self._channel = (
+            grpc.secure_channel(self.address, self._credentials, self._channel_options)
+            if self._credentials
+            else grpc.insecure_channel(self.address, self._channel_options)
+        )
+        self.stub = generation_stub(self._channel)
+
+    def close(self) -> None:
+        """Ends every call and the connection; may be called again. A signal handler, which may have interrupted a call
+        of this client, rather cancels the answers."""
+        self._closed.set()
+        with self._lock:
+            answers = list(self._answers)
+        for answer in answers:  # one may be waiting to ask again
+            answer.cancel()
+        self.current_stub()  # what a process that was forked off has inherited would wait for ever, too
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _unary(self, method_name: str, request: object, timeout_s: float | None) -> Any:
+        retries = self._retries(timeout_s)
+        self._raise_if_closed()
+        with call_span(method_name) as span:
+            while True:
+                try:
+                    return getattr(self.current_stub(), method_name)(
+                        request, timeout=retries.remaining_s(), metadata=call_metadata(span)
+                    )
+                except grpc.RpcError as broken:
+                    error = call_error(broken, is_cancelled=self.is_closed)
+                except KeyboardInterrupt:
+                    self.reconnect()
+                    raise
+                except ValueError:  # another thread has just closed the channel
+                    if not self.is_closed:
+                        raise
+                    raise RequestCancelledError("the client was closed") from None
+                if self._closed.wait(retries.delay_after(error)):
+                    raise RequestCancelledError("the client was closed")
+
+    def _retries(self, timeout_s: float | None) -> Retries:
+        return Retries(self._retry, self._timeout_s if timeout_s is None else timeout_s)
+
+    def _raise_if_closed(self) -> None:
+        if self.is_closed:
+            raise RuntimeError("the client is closed")
+
+
+def _end(channel: grpc.Channel, closed: threading.Event) -> None:
+    """Closes `channel` once the client is closed; until then none but this thread drops it, which closes it, too."""
+    closed.wait()
+    channel.close()

@@ -1,4 +1,0 @@
-"""The `foretoken` command, and the starting of services as local processes.
-
-`local_services` and `service_process` work in the base install; the command itself needs the extra `cli`.
-"""

@@ -1,0 +1,152 @@
+"""The `Drafter` protocol: one way of guessing, for any number of sequences. Knows no links and no target."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from opentelemetry.trace import INVALID_SPAN, Span
+
+from betoken.engine.sampling import SamplingParams
+from betoken.engine.sparse_probs import SparseProbs
+from betoken.rpc.link.worker_entries import SequenceKey
+from betoken.v1.types_pb2 import DraftSource
+
+MAX_TOKEN_ID = 1 << 31
+
+_SOURCES = frozenset(DraftSource.values())
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTerms:
+    """What a draft costs and has to bring, in tokens that would be emitted meanwhile."""
+
+    max_tokens: int
+    """Most tokens wanted."""
+    row_price: float = 0.0
+    """Of verifying one draft token: one that is less likely to be accepted is not worth it."""
+    min_gain: float = 0.0
+    """Of a draft at all: what its tokens are expected to bring beyond their price."""
+
+    def is_worth(self, scores: Sequence[float]) -> bool:
+        """Whether tokens that are as likely as `scores` to be accepted bring enough."""
+        return bool(scores) and sum(scores) - len(scores) * self.row_price >= self.min_gain
+
+
+@dataclass(slots=True, eq=False)
+class DraftSequence:
+    """One open sequence as every drafter sees it; equal to itself only, so that it is a key."""
+
+    key: SequenceKey
+    params: SamplingParams
+    prompt_ids: Sequence[int]
+    output_ids: list[int]
+    max_length: int
+    """Largest prompt + output, tokens."""
+    settings: dict[str, str] = field(default_factory=dict)
+    deadline_s: float | None = None
+    """On the `time.monotonic` clock."""
+    takes_trees: bool = False
+    """Whether the target takes trees; as the last request said."""
+    terms: DraftTerms | None = None
+    """How long a draft may be for a drafter that can tell how likely its tokens are accepted, instead of the number
+    asked for; as the last request said. None: that number."""
+    wants_probs: bool = False
+    """Whether each draft token should come with the distribution it was sampled from (verification by rejection)."""
+    steers_tokens: bool = False
+    """Whether the target's tokens depend on the draft (verification other than by equality): the same request should
+    get the same draft every time."""
+    is_waiting: bool = False
+    """Whether a request of it is unanswered."""
+    span: Span = INVALID_SPAN
+    """Ends when the sequence does."""
+    ids: list[int] = field(init=False)
+    """Prompt + committed output."""
+
+    def __post_init__(self) -> None:
+        self.ids = [*self.prompt_ids, *self.output_ids]
+
+
+@dataclass(slots=True)
+class Drafted:
+    """A draft block: `draft_ids` [K] continue the committed ids the drafter was asked after; K may be 0."""
+
+    sequence: DraftSequence
+    draft_ids: list[int]
+    parents: list[int] | None = None
+    """[K] index of each node's parent, -1 = the last committed token, parents before children; None = a chain. Only
+    where the sequence takes trees."""
+    sources: Sequence[DraftSource] | None = None
+    """[K] who proposed each token; None = a plug-in."""
+    draft_probs: Sequence[SparseProbs] = ()
+    """[K] what each token was sampled from, where the sequence wants it; empty = each was certain."""
+    num_forwards: int = 0
+    """Forwards that chose tokens of this sequence since its last block; prefill excluded."""
+
+    def check(self) -> None:
+        """Raises:
+        ValueError: the lists do not fit each other, an id is no token id, or a parent does not come before its child.
+        """
+        # Of numbers the type itself: a truth value is an `int` too, but no message takes it.
+        num_nodes = len(self.draft_ids)
+        if not all(type(token_id) is int and 0 <= token_id < MAX_TOKEN_ID for token_id in self.draft_ids):
+            raise ValueError("draft_ids: not all are token ids")
+        if type(self.num_forwards) is not int or not 0 <= self.num_forwards < MAX_TOKEN_ID:
+            raise ValueError(f"num_forwards: {self.num_forwards!r} is no count")
+        for sparse in self.draft_probs:
+            if not all(type(token_id) is int and 0 <= token_id < MAX_TOKEN_ID for token_id in sparse.token_ids):
+                raise ValueError("draft_probs: not all are of token ids")
+            if not all(isinstance(prob, float) or prob in (0, 1) for prob in sparse.probs):
+                raise ValueError("draft_probs: not all are numbers")
+        if self.sources is not None:
+            known = (type(source) is int and source in _SOURCES for source in self.sources)
+            if len(self.sources) != num_nodes or not all(known):
+                raise ValueError(f"{num_nodes} draft ids with sources {self.sources}")
+        if self.draft_probs and (len(self.draft_probs) != num_nodes or self.parents is not None):
+            raise ValueError(f"{num_nodes} draft ids with {len(self.draft_probs)} distributions; chains only")
+        if self.parents is None:
+            return
+        if len(self.parents) != num_nodes:
+            raise ValueError(f"{num_nodes} draft ids with {len(self.parents)} parents")
+        for index, parent in enumerate(self.parents):
+            if not (type(parent) is int and -1 <= parent < index):
+                raise ValueError(f"parents[{index}] = {parent!r}: must be an integer, -1 to {index - 1}")
+
+
+class Drafter(Protocol):
+    """Proposes draft blocks. Called on the model thread only.
+
+    Requests are queued and answered by `step`, so that a drafter may batch over sequences and interleave long prefills
+    with short drafts. At most one request of a sequence is open at a time.
+    """
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has something to do."""
+        ...
+
+    def open(self, sequence: DraftSequence) -> None:
+        """Take a sequence in. Raises InvalidArgumentError for settings this drafter does not know or cannot honour."""
+        ...
+
+    def commit(self, sequence: DraftSequence, ids: list[int]) -> None:
+        """The target decided `ids`; they are the tail of `sequence.ids` already."""
+        ...
+
+    def request(self, sequence: DraftSequence, num_tokens: int) -> None:
+        """Queue a draft of at most `num_tokens` after all committed ids; of a tree, that many nodes in all.
+
+        A drafter that can tell how likely its tokens are accepted may go by `sequence.terms` instead.
+        """
+        ...
+
+    def close(self, sequence: DraftSequence) -> None:
+        """Forget the sequence and free what it holds."""
+        ...
+
+    def step(self) -> list[Drafted]:
+        """Do one unit of work (at most one forward) and return the drafts it finished."""
+        ...
+
+    def check_integrity(self) -> None:
+        """Re-derive what the drafter accounts for (its KV pages); raises when it is off."""
+        ...

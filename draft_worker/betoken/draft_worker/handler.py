@@ -1,0 +1,124 @@
+"""Between links and the draft core: validate and convert, hand over to the model thread, convert back.
+
+No tensors, no policy.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+from betoken.draft_worker.core import DraftAnswer, DraftCore
+from betoken.draft_worker.drafter import DraftSequence, DraftTerms
+from betoken.engine.prompt import Prompt
+from betoken.engine.sampling import SamplingParams
+from betoken.rpc.link import LinkPeer
+from betoken.rpc.link.worker_entries import (
+    CoreCall,
+    EntryHandler,
+    LinkResults,
+    SequenceKey,
+    WorkerLoad,
+    closing,
+    sequence_span,
+)
+from betoken.rpc.sampling import sampling_fields
+from betoken.rpc.validation import validate_commit, validate_draft_request, validate_frame, validate_open
+from betoken.v1 import draft_pb2 as pb
+from betoken.v1.draft_pb2 import Commit, DraftedBlock, DraftLinkRequest, DraftLinkResponse, DraftRequest
+from betoken.v1.types_pb2 import (
+    DRAFT_SOURCE_CUSTOM,
+    VERIFICATION_MODE_COUPLED,
+    VERIFICATION_MODE_REJECTION,
+    VERIFICATION_MODE_UNSPECIFIED,
+    OpenSequence,
+    SparseDistribution,
+)
+
+# Ids and contexts are the target's. What a drafter does not know or cannot hold it answers with an empty draft.
+ANY_VOCAB_SIZE = (1 << 31) - 1
+ANY_CONTEXT = 1 << 31
+
+
+class DraftResults(LinkResults[DraftLinkResponse]):
+    """The core's sink: finished drafts as frames."""
+
+    def __init__(self) -> None:
+        super().__init__(DraftLinkResponse)
+
+    def drafted(self, answers: list[DraftAnswer], load: Callable[[], WorkerLoad]) -> None:
+        self.send("blocks", [(answer.key, _block(answer)) for answer in answers], load)
+
+
+class DraftLinkHandler(EntryHandler[DraftCore, DraftLinkResponse]):
+    """Takes the frames of all routers; called on the event loop."""
+
+    def __init__(
+        self, submit: Callable[[CoreCall[DraftCore]], None], results: DraftResults, max_draft_tokens: int
+    ) -> None:
+        super().__init__(submit, results)
+        self._max_draft_tokens = max_draft_tokens
+
+    def frame(self, link: LinkPeer[Any], request: DraftLinkRequest) -> None:
+        """Opens apply first, then commits, then requests, closes last."""
+        validate_frame(request.opens, request.commits, request.requests, request.closes)
+        self._arrived_ns = time.perf_counter_ns()
+        self.run(
+            [
+                *self.checked(link, request.opens, self._open),
+                *self.checked(link, request.commits, self._commit),
+                *self.checked(link, request.requests, self._request),
+                *self.checked(link, request.closes, lambda key, entry: closing(key)),
+            ]
+        )
+
+    def _open(self, key: SequenceKey, entry: OpenSequence) -> CoreCall[DraftCore]:
+        validate_open(entry, vocab_size=ANY_VOCAB_SIZE, max_context=ANY_CONTEXT)
+        params = SamplingParams(**sampling_fields(entry))
+        sequence = DraftSequence(
+            key=key,
+            params=dataclasses.replace(params, num_logprobs=None),
+            prompt_ids=Prompt(entry.prompt_ids),
+            output_ids=list(entry.committed_ids),
+            max_length=entry.max_length,
+            settings=dict(entry.drafter.settings),
+            # A greedy draft is certain.
+            wants_probs=entry.mode == VERIFICATION_MODE_REJECTION and params.temperature > 0.0,
+            steers_tokens=entry.mode not in (VERIFICATION_MODE_UNSPECIFIED, VERIFICATION_MODE_COUPLED),
+            span=sequence_span(entry, "draft"),
+            deadline_s=time.monotonic() + entry.deadline_ms / 1000 if entry.deadline_ms else None,
+        )
+        name = entry.drafter.name
+        return lambda core: core.open(sequence, name)
+
+    def _commit(self, key: SequenceKey, entry: Commit) -> CoreCall[DraftCore]:
+        validate_commit(entry, vocab_size=ANY_VOCAB_SIZE, max_context=ANY_CONTEXT)
+        base_length, ids = entry.base_length, list(entry.ids)
+        return lambda core: core.commit(key, base_length, ids)
+
+    def _request(self, key: SequenceKey, entry: DraftRequest) -> CoreCall[DraftCore]:
+        validate_draft_request(entry, max_draft_tokens=self._max_draft_tokens)
+        num_tokens, takes_trees, arrived_ns = entry.num_tokens, entry.takes_trees, self._arrived_ns
+        terms = _terms(entry.terms) if entry.HasField("terms") else None
+        return lambda core: core.request(key, num_tokens, arrived_ns, takes_trees, terms)
+
+
+def _terms(entry: pb.DraftTerms) -> DraftTerms:
+    return DraftTerms(entry.max_tokens, entry.row_price, entry.min_gain)
+
+
+def _block(answer: DraftAnswer) -> DraftedBlock:
+    drafted = answer.drafted
+    return DraftedBlock(
+        sequence_id=answer.key[1],
+        base_length=answer.base_length,
+        ids=drafted.draft_ids,
+        parents=() if drafted.parents is None else drafted.parents,
+        sources=[DRAFT_SOURCE_CUSTOM] * len(drafted.draft_ids) if drafted.sources is None else drafted.sources,
+        draft_probs=[
+            SparseDistribution(token_ids=sparse.token_ids, probs=sparse.probs) for sparse in drafted.draft_probs
+        ],
+        queue_ns=answer.queue_ns,
+        forward_ns=answer.forward_ns,
+        num_forwards=drafted.num_forwards,
+    )

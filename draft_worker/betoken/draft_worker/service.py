@@ -1,0 +1,68 @@
+"""A draft worker process: load its drafters on their own thread, then answer links until told to stop."""
+
+import asyncio
+
+from betoken.draft_worker.core import DraftCore
+from betoken.draft_worker.handler import DraftLinkHandler, DraftResults
+from betoken.draft_worker.hosting import load_drafters
+from betoken.draft_worker.settings import DraftWorkerSettings
+from betoken.engine.model_thread import ModelThread
+from betoken.rpc.fast_wake import FastWake
+from betoken.rpc.hello import worker_hello
+from betoken.rpc.link import LinkServicer, OutboxLimits
+from betoken.rpc.progress import LoadProgress
+from betoken.rpc.server import Service, freeze_loaded, serve
+from betoken.v1 import draft_pb2_grpc
+from betoken.v1.draft_pb2 import DraftLinkRequest, DraftLinkResponse
+from betoken.v1.types_pb2 import WorkerHello
+
+
+async def run(settings: DraftWorkerSettings) -> None:
+    """Load, then serve until SIGTERM or SIGINT.
+
+    Raises:
+        FailedPreconditionError: a model or a plug-in cannot be served, the address cannot be bound, or cores not be
+            kept awake.
+        InternalError: the model thread has ended, or hangs.
+    """
+    results = DraftResults()
+    hello = WorkerHello()
+    thread = ModelThread(lambda: _load(settings, results, hello), "draft-model")
+    await asyncio.wrap_future(thread.start())
+    freeze_loaded()
+    handler = DraftLinkHandler(thread.submit, results, settings.max_draft_tokens)
+    servicer: LinkServicer[DraftLinkRequest, DraftLinkResponse] = LinkServicer(
+        lambda: hello,
+        handler,
+        DraftLinkResponse,
+        max_links=settings.max_links,
+        limits=OutboxLimits(max_message_bytes=settings.max_message_bytes),
+    )
+    service = Service("betoken.v1.DraftService", servicer, draft_pb2_grpc.add_DraftServiceServicer_to_server)
+    async with thread.running(settings.watchdog_timeout_s) as failure:
+        await serve([service], settings, on_drain=servicer.drain, failure=failure)
+
+
+def _load(settings: DraftWorkerSettings, results: DraftResults, hello: WorkerHello) -> DraftCore:
+    """The core, and the hello filled in; runs on the model thread."""
+    fast_wake = FastWake(settings.fast_wake)  # first: it may be refused
+    progress = LoadProgress(settings.ready_file)
+    hosted = load_drafters(settings, progress)
+    progress("measuring step times", 1.0)
+    runner = hosted.runners[0] if hosted.runners else None
+    hello.CopyFrom(
+        worker_hello(
+            "draft",
+            settings.worker_id,
+            runner.info if runner is not None else None,
+            runner.measure_step_costs() if runner is not None else [],
+            max_sequences=settings.max_sequences,
+            drafters=settings.drafters,
+            max_draft_tokens=settings.max_draft_tokens,
+            page_size=settings.page_size,
+        )
+    )
+    # The first model may have come without a tokenizer; the router compares the others' with its own.
+    hello.tokenizer_hash = hosted.tokenizer_hash
+    page_tables = [runner.page_table for runner in hosted.runners]
+    return DraftCore(hosted.drafters, page_tables, results, settings.max_sequences, fast_wake)

@@ -1,0 +1,120 @@
+"""Our attention as transformers sees it: one registered function that hands each layer's rows to a context.
+
+The context arrives as a keyword of the model call. No mask function is registered, so transformers builds no mask.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from betoken.engine.errors import ModelRefusedError
+
+ATTENTION_NAME = "betoken"
+"""Value of `attn_implementation` that selects this attention."""
+
+CONTEXT_KEYWORD = "betoken_context"
+"""Keyword of the model call that carries the context."""
+
+# Keywords that reach an attention function but say nothing about what it computes in a forward of ours.
+_INERT_KEYWORDS = frozenset(
+    {
+        "dropout",
+        "is_causal",
+        "position_ids",
+        "position_embeddings",
+        "cache_position",
+        "use_cache",
+        "output_attentions",
+        "output_hidden_states",
+        "return_dict",
+        "head_mask",
+        "output_router_logits",
+        "logits_to_keep",
+    }
+)
+
+
+class Scoring(NamedTuple):
+    """How a layer makes weights of the products of queries and keys."""
+
+    scale: float
+    """Factor on the products."""
+    window: int
+    """Number of visible positions, 0 for all."""
+    softcap: float
+    """Bound of the scores, 0 for none."""
+    sinks: Tensor | None
+    """[Hq] scores without a value that take part in every row's softmax; None for none."""
+
+
+class AttentionContext(Protocol):
+    """What a layer's attention needs of the batch."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
+        """Write `key` [R, H, D] and `value` [R, H, E], attend `query` [R, Hq, D] causally, return [R, Hq, E]."""
+        ...
+
+
+def _attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **keywords: Any,
+) -> tuple[Tensor, None]:
+    """Attention of one layer; `query` is [1, Hq, R, D]. Refuses what it would have to ignore."""
+    context: AttentionContext | None = keywords.pop(CONTEXT_KEYWORD, None)
+    if context is None:
+        raise ModelRefusedError("the model does not hand the keywords of its call on to its attention")
+    if attention_mask is not None:
+        raise ModelRefusedError("the model passes its attention a mask")
+    unknown = sorted(name for name, given in keywords.items() if given is not None and name not in _INERT_KEYWORDS)
+    if unknown:
+        raise ModelRefusedError(f"the model passes its attention keywords that are not supported: {', '.join(unknown)}")
+    if not getattr(module, "is_causal", True) or keywords.get("is_causal") is False:
+        raise ModelRefusedError("the model has an attention layer that is not causal")
+    layer = getattr(module, "layer_idx", None)
+    if layer is None:
+        raise ModelRefusedError(f"{type(module).__name__} has no layer index")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    rows = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]  # [R, heads, D]
+    scoring = Scoring(float(scale), sliding_window or 0, float(softcap or 0.0), s_aux)
+    out = context.attend(layer, rows[0], rows[1], rows[2], scoring)
+    return out.unsqueeze(0), None
+
+
+def register_attention() -> None:
+    """Make `attn_implementation=ATTENTION_NAME` known to transformers; safe to repeat."""
+    register: Callable[[str, Callable[..., Any]], None] = AttentionInterface.register
+    register(ATTENTION_NAME, _attention_forward)
+
+
+class ProbeContext:
+    """Records the shape of every layer's keys and values; attends within the batch as one sequence of its own."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[int, tuple[int, int, int]] = {}
+        """Layer -> key heads, key size, value size."""
+        self.windows: dict[int, int] = {}
+        """Layer -> visible positions, 0 = all."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
+        """Record the layer; the result is of the right shape only."""
+        if layer in self.shapes:
+            raise ModelRefusedError(f"layer {layer} attends more than once in a forward")
+        if query.shape[1] % key.shape[1]:
+            raise ModelRefusedError(f"layer {layer} shares {key.shape[1]} key heads among {query.shape[1]} query heads")
+        sinks = scoring.sinks
+        if sinks is not None and sinks.shape != query.shape[1:2]:
+            raise ModelRefusedError(f"layer {layer} has sinks {tuple(sinks.shape)} for {query.shape[1]} query heads")
+        self.shapes[layer] = (key.shape[1], key.shape[2], value.shape[2])
+        self.windows[layer] = scoring.window
+        return torch.zeros(*query.shape[:2], value.shape[2], dtype=query.dtype, device=query.device)

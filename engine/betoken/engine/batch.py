@@ -1,0 +1,127 @@
+"""A flat, ragged batch: the new tokens of many sequences in one row. Plain ints and arrays, so it can be broadcast.
+
+It knows page lists and positions, not the model, its tensors or who asked.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from betoken.engine.tree import place_nodes
+
+
+@dataclass(slots=True)
+class Segment:
+    """New tokens of one sequence in a forward; they take slots [kv_length, kv_length + len(ids)).
+
+    `page_ids` cover at least kv_length + len(ids) slots. The last `num_logits` rows yield logits: 0 for a prefill
+    chunk that is not the last.
+
+    `parents` makes a tree of the sequence's last len(parents) slots, whether earlier forwards wrote them or this one:
+    parents[i] is the index of node i's parent among them, -1 the slot before the first of them. Node i then takes the
+    position after its parent's. All slots before, and all slots without `parents`, are a chain.
+    """
+
+    page_ids: Sequence[int]
+    kv_length: int
+    ids: Sequence[int]
+    num_logits: int
+    parents: Sequence[int] | None = None
+
+
+@dataclass(slots=True)
+class Batch:
+    """R rows of S segments.
+
+    `layout` holds, one after the other: positions [R], row_segments [R] (ascending), page_starts [S + 1], page_ids;
+    segment s owns the page ids [page_starts[s], page_starts[s + 1]). With trees the starts [R + 1] and slots of
+    `betoken.kernels.rows.TreePaths` follow.
+    """
+
+    token_ids: list[int]  # [R]
+    positions: list[int]  # [R]
+    logit_rows: list[int]  # [L], ascending
+    layout: npt.NDArray[np.int32]
+    num_segments: int
+    has_trees: bool
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.token_ids)
+
+    def parts(self) -> list[npt.NDArray[np.int32]]:
+        """The six parts of `layout` in their order; the last two are empty without trees."""
+        num_rows, num_starts = self.num_rows, self.num_segments + 1
+        num_page_ids = int(self.layout[2 * num_rows + self.num_segments])
+        sizes = (num_rows, num_rows, num_starts, num_page_ids, num_rows + 1 if self.has_trees else 0)
+        return np.split(self.layout, np.cumsum(sizes))
+
+
+def build_batch(segments: Sequence[Segment], page_size: int, max_rows: int) -> Batch:
+    """Flatten segments.
+
+    Raises:
+        ValueError: a segment is empty, wants more logits than rows, has too few pages or parents that are no tree; or
+            too many rows.
+    """
+    token_ids: list[int] = []
+    positions: list[int] = []
+    row_segments: list[int] = []
+    page_starts = [0]
+    page_ids: list[int] = []
+    logit_rows: list[int] = []
+    paths: dict[int, list[int]] = {}  # row -> slots of its last positions
+    for index, segment in enumerate(segments):
+        _check_segment(segment, index, page_size)
+        num_new = len(segment.ids)
+        end = segment.kv_length + num_new
+        token_ids.extend(segment.ids)
+        if segment.parents is None:
+            positions.extend(range(segment.kv_length, end))
+        else:
+            tree_start = end - len(segment.parents)
+            placed, forked = place_nodes(segment.parents, tree_start, first_node=segment.kv_length - tree_start)
+            paths.update((len(positions) + num_new - len(placed) + node, path) for node, path in forked.items())
+            positions.extend(range(segment.kv_length, tree_start))
+            positions.extend(placed)
+        row_segments.extend([index] * num_new)
+        page_ids.extend(segment.page_ids[: -(-end // page_size)])
+        page_starts.append(len(page_ids))
+        logit_rows.extend(range(len(token_ids) - segment.num_logits, len(token_ids)))
+    if not 1 <= len(token_ids) <= max_rows:
+        raise ValueError(f"segments: {len(token_ids)} rows, a forward holds 1 to {max_rows}")
+    numbers = positions + row_segments + page_starts + page_ids
+    if paths:
+        numbers += _flatten_paths(paths, len(positions))
+    return Batch(token_ids, positions, logit_rows, np.array(numbers, np.int32), len(segments), bool(paths))
+
+
+def _flatten_paths(paths: dict[int, list[int]], num_rows: int) -> list[int]:
+    """Starts [R + 1], then slots, of rows in order."""
+    starts = [0]
+    slots: list[int] = []
+    for row in range(num_rows):
+        slots += paths.get(row, ())
+        starts.append(len(slots))
+    return starts + slots
+
+
+def _check_segment(segment: Segment, index: int, page_size: int) -> None:
+    num_new = len(segment.ids)
+    if num_new < 1 or segment.kv_length < 0:
+        raise ValueError(f"segments[{index}]: {num_new} ids at kv_length {segment.kv_length}; at least 1 at 0 or more")
+    if not 0 <= segment.num_logits <= num_new:
+        raise ValueError(f"segments[{index}].num_logits: {segment.num_logits} is outside [0, {num_new}]")
+    if len(segment.page_ids) * page_size < segment.kv_length + num_new:
+        raise ValueError(
+            f"segments[{index}].page_ids: {len(segment.page_ids)} pages of {page_size} slots do not cover"
+            f" {segment.kv_length + num_new} slots"
+        )
+    num_parents = 0 if segment.parents is None else len(segment.parents)
+    if num_parents > segment.kv_length + num_new:
+        raise ValueError(f"segments[{index}].parents: {num_parents} nodes in {segment.kv_length + num_new} slots")
+    for node, parent in enumerate(segment.parents or ()):
+        if not -1 <= parent < node:
+            raise ValueError(f"segments[{index}].parents[{node}]: {parent} is outside [-1, {node})")

@@ -1,0 +1,69 @@
+"""Where a checkpoint's files lie: in a directory, or fetched from the hub. It knows their names, not their contents."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.utils.tqdm import tqdm
+
+from betoken.engine.errors import ModelRefusedError
+
+_WANTED_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
+_UNWANTED_FILES = ("*/*", "consolidated*")
+"""Of those, the same weights once more in their makers' own layout: gpt-oss's, Llama's and Mistral's repositories."""
+
+Progress = Callable[[str, float], None]
+"""Called with what is done now and the fraction of loading done so far, in [0, 1]; of the download while that runs."""
+
+
+def resolve_directory(model: str, revision: str | None, progress: Progress = lambda stage, fraction: None) -> Path:
+    """The directory of a checkpoint: itself, or a snapshot of the hub's.
+
+    Raises:
+        ModelRefusedError: it is neither a directory nor a hub id that can be fetched, a directory that may not be
+            looked at, or one with a revision.
+    """
+    directory = Path(os.path.expanduser(model))  # a user that does not exist is left alone, where Path's raises
+    try:
+        is_directory = directory.is_dir()
+    except OSError as error:
+        raise ModelRefusedError(f"{model!r} cannot be looked at: {error.strerror}") from error
+    if is_directory:
+        if revision is not None:
+            raise ModelRefusedError(f"revision {revision!r} is one of the hub, and {model} is a directory")
+        return directory
+    try:
+        options: dict[str, Any] = {"allow_patterns": _WANTED_FILES, "ignore_patterns": _UNWANTED_FILES}
+        return Path(snapshot_download(model, revision=revision, tqdm_class=_bar_telling(progress), **options))
+    except Exception as error:  # the hub client raises many types: network, authentication, validation
+        which = "" if revision is None else f" at revision {revision!r}"
+        what = f"{model!r} is no directory and cannot be fetched from the hub{which}"
+        raise ModelRefusedError(f"{what}: {type(error).__name__}: {error}") from error
+
+
+def _bar_telling(progress: Progress) -> type[tqdm]:
+    """What the hub client takes for its bars: shows none, since standard error is the log, and tells `progress`."""
+    lock = Lock()  # several files are fetched at once
+
+    class Bar(tqdm):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            self._is_of_bytes = options.get("unit") == "B"
+            self._num_done = 0.0  # disabled, it does not count
+            self._told_percent = 0
+            super().__init__(*args, **options | {"disable": True})  # type: ignore[no-untyped-call]
+
+        def update(self, n: float | None = 1) -> bool | None:
+            with lock:
+                self._num_done += n or 0
+                if self._is_of_bytes and self.total:
+                    # Files whose turn is still to come are not in the total: the percentage may fall.
+                    percent = min(100, int(100 * self._num_done / self.total))
+                    if percent != self._told_percent:
+                        self._told_percent = percent
+                        progress("downloading", percent / 100)
+            return None
+
+    return Bar

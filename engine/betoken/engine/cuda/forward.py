@@ -1,0 +1,133 @@
+"""A batch through a model on a GPU: a captured graph of the bucket that holds its rows, or eagerly beyond the largest.
+
+Graph or eager, whatever the bucket: a row has the same bits. It knows tensors and pages, not sequences or requests.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from betoken.engine.batch import Batch
+from betoken.engine.compiled import EXAMPLE_LOGITS, EXAMPLE_ROWS
+from betoken.engine.cuda.buckets import choose_bucket, length_bounds
+from betoken.engine.cuda.compiled import compile_call
+from betoken.engine.cuda.graphs import Recorder
+from betoken.engine.cuda.operators import StepContext
+from betoken.engine.cuda.row_invariance import RowInvariance
+from betoken.engine.cuda.step_inputs import StepInputs
+from betoken.engine.forward import ModelCall, call_model
+from betoken.engine.kv_pool import KvPool, PagedContext
+
+_PATH_SLOTS_PER_ROW = 16
+"""Slots of tree paths a graph has room for, for each of its rows; a batch with more runs eagerly."""
+
+_MAX_GRAPH_PAGES = 1 << 20
+"""Most page ids a graph has room for: 4 MB of them on the device; a batch with more runs eagerly."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    """The recorded forwards of one number of rows."""
+
+    inputs: StepInputs
+    logits: Tensor  # [B, V], written by every replay
+    replays: dict[int, Callable[[], None]]
+    """By the bound on the longest sequence."""
+
+
+class CudaForward:
+    """Eager until `record` was called. The last page of the pool is the scratch page: padding rows write there."""
+
+    def __init__(self, model: Any, pool: KvPool, max_context: int, name: str, is_row_invariant: bool) -> None:
+        self.name = name
+        self.is_compiled = False
+        """Whether the model runs as one compiled function."""
+        self._model = model
+        self._device: torch.device = model.device
+        self._context = StepContext()
+        self._lengths = length_bounds(max_context)
+        self._buckets: dict[int, _Bucket] = {}
+        self.use_pool(pool)
+
+        def call(*tensors: Tensor) -> Tensor:
+            mode: AbstractContextManager[Any] = RowInvariance() if is_row_invariant else nullcontext()
+            with mode:
+                return call_model(model, self._context, *tensors)
+
+        self.model_call: ModelCall = call
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """The bounds on the longest sequence that forwards are recorded for, ascending."""
+        return self._lengths
+
+    @property
+    def pool(self) -> KvPool:
+        """Where it keeps keys and values."""
+        return self._pool
+
+    def use_pool(self, pool: KvPool) -> None:
+        """Keep keys and values there from now on; forgets what was recorded over another pool."""
+        self._pool = pool
+        self._scratch_page = pool.num_pages - 1
+        self._buckets = {}
+
+    def __call__(self, batch: Batch) -> Tensor:
+        size = choose_bucket(list(self._buckets), batch.num_rows)
+        length = choose_bucket(self._lengths, max(batch.positions) + 1)
+        assert length is not None, "the runner refuses positions beyond max_context"
+        bucket = None if size is None else self._buckets[size]
+        if bucket is not None and bucket.inputs.fits(batch):
+            bucket.inputs.fill(batch)
+            bucket.replays[length]()
+            logits = bucket.logits
+        else:
+            logits = self._run(StepInputs.for_batch(batch, self._scratch_page, self._device), length)
+        return logits[: len(batch.logit_rows)]
+
+    def compile(self, cache_dir: Path) -> None:
+        """Run the model as one compiled function from now on; its code is kept in `cache_dir`.
+
+        Raises:
+            Exception: whatever the tracer or the compiler raises for a model they cannot take.
+        """
+        inputs = StepInputs(EXAMPLE_ROWS, EXAMPLE_LOGITS, 1, self._scratch_page, self._device)
+        self._context.paged = PagedContext(self._pool, inputs.make_rows(self._lengths[0]))
+        self.model_call = compile_call(self.model_call, inputs.model_arguments(), self._model, cache_dir)
+        self.is_compiled = True
+
+    @torch.inference_mode()
+    def run_padding(self, num_rows: int) -> Tensor:
+        """A forward of padding rows alone, all with logits [num_rows, V]; it takes the memory of the longest."""
+        return self._run(StepInputs(num_rows, num_rows, 1, self._scratch_page, self._device), self._lengths[-1])
+
+    @torch.inference_mode()
+    def record(self, sizes: Sequence[int], recorder: Recorder, progress: Callable[[float], None]) -> None:
+        """Record forwards for each number of rows, given in ascending order; `progress` gets the fraction done."""
+        buckets: dict[int, _Bucket] = {}
+        shared = torch.empty_like(self.run_padding(sizes[-1]))  # one for all: logits are read before the next step
+        for size in reversed(sizes):  # the memory of a larger recording serves the smaller ones
+            progress(len(buckets) / len(sizes))
+            # Not the pool's pages: sequences that begin alike share theirs, and each names them all.
+            num_pages = min(size * -(-self._lengths[-1] // self._pool.page_size), _MAX_GRAPH_PAGES)
+            tail_size = num_pages + 1 + _PATH_SLOTS_PER_ROW * size
+            inputs = StepInputs(size, size, tail_size, self._scratch_page, self._device)
+            logits = shared[:size]
+            replays = {n: recorder.record(self._writing(inputs, n, logits)) for n in reversed(self._lengths)}
+            buckets[size] = _Bucket(inputs, logits, replays)
+        self._buckets = dict(sorted(buckets.items()))
+
+    def _writing(self, inputs: StepInputs, length: int, logits: Tensor) -> Callable[[], None]:
+        def write() -> None:
+            logits.copy_(self._run(inputs, length))
+
+        return write
+
+    def _run(self, inputs: StepInputs, length: int) -> Tensor:
+        self._context.paged = PagedContext(self._pool, inputs.make_rows(length))
+        return self.model_call(*inputs.model_arguments())

@@ -1,0 +1,110 @@
+"""The operators of a forward on a GPU, as torch operators: opaque to tracers, the same bits for a row in any company.
+
+`torch.ops.betoken_rows.{linear,expert_linear,row_sum,attend}`. They run on any device for which the kernels have a
+path.
+"""
+
+from collections.abc import Callable
+from itertools import count
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from betoken.engine.attention import Scoring
+from betoken.engine.kv_pool import PagedContext
+from betoken.kernels.expert_linear import expert_linear
+from betoken.kernels.linear import linear
+from betoken.kernels.row_sum import row_sum
+
+NAMESPACE = "betoken_rows"
+
+_numbers = count()
+_contexts: "WeakValueDictionary[int, StepContext]" = WeakValueDictionary()
+
+
+class StepContext:
+    """Attention context whose pool and rows are those of the step that is being run or recorded."""
+
+    def __init__(self) -> None:
+        self.paged: PagedContext | None = None
+        """Set before every call of the model."""
+        self._number = next(_numbers)  # an operator takes numbers and tensors, not objects
+        _contexts[self._number] = self
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
+        """See `AttentionContext.attend`."""
+        out: Tensor = torch.ops.betoken_rows.attend(query, key, value, self._number, layer, *scoring)
+        return out
+
+
+def linear_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The operator `linear` over the last dimension: x [..., K], weight [N, K], bias [N] -> [..., N]."""
+    rows = x.reshape(-1, x.shape[-1]).contiguous()
+    out: Tensor = torch.ops.betoken_rows.linear(rows, weight, bias)
+    return out.reshape(*x.shape[:-1], -1)
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    context: int,
+    layer: int,
+    scale: float,
+    window: int,
+    softcap: float,
+    sinks: Tensor | None,
+) -> Tensor:
+    paged = _contexts[context].paged
+    assert paged is not None, "the context's rows are set before the model is called"
+    return paged.attend(layer, query, key, value, Scoring(scale, window, softcap, sinks))
+
+
+def _attend_shape(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    context: int,
+    layer: int,
+    scale: float,
+    window: int,
+    softcap: float,
+    sinks: Tensor | None,
+) -> Tensor:
+    return query.new_empty(query.shape[0], query.shape[1], value.shape[2])
+
+
+def _linear_shape(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty(x.shape[0], weight.shape[0])
+
+
+def _expert_linear_shape(x: Tensor, weight: Tensor, bias: Tensor | None, expert_ids: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], weight.shape[1])
+
+
+def _row_sum_shape(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], dtype=torch.float32)
+
+
+def _define(name: str, schema: str, run: Callable[..., Tensor], shape: Callable[..., Tensor]) -> None:
+    torch.library.define(f"{NAMESPACE}::{name}", schema)
+    torch.library.impl(f"{NAMESPACE}::{name}", "CompositeExplicitAutograd", run)
+    torch.library.register_fake(f"{NAMESPACE}::{name}", shape)
+
+
+_define("linear", "(Tensor x, Tensor weight, Tensor? bias) -> Tensor", linear, _linear_shape)
+_define(
+    "expert_linear",
+    "(Tensor x, Tensor weight, Tensor? bias, Tensor expert_ids) -> Tensor",
+    expert_linear,
+    _expert_linear_shape,
+)
+_define("row_sum", "(Tensor x) -> Tensor", row_sum, _row_sum_shape)
+_define(
+    "attend",
+    "(Tensor query, Tensor key, Tensor value, int context, int layer, float scale, int window, float softcap,"
+    " Tensor? sinks) -> Tensor",
+    _attend,
+    _attend_shape,
+)

@@ -1,0 +1,138 @@
+"""Makes a loaded model ready on a GPU: linear layers, memory measured, KV pool, graphs. It asks the device once."""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from betoken.engine.checkpoint import Progress
+from betoken.engine.config import EngineConfig
+from betoken.engine.cuda.buckets import bucket_sizes
+from betoken.engine.cuda.forward import CudaForward
+from betoken.engine.cuda.graphs import GraphRecorder
+from betoken.engine.cuda.memory import count_pages, measure_forward
+from betoken.engine.cuda.row_experts import use_row_experts
+from betoken.engine.cuda.row_linear import RowLinear, find_row_dependence
+from betoken.engine.errors import CompiledModelRefusedError, ModelRefusedError
+from betoken.engine.kv_pool import KvPool, LayerShape
+from betoken.engine.row_linear import replace_linears
+from betoken.kernels.build import private_folder, user_cache_dir
+
+_LOG = logging.getLogger(__name__)
+
+_START, _END = 0.2, 0.3
+"""Where in loading this stands, as fractions."""
+
+
+def prepare_cuda(
+    config: EngineConfig, model: Any, max_context: int, shapes: dict[int, LayerShape], progress: Progress
+) -> tuple[CudaForward, int] | None:
+    """The forward and the number of KV pages; None if the model uses operators that are not known to be row-invariant.
+
+    The calling thread becomes the one that uses the device.
+
+    Raises:
+        ModelRefusedError: the device's memory is too small, or it multiplies a row differently in other company.
+        CompiledModelRefusedError: the model was to be compiled and cannot be, or not be made ready so.
+    """
+    torch.cuda.set_device(model.device)
+    _keep_kernels(config)
+    if config.batch_invariant:
+        replace_linears(model, RowLinear)
+        use_row_experts(model)
+        if reason := find_row_dependence(model):
+            raise ModelRefusedError(
+                f"{reason} on this device: set batch_invariant to false to serve without the promise"
+            )
+    try:
+        progress("measuring memory", _START)
+        scratch = KvPool(shapes, 1, config.page_size, model.dtype, model.device)
+        forward = CudaForward(model, scratch, max_context, _name(config, model.device), config.batch_invariant)
+        try:
+            use = measure_forward(lambda: _run_every_size(config, forward), model.device)
+        except ModelRefusedError as error:
+            _LOG.warning("%s: the reference path runs instead, which is slow", error)
+            return None
+        page_bytes = sum(shape.page_bytes(config.page_size, model.dtype.itemsize) for shape in shapes.values())
+        if config.num_pages is None and config.kv_memory_bytes is None:
+            num_pages = count_pages(use, config.kv_memory_fraction, page_bytes, config.page_size, max_context)
+        else:
+            num_pages = config.num_pages_of(page_bytes)
+        with refusing_compiled(config.compile != "off"):
+            if config.compile != "off":
+                _compile(config, forward, progress)
+            forward.use_pool(KvPool(shapes, num_pages + 1, config.page_size, model.dtype, model.device))
+            _record(config, forward, progress)
+    except torch.OutOfMemoryError as error:
+        raise ModelRefusedError(f"the device's memory is too small: {error}") from error
+    return forward, num_pages
+
+
+@contextmanager
+def refusing_compiled(is_compiled: bool) -> Iterator[None]:
+    """Whatever is raised meanwhile as the refusal of a compiled model, where it is one."""
+    try:
+        yield
+    except Exception as error:
+        if not is_compiled:
+            raise
+        reason = str(error) if isinstance(error, ModelRefusedError) else f"{type(error).__name__}: {error}"
+        raise CompiledModelRefusedError(reason) from error
+
+
+def _run_every_size(config: EngineConfig, forward: CudaForward) -> None:
+    """The largest forward, its halves, and those to be recorded: attention of few rows divides its keys, which takes
+    memory, and tiles are twice as high for twice as many rows, each height a kernel to compile."""
+    recorded = _recorded_sizes(config)
+    num_rows = config.max_batch_rows
+    while num_rows > max(recorded, default=0):
+        forward.run_padding(num_rows)
+        num_rows //= 2
+    for num_rows in recorded:
+        forward.run_padding(num_rows)
+
+
+def _recorded_sizes(config: EngineConfig) -> list[int]:
+    return bucket_sizes(min(config.max_graph_rows, config.max_batch_rows))
+
+
+def _keep_kernels(config: EngineConfig) -> None:
+    """Triton keeps what it compiled where the worker's other code is kept; it is told by the environment only."""
+    if "TRITON_CACHE_DIR" not in os.environ:
+        os.environ["TRITON_CACHE_DIR"] = str(private_folder(config.cache_dir or user_cache_dir()) / "triton")
+
+
+def _compile(config: EngineConfig, forward: CudaForward, progress: Progress) -> None:
+    progress("compiling", _START)
+    try:
+        forward.compile(config.cache_dir or user_cache_dir())
+    except Exception as error:  # tracer and compiler raise many types
+        raise ModelRefusedError(f"the model cannot be compiled: {type(error).__name__}: {error}") from error
+    torch.cuda.empty_cache()  # weights that were joined: while a graph is recorded, none would be given back
+
+
+def _record(config: EngineConfig, forward: CudaForward, progress: Progress) -> None:
+    """Record graphs, or say why forwards stay eager."""
+    sizes = _recorded_sizes(config)
+    if not sizes:
+        return
+
+    def report(fraction: float) -> None:
+        progress("recording graphs", _START + (_END - _START) * fraction)
+
+    try:
+        forward.record(sizes, GraphRecorder(), report)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:  # CUDA's own complaint about what cannot be recorded
+        _LOG.warning("forwards are not recorded as graphs, which is slower: %s", error)
+
+
+def _name(config: EngineConfig, device: torch.device) -> str:
+    import triton  # what compiles the kernels: part of what their bits depend on
+
+    products = "row-invariant kernels" if config.batch_invariant else "cublas products: rows depend on the batch"
+    return f"cuda {torch.cuda.get_device_name(device)}, {products}, triton {triton.__version__}"

@@ -1,0 +1,121 @@
+"""Identity of a checkpoint on disk, and of code: what two workers compare before one may stand in for the other."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+
+from betoken.engine.errors import ModelRefusedError
+
+EDGE_BYTES = 64 * 1024
+SAMPLE_BYTES = 4 * 1024
+_HEADER_LENGTH_BYTES = 8
+_SOURCES = (".c", ".cpp", ".h", ".py")
+
+
+def hash_weights(directory: Path) -> str:
+    """SHA-256 hex of config.json and of every weight file's name, size, header, first and last 64 KiB, and 4 KiB
+    from the middle of each tensor: tuning may leave both ends of a file, embeddings and norms, as they were.
+
+    Raises:
+        FileNotFoundError: no config.json, or no weights in safetensors files.
+        ModelRefusedError: a weight file has no header or is cut off, or the index of them is none.
+    """
+    digest = hashlib.sha256()
+    config = json.loads((directory / "config.json").read_text())
+    config.pop("transformers_version", None)
+    digest.update(json.dumps(config, sort_keys=True).encode())
+    for path in _weight_files(directory):
+        size = path.stat().st_size
+        digest.update(f"\0{path.name}\0{size}\0".encode())
+        with path.open("rb") as file:
+            header_length = int.from_bytes(file.read(_HEADER_LENGTH_BYTES), "little")
+            header = file.read(min(header_length, size))
+            digest.update(header)
+            for start, end in [(0, EDGE_BYTES), (max(0, size - EDGE_BYTES), size), *_middles(path, header, size)]:
+                file.seek(start)
+                digest.update(file.read(end - start))
+    return digest.hexdigest()
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    """The files that transformers loads, by name: others beside them depend on how the directory came about."""
+    whole, index = directory / SAFE_WEIGHTS_NAME, directory / SAFE_WEIGHTS_INDEX_NAME
+    if whole.is_file():
+        return [whole]
+    if not index.is_file():
+        raise FileNotFoundError(f"{directory} holds neither {SAFE_WEIGHTS_NAME} nor {SAFE_WEIGHTS_INDEX_NAME}")
+    try:
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        return [directory / name for name in names]
+    except Exception as error:  # whatever its contents are taken for
+        raise ModelRefusedError(f"{index} is not an index of weights: {type(error).__name__}: {error}") from error
+
+
+def _middles(path: Path, header: bytes, size: int) -> Iterator[tuple[int, int]]:
+    """Where in the file the middle of each tensor lies, [start, end) in bytes, in the file's order."""
+    try:
+        tensors = json.loads(header)
+        tensors.pop("__metadata__", None)
+        spans = sorted((int(start), int(end)) for start, end in (t["data_offsets"] for t in tensors.values()))
+        if any(not 0 <= start <= end for start, end in spans):
+            raise ValueError("data_offsets that go backwards")
+    except Exception as error:  # whatever its contents are taken for
+        raise ModelRefusedError(f"{path} is not a safetensors file: {type(error).__name__}: {error}") from error
+    data = _HEADER_LENGTH_BYTES + len(header)
+    if (num_missing := data + max((end for _, end in spans), default=0) - size) > 0:
+        raise ModelRefusedError(f"{path} is cut off: it lacks {num_missing} bytes")
+    for start, end in spans:
+        middle = (start + end) // 2
+        yield data + max(start, middle - SAMPLE_BYTES // 2), data + min(end, middle + SAMPLE_BYTES // 2)
+
+
+def hash_sources(*packages: ModuleType) -> str:
+    """SHA-256 hex of the packages' sources, Python and C, wherever they are installed."""
+    digest = hashlib.sha256()
+    for package in packages:
+        folders = [Path(folder) for folder in package.__path__]
+        files = [(path.relative_to(folder).as_posix(), path) for folder in folders for path in folder.rglob("*")]
+        for name, path in sorted(files):
+            if path.suffix in _SOURCES:
+                digest.update(f"\0{package.__name__}/{name}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def hash_tokenizer(directory: Path) -> str:
+    """`hash_tokenizer_json` of the directory's tokenizer.json; empty when there is none.
+
+    Raises:
+        ModelRefusedError: the file is not a tokenizer.
+    """
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        return ""
+    try:
+        return hash_tokenizer_json(path.read_text(encoding="utf-8"))
+    except Exception as error:  # whatever its contents are taken for
+        raise ModelRefusedError(f"{path} is not a tokenizer: {type(error).__name__}: {error}") from error
+
+
+def hash_tokenizer_json(text: str) -> str:
+    """SHA-256 hex of the canonical vocabulary, merges and added tokens of a tokenizer.json's text.
+
+    The router computes the same from the same file: keep the two definitions identical.
+    """
+    data = json.loads(text)
+    model = data["model"]
+    vocab = model.get("vocab", {})
+    canonical = {
+        # BPE, WordPiece, WordLevel: token -> id, sorted by id then token; Unigram: [token, score] by position
+        "vocab": sorted(([t, i] for t, i in vocab.items()), key=lambda entry: (entry[1], entry[0]))
+        if isinstance(vocab, dict)
+        else [entry[0] for entry in vocab],
+        # older files write "a b", newer ones ["a", "b"]
+        "merges": [m.split(" ") if isinstance(m, str) else list(m) for m in model.get("merges") or []],
+        "added_tokens": sorted([t["id"], t["content"]] for t in data.get("added_tokens") or []),
+    }
+    encoded = json.dumps(canonical, ensure_ascii=True, separators=(",", ":"), sort_keys=True)
+    return hashlib.sha256(encoded.encode()).hexdigest()

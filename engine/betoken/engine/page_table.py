@@ -1,0 +1,205 @@
+"""Who owns which KV page, and what the full ones hold. Knows ids and lengths only: no tensors, no sequences, no policy.
+
+Ownership: a sequence of length n owns the slots [0, n) through its page list; pages [0, n // page_size) are full
+and never written again, the page after them may be. A page is free exactly when its reference count is 0.
+
+Prefix caching: a full page that was published is known by its ids and the published page before it, compared id by id
+(never by hash), so sequences that begin alike share it. It keeps its content after its last owner has gone, until the
+page is needed: pages without content are taken first, then the ones left longest ago, the end of a text before its
+beginning. What a row computes depends on its own sequence alone, so KV found is KV that would be computed, to the bit.
+Source: automatic prefix caching as in vLLM (Kwon et al., arXiv:2309.06180), without hashes.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from betoken.engine.errors import IntegrityError, OutOfPagesError
+
+_START = 0
+"""The node before the first page."""
+
+
+@dataclass(slots=True)
+class Found:
+    """Published pages that hold a text's leading ids, as of the last look; nobody owns them for its sake."""
+
+    page_ids: list[int] = field(default_factory=list)
+    nodes: list[int] = field(default_factory=list)
+    """Of each page: what it stood for."""
+
+
+class PageTable:
+    """Reference-counted pages of `page_size` slots. Page ids are [0, num_pages)."""
+
+    def __init__(self, num_pages: int, page_size: int, *, prefix_caching: bool = False) -> None:
+        """`prefix_caching`: without it nothing is ever published."""
+        if num_pages < 1 or page_size < 1:
+            raise ValueError(f"num_pages ({num_pages}) and page_size ({page_size}) must be at least 1")
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self._is_caching = prefix_caching
+        self._blank = list(range(num_pages - 1, -1, -1))  # a stack: the page freed last is the warmest
+        self._num_references = [0] * num_pages
+        self._left: OrderedDict[int, None] = OrderedDict()
+        """Free pages with content, the longest left first."""
+        self._published: dict[tuple[int, tuple[int, ...]], int] = {}
+        """The page after a node that holds these ids."""
+        self._key_of: dict[int, tuple[int, tuple[int, ...]]] = {}
+        """Of every published page."""
+        self._node_of: dict[int, int] = {}
+        """Of every published page: the number that stands for all ids up to its end; never used for others."""
+        self._num_nodes = 0
+
+    @property
+    def num_free(self) -> int:
+        """Pages that nobody owns."""
+        return len(self._blank) + len(self._left)
+
+    def num_pages_for(self, length: int) -> int:
+        """Pages that cover `length` slots."""
+        return -(-length // self.page_size)
+
+    def allocate(self, ids: Sequence[int]) -> tuple[list[int], int]:
+        """Pages for a new sequence with these token ids, and how many of its leading ids already have KV.
+
+        Raises:
+            OutOfPagesError: nothing was allocated.
+        """
+        page_ids = self.find(ids)
+        num_cached = len(page_ids) * self.page_size
+        try:
+            self.extend(page_ids, len(ids))
+        except OutOfPagesError:
+            self.release(page_ids)
+            raise
+        return page_ids, num_cached
+
+    def find(self, ids: Sequence[int]) -> list[int]:
+        """The published pages that hold as many leading ids as possible, now owned by the caller, too."""
+        found = Found()
+        self.look(ids, len(ids), found)
+        for page_id in found.page_ids:
+            self._own(page_id)
+        return found.page_ids
+
+    def look(self, ids: Sequence[int], length: int, found: Found) -> None:
+        """Bring `found` up to date, in place, with what `find` would give for the first `length` ids.
+
+        It goes on where the last look at the same text ended, so that looking often takes little time.
+        """
+        # What follows a page is forgotten before the page is: if the last one is as it was, so are all before it.
+        while found.nodes and self._node_of.get(found.page_ids[-1]) != found.nodes[-1]:
+            found.page_ids.pop()
+            found.nodes.pop()
+        node = found.nodes[-1] if found.nodes else _START
+        for end in range((len(found.nodes) + 1) * self.page_size, length + 1, self.page_size):
+            page_id = self._published.get((node, tuple(ids[end - self.page_size : end])))
+            if page_id is None:
+                break
+            node = self._node_of[page_id]
+            found.page_ids.append(page_id)
+            found.nodes.append(node)
+
+    def publish(self, page_ids: list[int], ids: Sequence[int], length: int) -> None:
+        """Let others find the full pages among the first `length` slots, whose KV is that of `ids` and stays so.
+
+        A page that another one equals is replaced by it, in place.
+        """
+        num_full = length // self.page_size
+        if not self._is_caching or not num_full or page_ids[num_full - 1] in self._node_of:
+            return
+        first = num_full - 1
+        while first > 0 and page_ids[first - 1] not in self._node_of:
+            first -= 1
+        node = self._node_of[page_ids[first - 1]] if first else _START
+        for index in range(first, num_full):
+            key = (node, tuple(ids[index * self.page_size : (index + 1) * self.page_size]))
+            equal_id = self._published.get(key)
+            if equal_id is None:
+                self._num_nodes += 1
+                self._published[key], self._key_of[page_ids[index]] = page_ids[index], key
+                self._node_of[page_ids[index]] = self._num_nodes
+            else:
+                self._own(equal_id)
+                self._drop(page_ids[index])
+                page_ids[index] = equal_id
+            node = self._node_of[page_ids[index]]
+
+    def can_extend(self, page_ids: Sequence[int], length: int) -> bool:
+        """Whether `extend` with the same arguments would succeed."""
+        return self.num_pages_for(length) - len(page_ids) <= self.num_free
+
+    def extend(self, page_ids: list[int], length: int) -> None:
+        """Append pages, in place, until `length` slots are covered.
+
+        Raises:
+            OutOfPagesError: the list is unchanged.
+        """
+        num_needed = self.num_pages_for(length) - len(page_ids)
+        if num_needed <= 0:
+            return
+        if num_needed > self.num_free:
+            raise OutOfPagesError(num_needed, self.num_free)
+        for _ in range(num_needed):
+            page_id = self._blank.pop() if self._blank else self._forget()
+            self._num_references[page_id] = 1
+            page_ids.append(page_id)
+
+    def num_freed(self, owners: Iterable[Sequence[int]]) -> int:
+        """Pages that would become free if all these lists were released."""
+        counted = Counter(page_id for page_ids in owners for page_id in page_ids)
+        return sum(count == self._num_references[page_id] for page_id, count in counted.items())
+
+    def release(self, page_ids: list[int]) -> None:
+        """Drop every page of the list and clear it."""
+        while page_ids:
+            self._drop(page_ids.pop())
+
+    def num_references(self, page_id: int) -> int:
+        """How many lists hold this page."""
+        return self._num_references[page_id]
+
+    def check_integrity(self, owners: Iterable[Sequence[int]]) -> None:
+        """Re-derive the accounting from every live page list.
+
+        Raises:
+            IntegrityError: a page is leaked, free but owned, free twice, its count is wrong, or it is not the one that
+                is found by its ids.
+        """
+        counted: Counter[int] = Counter()
+        for page_ids in owners:
+            counted.update(page_ids)
+        for page_id, num_references in enumerate(self._num_references):
+            if counted[page_id] != num_references:
+                raise IntegrityError(f"page {page_id} has {num_references} references, {counted[page_id]} owners")
+        expected_free = {page_id for page_id, count in enumerate(self._num_references) if count == 0}
+        if self.num_free != len(expected_free) or {*self._blank, *self._left} != expected_free:
+            raise IntegrityError(f"{self.num_free} pages on the free lists, {len(expected_free)} unreferenced")
+        if unknown := sorted(set(counted) - set(range(self.num_pages))):
+            raise IntegrityError(f"pages {unknown} do not exist")
+        if self._left.keys() != self._key_of.keys() & expected_free:
+            raise IntegrityError("pages with content and without are mixed up")
+        if {page_id: key for key, page_id in self._published.items()} != self._key_of:
+            raise IntegrityError(f"{len(self._key_of)} pages are published, {len(self._published)} can be found")
+
+    def _own(self, page_id: int) -> None:
+        if not self._num_references[page_id]:
+            del self._left[page_id]
+        self._num_references[page_id] += 1
+
+    def _drop(self, page_id: int) -> None:
+        count = self._num_references[page_id]
+        if count < 1:
+            raise IntegrityError(f"page {page_id} is released but has no owner")
+        self._num_references[page_id] = count - 1
+        if count == 1 and page_id in self._node_of:
+            self._left[page_id] = None
+        elif count == 1:
+            self._blank.append(page_id)
+
+    def _forget(self) -> int:
+        """The free page left longest ago, without its content; what followed it can no longer be found."""
+        page_id, _ = self._left.popitem(last=False)
+        del self._published[self._key_of.pop(page_id)], self._node_of[page_id]
+        return page_id

@@ -1,0 +1,82 @@
+"""What rules a model out before it runs, with the reason: its configuration, and what its layers ask of attention."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from betoken.engine.errors import ModelRefusedError
+
+_MAKERS_OF_WINDOWS = ("create_sliding_window_causal_mask", "create_masks_for_generate")
+"""What a model's file imports of transformers to make masks with windows."""
+
+_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "attention", "dense", "sparse", "mlp"})
+
+
+def check_config(config: Any, max_context: int) -> None:
+    """Refuse what reads more than a row's own sequence and position.
+
+    Args:
+        config: the text configuration of a transformers model.
+        max_context: the longest sequence that will be served, in tokens.
+
+    Raises:
+        ModelRefusedError: with the reason.
+    """
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelRefusedError("encoder-decoder models are not supported")
+    for layer_type in getattr(config, "layer_types", None) or ():
+        if layer_type not in _LAYER_TYPES:
+            raise ModelRefusedError(f"layer type {layer_type!r} is neither full nor sliding attention")
+    for rope in rope_parameters(config):
+        rope_type = str(rope.get("rope_type") or rope.get("type") or "default")
+        if "dynamic" in rope_type:
+            raise ModelRefusedError(
+                f"rope type {rope_type!r} reads the largest position of the batch: a neighbour would change the text"
+            )
+        original = rope.get("original_max_position_embeddings") or getattr(
+            config, "original_max_position_embeddings", None
+        )
+        if rope_type == "longrope" and (original is None or max_context > original):
+            raise ModelRefusedError(
+                f"rope type 'longrope' beyond its original length ({original}) reads the largest position of the batch:"
+                f" set max_context to {original} or less (it is {max_context})"
+            )
+
+
+def check_windows(model: Any, windows: Mapping[int, int], max_context: int) -> None:
+    """Refuse layers that leave their window to the mask, which we do not make, or that tell us of another one.
+
+    Args:
+        model: of transformers.
+        windows: layer -> positions its attention says are visible, 0 = all.
+        max_context: the longest sequence that will be served, in tokens: a window as long does not show.
+
+    Raises:
+        ModelRefusedError: with the reason.
+    """
+    config, makes_windows = model.config.get_text_config(decoder=True), _makes_windows(model)
+    window, layer_types = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    for layer, told in windows.items():
+        slides = makes_windows and (not layer_types or layer_types[layer] == "sliding_attention")
+        masked = window or 0 if slides else 0
+        if min(told or max_context, max_context) != min(masked or max_context, max_context):
+            raise ModelRefusedError(
+                f"layer {layer} tells its attention of a window of {told} positions (0: none), its mask has one of"
+                f" {masked}: set max_context to {min(told or masked, masked or told)} or less"
+            )
+
+
+def _makes_windows(model: Any) -> bool:
+    """Whether the model's code makes masks with windows; otherwise its configuration names one for nothing."""
+    files = [sys.modules[name] for name in {type(module).__module__ for module in model.modules()}]
+    return any(hasattr(file, maker) for file in files for maker in _MAKERS_OF_WINDOWS)
+
+
+def rope_parameters(config: Any) -> Iterator[dict[str, Any]]:
+    """The one rope description of a model, or one per layer type."""
+    for name in ("rope_parameters", "rope_scaling"):
+        given = getattr(config, name, None)
+        if not isinstance(given, dict):
+            continue
+        nested = [entry for entry in given.values() if isinstance(entry, dict)]
+        yield from nested or [given]

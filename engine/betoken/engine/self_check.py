@@ -1,0 +1,166 @@
+"""The check at load: a ragged batch of ours against the model's own eager forward, and against itself row by row.
+
+It knows the runner's public interface and nothing of how the runner computes.
+"""
+
+import hashlib
+import logging
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from betoken.engine.attention import ATTENTION_NAME
+from betoken.engine.batch import Segment
+from betoken.engine.errors import ModelRefusedError
+
+if TYPE_CHECKING:
+    from betoken.engine.runner import ModelRunner
+
+_ATEN: Any = torch.ops.aten
+_PRODUCTS = {_ATEN.addmm.default, _ATEN.linear.default, _ATEN.matmul.default, _ATEN.mm.default}
+_LOG = logging.getLogger(__name__)
+
+_LENGTHS = (19, 1, 15)
+"""More than 32 rows together: where each row has one number (a gate), torch's vectors take 32 of them, scalar code what
+is left. Four pages of 16 slots hold them."""
+_TOLERANCES = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 1e-1}
+"""Mean difference of a logit, as a part of the mean size of a logit."""
+_HELD = 0.6
+"""Part of a mixture's rows that must hold it in a half type: one rounding may send a token to another expert, which is
+no fault (a sixth of the rows, seen with 32 random experts). Two sequences of three that are wrong are more."""
+
+
+def digest_of_logits(runner: "ModelRunner") -> str:
+    """12 hex digits of SHA-256 over the bits of the logits after some fixed ids: unequal where arithmetic differs that
+    no version tells, as that of a math library which takes other code on other processors."""
+    length = min(sum(_LENGTHS), runner.info.max_context)
+    ids = _sample_ids(0, length, runner.info.vocab_size)
+    logits = forward_in_chunks(runner, ids, runner.max_batch_rows)
+    return hashlib.sha256(logits.contiguous().view(torch.uint8).cpu().numpy().tobytes()).hexdigest()[:12]
+
+
+def sample_sequences(vocab_size: int, max_context: int, max_rows: int) -> list[list[int]]:
+    """Three sequences of distinct lengths with ids spread over the vocabulary; fewer or shorter in a small forward."""
+    lengths: list[int] = []
+    for length in _LENGTHS:
+        shortened = max(1, min(length, max_context, length * max_rows // sum(_LENGTHS)))
+        lengths.append(min(shortened, max_rows - sum(lengths)))
+    return [_sample_ids(index, length, vocab_size) for index, length in enumerate(lengths) if length]
+
+
+def _sample_ids(index: int, length: int, vocab_size: int) -> list[int]:
+    return [(7919 * (index + 1) + 104729 * position) % vocab_size for position in range(length)]
+
+
+@torch.inference_mode()
+def eager_logits(model: Any, sequences: list[list[int]]) -> list[Tensor]:
+    """The model's own eager logits [n, V], one sequence a forward."""
+    model.set_attn_implementation("eager")
+    try:
+        return [
+            model(input_ids=torch.tensor([ids], device=model.device), use_cache=False).logits[0] for ids in sequences
+        ]
+    finally:
+        model.set_attn_implementation(ATTENTION_NAME)
+
+
+def check_against_eager(
+    runner: "ModelRunner", sequences: list[list[int]], expected: list[Tensor], is_mixture: bool
+) -> None:
+    """Run the sequences in one forward and compare; `is_mixture`: the model sends tokens to experts.
+
+    Raises:
+        ModelRefusedError: a logit differs by more than its type's rounding explains.
+    """
+    tolerance = _TOLERANCES[getattr(torch, runner.info.dtype)]  # a model may widen its logits, which rounds no less
+    logits = forward_together(runner, sequences)
+    may_stray = is_mixture and tolerance > _TOLERANCES[torch.float32]
+    groups = [(torch.cat(logits), torch.cat(expected))] if may_stray else zip(logits, expected, strict=True)
+    for ours, theirs in groups:
+        limit = tolerance * theirs.float().abs().mean().item() + 1e-6
+        rows = (ours.float() - theirs.float()).abs().mean(dim=-1)
+        difference = (rows.quantile(_HELD) if may_stray else rows.mean()).item()
+        if not difference <= limit:
+            raise ModelRefusedError(
+                f"a ragged batch gives logits {difference:.3g} from those of the model's own eager forward in the mean"
+                f" (limit {limit:.3g})"
+            )
+
+
+def find_row_dependence(runner: "ModelRunner", sequences: list[list[int]]) -> str | None:
+    """A sentence about the first row whose bits depend on what else is in the forward, or None."""
+    together = forward_together(runner, sequences)
+    for index, (ids, whole) in enumerate(zip(sequences, together, strict=True)):
+        for chunk_rows in (1, 3, 6):
+            if not torch.equal(whole, forward_in_chunks(runner, ids, chunk_rows)):
+                return f"logits of sequence {index} change between chunks of {chunk_rows} and a batch of three"
+        if not torch.equal(whole[-1:], forward_last(runner, ids)):
+            return f"the last logits of sequence {index} change when the rows before it yield none"
+    return None
+
+
+def find_stock_product(runner: "ModelRunner", sequences: list[list[int]]) -> str | None:
+    """A sentence about a product of rows and a matrix that torch's own code makes in an eager forward, or None.
+
+    Its rows depend on their number, which rounding may hide from the few that are compared.
+    """
+    products = _StockProducts()
+    with products:
+        forward_together(runner, sequences)
+    return products.last
+
+
+class _StockProducts(TorchDispatchMode):
+    """Notes the products of rows and a matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.last: str | None = None
+
+    def __torch_dispatch__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func in _PRODUCTS:
+            rows, matrix = args[1:3] if func is _ATEN.addmm.default else args[:2]
+            if matrix.dim() == 2:
+                self.last = f"{func} of {tuple(rows.shape)} and {tuple(matrix.shape)} is torch's own product"
+        return func(*args, **(kwargs or {}))
+
+
+def forward_together(runner: "ModelRunner", sequences: list[list[int]]) -> list[Tensor]:
+    """Logits [n, V] of each sequence, all in one forward."""
+    pages = [runner.page_table.allocate(ids)[0] for ids in sequences]
+    try:
+        segments = [Segment(page_ids, 0, ids, len(ids)) for page_ids, ids in zip(pages, sequences, strict=True)]
+        return list(torch.split(runner.forward(segments).clone(), [len(ids) for ids in sequences]))
+    finally:
+        for page_ids in pages:
+            runner.page_table.release(page_ids)
+
+
+def forward_in_chunks(runner: "ModelRunner", ids: list[int], chunk_rows: int) -> Tensor:
+    """Logits [n, V] of one sequence, alone, `chunk_rows` tokens a forward."""
+    page_ids, _ = runner.page_table.allocate(ids)
+    try:
+        parts = []
+        for start in range(0, len(ids), chunk_rows):
+            chunk = ids[start : start + chunk_rows]
+            parts.append(runner.forward([Segment(page_ids, start, chunk, len(chunk))]).clone())
+        return torch.cat(parts)
+    finally:
+        runner.page_table.release(page_ids)
+
+
+def forward_last(runner: "ModelRunner", ids: list[int]) -> Tensor:
+    """Logits [1, V] of the last token, after a prefill chunk that yields none."""
+    page_ids, _ = runner.page_table.allocate(ids)
+    num_first = len(ids) // 2
+    try:
+        if num_first:
+            runner.forward([Segment(page_ids, 0, ids[:num_first], 0)])
+        return runner.forward([Segment(page_ids, num_first, ids[num_first:], 1)]).clone()
+    finally:
+        runner.page_table.release(page_ids)

@@ -1,0 +1,54 @@
+"""How long a forward takes: the table that lets a draft length be chosen, not configured."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+from betoken.engine.batch import Segment
+
+if TYPE_CHECKING:
+    from betoken.engine.runner import ModelRunner
+
+_NUM_WARM_UP = 2
+_NUM_TIMED = 7
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Median time of a forward of `rows` new tokens of one sequence after `context` tokens, all rows with logits."""
+
+    rows: int
+    context: int
+    ns: int
+
+
+def measure_step_costs(runner: "ModelRunner", rows: Sequence[int], contexts: Sequence[int]) -> list[StepCost]:
+    """One entry per pair that fits the model's context, the batch and the free pages."""
+    costs = []
+    for context in contexts:
+        for num_rows in rows:
+            length = context + num_rows
+            if length > runner.info.max_context or num_rows > runner.max_batch_rows:
+                continue
+            if not runner.page_table.can_extend([], length):
+                continue
+            page_ids, _ = runner.page_table.allocate(range(length))
+            try:
+                costs.append(StepCost(num_rows, context, _time_forward(runner, page_ids, context, num_rows)))
+            finally:
+                runner.page_table.release(page_ids)
+    return costs
+
+
+def _time_forward(runner: "ModelRunner", page_ids: list[int], context: int, num_rows: int) -> int:
+    ids = [index % runner.info.vocab_size for index in range(num_rows)]
+    segment = Segment(page_ids, context, ids, num_rows)
+    durations = []
+    for _ in range(_NUM_WARM_UP + _NUM_TIMED):
+        start = time.perf_counter_ns()
+        logits = runner.forward([segment])
+        logits[0, 0].item()  # waits for the device
+        durations.append(time.perf_counter_ns() - start)
+    return int(median(durations[_NUM_WARM_UP:]))

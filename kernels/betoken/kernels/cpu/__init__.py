@@ -1,0 +1,161 @@
+"""The CPU kernels in C++: linear layers with packed weights, paged attention with its KV write, and their thread pool.
+
+They are torch operators `torch.ops.betoken.*` plus a few plain C functions. Loading them compiles them once.
+"""
+
+import ctypes
+import logging
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from betoken.kernels.build import BuildError, Library, build
+
+__all__ = ["CPU_DTYPES", "GROUP_COLUMNS", "LIBRARY", "CpuCache", "CpuKernels", "load_cpu_kernels"]
+
+_LOG = logging.getLogger(__name__)
+
+_FOLDER = Path(__file__).parent
+_TORCH = Path(torch.__file__).parent
+LIBRARY = Library(
+    name="cpu-kernels",
+    source=_FOLDER / "ops.cpp",
+    headers=tuple(sorted(_FOLDER.glob("*.h"))),
+    compiler_variable="CXX",
+    compilers=("g++", "c++"),
+    flags=("-std=c++20", "-Wno-psabi", "-pthread", f"-isystem{_TORCH / 'include'}"),
+    links=(f"-L{_TORCH / 'lib'}", "-ltorch_cpu", "-lc10"),
+)
+
+CPU_DTYPES = (torch.bfloat16, torch.float32)
+"""What the kernels compute in; always with float32 sums."""
+
+GROUP_COLUMNS = 64
+"""Packed weights may be joined where they end on a whole group of columns (kGroup of linear.h)."""
+
+
+class CpuKernels:
+    """The loaded library."""
+
+    def __init__(self, library: Path) -> None:
+        torch.ops.load_library(library)  # type: ignore[no-untyped-call]
+        self._library = ctypes.CDLL(str(library))
+        self._library.betoken_cache_create.restype = ctypes.c_void_p
+        self._library.betoken_cache_create.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
+        self._library.betoken_cache_destroy.argtypes = [ctypes.c_void_p]
+        self._library.betoken_products.restype = ctypes.c_char_p
+        self._library.betoken_compiler.restype = ctypes.c_char_p
+        self._begin_step = self._library.betoken_begin_step
+        self._begin_step.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int]
+        _register_shapes()
+
+    @property
+    def products(self) -> str:
+        """How bf16 products run: "tile" registers (AMX), "dot" products of pairs (AVX512-BF16) or float "vector"s."""
+        name: bytes = self._library.betoken_products()
+        return name.decode()
+
+    @property
+    def compiler(self) -> str:
+        """Name and version of the compiler that made them; it chooses which products and sums round once."""
+        name: bytes = self._library.betoken_compiler()
+        return name.decode().strip()
+
+    def set_num_threads(self, num_threads: int) -> None:
+        """Threads of one operator, the calling one included; for the whole process."""
+        self._library.betoken_set_num_threads(num_threads)
+
+    def create_cache(self, keys: Mapping[int, Tensor], values: Mapping[int, Tensor]) -> "CpuCache":
+        """Make the KV tensors of layers 0, 1, ... known: [num_pages, page_size, heads, size], kept alive."""
+        return CpuCache(self, keys, values)
+
+
+class CpuCache:
+    """A model's KV tensors as the kernels see them."""
+
+    def __init__(self, kernels: CpuKernels, keys: Mapping[int, Tensor], values: Mapping[int, Tensor]) -> None:
+        if sorted(keys) != list(range(len(keys))) or sorted(values) != sorted(keys):
+            raise ValueError(f"layers must be 0, 1, ...: {sorted(keys)}, {sorted(values)}")
+        self._kernels = kernels
+        self._tensors = [(keys[layer], values[layer]) for layer in range(len(keys))]
+        numbers = np.array(
+            [
+                [key.data_ptr(), value.data_ptr(), key.shape[2], key.shape[3], value.shape[3]]
+                for key, value in self._tensors
+            ],
+            np.int64,
+        )
+        first = self._tensors[0][0]
+        self._handle = kernels._library.betoken_cache_create(
+            first.dtype == torch.bfloat16, first.shape[1], len(numbers), numbers.ctypes.data
+        )
+
+    def begin_step(
+        self, layout: npt.NDArray[np.int32], num_rows: int, num_segments: int, has_trees: bool = False
+    ) -> None:
+        """Let this thread's next `attend` operators run over a batch, until the next call.
+
+        Args:
+            layout: positions [R], row_segments [R], page_starts [S + 1], page_ids and, with trees, the starts [R + 1]
+                and slots of `TreePaths`, one after the other; the caller keeps it alive through the step.
+        """
+        self._kernels._begin_step(self._handle, layout.ctypes.data, num_rows, num_segments, has_trees)
+
+    def __del__(self) -> None:
+        handle, self._handle = getattr(self, "_handle", None), None
+        if handle:
+            self._kernels._library.betoken_cache_destroy(handle)
+
+
+_loaded: CpuKernels | None = None
+_failure: str | None = None
+_lock = Lock()
+
+
+def load_cpu_kernels(cache_dir: Path | None = None) -> CpuKernels | None:
+    """The kernels, compiled on first use; None where that is impossible, with one warning that says why."""
+    global _loaded, _failure
+    with _lock:
+        if _loaded is None and _failure is None:
+            try:
+                if sys.platform != "linux":
+                    raise BuildError(f"the kernels are written for Linux, this is {sys.platform}")
+                _loaded = CpuKernels(build(LIBRARY, cache_dir))
+            except (BuildError, OSError) as error:
+                _failure = str(error)
+                _LOG.warning("the CPU kernels are not available, their slow references run instead: %s", error)
+        return _loaded
+
+
+def _register_shapes() -> None:
+    """Tell torch's tracers the operators' output shapes."""
+
+    def linear(x: Tensor, packed: Tensor, bias: Tensor | None, n: int) -> Tensor:
+        return x.new_empty(*x.shape[:-1], n)
+
+    def expert_linear(x: Tensor, packed: Tensor, bias: Tensor | None, expert_ids: Tensor, n: int) -> Tensor:
+        return x.new_empty(x.shape[0], n)
+
+    def attend(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        layer: int,
+        scale: float,
+        window: int,
+        softcap: float,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        return query.new_empty(query.shape[0], query.shape[1], value.shape[2])
+
+    def materialize(x: Tensor) -> Tensor:
+        return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+    for function in (linear, expert_linear, attend, materialize):
+        torch.library.register_fake(f"betoken::{function.__name__}", function)

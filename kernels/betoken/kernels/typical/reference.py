@@ -1,0 +1,41 @@
+"""Torch reference of typical acceptance; see the package for the contract."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from betoken.kernels.float_math import exp
+from betoken.kernels.rejection.reference import count_leading
+from betoken.kernels.sample.reference import WEIGHT_ONE
+from betoken.kernels.weights import target_weights
+
+# The paper's values, as the nearest float32: every language then computes with the same numbers.
+EPSILON = float(np.float32(0.09))
+DELTA = float(np.float32(0.3))
+
+
+def typical(
+    logits: torch.Tensor,
+    target_ids: torch.Tensor,
+    draft_ids: torch.Tensor,
+    offsets: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rules of `betoken.kernels.typical.typical`, any device."""
+    weights = target_weights(logits, temperature, top_k, top_p, min_p)
+    values, totals = weights.values.to(torch.float64), weights.totals.to(torch.float64)
+    # With weight w = 2^40 exp(-b), -log(w / total) = b + log(total / 2^40): the entropy is the mean of b plus that log,
+    # which cancels when both sides of the rule are multiplied by the total. Terms are summed as integers.
+    below_top = torch.where(weights.values > 0, weights.below_top, 0.0).to(torch.float64)
+    mean_below = (values * below_top).to(torch.int64).sum(dim=1).to(torch.float64) / totals
+    bound = torch.minimum(EPSILON * totals, DELTA * WEIGHT_ONE * exp(-mean_below.to(torch.float32)).to(torch.float64))
+    num_blocks = offsets.shape[0] - 1
+    blocks = torch.arange(num_blocks, device=logits.device)
+    rows = torch.arange(draft_ids.shape[0], device=logits.device)
+    rows += torch.repeat_interleave(blocks, offsets.diff())
+    num_accepted = count_leading(values[rows, draft_ids] > bound[rows], offsets)
+    return num_accepted, target_ids[offsets[:-1] + blocks + num_accepted]

@@ -1,0 +1,262 @@
+from betoken.v1 import types_pb2 as _types_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
+    FINISH_REASON_STOP: _ClassVar[FinishReason]
+    FINISH_REASON_LENGTH: _ClassVar[FinishReason]
+FINISH_REASON_UNSPECIFIED: FinishReason
+FINISH_REASON_STOP: FinishReason
+FINISH_REASON_LENGTH: FinishReason
+
+class ChatMessage(_message.Message):
+    __slots__ = ("role", "content")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    content: str
+    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ...) -> None: ...
+
+class ChatMessages(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
+    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ...) -> None: ...
+
+class TokenIds(_message.Message):
+    __slots__ = ("ids",)
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Speculation(_message.Message):
+    __slots__ = ("drafter", "num_draft_tokens", "off", "mode")
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OFF_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    drafter: _types_pb2.DrafterChoice
+    num_draft_tokens: int
+    off: bool
+    mode: _types_pb2.VerificationMode
+    def __init__(self, drafter: _Optional[_Union[_types_pb2.DrafterChoice, _Mapping]] = ..., num_draft_tokens: _Optional[int] = ..., off: _Optional[bool] = ..., mode: _Optional[_Union[_types_pb2.VerificationMode, str]] = ...) -> None: ...
+
+class GenerateRequest(_message.Message):
+    __slots__ = ("prompt", "prompt_ids", "messages", "model", "sampling", "speculation", "resume_ids", "tenant", "adapter_id", "response_format", "n", "system_fingerprint")
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    RESUME_IDS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_ID_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_FORMAT_FIELD_NUMBER: _ClassVar[int]
+    N_FIELD_NUMBER: _ClassVar[int]
+    SYSTEM_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    prompt: str
+    prompt_ids: TokenIds
+    messages: ChatMessages
+    model: str
+    sampling: _types_pb2.SamplingParams
+    speculation: Speculation
+    resume_ids: _containers.RepeatedScalarFieldContainer[int]
+    tenant: str
+    adapter_id: str
+    response_format: str
+    n: int
+    system_fingerprint: str
+    def __init__(self, prompt: _Optional[str] = ..., prompt_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., messages: _Optional[_Union[ChatMessages, _Mapping]] = ..., model: _Optional[str] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., resume_ids: _Optional[_Iterable[int]] = ..., tenant: _Optional[str] = ..., adapter_id: _Optional[str] = ..., response_format: _Optional[str] = ..., n: _Optional[int] = ..., system_fingerprint: _Optional[str] = ...) -> None: ...
+
+class GenerateStart(_message.Message):
+    __slots__ = ("prompt_ids", "seed", "model", "request_id", "mode", "drafter", "sampling", "system_fingerprint")
+    PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    SYSTEM_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    prompt_ids: _containers.RepeatedScalarFieldContainer[int]
+    seed: int
+    model: str
+    request_id: str
+    mode: _types_pb2.VerificationMode
+    drafter: str
+    sampling: _types_pb2.SamplingParams
+    system_fingerprint: str
+    def __init__(self, prompt_ids: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., model: _Optional[str] = ..., request_id: _Optional[str] = ..., mode: _Optional[_Union[_types_pb2.VerificationMode, str]] = ..., drafter: _Optional[str] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., system_fingerprint: _Optional[str] = ...) -> None: ...
+
+class GeneratedToken(_message.Message):
+    __slots__ = ("id", "origin", "source", "logprobs", "num_chars")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CHARS_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    origin: _types_pb2.TokenOrigin
+    source: _types_pb2.DraftSource
+    logprobs: _types_pb2.TokenLogprobs
+    num_chars: int
+    def __init__(self, id: _Optional[int] = ..., origin: _Optional[_Union[_types_pb2.TokenOrigin, str]] = ..., source: _Optional[_Union[_types_pb2.DraftSource, str]] = ..., logprobs: _Optional[_Union[_types_pb2.TokenLogprobs, _Mapping]] = ..., num_chars: _Optional[int] = ...) -> None: ...
+
+class GenerateTokens(_message.Message):
+    __slots__ = ("tokens", "text")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    tokens: _containers.RepeatedCompositeFieldContainer[GeneratedToken]
+    text: str
+    def __init__(self, tokens: _Optional[_Iterable[_Union[GeneratedToken, _Mapping]]] = ..., text: _Optional[str] = ...) -> None: ...
+
+class Usage(_message.Message):
+    __slots__ = ("prompt_tokens", "output_tokens", "cached_prompt_tokens")
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    prompt_tokens: int
+    output_tokens: int
+    cached_prompt_tokens: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ...) -> None: ...
+
+class SpeculationStats(_message.Message):
+    __slots__ = ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_per_position", "num_drafted_per_position", "num_verify_forwards", "num_emitted_tokens", "draft_forward_ns", "draft_queue_ns", "verify_forward_ns", "verify_queue_ns", "round_ns", "num_failed_drafts", "num_failovers", "router_overhead_p50_ns", "num_rounds", "first_draft_forward_ns", "num_draft_forwards")
+    NUM_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_PER_POSITION_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTED_PER_POSITION_FIELD_NUMBER: _ClassVar[int]
+    NUM_VERIFY_FORWARDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_EMITTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_QUEUE_NS_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_QUEUE_NS_FIELD_NUMBER: _ClassVar[int]
+    ROUND_NS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FAILED_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FAILOVERS_FIELD_NUMBER: _ClassVar[int]
+    ROUTER_OVERHEAD_P50_NS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_DRAFT_FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_FORWARDS_FIELD_NUMBER: _ClassVar[int]
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_accepted_per_position: _containers.RepeatedScalarFieldContainer[int]
+    num_drafted_per_position: _containers.RepeatedScalarFieldContainer[int]
+    num_verify_forwards: int
+    num_emitted_tokens: int
+    draft_forward_ns: int
+    draft_queue_ns: int
+    verify_forward_ns: int
+    verify_queue_ns: int
+    round_ns: int
+    num_failed_drafts: int
+    num_failovers: int
+    router_overhead_p50_ns: int
+    num_rounds: int
+    first_draft_forward_ns: int
+    num_draft_forwards: int
+    def __init__(self, num_drafts: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_accepted_per_position: _Optional[_Iterable[int]] = ..., num_drafted_per_position: _Optional[_Iterable[int]] = ..., num_verify_forwards: _Optional[int] = ..., num_emitted_tokens: _Optional[int] = ..., draft_forward_ns: _Optional[int] = ..., draft_queue_ns: _Optional[int] = ..., verify_forward_ns: _Optional[int] = ..., verify_queue_ns: _Optional[int] = ..., round_ns: _Optional[int] = ..., num_failed_drafts: _Optional[int] = ..., num_failovers: _Optional[int] = ..., router_overhead_p50_ns: _Optional[int] = ..., num_rounds: _Optional[int] = ..., first_draft_forward_ns: _Optional[int] = ..., num_draft_forwards: _Optional[int] = ...) -> None: ...
+
+class GenerateFinish(_message.Message):
+    __slots__ = ("reason", "stop", "usage", "speculation", "queue_ns", "time_to_first_token_ns", "duration_ns")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_NS_FIELD_NUMBER: _ClassVar[int]
+    TIME_TO_FIRST_TOKEN_NS_FIELD_NUMBER: _ClassVar[int]
+    DURATION_NS_FIELD_NUMBER: _ClassVar[int]
+    reason: FinishReason
+    stop: str
+    usage: Usage
+    speculation: SpeculationStats
+    queue_ns: int
+    time_to_first_token_ns: int
+    duration_ns: int
+    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationStats, _Mapping]] = ..., queue_ns: _Optional[int] = ..., time_to_first_token_ns: _Optional[int] = ..., duration_ns: _Optional[int] = ...) -> None: ...
+
+class GenerateResponse(_message.Message):
+    __slots__ = ("start", "tokens", "finish")
+    START_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_FIELD_NUMBER: _ClassVar[int]
+    start: GenerateStart
+    tokens: GenerateTokens
+    finish: GenerateFinish
+    def __init__(self, start: _Optional[_Union[GenerateStart, _Mapping]] = ..., tokens: _Optional[_Union[GenerateTokens, _Mapping]] = ..., finish: _Optional[_Union[GenerateFinish, _Mapping]] = ...) -> None: ...
+
+class GetModelInfoRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WorkerInfo(_message.Message):
+    __slots__ = ("address", "hello", "load", "state", "detail")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    hello: _types_pb2.WorkerHello
+    load: _types_pb2.Load
+    state: str
+    detail: str
+    def __init__(self, address: _Optional[str] = ..., hello: _Optional[_Union[_types_pb2.WorkerHello, _Mapping]] = ..., load: _Optional[_Union[_types_pb2.Load, _Mapping]] = ..., state: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class GetModelInfoResponse(_message.Message):
+    __slots__ = ("model", "vocab_size", "max_context", "eos_token_ids", "default_sampling", "drafters", "default_drafter", "default_num_draft_tokens", "verification_modes", "verify_workers", "draft_workers", "has_chat_template", "version", "system_fingerprint")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    DRAFTERS_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    VERIFICATION_MODES_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    HAS_CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SYSTEM_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    vocab_size: int
+    max_context: int
+    eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    default_sampling: _types_pb2.SamplingParams
+    drafters: _containers.RepeatedScalarFieldContainer[str]
+    default_drafter: str
+    default_num_draft_tokens: int
+    verification_modes: _containers.RepeatedScalarFieldContainer[_types_pb2.VerificationMode]
+    verify_workers: _containers.RepeatedCompositeFieldContainer[WorkerInfo]
+    draft_workers: _containers.RepeatedCompositeFieldContainer[WorkerInfo]
+    has_chat_template: bool
+    version: str
+    system_fingerprint: str
+    def __init__(self, model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., drafters: _Optional[_Iterable[str]] = ..., default_drafter: _Optional[str] = ..., default_num_draft_tokens: _Optional[int] = ..., verification_modes: _Optional[_Iterable[_Union[_types_pb2.VerificationMode, str]]] = ..., verify_workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., draft_workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., has_chat_template: _Optional[bool] = ..., version: _Optional[str] = ..., system_fingerprint: _Optional[str] = ...) -> None: ...
+
+class TokenizeRequest(_message.Message):
+    __slots__ = ("prompt", "messages")
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    prompt: str
+    messages: ChatMessages
+    def __init__(self, prompt: _Optional[str] = ..., messages: _Optional[_Union[ChatMessages, _Mapping]] = ...) -> None: ...
+
+class TokenizeResponse(_message.Message):
+    __slots__ = ("ids",)
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...

@@ -1,0 +1,92 @@
+from betoken.v1 import types_pb2 as _types_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class DraftBlock(_message.Message):
+    __slots__ = ("sequence_id", "base_length", "draft_ids", "parents", "draft_probs", "sources", "num_plain_steps")
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_IDS_FIELD_NUMBER: _ClassVar[int]
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_PROBS_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    NUM_PLAIN_STEPS_FIELD_NUMBER: _ClassVar[int]
+    sequence_id: int
+    base_length: int
+    draft_ids: _containers.RepeatedScalarFieldContainer[int]
+    parents: _containers.RepeatedScalarFieldContainer[int]
+    draft_probs: _containers.RepeatedCompositeFieldContainer[_types_pb2.SparseDistribution]
+    sources: _containers.RepeatedScalarFieldContainer[_types_pb2.DraftSource]
+    num_plain_steps: int
+    def __init__(self, sequence_id: _Optional[int] = ..., base_length: _Optional[int] = ..., draft_ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., draft_probs: _Optional[_Iterable[_Union[_types_pb2.SparseDistribution, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[_types_pb2.DraftSource, str]]] = ..., num_plain_steps: _Optional[int] = ...) -> None: ...
+
+class Verdict(_message.Message):
+    __slots__ = ("sequence_id", "base_length", "num_accepted", "path", "next_id", "logprobs", "features", "queue_ns", "forward_ns", "num_draft_tokens", "cached_tokens")
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    NEXT_ID_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_NS_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    sequence_id: int
+    base_length: int
+    num_accepted: int
+    path: _containers.RepeatedScalarFieldContainer[int]
+    next_id: int
+    logprobs: _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]
+    features: bytes
+    queue_ns: int
+    forward_ns: int
+    num_draft_tokens: int
+    cached_tokens: int
+    def __init__(self, sequence_id: _Optional[int] = ..., base_length: _Optional[int] = ..., num_accepted: _Optional[int] = ..., path: _Optional[_Iterable[int]] = ..., next_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ..., features: _Optional[bytes] = ..., queue_ns: _Optional[int] = ..., forward_ns: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+
+class Stale(_message.Message):
+    __slots__ = ("sequence_id", "length")
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    sequence_id: int
+    length: int
+    def __init__(self, sequence_id: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
+
+class VerifyLinkRequest(_message.Message):
+    __slots__ = ("hello", "opens", "blocks", "closes", "drain")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    OPENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CLOSES_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    hello: _types_pb2.RouterHello
+    opens: _containers.RepeatedCompositeFieldContainer[_types_pb2.OpenSequence]
+    blocks: _containers.RepeatedCompositeFieldContainer[DraftBlock]
+    closes: _containers.RepeatedCompositeFieldContainer[_types_pb2.CloseSequence]
+    drain: _types_pb2.Drain
+    def __init__(self, hello: _Optional[_Union[_types_pb2.RouterHello, _Mapping]] = ..., opens: _Optional[_Iterable[_Union[_types_pb2.OpenSequence, _Mapping]]] = ..., blocks: _Optional[_Iterable[_Union[DraftBlock, _Mapping]]] = ..., closes: _Optional[_Iterable[_Union[_types_pb2.CloseSequence, _Mapping]]] = ..., drain: _Optional[_Union[_types_pb2.Drain, _Mapping]] = ...) -> None: ...
+
+class VerifyLinkResponse(_message.Message):
+    __slots__ = ("hello", "verdicts", "stales", "errors", "load", "drain", "pending_ids")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    VERDICTS_FIELD_NUMBER: _ClassVar[int]
+    STALES_FIELD_NUMBER: _ClassVar[int]
+    ERRORS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    PENDING_IDS_FIELD_NUMBER: _ClassVar[int]
+    hello: _types_pb2.WorkerHello
+    verdicts: _containers.RepeatedCompositeFieldContainer[Verdict]
+    stales: _containers.RepeatedCompositeFieldContainer[Stale]
+    errors: _containers.RepeatedCompositeFieldContainer[_types_pb2.LinkError]
+    load: _types_pb2.Load
+    drain: _types_pb2.Drain
+    pending_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, hello: _Optional[_Union[_types_pb2.WorkerHello, _Mapping]] = ..., verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., stales: _Optional[_Iterable[_Union[Stale, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[_types_pb2.LinkError, _Mapping]]] = ..., load: _Optional[_Union[_types_pb2.Load, _Mapping]] = ..., drain: _Optional[_Union[_types_pb2.Drain, _Mapping]] = ..., pending_ids: _Optional[_Iterable[int]] = ...) -> None: ...

@@ -1,0 +1,264 @@
+"""The router's core: pools of workers, admission, and the life of one admitted request.
+
+Speaks in requests and events; knows nothing of gRPC servers or messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import TypeAlias
+
+from asyncio_pool import AioPool
+
+from betoken.router.admission import Admission
+from betoken.router.answer import Answer
+from betoken.router.circuit_breaker import CircuitBreaker
+from betoken.router.detokenizer import Detokenizer
+from betoken.router.draft_pool import DraftPool
+from betoken.router.failover import Failover
+from betoken.router.generation import Generation
+from betoken.router.mailbox import Patience
+from betoken.router.outbox import Finished, Outbox, Started, Tokens
+from betoken.router.request import GenerationRequest, SequenceIds, waiting_s
+from betoken.router.settings import AUTO_DRAFTER, NO_DRAFTER, RouterSettings
+from betoken.router.speculation_gate import SpeculationGate
+from betoken.router.speculator import Speculator
+from betoken.router.stats import SpeculationCounts
+from betoken.router.tokenizer import Tokenizer
+from betoken.router.verify_pool import VerifyPool
+from betoken.router.worker_identity import ServedModel
+from betoken.rpc.errors import (
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    UnavailableError,
+)
+from betoken.rpc.fast_wake import FastWake
+from betoken.rpc.link import LinkOptions, OutboxLimits
+from betoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED, WorkerHello
+
+_log = logging.getLogger(__name__)
+
+Event: TypeAlias = Started | Tokens | Finished
+Emit: TypeAlias = Callable[[Event], Awaitable[None]]
+_RESUMED_AT_ONCE = 64  # ids; half a millisecond with the most and longest stop strings
+
+
+class Router:
+    """Everything behind the public service. Made inside a running event loop; `run` keeps its links."""
+
+    def __init__(self, settings: RouterSettings, tokenizer: Tokenizer, link_options: LinkOptions | None = None) -> None:
+        self.settings = settings
+        self._fast_wake = FastWake(settings.fast_wake)
+        self.tokenizer = tokenizer
+        options = link_options or LinkOptions(router_id=settings.router_id, tls=settings.worker_tls)
+        options = replace(options, limits=OutboxLimits(max_message_bytes=settings.max_message_bytes))
+        sequence_ids, patience = SequenceIds(), Patience()
+        self.verify = VerifyPool(
+            settings.verify,
+            self._check_verify_hello,
+            tokenizer.fingerprint,
+            sequence_ids,
+            patience,
+            settings.verify_timeout_s,
+            options,
+            on_change=lambda: self.admission.capacity_changed(),
+        )
+        self.draft = DraftPool(
+            settings.draft,
+            self._check_draft_hello,
+            sequence_ids,
+            patience,
+            lambda: CircuitBreaker(settings.max_draft_failures, settings.min_probe_pause_s, settings.max_probe_pause_s),
+            settings.first_draft_timeout_s,
+            options,
+            on_up=self._warn_without_default_drafter,
+        )
+        self.admission = Admission(
+            settings.max_concurrency,
+            settings.max_queue,
+            settings.queue_timeout_s,
+            lambda: self.verify.capacity,
+            self.verify.none_ready,
+        )
+        self._gates: dict[tuple[str, bool], SpeculationGate] = {}
+        """By drafter and whether tokens are drawn at random: such drafts are accepted about as often."""
+        self._failover = Failover(self.verify, AioPool(settings.max_reopens), settings.failover_timeout_s)
+        self._probes = AioPool(settings.max_probes)
+        self._is_draining = False
+        self.is_cut_off = False
+        """Whether what still runs is ended, the time for it being over."""
+
+    async def run(self) -> None:
+        """Keep links and circuits until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.verify.run())
+            tasks.create_task(self.draft.run(self._probes))
+
+    async def drain(self, grace_s: float) -> None:
+        """Refuse new requests and return when none is left."""
+        self._is_draining = True
+        try:
+            async with asyncio.timeout(grace_s):
+                await self.admission.wait_idle()
+        except BaseException:
+            self.is_cut_off = True
+            raise
+
+    async def close(self) -> None:
+        """Close all links."""
+        await asyncio.gather(self.verify.close(), self.draft.close())
+
+    async def model(self, timeout_s: float | None = None) -> ServedModel:
+        """What is served; waits while no verify worker has been met yet.
+
+        `timeout_s` is what the client's deadline leaves.
+
+        Raises:
+            UnavailableError: none was met in time.
+        """
+        if self.verify.model is None:
+            await self.verify.wait_ready(waiting_s(self.settings.ready_timeout_s, timeout_s))
+        assert self.verify.model is not None
+        return self.verify.model
+
+    async def generate(self, request: GenerationRequest, emit: Emit, counts: SpeculationCounts) -> None:
+        """Admit and run a request; `emit` gets `Started`, any number of `Tokens`, `Finished`. `counts` are filled
+        with what was done for it, also when it ends otherwise.
+
+        Raises:
+            BetokenError: refused, unavailable, or too late; whatever was begun is undone on the workers.
+        """
+        try:
+            async with asyncio.timeout(request.left_s) as limit:
+                answer = await self._answer(request)
+                if self._is_draining:
+                    raise UnavailableError("the router is shutting down")
+                if answer.finish is not None:  # the resumed answer was complete
+                    await emit(Started(request))
+                    if text := answer.flush():
+                        await emit(Tokens(text=text))
+                    await emit(_finished(request, answer, None, counts, 0))
+                    return
+                limit_s = waiting_s(self.settings.queue_timeout_s, request.left_s)
+                async with self.admission.slot(limit_s) as queue_ns:
+                    generation, outbox = await self._generation(request, answer, counts)
+                    with self._fast_wake.held():
+                        await _stream(request, generation, outbox, emit)
+                    await emit(_finished(request, answer, generation, counts, queue_ns))
+        except TimeoutError:
+            if limit.expired():
+                raise DeadlineExceededError("the time allowed for the request is over") from None
+            raise
+
+    async def _answer(self, request: GenerationRequest) -> Answer:
+        """The answer so far. Resumed ids are taken in parts: a whole context of them would hold up every stream."""
+        tokenizer = self.tokenizer
+        detokenizer = Detokenizer(
+            tokenizer.decode, tokenizer.piece, request.prompt_ids, is_concatenative=tokenizer.is_concatenative
+        )
+        answer = Answer(request.stop_rules(tokenizer.special_ids), detokenizer)
+        num_kept = 0
+        for start in range(0, len(request.resume_ids), _RESUMED_AT_ONCE):
+            num_kept += answer.append(request.resume_ids[start : start + _RESUMED_AT_ONCE]).num_tokens
+            await asyncio.sleep(0)
+        if num_kept < len(request.resume_ids):
+            raise InvalidArgumentError(
+                "resume_ids", f"{len(request.resume_ids)} ids", f"must not go on beyond the answer's end at {num_kept}"
+            )
+        return answer
+
+    async def _generation(
+        self, request: GenerationRequest, answer: Answer, counts: SpeculationCounts
+    ) -> tuple[Generation, Outbox]:
+        settings = self.settings
+        limit_s = waiting_s(settings.failover_timeout_s, request.left_s)
+        worker = await self.verify.wait_ready(limit_s, request.identity)
+        speculator = Speculator(
+            request,
+            self.draft,
+            worker.hello.vocab_size,
+            settings.draft_timeout_s,
+            settings.first_draft_timeout_s,
+            self._gate(request),
+        )
+        outbox = Outbox(pause_s=lambda: self.admission.num_running / settings.max_messages_per_s)
+        return Generation(request, answer, worker, speculator, self._failover, outbox, counts), outbox
+
+    def _gate(self, request: GenerationRequest) -> SpeculationGate | None:
+        """What says whether drafts pay; None where the request leaves that no choice, or its tokens depend on them."""
+        name = request.drafter.name if request.drafter is not None else ""
+        is_free = not request.num_draft_tokens and request.mode == VERIFICATION_MODE_COUPLED
+        if not self.settings.drafts_must_pay or not is_free or name not in self.draft.known_drafters:
+            return None
+        kind = (name, request.sampling.temperature > 0.0)
+        if kind not in self._gates:
+            self._gates[kind] = SpeculationGate(lambda: self.admission.num_running)
+        return self._gates[kind]
+
+    def _check_verify_hello(self, hello: WorkerHello) -> None:
+        if hello.tokenizer_hash != self.tokenizer.hash:
+            raise self._tokenizers_differ(hello)
+        if self.settings.model and hello.model_id != self.settings.model:
+            raise FailedPreconditionError(
+                f"this router serves {self.settings.model}, the verify worker has {hello.model_id}"
+            )
+
+    def _check_draft_hello(self, hello: WorkerHello) -> None:
+        # A worker without a model of its own (n-grams) works on ids alone and has no tokenizer to compare.
+        if hello.tokenizer_hash and hello.tokenizer_hash != self.tokenizer.hash:
+            raise self._tokenizers_differ(hello)
+
+    def _warn_without_default_drafter(self) -> None:
+        wanted, known = self.settings.drafter, self.draft.known_drafters
+        if wanted not in (AUTO_DRAFTER, NO_DRAFTER, *known):
+            _log.warning(
+                "--drafter %s: no draft worker met so far hosts it, they host %s; requests that name none go plain",
+                wanted,
+                ", ".join(known) or "none",
+            )
+
+    def _tokenizers_differ(self, hello: WorkerHello) -> FailedPreconditionError:
+        return FailedPreconditionError(
+            f"tokenizers differ: {self.settings.tokenizer} has {self.tokenizer.hash}, "
+            f"the {hello.role} worker's {hello.model_id or 'model'} has {hello.tokenizer_hash or 'none'}"
+        )
+
+
+async def _stream(request: GenerationRequest, generation: Generation, outbox: Outbox, emit: Emit) -> None:
+    """Run `generation` beside the emitter of its tokens, so that a slow stream does not hold up a round."""
+    error: Exception | None = None
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(generation.run())
+        try:
+            await emit(Started(request))
+            while (tokens := await outbox.get()) is not None:
+                await emit(tokens)
+        except Exception as caught:  # raised below: a TaskGroup would wrap it
+            error = caught
+            running.cancel()
+    if error is not None:
+        raise error
+
+
+def _finished(
+    request: GenerationRequest, answer: Answer, generation: Generation | None, counts: SpeculationCounts, queue_ns: int
+) -> Finished:
+    assert answer.finish is not None
+    first_ns = generation.first_token_ns if generation is not None else 0
+    return Finished(
+        reason=answer.finish,
+        stop=answer.stop,
+        num_prompt_tokens=len(request.prompt_ids),
+        num_output_tokens=len(answer.output_ids),
+        num_new_tokens=len(answer.output_ids) - len(request.resume_ids),
+        num_cached_tokens=generation.num_cached_tokens if generation is not None else 0,
+        counts=counts,
+        queue_ns=queue_ns,
+        time_to_first_token_ns=max(0, first_ns - request.received_ns) if first_ns else 0,
+        duration_ns=time.perf_counter_ns() - request.received_ns,
+    )

@@ -1,0 +1,161 @@
+"""From a client's message to a validated request: limits, tokens, sampling, drafter.
+
+The edge where bad input is refused, naming field, value and limit; behind it nothing is checked again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from betoken.router.core import Router
+from betoken.router.drafter_choice import check_num_draft_tokens, choose_drafter, default_num_draft_tokens
+from betoken.router.request import GenerationRequest
+from betoken.rpc.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
+from betoken.rpc.sampling import resolve_sampling
+from betoken.rpc.validation import (
+    validate_generate,
+    validate_prompt_ids,
+    validate_resume_ids,
+    validate_sampling,
+    validate_tokenize,
+)
+from betoken.v1.generation_pb2 import ChatMessages, GenerateRequest, Speculation, TokenizeRequest
+from betoken.v1.types_pb2 import (
+    VERIFICATION_MODE_COUPLED,
+    VERIFICATION_MODE_UNSPECIFIED,
+    VerificationMode,
+    WorkerHello,
+)
+
+Argument = TypeVar("Argument")
+
+_LONG_TEXT_CHARS = 4096  # longer ones are tokenized on a thread: about a millisecond
+_LARGE_TEXT_CHARS = 1 << 18  # a tenth of a second and more, up to half a minute for the largest message
+_large_texts = ThreadPoolExecutor(2, "large-text")
+"""Their own threads, so that no other request waits for them, be they refused in the end."""
+
+
+async def prepare(
+    message: GenerateRequest, router: Router, *, request_id: str, traceparent: str, timeout_s: float | None
+) -> GenerationRequest:
+    """The validated request; `timeout_s` is what the client's deadline leaves, None without one.
+
+    Raises:
+        InvalidArgumentError: a field outside its limits.
+        NotFoundError: another model than the served one.
+        FailedPreconditionError: another system than the one the client began with.
+        UnavailableError: no verify worker is known yet, so limits are not known either.
+    """
+    settings = router.settings
+    limit_s = settings.max_request_s if timeout_s is None else min(settings.max_request_s, timeout_s)
+    deadline_s, received_ns = time.monotonic() + limit_s, time.perf_counter_ns()
+    validate_generate(message)
+    model, identity, system_fingerprint = await router.model(timeout_s)
+    if message.model and not router.verify.serves(message.model):
+        raise NotFoundError(f"model {message.model!r} is not served here; {model.model_id!r} is")
+    if message.system_fingerprint not in ("", system_fingerprint):
+        raise FailedPreconditionError(
+            f"system_fingerprint {message.system_fingerprint!r} is not served here; {system_fingerprint!r} is"
+        )
+    is_resumed = bool(message.resume_ids or message.system_fingerprint)  # the latter: broken before the first token
+    if not is_resumed:
+        check_num_draft_tokens(message.speculation, model, router)
+    field, prompt_ids = await _prompt_ids(message, router)
+    validate_prompt_ids(prompt_ids, vocab_size=model.vocab_size, max_context=model.max_context, field=field)
+    validate_sampling(
+        message.sampling,
+        vocab_size=model.vocab_size,
+        max_context=model.max_context,
+        prompt_length=len(prompt_ids),
+    )
+    sampling = resolve_sampling(
+        message.sampling,
+        model.default_sampling,
+        seed=secrets.randbits(64),
+        prompt_length=len(prompt_ids),
+        max_context=model.max_context,
+        vocab_size=model.vocab_size,
+    )
+    validate_resume_ids(
+        message.resume_ids,
+        vocab_size=model.vocab_size,
+        max_new_tokens=sampling.max_new_tokens,
+        temperature=sampling.temperature,
+        has_seed=message.sampling.HasField("seed"),
+    )
+    return GenerationRequest(
+        request_id=request_id,
+        model=message.model or model.model_id,
+        prompt_ids=tuple(prompt_ids),
+        sampling=sampling,
+        mode=_mode(message.speculation, model),
+        eos_token_ids=tuple(model.eos_token_ids),
+        max_length=len(prompt_ids) + sampling.max_new_tokens,
+        identity=identity,
+        system_fingerprint=system_fingerprint,
+        resume_ids=tuple(message.resume_ids),
+        drafter=choose_drafter(message.speculation, router, is_resumed=is_resumed),
+        is_drafter_fixed=bool(message.speculation.drafter.name or message.speculation.drafter.settings),
+        num_draft_tokens=message.speculation.num_draft_tokens or default_num_draft_tokens(model, router),
+        tenant=message.tenant,
+        traceparent=traceparent,
+        deadline_s=deadline_s,
+        received_ns=received_ns,
+    )
+
+
+async def tokenize(message: TokenizeRequest, router: Router) -> Sequence[int]:
+    """Ids of a text or chat, as `prepare` would make them.
+
+    Raises:
+        InvalidArgumentError: no input, or messages the model's template refuses.
+    """
+    validate_tokenize(message)
+    if message.WhichOneof("input") == "prompt":
+        return await _encode(message.prompt, router)
+    return await _encode_messages(message.messages, router)
+
+
+async def _prompt_ids(message: GenerateRequest, router: Router) -> tuple[str, Sequence[int]]:
+    """The input's field name and ids."""
+    match message.WhichOneof("input"):
+        case "prompt":
+            return "prompt", await _encode(message.prompt, router)
+        case "messages":
+            return "messages", await _encode_messages(message.messages, router)
+        case _:
+            return "prompt_ids.ids", message.prompt_ids.ids  # not copied before their number is checked
+
+
+async def _encode(text: str, router: Router) -> Sequence[int]:
+    if len(text) <= _LONG_TEXT_CHARS:
+        return router.tokenizer.encode(text)
+    return await _on_thread(router.tokenizer.encode, text, len(text))
+
+
+async def _encode_messages(messages: ChatMessages, router: Router) -> Sequence[int]:
+    chat = [{"role": message.role, "content": message.content} for message in messages.messages]
+    num_chars = sum(len(message["role"]) + len(message["content"]) for message in chat)
+    return await _on_thread(router.tokenizer.encode_messages, chat, num_chars)
+
+
+async def _on_thread(encode: Callable[[Argument], Sequence[int]], argument: Argument, num_chars: int) -> Sequence[int]:
+    pool = _large_texts if num_chars > _LARGE_TEXT_CHARS else None  # None = the loop's own
+    return await asyncio.get_running_loop().run_in_executor(pool, encode, argument)
+
+
+def _mode(speculation: Speculation, model: WorkerHello) -> VerificationMode:
+    if speculation.mode == VERIFICATION_MODE_UNSPECIFIED:
+        return VERIFICATION_MODE_COUPLED
+    if speculation.mode != VERIFICATION_MODE_COUPLED and speculation.mode not in model.verification_modes:
+        known = VerificationMode.values()  # a newer worker may offer others
+        offered = ", ".join(VerificationMode.Name(mode) for mode in model.verification_modes if mode in known)
+        raise InvalidArgumentError(
+            "speculation.mode", VerificationMode.Name(speculation.mode), f"must be one of: {offered}"
+        )
+    return speculation.mode

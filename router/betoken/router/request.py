@@ -1,0 +1,110 @@
+"""One validated generation as the core sees it, and what a worker is told of it.
+
+Built by `intake`, and by probes of draft workers; from here on every field is resolved.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from betoken.router.answer import StopRules
+from betoken.router.worker_identity import WorkerIdentity
+from betoken.v1.types_pb2 import DrafterChoice, OpenSequence, SamplingParams, VerificationMode
+
+_MAX_SEQUENCE_ID = (1 << 64) - 1
+_WAITING_SHARE = 0.9
+
+
+def waiting_s(most_s: float, left_s: float | None) -> float:
+    """Longest wait where `left_s` are left of the time allowed (None = no limit): a part is kept, to say what is amiss
+    before that is over."""
+    return most_s if left_s is None else min(most_s, _WAITING_SHARE * left_s)
+
+
+class SequenceIds:
+    """Ids for opens: never given twice, and unlikely to be those of an earlier router process."""
+
+    def __init__(self) -> None:
+        self._last = secrets.randbits(63)
+
+    def next(self) -> int:
+        """A fresh id, at least 1."""
+        self._last = self._last % _MAX_SEQUENCE_ID + 1
+        return self._last
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """What to generate and how."""
+
+    request_id: str
+    prompt_ids: Sequence[int]
+    sampling: SamplingParams
+    """Every field set, the seed included."""
+    mode: VerificationMode
+    eos_token_ids: tuple[int, ...]
+    max_length: int
+    """Largest prompt + output, tokens; the model's context at most."""
+    model: str = ""
+    """The name under which the client asked for it, or the model's id."""
+    identity: WorkerIdentity | None = None
+    """Of the verify workers whose limits and defaults were applied: no others may answer. None = any."""
+    system_fingerprint: str = ""
+    """Of all that decides the answer besides the request, for the client to resume with."""
+    resume_ids: Sequence[int] = ()
+    """Output ids the client has already."""
+    drafter: DrafterChoice | None = None
+    """None: decode plainly."""
+    is_drafter_fixed: bool = False
+    """The client named the drafter: no other will do."""
+    num_draft_tokens: int = 0
+    """Draft tokens wanted per round; 0 = as many as pay."""
+    tenant: str = ""
+    traceparent: str = ""
+    deadline_s: float | None = None
+    """`time.monotonic()` value after which the answer is of no use; None = none."""
+    received_ns: int = field(default_factory=time.perf_counter_ns)
+    """`time.perf_counter_ns()` when it came, not tokenized yet."""
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until its deadline; None = it has none."""
+        return None if self.deadline_s is None else self.deadline_s - time.monotonic()
+
+    def stop_rules(self, special_ids: Mapping[str, int]) -> StopRules:
+        """What ends the answer; `special_ids` are the tokenizer's special tokens by their text."""
+        special_stops = {special_ids[stop]: stop for stop in self.sampling.stop if stop in special_ids}
+        end_ids = frozenset((*self.sampling.stop_token_ids, *special_stops))
+        if not self.sampling.ignore_eos:
+            end_ids |= frozenset(self.eos_token_ids)
+        return StopRules(
+            end_ids=end_ids,
+            stop_strings=tuple(self.sampling.stop),
+            min_new_tokens=self.sampling.min_new_tokens,
+            max_new_tokens=self.max_length - len(self.prompt_ids),
+            special_stops=special_stops,
+        )
+
+    def open_entry(
+        self, sequence_id: int, committed_ids: Sequence[int], drafter: DrafterChoice | None = None
+    ) -> OpenSequence:
+        """The link entry that opens, or re-opens, this sequence with the output decided so far; `drafter` for draft
+        links only."""
+        entry = OpenSequence(
+            sequence_id=sequence_id,
+            prompt_ids=self.prompt_ids,
+            committed_ids=committed_ids,
+            sampling=self.sampling,
+            mode=self.mode,
+            eos_token_ids=self.eos_token_ids,
+            max_length=self.max_length,
+            tenant=self.tenant,
+            traceparent=self.traceparent,
+            drafter=drafter,
+        )
+        if (left_s := self.left_s) is not None:
+            entry.deadline_ms = max(1, round(left_s * 1000))
+        return entry

@@ -1,0 +1,206 @@
+"""The public gRPC service: messages in, the core's events out as messages.
+
+Validates and converts; decides nothing.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from betoken.router import drafter_choice, intake
+from betoken.router.answer import FinishReason
+from betoken.router.core import Event, Router
+from betoken.router.draft_pool import DraftWorker
+from betoken.router.metrics import RequestMetrics, describe_answer, describe_request, final_status
+from betoken.router.outbox import Finished, Started, Tokens
+from betoken.router.request import GenerationRequest
+from betoken.router.stats import SpeculationCounts
+from betoken.router.verify_pool import SILENCE, VerifyWorker
+from betoken.router.worker_metrics import observe_workers
+from betoken.rpc.names import REQUEST_ID, SPAN_GENERATE
+from betoken.rpc.sampling import NEUTRAL
+from betoken.rpc.servicing import new_request_id, typed_errors
+from betoken.rpc.trace import SpanKind, context_from, rpc_attributes, span, traceparent_of
+from betoken.v1 import generation_pb2 as pb
+
+_MAX_NS = (1 << 64) - 1
+"""What the fields hold; sums of times that a worker made up may be more."""
+_REASONS = {FinishReason.STOP: pb.FINISH_REASON_STOP, FinishReason.LENGTH: pb.FINISH_REASON_LENGTH}
+
+
+class GenerationServicer:
+    """`betoken.v1.GenerationService` over a `Router`."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._metrics = RequestMetrics(router.admission)
+        observe_workers((*router.verify.workers, *router.draft.workers))
+
+    async def Generate(self, request: pb.GenerateRequest, context: Any) -> None:  # noqa: N802 (gRPC names it)
+        """Stream one generation."""
+        request_id = new_request_id()
+        client, timeout_s = context_from(_traceparent(context)), context.time_remaining()
+        kind, attributes = SpanKind.SERVER, rpc_attributes("Generate") | {REQUEST_ID: request_id}
+
+        def status(error: BaseException) -> str:
+            return final_status(error, timeout_s, context.time_remaining, self._router.is_cut_off)
+
+        async with typed_errors(context, request_id):
+            with (
+                self._metrics.counted(status),
+                span(SPAN_GENERATE, kind=kind, parent=client, attributes=attributes, status=status) as own_span,
+            ):
+                generation = await intake.prepare(
+                    request,
+                    self._router,
+                    request_id=request_id,
+                    traceparent=traceparent_of(own_span),
+                    timeout_s=timeout_s,
+                )
+                is_chat, counts = request.HasField("messages"), SpeculationCounts()
+                describe_request(own_span, generation, is_chat)
+
+                async def emit(event: Event) -> None:
+                    await context.write(self._response(event))
+                    if isinstance(event, Finished):
+                        describe_answer(own_span, event)
+                        self._metrics.finished(event, generation, is_chat)
+
+                try:
+                    await self._router.generate(generation, emit, counts)
+                finally:
+                    self._metrics.speculated(counts, self._hosted_drafter(generation))
+
+    async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Any) -> pb.GetModelInfoResponse:  # noqa: N802
+        """Describe the served model and its workers."""
+        async with typed_errors(context):
+            router = self._router
+            model, _, system_fingerprint = await router.model(context.time_remaining())
+            response = pb.GetModelInfoResponse(
+                model=model.model_id,
+                vocab_size=model.vocab_size,
+                max_context=model.max_context,
+                eos_token_ids=model.eos_token_ids,
+                default_sampling=NEUTRAL,
+                drafters=router.draft.ready_drafters,
+                default_drafter=drafter_choice.default_drafter(router),
+                default_num_draft_tokens=drafter_choice.default_num_draft_tokens(model, router),
+                verification_modes=model.verification_modes,
+                verify_workers=[_worker_info(worker) for worker in router.verify.workers],
+                draft_workers=[_worker_info(worker) for worker in router.draft.workers],
+                has_chat_template=router.tokenizer.chat_template is not None,
+                version=_version(),
+                system_fingerprint=system_fingerprint,
+            )
+            response.default_sampling.MergeFrom(model.default_sampling)
+            return response
+        raise AssertionError("unreachable: typed_errors ends the call")
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:  # noqa: N802
+        """Turn text or chat messages into ids."""
+        async with typed_errors(context):
+            return pb.TokenizeResponse(ids=await intake.tokenize(request, self._router))
+        raise AssertionError("unreachable: typed_errors ends the call")
+
+    def _response(self, event: Event) -> pb.GenerateResponse:
+        match event:
+            case Tokens():
+                return _tokens(event)
+            case Started(request):
+                return pb.GenerateResponse(
+                    start=pb.GenerateStart(
+                        prompt_ids=request.prompt_ids,
+                        seed=request.sampling.seed,
+                        model=request.model,
+                        request_id=request.request_id,
+                        mode=request.mode,
+                        drafter=self._hosted_drafter(request),
+                        sampling=request.sampling,
+                        system_fingerprint=request.system_fingerprint,
+                    )
+                )
+            case Finished():
+                return pb.GenerateResponse(finish=_finish(event))
+
+    def _hosted_drafter(self, request: GenerationRequest) -> str:
+        """Its drafter, if it is one: of a worker that was not met, and to be resumed, requests name what they like."""
+        name = request.drafter.name if request.drafter is not None else ""
+        return name if name in self._router.draft.known_drafters else ""
+
+
+def _tokens(event: Tokens) -> pb.GenerateResponse:
+    # Filled in place: messages that are made first and then copied into their parent take twice as long.
+    response = pb.GenerateResponse()
+    message = response.tokens
+    message.text = event.text
+    add = message.tokens.add
+    for token_id, origin, source, num_chars in zip(
+        event.ids, event.origins, event.sources, event.num_chars, strict=True
+    ):
+        add(id=token_id, origin=origin, source=source, num_chars=num_chars)
+    for token, logprobs in zip(message.tokens, event.logprobs, strict=False):
+        token.logprobs.CopyFrom(logprobs)
+    return response
+
+
+def _finish(event: Finished) -> pb.GenerateFinish:
+    counts = event.counts
+    return pb.GenerateFinish(
+        reason=_REASONS[event.reason],
+        stop=event.stop,
+        usage=pb.Usage(
+            prompt_tokens=event.num_prompt_tokens,
+            output_tokens=event.num_output_tokens,
+            cached_prompt_tokens=event.num_cached_tokens,
+        ),
+        speculation=pb.SpeculationStats(
+            num_drafts=counts.num_drafts,
+            num_draft_tokens=counts.num_draft_tokens,
+            num_accepted_tokens=counts.num_accepted_tokens,
+            num_accepted_per_position=counts.num_accepted_per_position,
+            num_drafted_per_position=counts.num_drafted_per_position,
+            num_verify_forwards=counts.num_verify_forwards,
+            num_emitted_tokens=counts.num_emitted_tokens,
+            draft_forward_ns=counts.draft_forward_ns,
+            draft_queue_ns=counts.draft_queue_ns,
+            verify_forward_ns=min(counts.verify_forward_ns, _MAX_NS),
+            verify_queue_ns=min(counts.verify_queue_ns, _MAX_NS),
+            round_ns=counts.round_ns,
+            num_failed_drafts=counts.num_failed_drafts,
+            num_failovers=counts.num_failovers,
+            router_overhead_p50_ns=counts.router_overhead_p50_ns,
+            num_rounds=counts.num_rounds,
+            first_draft_forward_ns=counts.first_draft_forward_ns,
+            num_draft_forwards=counts.num_draft_forwards,
+        ),
+        queue_ns=event.queue_ns,
+        time_to_first_token_ns=event.time_to_first_token_ns,
+        duration_ns=event.duration_ns,
+    )
+
+
+def _worker_info(worker: VerifyWorker | DraftWorker) -> pb.WorkerInfo:
+    link = worker.link
+    info = pb.WorkerInfo(address=link.address, state=link.state, detail=link.detail)
+    if isinstance(worker, VerifyWorker) and worker.is_silent and worker.is_ready:
+        info.detail = SILENCE
+    if link.is_up and link.hello is not None:
+        info.hello.CopyFrom(link.hello)
+    if link.load is not None:
+        info.load.CopyFrom(link.load)
+    return info
+
+
+def _traceparent(context: Any) -> str:
+    for key, value in context.invocation_metadata() or ():
+        if key == "traceparent":
+            return value if isinstance(value, str) else value.decode("ascii", "replace")
+    return ""
+
+
+def _version() -> str:
+    try:
+        return version("betoken")
+    except PackageNotFoundError:
+        return "unknown"

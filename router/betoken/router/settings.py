@@ -1,0 +1,149 @@
+"""The router's options, each declared once.
+
+Knows nothing of how they are used.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, field_validator, model_validator
+
+from betoken.rpc.address import UNIX_PREFIX, is_host_port, is_socket
+from betoken.rpc.link.worker_side import MAX_ROUTER_ID_BYTES
+from betoken.rpc.settings import CommaSeparated, ExistingFile, ServiceSettings
+from betoken.rpc.tls import ClientTls
+
+AUTO_DRAFTER = "auto"
+NO_DRAFTER = "none"
+
+
+class RouterSettings(ServiceSettings):
+    """Command line beats `BETOKEN_*` environment beats these defaults."""
+
+    port: int = Field(50051, ge=0, le=65535, description="Port to listen on; 0 = any free one (see --ready-file).")
+    verify: CommaSeparated = Field(description="Verify workers: HOST:PORT or unix:/PATH each; one or more.")
+    draft: CommaSeparated = Field((), description="Draft workers, likewise; none = plain decoding.")
+    worker_tls_ca_file: ExistingFile | None = Field(
+        None, description="PEM certificates that sign acceptable workers; given, all links speak TLS."
+    )
+    worker_tls_cert_file: ExistingFile | None = Field(
+        None, description="PEM certificate of this router, for workers with --tls-client-ca-file."
+    )
+    worker_tls_key_file: ExistingFile | None = Field(None, description="PEM key of that certificate.")
+    worker_tls_server_name: str = Field(
+        "", description="Name in the workers' certificates, where it is not their address's host."
+    )
+    tokenizer: str = Field(
+        min_length=1, description="Directory or hub id with the target's tokenizer.json and chat template."
+    )
+    tokenizer_revision: str | None = Field(None, min_length=1, description="Hub revision of the tokenizer.")
+    model: str = Field("", description="Model id the verify workers must announce; empty = whatever they serve.")
+    router_id: str = Field("router", min_length=1, description="Name of this router in workers' logs.")
+
+    max_concurrency: int = Field(256, ge=1, le=65536, description="Requests generated at once.")
+    max_queue: int = Field(1024, ge=0, le=65536, description="Requests that may wait to be admitted; more are refused.")
+    queue_timeout_s: float = Field(30.0, gt=0, le=3600, description="Longest wait for admission, seconds.")
+    max_request_s: float = Field(
+        3600.0, gt=0, le=86400, description="Longest request, seconds, whatever the client's deadline."
+    )
+    max_messages_per_s: int = Field(
+        2000,
+        ge=1,
+        le=1_000_000,
+        description="Messages per second to all clients together, about; with N streams each gets one in N / this.",
+    )
+    max_connection_age_s: float = Field(
+        0.0,
+        ge=0,
+        le=86400,
+        description="After about so many seconds a client connects anew for its next calls, perhaps to another router"
+        " behind the same name; 0 = never.",
+    )
+    ready_timeout_s: float = Field(
+        10.0, gt=0, le=3600, description="How long a request waits while no verify worker has been met yet, seconds."
+    )
+
+    drafter: str = Field(
+        AUTO_DRAFTER,
+        description="Drafter of requests that name none; auto = the draft workers' own default, none = plain.",
+    )
+    num_draft_tokens: int = Field(
+        0,
+        ge=0,
+        le=64,
+        description="Draft tokens per round where a request is silent; 0 = as many as pay, chosen per round by cost.",
+    )
+    drafts_must_pay: bool = Field(
+        True,
+        description="Whether requests that leave the draft length open go without drafts while that is faster; it is"
+        " tried now and then.",
+    )
+    draft_timeout_s: float = Field(0.5, gt=0, le=60, description="Longest wait for a draft, seconds.")
+    first_draft_timeout_s: float = Field(
+        3.0,
+        gt=0,
+        le=600,
+        description="Longest wait for a sign of a draft that includes the prompt's prefill, seconds; while its worker"
+        " is at it, the request goes without drafts.",
+    )
+    max_draft_failures: int = Field(
+        3, ge=1, le=1000, description="Failed drafts in a row after which a draft worker is left alone."
+    )
+    min_probe_pause_s: float = Field(0.5, gt=0, le=60, description="Pause before a failed draft worker is probed.")
+    max_probe_pause_s: float = Field(30.0, gt=0, le=3600, description="Longest pause between probes.")
+    max_probes: int = Field(4, ge=1, le=256, description="Draft workers probed at once.")
+
+    verify_timeout_s: float = Field(
+        60.0,
+        gt=0,
+        le=3600,
+        description="Longest wait for a verdict without a sign of work, before the sequence is re-opened, seconds.",
+    )
+    failover_timeout_s: float = Field(
+        30.0,
+        gt=0,
+        le=3600,
+        description="How long a sequence whose verify worker was lost waits while none can be re-opened, seconds.",
+    )
+    max_reopens: int = Field(16, ge=1, le=1024, description="Sequences re-opened at once after a worker was lost.")
+
+    @property
+    def worker_tls(self) -> ClientTls | None:
+        """How to dial workers that speak TLS, or None for plain text."""
+        if self.worker_tls_ca_file is None:
+            return None
+        files = (self.worker_tls_ca_file, self.worker_tls_cert_file, self.worker_tls_key_file)
+        return ClientTls(*files, server_name=self.worker_tls_server_name)
+
+    @model_validator(mode="after")
+    def _check_worker_tls(self) -> Self:
+        if (self.worker_tls_cert_file is None) != (self.worker_tls_key_file is None):
+            raise ValueError("--worker-tls-cert-file and --worker-tls-key-file go together")
+        if self.worker_tls_ca_file is None and (self.worker_tls_cert_file or self.worker_tls_server_name):
+            raise ValueError("--worker-tls-cert-file and --worker-tls-server-name need --worker-tls-ca-file")
+        return self
+
+    @field_validator("router_id")
+    @classmethod
+    def _check_router_id(cls, value: str) -> str:
+        if len(value.encode()) > MAX_ROUTER_ID_BYTES:  # workers would refuse it
+            raise ValueError(f"must be at most {MAX_ROUTER_ID_BYTES} bytes")
+        return value
+
+    @field_validator("verify", "draft")
+    @classmethod
+    def _check_addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for address in value:
+            if not is_host_port(address) and not is_socket(address):
+                raise ValueError(f"{address!r} is neither HOST:PORT nor {UNIX_PREFIX}/PATH")
+        if len(set(value)) != len(value):
+            raise ValueError("an address is named twice")
+        return value
+
+    @field_validator("verify")
+    @classmethod
+    def _check_any(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value:
+            raise ValueError("at least one verify worker is needed")
+        return value

@@ -1,0 +1,68 @@
+"""What two verify workers must share so that a request gets the same answer from either.
+
+Knows handshakes; knows no links and no requests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+from google.protobuf.text_format import MessageToString
+
+from betoken.v1.types_pb2 import WorkerHello
+
+
+@dataclass(frozen=True)
+class WorkerIdentity:
+    """What decides an answer besides the request itself."""
+
+    weights_fingerprint: str
+    tokenizer_hash: str
+    dtype: str
+    tensor_parallel_degree: int
+    numerics: str
+    max_context: int
+    """An answer ends there."""
+    eos_token_ids: tuple[int, ...]
+    default_sampling: str
+    """What holds where a request says nothing."""
+
+    @classmethod
+    def of(cls, hello: WorkerHello) -> WorkerIdentity:
+        """The identity a handshake announces."""
+        return cls(
+            hello.weights_fingerprint,
+            hello.tokenizer_hash,
+            hello.dtype,
+            max(1, hello.tensor_parallel_degree),
+            hello.numerics,
+            hello.max_context,
+            tuple(hello.eos_token_ids),
+            MessageToString(hello.default_sampling, as_one_line=True),
+        )
+
+    def difference(self, other: WorkerIdentity) -> str:
+        """The fields in which this one differs from `other`, with its own values, in words."""
+        names = [field.name for field in fields(self)]
+        unlike = [name for name in names if getattr(self, name) != getattr(other, name)]
+        return ", ".join(f"{name.replace('_', ' ')} {str(getattr(self, name) or 'not named')[:200]}" for name in unlike)
+
+
+class ServedModel(NamedTuple):
+    """What is being served."""
+
+    hello: WorkerHello
+    """Handshake of a worker that serves it."""
+    identity: WorkerIdentity
+    """That of `hello`; made once, as every request carries it."""
+    system_fingerprint: str
+    """Of all that decides an answer besides the request, in 32 hex digits; a client resumes an answer with it."""
+
+    @classmethod
+    def of(cls, hello: WorkerHello, text_fingerprint: str) -> ServedModel:
+        """What `hello` announces, behind a router whose `Tokenizer.fingerprint` this is."""
+        identity = WorkerIdentity.of(hello)
+        everything = hashlib.sha256(f"{identity!r} {text_fingerprint}".encode())
+        return cls(hello, identity, everything.hexdigest()[:32])

@@ -1,0 +1,124 @@
+"""Requests whose bytes are no such message: a typed refusal naming the field, instead of gRPC's UNKNOWN.
+
+gRPC decodes before it calls a handler, and reports a failure there with its exception's text. Here the failure is kept
+in the call's own context, and `servicing.typed_errors` raises it inside the handler. Links decode for themselves.
+"""
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import grpc
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError, Message
+
+from betoken.rpc.errors import InvalidArgumentError
+
+_MAX_FIELDS = 16384  # that are looked at, some 20 ms; other calls wait meanwhile
+_refusal: ContextVar[InvalidArgumentError | None] = ContextVar("refusal", default=None)
+
+
+def raise_if_undecodable() -> None:
+    """Inside a handler: refuse the call if its request could not be decoded.
+
+    Raises:
+        InvalidArgumentError: naming the text field that is not UTF-8, or the whole request.
+    """
+    refusal = _refusal.get()
+    if refusal is not None:
+        raise refusal
+
+
+class TypedDecoding(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
+    """Installs the decoder above on every method that takes one request."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Called by gRPC once per call."""
+        handler = await continuation(handler_call_details)
+        if handler is None or handler.request_streaming or handler.request_deserializer is None:
+            return handler
+        return handler._replace(request_deserializer=_keeping_refusals(handler.request_deserializer))
+
+
+def _keeping_refusals(decode: Callable[[bytes], Message]) -> Callable[[bytes], Message]:
+    def decode_or_keep(data: bytes) -> Message:
+        try:
+            return decode(data)
+        except DecodeError:
+            empty = decode(b"")
+            _refusal.set(_explain(empty.DESCRIPTOR, data))
+            return empty
+
+    return decode_or_keep
+
+
+def _explain(descriptor: Any, data: bytes) -> InvalidArgumentError:
+    try:
+        for path, text in _texts(descriptor, data, "", iter(range(_MAX_FIELDS))):
+            try:
+                text.decode()
+            except UnicodeDecodeError as error:
+                return InvalidArgumentError(path, text[error.start : error.end], "must be valid UTF-8")
+    except (IndexError, ValueError):
+        pass
+    return InvalidArgumentError("request", f"{len(data)} undecodable bytes", f"must be a {descriptor.full_name}")
+
+
+def _texts(descriptor: Any, data: bytes, prefix: str, budget: Iterator[int]) -> Iterator[tuple[str, bytes]]:
+    """Every text field on the wire, by path; those of as many fields as `budget` has left."""
+    counts: dict[int, int] = {}
+    for (number, value), _ in zip(_fields(data), budget, strict=False):
+        field: Any = descriptor.fields_by_number.get(number)
+        if field is None or not isinstance(value, bytes):
+            continue
+        index = counts[number] = counts.get(number, -1) + 1
+        path = f"{prefix}{field.name}[{index}]" if field.is_repeated else f"{prefix}{field.name}"
+        if field.type == FieldDescriptor.TYPE_STRING:
+            yield path, value
+        elif field.type == FieldDescriptor.TYPE_MESSAGE:
+            yield from _texts(field.message_type, value, f"{path}.", budget)
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, bytes | None]]:
+    """Field numbers on the wire, with the content of the length-delimited ones.
+
+    Raises:
+        IndexError, ValueError: the bytes are cut short or no protobuf.
+    """
+    position = 0
+    while position < len(data):
+        tag, position = _varint(data, position)
+        value: bytes | None = None
+        match tag & 7:
+            case 0:
+                _, position = _varint(data, position)
+            case 1:
+                position += 8
+            case 2:
+                length, position = _varint(data, position)
+                value = data[position : position + length]
+                position += length
+            case 5:
+                position += 4
+            case _:
+                raise ValueError("groups are not used")
+        if position > len(data):
+            raise IndexError("cut short")
+        yield tag >> 3, value
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+        if shift > 63:
+            raise ValueError("a varint of more than 64 bits")

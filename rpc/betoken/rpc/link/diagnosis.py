@@ -1,0 +1,56 @@
+"""Why a dial failed, where the status of the call itself does not say it. Knows no link."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from betoken.rpc import tls
+from betoken.rpc.errors import (
+    BetokenError,
+    FailedPreconditionError,
+    InternalError,
+    UnimplementedError,
+    from_status,
+)
+
+_TIMEOUT_S = 1.0
+_SERVICES = {
+    "betoken.v1.VerifyService": "a verify worker",
+    "betoken.v1.DraftService": "a draft worker",
+    "betoken.v1.GenerationService": "a router",
+}
+
+
+async def explain(error: BetokenError, role: str, channel: grpc.aio.Channel, dial: Callable[[], Any]) -> BetokenError:
+    """What to say of a handshake that failed with `error`; `dial` begins another call of the same method."""
+    if isinstance(error, InternalError):
+        error = await _status_without_writing(dial) or error
+    if isinstance(error, UnimplementedError):
+        return FailedPreconditionError(f"no {role} worker listens there: {await _listener(channel)} does")
+    return tls.unusable_files_told(error)
+
+
+async def _status_without_writing(dial: Callable[[], Any]) -> BetokenError | None:
+    """The status of a server that ends a call unheard: a write that comes after it turns it into INTERNAL."""
+    call = dial()
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            return from_status(await call.code(), await call.details() or "", await call.trailing_metadata())
+    except TimeoutError:  # it would have listened
+        return None
+    finally:
+        call.cancel()
+
+
+async def _listener(channel: grpc.aio.Channel) -> str:
+    health: Any = health_pb2_grpc.HealthStub(channel)
+    for name, what in _SERVICES.items():
+        try:
+            await health.Check(health_pb2.HealthCheckRequest(service=name), timeout=_TIMEOUT_S)
+            return what
+        except grpc.RpcError:
+            continue
+    return "another gRPC service"

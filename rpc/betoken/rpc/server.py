@@ -1,0 +1,367 @@
+"""Server bootstrap: bind, health, reflection, TLS, ready file; then signal -> drain -> stop.
+
+Knows settings and gRPC; knows no service beyond its name. Prints nothing.
+"""
+
+import asyncio
+import errno
+import gc
+import json
+import logging
+import math
+import os
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from betoken.rpc import telemetry
+from betoken.rpc.address import UNIX_PREFIX
+from betoken.rpc.decoding import TypedDecoding
+from betoken.rpc.errors import BetokenError, FailedPreconditionError, InternalError
+from betoken.rpc.logs import configure_logging
+from betoken.rpc.settings import ServiceSettings
+
+_log = logging.getLogger(__name__)
+
+MIN_PING_INTERVAL_S = 5.0
+"""Clients that ping an idle connection more often are disconnected."""
+_KEEPALIVE_TIME_S = 20.0
+_KEEPALIVE_TIMEOUT_S = 10.0
+_BIND_REASONS = {errno.EADDRINUSE: "it is in use", errno.EADDRNOTAVAIL: "this machine has no such address"}
+_HEALTH_PERIOD_S = 0.5
+_STOP_GRACE_S = 0.5  # after a drain only health watchers and statuses under way are left
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One gRPC service of a server."""
+
+    name: str
+    """Fully qualified, e.g. `betoken.v1.VerifyService`."""
+    servicer: Any
+    register: Callable[[Any, Any], None]
+    """The generated `add_…Servicer_to_server`."""
+    is_available: Callable[[], bool] = lambda: True
+    """Whether requests are answered now, rather than held: what the service's own health says."""
+
+
+async def serve(
+    services: Sequence[Service],
+    settings: ServiceSettings,
+    *,
+    on_drain: Callable[[float], Awaitable[None]] | None = None,
+    sends_away: bool = False,
+    on_ready: Callable[[int], None] | None = None,
+    stop: asyncio.Event | None = None,
+    failure: asyncio.Future[BaseException] | None = None,
+    max_connection_age_s: float = 0.0,
+) -> None:
+    """Serve until SIGTERM, SIGINT or `stop`; then drain and stop. A second signal stops at once.
+
+    Args:
+        on_drain: gets the seconds running work may take; refuses new work, returns when none is left. It is cancelled
+            when they are over. None: the server itself refuses new calls and waits for open ones.
+        sends_away: the server refuses new calls beside `on_drain`, so that clients turn to other addresses at once;
+            otherwise it listens to the end, for peers that know this one only.
+        on_ready: gets the bound port (0: a Unix socket) once the service takes requests.
+        stop: ends serving when set; given by callers that handle signals themselves.
+        failure: done when what the services stand on is lost: serving ends with no time for running work.
+        max_connection_age_s: after about so long a client makes its next calls over a new connection; 0 = never.
+
+    Raises:
+        FailedPreconditionError: the address cannot be bound, or a TLS file cannot be read.
+        InvalidArgumentError: a TLS file is not PEM, or the key is another certificate's.
+        InternalError: `failure` came.
+    """
+    server = grpc.aio.server(
+        interceptors=[TypedDecoding()],
+        options=_server_options(settings, max_connection_age_s),
+        maximum_concurrent_rpcs=settings.max_concurrent_rpcs,
+    )
+    for service in services:
+        service.register(service.servicer, server)
+    health_servicer = await _add_health(server, [service.name for service in services])
+    reflection.enable_server_reflection(
+        [*(service.name for service in services), health.SERVICE_NAME, reflection.SERVICE_NAME], server
+    )
+    port = _bind(server, settings)
+    stopping = _Stopping(stop)
+    if failure is not None:
+        failure.add_done_callback(lambda _: stopping.ask())
+    await server.start()
+    try:
+        await _tell_health(health_servicer, services)
+        _write_ready_file(settings.ready_file, port)
+        _log.info("serving %s on %s, port %d", ", ".join(service.name for service in services), settings.host, port)
+        if on_ready is not None:
+            on_ready(port)
+        async with asyncio.TaskGroup() as tasks:
+            telling = tasks.create_task(_keep_telling_health(health_servicer, services))
+            await stopping.requested.wait()
+            telling.cancel()
+        grace_s = 0.0 if failure is not None and failure.done() else settings.drain_grace_s
+        _log.info("draining for at most %g s", grace_s)
+        await health_servicer.enter_graceful_shutdown()
+        await stopping.unless_hurried(_drain(server, grace_s, on_drain, sends_away))
+    finally:
+        stopping.restore()
+        _remove_ready_file(settings.ready_file, port)
+        await server.stop(_STOP_GRACE_S)
+        _log.info("stopped")
+    if failure is not None and failure.done():
+        error = failure.result()
+        raise InternalError(f"{type(error).__name__}: {error}") from error
+
+
+def run_service(name: str, settings: ServiceSettings, body: Callable[[], Coroutine[Any, Any, None]]) -> int:
+    """Set up logging and telemetry, run `body` to its end; the process's exit status.
+
+    A typed error that reaches this point is a refusal to start: one line in the log, status 1.
+    """
+    configure_logging(settings.log_level)
+    try:
+        shutdown_telemetry = telemetry.configure(name, settings.otlp_endpoint, settings.metrics_interval_s)
+    except Exception as error:  # its SDK has settings of its own, OTEL_*, and tells what is wrong with one in many ways
+        _log.error("%s cannot go on: telemetry: %s", name, error)
+        return 1
+    try:
+        _check_free(settings)  # before a model is loaded, which may take minutes
+        _credentials(settings)
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(body())
+    except BetokenError as error:
+        _log.error("%s cannot go on: %s", name, error)
+        return 1
+    except KeyboardInterrupt:  # while it starts; once it serves, the signal drains
+        shutdown_telemetry()
+        os._exit(130)  # a thread that still loads a model would be torn down within foreign code, which aborts
+    finally:
+        shutdown_telemetry()
+    return 0
+
+
+def freeze_loaded() -> None:
+    """Take all objects that there are out of garbage collection: what is loaded lives as long as the process.
+
+    A full collection looks at each of them and holds up every stream meanwhile: a third of a second with torch loaded.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's event loops: a hop between services costs a tenth less. asyncio's own where it does not exist."""
+    try:
+        import uvloop
+    except ImportError:  # Windows
+        return None
+    return uvloop.new_event_loop
+
+
+class _Stopping:
+    """Signals as events: the first asks to stop, the second not to wait."""
+
+    def __init__(self, stop: asyncio.Event | None) -> None:
+        self.requested = stop or asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._signals: list[signal.Signals] = []
+        if stop is None:
+            for signum in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().add_signal_handler(signum, self.ask)
+                self._signals.append(signum)
+
+    def ask(self) -> None:
+        """What a signal does."""
+        if self.requested.is_set():
+            self._hurry.set()
+        self.requested.set()
+
+    async def unless_hurried(self, work: Coroutine[Any, Any, None]) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            working = tasks.create_task(work)
+            hurried = tasks.create_task(self._hurry.wait())
+            await asyncio.wait({working, hurried}, return_when=asyncio.FIRST_COMPLETED)
+            working.cancel()
+            hurried.cancel()
+
+    def restore(self) -> None:
+        for signum in self._signals:
+            asyncio.get_running_loop().remove_signal_handler(signum)
+
+
+async def _drain(
+    server: grpc.aio.Server,
+    grace_s: float,
+    on_drain: Callable[[float], Awaitable[None]] | None,
+    sends_away: bool,
+) -> None:
+    if on_drain is None:
+        await server.stop(grace_s)
+        return
+    async with asyncio.TaskGroup() as tasks:
+        stopping = tasks.create_task(server.stop(grace_s + _STOP_GRACE_S)) if sends_away else None
+        try:
+            async with asyncio.timeout(grace_s + _STOP_GRACE_S):
+                await on_drain(grace_s)
+        except TimeoutError:
+            _log.warning("work is left after %g s and is cut off", grace_s)
+        if stopping is not None:
+            stopping.cancel()  # it would wait for those who watch its health
+
+
+def _server_options(settings: ServiceSettings, max_connection_age_s: float) -> list[tuple[str, Any]]:
+    options = [
+        ("grpc.so_reuseport", 0),  # a port in use is an error, not a shared port
+        ("grpc.max_send_message_length", settings.max_message_bytes),
+        ("grpc.max_receive_message_length", settings.max_message_bytes),
+        ("grpc.keepalive_time_ms", int(_KEEPALIVE_TIME_S * 1000)),
+        ("grpc.keepalive_timeout_ms", int(_KEEPALIVE_TIMEOUT_S * 1000)),
+        ("grpc.http2.ping_timeout_ms", int(_KEEPALIVE_TIMEOUT_S * 1000)),  # what counts; a minute by default
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", int(MIN_PING_INTERVAL_S * 1000)),
+    ]
+    if max_connection_age_s:  # calls under way go on: the grace that gRPC leaves them has no end of its own
+        options.append(("grpc.max_connection_age_ms", math.ceil(max_connection_age_s * 1000)))
+    return options
+
+
+def _bind(server: grpc.aio.Server, settings: ServiceSettings) -> int:
+    _check_free(settings)
+    address, credentials = _address(settings), _credentials(settings)
+    try:
+        if credentials is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, credentials)
+        return 0 if settings.host.startswith(UNIX_PREFIX) else port
+    except RuntimeError as error:
+        hint = "" if credentials is None else ", or are the TLS files no PEM certificate and its key"
+        raise FailedPreconditionError(f"cannot listen on {address}: is it in use{hint}?") from error
+
+
+def _credentials(settings: ServiceSettings) -> grpc.ServerCredentials | None:
+    """None for plain text.
+
+    Raises:
+        FailedPreconditionError: a TLS file cannot be read.
+        InvalidArgumentError: one is not PEM, or the key is another certificate's.
+    """
+    try:
+        return settings.server_tls.credentials() if settings.server_tls is not None else None
+    except OSError as error:
+        raise FailedPreconditionError(f"cannot read a TLS file: {error}") from error
+
+
+def _address(settings: ServiceSettings) -> str:
+    host = settings.host
+    if host.startswith(UNIX_PREFIX):
+        return host
+    return f"[{host}]:{settings.port}" if ":" in host and not host.startswith("[") else f"{host}:{settings.port}"
+
+
+def _check_free(settings: ServiceSettings) -> None:
+    """Finds out why an address cannot be listened on, which gRPC tells in its own log only.
+
+    Raises:
+        FailedPreconditionError: nothing that the host stands for can be bound, or another process serves there.
+    """
+    host = settings.host.strip("[]")
+    if host.startswith(UNIX_PREFIX):
+        try:
+            refusal = _why_no_socket(Path(host.removeprefix(UNIX_PREFIX)))
+        except OSError as error:  # a folder above may not be entered
+            refusal = f"cannot be looked at: {error.strerror}"
+        if refusal is not None:
+            raise FailedPreconditionError(f"cannot listen on {host}: {refusal}")
+        return
+    problem: Exception | None = None
+    try:
+        for family, kind, protocol, _, place in socket.getaddrinfo(host, settings.port, type=socket.SOCK_STREAM):
+            try:
+                with socket.socket(family, kind, protocol) as probe:
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    probe.bind(place)
+                return
+            except OSError as error:
+                problem = problem or error
+    except (OSError, UnicodeError) as error:  # no such name
+        problem = error
+    if isinstance(problem, OSError):
+        reason = _BIND_REASONS.get(problem.errno or 0) or problem.strerror
+    else:
+        reason = str(problem)
+    raise FailedPreconditionError(f"cannot listen on {_address(settings)}: {reason}") from problem
+
+
+def _why_no_socket(path: Path) -> str | None:
+    """Why a Unix socket cannot be made there; None where it can."""
+    if not path.parent.is_dir():
+        return f"there is no folder {path.parent}"
+    if not os.access(path.parent, os.W_OK):
+        return f"the folder {path.parent} cannot be written"
+    if path.exists() and not path.is_socket():
+        return "something else than a socket is there"
+    return _BIND_REASONS[errno.EADDRINUSE] if _is_answered(str(path)) else None
+
+
+def _is_answered(path: str) -> bool:
+    """Whether a process listens on a Unix socket, which gRPC would take from it, and lose to it when that ends."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except BlockingIOError:  # more wait to be taken than its queue holds
+            return True
+        except PermissionError:  # another user's, who may listen
+            return True
+        except OSError:  # nobody, or a process that is gone
+            return False
+    return True
+
+
+async def _add_health(server: grpc.aio.Server, names: Sequence[str]) -> Any:
+    servicer = cast(Any, health).aio.HealthServicer()
+    for name in ("", *names):
+        await servicer.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    return servicer
+
+
+async def _tell_health(servicer: Any, services: Sequence[Service]) -> None:
+    """The process (empty name) serves as long as it takes requests."""
+    for name, is_available in (("", True), *((service.name, service.is_available()) for service in services)):
+        status = health_pb2.HealthCheckResponse
+        await servicer.set(name, status.SERVING if is_available else status.NOT_SERVING)
+
+
+async def _keep_telling_health(servicer: Any, services: Sequence[Service]) -> None:
+    while True:
+        await asyncio.sleep(_HEALTH_PERIOD_S)
+        await _tell_health(servicer, services)
+
+
+def _write_ready_file(path: Path | None, port: int) -> None:
+    if path is None:
+        return
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(_ready_text(port))
+    partial.replace(path)
+
+
+def _remove_ready_file(path: Path | None, port: int) -> None:
+    """A service started in place of this one may have written its own by now; that stays."""
+    with suppress(FileNotFoundError):
+        if path is not None and path.read_text() == _ready_text(port):
+            path.unlink()
+
+
+def _ready_text(port: int) -> str:
+    return json.dumps({"port": port, "pid": os.getpid()}) + "\n"

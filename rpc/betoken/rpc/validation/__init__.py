@@ -1,0 +1,36 @@
+"""What a request or a link entry must satisfy, exactly as the proto comments say; refusals name field, value and limit.
+
+The router checks requests at the edge, workers check every entry again: neither trusts the other. Knows no services.
+"""
+
+from betoken.rpc.validation.entries import (
+    BlockLimits,
+    validate_block,
+    validate_commit,
+    validate_distribution,
+    validate_draft_request,
+    validate_frame,
+    validate_open,
+)
+from betoken.rpc.validation.request import (
+    validate_generate,
+    validate_prompt_ids,
+    validate_resume_ids,
+    validate_tokenize,
+)
+from betoken.rpc.validation.sampling import validate_sampling
+
+__all__ = [
+    "BlockLimits",
+    "validate_block",
+    "validate_commit",
+    "validate_distribution",
+    "validate_draft_request",
+    "validate_frame",
+    "validate_generate",
+    "validate_open",
+    "validate_prompt_ids",
+    "validate_resume_ids",
+    "validate_sampling",
+    "validate_tokenize",
+]

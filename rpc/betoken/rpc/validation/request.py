@@ -1,0 +1,143 @@
+"""The limits of a `GenerateRequest`: what can be said without a model, then what needs the prompt's ids.
+
+Knows no drafter by name and no tokenizer.
+"""
+
+from collections.abc import Sequence
+
+from betoken.rpc.errors import InvalidArgumentError
+from betoken.rpc.validation.checks import check_count, check_enum, check_ids, check_text
+from betoken.v1.generation_pb2 import ChatMessages, GenerateRequest, Speculation, TokenizeRequest
+from betoken.v1.types_pb2 import DrafterChoice, VerificationMode
+
+MAX_TENANT_BYTES = 128
+MAX_DRAFTER_NAME_BYTES = 256  # the path of a class may be long
+MAX_DRAFTER_SETTINGS = 32
+MAX_DRAFTER_SETTING_BYTES = 256
+MAX_CHAT_ROLE_BYTES = 64
+MAX_CHAT_MESSAGES = 16384
+MAX_MODEL_ID_BYTES = 512
+MAX_SYSTEM_FINGERPRINT_BYTES = 128
+
+_PROMPT = "must be set: one of prompt, prompt_ids, messages"
+
+
+def validate_generate(request: GenerateRequest) -> None:
+    """Check all but `sampling` and the ids: see `validate_sampling`, `validate_prompt_ids`, `validate_resume_ids`.
+
+    How long a draft and a prompt may be the workers know.
+
+    Raises:
+        InvalidArgumentError: a field outside its limits, or a reserved field that is set.
+    """
+    match request.WhichOneof("input"):
+        case "prompt":
+            _check_prompt(request.prompt)
+        case "prompt_ids":
+            check_count("prompt_ids.ids", len(request.prompt_ids.ids), 1, 2**32)
+        case "messages":
+            _check_messages(request.messages)
+        case _:
+            raise InvalidArgumentError("input", "absent", _PROMPT)
+    check_text("model", request.model, MAX_MODEL_ID_BYTES)
+    check_text("tenant", request.tenant, MAX_TENANT_BYTES)
+    check_text("system_fingerprint", request.system_fingerprint, MAX_SYSTEM_FINGERPRINT_BYTES)
+    _check_speculation(request.speculation)
+    if request.adapter_id:
+        raise InvalidArgumentError("adapter_id", request.adapter_id, "is reserved and must be absent")
+    if request.response_format:
+        raise InvalidArgumentError("response_format", request.response_format, "is reserved and must be absent")
+    if request.HasField("n") and request.n != 1:
+        raise InvalidArgumentError("n", request.n, "must be absent or 1")
+
+
+def validate_tokenize(request: TokenizeRequest) -> None:
+    """Check a `TokenizeRequest`; an empty prompt is fine here.
+
+    Raises:
+        InvalidArgumentError: no input, or messages that are none.
+    """
+    match request.WhichOneof("input"):
+        case "messages":
+            _check_messages(request.messages)
+        case None:
+            raise InvalidArgumentError("input", "absent", "must be set: one of prompt, messages")
+
+
+def validate_prompt_ids(
+    prompt_ids: Sequence[int], *, vocab_size: int, max_context: int, field: str = "prompt_ids.ids"
+) -> None:
+    """Check the prompt as ids: at least one, each in the vocabulary, room for one output token.
+
+    `field` names what the caller sent: `prompt` or `messages` when the ids come from text.
+
+    Raises:
+        InvalidArgumentError: the prompt is empty, too long, or holds an id outside the vocabulary.
+    """
+    if not prompt_ids:
+        raise InvalidArgumentError(field, "0 tokens", "must be at least one token")
+    if len(prompt_ids) >= max_context:
+        limit = f"must be at most {max_context - 1} (the context of {max_context} less one output token)"
+        raise InvalidArgumentError(field, f"{len(prompt_ids)} tokens", limit)
+    check_ids(field, prompt_ids, vocab_size)
+
+
+def validate_resume_ids(
+    resume_ids: Sequence[int], *, vocab_size: int, max_new_tokens: int, temperature: float, has_seed: bool
+) -> None:
+    """Check `resume_ids` against the resolved sampling.
+
+    `has_seed`: whether the request itself carries a seed; without one a sampled answer cannot be continued.
+
+    Raises:
+        InvalidArgumentError: too many ids, an id outside the vocabulary, or a missing seed.
+    """
+    if not resume_ids:
+        return
+    if len(resume_ids) > max_new_tokens:
+        limit = f"must be at most sampling.max_new_tokens = {max_new_tokens}"
+        raise InvalidArgumentError("resume_ids", f"{len(resume_ids)} tokens", limit)
+    check_ids("resume_ids", resume_ids, vocab_size)
+    if temperature != 0 and not has_seed:
+        limit = "must be set to the first stream's seed, since resume_ids are given and temperature is not 0"
+        raise InvalidArgumentError("sampling.seed", "absent", limit)
+
+
+def check_drafter(field: str, drafter: DrafterChoice) -> None:
+    """Sizes only; names and settings are the draft worker's to know."""
+    check_text(f"{field}.name", drafter.name, MAX_DRAFTER_NAME_BYTES)
+    check_count(f"{field}.settings", len(drafter.settings), 0, MAX_DRAFTER_SETTINGS)
+    for key, value in drafter.settings.items():
+        check_text(f"{field}.settings", key, MAX_DRAFTER_SETTING_BYTES)
+        check_text(f"{field}.settings[{key}]", value, MAX_DRAFTER_SETTING_BYTES)
+
+
+def _check_prompt(prompt: str) -> None:
+    if not prompt:
+        raise InvalidArgumentError("prompt", '""', "must not be empty")
+
+
+def _check_messages(messages: ChatMessages) -> None:
+    check_count("messages.messages", len(messages.messages), 1, MAX_CHAT_MESSAGES)
+    for index, message in enumerate(messages.messages):
+        field = f"messages.messages[{index}].role"
+        check_count(field, len(message.role.encode("utf-8", "surrogatepass")), 1, MAX_CHAT_ROLE_BYTES, "bytes")
+
+
+def _check_speculation(speculation: Speculation) -> None:
+    check_drafter("speculation.drafter", speculation.drafter)
+    if speculation.HasField("num_draft_tokens") and speculation.num_draft_tokens < 1:
+        raise InvalidArgumentError("speculation.num_draft_tokens", 0, "must be at least 1")
+    check_enum("speculation.mode", speculation.mode, VerificationMode.values())
+    if speculation.off:
+        _check_off(speculation)
+
+
+def _check_off(speculation: Speculation) -> None:
+    limit = "must be absent where speculation.off is set"
+    if speculation.drafter.name:
+        raise InvalidArgumentError("speculation.drafter.name", speculation.drafter.name, limit)
+    if speculation.drafter.settings:
+        raise InvalidArgumentError("speculation.drafter.settings", dict(speculation.drafter.settings), limit)
+    if speculation.HasField("num_draft_tokens"):
+        raise InvalidArgumentError("speculation.num_draft_tokens", speculation.num_draft_tokens, limit)

@@ -1,0 +1,83 @@
+"""The options both kinds of worker share: which model, in which arithmetic, with how much memory and how large batches.
+
+Knows the options' names and bounds, not the engine that honours them.
+"""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from betoken.rpc.settings import ServiceSettings
+
+_ENGINE_FIELDS = (
+    *("model", "revision", "dtype", "device", "num_pages", "kv_memory_bytes", "page_size", "prefix_caching"),
+    *("max_batch_rows", "max_graph_rows", "compile", "batch_invariant", "cache_dir"),
+)
+
+
+USUAL_PREFILL_ROWS = 64
+"""Most prompt tokens of a forward beside other sequences, where nothing says that more would do."""
+
+
+class WorkerSettings(ServiceSettings):
+    """Options of a process that runs a model."""
+
+    model: str = Field(description="Model: a directory in Hugging Face format, or a hub id.")
+    revision: str | None = Field(None, min_length=1, description="Hub revision of the model.")
+    dtype: Literal["bfloat16", "float16", "float32", "auto"] = Field(
+        "bfloat16", description="Type of weights, activations and KV; auto = the checkpoint's own."
+    )
+    device: str = Field("cpu", description="Torch device of the model, e.g. cpu or cuda:0.")
+    threads: int | None = Field(None, ge=1, le=1024, description="CPU threads of a forward; default: torch's choice.")
+    compile: Literal["auto", "on", "off"] = Field(
+        "auto", description="Compile the model's step; off = eager. auto compiles where it can be done."
+    )
+    num_pages: int | None = Field(None, ge=1, description="KV pages; default: what --kv-memory-bytes holds.")
+    kv_memory_bytes: int | None = Field(
+        None,
+        ge=1 << 20,
+        description="Memory for KV pages, bytes; default: 1 GiB or for --max-context, on a GPU --kv-memory-fraction.",
+    )
+    page_size: int = Field(16, ge=1, le=1024, description="Slots of a KV page, tokens.")
+    prefix_caching: bool = Field(
+        True, description="Keep the KV of full pages until their memory is needed, for prompts that begin alike."
+    )
+    max_sequences: int = Field(64, ge=1, le=4096, description="Sequences held open at once; more are refused.")
+    max_links: int = Field(64, ge=1, le=4096, description="Routers connected at once; more are refused.")
+    max_draft_tokens: int = Field(16, ge=1, le=512, description="Most draft tokens of one block.")
+    max_batch_rows: int = Field(256, ge=2, le=16384, description="Most tokens of one forward.")
+    max_graph_rows: int = Field(
+        256, ge=0, le=4096, description="On a GPU: forwards of up to so many tokens run as captured graphs; 0 = none."
+    )
+    batch_invariant: bool = Field(
+        True, description="On a GPU: products that do not depend on the batch; false = cuBLAS, and tokens that do."
+    )
+    max_prefill_rows: int | None = Field(
+        None,
+        ge=1,
+        le=16384,
+        description="Most prompt tokens of a forward while other sequences are at work; "
+        "default: 64, on a verify worker more where they hardly lengthen it.",
+    )
+    watchdog_timeout_s: float = Field(
+        300.0,
+        ge=0.1,
+        le=86400,
+        description="Longest step of a model, seconds; a worker that hangs for so long ends with status 1, for its"
+        " supervisor to start again.",
+    )
+    worker_id: str = Field("", description="Name of this worker in logs; default: made from role, host and pid.")
+    cache_dir: Path | None = Field(
+        None, description="Where compiled code is kept; default: the user's cache directory."
+    )
+
+    @field_validator("worker_id")
+    @classmethod
+    def _check_worker_id(cls, value: str) -> str:
+        value.encode()  # raises for what no message takes, such as an argument that is not UTF-8
+        return value
+
+    def engine_options(self) -> dict[str, Any]:
+        """The keyword arguments of `betoken.engine.config.EngineConfig`."""
+        return {name: getattr(self, name) for name in _ENGINE_FIELDS} | {"num_threads": self.threads}

@@ -1,0 +1,279 @@
+"""The verify worker's core: open sequences, the work waiting for them, one forward after another.
+
+Runs on the model thread. It knows no protobuf and no streams: results leave through a `VerifySink`.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from betoken.engine.runner import ModelRunner
+from betoken.engine.step_costs import StepCost
+from betoken.engine.verification import VerificationMode
+from betoken.rpc.errors import (
+    BetokenError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    ResourceExhaustedError,
+)
+from betoken.rpc.fast_wake import FastWake
+from betoken.rpc.link.worker_entries import PendingReport, SequenceKey, WorkerLoad
+from betoken.rpc.names import NUM_ACCEPTED, NUM_DRAFT_TOKENS
+from betoken.rpc.trace import fail, status_of
+from betoken.verify_worker.gathering import Gathering
+from betoken.verify_worker.row_price import RowPrice
+from betoken.verify_worker.scheduler import Scheduler, Work
+from betoken.verify_worker.sequence import Block, Decision, VerifySequence
+from betoken.verify_worker.verify import verify_step
+
+logger = logging.getLogger(__name__)
+
+
+class VerifySink(Protocol):
+    """Where results go; called on the model thread."""
+
+    def decided(self, decisions: list[Decision], load: Callable[[], WorkerLoad]) -> None:
+        """Decisions of one forward, in commit order per sequence; `load` gives how busy the worker is."""
+        ...
+
+    def stale(self, key: SequenceKey, length: int) -> None:
+        """A drafted block had another base than the committed length."""
+        ...
+
+    def pending(self, keys: list[SequenceKey]) -> None:
+        """Blocks of these sequences still wait for their turn."""
+        ...
+
+    def failed(self, key: SequenceKey, error: BetokenError) -> None:
+        """The sequence is closed for this reason."""
+        ...
+
+    def load_changed(self, load: WorkerLoad) -> None:
+        """Sequences went without a forward."""
+        ...
+
+
+class VerifyCore:
+    """Continuous batching over all open sequences of all links."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        scheduler: Scheduler,
+        sink: VerifySink,
+        max_sequences: int,
+        step_costs: Sequence[StepCost] = (),
+        fast_wake: FastWake | None = None,
+    ) -> None:
+        """`step_costs`: as measured; without any, rows have no price. `fast_wake`: held while a sequence is open."""
+        self._runner = runner
+        self._price = RowPrice(step_costs)
+        self._gathering = Gathering(self._price.table_ns) if len(step_costs) > 1 else None
+        self._scheduler = scheduler
+        self._sink = sink
+        self._max_sequences = max_sequences
+        self._fast_wake = fast_wake or FastWake()
+        self._sequences: dict[SequenceKey, VerifySequence] = {}
+        self._num_opened = 0
+        self._stepped_ns = 0
+        """When the last forward's decisions were handed out: `time.perf_counter_ns`."""
+        self._pending = PendingReport(sink.pending)
+        self._retry_at_s: float | None = None
+        """When to plan again (`time.monotonic`) if nothing happens before: all that waits wants pages of idle ones."""
+
+    @property
+    def has_work(self) -> bool:
+        return self._retry_at_s is None and any(seq.wants_forward for seq in self._sequences.values())
+
+    def open(self, sequence: VerifySequence) -> None:
+        """Take a sequence in; its prefill starts with the next forward."""
+        self._retry_at_s = None
+        if sequence.key in self._sequences:
+            self.close(sequence.key)
+            self._refuse(sequence, FailedPreconditionError("the sequence is open already"))
+            return
+        if len(self._sequences) >= self._max_sequences:
+            limit = f"{self._max_sequences} sequences are open, the most this worker holds"
+            self._refuse(sequence, ResourceExhaustedError(limit))
+            return
+        table = self._runner.page_table
+        if table.num_pages_for(sequence.max_length) > table.num_pages:
+            limit = f"must be at most {table.num_pages * table.page_size} tokens, all the KV pages there are"
+            self._refuse(sequence, InvalidArgumentError("open.max_length", sequence.max_length, limit))
+            return
+        if not self._sequences:
+            self._price.resume(time.perf_counter())
+        sequence.order = self._num_opened
+        self._num_opened += 1
+        self._sequences[sequence.key] = sequence
+        self._fast_wake.hold()
+        self.report_load()  # or other routers would think there was room
+
+    def verify(self, key: SequenceKey, base_length: int, block: Block, num_plain_steps: int) -> None:
+        """Queue a draft block (or, without draft ids, a grant of plain steps) for the next forward."""
+        self._retry_at_s = None
+        seq = self._sequences.get(key)
+        if seq is None:
+            self._sink.failed(key, NotFoundError("the sequence is not open"))
+        elif not block.draft_ids:
+            self._grant(seq, base_length, max(1, num_plain_steps), block.arrived_ns)
+        elif seq.block is not None:
+            self._fail(key, FailedPreconditionError("a block of this sequence is still unanswered"))
+        elif (error := _refusal_in_mode(block, seq.mode)) is not None:
+            self._fail(key, error)
+        elif base_length != seq.committed_length:
+            seq.plain_until = 0
+            self._sink.stale(key, seq.committed_length)
+        elif base_length + block.depth + 1 > seq.max_length:
+            limit = f"must be at most {seq.max_length - base_length - 1} ids deep, what fits before max_length"
+            self._fail(key, InvalidArgumentError("block.draft_ids", f"{block.depth} ids", limit))
+        else:
+            self._arrived(seq, block.arrived_ns, 1 + len(block.draft_ids))
+            seq.ask(block.arrived_ns)
+            seq.block = block
+            seq.plain_until = base_length + 1 + num_plain_steps if num_plain_steps else 0
+
+    def close(self, key: SequenceKey) -> None:
+        """Forget a sequence and free its pages; unknown keys are ignored."""
+        seq = self._sequences.pop(key, None)
+        if seq is not None:
+            self._retry_at_s = None
+            self._fast_wake.release()
+            self._scheduler.release(seq)
+            seq.span.set_attributes({NUM_DRAFT_TOKENS: seq.num_draft_tokens, NUM_ACCEPTED: seq.num_accepted})
+            seq.span.end()
+            self.report_load()
+
+    def close_link(self, link_id: int) -> None:
+        """Forget every sequence of a link."""
+        for key in [key for key in self._sequences if key[0] == link_id]:
+            self.close(key)
+
+    def report_load(self) -> None:
+        """Tell the sink how busy the worker is."""
+        self._sink.load_changed(self._load())
+
+    def expire(self, now_s: float) -> float | None:
+        """Close what is past its deadline; return when to call again (`time.monotonic`), None without a time."""
+        deadlines = [(seq.deadline_s, key) for key, seq in self._sequences.items() if seq.deadline_s is not None]
+        for deadline_s, key in deadlines:
+            if deadline_s <= now_s:
+                self._fail(key, DeadlineExceededError("the request's deadline passed"))
+        times_s = [deadline_s for deadline_s, _ in deadlines if deadline_s > now_s]
+        if self._retry_at_s is not None and self._retry_at_s <= now_s:
+            self._retry_at_s = None
+        elif self._retry_at_s is not None:
+            times_s.append(self._retry_at_s)
+        return min(times_s, default=None)
+
+    def step(self) -> None:
+        """Schedule, run one forward, hand out its decisions. A failing forward ends the sequences that were in it."""
+        if self._gathering is not None and (wait_ns := self._wait_ns(self._gathering)):
+            self._retry_at_s = time.monotonic() + wait_ns * 1e-9
+            return
+        planned = self._scheduler.plan(self._sequences.values())
+        if not planned:
+            self._retry_at_s = time.monotonic() + self._scheduler.idle_grace_s
+            return
+        try:
+            decisions = verify_step(self._runner, planned)
+        except Exception:
+            logger.exception("a forward over %d sequences failed", len(planned))
+            for work in planned:
+                self._fail(work.sequence.key, InternalError("the forward failed"))
+            return
+        decided = {decision.key for decision in decisions}
+        for work in planned:
+            if work.sequence.key in decided:
+                self._after_block(work.sequence)
+            elif work.takes_block:
+                self._fail(work.sequence.key, InternalError("the target's logits are not finite: they choose no token"))
+            elif not work.sequence.wants_forward:  # its prompt is computed, before its first block is here
+                work.sequence.waiting_since_ns = time.perf_counter_ns()
+        self._sink.decided(decisions, self._load)
+        self._stepped_ns = time.perf_counter_ns()
+        self._learn(planned, decisions)
+        self._pending.after_step((seq.key, seq.waiting_since_ns) for seq in self._sequences.values() if seq.has_block)
+
+    def _wait_ns(self, gathering: Gathering) -> float:
+        """How long the next forward waits for blocks that are about to come."""
+        now_ns = time.perf_counter_ns()
+        sequences = self._sequences.values()
+        since_told_ns = [
+            now_ns - seq.waiting_since_ns for seq in sequences if seq.is_between_blocks and not seq.is_finished
+        ]
+        if not since_told_ns:
+            return 0.0
+        num_ready, num_rows = self._scheduler.ready(sequences)
+        room = self._scheduler.max_rows - num_rows
+        return gathering.wait_ns(now_ns - self._stepped_ns, num_ready, num_rows, room, since_told_ns)
+
+    def check_integrity(self) -> None:
+        """Re-derive from the open sequences what is held for them; raises when it is off."""
+        self._runner.page_table.check_integrity(seq.page_ids for seq in self._sequences.values())
+        assert self._fast_wake.num_held == len(self._sequences), "cores are kept awake for what is not open"
+
+    def _grant(self, seq: VerifySequence, base_length: int, num_plain_steps: int, arrived_ns: int) -> None:
+        """Extend the grant; a repeated or late grant changes nothing."""
+        if base_length > seq.committed_length:
+            self._sink.stale(seq.key, seq.committed_length)
+        elif not seq.is_finished:
+            if not seq.has_block:
+                self._arrived(seq, arrived_ns, 1)
+                seq.ask(max(seq.opened_ns, time.perf_counter_ns()))
+            seq.plain_until = max(seq.plain_until, min(base_length + num_plain_steps, seq.max_length))
+
+    def _arrived(self, seq: VerifySequence, arrived_ns: int, num_rows: int) -> None:
+        if self._gathering is not None and seq.is_between_blocks:
+            self._gathering.add_block(arrived_ns - seq.waiting_since_ns, num_rows)
+
+    def _after_block(self, seq: VerifySequence) -> None:
+        seq.block = None
+        seq.waiting_since_ns = time.perf_counter_ns()
+        if seq.is_finished:
+            seq.plain_until = 0
+
+    def _learn(self, planned: Sequence[Work], decisions: Sequence[Decision]) -> None:
+        if decisions and all(work.takes_block and not work.num_prefill for work in planned):
+            self._price.add_forward(sum(work.num_rows for work in planned), len(planned), decisions[0].forward_ns)
+        self._price.add_tokens(sum(decision.num_accepted + 1 for decision in decisions), time.perf_counter())
+
+    def _refuse(self, sequence: VerifySequence, error: BetokenError) -> None:
+        """Turn away a sequence that was not taken in."""
+        fail(sequence.span, status_of(error))
+        sequence.span.end()
+        self._sink.failed(sequence.key, error)
+
+    def _fail(self, key: SequenceKey, error: BetokenError) -> None:
+        fail(self._sequences[key].span, status_of(error))
+        self.close(key)
+        self._sink.failed(key, error)
+
+    def _load(self) -> WorkerLoad:
+        table = self._runner.page_table
+        num_waiting = sum(seq.wants_forward and not seq.page_ids for seq in self._sequences.values())
+        num_running = len(self._sequences) - num_waiting
+        return WorkerLoad(
+            num_running,
+            num_waiting,
+            table.num_free,
+            table.num_pages,
+            self._scheduler.num_preemptions,
+            tokens_per_s=float(f"{self._price.tokens_per_s:.1e}"),  # routers hear of changes; not of every digit
+            row_price=round(self._price.price, 2),
+            num_cached_tokens=self._scheduler.num_cached_tokens,
+        )
+
+
+def _refusal_in_mode(block: Block, mode: VerificationMode) -> InvalidArgumentError | None:
+    """Why a sequence of this mode cannot take the block; None if it can."""
+    limit = f"must be absent in the mode {mode.name}"
+    if block.parents and mode is not VerificationMode.COUPLED:
+        return InvalidArgumentError("block.parents", f"{len(block.parents)} entries", limit)
+    if block.draft_probs and mode is not VerificationMode.REJECTION:
+        return InvalidArgumentError("block.draft_probs", f"{len(block.draft_probs)} entries", limit)
+    return None

@@ -1,0 +1,122 @@
+"""Between links and the verify core: validate and convert, hand over to the model thread, convert back.
+
+No tensors, no policy.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from betoken.engine.prompt import Prompt
+from betoken.engine.sampling import SamplingParams
+from betoken.engine.sparse_probs import SparseProbs
+from betoken.engine.verification import VerificationMode
+from betoken.rpc.errors import InvalidArgumentError
+from betoken.rpc.link import LinkPeer
+from betoken.rpc.link.worker_entries import (
+    CoreCall,
+    EntryHandler,
+    LinkResults,
+    SequenceKey,
+    WorkerLoad,
+    closing,
+    sequence_span,
+)
+from betoken.rpc.sampling import sampling_fields
+from betoken.rpc.validation import BlockLimits, validate_block, validate_frame, validate_open
+from betoken.v1 import types_pb2 as pb
+from betoken.v1.types_pb2 import OpenSequence, WorkerHello
+from betoken.v1.verify_pb2 import DraftBlock, Stale, Verdict, VerifyLinkRequest, VerifyLinkResponse
+from betoken.verify_worker.core import VerifyCore
+from betoken.verify_worker.sequence import Block, Decision, VerifySequence
+
+MODES = {
+    pb.VERIFICATION_MODE_COUPLED: VerificationMode.COUPLED,
+    pb.VERIFICATION_MODE_REJECTION: VerificationMode.REJECTION,
+    pb.VERIFICATION_MODE_TYPICAL: VerificationMode.TYPICAL,
+}
+"""Verification modes, as the links name them."""
+
+
+class VerifyResults(LinkResults[VerifyLinkResponse]):
+    """The core's sink: what was decided on the model thread, as frames."""
+
+    def __init__(self) -> None:
+        super().__init__(VerifyLinkResponse)
+
+    def decided(self, decisions: list[Decision], load: Callable[[], WorkerLoad]) -> None:
+        self.send("verdicts", [(decision.key, _verdict(decision)) for decision in decisions], load)
+
+    def stale(self, key: SequenceKey, length: int) -> None:
+        self.send("stales", [(key, Stale(sequence_id=key[1], length=length))])
+
+
+class VerifyLinkHandler(EntryHandler[VerifyCore, VerifyLinkResponse]):
+    """Takes the frames of all routers; called on the event loop."""
+
+    def __init__(
+        self, submit: Callable[[CoreCall[VerifyCore]], None], results: VerifyResults, hello: WorkerHello
+    ) -> None:
+        super().__init__(submit, results)
+        self._hello = hello
+        self._block_limits = BlockLimits(hello.vocab_size, hello.max_draft_tokens, hello.supports_trees)
+
+    def frame(self, link: LinkPeer[Any], request: VerifyLinkRequest) -> None:
+        """Blocks of one frame share a forward; opens apply before blocks, closes last."""
+        validate_frame(request.opens, request.blocks, request.closes)
+        self._arrived_ns = time.perf_counter_ns()
+        self.run(
+            [
+                *self.checked(link, request.opens, self._open),
+                *self.checked(link, request.blocks, self._block),
+                *self.checked(link, request.closes, lambda key, entry: closing(key)),
+            ]
+        )
+
+    def _open(self, key: SequenceKey, entry: OpenSequence) -> CoreCall[VerifyCore]:
+        validate_open(entry, vocab_size=self._hello.vocab_size, max_context=self._hello.max_context)
+        mode = entry.mode or pb.VERIFICATION_MODE_COUPLED
+        if mode not in self._hello.verification_modes:
+            offered = ", ".join(pb.VerificationMode.Name(mode) for mode in self._hello.verification_modes)
+            raise InvalidArgumentError("open.mode", pb.VerificationMode.Name(mode), f"must be one of {offered}")
+        sequence = VerifySequence(
+            key=key,
+            params=SamplingParams(**sampling_fields(entry)),
+            prompt_ids=Prompt(entry.prompt_ids),
+            output_ids=list(entry.committed_ids),
+            max_length=entry.max_length,
+            opened_ns=self._arrived_ns,
+            mode=MODES[mode],
+            span=sequence_span(entry, "verify"),
+            deadline_s=time.monotonic() + entry.deadline_ms / 1000 if entry.deadline_ms else None,
+        )
+        return lambda core: core.open(sequence)
+
+    def _block(self, key: SequenceKey, entry: DraftBlock) -> CoreCall[VerifyCore]:
+        validate_block(entry, self._block_limits)
+        block = Block(
+            list(entry.draft_ids),
+            self._arrived_ns,
+            list(entry.parents),
+            [SparseProbs(list(sparse.token_ids), list(sparse.probs)) for sparse in entry.draft_probs],
+        )
+        base_length, num_plain_steps = entry.base_length, entry.num_plain_steps
+        return lambda core: core.verify(key, base_length, block, num_plain_steps)
+
+
+def _verdict(decision: Decision) -> Verdict:
+    verdict = Verdict(
+        sequence_id=decision.key[1],
+        base_length=decision.base_length,
+        num_accepted=decision.num_accepted,
+        next_id=decision.next_id,
+        queue_ns=decision.queue_ns,
+        forward_ns=decision.forward_ns,
+        num_draft_tokens=decision.num_draft_tokens,
+        cached_tokens=decision.num_cached_tokens,
+    )
+    if decision.path is not None:
+        verdict.path.extend(decision.path)
+    for logprob in decision.logprobs:
+        verdict.logprobs.add(logprob=logprob.logprob, top_ids=logprob.top_ids, top_logprobs=logprob.top_logprobs)
+    return verdict

@@ -1,0 +1,186 @@
+"""Which sequences share the next forward, and who gives up pages when they run out. Knows ids and pages, no tensors.
+
+Oldest waiting work goes first; a draft block is never split; prefill comes in chunks so that a long prompt does not
+stall running streams. When pages run out the youngest sequence loses its own and is recomputed later, which changes
+nothing in its tokens since every row is batch-invariant. None younger starts before it has gone on: growing, the older
+ones would take the same pages again and again, each time with a prompt just computed. A younger sequence takes pages
+from an older one only if that has waited for its next block for a while: between two rounds all of them wait for a
+moment, and taking turns would cost each its KV every time. The oldest waiting sequence can in the end take all pages,
+so something always advances.
+"""
+
+import math
+import time
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from betoken.engine.page_table import Found, PageTable
+from betoken.engine.step_costs import StepCost
+from betoken.verify_worker.sequence import VerifySequence
+
+IDLE_GRACE_S = 0.5
+"""How long a sequence without a block keeps its pages from younger ones: longer than what lies between two blocks, with
+a slow drafter or many streams too; short for one that waits."""
+_LONGER = 1.5
+"""A forward with prefill beside decoding, over one of a single row."""
+
+
+def prefill_rows(step_costs: Sequence[StepCost], least: int, most: int) -> int:
+    """Prompt tokens of a forward beside sequences that decode: of the numbers measured, the most that do not make it
+    much longer, from `least` to `most`."""
+    one_ns = min((cost.ns for cost in step_costs), default=0)
+    affordable = [cost.rows for cost in step_costs if cost.rows <= most and cost.ns <= _LONGER * one_ns]
+    return max([least, *affordable])
+
+
+@dataclass(slots=True)
+class Work:
+    """The rows of one sequence in a forward: prefill [kv_length, kv_length + num_prefill), then the block, if any.
+
+    The nodes of a tree take slots like the ids of a chain, in the order they came.
+    """
+
+    sequence: VerifySequence
+    num_prefill: int
+    takes_block: bool
+    draft_ids: list[int]
+    parents: list[int] | None = None
+
+    @property
+    def num_rows(self) -> int:
+        return self.num_prefill + (1 + len(self.draft_ids) if self.takes_block else 0)
+
+
+_Holders = list[tuple[float, VerifySequence]]
+"""Sequences with pages, each after the order below which others may take them: its own, infinity if it is idle."""
+
+
+class Scheduler:
+    """Plans forwards of at most `max_rows` rows, more than a block needs. While others decode, though their next blocks
+    be still to come, prefill takes at most `max_prefill_rows`, and leaves what the block that waits longest needs."""
+
+    def __init__(
+        self, page_table: PageTable, max_rows: int, max_prefill_rows: int, idle_grace_s: float = IDLE_GRACE_S
+    ) -> None:
+        self.idle_grace_s = idle_grace_s
+        self._page_table = page_table
+        self.max_rows = max_rows
+        self._max_prefill_rows = max_prefill_rows
+        self.num_preemptions = 0
+        self.num_cached_tokens = 0
+
+    def plan(self, sequences: Collection[VerifySequence]) -> list[Work]:
+        """The next forward's work; empty when nothing can run before a sequence has been idle for `idle_grace_s`."""
+        waiting = [seq for seq in sequences if seq.wants_forward]
+        waiting.sort(key=lambda seq: seq.waiting_since_ns)
+        rows_left = prefill_left = self.max_rows
+        idle_before_ns = time.perf_counter_ns() - round(self.idle_grace_s * 1e9)
+        decoding = next((seq for seq in waiting if seq.num_missing_kv == 0), None)
+        if decoding is not None:
+            num_drafts = len(decoding.block.draft_ids) if decoding.block is not None else 0
+            prefill_left = min(self._max_prefill_rows, self.max_rows - 1 - num_drafts)
+        elif any(seq.is_between_blocks and not seq.is_idle_since(idle_before_ns) for seq in sequences):
+            prefill_left = min(self._max_prefill_rows, self.max_rows)
+        oldest_preempted = min((seq.order for seq in waiting if seq.is_preempted), default=math.inf)
+        num_preemptions = self.num_preemptions
+        holders = [
+            (math.inf if seq.is_idle_since(idle_before_ns) else seq.order, seq) for seq in sequences if seq.page_ids
+        ]
+        planned: list[Work] = []
+        for seq in waiting:
+            if rows_left == 0:
+                break
+            # A sequence without pages starts only if all it has committed fits: a part would soon be preempted again.
+            # Nor before its prompt's turn: what others compute until then it may find, and they may need the pages.
+            # Nor in what a preempted one has left, which those that run grow into until it fits again.
+            if not seq.page_ids:
+                if not prefill_left and seq.num_missing_kv:
+                    continue
+                if seq.order > oldest_preempted or self.num_preemptions > num_preemptions:
+                    continue
+                # To own what is found takes time with every page of it, and most that wait do so for many plans.
+                self._page_table.look(seq.ids, len(seq.ids) - 1, seq.found)
+                if self._victims(seq, seq.found.page_ids, len(seq.ids), holders, planned) is None:
+                    continue
+                seq.page_ids = self._page_table.find(seq.ids[:-1])
+                seq.kv_length = len(seq.page_ids) * self._page_table.page_size
+                if not self._make_room(seq, len(seq.ids), holders, planned):
+                    self.release(seq)
+                    continue
+                seq.found = Found()
+                self._page_table.extend(seq.page_ids, len(seq.ids) - 1)
+                seq.num_cached_tokens = seq.kv_length
+                self.num_cached_tokens += seq.kv_length
+                seq.is_preempted = False
+            work = self._fit(seq, rows_left, prefill_left)
+            if work is None or not self._make_room(seq, seq.kv_length + work.num_rows, holders, planned):
+                continue
+            self._page_table.extend(seq.page_ids, seq.kv_length + work.num_rows)
+            planned.append(work)
+            rows_left -= work.num_rows
+            prefill_left -= work.num_prefill
+        return planned
+
+    def ready(self, sequences: Iterable[VerifySequence]) -> tuple[int, int]:
+        """How many sequences and rows a forward would have now, about; prompts count as one sequence, however many."""
+        num_ready = num_rows = num_missing = 0
+        for seq in sequences:
+            if seq.wants_forward and seq.num_missing_kv:
+                num_missing += seq.num_missing_kv
+            elif seq.has_block:
+                num_ready += 1
+                num_rows += 1 + (len(seq.block.draft_ids) if seq.block is not None else 0)
+        return num_ready + bool(num_missing), num_rows + min(num_missing, self._max_prefill_rows)
+
+    def release(self, sequence: VerifySequence) -> None:
+        """Free the sequence's pages; its KV is gone but for what the page table finds again."""
+        if sequence.page_ids:
+            self._page_table.release(sequence.page_ids)
+        sequence.page_ids = []
+        sequence.kv_length = 0
+
+    def _fit(self, seq: VerifySequence, rows_left: int, prefill_left: int) -> Work | None:
+        """As much of the sequence's work as the rows allow, None when that is nothing."""
+        num_missing = seq.num_missing_kv
+        num_prefill = min(num_missing, rows_left, prefill_left)
+        draft_ids, parents = (seq.block.draft_ids, seq.block.parents or None) if seq.block is not None else ([], None)
+        if parents is not None:
+            # A tree may have more nodes than there are slots; its first nodes are a tree, and drafts may be missing.
+            room = self._page_table.num_pages * self._page_table.page_size - seq.committed_length
+            draft_ids, parents = draft_ids[:room], parents[:room]
+        takes_block = seq.has_block and num_prefill == num_missing and num_prefill + 1 + len(draft_ids) <= rows_left
+        if not takes_block and num_prefill == 0:
+            return None
+        if not takes_block:
+            return Work(seq, num_prefill, takes_block, [])
+        return Work(seq, num_prefill, takes_block, draft_ids, parents)
+
+    def _make_room(self, seq: VerifySequence, length: int, holders: _Holders, planned: list[Work]) -> bool:
+        """Whether pages for `length` slots can be had, after preempting others if need be; none lose theirs in vain."""
+        victims = self._victims(seq, seq.page_ids, length, holders, planned)
+        if victims is None:
+            return False
+        while not self._page_table.can_extend(seq.page_ids, length):
+            victim = victims.pop()
+            self.release(victim)
+            victim.is_preempted = True
+            self.num_preemptions += 1
+        return True
+
+    def _victims(
+        self, seq: VerifySequence, page_ids: list[int], length: int, holders: _Holders, planned: list[Work]
+    ) -> list[VerifySequence] | None:
+        """Whom `seq` may preempt for `page_ids` to cover `length` slots, the first to go last; empty where enough pages
+        are free, None where all that those hold would not do.
+        """
+        table = self._page_table
+        if table.can_extend(page_ids, length):
+            return []
+        taking_part = {id(work.sequence) for work in planned}
+        preemptible = [
+            other for order, other in holders if order > seq.order and other.page_ids and id(other) not in taking_part
+        ]
+        num_missing = table.num_pages_for(length) - len(page_ids) - table.num_free
+        if table.num_freed(other.page_ids for other in preemptible) < num_missing:
+            return None
+        return sorted(preemptible, key=lambda other: other.order)

@@ -1,0 +1,147 @@
+"""What a verify worker holds of one sequence: committed ids, KV, and the work waiting. Ids only, no tensors."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from opentelemetry.trace import INVALID_SPAN, Span
+
+from betoken.engine.page_table import Found
+from betoken.engine.sampler import TokenLogprob
+from betoken.engine.sampling import SamplingParams
+from betoken.engine.sparse_probs import SparseProbs
+from betoken.engine.tree import node_depths
+from betoken.engine.verification import VerificationMode
+from betoken.rpc.link.worker_entries import SequenceKey
+
+
+@dataclass(slots=True)
+class Block:
+    """A draft block waiting for its forward."""
+
+    draft_ids: list[int]
+    arrived_ns: int
+    """`time.perf_counter_ns` at arrival."""
+    parents: list[int] = field(default_factory=list)
+    """Tree: index of each draft id's parent, -1 = the last committed token; empty = a chain."""
+    draft_probs: list[SparseProbs] = field(default_factory=list)
+    """What each draft id was sampled from; empty = each was certain."""
+
+    @property
+    def depth(self) -> int:
+        """The most draft tokens that can be accepted."""
+        return max(node_depths(self.parents)) + 1 if self.parents else len(self.draft_ids)
+
+
+@dataclass(slots=True, eq=False)
+class VerifySequence:
+    """One open sequence. Committed length = len(ids); KV covers [0, kv_length), at most len(ids) - 1 positions."""
+
+    key: SequenceKey
+    params: SamplingParams
+    prompt_ids: Sequence[int]
+    output_ids: list[int]
+    max_length: int
+    """Largest prompt + output, tokens."""
+    opened_ns: int
+    mode: VerificationMode = VerificationMode.COUPLED
+    deadline_s: float | None = None
+    """On the `time.monotonic` clock."""
+    span: Span = INVALID_SPAN
+    """Ends when the sequence does."""
+    order: int = 0
+    """Opening order; preemption takes the youngest."""
+    terminal_ids: frozenset[int] = field(init=False)
+    """Ids after which the worker does not decode alone."""
+    is_finished: bool = field(init=False)
+    """Whether the committed ids end the answer as far as ids can tell; stop strings are the router's."""
+    ids: list[int] = field(init=False)
+    """Prompt + committed output."""
+    page_ids: list[int] = field(default_factory=list)
+    found: Found = field(default_factory=Found)
+    """While it waits for pages: what others have computed of it."""
+    kv_length: int = 0
+    is_preempted: bool = False
+    block: Block | None = None
+    plain_until: int = 0
+    """Committed length up to which the worker may decode alone."""
+    waiting_since_ns: int = field(init=False)
+    """Its place among those that wait: when it was opened, until its prompt is computed; then when the block that waits
+    arrived, or, without one, when there was last something to compute: `time.perf_counter_ns`."""
+    asked_ns: int = 0
+    """When the last block, or the grant in use, arrived: `time.perf_counter_ns`."""
+    num_draft_tokens: int = 0
+    num_accepted: int = 0
+    num_cached_tokens: int = 0
+    """Leading ids whose KV was found and not computed, until a decision tells."""
+
+    def __post_init__(self) -> None:
+        self.ids = [*self.prompt_ids, *self.output_ids]
+        eos_ids = () if self.params.ignore_eos else self.params.eos_token_ids
+        self.terminal_ids = frozenset((*eos_ids, *self.params.stop_token_ids))
+        self.is_finished = self._ends_with(self.output_ids)
+        self.waiting_since_ns = self.opened_ns
+
+    @property
+    def committed_length(self) -> int:
+        return len(self.ids)
+
+    @property
+    def num_missing_kv(self) -> int:
+        """Positions [kv_length, committed_length - 1) still to be computed before a block can run."""
+        return len(self.ids) - 1 - self.kv_length
+
+    @property
+    def has_block(self) -> bool:
+        """Whether a draft block or a plain step waits."""
+        return self.block is not None or self.plain_until > len(self.ids)
+
+    @property
+    def wants_forward(self) -> bool:
+        """Whether there is something to compute; a preempted sequence starts over only when its next block is there."""
+        return self.has_block or (self.num_missing_kv > 0 and not self.is_preempted)
+
+    @property
+    def is_between_blocks(self) -> bool:
+        """Whether nothing is missing but its next block."""
+        return bool(self.page_ids) and not self.has_block and self.num_missing_kv == 0
+
+    def ask(self, arrived_ns: int) -> None:
+        """A block, or a grant where nothing waits, arrived then (`time.perf_counter_ns`)."""
+        self.asked_ns = arrived_ns
+        if not self.wants_forward:  # else its prompt waits, whose place is before all that came since
+            self.waiting_since_ns = arrived_ns
+
+    def is_idle_since(self, time_ns: int) -> bool:
+        """Whether it has had nothing to compute since then (`time.perf_counter_ns`)."""
+        return not self.wants_forward and self.waiting_since_ns <= time_ns
+
+    def commit(self, emitted_ids: list[int]) -> None:
+        """Append decided tokens. The KV of all but the last was written by the forward that decided them."""
+        self.ids.extend(emitted_ids)
+        self.output_ids.extend(emitted_ids)
+        self.is_finished = self._ends_with(emitted_ids)
+        self.kv_length = len(self.ids) - 1
+
+    def _ends_with(self, ids: list[int]) -> bool:
+        """Whether these, the last of the output, end it: at max_length, or by a terminal id after min_new_tokens."""
+        num_before = len(self.output_ids) - len(ids)
+        may_end = ids[max(0, self.params.min_new_tokens - num_before) :]
+        return len(self.ids) >= self.max_length or not self.terminal_ids.isdisjoint(may_end)
+
+
+@dataclass(slots=True)
+class Decision:
+    """What the target decided about one block or plain step of one sequence."""
+
+    key: SequenceKey
+    base_length: int
+    num_draft_tokens: int
+    num_accepted: int
+    path: list[int] | None
+    """The accepted nodes of a tree, root first; None for chains."""
+    next_id: int
+    logprobs: list[TokenLogprob]
+    """One per emitted token when asked for, else empty."""
+    queue_ns: int
+    forward_ns: int
+    num_cached_tokens: int

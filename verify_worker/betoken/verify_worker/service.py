@@ -1,0 +1,80 @@
+"""A verify worker process: load the target on its own thread, then answer links until told to stop."""
+
+import asyncio
+
+from betoken import engine, kernels, verify_worker
+from betoken.engine.config import EngineConfig
+from betoken.engine.errors import ModelRefusedError
+from betoken.engine.fingerprint import hash_sources
+from betoken.engine.model_thread import ModelThread
+from betoken.engine.runner import ModelRunner
+from betoken.rpc.errors import FailedPreconditionError
+from betoken.rpc.fast_wake import FastWake
+from betoken.rpc.hello import worker_hello
+from betoken.rpc.link import LinkServicer, OutboxLimits
+from betoken.rpc.progress import LoadProgress
+from betoken.rpc.server import Service, freeze_loaded, serve
+from betoken.rpc.worker_settings import USUAL_PREFILL_ROWS
+from betoken.v1 import verify_pb2_grpc
+from betoken.v1.types_pb2 import WorkerHello
+from betoken.v1.verify_pb2 import VerifyLinkRequest, VerifyLinkResponse
+from betoken.verify_worker.core import VerifyCore
+from betoken.verify_worker.handler import MODES, VerifyLinkHandler, VerifyResults
+from betoken.verify_worker.scheduler import Scheduler, prefill_rows
+from betoken.verify_worker.settings import VerifyWorkerSettings
+
+
+async def run(settings: VerifyWorkerSettings) -> None:
+    """Load, then serve until SIGTERM or SIGINT.
+
+    Raises:
+        FailedPreconditionError: the model cannot be served, the address cannot be bound, or cores not be kept awake.
+        InternalError: the model thread has ended, or hangs.
+    """
+    results = VerifyResults()
+    hello = WorkerHello()
+    thread = ModelThread(lambda: _load(settings, results, hello), "target-model")
+    try:
+        await asyncio.wrap_future(thread.start())
+    except ModelRefusedError as error:
+        raise FailedPreconditionError(f"--model = {settings.model}: {error}") from error
+    freeze_loaded()
+    handler = VerifyLinkHandler(thread.submit, results, hello)
+    servicer: LinkServicer[VerifyLinkRequest, VerifyLinkResponse] = LinkServicer(
+        lambda: hello,
+        handler,
+        VerifyLinkResponse,
+        max_links=settings.max_links,
+        limits=OutboxLimits(max_message_bytes=settings.max_message_bytes),
+    )
+    service = Service("betoken.v1.VerifyService", servicer, verify_pb2_grpc.add_VerifyServiceServicer_to_server)
+    async with thread.running(settings.watchdog_timeout_s) as failure:
+        await serve([service], settings, on_drain=servicer.drain, failure=failure)
+
+
+def _load(settings: VerifyWorkerSettings, results: VerifyResults, hello: WorkerHello) -> VerifyCore:
+    """The core, and the hello filled in; runs on the model thread."""
+    fast_wake = FastWake(settings.fast_wake)  # first: it may be refused
+    progress = LoadProgress(settings.ready_file)
+    runner = ModelRunner.load(EngineConfig(**settings.engine_options()), progress)
+    progress("measuring step times", 1.0)
+    step_costs = runner.measure_step_costs()
+    hello.CopyFrom(
+        worker_hello(
+            "verify",
+            settings.worker_id,
+            runner.info,
+            step_costs,
+            max_sequences=settings.max_sequences,
+            verification_modes=tuple(MODES),
+            supports_trees=True,
+            max_draft_tokens=settings.max_draft_tokens,
+            page_size=settings.page_size,
+            numerics=f"{runner.numerics}, code {hash_sources(engine, kernels, verify_worker)[:12]}",
+        )
+    )
+    max_prefill_rows = settings.max_prefill_rows
+    if max_prefill_rows is None:
+        max_prefill_rows = prefill_rows(step_costs, USUAL_PREFILL_ROWS, settings.max_batch_rows // 2)
+    scheduler = Scheduler(runner.page_table, settings.max_batch_rows, max_prefill_rows)
+    return VerifyCore(runner, scheduler, results, settings.max_sequences, step_costs, fast_wake)

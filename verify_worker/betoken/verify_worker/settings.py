@@ -1,0 +1,31 @@
+"""What a verify worker can be told."""
+
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from betoken.rpc.worker_settings import WorkerSettings
+
+
+class VerifyWorkerSettings(WorkerSettings):
+    """Options of `betoken verify-worker`."""
+
+    kv_memory_fraction: float = Field(
+        0.9, gt=0, le=1, description="On a GPU: part of the memory that the largest forward leaves which KV takes."
+    )
+    max_context: int | None = Field(
+        None, ge=2, description="Longest prompt + output, tokens; default: the model's, or what the KV pages hold."
+    )
+
+    def engine_options(self) -> dict[str, Any]:
+        return super().engine_options() | {
+            "kv_memory_fraction": self.kv_memory_fraction,
+            "max_context": self.max_context,
+        }
+
+    @model_validator(mode="after")
+    def _check_rows(self) -> Self:
+        if self.max_draft_tokens + 2 > self.max_batch_rows:  # a block has one row more; one is left for prompts
+            limit = f"must be at least {self.max_draft_tokens + 2} with --max-draft-tokens = {self.max_draft_tokens}"
+            raise ValueError(f"--max-batch-rows = {self.max_batch_rows}: {limit}")
+        return self

@@ -1,0 +1,99 @@
+"""Verification on one page: run the target over [last committed id, draft...], accept what it would have chosen itself.
+
+    token(pos) = argmax_v logits'(v) + T * gumbel(seed, pos, v)
+
+The rule does not mention the draft, so a draft token is accepted exactly when it is the target's own token. A tree is
+walked down while the target's token is among the children. Sequences of the other verification modes share the forward.
+Knows no scheduling and no links.
+"""
+
+import time
+from collections.abc import Sequence
+
+from betoken.engine.batch import Segment
+from betoken.engine.runner import ModelRunner
+from betoken.engine.sampler import SampleGroup
+from betoken.engine.tree import KeptPath
+from betoken.engine.verification import BlockGroup, Verified, verify_blocks
+from betoken.verify_worker.scheduler import Work
+from betoken.verify_worker.sequence import Decision
+
+
+def verify_step(runner: ModelRunner, planned: Sequence[Work]) -> list[Decision]:
+    """Run one forward over the planned work and commit what it decides.
+
+    A block of K draft tokens is K + 1 rows: row 0 sees the committed ids, row i + 1 also draft id i and what that one
+    follows, so that the token after the accepted path comes from the same forward. Prefill rows yield no logits.
+    A sequence whose logits choose no token gets no decision.
+    """
+    started_ns = time.perf_counter_ns()
+    logits = runner.forward([_segment(work) for work in planned])
+    verified = [work for work in planned if work.takes_block]
+    judged = iter(verify_blocks(logits, [_block_group(work) for work in verified]) if verified else ())
+    forward_ns = time.perf_counter_ns() - started_ns
+
+    decisions: list[Decision] = []
+    kept_paths: list[KeptPath] = []
+    for work in planned:
+        if not work.takes_block:
+            work.sequence.kv_length += work.num_prefill
+            continue
+        outcome = next(judged)
+        if not outcome.emitted_ids:
+            continue
+        decision = _decide(work, outcome, started_ns, forward_ns)
+        decisions.append(decision)
+        if decision.path is not None:
+            kept_paths.append(KeptPath(work.sequence.page_ids, decision.base_length, decision.path))
+    if kept_paths:
+        runner.compact(kept_paths)
+    for work in planned:
+        runner.page_table.publish(work.sequence.page_ids, work.sequence.ids, work.sequence.kv_length)
+    return decisions
+
+
+def _segment(work: Work) -> Segment:
+    seq = work.sequence
+    ids = seq.ids[seq.kv_length : seq.kv_length + work.num_prefill]
+    if work.takes_block:
+        ids = [*ids, seq.ids[-1], *work.draft_ids]
+    num_logits = len(work.draft_ids) + 1 if work.takes_block else 0
+    return Segment(page_ids=seq.page_ids, kv_length=seq.kv_length, ids=ids, num_logits=num_logits, parents=work.parents)
+
+
+def _block_group(work: Work) -> BlockGroup:
+    seq = work.sequence
+    return BlockGroup(
+        SampleGroup(
+            params=seq.params,
+            prompt_ids=seq.prompt_ids,
+            output_ids=seq.output_ids,
+            draft_ids=work.draft_ids,
+            parents=work.parents,
+        ),
+        seq.mode,
+        seq.block.draft_probs if seq.block is not None else (),
+    )
+
+
+def _decide(work: Work, verified: Verified, started_ns: int, forward_ns: int) -> Decision:
+    """Accept, commit, and report; the sequence's committed length grows by num_accepted + 1."""
+    seq = work.sequence
+    num_draft_tokens = len(seq.block.draft_ids) if seq.block is not None else 0  # as sent
+    base_length = seq.committed_length
+    seq.num_draft_tokens += num_draft_tokens
+    seq.num_accepted += verified.num_accepted
+    seq.commit(verified.emitted_ids)
+    num_cached_tokens, seq.num_cached_tokens = seq.num_cached_tokens, 0
+    return Decision(
+        key=seq.key,
+        base_length=base_length,
+        num_draft_tokens=num_draft_tokens,
+        num_accepted=verified.num_accepted,
+        path=verified.path if work.parents is not None else None,
+        next_id=verified.emitted_ids[-1],
+        logprobs=verified.logprobs,
+        queue_ns=max(0, started_ns - max(seq.asked_ns, seq.waiting_since_ns)),
+        forward_ns=forward_ns,
+        num_cached_tokens=num_cached_tokens,
+    )
