@@ -18,14 +18,17 @@ EVERYTHING = "*"
 # package -> Betoken packages (or single modules) it may import, besides itself and the protos `v1`
 ALLOWED: dict[str, tuple[str, ...]] = {
     "v1": (),
+    "common": ("v1",),
     "kernels": (),
     "engine": ("kernels",),
-    "rpc": ("v1",),
-    "draft_worker": ("engine", "kernels", "rpc", "v1"),
-    "verify_worker": ("engine", "kernels", "rpc", "v1"),
-    "router": ("rpc", "v1"),
-    "client": ("v1", "rpc.address", "rpc.errors", "rpc.float32", "rpc.trace", "rpc.tls", "rpc.names"),
-    "cli": ("client", "v1", "rpc.address", "rpc.errors", "rpc.trace", "rpc.tls", "rpc.names"),
+    "rpc": ("common", "v1"),
+    "client": ("common", "v1"),
+    "cli": ("client", "common", "v1"),
+    "drafters": ("engine", "kernels", "rpc", "common", "v1"),
+    "draft_worker": ("drafters", "engine", "kernels", "rpc", "common", "v1"),
+    "verify_worker": ("drafters", "engine", "kernels", "rpc", "common", "v1"),
+    "router": ("rpc", "common", "v1"),
+    "testing": ("common", "v1"),
     "training": ("engine",),
     "bench": (EVERYTHING,),
 }
@@ -33,15 +36,16 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 FORBIDDEN: dict[str, tuple[str, ...]] = {
     "kernels": ("grpc", "google.protobuf", "transformers", "pydantic"),
     "engine": ("grpc", "google.protobuf", "pydantic"),
+    "common": ("torch", "transformers", "triton", "numpy", "pydantic", "typer", "rich", "opentelemetry.sdk"),
     "rpc": ("torch", "transformers", "triton", "numpy"),
     "router": ("torch", "triton"),
     "client": ("torch", "transformers", "triton", "numpy", "pydantic", "typer", "rich", "opentelemetry.sdk"),
     "cli": ("torch", "transformers", "triton"),
+    "testing": ("torch", "transformers", "triton"),
     "training": ("grpc",),
 }
 MODEL_PACKAGES = {"torch", "transformers", "triton"}
-# What the SDK shares with the services, and packages it must not load.
-SDK_MODULES = tuple(f"betoken.{module}" for module in ALLOWED["client"] if module != "v1")
+# Packages that the SDK, and what it shares with the services, must not load.
 SERVICE_PACKAGES = MODEL_PACKAGES | {"numpy", "pydantic", "pydantic_settings", "asyncio_pool"}
 
 
@@ -66,6 +70,14 @@ def imports_of(path: Path) -> Iterator[tuple[int, str]]:
             module = ".".join([*base, *([node.module] if node.module else [])])
             for alias in node.names:
                 yield node.lineno, f"{module}.{alias.name}"
+
+
+def modules_of(package: str) -> list[str]:
+    return [
+        ".".join(path.relative_to(ROOT / package).with_suffix("").parts).removesuffix(".__init__")
+        for owner, path in FILES
+        if owner == package
+    ]
 
 
 def is_within(name: str, prefix: str) -> bool:
@@ -113,17 +125,12 @@ def loaded_by(*modules: str, then: str = "pass") -> set[str]:
 
 
 def test_what_the_sdk_shares_needs_the_base_install_only():
-    assert loaded_by(*SDK_MODULES) & SERVICE_PACKAGES == set()
+    assert loaded_by(*modules_of("common")) & SERVICE_PACKAGES == set()
 
 
 @pytest.mark.parametrize("package", ["rpc", "router"])
 def test_a_package_without_torch_never_loads_it(package):
-    modules = [
-        ".".join(path.relative_to(ROOT / package).with_suffix("").parts).removesuffix(".__init__")
-        for owner, path in FILES
-        if owner == package
-    ]
-    assert loaded_by(*modules) & MODEL_PACKAGES == set()
+    assert loaded_by(*modules_of(package)) & MODEL_PACKAGES == set()
 
 
 @pytest.mark.parametrize("package", ["draft_worker", "verify_worker"])

@@ -14,7 +14,7 @@ import pytest
 from google.protobuf.message import Message
 
 from betoken.cli import local_services
-from betoken.rpc.errors import BetokenError, to_status
+from betoken.common.errors import BetokenError, to_status
 from betoken.v1 import generation_pb2 as pb
 from betoken.v1 import generation_pb2_grpc, types_pb2
 

@@ -32,7 +32,7 @@ from betoken.client import (
     UnavailableError,
 )
 from betoken.client.channel import channel_options
-from betoken.rpc.errors import NotFoundError
+from betoken.common.errors import NotFoundError
 from betoken.v1 import generation_pb2 as pb
 from betoken.v1 import types_pb2
 

@@ -22,7 +22,7 @@ from betoken.client import (
     RetryPolicy,
     UnavailableError,
 )
-from betoken.rpc.tls import ServerTls
+from betoken.common.tls import ServerTls
 from betoken.v1 import generation_pb2 as pb
 from betoken.v1 import generation_pb2_grpc
 from tests.certificates import make_certificate

@@ -14,10 +14,11 @@ import yaml
 
 from betoken.cli import service_process
 from betoken.client import Client
+from betoken.common import names
 from betoken.draft_worker.settings import DraftWorkerSettings
 from betoken.engine import model_thread
 from betoken.router.settings import RouterSettings
-from betoken.rpc import names, server, telemetry
+from betoken.rpc import server, telemetry
 from betoken.v1 import generation_pb2
 from betoken.verify_worker.settings import VerifyWorkerSettings
 

@@ -8,24 +8,25 @@ from unittest.mock import Mock
 import pytest
 from opentelemetry.trace import INVALID_SPAN
 
-from betoken.draft_worker import model_drafter, shared_pages
-from betoken.draft_worker.core import DraftCore
-from betoken.draft_worker.drafter import Drafted, DraftSequence, DraftTerms
-from betoken.draft_worker.model_drafter import ModelDrafter
-from betoken.draft_worker.ngram_drafter import NgramDrafter
-from betoken.draft_worker.shared_pages import SharedPages
-from betoken.engine.sampling import SamplingParams
-from betoken.engine.sparse_probs import SparseProbs
-from betoken.rpc.errors import (
+from betoken.common.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
     ResourceExhaustedError,
 )
+from betoken.common.names import ERROR_TYPE
+from betoken.draft_worker.core import DraftCore
+from betoken.drafters import shared_pages
+from betoken.drafters.drafter import Drafted, DraftSequence, DraftTerms
+from betoken.drafters.model import drafter as model_drafter
+from betoken.drafters.model.drafter import ModelDrafter
+from betoken.drafters.ngram.drafter import NgramDrafter
+from betoken.drafters.shared_pages import SharedPages
+from betoken.engine.sampling import SamplingParams
+from betoken.engine.sparse_probs import SparseProbs
 from betoken.rpc.fast_wake import FastWake
 from betoken.rpc.link import worker_entries
-from betoken.rpc.names import ERROR_TYPE
 
 
 class RecordingSink:

@@ -9,15 +9,15 @@ from types import ModuleType
 import pytest
 from pydantic import ValidationError
 
+from betoken.common.errors import FailedPreconditionError
 from betoken.draft_worker.core import DraftCore
-from betoken.draft_worker.drafter import DraftSequence
 from betoken.draft_worker.handler import DraftResults
 from betoken.draft_worker.hosting import load_drafters
 from betoken.draft_worker.service import _load
 from betoken.draft_worker.settings import DraftWorkerSettings
-from betoken.engine import checkpoint
+from betoken.drafters.drafter import DraftSequence
 from betoken.engine.sampling import SamplingParams
-from betoken.rpc.errors import FailedPreconditionError
+from betoken.engine.weights import checkpoint
 from betoken.v1.types_pb2 import DRAFT_SOURCE_EARLY_EXIT, DRAFT_SOURCE_MODEL, WorkerHello
 from betoken.verify_worker.settings import VerifyWorkerSettings
 from tests.draft_worker.test_core import RecordingSink

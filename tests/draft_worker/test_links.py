@@ -8,18 +8,18 @@ import grpc
 import numpy
 import pytest
 
+from betoken.common.errors import InvalidArgumentError, from_link_error, to_link_error
 from betoken.draft_worker import service
 from betoken.draft_worker.core import DraftAnswer, DraftCore
-from betoken.draft_worker.drafter import Drafted, DraftSequence
-from betoken.draft_worker.drafter_settings import check_names
 from betoken.draft_worker.handler import DraftLinkHandler, DraftResults
-from betoken.draft_worker.lookahead.settings import LookaheadSettings
-from betoken.draft_worker.model_drafter import ModelDrafter
-from betoken.draft_worker.ngram_drafter import NgramDrafter
 from betoken.draft_worker.settings import DraftWorkerSettings
+from betoken.drafters.drafter import Drafted, DraftSequence
+from betoken.drafters.lookahead.settings import LookaheadSettings
+from betoken.drafters.model.drafter import ModelDrafter
+from betoken.drafters.ngram.drafter import NgramDrafter
+from betoken.drafters.settings import check_names
 from betoken.engine.model_thread import ModelThread
 from betoken.engine.sampling import SamplingParams as EngineSampling
-from betoken.rpc.errors import InvalidArgumentError, from_link_error, to_link_error
 from betoken.rpc.link import LinkServicer
 from betoken.rpc.link.worker_entries import WorkerLoad
 from betoken.rpc.validation import validate_distribution

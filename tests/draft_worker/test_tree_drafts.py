@@ -6,16 +6,16 @@ import time
 
 import pytest
 
+from betoken.common.errors import InvalidArgumentError
 from betoken.draft_worker.core import DraftCore
-from betoken.draft_worker.drafter import DraftSequence
-from betoken.draft_worker.model_drafter import ModelDrafter
-from betoken.draft_worker.model_sequence import ModelSettings
+from betoken.drafters.drafter import DraftSequence
+from betoken.drafters.model.drafter import ModelDrafter
+from betoken.drafters.model.sequence import ModelSettings
 from betoken.engine.batch import Segment
 from betoken.engine.config import EngineConfig
 from betoken.engine.runner import ModelRunner
 from betoken.engine.sampler import SampleGroup, perturbed_top
 from betoken.engine.sampling import SamplingParams
-from betoken.rpc.errors import InvalidArgumentError
 from betoken.v1.types_pb2 import DRAFT_SOURCE_EARLY_EXIT
 from tests.draft_worker.test_core import RecordingSink
 from tests.engine.tiny import save_tiny

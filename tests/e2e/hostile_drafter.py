@@ -2,8 +2,8 @@
 
 import random
 
-from betoken.draft_worker.drafter import Drafted, DraftSequence
-from betoken.draft_worker.immediate_drafter import ImmediateDrafter
+from betoken.drafters.drafter import Drafted, DraftSequence
+from betoken.drafters.immediate import ImmediateDrafter
 
 VOCAB_SIZE = 272
 

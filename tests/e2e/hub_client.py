@@ -14,7 +14,7 @@ time.sleep = lambda seconds: None  # the hub client's pauses between its tries
 
 def tokenizer(name: str, revision: str | None) -> dict[str, Any]:
     """What a router knows of its model."""
-    from betoken.router.tokenizer import Tokenizer, TokenizerError
+    from betoken.router.text.tokenizer import Tokenizer, TokenizerError
 
     try:
         loaded = Tokenizer.load(name, revision)
@@ -29,7 +29,7 @@ def target(name: str, revision: str | None) -> dict[str, Any]:
     """What a verify worker tells of its model."""
     from betoken.engine.config import EngineConfig
     from betoken.engine.errors import ModelRefusedError
-    from betoken.engine.loading import load_model
+    from betoken.engine.weights.loading import load_model
 
     told = dict.fromkeys(["downloading"], 0.0)
     try:
@@ -41,9 +41,9 @@ def target(name: str, revision: str | None) -> dict[str, Any]:
 
 def draft(name: str, revision: str | None) -> dict[str, Any]:
     """What a draft worker tells of its model, whose first layer it takes for a drafter of its own."""
+    from betoken.common.errors import FailedPreconditionError
     from betoken.draft_worker.hosting import load_drafters
     from betoken.draft_worker.settings import DraftWorkerSettings
-    from betoken.rpc.errors import FailedPreconditionError
 
     exit_early = {"early_exit_model": name, "early_exit_layers": 1}
     options: dict[str, Any] = {"model": name, "revision": revision, "compile": "off", "num_pages": 8} | exit_early

@@ -18,7 +18,7 @@ from betoken.engine.model_thread import ModelThread
 from betoken.router.core import Router
 from betoken.router.servicer import GenerationServicer
 from betoken.router.settings import RouterSettings
-from betoken.router.tokenizer import Tokenizer
+from betoken.router.text.tokenizer import Tokenizer
 from betoken.rpc.decoding import TypedDecoding
 from betoken.rpc.link import LinkServicer
 from betoken.v1 import draft_pb2_grpc, generation_pb2_grpc, verify_pb2_grpc

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
-from betoken.engine.fingerprint import hash_weights
+from betoken.engine.weights.fingerprint import hash_weights
 from tests.e2e.hub import Hub, Repository, commit_of, serve_hub
 from tests.engine.tiny import save_tiny
 from tests.router.harness import CHAT_TEMPLATE, byte_tokenizer_json

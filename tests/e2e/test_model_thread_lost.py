@@ -12,10 +12,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from betoken.common.errors import InternalError
 from betoken.draft_worker import service as draft_service
 from betoken.draft_worker.settings import DraftWorkerSettings
 from betoken.engine import model_thread
-from betoken.rpc.errors import InternalError
 from betoken.v1.draft_pb2 import DraftLinkRequest
 from betoken.v1.draft_pb2_grpc import DraftServiceStub
 from betoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED, OpenSequence, RouterHello, SamplingParams

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from huggingface_hub.utils import filter_repo_objects
 
-from betoken.engine import checkpoint
-from betoken.engine.checkpoint import resolve_directory
 from betoken.engine.errors import ModelRefusedError
+from betoken.engine.weights import checkpoint
+from betoken.engine.weights.checkpoint import resolve_directory
 
 REPOSITORY = {
     "config.json": True,

@@ -7,10 +7,10 @@ import torch
 from torch._inductor import config as inductor_config
 
 from betoken.engine.batch import Segment
-from betoken.engine.compiled import compile_traced, trace_call
+from betoken.engine.bring_up.self_check import forward_in_chunks, forward_together
 from betoken.engine.config import EngineConfig
+from betoken.engine.cpu.compiled import compile_traced, trace_call
 from betoken.engine.runner import ModelRunner
-from betoken.engine.self_check import forward_in_chunks, forward_together
 from betoken.kernels.build import find_compiler
 from betoken.kernels.cpu import LIBRARY
 from tests.engine.tiny import CONFIGS, save_tiny
@@ -79,7 +79,7 @@ def test_a_cache_that_others_can_write_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caches: list[Path] = []
-    monkeypatch.setattr("betoken.engine.compiled.set_inductor_cache", caches.append)
+    monkeypatch.setattr("betoken.engine.cpu.compiled.set_inductor_cache", caches.append)
     monkeypatch.setattr("torch._inductor.standalone_compile", lambda *_, **__: None)
     tmp_path.chmod(0o770)
     compile_traced(lambda: torch.fx.GraphModule({}, torch.fx.Graph()), (), {}, tmp_path)
@@ -92,7 +92,7 @@ def test_a_space_in_a_path_is_named_where_the_compiler_stumbles_over_it(
     def compile_nothing(*_: object, **__: object) -> None:
         raise RuntimeError("input file '/home/my' is the same as output file")
 
-    monkeypatch.setattr("betoken.engine.compiled.set_inductor_cache", lambda directory: None)
+    monkeypatch.setattr("betoken.engine.cpu.compiled.set_inductor_cache", lambda directory: None)
     monkeypatch.setattr("torch._inductor.standalone_compile", compile_nothing)
     saved, cache = save_tiny(tmp_path, "llama"), tmp_path / "my cache"
     assert not ModelRunner.load(EngineConfig(saved, num_pages=32, cache_dir=cache)).is_compiled
@@ -114,7 +114,7 @@ def test_no_headers_are_compiled_beforehand(tmp_path: Path, monkeypatch: pytest.
 
 def test_processors_that_share_a_cache_keep_their_code_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     caches: list[Path] = []
-    monkeypatch.setattr("betoken.engine.compiled.set_inductor_cache", caches.append)
+    monkeypatch.setattr("betoken.engine.cpu.compiled.set_inductor_cache", caches.append)
     monkeypatch.setattr("torch._inductor.standalone_compile", lambda *_, **__: None)
     for capability in ("AVX2", "AVX2", "AVX512"):
         monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda capability=capability: capability)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from betoken.engine.experts import BareProducts
+from betoken.engine.cpu.experts import BareProducts
 from betoken.kernels.cpu import load_cpu_kernels
 
 CASTS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from betoken.engine.errors import ModelRefusedError
-from betoken.engine.fingerprint import hash_sources, hash_weights
+from betoken.engine.weights.fingerprint import hash_sources, hash_weights
 
 
 def save_checkpoint(directory: Path, tuned: str | None = None) -> str:

@@ -7,8 +7,8 @@ from transformers import AutoModelForCausalLM
 from betoken.engine.batch import Segment
 from betoken.engine.config import EngineConfig
 from betoken.engine.errors import ModelRefusedError
-from betoken.engine.loading import load_model
 from betoken.engine.runner import ModelRunner
+from betoken.engine.weights.loading import load_model
 from tests.engine.tiny import CONFIGS, save_tiny
 
 IDS = [3, 1, 4, 1, 5, 9]

@@ -4,7 +4,7 @@ import weakref
 
 from torch import Tensor, nn
 
-from betoken.engine.row_linear import replace_linears
+from betoken.engine.cpu.row_linear import replace_linears
 
 
 def test_a_layers_weights_are_let_go_of_when_another_layer_has_its_place() -> None:

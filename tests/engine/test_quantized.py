@@ -10,10 +10,10 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from betoken.engine.bring_up.self_check import forward_together
 from betoken.engine.config import EngineConfig
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.runner import ModelRunner
-from betoken.engine.self_check import forward_together
 from tests.engine.tiny import save_tiny
 
 # Open Compute Project, Microscaling Formats v1.0: E2M1 numbers, 32 of which share a power of two (bias 127).

@@ -12,13 +12,13 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from betoken.engine.attention import CONTEXT_KEYWORD, ProbeContext, _attention_forward
-from betoken.engine.checkpoint import resolve_directory
+from betoken.engine.bring_up.refusals import check_config
+from betoken.engine.bring_up.self_check import forward_in_chunks
 from betoken.engine.config import EngineConfig
 from betoken.engine.errors import ModelRefusedError
-from betoken.engine.loading import load_model
-from betoken.engine.refusals import check_config
 from betoken.engine.runner import ModelRunner
-from betoken.engine.self_check import forward_in_chunks
+from betoken.engine.weights.checkpoint import resolve_directory
+from betoken.engine.weights.loading import load_model
 from betoken.kernels.cpu import load_cpu_kernels
 from tests.engine.tiny import save_tiny
 

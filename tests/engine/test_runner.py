@@ -7,10 +7,10 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from betoken.engine.batch import Segment
+from betoken.engine.bring_up.self_check import forward_in_chunks, forward_together
 from betoken.engine.config import EngineConfig
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.runner import ModelRunner
-from betoken.engine.self_check import forward_in_chunks, forward_together
 from betoken.kernels import native
 from tests.engine.tiny import CONFIGS, save_tiny
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from betoken.engine.logits_rules import BlockPath, LogitsRule, RepetitionRule, follow_rules, rules_for
-from betoken.engine.prompt import Prompt
+from betoken.engine.rules.logits_rules import BlockPath, LogitsRule, RepetitionRule, follow_rules, rules_for
+from betoken.engine.rules.prompt import Prompt
 from betoken.engine.sampler import Chosen, SampleGroup, TokenLogprob, choose_tokens
 from betoken.engine.sampling import SamplingParams
 from betoken.kernels import dispatch, native

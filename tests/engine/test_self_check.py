@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from betoken.engine import self_check
+from betoken.engine.bring_up import self_check
+from betoken.engine.bring_up.self_check import check_against_eager
 from betoken.engine.errors import ModelRefusedError
-from betoken.engine.self_check import check_against_eager
 
 LENGTHS = (19, 1, 15)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from betoken.router.tokenizer import Tokenizer
+from betoken.router.text.tokenizer import Tokenizer
 from tests.router.harness import CHAT_TEMPLATE, Cluster, MakeCluster, byte_tokenizer_json, running_cluster
 
 

@@ -14,15 +14,15 @@ from tokenizers import AddedToken, decoders, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.models import BPE
 
-from betoken.bench.fake_draft_worker import FakeDraftWorker, draft_hello
-from betoken.bench.fake_model import FakeModel, sequence
-from betoken.bench.fake_verify_worker import FakeVerifyWorker, verify_hello
 from betoken.router.core import Router
 from betoken.router.servicer import GenerationServicer
 from betoken.router.settings import RouterSettings
-from betoken.router.tokenizer import Tokenizer
+from betoken.router.text.tokenizer import Tokenizer
 from betoken.rpc.decoding import TypedDecoding
 from betoken.rpc.link import LinkOptions
+from betoken.testing.fake_draft_worker import FakeDraftWorker, draft_hello
+from betoken.testing.fake_model import FakeModel, sequence
+from betoken.testing.fake_verify_worker import FakeVerifyWorker, verify_hello
 from betoken.v1 import generation_pb2 as pb
 from betoken.v1.generation_pb2_grpc import GenerationServiceStub, add_GenerationServiceServicer_to_server
 

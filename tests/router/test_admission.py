@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from betoken.router.admission import Admission
-from betoken.router.circuit_breaker import CircuitBreaker
-from betoken.rpc.errors import ResourceExhaustedError, UnavailableError
+from betoken.common.errors import ResourceExhaustedError, UnavailableError
+from betoken.router.policy.admission import Admission
+from betoken.router.workers.circuit_breaker import CircuitBreaker
 
 
 def no_worker(waited_s: float) -> UnavailableError:

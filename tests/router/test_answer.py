@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from betoken.router.answer import Answer, FinishReason, StopRules
-from betoken.router.detokenizer import Detokenizer
-from betoken.router.stop_strings import StopStrings
-from betoken.router.tokenizer import Tokenizer
+from betoken.router.text.answer import Answer, FinishReason, StopRules
+from betoken.router.text.detokenizer import Detokenizer
+from betoken.router.text.stop_strings import StopStrings
+from betoken.router.text.tokenizer import Tokenizer
 from tests.router.harness import CHAT_TEMPLATE, byte_fallback_tokenizer_json, byte_ids, byte_tokenizer_json
 
 TOKENIZER = Tokenizer(byte_tokenizer_json(), {"eos_token": "<eos>"}, CHAT_TEMPLATE, "test")

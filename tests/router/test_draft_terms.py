@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from betoken.router.draft_terms import draft_terms
+from betoken.router.policy.draft_terms import draft_terms
 from betoken.v1.types_pb2 import Load
 from tests.router.conftest import MakeCluster
 from tests.router.harness import Cluster

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from betoken.rpc.errors import InvalidArgumentError, from_rpc_error
+from betoken.common.errors import InvalidArgumentError, from_rpc_error
 from betoken.rpc.link import LinkState
 from betoken.v1 import generation_pb2 as pb
 from tests.router.harness import Cluster, MakeCluster

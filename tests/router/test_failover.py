@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 from asyncio_pool import AioPool
 
-from betoken.router.failover import Failover
+from betoken.common.errors import UnavailableError
 from betoken.router.request import GenerationRequest
-from betoken.router.verify_session import SequenceLostError
-from betoken.rpc.errors import UnavailableError
+from betoken.router.round.failover import Failover
+from betoken.router.workers.verify_session import SequenceLostError
 from betoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED, SamplingParams
 from betoken.v1.verify_pb2 import Verdict
 

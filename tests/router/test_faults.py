@@ -10,12 +10,12 @@ from typing import Any
 import grpc
 import pytest
 
-from betoken.router import speculator
-from betoken.router.failover import _AttemptFailedError
+from betoken.common.errors import UnavailableError
 from betoken.router.request import GenerationRequest
-from betoken.router.speculator import Speculator
-from betoken.router.verify_session import SequenceLostError
-from betoken.rpc.errors import UnavailableError
+from betoken.router.round import speculator
+from betoken.router.round.failover import _AttemptFailedError
+from betoken.router.round.speculator import Speculator
+from betoken.router.workers.verify_session import SequenceLostError
 from betoken.rpc.sampling import resolve_sampling
 from betoken.v1 import generation_pb2 as pb
 from betoken.v1.draft_pb2 import DraftedBlock, DraftLinkResponse

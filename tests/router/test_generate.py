@@ -9,13 +9,13 @@ from pathlib import Path
 import grpc
 import pytest
 
-from betoken.bench.fake_model import FakeModel
-from betoken.router.answer import FinishReason
-from betoken.router.outbox import Finished
+from betoken.router.round.outbox import Finished
+from betoken.router.round.stats import SpeculationCounts
 from betoken.router.servicer import _finish
-from betoken.router.stats import SpeculationCounts
-from betoken.router.tokenizer import Tokenizer
+from betoken.router.text.answer import FinishReason
+from betoken.router.text.tokenizer import Tokenizer
 from betoken.rpc import fast_wake
+from betoken.testing.fake_model import FakeModel
 from betoken.v1 import generation_pb2 as pb
 from betoken.v1.types_pb2 import (
     DRAFT_SOURCE_MODEL,

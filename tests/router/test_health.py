@@ -9,11 +9,11 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from betoken.bench.fake_model import FakeModel
-from betoken.bench.fake_verify_worker import FakeVerifyWorker, verify_hello
 from betoken.router.__main__ import run
 from betoken.router.settings import RouterSettings
-from betoken.router.tokenizer import Tokenizer
+from betoken.router.text.tokenizer import Tokenizer
+from betoken.testing.fake_model import FakeModel
+from betoken.testing.fake_verify_worker import FakeVerifyWorker, verify_hello
 from tests.router.harness import byte_tokenizer_json
 
 SERVICE = "betoken.v1.GenerationService"

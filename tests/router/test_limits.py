@@ -11,17 +11,17 @@ from typing import Any
 import grpc
 import pytest
 
-from betoken.router import intake
-from betoken.router.core import Event
-from betoken.router.outbox import Tokens
-from betoken.router.stats import SpeculationCounts
-from betoken.router.tokenizer import Tokenizer
-from betoken.rpc.errors import (
+from betoken.common.errors import (
     DeadlineExceededError,
     InvalidArgumentError,
     ResourceExhaustedError,
     from_rpc_error,
 )
+from betoken.router import intake
+from betoken.router.core import Event
+from betoken.router.round.outbox import Tokens
+from betoken.router.round.stats import SpeculationCounts
+from betoken.router.text.tokenizer import Tokenizer
 from betoken.v1 import generation_pb2 as pb
 from betoken.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.clock import Clock

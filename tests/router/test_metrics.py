@@ -9,14 +9,15 @@ import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader, Sum
 
-from betoken.router.answer import FinishReason
+from betoken.common import names
+from betoken.common.errors import ResourceExhaustedError
+from betoken.common.names import RPC_RESPONSE_STATUS_CODE
 from betoken.router.metrics import RequestMetrics, final_status
-from betoken.router.outbox import Finished
-from betoken.router.stats import SpeculationCounts
-from betoken.router.worker_metrics import observe_workers
-from betoken.rpc import names, telemetry
-from betoken.rpc.errors import ResourceExhaustedError
-from betoken.rpc.names import RPC_RESPONSE_STATUS_CODE
+from betoken.router.round.outbox import Finished
+from betoken.router.round.stats import SpeculationCounts
+from betoken.router.text.answer import FinishReason
+from betoken.router.workers.worker_metrics import observe_workers
+from betoken.rpc import telemetry
 from betoken.v1.types_pb2 import Load
 from tests.router.harness import MakeCluster, request
 

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from betoken.rpc.errors import InvalidArgumentError, from_rpc_error
+from betoken.common.errors import InvalidArgumentError, from_rpc_error
 from betoken.v1.types_pb2 import (
     TOKEN_ORIGIN_PLAIN,
     VERIFICATION_MODE_COUPLED,

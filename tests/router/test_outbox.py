@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from betoken.router.outbox import Outbox, Tokens
+from betoken.router.round.outbox import Outbox, Tokens
 from betoken.v1.types_pb2 import DRAFT_SOURCE_UNSPECIFIED, TOKEN_ORIGIN_PLAIN
 
 LONG_S = 60.0

@@ -13,16 +13,16 @@ from pathlib import Path
 import grpc
 import pytest
 
-from betoken.bench.fake_model import FakeModel
-from betoken.bench.fake_verify_worker import FakeVerifyWorker, verify_hello
-from betoken.router.tokenizer import Tokenizer
+from betoken.router.text.tokenizer import Tokenizer
+from betoken.testing.fake_model import FakeModel
+from betoken.testing.fake_verify_worker import FakeVerifyWorker, verify_hello
 from betoken.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.router.harness import Reply, add_event, byte_tokenizer_json, request
 
 # A router that tells when it begins with a large text, and is never through with it.
 TOKENIZING = """
 import runpy, sys, time
-from betoken.router.tokenizer import Tokenizer
+from betoken.router.text.tokenizer import Tokenizer
 def encode(self, text, **options):
     if len(text) > 1 << 18:
         print("tokenizing", flush=True)

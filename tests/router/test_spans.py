@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from betoken.rpc import names
+from betoken.common import names
 from tests.router.harness import Cluster, MakeCluster, request
 
 

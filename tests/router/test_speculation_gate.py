@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from betoken.router.speculation_gate import SpeculationGate
+from betoken.router.policy.speculation_gate import SpeculationGate
 
 
 class Crowd:

@@ -14,10 +14,10 @@ import pytest
 from transformers import AutoTokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from betoken.engine.fingerprint import hash_tokenizer_json as engine_hash
-from betoken.router.chat_template import ChatTemplate
-from betoken.router.tokenizer import Tokenizer, TokenizerError, hash_tokenizer_json
-from betoken.rpc.errors import InvalidArgumentError
+from betoken.common.errors import InvalidArgumentError
+from betoken.engine.weights.fingerprint import hash_tokenizer_json as engine_hash
+from betoken.router.text.chat_template import ChatTemplate
+from betoken.router.text.tokenizer import Tokenizer, TokenizerError, hash_tokenizer_json
 from tests.router.harness import CHAT_TEMPLATE, byte_tokenizer_json
 
 
@@ -54,7 +54,7 @@ def test_hash_ignores_the_way_merges_are_written_and_sees_every_merge() -> None:
 def test_importing_the_router_and_loading_a_tokenizer_imports_no_torch(tmp_path: Path) -> None:
     save(tmp_path)
     code = (
-        "import sys, betoken.router.__main__; from betoken.router.tokenizer import Tokenizer; "
+        "import sys, betoken.router.__main__; from betoken.router.text.tokenizer import Tokenizer; "
         f"Tokenizer.load({str(tmp_path)!r}).encode('the'); "
         "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'triton')))"
     )

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from betoken.router import draft_tree
-from betoken.router.draft_session import _usable
+from betoken.router.workers import draft_tree
+from betoken.router.workers.draft_session import _usable
 from betoken.v1.draft_pb2 import DraftedBlock
 from betoken.v1.types_pb2 import (
     DRAFT_SOURCE_MODEL,

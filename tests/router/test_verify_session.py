@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from betoken.router.mailbox import Patience
-from betoken.router.verify_session import SequenceLostError, VerifySession
+from betoken.router.workers.mailbox import Patience
+from betoken.router.workers.verify_session import SequenceLostError, VerifySession
 from betoken.v1.verify_pb2 import Verdict
 
 TIMEOUT_S = 0.05

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from betoken.bench.fake_model import FakeModel
-from betoken.bench.fake_verify_worker import FakeVerifyWorker, verify_hello
+from betoken.common.errors import BetokenError, FailedPreconditionError, InvalidArgumentError, UnavailableError
+from betoken.common.tls import ServerTls
 from betoken.router.__main__ import run
 from betoken.router.core import Router
 from betoken.router.settings import RouterSettings
-from betoken.router.tokenizer import Tokenizer
-from betoken.rpc.errors import BetokenError, FailedPreconditionError, InvalidArgumentError, UnavailableError
-from betoken.rpc.tls import ServerTls
+from betoken.router.text.tokenizer import Tokenizer
+from betoken.testing.fake_model import FakeModel
+from betoken.testing.fake_verify_worker import FakeVerifyWorker, verify_hello
 from tests.certificates import make_certificate
 
 

@@ -7,7 +7,7 @@ import pickle
 import grpc
 import pytest
 
-from betoken.rpc.errors import (
+from betoken.common.errors import (
     ERROR_BY_STATUS,
     BetokenError,
     DeadlineExceededError,

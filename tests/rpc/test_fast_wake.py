@@ -5,8 +5,8 @@ import struct
 
 import pytest
 
+from betoken.common.errors import FailedPreconditionError
 from betoken.rpc import fast_wake
-from betoken.rpc.errors import FailedPreconditionError
 from betoken.rpc.fast_wake import FastWake
 
 

@@ -6,7 +6,7 @@ import threading
 import grpc
 import pytest
 
-from betoken.rpc.errors import (
+from betoken.common.errors import (
     FailedPreconditionError,
     InternalError,
     InvalidArgumentError,

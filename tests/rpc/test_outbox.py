@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from betoken.rpc.errors import ResourceExhaustedError
+from betoken.common.errors import ResourceExhaustedError
 from betoken.rpc.link.outbox import BacklogFullError, Outbox, OutboxLimits
 from betoken.v1.types_pb2 import CloseSequence, OpenSequence
 from betoken.v1.verify_pb2 import DraftBlock, Verdict, VerifyLinkRequest, VerifyLinkResponse

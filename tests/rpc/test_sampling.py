@@ -5,7 +5,7 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from betoken.rpc.float32 import shortest
+from betoken.common.float32 import shortest
 from betoken.rpc.sampling import resolve_sampling, sampling_fields
 from betoken.rpc.validation import validate_sampling
 from betoken.v1.types_pb2 import LogitBias, OpenSequence, SamplingParams

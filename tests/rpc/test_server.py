@@ -15,8 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from betoken.rpc import server
-from betoken.rpc.errors import (
+from betoken.common.errors import (
     FailedPreconditionError,
     InternalError,
     InvalidArgumentError,
@@ -24,11 +23,12 @@ from betoken.rpc.errors import (
     UnavailableError,
     from_rpc_error,
 )
+from betoken.common.tls import ClientTls
+from betoken.rpc import server
 from betoken.rpc.link import LinkCallbacks, LinkOptions, LinkServicer, VerifyLink
 from betoken.rpc.server import Service, serve
 from betoken.rpc.servicing import typed_errors
 from betoken.rpc.settings import ServiceSettings
-from betoken.rpc.tls import ClientTls
 from betoken.v1 import generation_pb2_grpc, verify_pb2_grpc
 from betoken.v1.generation_pb2 import (
     GenerateRequest,

@@ -14,8 +14,9 @@ from concurrent import futures
 import grpc
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
-from betoken.rpc import names, telemetry
-from betoken.rpc.trace import span
+from betoken.common import names
+from betoken.rpc import telemetry
+from betoken.common.trace import span
 
 got = {}
 
@@ -52,7 +53,7 @@ print(json.dumps(got))
 SILENT_PROGRAM = """
 import socket, time
 from betoken.rpc import telemetry
-from betoken.rpc.trace import span
+from betoken.common.trace import span
 
 collector = socket.create_server(("127.0.0.1", 0))  # takes connections and never says a word
 shutdown = telemetry.configure("router", f"http://127.0.0.1:{collector.getsockname()[1]}")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from betoken.rpc.errors import InvalidArgumentError
+from betoken.common.errors import InvalidArgumentError
 from betoken.rpc.validation import (
     BlockLimits,
     validate_block,

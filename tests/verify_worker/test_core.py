@@ -7,9 +7,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from betoken.engine.sparse_probs import SparseProbs
-from betoken.engine.verification import VerificationMode as Mode
-from betoken.rpc.errors import (
+from betoken.common.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
     InternalError,
@@ -17,8 +15,10 @@ from betoken.rpc.errors import (
     NotFoundError,
     ResourceExhaustedError,
 )
+from betoken.common.names import ERROR_TYPE
+from betoken.engine.sparse_probs import SparseProbs
+from betoken.engine.verification import VerificationMode as Mode
 from betoken.rpc.link import worker_entries
-from betoken.rpc.names import ERROR_TYPE
 from betoken.verify_worker.scheduler import IDLE_GRACE_S
 from tests.verify_worker.harness import EOS, Bench
 

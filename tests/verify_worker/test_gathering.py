@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from betoken.engine.step_costs import StepCost
+from betoken.engine.bring_up.step_costs import StepCost
 from betoken.verify_worker.gathering import Gathering
 from betoken.verify_worker.scheduler import prefill_rows
 from betoken.verify_worker.sequence import Block

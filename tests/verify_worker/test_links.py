@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager, suppress
 import grpc
 import pytest
 
+from betoken.common.errors import from_link_error
 from betoken.engine.model_thread import ModelThread
-from betoken.rpc.errors import from_link_error
 from betoken.rpc.link import LinkServicer
 from betoken.v1 import verify_pb2_grpc
 from betoken.v1.types_pb2 import (

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from betoken.engine.step_costs import StepCost
+from betoken.engine.bring_up.step_costs import StepCost
 from betoken.verify_worker.row_price import RowPrice
 from tests.verify_worker.harness import Bench
 

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
+from betoken.common.errors import InvalidArgumentError
 from betoken.engine.config import EngineConfig
 from betoken.engine.runner import ModelRunner
-from betoken.rpc.errors import InvalidArgumentError
 from tests.engine.tiny import save_tiny
 from tests.verify_worker.harness import Bench
 

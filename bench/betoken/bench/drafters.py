@@ -23,8 +23,8 @@ from betoken.bench.drafters_store import DraftersStore
 from betoken.bench.machine import describe_hardware
 from betoken.bench.prompts import fingerprint, load_prompts
 from betoken.bench.stack import Stack
-from betoken.engine.checkpoint import resolve_directory
-from betoken.engine.fingerprint import hash_weights
+from betoken.engine.weights.checkpoint import resolve_directory
+from betoken.engine.weights.fingerprint import hash_weights
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

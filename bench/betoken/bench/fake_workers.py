@@ -12,11 +12,11 @@ import sys
 from pathlib import Path
 
 from betoken.bench.command import exit_status
-from betoken.bench.fake_draft_worker import FakeDraftWorker, draft_hello
-from betoken.bench.fake_model import FakeModel
-from betoken.bench.fake_verify_worker import FakeVerifyWorker, verify_hello
-from betoken.router.tokenizer import Tokenizer
+from betoken.router.text.tokenizer import Tokenizer
 from betoken.rpc.server import loop_factory
+from betoken.testing.fake_draft_worker import FakeDraftWorker, draft_hello
+from betoken.testing.fake_model import FakeModel
+from betoken.testing.fake_verify_worker import FakeVerifyWorker, verify_hello
 
 READY_FILE = "ready"
 

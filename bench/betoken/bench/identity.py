@@ -23,8 +23,8 @@ from betoken.bench.matrix import TOP_P, Cell, all_cells
 from betoken.bench.matrix_runner import MatrixRunner, RunnerConfig
 from betoken.bench.near_tie import MAX_GAP
 from betoken.bench.prompts import OWN_PROMPTS, fingerprint, load_prompts
-from betoken.engine.checkpoint import resolve_directory
-from betoken.engine.fingerprint import hash_weights
+from betoken.engine.weights.checkpoint import resolve_directory
+from betoken.engine.weights.fingerprint import hash_weights
 
 RULE = (
     f"near-tie rule (float32 against transformers only): at the first differing position the two best logits are less "

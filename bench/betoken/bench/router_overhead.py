@@ -26,7 +26,6 @@ from typing import Any
 import psutil
 
 from betoken.bench.command import exit_status, positive
-from betoken.bench.fake_model import FakeModel
 from betoken.bench.fake_workers import READY_FILE
 from betoken.bench.machine import describe_hardware, describe_versions
 from betoken.bench.near_tie import first_difference
@@ -35,6 +34,7 @@ from betoken.bench.streams import TimedCompletion, generate, run_bounded, sampli
 from betoken.cli.service_process import ServiceFailedError, ServiceProcess, service_environment
 from betoken.client import AsyncClient, Completion, RetryPolicy
 from betoken.rpc.server import loop_factory
+from betoken.testing.fake_model import FakeModel
 from betoken.v1.types_pb2 import OpenSequence
 
 TEMPERATURE = 0.8

@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from betoken.bench.command import exit_status
 from betoken.bench.gpu.step_models import MODEL_NAMES, shape_config
-from betoken.engine.checkpoint import resolve_directory
+from betoken.engine.weights.checkpoint import resolve_directory
 
 PROGRAM = "python -m betoken.bench.widen"
 _KEPT = ("max_position_embeddings", "rope_parameters", "bos_token_id", "eos_token_id", "hidden_act")

@@ -16,7 +16,7 @@ from typing import Self
 
 from betoken.cli.service_process import Progress, ServiceFailedError, ServiceProcess
 from betoken.client import Client, ClientTls, RetryPolicy
-from betoken.rpc.address import UNIX_PREFIX, is_socket
+from betoken.common.address import UNIX_PREFIX, is_socket
 
 LOOPBACK = "127.0.0.1"
 _POLL_S = 0.02

@@ -27,7 +27,7 @@ from betoken.cli.connection import EXIT_FAILED, let_go_of_output
 from betoken.cli.local_services import LocalServices, LocalServicesConfig, embedded_models
 from betoken.cli.service_process import Progress, ServiceFailedError
 from betoken.client import BetokenError, ClientTls
-from betoken.rpc.address import is_socket
+from betoken.common.address import is_socket
 
 _CHECK_INTERVAL_S = 0.25
 _DEFAULT_PORT = 50051

@@ -14,7 +14,7 @@ from betoken.client.model_info import ModelInfo, StepCost, WorkerStatus
 from betoken.client.piece import DraftSource, Logprobs, Piece, Token, TokenOrigin
 from betoken.client.request import ChatMessage, Prompt
 from betoken.client.sync_client import Client, Generation
-from betoken.rpc.errors import (
+from betoken.common.errors import (
     BetokenError,
     DeadlineExceededError,
     FailedPreconditionError,
@@ -28,7 +28,7 @@ from betoken.rpc.errors import (
     UnavailableError,
     UnimplementedError,
 )
-from betoken.rpc.tls import ClientTls
+from betoken.common.tls import ClientTls
 
 __all__ = [
     "AsyncClient",

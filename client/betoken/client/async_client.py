@@ -30,9 +30,9 @@ from betoken.client.piece import Piece
 from betoken.client.request import ChatMessage, Prompt, generate_request, tokenize_request
 from betoken.client.retry import Retries
 from betoken.client.session import Session
-from betoken.rpc.errors import BetokenError, RequestCancelledError, UnavailableError
-from betoken.rpc.names import SPAN_CLIENT_GENERATE
-from betoken.rpc.tls import ClientTls
+from betoken.common.errors import BetokenError, RequestCancelledError, UnavailableError
+from betoken.common.names import SPAN_CLIENT_GENERATE
+from betoken.common.tls import ClientTls
 from betoken.v1 import generation_pb2 as pb
 
 

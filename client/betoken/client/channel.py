@@ -14,8 +14,8 @@ from typing import Any
 import grpc
 
 from betoken.client.config import RetryPolicy
-from betoken.rpc.address import is_target
-from betoken.rpc.errors import (
+from betoken.common.address import is_target
+from betoken.common.errors import (
     BetokenError,
     InternalError,
     InvalidArgumentError,
@@ -24,9 +24,9 @@ from betoken.rpc.errors import (
     UnavailableError,
     from_rpc_error,
 )
-from betoken.rpc.names import RPC_METHOD
-from betoken.rpc.tls import ClientTls, unusable_files_told
-from betoken.rpc.trace import Span, SpanKind, rpc_attributes, span, traceparent_of
+from betoken.common.names import RPC_METHOD
+from betoken.common.tls import ClientTls, unusable_files_told
+from betoken.common.trace import Span, SpanKind, rpc_attributes, span, traceparent_of
 from betoken.v1 import generation_pb2_grpc
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"

@@ -10,7 +10,7 @@ from typing import Any
 
 from betoken.client.config import Sampling, VerificationMode
 from betoken.client.modes import FROM_PROTO
-from betoken.rpc.float32 import shortest
+from betoken.common.float32 import shortest
 from betoken.v1 import generation_pb2 as pb
 from betoken.v1 import types_pb2
 

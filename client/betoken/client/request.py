@@ -15,7 +15,7 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from betoken.client.config import GenerateOptions, Sampling, Speculation, VerificationMode
 from betoken.client.modes import TO_PROTO
-from betoken.rpc.errors import InvalidArgumentError
+from betoken.common.errors import InvalidArgumentError
 from betoken.v1 import generation_pb2 as pb
 from betoken.v1 import types_pb2
 

@@ -13,7 +13,7 @@ from numbers import Real
 from typing import cast
 
 from betoken.client.config import RetryPolicy
-from betoken.rpc.errors import (
+from betoken.common.errors import (
     BetokenError,
     DeadlineExceededError,
     InvalidArgumentError,

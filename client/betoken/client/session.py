@@ -8,7 +8,7 @@ from __future__ import annotations
 from betoken.client.completion import Completion
 from betoken.client.piece import Piece
 from betoken.client.retry import Retries
-from betoken.rpc.errors import BetokenError, InternalError, UnavailableError
+from betoken.common.errors import BetokenError, InternalError, UnavailableError
 from betoken.v1 import generation_pb2 as pb
 
 

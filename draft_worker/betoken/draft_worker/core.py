@@ -9,9 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from betoken.draft_worker.drafter import Drafted, Drafter, DraftSequence, DraftTerms
-from betoken.engine.page_table import PageTable
-from betoken.rpc.errors import (
+from betoken.common.errors import (
     BetokenError,
     DeadlineExceededError,
     FailedPreconditionError,
@@ -20,9 +18,11 @@ from betoken.rpc.errors import (
     NotFoundError,
     ResourceExhaustedError,
 )
+from betoken.common.trace import fail, status_of
+from betoken.drafters.drafter import Drafted, Drafter, DraftSequence, DraftTerms
+from betoken.engine.page_table import PageTable
 from betoken.rpc.fast_wake import FastWake
 from betoken.rpc.link.worker_entries import PendingReport, SequenceKey, WorkerLoad
-from betoken.rpc.trace import fail, status_of
 
 logger = logging.getLogger(__name__)
 

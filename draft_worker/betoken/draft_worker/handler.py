@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from betoken.draft_worker.core import DraftAnswer, DraftCore
-from betoken.draft_worker.drafter import DraftSequence, DraftTerms
-from betoken.engine.prompt import Prompt
+from betoken.drafters.drafter import DraftSequence, DraftTerms
+from betoken.engine.rules.prompt import Prompt
 from betoken.engine.sampling import SamplingParams
 from betoken.rpc.link import LinkPeer
 from betoken.rpc.link.worker_entries import (

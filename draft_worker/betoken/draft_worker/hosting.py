@@ -8,16 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from betoken.draft_worker.drafter import Drafter
-from betoken.draft_worker.fused_drafter import FusedDrafter
-from betoken.draft_worker.ngram_drafter import NgramDrafter, NgramSettings
-from betoken.draft_worker.plugin import is_plugin_path, load_plugin
+from betoken.common.errors import FailedPreconditionError
 from betoken.draft_worker.settings import MODEL_DRAFTERS, DraftWorkerSettings
-from betoken.rpc.errors import FailedPreconditionError
+from betoken.drafters.drafter import Drafter
+from betoken.drafters.fused.drafter import FusedDrafter
+from betoken.drafters.ngram.drafter import NgramDrafter, NgramSettings
+from betoken.drafters.plugin import is_plugin_path, load_plugin
 
 if TYPE_CHECKING:
-    from betoken.engine.checkpoint import Progress
     from betoken.engine.runner import ModelRunner
+    from betoken.engine.weights.checkpoint import Progress
 
 
 @dataclass(slots=True)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 
-from betoken.draft_worker.drafter import Drafter
-from betoken.draft_worker.lookahead.drafter import LookaheadDrafter
-from betoken.draft_worker.lookahead.settings import LookaheadSettings
-from betoken.draft_worker.model_drafter import ModelDrafter
-from betoken.draft_worker.model_sequence import ModelSettings
-from betoken.draft_worker.ngram_drafter import NgramSettings
+from betoken.common.errors import FailedPreconditionError
 from betoken.draft_worker.settings import DraftWorkerSettings
-from betoken.draft_worker.shared_pages import SharedPages
-from betoken.draft_worker.staged_drafter import StagedDrafter
-from betoken.engine.checkpoint import Progress
+from betoken.drafters.drafter import Drafter
+from betoken.drafters.lookahead.drafter import LookaheadDrafter
+from betoken.drafters.lookahead.settings import LookaheadSettings
+from betoken.drafters.model.drafter import ModelDrafter
+from betoken.drafters.model.sequence import ModelSettings
+from betoken.drafters.ngram.drafter import NgramSettings
+from betoken.drafters.shared_pages import SharedPages
+from betoken.drafters.staged import StagedDrafter
 from betoken.engine.config import EngineConfig
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.runner import ModelRunner
-from betoken.rpc.errors import FailedPreconditionError
+from betoken.engine.weights.checkpoint import Progress
 from betoken.rpc.worker_settings import USUAL_PREFILL_ROWS
 from betoken.v1.types_pb2 import DRAFT_SOURCE_EARLY_EXIT, DRAFT_SOURCE_MODEL, DraftSource
 

@@ -4,8 +4,8 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from betoken.draft_worker.lookahead.settings import MAX_GUESSES, MAX_NGRAM_SIZE, MAX_STEPS, MAX_WINDOW
-from betoken.draft_worker.plugin import is_plugin_path
+from betoken.drafters.lookahead.settings import MAX_GUESSES, MAX_NGRAM_SIZE, MAX_STEPS, MAX_WINDOW
+from betoken.drafters.plugin import is_plugin_path
 from betoken.rpc.settings import CommaSeparated
 from betoken.rpc.validation.request import MAX_DRAFTER_NAME_BYTES
 from betoken.rpc.worker_settings import WorkerSettings

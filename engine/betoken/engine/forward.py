@@ -13,10 +13,10 @@ from torch import Tensor
 
 from betoken.engine.attention import CONTEXT_KEYWORD, AttentionContext, Scoring
 from betoken.engine.batch import Batch
-from betoken.engine.experts import BareProducts, use_packed_experts
+from betoken.engine.cpu.experts import BareProducts, use_packed_experts
+from betoken.engine.cpu.row_elementwise import WholeVectors
+from betoken.engine.cpu.row_linear import PackedLinear, replace_linears
 from betoken.engine.kv_pool import KvPool, PagedContext
-from betoken.engine.row_elementwise import WholeVectors
-from betoken.engine.row_linear import PackedLinear, replace_linears
 from betoken.kernels.cpu import CpuCache, CpuKernels
 from betoken.kernels.rows import PagedRows, TreePaths
 

@@ -16,19 +16,8 @@ from torch import Tensor
 
 from betoken.engine.attention import CONTEXT_KEYWORD, ProbeContext
 from betoken.engine.batch import Batch, Segment, build_batch
-from betoken.engine.checkpoint import Progress
-from betoken.engine.compiled import EXAMPLE_LOGITS, EXAMPLE_ROWS, compile_call
-from betoken.engine.config import EngineConfig
-from betoken.engine.cuda.forward import CudaForward
-from betoken.engine.cuda.prepare import prepare_cuda, refusing_compiled
-from betoken.engine.errors import CompiledModelRefusedError, EngineError, ModelRefusedError
-from betoken.engine.forward import CpuForward, Forward, ReferenceForward
-from betoken.engine.kv_pool import KvPool, LayerShape
-from betoken.engine.loading import ModelInfo, load_model
-from betoken.engine.page_table import PageTable
-from betoken.engine.refusals import check_windows
-from betoken.engine.row_linear import BlockLinear, replace_linears
-from betoken.engine.self_check import (
+from betoken.engine.bring_up.refusals import check_windows
+from betoken.engine.bring_up.self_check import (
     check_against_eager,
     digest_of_logits,
     eager_logits,
@@ -36,9 +25,20 @@ from betoken.engine.self_check import (
     find_stock_product,
     sample_sequences,
 )
-from betoken.engine.step_costs import StepCost, measure_step_costs
+from betoken.engine.bring_up.step_costs import StepCost, measure_step_costs
+from betoken.engine.bring_up.warm_up import warm_up
+from betoken.engine.config import EngineConfig
+from betoken.engine.cpu.compiled import EXAMPLE_LOGITS, EXAMPLE_ROWS, compile_call
+from betoken.engine.cpu.row_linear import BlockLinear, replace_linears
+from betoken.engine.cuda.forward import CudaForward
+from betoken.engine.cuda.prepare import prepare_cuda, refusing_compiled
+from betoken.engine.errors import CompiledModelRefusedError, EngineError, ModelRefusedError
+from betoken.engine.forward import CpuForward, Forward, ReferenceForward
+from betoken.engine.kv_pool import KvPool, LayerShape
+from betoken.engine.page_table import PageTable
 from betoken.engine.tree import KeptPath
-from betoken.engine.warm_up import warm_up
+from betoken.engine.weights.checkpoint import Progress
+from betoken.engine.weights.loading import ModelInfo, load_model
 from betoken.kernels import dispatch, native
 from betoken.kernels.build import user_cache_dir
 from betoken.kernels.cpu import CPU_DTYPES, CpuKernels, load_cpu_kernels

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from betoken.engine.logits_rules import LogitsRule, follow_rules, rules_for
+from betoken.engine.rules.logits_rules import LogitsRule, follow_rules, rules_for
 from betoken.engine.sampling import SamplingParams
 from betoken.engine.staging import to_device
 from betoken.engine.tree import node_depths

@@ -8,7 +8,7 @@ import os
 from betoken.router.core import Router
 from betoken.router.servicer import GenerationServicer
 from betoken.router.settings import RouterSettings
-from betoken.router.tokenizer import Tokenizer
+from betoken.router.text.tokenizer import Tokenizer
 from betoken.rpc.link import link_credentials
 from betoken.rpc.server import Service, freeze_loaded, run_service, serve
 from betoken.v1 import generation_pb2_grpc

@@ -14,29 +14,29 @@ from typing import TypeAlias
 
 from asyncio_pool import AioPool
 
-from betoken.router.admission import Admission
-from betoken.router.answer import Answer
-from betoken.router.circuit_breaker import CircuitBreaker
-from betoken.router.detokenizer import Detokenizer
-from betoken.router.draft_pool import DraftPool
-from betoken.router.failover import Failover
-from betoken.router.generation import Generation
-from betoken.router.mailbox import Patience
-from betoken.router.outbox import Finished, Outbox, Started, Tokens
-from betoken.router.request import GenerationRequest, SequenceIds, waiting_s
-from betoken.router.settings import AUTO_DRAFTER, NO_DRAFTER, RouterSettings
-from betoken.router.speculation_gate import SpeculationGate
-from betoken.router.speculator import Speculator
-from betoken.router.stats import SpeculationCounts
-from betoken.router.tokenizer import Tokenizer
-from betoken.router.verify_pool import VerifyPool
-from betoken.router.worker_identity import ServedModel
-from betoken.rpc.errors import (
+from betoken.common.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
     InvalidArgumentError,
     UnavailableError,
 )
+from betoken.router.policy.admission import Admission
+from betoken.router.policy.speculation_gate import SpeculationGate
+from betoken.router.request import GenerationRequest, SequenceIds, waiting_s
+from betoken.router.round.failover import Failover
+from betoken.router.round.generation import Generation
+from betoken.router.round.outbox import Finished, Outbox, Started, Tokens
+from betoken.router.round.speculator import Speculator
+from betoken.router.round.stats import SpeculationCounts
+from betoken.router.settings import AUTO_DRAFTER, NO_DRAFTER, RouterSettings
+from betoken.router.text.answer import Answer
+from betoken.router.text.detokenizer import Detokenizer
+from betoken.router.text.tokenizer import Tokenizer
+from betoken.router.workers.circuit_breaker import CircuitBreaker
+from betoken.router.workers.draft_pool import DraftPool
+from betoken.router.workers.mailbox import Patience
+from betoken.router.workers.verify_pool import VerifyPool
+from betoken.router.workers.worker_identity import ServedModel
 from betoken.rpc.fast_wake import FastWake
 from betoken.rpc.link import LinkOptions, OutboxLimits
 from betoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED, WorkerHello

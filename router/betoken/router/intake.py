@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from betoken.common.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from betoken.router.core import Router
-from betoken.router.drafter_choice import check_num_draft_tokens, choose_drafter, default_num_draft_tokens
+from betoken.router.policy.drafter_choice import check_num_draft_tokens, choose_drafter, default_num_draft_tokens
 from betoken.router.request import GenerationRequest
-from betoken.rpc.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from betoken.rpc.sampling import resolve_sampling
 from betoken.rpc.validation import (
     validate_generate,

@@ -13,12 +13,13 @@ import grpc
 from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.util.types import AttributeValue
 
-from betoken.router.admission import Admission
-from betoken.router.outbox import Finished
+from betoken.common import names
+from betoken.common.trace import Span, status_of
+from betoken.router.policy.admission import Admission
 from betoken.router.request import GenerationRequest
-from betoken.router.stats import SpeculationCounts
-from betoken.rpc import names, telemetry
-from betoken.rpc.trace import Span, status_of
+from betoken.router.round.outbox import Finished
+from betoken.router.round.stats import SpeculationCounts
+from betoken.rpc import telemetry
 
 _DEADLINE_LAG_S, _DEADLINE_LAG_SHARE = 0.02, 0.04
 """How much earlier than here a deadline may pass at the client, whose call is then cancelled: the way here, and what

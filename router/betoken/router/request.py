@@ -10,8 +10,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from betoken.router.answer import StopRules
-from betoken.router.worker_identity import WorkerIdentity
+from betoken.router.text.answer import StopRules
+from betoken.router.workers.worker_identity import WorkerIdentity
 from betoken.v1.types_pb2 import DrafterChoice, OpenSequence, SamplingParams, VerificationMode
 
 _MAX_SEQUENCE_ID = (1 << 64) - 1

@@ -8,20 +8,21 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from betoken.router import drafter_choice, intake
-from betoken.router.answer import FinishReason
+from betoken.common.names import REQUEST_ID, SPAN_GENERATE
+from betoken.common.trace import SpanKind, context_from, rpc_attributes, span, traceparent_of
+from betoken.router import intake
 from betoken.router.core import Event, Router
-from betoken.router.draft_pool import DraftWorker
 from betoken.router.metrics import RequestMetrics, describe_answer, describe_request, final_status
-from betoken.router.outbox import Finished, Started, Tokens
+from betoken.router.policy import drafter_choice
 from betoken.router.request import GenerationRequest
-from betoken.router.stats import SpeculationCounts
-from betoken.router.verify_pool import SILENCE, VerifyWorker
-from betoken.router.worker_metrics import observe_workers
-from betoken.rpc.names import REQUEST_ID, SPAN_GENERATE
+from betoken.router.round.outbox import Finished, Started, Tokens
+from betoken.router.round.stats import SpeculationCounts
+from betoken.router.text.answer import FinishReason
+from betoken.router.workers.draft_pool import DraftWorker
+from betoken.router.workers.verify_pool import SILENCE, VerifyWorker
+from betoken.router.workers.worker_metrics import observe_workers
 from betoken.rpc.sampling import NEUTRAL
 from betoken.rpc.servicing import new_request_id, typed_errors
-from betoken.rpc.trace import SpanKind, context_from, rpc_attributes, span, traceparent_of
 from betoken.v1 import generation_pb2 as pb
 
 _MAX_NS = (1 << 64) - 1

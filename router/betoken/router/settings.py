@@ -9,10 +9,10 @@ from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
-from betoken.rpc.address import UNIX_PREFIX, is_host_port, is_socket
+from betoken.common.address import UNIX_PREFIX, is_host_port, is_socket
+from betoken.common.tls import ClientTls
 from betoken.rpc.link.worker_side import MAX_ROUTER_ID_BYTES
 from betoken.rpc.settings import CommaSeparated, ExistingFile, ServiceSettings
-from betoken.rpc.tls import ClientTls
 
 AUTO_DRAFTER = "auto"
 NO_DRAFTER = "none"

@@ -12,7 +12,7 @@ import grpc
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
-from betoken.rpc.errors import InvalidArgumentError
+from betoken.common.errors import InvalidArgumentError
 
 _MAX_FIELDS = 16384  # that are looked at, some 20 ms; other calls wait meanwhile
 _refusal: ContextVar[InvalidArgumentError | None] = ContextVar("refusal", default=None)

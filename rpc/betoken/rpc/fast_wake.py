@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from betoken.rpc.errors import FailedPreconditionError
+from betoken.common.errors import FailedPreconditionError
 
 _log = logging.getLogger(__name__)
 

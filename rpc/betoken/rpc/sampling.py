@@ -5,7 +5,7 @@ Knows the messages; knows no engine and checks no limits (see `validation`).
 
 from typing import Any
 
-from betoken.rpc.float32 import shortest
+from betoken.common.float32 import shortest
 from betoken.v1.types_pb2 import OpenSequence, SamplingParams
 
 DEFAULT_MAX_NEW_TOKENS = 1024

@@ -22,10 +22,10 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from betoken.common.address import UNIX_PREFIX
+from betoken.common.errors import BetokenError, FailedPreconditionError, InternalError
 from betoken.rpc import telemetry
-from betoken.rpc.address import UNIX_PREFIX
 from betoken.rpc.decoding import TypedDecoding
-from betoken.rpc.errors import BetokenError, FailedPreconditionError, InternalError
 from betoken.rpc.logs import configure_logging
 from betoken.rpc.settings import ServiceSettings
 

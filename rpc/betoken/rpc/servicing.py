@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 
 import grpc
 
+from betoken.common.errors import INTERNAL_MESSAGE, BetokenError, InternalError, UnavailableError, to_status
 from betoken.rpc.decoding import raise_if_undecodable
-from betoken.rpc.errors import INTERNAL_MESSAGE, BetokenError, InternalError, UnavailableError, to_status
 
 _log = logging.getLogger(__name__)
 _END_S = 1.0

@@ -23,9 +23,9 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, NoDecode, SettingsConfigDict
 
-from betoken.rpc.address import MAX_UNIX_PATH_BYTES, UNIX_PREFIX, is_socket
+from betoken.common.address import MAX_UNIX_PATH_BYTES, UNIX_PREFIX, is_socket
+from betoken.common.tls import ServerTls
 from betoken.rpc.progress import LONGEST_SUFFIX
-from betoken.rpc.tls import ServerTls
 
 ENV_PREFIX = "BETOKEN_"
 

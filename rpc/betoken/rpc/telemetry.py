@@ -14,7 +14,7 @@ from typing import Any
 
 from opentelemetry import metrics, trace
 
-from betoken.rpc.names import SCOPE, SECONDS_BUCKETS, SECONDS_METRICS
+from betoken.common.names import SCOPE, SECONDS_BUCKETS, SECONDS_METRICS
 
 _EXPORT_TIMEOUT_S = 2
 SHUTDOWN_TIMEOUT_S = 4.0

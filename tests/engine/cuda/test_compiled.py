@@ -9,7 +9,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from betoken.engine.batch import Segment, build_batch
-from betoken.engine.compiled import trace_call
+from betoken.engine.cpu.compiled import trace_call
 from betoken.engine.cuda import forward as cuda_forward
 from betoken.engine.cuda.compiled import compile_call, join_linears
 from betoken.engine.cuda.row_invariance import RowInvariance

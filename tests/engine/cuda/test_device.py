@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from betoken.engine.batch import Segment
+from betoken.engine.bring_up.self_check import forward_in_chunks, forward_together
 from betoken.engine.config import EngineConfig
 from betoken.engine.runner import ModelRunner
 from betoken.engine.sampler import SampleGroup, choose_tokens
 from betoken.engine.sampling import SamplingParams
-from betoken.engine.self_check import forward_in_chunks, forward_together
 from tests.engine.tiny import CONFIGS, save_tiny
 
 pytestmark = pytest.mark.gpu

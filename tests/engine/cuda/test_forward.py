@@ -9,13 +9,13 @@ from transformers import AutoModelForCausalLM
 
 from betoken.engine.attention import register_attention
 from betoken.engine.batch import Batch, Segment, build_batch
+from betoken.engine.cpu.row_linear import replace_linears
 from betoken.engine.cuda.buckets import bucket_sizes
 from betoken.engine.cuda.forward import CudaForward
 from betoken.engine.cuda.row_experts import use_row_experts
 from betoken.engine.cuda.row_linear import RowLinear
 from betoken.engine.forward import ReferenceForward
 from betoken.engine.kv_pool import KvPool
-from betoken.engine.row_linear import replace_linears
 from betoken.engine.runner import _probe
 from tests.engine.tiny import CONFIGS, MIXTURES, save_tiny
 

@@ -14,6 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 from betoken.engine import runner
 from betoken.engine.attention import register_attention
+from betoken.engine.bring_up.self_check import eager_logits
 from betoken.engine.config import EngineConfig
 from betoken.engine.cuda import prepare, row_experts
 from betoken.engine.cuda.forward import CudaForward
@@ -22,7 +23,6 @@ from betoken.engine.cuda.row_linear import RowLinear
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.forward import Forward, ModelCall
 from betoken.engine.runner import ModelRunner, _probe
-from betoken.engine.self_check import eager_logits
 from tests.engine.cuda.test_forward import FakeRecorder
 from tests.engine.tiny import MIXTURES, save_tiny
 

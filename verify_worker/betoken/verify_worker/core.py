@@ -8,10 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from betoken.engine.runner import ModelRunner
-from betoken.engine.step_costs import StepCost
-from betoken.engine.verification import VerificationMode
-from betoken.rpc.errors import (
+from betoken.common.errors import (
     BetokenError,
     DeadlineExceededError,
     FailedPreconditionError,
@@ -20,10 +17,13 @@ from betoken.rpc.errors import (
     NotFoundError,
     ResourceExhaustedError,
 )
+from betoken.common.names import NUM_ACCEPTED, NUM_DRAFT_TOKENS
+from betoken.common.trace import fail, status_of
+from betoken.engine.bring_up.step_costs import StepCost
+from betoken.engine.runner import ModelRunner
+from betoken.engine.verification import VerificationMode
 from betoken.rpc.fast_wake import FastWake
 from betoken.rpc.link.worker_entries import PendingReport, SequenceKey, WorkerLoad
-from betoken.rpc.names import NUM_ACCEPTED, NUM_DRAFT_TOKENS
-from betoken.rpc.trace import fail, status_of
 from betoken.verify_worker.gathering import Gathering
 from betoken.verify_worker.row_price import RowPrice
 from betoken.verify_worker.scheduler import Scheduler, Work

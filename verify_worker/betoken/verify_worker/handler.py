@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from betoken.engine.prompt import Prompt
+from betoken.common.errors import InvalidArgumentError
+from betoken.engine.rules.prompt import Prompt
 from betoken.engine.sampling import SamplingParams
 from betoken.engine.sparse_probs import SparseProbs
 from betoken.engine.verification import VerificationMode
-from betoken.rpc.errors import InvalidArgumentError
 from betoken.rpc.link import LinkPeer
 from betoken.rpc.link.worker_entries import (
     CoreCall,

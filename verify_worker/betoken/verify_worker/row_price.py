@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from betoken.engine.step_costs import StepCost
+from betoken.engine.bring_up.step_costs import StepCost
 
 _STEP_DECAY = 0.98
 """Weight of the past, per forward."""

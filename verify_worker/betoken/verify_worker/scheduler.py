@@ -14,8 +14,8 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from betoken.engine.bring_up.step_costs import StepCost
 from betoken.engine.page_table import Found, PageTable
-from betoken.engine.step_costs import StepCost
 from betoken.verify_worker.sequence import VerifySequence
 
 IDLE_GRACE_S = 0.5

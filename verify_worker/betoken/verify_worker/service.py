@@ -3,12 +3,12 @@
 import asyncio
 
 from betoken import engine, kernels, verify_worker
+from betoken.common.errors import FailedPreconditionError
 from betoken.engine.config import EngineConfig
 from betoken.engine.errors import ModelRefusedError
-from betoken.engine.fingerprint import hash_sources
 from betoken.engine.model_thread import ModelThread
 from betoken.engine.runner import ModelRunner
-from betoken.rpc.errors import FailedPreconditionError
+from betoken.engine.weights.fingerprint import hash_sources
 from betoken.rpc.fast_wake import FastWake
 from betoken.rpc.hello import worker_hello
 from betoken.rpc.link import LinkServicer, OutboxLimits

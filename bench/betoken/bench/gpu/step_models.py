@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from betoken.engine.attention import ATTENTION_NAME, register_attention
-from betoken.engine.loading import ModelInfo
+from betoken.engine.weights.loading import ModelInfo
 
 MODEL_NAMES = ("llama-3-8b", "llama-3-1b")
 

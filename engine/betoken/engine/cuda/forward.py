@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from betoken.engine.batch import Batch
-from betoken.engine.compiled import EXAMPLE_LOGITS, EXAMPLE_ROWS
+from betoken.engine.cpu.compiled import EXAMPLE_LOGITS, EXAMPLE_ROWS
 from betoken.engine.cuda.buckets import choose_bucket, length_bounds
 from betoken.engine.cuda.compiled import compile_call
 from betoken.engine.cuda.graphs import Recorder

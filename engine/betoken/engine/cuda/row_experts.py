@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from betoken.engine.experts import bias_of, find_experts, select_experts, up_name
+from betoken.engine.cpu.experts import bias_of, find_experts, select_experts, up_name
 
 EXPERTS_NAME = "betoken_rows"
 """Value of `experts_implementation` that selects these experts."""
@@ -36,7 +36,7 @@ def _one_expert(weight: Tensor, bias: Tensor | None, rows: Tensor) -> Tensor:
 
 
 def _row_product(module: Any, name: str, rows: Tensor, expert_ids: Tensor) -> Tensor:
-    """See `betoken.engine.experts.ExpertProduct`."""
+    """See `betoken.engine.cpu.experts.ExpertProduct`."""
     out: Tensor = torch.ops.betoken_rows.expert_linear(
         rows.contiguous(), _weight(module, name), bias_of(module, name), expert_ids.contiguous()
     )

@@ -7,8 +7,8 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from betoken.rpc import tls
-from betoken.rpc.errors import (
+from betoken.common import tls
+from betoken.common.errors import (
     BetokenError,
     FailedPreconditionError,
     InternalError,

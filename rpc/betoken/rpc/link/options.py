@@ -8,9 +8,9 @@ from typing import Any, Generic, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from betoken.rpc.errors import BetokenError, FailedPreconditionError
+from betoken.common.errors import BetokenError, FailedPreconditionError
+from betoken.common.tls import ClientTls
 from betoken.rpc.link.outbox import OutboxLimits
-from betoken.rpc.tls import ClientTls
 from betoken.v1.types_pb2 import WorkerHello
 
 MAX_RECEIVED_BYTES = 4 << 20

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from google.protobuf.message import Message
 
-from betoken.rpc.errors import ResourceExhaustedError
+from betoken.common.errors import ResourceExhaustedError
 
 Frame = TypeVar("Frame", bound=Message)
 

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from betoken.rpc.errors import (
+from betoken.common.errors import (
     BetokenError,
     DeadlineExceededError,
     FailedPreconditionError,

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar, cast
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from betoken.rpc.errors import BetokenError, InvalidArgumentError, UnavailableError, from_rpc_error
+from betoken.common.errors import BetokenError, InvalidArgumentError, UnavailableError, from_rpc_error
 from betoken.rpc.link.outbox import BacklogFullError, Outbox, OutboxLimits
 from betoken.rpc.servicing import internal_error, new_request_id
 

@@ -12,11 +12,11 @@ from typing import Any, Generic, Protocol, TypeVar
 from google.protobuf.message import Message
 from opentelemetry.trace import Span, get_tracer
 
-from betoken.rpc.errors import BetokenError, to_link_error
+from betoken.common.errors import BetokenError, to_link_error
+from betoken.common.names import SCOPE, SEQUENCE_ID, SPAN_SEQUENCE, WORKER_ROLE
+from betoken.common.trace import context_from
 from betoken.rpc.link.worker_side import LinkPeer
-from betoken.rpc.names import SCOPE, SEQUENCE_ID, SPAN_SEQUENCE, WORKER_ROLE
 from betoken.rpc.servicing import internal_error, new_request_id
-from betoken.rpc.trace import context_from
 from betoken.v1.types_pb2 import Load, OpenSequence
 
 SequenceKey = tuple[int, int]

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from betoken.rpc.errors import InvalidArgumentError
-from betoken.rpc.float32 import shortest
+from betoken.common.errors import InvalidArgumentError
+from betoken.common.float32 import shortest
 
 
 def check_range(field: str, value: int, low: int, high: int) -> None:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 
-from betoken.rpc.errors import InvalidArgumentError
+from betoken.common.errors import InvalidArgumentError
 from betoken.rpc.validation.checks import check_count, check_enum, check_ids, check_range, check_text
 from betoken.rpc.validation.request import MAX_TENANT_BYTES, check_drafter
 from betoken.rpc.validation.sampling import validate_sampling

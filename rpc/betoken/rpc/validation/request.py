@@ -5,7 +5,7 @@ Knows no drafter by name and no tokenizer.
 
 from collections.abc import Sequence
 
-from betoken.rpc.errors import InvalidArgumentError
+from betoken.common.errors import InvalidArgumentError
 from betoken.rpc.validation.checks import check_count, check_enum, check_ids, check_text
 from betoken.v1.generation_pb2 import ChatMessages, GenerateRequest, Speculation, TokenizeRequest
 from betoken.v1.types_pb2 import DrafterChoice, VerificationMode

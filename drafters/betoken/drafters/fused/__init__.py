@@ -1,0 +1,1 @@
+"""Several sources behind one drafter, chosen by measured speed."""

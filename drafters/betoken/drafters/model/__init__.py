@@ -1,0 +1,1 @@
+"""A small model as drafter: chains and trees."""

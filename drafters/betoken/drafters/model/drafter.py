@@ -1,0 +1,287 @@
+"""A small language model as drafter: batched over sequences, with the target's own noise.
+
+Every step runs one forward over all drafting sequences: their next row each, and chunks of what their KV still misses.
+Rejected drafts need no undoing: KV is kept by ids, and whatever agrees with the committed ids stays (resync by ids).
+For verification by rejection the noise is the drafter's own, and each draft token comes with what it was sampled from.
+Guesses at its own next tokens, where a sequence brings some, are verified in the same forward by the target's own rule.
+Where branches are wanted and the sequence takes trees, the draft is a tree (`model_tree`) grown by the same forwards.
+Source: shared-noise drafting, Daliri, Musco, Suresh, arXiv:2408.07978.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import accumulate
+
+from torch import Tensor
+
+from betoken.drafters.drafter import Drafted, DraftSequence
+from betoken.drafters.model.sequence import DraftKV, Guesser, ModelSettings, Planned, chain_part, tree_part
+from betoken.drafters.model.tree import ERROR_SCALE, ModelTree
+from betoken.drafters.shared_pages import IdlePages, SharedPages
+from betoken.engine.draft_probs import sample_drafts
+from betoken.engine.runner import ModelRunner
+from betoken.engine.sampler import SampleGroup, choose_tokens, perturbed_top
+from betoken.kernels.accept import accept_block
+from betoken.v1.types_pb2 import DRAFT_SOURCE_MODEL, DraftSource
+
+
+class ModelDrafter:
+    """Hosts one draft model for any number of sequences."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        max_rows: int,
+        max_prefill_rows: int,
+        source: DraftSource = DRAFT_SOURCE_MODEL,
+        settings: ModelSettings | None = None,
+        pages: SharedPages | None = None,
+    ) -> None:
+        """`source`: the provenance of its tokens. `settings`: of sequences that have none of their own. `pages`: of the
+        runner, where other drafters use it too.
+        """
+        self._source = source
+        self._settings = settings or ModelSettings()
+        self._runner = runner
+        self._max_rows = max_rows
+        self._max_prefill_rows = max_prefill_rows
+        self._caches: dict[DraftSequence, DraftKV] = {}
+        self._pages = pages or SharedPages(runner.page_table)
+        self._pages.join(self)
+        self._max_length = runner.info.max_context
+
+    @property
+    def has_work(self) -> bool:
+        return any(kv.num_wanted is not None for kv in self._caches.values())
+
+    def open(self, sequence: DraftSequence) -> None:
+        settings = self._settings.override(sequence.settings)
+        self._take_in(sequence, DraftKV(settings=settings))
+
+    def open_guessed(self, sequence: DraftSequence, guesser: Guesser) -> None:
+        """`open`, whatever the settings, with guesses at the model's tokens; its drafts are chains."""
+        self._take_in(sequence, DraftKV(guesser=guesser))
+
+    def commit(self, sequence: DraftSequence, ids: list[int]) -> None:
+        """Keep the KV of what was guessed right: the longest common prefix with the committed ids."""
+        kv = self._caches[sequence]
+        kv.has_foreign_ids = kv.has_foreign_ids or self._has_foreign_ids(ids)
+        num_kept = min(len(sequence.ids) - len(ids), len(kv.kv_ids))
+        while num_kept < min(len(kv.kv_ids), len(sequence.ids)) and kv.kv_ids[num_kept] == sequence.ids[num_kept]:
+            num_kept += 1
+        del kv.kv_ids[num_kept:]
+        if kv.guesser is not None:
+            kv.guesser.follow()
+
+    def request(self, sequence: DraftSequence, num_tokens: int) -> None:
+        kv = self._caches[sequence]
+        kv.draft_ids, kv.draft_probs, kv.sources = [], [], []
+        room = self._max_length - len(sequence.ids)
+        kv.num_wanted = 0 if kv.has_foreign_ids else max(0, min(num_tokens, room))
+        takes_tree = kv.settings.max_branches > 1 and sequence.takes_trees and not sequence.wants_probs
+        if takes_tree and kv.num_wanted > 1:
+            end_ids = () if sequence.params.ignore_eos else sequence.params.eos_token_ids
+            max_depth = kv.settings.max_depth or kv.num_wanted
+            kv.tree = ModelTree(kv.num_wanted, kv.settings.max_branches, max_depth, end_ids)
+        del kv.kv_ids[len(sequence.ids) - 1 :]  # the last committed id is always fed: its row gives the first draft
+
+    def close(self, sequence: DraftSequence) -> None:
+        kv = self._caches.pop(sequence, None)
+        if kv is not None:
+            self._release(kv)
+
+    def step(self) -> list[Drafted]:
+        """One forward over every drafting sequence; the drafts that are now complete."""
+        planned = self._plan()
+        if planned:
+            try:
+                logits = self._runner.forward([part.segment for part in planned])
+                self._take_logits(planned, logits)
+            except Exception:
+                self._begin_trees_anew(planned)
+                raise
+            self._note_written(planned)
+        return self._take_finished()
+
+    def page_lists(self) -> Iterator[list[int]]:
+        """Of every open sequence."""
+        return (kv.page_ids for kv in self._caches.values())
+
+    def idle_pages(self) -> Iterator[IdlePages]:
+        """Of every sequence that has some and is not drafting."""
+        for kv in self._caches.values():
+            if kv.page_ids and kv.num_wanted is None:
+                yield IdlePages(kv.order, kv.idle_since_ns, kv.page_ids, partial(self._release, kv))
+
+    def check_integrity(self) -> None:
+        """Re-derive the page accounting of the model; raises when it is off."""
+        self._pages.check_integrity()
+
+    def _plan(self) -> list[Planned]:
+        """The next forward: short segments first, prefill chunks in what is left of the rows."""
+        for seq, kv in self._caches.items():
+            if kv.is_drafting and not kv.page_ids:
+                self._start(seq, kv)
+        waiting = [(self._num_missing(seq, kv), seq, kv) for seq, kv in self._caches.items() if kv.is_drafting]
+        waiting.sort(key=lambda entry: entry[0])
+        rows_left = self._max_rows
+        planned: list[Planned] = []
+        for num_missing, seq, kv in waiting:
+            is_chunked = num_missing > self._max_prefill_rows and bool(planned)
+            num_rows = min(num_missing, rows_left, self._max_prefill_rows if is_chunked else rows_left)
+            if num_rows == 0:
+                break
+            guesses = self._guess(seq, kv, rows_left - num_rows) if num_rows == num_missing else []
+            length = kv.num_written + num_rows + len(guesses)
+            if not self._pages.make_room(kv.order, kv.page_ids, length):
+                kv.stop()
+                continue
+            self._runner.page_table.extend(kv.page_ids, length)
+            if kv.tree is not None and kv.tree.is_begun:
+                part = tree_part(seq, kv, kv.tree, num_rows)
+            else:
+                part = chain_part(seq, kv, num_rows, guesses, is_whole=num_rows == num_missing)
+            planned.append(part)
+            rows_left -= len(part.segment.ids)
+        return planned
+
+    def _start(self, seq: DraftSequence, kv: DraftKV) -> None:
+        """Pages for all that is committed and the draft, or no draft: a part would be computed in vain."""
+        table = self._runner.page_table
+        assert kv.num_wanted is not None
+        length = len(seq.ids) + kv.num_wanted - 1
+        kv.page_ids = table.find(seq.ids[:-1])
+        if self._pages.make_room(kv.order, kv.page_ids, length):
+            kv.kv_ids = seq.ids[: len(kv.page_ids) * table.page_size]
+            table.extend(kv.page_ids, length)
+        else:
+            self._release(kv)
+            kv.stop()
+
+    @staticmethod
+    def _num_missing(seq: DraftSequence, kv: DraftKV) -> int:
+        """Rows until the model says something new."""
+        if kv.tree is not None and kv.tree.is_begun:
+            return len(kv.tree.to_expand())
+        return len(seq.ids) + len(kv.draft_ids) - len(kv.kv_ids)
+
+    def _guess(self, seq: DraftSequence, kv: DraftKV, rows_left: int) -> list[int]:
+        """Guesses at the next tokens but the last that is wanted, which the forward gives in any case."""
+        assert kv.num_wanted is not None
+        num_tokens = min(rows_left, kv.num_wanted - len(kv.draft_ids) - 1)
+        if kv.guesser is None or num_tokens < 1 or seq.wants_probs:
+            return []
+        guesses = kv.guesser.guess(kv.draft_ids, num_tokens)
+        return [] if self._has_foreign_ids(guesses) else guesses
+
+    def _take_logits(self, planned: Sequence[Planned], logits: Tensor) -> None:
+        trees = [part for part in planned if part.nodes]
+        chains = [(part.sequence, part.guesses) for part in planned if part.has_tokens]
+        if trees and chains:
+            is_tree_row = [bool(part.nodes) for part in planned for _ in range(part.segment.num_logits)]
+            self._grow_trees(trees, logits[[row for row, is_tree in enumerate(is_tree_row) if is_tree]])
+            self._take_tokens(chains, logits[[row for row, is_tree in enumerate(is_tree_row) if not is_tree]])
+        elif trees:
+            self._grow_trees(trees, logits)
+        elif chains:
+            self._take_tokens(chains, logits)
+
+    def _begin_trees_anew(self, planned: Sequence[Planned]) -> None:
+        """After a fault, or rows that trees have given out would count as written: the host drops the drafts of the
+        drafter it stepped, which need not be all that are under way in this model."""
+        for part in planned:
+            num_wanted = self._caches[part.sequence].num_wanted
+            if part.nodes and num_wanted is not None:
+                self.request(part.sequence, num_wanted)
+
+    def _note_written(self, planned: Sequence[Planned]) -> None:
+        """Count on the KV of the rows; only once their logits were taken, or a fault would leave nothing to ask for."""
+        for part in planned:
+            seq, kv = part.sequence, self._caches[part.sequence]
+            kv.num_forwards += part.segment.num_logits > 0
+            if part.segment.parents is None:
+                kv.kv_ids.extend(part.segment.ids)
+            if part.has_tokens:
+                del kv.kv_ids[len(seq.ids) + len(kv.draft_ids) - 1 :]  # what refused guesses wrote
+            num_committed = min(len(kv.kv_ids), len(seq.ids) - 1)  # the last committed id is fed again
+            self._runner.page_table.publish(kv.page_ids, seq.ids, num_committed)
+
+    def _grow_trees(self, planned: Sequence[Planned], logits: Tensor) -> None:
+        """Hang the model's likeliest tokens below the nodes it was asked about; rules apply along each node's path."""
+        places = [
+            (part.sequence, tree, node)
+            for part in planned
+            if (tree := self._caches[part.sequence].tree)
+            for node in part.nodes
+        ]
+        groups = [
+            SampleGroup(seq.params, seq.prompt_ids, seq.output_ids + tree.path_ids(node), ())
+            for seq, tree, node in places
+        ]
+        ids, log_shares = perturbed_top(logits, groups, max(tree.max_branches for _, tree, _ in places), ERROR_SCALE)
+        for (_, tree, node), *children in zip(places, ids.tolist(), log_shares.tolist(), strict=True):
+            tree.add_children(node, *children)
+
+    def _take_tokens(self, drafting: list[tuple[DraftSequence, list[int]]], logits: Tensor) -> None:
+        """Append what the model says in place of each sequence's guesses: those it agrees with, and its next token."""
+        groups = [self._sample_group(seq, guesses) for seq, guesses in drafting]
+        token_ids = choose_tokens(logits, groups).token_ids
+        first_rows = list(accumulate((group.num_rows for group in groups), initial=0))
+        private = [index for index, (seq, _) in enumerate(drafting) if seq.wants_probs]  # these have one row each
+        if private:
+            rows = [first_rows[index] for index in private]
+            sampled = sample_drafts(logits[rows], [groups[index] for index in private])
+            for index, row, (token_id, probs) in zip(private, rows, sampled, strict=True):
+                token_ids[row] = token_id
+                self._caches[drafting[index][0]].draft_probs.append(probs)
+        for (seq, guesses), first_row in zip(drafting, first_rows, strict=False):
+            kv = self._caches[seq]
+            path, next_id = accept_block(token_ids[first_row : first_row + len(guesses) + 1], guesses)
+            for index, draft_id in enumerate([*guesses[: len(path)], next_id]):
+                kv.draft_ids.append(draft_id)
+                kv.sources.append(kv.guesser.source if kv.guesser and index < len(path) else self._source)
+                if draft_id in seq.params.eos_token_ids and not seq.params.ignore_eos:
+                    kv.num_wanted = len(kv.draft_ids)  # nothing follows the end of the answer
+                    break
+
+    def _sample_group(self, seq: DraftSequence, guesses: list[int]) -> SampleGroup:
+        output_ids = seq.output_ids + self._caches[seq].draft_ids
+        return SampleGroup(params=seq.params, prompt_ids=seq.prompt_ids, output_ids=output_ids, draft_ids=guesses)
+
+    def _take_finished(self) -> list[Drafted]:
+        finished = []
+        for seq, kv in self._caches.items():
+            if kv.num_wanted is not None and not kv.is_drafting:
+                drafted = self._finish_tree(seq, kv, kv.tree) if kv.tree is not None else self._finish(seq, kv)
+                drafted.num_forwards = kv.num_forwards
+                finished.append(drafted)
+                kv.num_wanted, kv.tree, kv.num_forwards = None, None, 0
+                kv.idle_since_ns = time.perf_counter_ns()
+                kv.draft_ids, kv.draft_probs, kv.sources = [], [], []
+        return finished
+
+    @staticmethod
+    def _finish(seq: DraftSequence, kv: DraftKV) -> Drafted:
+        return Drafted(seq, kv.draft_ids, sources=kv.sources, draft_probs=kv.draft_probs)
+
+    def _finish_tree(self, seq: DraftSequence, kv: DraftKV, tree: ModelTree) -> Drafted:
+        # What of an accepted path lies elsewhere is computed again with the next draft's first forward, whose rows
+        # cost next to nothing; moving it would cost a call of its own.
+        kv.kv_ids.extend(tree.leading_ids())
+        draft_ids, parents = tree.best()
+        is_chain = all(parent == node - 1 for node, parent in enumerate(parents))
+        return Drafted(seq, draft_ids, None if is_chain else parents, [self._source] * len(draft_ids))
+
+    def _take_in(self, sequence: DraftSequence, kv: DraftKV) -> None:
+        kv.order, kv.has_foreign_ids = self._pages.enter(), self._has_foreign_ids(sequence.ids)
+        self._caches[sequence] = kv
+
+    def _release(self, kv: DraftKV) -> None:
+        if kv.page_ids:
+            self._runner.page_table.release(kv.page_ids)
+        kv.page_ids = []
+        kv.kv_ids = []
+
+    def _has_foreign_ids(self, ids: list[int]) -> bool:
+        return bool(ids) and max(ids) >= self._runner.info.vocab_size

@@ -1,0 +1,140 @@
+"""What a model drafter holds of one sequence, and what the sequence brings to a forward.
+
+Knows ids, slots and nodes; no logits, no other sequence.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from betoken.drafters.drafter import DraftSequence
+from betoken.drafters.model.tree import ModelTree
+from betoken.drafters.settings import check_names, integer
+from betoken.engine.batch import Segment
+from betoken.engine.sparse_probs import SparseProbs
+from betoken.v1.types_pb2 import DraftSource
+
+MAX_BRANCHES = 16
+MAX_DEPTH = 512
+
+
+class Guesser(Protocol):
+    """Guesses what a draft model will say."""
+
+    @property
+    def source(self) -> DraftSource:
+        """The provenance of its guesses."""
+        ...
+
+    def follow(self) -> None:
+        """The sequence's committed ids have grown."""
+        ...
+
+    def guess(self, draft_ids: list[int], num_tokens: int) -> list[int]:
+        """At most `num_tokens` guesses at what the model says after the committed ids and `draft_ids`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """How a model drafts; every field may be set per sequence by its name."""
+
+    max_branches: int = 1
+    """Children per node of a tree; 1 = chains."""
+    max_depth: int = 0
+    """Ids on a tree's longest path; 0 = as many as it has nodes."""
+
+    def override(self, settings: Mapping[str, str]) -> "ModelSettings":
+        """These settings with a sequence's own.
+
+        Raises:
+            InvalidArgumentError: an unknown name, or a value outside its limits.
+        """
+        check_names(settings, tuple(self.__slots__))
+        return ModelSettings(
+            integer(settings, "max_branches", self.max_branches, 1, MAX_BRANCHES),
+            integer(settings, "max_depth", self.max_depth, 0, MAX_DEPTH),
+        )
+
+
+@dataclass(slots=True)
+class DraftKV:
+    """What the draft model has computed of a sequence, and the draft under way."""
+
+    order: int = 0
+    """Among all that share the model's pages."""
+    idle_since_ns: int = 0
+    """When its last draft was finished (`time.perf_counter_ns`)."""
+    page_ids: list[int] = field(default_factory=list)
+    kv_ids: list[int] = field(default_factory=list)
+    """Ids whose KV is written, at positions [0, len(kv_ids)); rows of a tree come after them."""
+    settings: ModelSettings = ModelSettings()
+    tree: ModelTree | None = None
+    """The draft under way, if it is to be a tree."""
+    draft_ids: list[int] = field(default_factory=list)
+    """The draft under way."""
+    draft_probs: list[SparseProbs] = field(default_factory=list)
+    """What each of its ids was sampled from, for sequences that want it."""
+    sources: list[DraftSource] = field(default_factory=list)
+    """Who proposed each of its ids."""
+    guesser: Guesser | None = None
+    """Guesses at this model's own tokens."""
+    num_forwards: int = 0
+    """Forwards that chose tokens of it since its last draft."""
+    num_wanted: int | None = None
+    """Draft tokens wanted in all; None = no request is open."""
+    has_foreign_ids: bool = False
+    """Whether the target committed an id this model does not have (a padded vocabulary): nothing is drafted then."""
+
+    @property
+    def is_drafting(self) -> bool:
+        """Whether the draft under way lacks something."""
+        if self.tree is not None:
+            return self.tree.is_growing
+        return self.num_wanted is not None and len(self.draft_ids) < self.num_wanted
+
+    @property
+    def num_written(self) -> int:
+        """Slots that hold KV, those of a tree included."""
+        return len(self.kv_ids) + (self.tree.num_rows if self.tree is not None else 0)
+
+    def stop(self) -> None:
+        """Let the draft under way end where it is."""
+        self.num_wanted = len(self.draft_ids)
+        if self.tree is not None:
+            self.tree.stop()
+
+
+class Planned(NamedTuple):
+    """What a sequence brings to a forward."""
+
+    sequence: DraftSequence
+    segment: Segment
+    nodes: Sequence[int]
+    """Of a tree that the forward adds to: what each row of logits follows, -1 = the last committed token."""
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether its rows of logits say the next tokens of a chain."""
+        return self.segment.num_logits > 0 and not self.nodes
+
+    @property
+    def guesses(self) -> list[int]:
+        """The segment's ids that are guesses: its last row but them gives the first token."""
+        return list(self.segment.ids[len(self.segment.ids) - self.segment.num_logits + 1 :])
+
+
+def chain_part(seq: DraftSequence, kv: DraftKV, num_rows: int, guesses: Sequence[int], is_whole: bool) -> Planned:
+    """The first `num_rows` ids without KV, and guesses at what follows them all; `is_whole`: these are all."""
+    kv_length = len(kv.kv_ids)
+    ids = (seq.ids[kv_length:] + kv.draft_ids[max(0, kv_length - len(seq.ids)) :])[:num_rows]
+    num_logits = 1 + len(guesses) if is_whole else 0
+    segment = Segment(page_ids=kv.page_ids, kv_length=kv_length, ids=[*ids, *guesses], num_logits=num_logits)
+    return Planned(seq, segment, [-1] if is_whole and kv.tree is not None else [])
+
+
+def tree_part(seq: DraftSequence, kv: DraftKV, tree: ModelTree, num_rows: int) -> Planned:
+    """The best `num_rows` nodes about which the model is to be asked."""
+    kv_length, nodes = kv.num_written, tree.to_expand()[:num_rows]
+    ids, parents = tree.add_rows(nodes)
+    return Planned(seq, Segment(kv.page_ids, kv_length, ids, num_logits=len(ids), parents=parents), nodes)

@@ -1,0 +1,1 @@
+"""N-gram lookup as drafter."""

@@ -1,0 +1,237 @@
+"""Prompt lookup: the text repeats itself, so continue the way earlier occurrences of the last few tokens went on.
+
+Source: Saxena, "Prompt Lookup Decoding" (2023); here over prompt + output, longest match first, most recent occurrence,
+or a tree of the most frequent continuations where the target takes trees. Needs no model and no device.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from betoken.common.errors import InvalidArgumentError
+from betoken.drafters.calibration import Calibration
+from betoken.drafters.drafter import Drafted, DraftSequence, DraftTerms
+from betoken.drafters.immediate import ImmediateDrafter
+from betoken.drafters.ngram.suffix_automaton import SuffixAutomaton
+from betoken.drafters.ngram.tree import grow_tree
+from betoken.drafters.settings import check_names, integer
+from betoken.v1.types_pb2 import DRAFT_SOURCE_NGRAM
+
+MAX_NGRAM = 1024
+MAX_BRANCHES = 16
+MAX_DRAFT_FACTOR = 512
+
+_MAX_IDS_AT_ONCE = 2048
+"""Taken in between two looks at what else is to be drafted: some 10 ms. Other sequences' drafts wait meanwhile."""
+_MAX_CONFIDENCE = 6
+"""Of matches of 32 tokens and more: they are seldom wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class NgramSettings:
+    """How to look up; every field may be set per sequence by its name."""
+
+    min_ngram: int = 1
+    """Shortest match that is drafted from, tokens."""
+    max_ngram: int = 0
+    """Longest match that is looked for, tokens; 0 = any."""
+    max_branches: int = 4
+    """Continuations per node of a tree; 1 = always the most recent one, as a chain."""
+    draft_factor: int = 4
+    """A draft is at most so many times as long as its match; 0 = as long as asked for."""
+
+    def override(self, settings: Mapping[str, str]) -> "NgramSettings":
+        """These settings with a sequence's own.
+
+        Raises:
+            InvalidArgumentError: an unknown name, or a value outside its limits.
+        """
+        check_names(settings, tuple(self.__slots__))
+        new = NgramSettings(
+            integer(settings, "min_ngram", self.min_ngram, 1, MAX_NGRAM),
+            integer(settings, "max_ngram", self.max_ngram, 0, MAX_NGRAM),
+            integer(settings, "max_branches", self.max_branches, 1, MAX_BRANCHES),
+            integer(settings, "draft_factor", self.draft_factor, 0, MAX_DRAFT_FACTOR),
+        )
+        if new.max_ngram and new.min_ngram > new.max_ngram:
+            limit = f"must be at most max_ngram = {new.max_ngram}"
+            raise InvalidArgumentError("drafter.settings.min_ngram", new.min_ngram, limit)
+        return new
+
+
+class _ScoredDraft(NamedTuple):
+    asked: DraftTerms | int
+    """For these terms, or that number of tokens."""
+    draft_ids: list[int]
+    parents: list[int]
+    shares: list[float]
+    scores: list[float]
+    """Shares as corrected."""
+
+
+class NgramLookup:
+    """One sequence's text, and what it says of its own continuation."""
+
+    source = DRAFT_SOURCE_NGRAM
+
+    def __init__(self, settings: NgramSettings, ids: list[int], calibration: Calibration | None = None) -> None:
+        """Follows `ids`, which the caller goes on appending to; `calibration` is that of all sequences."""
+        self._settings = settings
+        self._ids = ids
+        self._calibration = calibration or Calibration()
+        self._last: _ScoredDraft | None = None
+        """The last draft that came with scores; none since the text grew."""
+        self._automaton = SuffixAutomaton()
+        self.follow()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether all of the text was taken in; before, there are no matches."""
+        return self._automaton.num_ids == len(self._ids)
+
+    def follow(self) -> None:
+        """Take in what was appended, or a part of it that takes no long time."""
+        num_ids = self._automaton.num_ids
+        new_ids = self._ids[num_ids : num_ids + _MAX_IDS_AT_ONCE]
+        if self._last is not None:
+            self._calibration.learn(self._last.draft_ids, self._last.parents, self._last.shares, new_ids)
+            self._last = None
+        self._automaton.extend(new_ids)
+
+    def propose(
+        self, num_tokens: int, takes_trees: bool, terms: DraftTerms | None = None
+    ) -> tuple[list[int], list[int] | None]:
+        """At most `num_tokens` ids, and their parents if they are no chain; as many as are worth it under `terms`.
+
+        A chain of the most recent continuations has no scores and heeds no terms.
+        """
+        settings = self._settings
+        state, length = self._match()
+        if length < settings.min_ngram:
+            return [], None
+        if not takes_trees or settings.max_branches == 1:
+            return self._chain(state, min(num_tokens, length * settings.draft_factor or num_tokens)), None
+        draft = self._scored(num_tokens, terms, (state, length))
+        if terms is not None and not terms.is_worth(draft.scores):
+            return [], None
+        is_chain = all(parent == index - 1 for index, parent in enumerate(draft.parents))
+        return draft.draft_ids, None if is_chain else draft.parents
+
+    def match_length(self) -> int:
+        """Tokens of the longest match, 0 where there is nothing to draft from."""
+        _, length = self._match()
+        return length if length >= self._settings.min_ngram else 0
+
+    def expected_accepted(self, takes_trees: bool, terms: DraftTerms) -> float | None:
+        """Tokens expected to be accepted of a draft under `terms`; 0 where it would be empty, None = unknown."""
+        settings = self._settings
+        if not takes_trees or settings.max_branches == 1:
+            return None
+        match = self._match()
+        if match[1] < settings.min_ngram:
+            return 0.0
+        scores = self._scored(terms.max_tokens, terms, match).scores
+        return sum(scores) if terms.is_worth(scores) else 0.0
+
+    def _scored(self, num_tokens: int, terms: DraftTerms | None, match: tuple[int, int]) -> "_ScoredDraft":
+        """The tree for that number, or for the terms, made once."""
+        asked = terms or num_tokens
+        if self._last is None or self._last.asked != asked:
+            num_nodes = num_tokens if terms is None else terms.max_tokens
+            draft_ids, parents, shares = grow_tree(
+                self._automaton,
+                self._ids,
+                match,
+                num_nodes=num_nodes,
+                max_branches=self._settings.max_branches,
+                max_depth=min(num_nodes, match[1] * self._settings.draft_factor or num_nodes),
+                min_score=0.0 if terms is None else self._calibration.share(terms.row_price),
+            )
+            scores = [self._calibration.score(share) for share in shares]
+            self._last = _ScoredDraft(asked, draft_ids, parents, shares, scores)
+        return self._last
+
+    def guess(self, draft_ids: list[int], num_tokens: int) -> list[int]:
+        """At most `num_tokens` ids, as a chain, after `draft_ids` more than the text has."""
+        settings = self._settings
+        match = self._match()
+        for draft_id in draft_ids:
+            match = self._automaton.read(match, draft_id)
+        state, length = match
+        if length < settings.min_ngram:
+            return []
+        position = self._automaton.next_position(state)
+        return self._ids[position : position + min(num_tokens, length * settings.draft_factor or num_tokens)]
+
+    def _match(self) -> tuple[int, int]:
+        if not self.is_current:
+            return 0, 0
+        max_ngram = self._settings.max_ngram
+        return self._automaton.match(self._ids[-max_ngram:] if max_ngram else None)
+
+    def _chain(self, state: int, num_tokens: int) -> list[int]:
+        """As the most recent occurrence went on; one that runs into the present repeats with its own period."""
+        position = self._automaton.next_position(state)
+        period = len(self._ids) - position
+        return [self._ids[position + index % period] for index in range(num_tokens)]
+
+
+class NgramDrafter(ImmediateDrafter):
+    """Answers each request from the sequence's own text. Settings: the fields of `NgramSettings`."""
+
+    def __init__(self, settings: NgramSettings | None = None) -> None:
+        super().__init__()
+        self._settings = settings or NgramSettings()
+        self._calibration = Calibration()
+        self._lookups: dict[DraftSequence, NgramLookup] = {}
+        self._behind: dict[DraftSequence, None] = {}
+        """Those that have not taken in all of their text, in order of arrival."""
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._requests or self._behind)
+
+    def open(self, sequence: DraftSequence) -> None:
+        settings = self._settings.override(sequence.settings)
+        self._lookups[sequence] = NgramLookup(settings, sequence.ids, self._calibration)
+        self._note_if_behind(sequence)
+
+    def commit(self, sequence: DraftSequence, ids: list[int]) -> None:
+        self._lookups[sequence].follow()
+        self._note_if_behind(sequence)
+
+    def close(self, sequence: DraftSequence) -> None:
+        super().close(sequence)
+        self._lookups.pop(sequence, None)
+        self._behind.pop(sequence, None)
+
+    def step(self) -> list[Drafted]:
+        """Take in a part of one long text, and answer every request of others."""
+        if self._behind:
+            sequence = next(iter(self._behind))
+            self._lookups[sequence].follow()
+            self._note_if_behind(sequence)
+        waiting = {sequence: self._requests.pop(sequence) for sequence in self._behind if sequence in self._requests}
+        answers = super().step()
+        self._requests |= waiting
+        return answers
+
+    def _note_if_behind(self, sequence: DraftSequence) -> None:
+        if self._lookups[sequence].is_current:
+            self._behind.pop(sequence, None)
+        else:
+            self._behind[sequence] = None
+
+    def confidence(self, sequence: DraftSequence) -> int:
+        """Under terms it grows with the tokens expected to be accepted: 0 for an empty draft, 1 for less than one, then
+        1, 2 to 3, 4 to 7 and so on. Otherwise with the match: 0 without one, then 1, 2 to 3 tokens and so on."""
+        lookup = self._lookups[sequence]
+        if sequence.terms is not None:
+            expected = lookup.expected_accepted(sequence.takes_trees, sequence.terms)
+            if expected is not None:
+                return 1 + int(expected).bit_length() if expected else 0
+        return min(_MAX_CONFIDENCE, lookup.match_length().bit_length())
+
+    def propose(self, sequence: DraftSequence, num_tokens: int) -> Drafted:
+        draft_ids, parents = self._lookups[sequence].propose(num_tokens, sequence.takes_trees, sequence.terms)
+        return Drafted(sequence, draft_ids, parents, [DRAFT_SOURCE_NGRAM] * len(draft_ids))

@@ -1,0 +1,1 @@
+"""The forward on CPUs: packed layers, compiled calls."""

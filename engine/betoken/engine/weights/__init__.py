@@ -1,0 +1,1 @@
+"""Checkpoints: formats, loading, fingerprints."""

@@ -1,0 +1,224 @@
+"""Load a checkpoint as an unmodified transformers model, and say what it is. It knows no pages or batches."""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers.pytorch_utils import Conv1D
+from transformers.utils.logging import disable_progress_bar
+
+from betoken.engine.attention import ATTENTION_NAME, register_attention
+from betoken.engine.bring_up.refusals import check_config, rope_parameters
+from betoken.engine.config import EngineConfig
+from betoken.engine.errors import ModelRefusedError
+from betoken.engine.generation_config import generation_defaults
+from betoken.engine.weights.checkpoint import Progress, resolve_directory
+from betoken.engine.weights.fingerprint import hash_tokenizer, hash_weights
+
+_LOG = logging.getLogger(__name__)
+
+_DTYPES = ("bfloat16", "float16", "float32")
+"""What kernels and tolerances exist for."""
+
+_DEQUANTIZED = ("mxfp4", "fp8")
+"""Quantizations that transformers undoes as it loads."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a worker tells about its model."""
+
+    model_id: str
+    """The hub id, or the directory's name."""
+    dtype: str
+    """`bfloat16`, `float16` or `float32`."""
+    vocab_size: int
+    """Rows of the logits; may exceed the tokenizer's size."""
+    max_context: int
+    """Longest sequence, prompt and output, in tokens."""
+    eos_token_ids: tuple[int, ...]
+    default_sampling: dict[str, Any] = field(hash=False)
+    """The sampling fields that generation_config.json sets."""
+    weights_fingerprint: str
+    tokenizer_hash: str
+    """Empty when the checkpoint has no tokenizer.json."""
+    num_parameters: int
+
+
+def load_model(config: EngineConfig, progress: Progress) -> tuple[Any, ModelInfo]:
+    """The model in eval mode on its device with our attention selected, and its description.
+
+    Raises:
+        ModelRefusedError: with the reason.
+    """
+    _check_device(config.device)
+    progress("finding the checkpoint", 0.0)
+    directory = resolve_directory(config.model, config.revision, progress)
+    try:
+        (directory / "config.json").read_bytes()  # transformers finds fault with the content of one that is not there
+        _check_type(PreTrainedConfig.get_config_dict(directory)[0])
+        model_config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
+        text_config = model_config.get_text_config(decoder=True)
+        fingerprint = hash_weights(directory)
+        max_context = _max_context(text_config, config.max_context)
+        check_config(text_config, max_context)
+    except ModelRefusedError:
+        raise
+    except Exception as error:  # whatever the files' contents make transformers raise, or are taken for
+        raise ModelRefusedError(f"{config.model}: {type(error).__name__}: {error}") from error
+    if config.num_layers is not None:
+        _keep_first_layers(text_config, config.num_layers)
+        fingerprint += f":{config.num_layers}"
+    progress("loading weights", 0.05)
+    model = _load_weights(directory, model_config, config)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    vocab_size = model.get_output_embeddings().weight.shape[0]
+    defaults = generation_defaults(directory, model, vocab_size)
+    info = ModelInfo(
+        model_id=directory.resolve().name if os.path.isdir(os.path.expanduser(config.model)) else config.model,
+        dtype=str(model.dtype).removeprefix("torch."),
+        vocab_size=vocab_size,
+        max_context=max_context,
+        eos_token_ids=defaults.eos_token_ids,
+        default_sampling=defaults.sampling,
+        weights_fingerprint=fingerprint,
+        tokenizer_hash=hash_tokenizer(directory),
+        num_parameters=num_parameters,
+    )
+    return model, info
+
+
+def _check_device(device: str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # AssertionError: a torch built without CUDA
+        raise ModelRefusedError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from error
+
+
+def _check_type(config: dict[str, Any]) -> None:
+    """Refuse a model that is code of its checkpoint, which transformers would ask the terminal whether to run, and one
+    that is known to write no text; an unknown type transformers names itself."""
+    model_type: str = config.get("model_type", "")
+    is_known = model_type in CONFIG_MAPPING
+    if is_known and CONFIG_MAPPING[model_type] in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return
+    if config.get("auto_map"):
+        raise ModelRefusedError(
+            f"model type {model_type!r} is code of the checkpoint's own (auto_map in config.json), which is not run"
+        )
+    if is_known:
+        raise ModelRefusedError(f"model type {model_type!r} is no causal language model of transformers")
+
+
+def _keep_first_layers(text_config: Any, num_layers: int) -> None:
+    """Describe a model of the first layers only: of what the checkpoint holds for the others nothing is then read."""
+    num_all = text_config.num_hidden_layers
+    if num_layers > num_all:
+        raise ModelRefusedError(f"num_layers: {num_layers} is above the model's {num_all}")
+    text_config.num_hidden_layers = num_layers
+    if getattr(text_config, "layer_types", None):
+        text_config.layer_types = text_config.layer_types[:num_layers]
+
+
+def _load_weights(directory: Path, model_config: Any, config: EngineConfig) -> Any:
+    register_attention()
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # standard error is the log
+    keywords: dict[str, Any] = {
+        "dtype": config.dtype if config.dtype == "auto" else getattr(torch, config.dtype),
+        "attn_implementation": ATTENTION_NAME,
+        "trust_remote_code": False,
+        "output_loading_info": True,
+    }
+    _dequantize(model_config, config)
+    load: Any = AutoModelForCausalLM.from_pretrained
+    try:
+        with _quiet_about_other_layers(config.num_layers is not None):
+            model, report = load(directory, config=model_config, local_files_only=True, **keywords)
+    except Exception as error:  # the model's own code may raise anything
+        reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, KeyError) and error.args == (ATTENTION_NAME,):  # looked up in a table of its own
+            reason = "its code does not use the attention interface of transformers"
+        raise ModelRefusedError(f"{config.model} cannot be loaded: {reason}") from error
+    _check_weights(config.model, model, report)
+    if (stored := str(model.dtype).removeprefix("torch.")) not in _DTYPES:
+        raise ModelRefusedError(f"dtype: {config.model} is stored in {stored}: set one of {', '.join(_DTYPES)}")
+    if model.get_output_embeddings() is None:
+        raise ModelRefusedError(f"{type(model).__name__} has no output embedding")
+    if model._can_set_experts_implementation():
+        # The experts' default multiplies the rows that share an expert together: a row's bits would depend on them.
+        model.set_experts_implementation("batched_mm")
+    return model.to(config.device).eval().requires_grad_(False)
+
+
+def _dequantize(model_config: Any, config: EngineConfig) -> None:
+    """Have quantized weights loaded as the numbers they stand for; refuse those for which transformers has no such way.
+
+    Otherwise the device and the packages that happen to be installed decide whether kernels multiply the stored
+    numbers, whose rows depend on each other: they share experts, or are quantized together.
+    """
+    quantization = getattr(model_config, "quantization_config", None)
+    if quantization is None:
+        return
+    method = quantization.get("quant_method")
+    if method not in _DEQUANTIZED:
+        known = " or ".join(_DEQUANTIZED)
+        raise ModelRefusedError(f"{config.model} is quantized by {method!r}, not by {known}: save it dequantized")
+    stored = str(model_config.dtype).removeprefix("torch.")
+    if method == "fp8" and config.dtype not in ("auto", stored):  # what is not quantized stays as it is stored
+        raise ModelRefusedError(f"dtype: {config.model}, quantized by 'fp8', can be served in {stored} only")
+    quantization["dequantize"] = True
+
+
+def _check_weights(name: str, model: Any, report: dict[str, Any]) -> None:
+    """Refuse what transformers only warns of: weights it made up, and weights of linear layers it left aside.
+
+    The latter are biases that config.json denies, or the scales of a quantization that is unknown to transformers: it
+    then takes the quantized numbers for the weights themselves.
+    """
+    if missing := sorted(report["missing_keys"]):
+        raise ModelRefusedError(f"{name} lacks {len(missing)} of the model's weights, as {missing[0]}")
+    linears = {path for path, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D))}
+    if unused := sorted(key for key in report["unexpected_keys"] if key.rpartition(".")[0] in linears):
+        raise ModelRefusedError(
+            f"{name} holds {len(unused)} tensors that the model's linear layers do not use, as {unused[0]}: is it"
+            " quantized?"
+        )
+
+
+@contextmanager
+def _quiet_about_other_layers(is_quiet: bool) -> Iterator[None]:
+    """transformers reports the weights it leaves alone, at length."""
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    if is_quiet:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _max_context(text_config: Any, asked: int | None) -> int:
+    own: int | None = getattr(text_config, "max_position_embeddings", None)
+    if own is None and asked is None:
+        raise ModelRefusedError("the model names no max_position_embeddings: set max_context")
+    if own is not None:
+        own = max([own, *_yarn_lengths(text_config, own)])
+    if own is not None and asked is not None and asked > own:
+        raise ModelRefusedError(f"max_context: {asked} is above the model's own {own}")
+    return int(own if asked is None else asked)  # type: ignore[arg-type]
+
+
+def _yarn_lengths(text_config: Any, own: int) -> Iterator[int]:
+    """How far YaRN stretches positions: whoever adds it to a checkpoint, as Qwen asks for long texts, leaves the length
+    as it was."""
+    for rope in rope_parameters(text_config):
+        if rope.get("rope_type", rope.get("type")) == "yarn" and rope.get("factor") is not None:
+            yield int(rope["factor"] * rope.get("original_max_position_embeddings", own))

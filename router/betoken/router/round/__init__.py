@@ -1,0 +1,1 @@
+"""The rounds of one admitted request: draft, verify, commit, failover."""

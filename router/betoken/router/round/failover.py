@@ -1,0 +1,173 @@
+"""Brings a sequence back to life after its verify worker was lost: elsewhere, or on the same worker once it is back.
+One that found its worker filled by other routers waits for room in the same way.
+
+Token ids are all that is needed; no KV crosses the wire. Bounded in number at once, and in time: what counts is for how
+long nothing could be re-opened, since the sequences of a dead worker may have to wait for each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+
+from asyncio_pool import AioPool
+
+from betoken.common.errors import InternalError, ResourceExhaustedError, UnavailableError
+from betoken.router.request import GenerationRequest, waiting_s
+from betoken.router.workers.bounded import run_bounded
+from betoken.router.workers.verify_pool import VerifyPool, VerifyWorker
+from betoken.router.workers.verify_session import SequenceLostError, VerifySession
+from betoken.router.workers.worker_identity import WorkerIdentity
+from betoken.v1.verify_pb2 import Verdict
+
+_RETRY_PAUSE_S = 0.05
+_MAX_RETRY_PAUSE_S = 1.0
+_MAX_FAULTS = 3
+"""Attempts in a row that fail by a worker's own fault; then it is the sequence that it cannot serve."""
+_SILENCE_SHARE = 0.5
+"""Of the time allowed: a worker that gives no sign for so long is left for another, also for one that comes later."""
+_PROGRESS_SHARE = 0.05
+"""Of the time allowed: after so much of it progress counts again. Workers tell of it many times a second."""
+
+
+class _AttemptFailedError(Exception):
+    """A worker could not take the sequence up; another one, or the same one later, may."""
+
+    def __init__(self, worker: VerifyWorker, reason: Exception) -> None:
+        super().__init__(str(reason))
+        self.worker = worker
+        self.reason = reason
+
+
+class Failover:
+    """Re-opens sequences; shared by all requests."""
+
+    def __init__(self, verify: VerifyPool, reopens: AioPool, timeout_s: float) -> None:
+        """`reopens` bounds how many sequences are re-opened at once, `timeout_s` how long one waits while none is."""
+        self._verify = verify
+        self._reopens = reopens
+        self._timeout_s = timeout_s
+        self._limits: set[asyncio.Timeout] = set()
+        """Of all that wait to be re-opened and have not been lost once more by an attempt."""
+        self._suspects: dict[asyncio.Timeout, float] = {}
+        """Of those that have, with the time until which they may be tried again, on the event loop's clock."""
+        self._progressed_s = -math.inf
+
+    def has_other(self, worker: VerifyWorker) -> bool:
+        """Whether another worker, no silent one, gives the same tokens and has room beyond those that wait for it."""
+        other = self._verify.least_loaded(worker.identity, avoid=worker)
+        if other is None or other.is_silent:
+            return False
+        return other.load_factor + len(self._limits) / max(1, other.hello.max_sequences) < 1
+
+    def place(self, worker: VerifyWorker) -> VerifyWorker:
+        """The worker with most room among those that give the same tokens as `worker`; itself if none is ready."""
+        return self._verify.least_loaded(worker.identity) or worker
+
+    async def reopen(
+        self,
+        request: GenerationRequest,
+        committed_ids: Sequence[int],
+        identity: WorkerIdentity,
+        lost: VerifyWorker,
+        why: SequenceLostError | ResourceExhaustedError,
+    ) -> tuple[VerifyWorker, VerifySession, Verdict]:
+        """Re-open the sequence on a worker of the same identity: the worker, the session and the first plain step.
+
+        Raises:
+            UnavailableError: for the time allowed, no such worker could go on with this sequence or another one.
+            ResourceExhaustedError: the same, as other routers keep them full; or the sequence is too large for a link.
+            InternalError: workers failed at it, again and again.
+            BetokenError: a worker refused the sequence for good.
+        """
+        pause_s, num_faults = 0.0, 0
+        reason: Exception = why
+        limit_s = waiting_s(self._timeout_s, request.left_s)
+        limit = asyncio.timeout(limit_s)
+        self._limits.add(limit)
+        try:
+            async with limit:
+                while True:
+                    try:
+                        await asyncio.sleep(pause_s)
+                        attempt = self._try(request, committed_ids, identity, lost, limit)
+                        opened = await run_bounded(self._reopens, attempt, discard=lambda opened: opened[1].close())
+                        self._progressed()
+                        return opened
+                    except _AttemptFailedError as failed:
+                        lost, reason = failed.worker, failed.reason  # the next attempt goes elsewhere if it can
+                        num_faults = num_faults + 1 if isinstance(reason.__cause__, InternalError) else 0
+                        if num_faults == _MAX_FAULTS and reason.__cause__ is not None:
+                            raise reason.__cause__ from None
+                        if isinstance(reason, SequenceLostError):
+                            self._suspect(limit)
+                        pause_s = min(_MAX_RETRY_PAUSE_S, max(_RETRY_PAUSE_S, pause_s * 2))
+        except TimeoutError:
+            if isinstance(reason, ResourceExhaustedError):
+                raise reason from None
+            raise UnavailableError(
+                f"the verify worker was lost ({reason}) and none could go on within {limit_s:.3g} s"
+            ) from reason
+        finally:
+            self._limits.discard(limit)
+            self._suspects.pop(limit, None)
+
+    def _progressed(self) -> None:
+        """A sequence was re-opened, or is about to be: the others' turns will come, so their patience begins anew."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._progressed_s + _PROGRESS_SHARE * self._timeout_s:
+            return
+        self._progressed_s = now_s
+        for limit in self._limits:
+            if not limit.expired():
+                limit.reschedule(now_s + self._timeout_s)
+
+    def _pending(self, limit: asyncio.Timeout) -> None:
+        """A worker is at the sequence, or will be. Once re-opened, that is no sign for those that still wait."""
+        if limit in self._limits or limit in self._suspects:
+            self._progressed()
+        if limit in self._suspects and not limit.expired():
+            deadline = asyncio.get_running_loop().time() + self._timeout_s
+            if deadline - (limit.when() or 0.0) >= _PROGRESS_SHARE * self._timeout_s:
+                limit.reschedule(deadline)
+
+    def _suspect(self, limit: asyncio.Timeout) -> None:
+        """A worker was lost with the sequence, perhaps because of it: progress of others gives it no more time, its own
+        no more attempts."""
+        if not limit.expired():
+            self._limits.discard(limit)
+            now_s = asyncio.get_running_loop().time()
+            limit.reschedule(self._suspects.setdefault(limit, now_s + self._timeout_s))
+
+    async def _try(
+        self,
+        request: GenerationRequest,
+        committed_ids: Sequence[int],
+        identity: WorkerIdentity,
+        lost: VerifyWorker,
+        limit: asyncio.Timeout,
+    ) -> tuple[VerifyWorker, VerifySession, Verdict]:
+        worker = self._verify.least_loaded(identity, avoid=lost)
+        if worker is None:
+            left_s = (limit.when() or 0.0) - asyncio.get_running_loop().time()
+            worker = await self._verify.wait_ready(max(0.0, left_s), identity)
+        try:
+            session = worker.open(request, committed_ids, on_pending=lambda: self._pending(limit))
+        except SequenceLostError as error:
+            raise _AttemptFailedError(worker, error) from error
+        try:
+            base_length = len(request.prompt_ids) + len(committed_ids)
+            session.grant(base_length, 1)
+            patience_s = _SILENCE_SHARE * self._timeout_s
+            verdict = await session.next_plain(
+                base_length,
+                lambda silent_s: silent_s >= patience_s and self._verify.least_loaded(identity, worker) is not None,
+            )
+            return worker, session, verdict
+        except (SequenceLostError, ResourceExhaustedError) as error:
+            session.close()
+            raise _AttemptFailedError(worker, error) from error
+        except BaseException:
+            session.close()
+            raise

@@ -1,0 +1,203 @@
+"""One request from its first block to its last token: rounds of draft, verify, commit; plain steps; failover.
+
+Reads like the algorithm; knows sessions, not links, and emits tokens, not messages.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+from betoken.common.errors import ResourceExhaustedError
+from betoken.router.policy.draft_terms import FIRST_PAUSE, LONGEST_PAUSE
+from betoken.router.request import GenerationRequest
+from betoken.router.round.failover import Failover
+from betoken.router.round.outbox import Outbox
+from betoken.router.round.speculator import Speculator
+from betoken.router.round.stats import SpeculationCounts
+from betoken.router.text.answer import Answer, Kept
+from betoken.router.workers.draft_session import NO_DRAFT, Draft
+from betoken.router.workers.verify_pool import VerifyWorker
+from betoken.router.workers.verify_session import SequenceLostError, VerifySession
+from betoken.v1.types_pb2 import (
+    DRAFT_SOURCE_UNSPECIFIED,
+    TOKEN_ORIGIN_ACCEPTED,
+    TOKEN_ORIGIN_BONUS,
+    TOKEN_ORIGIN_PLAIN,
+    TOKEN_ORIGIN_RECOVERED,
+    VERIFICATION_MODE_COUPLED,
+    DraftSource,
+)
+from betoken.v1.verify_pb2 import Verdict
+
+_log = logging.getLogger(__name__)
+
+NUM_GRANTED_STEPS = 16
+"""Plain steps granted at once; renewed when half of them are done."""
+
+
+class Generation:
+    """The state of one admitted request."""
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        answer: Answer,
+        worker: VerifyWorker,
+        speculator: Speculator,
+        failover: Failover,
+        outbox: Outbox,
+        counts: SpeculationCounts,
+    ) -> None:
+        """`answer` holds the request's resume_ids already; `counts` are filled, up to where it ends."""
+        self._request = request
+        self._answer = answer
+        self._worker = worker
+        self._speculator = speculator
+        self._failover = failover
+        self._outbox = outbox
+        self._identity = worker.identity
+        self._session: VerifySession | None = None
+        self._pause = FIRST_PAUSE
+        """Plain steps after the next draft that is empty."""
+        self._step_began_s: float | None = None
+        """Of the round or plain step under way; None if other things than its tokens take its time."""
+        self._length = len(request.prompt_ids) + len(answer.output_ids)
+        self._counts = counts
+        self.first_token_ns = 0
+        """`time.perf_counter_ns()` of the first token; 0 before."""
+        self.num_cached_tokens = 0
+        """Prompt tokens whose KV the verify worker had before the first token; 0 until that came."""
+
+    async def run(self) -> None:
+        """Generate until the answer ends; everything is freed on the workers whatever happens.
+
+        Raises nothing but cancellation: an error goes to the outbox's reader, after the tokens before it.
+        """
+        failure: Exception | None = None
+        try:
+            while self._answer.finish is None:
+                try:
+                    await self._advance()
+                except (SequenceLostError, ResourceExhaustedError) as error:  # the latter: other routers were first
+                    await self._reopen(error)
+        except Exception as caught:
+            failure = caught
+        finally:
+            self._speculator.close()
+            self._close_session()
+            self._counts.num_failed_drafts = self._speculator.num_failed
+            self._outbox.close(failure, self._answer.flush() if self._answer.finish is not None else "")
+
+    async def _advance(self) -> None:
+        """One round with a draft, or one plain step; whichever suits."""
+        self._step_began_s = time.perf_counter()
+        if self._session is None:
+            self._worker = self._failover.place(self._worker)  # others were opened since this request was admitted
+            self._session = self._worker.open(self._request, self._answer.output_ids)
+        if self._worker.is_draining and self._failover.has_other(self._worker):
+            raise SequenceLostError(f"verify worker {self._worker.link.address} drains")
+        if self._length >= self._session.granted_length and self._answer.room > 1 and self._speculator.is_available:
+            await self._round(self._session)
+        else:
+            await self._plain_step(self._session)
+
+    async def _round(self, session: VerifySession) -> None:
+        """The round: draft, verify, commit."""
+        started_ns = time.perf_counter_ns()
+        draft = await self._draft()
+        verdict = await self._verify(session, draft)
+        if draft is not NO_DRAFT:
+            self._counts.num_draft_forwards += draft.num_forwards
+            self._counts.add_round(
+                time.perf_counter_ns() - started_ns,
+                draft.queue_ns,
+                draft.forward_ns,
+                verdict.queue_ns + verdict.forward_ns,
+            )
+        await self._commit(draft, verdict)
+
+    async def _draft(self) -> Draft:
+        # The modes that look at draft distributions take chains only.
+        takes_trees = self._request.mode == VERIFICATION_MODE_COUPLED and self._worker.hello.supports_trees
+        room = self._answer.room - 1
+        room = min(room, self._worker.hello.max_draft_tokens or room)
+        return await self._speculator.draft(self._answer.output_ids, room, takes_trees, self._worker.link.load)
+
+    async def _verify(self, session: VerifySession, draft: Draft) -> Verdict:
+        if draft.ids:
+            self._pause = FIRST_PAUSE
+            return await session.verify(self._length, draft)
+        num_steps = 1
+        if draft is not NO_DRAFT and not self._request.num_draft_tokens:  # nothing pays here, nor soon
+            num_steps = min(self._pause, self._answer.room)
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        session.grant(self._length, num_steps)
+        return await session.next_plain(self._length)
+
+    async def _commit(self, draft: Draft, verdict: Verdict) -> None:
+        """Append what the target decided, tell the drafter and the client."""
+        path = verdict.path if draft.parents else range(verdict.num_accepted)
+        accepted, sources = draft.along(path)
+        emitted = [*accepted, verdict.next_id]
+        self._counts.add_forward(len(emitted), verdict.queue_ns, verdict.forward_ns)
+        if draft.ids:
+            self._counts.add_draft(len(draft.ids), draft.depth, len(path))
+        kept = self._answer.append(emitted)
+        if not self.first_token_ns:
+            self.first_token_ns = time.perf_counter_ns()
+            self.num_cached_tokens = min(verdict.cached_tokens, len(self._request.prompt_ids))
+            self._step_began_s = None  # the prompt's prefill is in it
+        if self._answer.finish is None:
+            self._speculator.commit(self._length, emitted, self._step_began_s)
+        self._length += kept.num_tokens
+        self._emit(draft, path, sources, emitted[: kept.num_tokens], verdict, kept)
+        await self._outbox.room()
+
+    async def _plain_step(self, session: VerifySession) -> None:
+        """One token decoded by the verify worker alone; the grant is renewed at half while no draft is wanted."""
+        num_left = session.granted_length - self._length
+        if num_left <= 0 or (num_left <= NUM_GRANTED_STEPS // 2 and not self._speculator.is_available):
+            num_steps = min(NUM_GRANTED_STEPS, self._answer.room)
+            if num_steps > num_left:
+                session.grant(self._length, num_steps)
+        verdict = await session.next_plain(self._length)
+        await self._commit(NO_DRAFT, verdict)
+
+    def _emit(
+        self,
+        draft: Draft,
+        path: Sequence[int],
+        sources: Sequence[DraftSource],
+        ids: Sequence[int],
+        verdict: Verdict,
+        kept: Kept,
+    ) -> None:
+        origins = [TOKEN_ORIGIN_ACCEPTED] * len(path)
+        if not draft.ids:
+            origins.append(TOKEN_ORIGIN_PLAIN)
+        elif draft.is_exhausted_by(path):
+            origins.append(TOKEN_ORIGIN_BONUS)
+        else:
+            origins.append(TOKEN_ORIGIN_RECOVERED)
+        origins = origins[: len(ids)]  # the answer may have ended inside the accepted prefix
+        sources = [*sources[: len(ids)], *[DRAFT_SOURCE_UNSPECIFIED] * (len(ids) - len(sources))]
+        logprobs = verdict.logprobs[: len(ids)] if verdict.logprobs else ()
+        self._outbox.put(ids, origins, sources, logprobs, kept.text, kept.num_chars)
+
+    async def _reopen(self, why: SequenceLostError | ResourceExhaustedError) -> None:
+        """Continue on another worker, or on the same one after it came back or has room, from the committed ids."""
+        _log.warning("request %s is re-opened: %s", self._request.request_id, why)
+        self._close_session()
+        self._step_began_s = None
+        self._counts.num_failovers += isinstance(why, SequenceLostError)
+        self._worker, self._session, verdict = await self._failover.reopen(
+            self._request, self._answer.output_ids, self._identity, self._worker, why
+        )
+        await self._commit(NO_DRAFT, verdict)
+
+    def _close_session(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()

@@ -1,0 +1,212 @@
+"""Where one request's drafts come from: opens it on a draft worker, follows it, and absorbs every fault there.
+
+A fault costs this round its draft and the worker some trust, never more. Knows nothing of verdicts or text.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+from betoken.common.errors import (
+    BetokenError,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+)
+from betoken.router.policy.draft_terms import MAX_DRAFT_TOKENS, USUAL_DRAFT_TOKENS, draft_terms
+from betoken.router.policy.speculation_gate import SpeculationGate
+from betoken.router.request import GenerationRequest
+from betoken.router.workers.draft_pool import DraftPool, DraftWorker
+from betoken.router.workers.draft_session import (
+    NO_DRAFT,
+    Draft,
+    DraftFailedError,
+    DraftLateError,
+    DraftSession,
+    DraftWorkerLostError,
+)
+from betoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED, DrafterChoice, Load
+
+_log = logging.getLogger(__name__)
+_FULL_PAUSE_S = 1.0
+"""How long a worker that had no room for a request is not asked by it again: a refusal costs a round its draft."""
+_NO_FAULTS = (DraftWorkerLostError, DeadlineExceededError)  # the latter: the request's own deadline
+
+
+class Speculator:
+    """The drafts of one request."""
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        pool: DraftPool,
+        vocab_size: int,
+        timeout_s: float,
+        first_timeout_s: float,
+        gate: SpeculationGate | None = None,
+    ) -> None:
+        """`timeout_s`: how long a draft is waited for, and given up without a sign of it; the first one, which includes
+        the prompt's prefill, after `first_timeout_s`. Later ones include it too where other sequences took the pages,
+        or `fused` turns to another source. In modes whose tokens depend on drafts, signs do not count.
+
+        `gate`: says whether drafts pay, and hears how fast tokens come; None = they are wanted anyway.
+        """
+        self._request = request
+        self._pool = pool
+        self._vocab_size = vocab_size
+        self._timeout_s = timeout_s
+        self._first_timeout_s = first_timeout_s
+        self._worker: DraftWorker | None = None
+        self._session: DraftSession | None = None
+        self._has_drafted = False
+        self._was_late = False
+        """Whether the prompt's prefill has been waited for: later drafts that are late as well do not pay."""
+        self._is_refused = False
+        self._full_until_s: dict[DraftWorker, float] = {}
+        """Those that had no room for it, and until when they are not asked (`time.monotonic`)."""
+        has_settings = request.drafter is not None and bool(request.drafter.settings)
+        self._has_untried_settings = has_settings and not request.resume_ids  # else tried where the answer began
+        """Only a draft worker knows whether they are good; whether drafts pay or not, one draft is asked for."""
+        self._gate = gate
+        self._is_asked = False
+        """Whether a draft was asked for since the last commit."""
+        self._is_first = False
+        """Whether that includes the prompt's prefill."""
+        self._is_speculating = False
+        """Whether drafts are asked for, if not at every step: plain ones follow an empty draft."""
+        self.num_failed = 0
+        """Drafts that were late, wrong or failed."""
+
+    @property
+    def is_available(self) -> bool:
+        """Whether a draft may be asked for, and pays."""
+        if self._gate is not None and not self._gate.is_open and not self._has_untried_settings:
+            return False
+        return not self._session.is_late if self._session is not None else self._choose() is not None
+
+    async def draft(
+        self, committed_ids: Sequence[int], room: int, takes_trees: bool, load: Load | None = None
+    ) -> Draft:
+        """At most `room` guesses at what follows the prompt and `committed_ids`; empty when there are none.
+
+        They are a chain, unless the target `takes_trees`. How many they are is the request's, or else what pays under
+        the `load` of the verify worker.
+
+        Raises:
+            InvalidArgumentError: the drafter refuses the request's own settings for it, which none has taken yet.
+        """
+        base_length = len(self._request.prompt_ids) + len(committed_ids)
+        self._is_asked, self._is_first = True, not (self._has_drafted or self._was_late)
+        try:
+            session = self._session or self._open(committed_ids)
+            assert self._worker is not None
+            timeout_s = self._timeout_s if self._has_drafted else self._first_timeout_s
+            patience_s = None
+            if self._request.mode == VERIFICATION_MODE_COUPLED:  # else the clock would choose tokens
+                patience_s = self._timeout_s
+            limit = min(room, self._worker.hello.max_draft_tokens or MAX_DRAFT_TOKENS)
+            num_tokens = min(limit, self._request.num_draft_tokens or USUAL_DRAFT_TOKENS)
+            terms = None
+            if load is not None and not self._request.num_draft_tokens:
+                terms = draft_terms(load, limit, self._worker.asking_s)
+            asked_s = time.perf_counter()
+            draft = await session.draft(
+                base_length,
+                num_tokens,
+                self._vocab_size,
+                timeout_s,
+                patience_s=patience_s,
+                takes_trees=takes_trees,
+                terms=terms,
+            )
+            if self._has_drafted:  # not the first, which waits for the prompt's prefill
+                self._worker.record_asking(time.perf_counter() - asked_s - draft.forward_ns * 1e-9)
+        except DraftLateError as error:
+            self.num_failed += 1
+            if not self._was_late:
+                _log.info("request %s goes without drafts until one has come: %s", self._request.request_id, error)
+            self._was_late = True
+            return NO_DRAFT
+        except (DraftFailedError, BetokenError) as error:
+            self._failed(error)
+            return NO_DRAFT
+        self._has_drafted = True
+        self._has_untried_settings = False
+        self._worker.breaker.record_success()
+        return draft
+
+    def commit(self, base_length: int, ids: Sequence[int], began_s: float | None) -> None:
+        """Tell the drafter, and the gate, what was decided after `base_length` tokens.
+
+        `began_s`: when the step began that decided it (`time.perf_counter`); None = it tells nothing about drafts.
+        """
+        if self._gate is not None:
+            self._record(self._gate, len(ids), began_s)
+        if self._session is None:
+            return
+        if self._worker is not None and self._worker.is_draining and self._can_do_without():
+            self.close()
+        else:
+            self._session.commit(base_length, ids)
+
+    def close(self) -> None:
+        """Free the sequence on the draft worker; idempotent. The next `draft` opens it again."""
+        session, self._session = self._session, None
+        self._has_drafted = self._was_late = False
+        if session is not None:
+            session.close()
+
+    def _can_do_without(self) -> bool:
+        """Whether another worker drafts as well, or drafts do not pay: one that drains waits for its last sequence."""
+        return (self._gate is not None and not self._gate.is_open) or self._choose() is not None
+
+    def _record(self, gate: SpeculationGate, num_tokens: int, began_s: float | None) -> None:
+        is_drafting = self._session is not None and not self._session.is_late
+        is_going_on = self._is_speculating and gate.is_open and is_drafting
+        self._is_speculating = self._is_asked or is_going_on
+        is_first = self._is_asked and self._is_first
+        self._is_asked = False
+        if began_s is not None and not is_first and self._is_speculating == gate.is_open:
+            gate.record(began_s, time.perf_counter(), num_tokens)
+
+    def _choose(self) -> DraftWorker | None:
+        """A worker with the wanted drafter; where those that host it are away any, unless the client named one."""
+        drafter = self._request.drafter
+        if drafter is None or self._is_refused:
+            return None
+        now_s = time.monotonic()
+        full = [worker for worker, until_s in self._full_until_s.items() if now_s < until_s]
+        worker = self._pool.least_loaded(drafter.name, full)
+        is_hosted = not drafter.name or drafter.name in self._pool.known_drafters
+        if worker is None and is_hosted and not self._request.is_drafter_fixed:
+            worker = self._pool.least_loaded("", full)
+        return worker
+
+    def _open(self, committed_ids: Sequence[int]) -> DraftSession:
+        worker, drafter = self._choose(), self._request.drafter
+        if worker is None or drafter is None:
+            raise DraftFailedError("no draft worker")
+        self._worker = worker
+        if drafter.name and drafter.name not in worker.drafters:
+            drafter = DrafterChoice()  # the worker's default
+        self._session = worker.open(self._request, committed_ids, drafter)
+        return self._session
+
+    def _failed(self, error: Exception) -> None:
+        self.num_failed += 1
+        self.close()
+        worker, drafter = self._worker, self._request.drafter
+        if isinstance(error, InvalidArgumentError):  # this request's own fault: others may go on drafting there
+            self._is_refused = True
+            if drafter is not None and self._has_untried_settings:  # later it is another worker that refuses them
+                raise InvalidArgumentError(
+                    "speculation.drafter.settings", dict(drafter.settings), str(error)
+                ) from error
+        elif worker is not None and isinstance(error, ResourceExhaustedError):
+            self._full_until_s[worker] = time.monotonic() + _FULL_PAUSE_S  # other routers filled it: it works
+        elif worker is not None and not isinstance(error, _NO_FAULTS):
+            worker.breaker.record_failure()
+        address = worker.link.address if worker is not None else "anywhere"
+        _log.info("request %s: no draft from %s: %s", self._request.request_id, address, error)

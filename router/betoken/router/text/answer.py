@@ -1,0 +1,135 @@
+"""The growing answer of one request: which tokens count, which text may be released, and when it ends.
+
+Applies end ids, stop strings and limits inside a verified block. What it releases depends on the ids alone, never on
+how they were split into blocks, so that a resumed request continues the same text. Knows no worker and no stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from betoken.router.text.detokenizer import Detokenizer
+from betoken.router.text.stop_strings import StopStrings
+
+
+class FinishReason(Enum):
+    """Why an answer ended."""
+
+    STOP = "stop"
+    """EOS, a stop id or a stop string."""
+    LENGTH = "length"
+    """max_new_tokens or the context's end."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopRules:
+    """What ends an answer."""
+
+    end_ids: frozenset[int]
+    """EOS (unless ignored), stop ids and special stops; the answer ends with them."""
+    stop_strings: tuple[str, ...]
+    """The answer's text ends before the first of these."""
+    min_new_tokens: int
+    """Nothing but the length ends the answer within its first tokens; stop strings are those that end after them."""
+    max_new_tokens: int
+    """Largest number of output tokens, the context's end included."""
+    special_stops: Mapping[int, str]
+    """The stop strings that are special tokens, by id: these leave no text in which to find them."""
+
+
+class Kept(NamedTuple):
+    """What a block added to an answer."""
+
+    num_tokens: int
+    """Leading tokens that count."""
+    text: str
+    """Text that became final."""
+    num_chars: Sequence[int]
+    """Characters of `text` that became final with each token."""
+
+
+NOTHING = Kept(0, "", ())
+
+
+class Answer:
+    """Output ids and text of one request."""
+
+    def __init__(self, rules: StopRules, detokenizer: Detokenizer) -> None:
+        self._rules = rules
+        self._detokenizer = detokenizer
+        self._stops = StopStrings(rules.stop_strings)
+        self.output_ids: list[int] = []
+        """All tokens that count, resumed ones included."""
+        self.finish: FinishReason | None = None
+        """Set once the answer has ended; nothing is appended then."""
+        self.stop = ""
+        """The stop string that ended it, or empty."""
+        self._is_cut = False
+        """Whether it ended within the text."""
+
+    @property
+    def room(self) -> int:
+        """Tokens that may still be appended."""
+        return self._rules.max_new_tokens - len(self.output_ids)
+
+    def append(self, ids: Sequence[int]) -> Kept:
+        """Append the target's next tokens. What lies beyond the end of the answer is dropped."""
+        if self.finish is not None:
+            return NOTHING
+        room = self.room
+        ids = self._until_end(ids, room)
+        if self._rules.stop_strings:
+            kept = self._search(ids)
+        else:
+            text, num_chars = self._detokenizer.step(ids)
+            kept = Kept(len(ids), text, num_chars)
+        self.output_ids += ids[: kept.num_tokens]
+        if self.finish is None and kept.num_tokens >= room:
+            self.finish = FinishReason.LENGTH
+        return kept
+
+    def flush(self) -> str:
+        """Text still held back when the answer has ended, up to a stop string that shows only now; empty after one."""
+        if self._is_cut:
+            return ""
+        text = self._detokenizer.flush()
+        is_sought = len(self.output_ids) > self._rules.min_new_tokens
+        match = self._stops.match(text) if is_sought else None
+        if match is None:
+            return self._stops.flush() + text
+        self.finish, self.stop = FinishReason.STOP, match.stop
+        return (self._stops.held + text)[: match.start]
+
+    def _until_end(self, ids: Sequence[int], room: int) -> Sequence[int]:
+        """`ids` up to the room left and to the first end id, that one included."""
+        rules = self._rules
+        if len(ids) > room:
+            ids = ids[: max(0, room)]
+        if rules.end_ids.isdisjoint(ids):
+            return ids
+        num_output = len(self.output_ids)
+        for index, token_id in enumerate(ids):
+            if token_id in rules.end_ids and num_output + index >= rules.min_new_tokens:
+                self.finish = FinishReason.STOP
+                self.stop = rules.special_stops.get(token_id, "")
+                return ids[: index + 1]
+        return ids
+
+    def _search(self, ids: Sequence[int]) -> Kept:
+        """Append `ids` one by one, up to the one that completes a stop string."""
+        texts: list[str] = []
+        num_output = len(self.output_ids)
+        for index, token_id in enumerate(ids):
+            text, _ = self._detokenizer.step((token_id,))
+            is_sought = num_output + index >= self._rules.min_new_tokens
+            match = self._stops.match(text) if is_sought else None
+            if match is not None:
+                self.finish = FinishReason.STOP
+                self.stop, self._is_cut = match.stop, True
+                texts.append((self._stops.held + text)[: match.start])
+                break
+            texts.append(self._stops.feed(text))
+        return Kept(len(texts), "".join(texts), [len(text) for text in texts])

@@ -1,0 +1,1 @@
+"""Links to workers: pools, sessions, circuits, identity."""

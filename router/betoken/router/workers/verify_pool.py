@@ -1,0 +1,290 @@
+"""The verify workers: which fit together, which is least loaded, and which sequence lives where.
+
+Knows links and sessions; knows nothing of drafts, text or clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from betoken.common.errors import (
+    BetokenError,
+    FailedPreconditionError,
+    InternalError,
+    NotFoundError,
+    ResourceExhaustedError,
+    UnavailableError,
+    from_link_error,
+)
+from betoken.router.request import GenerationRequest, SequenceIds
+from betoken.router.workers.mailbox import Patience
+from betoken.router.workers.verify_session import SequenceLostError, VerifySession
+from betoken.router.workers.worker_identity import ServedModel, WorkerIdentity
+from betoken.rpc.link import LinkCallbacks, LinkOptions, LinkState, VerifyLink
+from betoken.rpc.validation import validate_frame
+from betoken.v1.types_pb2 import CloseSequence, WorkerHello
+from betoken.v1.verify_pb2 import DraftBlock, VerifyLinkResponse
+
+_log = logging.getLogger(__name__)
+_FULL_RETRY_AFTER_S = 1.0  # links carry no advice; other routers fill the worker too
+SILENCE = "gives no sign of work: others get what is new"
+_LOST = (UnavailableError, InternalError, NotFoundError, FailedPreconditionError)
+
+
+class VerifyWorker:
+    """One verify worker and the sequences this router has on it."""
+
+    def __init__(self, address: str, pool: VerifyPool, options: LinkOptions) -> None:
+        self.link = VerifyLink(
+            address, LinkCallbacks(self._take, self._up, self._down, lambda hello: pool.check(hello, self)), options
+        )
+        self.identity: WorkerIdentity
+        """That of its handshake; only of a worker that has been ready."""
+        self.is_silent = False
+        """Whether a sequence was lost here for want of any sign of work, and none has come since."""
+        self._pool = pool
+        self._sessions: dict[int, VerifySession] = {}
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it takes new sequences."""
+        return self.link.state is LinkState.READY
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it asked to be left."""
+        return self.link.state is LinkState.DRAINING
+
+    @property
+    def hello(self) -> WorkerHello:
+        """Its handshake; only of a worker that has been ready."""
+        assert self.link.hello is not None
+        return self.link.hello
+
+    @property
+    def load_factor(self) -> float:
+        """How full it is: own sequences, or what it last said of all routers' together, over what it holds at once."""
+        load = self.link.load
+        others = load.running + load.waiting if load is not None else 0
+        return max(len(self._sessions), others) / max(1, self.hello.max_sequences)
+
+    @property
+    def own_load_factor(self) -> float:
+        """How full it is of own sequences alone: never late, unlike what it says itself."""
+        return len(self._sessions) / max(1, self.hello.max_sequences)
+
+    def open(
+        self, request: GenerationRequest, committed_ids: Sequence[int], on_pending: Callable[[], None] = lambda: None
+    ) -> VerifySession:
+        """Open, or re-open, the request's sequence here; `on_pending` is called while it waits for its turn.
+
+        Raises:
+            SequenceLostError: the worker has just gone.
+        """
+        sequence_id = self._pool.sequence_ids.next()
+        session = VerifySession(
+            sequence_id,
+            self.hello.vocab_size,
+            self._pool.verify_timeout_s,
+            self._pool.patience,
+            self._send_block,
+            self._close,
+            on_pending,
+            lambda: self._set_silent(True),
+            has_logprobs=request.sampling.HasField("logprobs"),
+        )
+        try:
+            self.link.send(opens=[request.open_entry(sequence_id, committed_ids)])
+        except UnavailableError as error:
+            raise SequenceLostError(str(error)) from error
+        self._sessions[sequence_id] = session
+        return session
+
+    def _send_block(self, block: DraftBlock) -> None:
+        if block.sequence_id in self._sessions:  # otherwise the session has its error already
+            try:
+                self.link.send(blocks=[block])
+            except UnavailableError as error:
+                raise SequenceLostError(str(error)) from error
+
+    def _close(self, session: VerifySession) -> None:
+        if self._sessions.pop(session.sequence_id, None) is not None:
+            with suppress(UnavailableError):  # the link has just ended, and all its sequences with it
+                self.link.send(closes=[CloseSequence(sequence_id=session.sequence_id)])
+
+    def _take(self, _link: Any, frame: VerifyLinkResponse) -> None:
+        validate_frame(frame.verdicts, frame.stales, frame.errors, frame.pending_ids)
+        if self.is_silent and (frame.verdicts or frame.stales or frame.pending_ids or frame.HasField("load")):
+            self._set_silent(False)  # a load follows the close of what was lost, so that an idle one comes back as well
+        sessions = self._sessions
+        for verdict in frame.verdicts:
+            session = sessions.get(verdict.sequence_id)
+            if session is not None:  # verdicts under a grant may arrive after the close
+                session.deliver(verdict)
+        for stale in frame.stales:
+            session = sessions.get(stale.sequence_id)
+            if session is not None:
+                session.deliver(stale)
+        for sequence_id in frame.pending_ids:
+            session = sessions.get(sequence_id)
+            if session is not None:
+                session.pending()
+        for entry in frame.errors:
+            error = from_link_error(entry)
+            if entry.sequence_id == 0:
+                _log.error("verify worker %s: %s", self.link.address, error)
+                continue
+            session = sessions.pop(entry.sequence_id, None)
+            if session is not None:
+                session.fail(_for_session(error))  # first: the link may have no room for more
+                self.link.send(closes=[CloseSequence(sequence_id=entry.sequence_id)])
+
+    def _up(self, _link: Any) -> None:
+        self.identity = WorkerIdentity.of(self.hello)
+        self.is_silent = False
+        self._pool.changed()
+
+    def _down(self, _link: Any, why: BetokenError) -> None:
+        sessions, self._sessions = self._sessions, {}
+        for session in sessions.values():
+            session.fail(SequenceLostError(f"verify worker {self.link.address} went away: {why}"))
+        self._pool.changed()
+
+    def _set_silent(self, is_silent: bool) -> None:
+        if is_silent != self.is_silent:
+            _log.warning("verify worker %s %s", self.link.address, SILENCE if is_silent else "works again")
+            self.is_silent = is_silent
+            self._pool.changed()
+
+
+class VerifyPool:
+    """All verify workers of this router."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        check_hello: Callable[[WorkerHello], None],
+        text_fingerprint: str,
+        sequence_ids: SequenceIds,
+        patience: Patience,
+        verify_timeout_s: float,
+        options: LinkOptions,
+        on_change: Callable[[], None],
+    ) -> None:
+        """`check_hello` raises for workers that do not fit the tokenizer, `text_fingerprint` is the tokenizer's;
+        `on_change` follows changes of capacity."""
+        self.sequence_ids = sequence_ids
+        self.patience = patience
+        self.verify_timeout_s = verify_timeout_s
+        self.model: ServedModel | None = None
+        """That of the last accepted worker."""
+        self.workers = [VerifyWorker(address, self, options) for address in addresses]
+        self._check_hello = check_hello
+        self._text_fingerprint = text_fingerprint
+        self._on_change = on_change
+        self._changed = asyncio.Event()
+
+    @property
+    def capacity(self) -> int:
+        """Sequences that the workers which get new ones hold at once."""
+        return sum(worker.hello.max_sequences for worker in self._in_use())
+
+    def check(self, hello: WorkerHello, candidate: VerifyWorker) -> None:
+        """Accept a worker's handshake.
+
+        Raises:
+            FailedPreconditionError: it would not give the same tokens as the workers that are ready.
+        """
+        self._check_hello(hello)
+        model = ServedModel.of(hello, self._text_fingerprint)
+        theirs = model.identity
+        for worker in self.workers:
+            if worker is candidate or not worker.is_ready:
+                continue
+            if (ours := worker.identity) != theirs:
+                theirs_not_ours, ours_not_theirs = theirs.difference(ours), ours.difference(theirs)
+                raise FailedPreconditionError(
+                    f"this worker serves {theirs_not_ours}; {worker.link.address} serves {ours_not_theirs}"
+                )
+        self.model = model
+
+    def serves(self, model_id: str) -> bool:
+        """Whether `model` goes by this id: workers that give the same answers may have loaded it under several."""
+        if self.model is None:
+            return False
+        known = (worker for worker in self.workers if worker.link.hello is not None)
+        return any(w.hello.model_id == model_id and w.identity == self.model.identity for w in known)
+
+    def changed(self) -> None:
+        """A worker came or went: wake everyone who waits for one."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+        self._on_change()
+
+    def least_loaded(
+        self, identity: WorkerIdentity | None = None, avoid: VerifyWorker | None = None
+    ) -> VerifyWorker | None:
+        """The ready worker with most room, of the given identity if one is given; None if there is none.
+
+        One that is silent only where no other is ready, not even `avoid`.
+        """
+        fitting = [
+            worker
+            for worker in self._in_use()
+            if worker is not avoid and (identity is None or worker.identity == identity)
+        ]
+        # Of workers that seem full, one has just got room and not said so yet: the one that admission counted on.
+        return min(fitting, key=lambda worker: (worker.load_factor, worker.own_load_factor), default=None)
+
+    async def wait_ready(self, timeout_s: float, identity: WorkerIdentity | None = None) -> VerifyWorker:
+        """The least loaded ready worker, as soon as there is one.
+
+        Raises:
+            UnavailableError: none became ready in time, or workers of another identity did, which keep them away.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                while (worker := self.least_loaded(identity)) is None:
+                    if identity is not None and (other := self.least_loaded()) is not None:
+                        raise UnavailableError(
+                            f"the verify workers of this request are gone: {other.link.address} now serves "
+                            f"{other.identity.difference(identity)}"
+                        )
+                    await self._changed.wait()
+                return worker
+        except TimeoutError:
+            raise self.none_ready(timeout_s) from None
+
+    def none_ready(self, waited_s: float) -> UnavailableError:
+        """What to say after so long without a worker."""
+        details = "; ".join(f"{w.link.address}: {w.link.state} {w.link.detail}" for w in self.workers)
+        return UnavailableError(f"no verify worker became ready within {round(waited_s, 1):g} s ({details})")
+
+    def _in_use(self) -> list[VerifyWorker]:
+        """The ready workers, without those that are silent unless all are."""
+        ready = [worker for worker in self.workers if worker.is_ready]
+        return [worker for worker in ready if not worker.is_silent] or ready
+
+    async def run(self) -> None:
+        """Keep all links until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for worker in self.workers:
+                tasks.create_task(worker.link.run())
+
+    async def close(self) -> None:
+        """Drain and close all links."""
+        await asyncio.gather(*(worker.link.close() for worker in self.workers))
+
+
+def _for_session(error: BetokenError) -> Exception:
+    if isinstance(error, _LOST):
+        lost = SequenceLostError(str(error))
+        lost.__cause__ = error
+        return lost
+    if isinstance(error, ResourceExhaustedError):
+        return ResourceExhaustedError(str(error), retry_after_s=_FULL_RETRY_AFTER_S)
+    return error

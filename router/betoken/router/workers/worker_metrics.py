@@ -1,0 +1,94 @@
+"""What the router tells OpenTelemetry of its workers: whether each is ready and works, and the load it last said.
+
+Read by the exporter's thread once an interval; costs a round nothing. Knows workers; knows no requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from opentelemetry.metrics import CallbackOptions, Observation
+
+from betoken.common import names
+from betoken.router.workers.draft_pool import DraftWorker
+from betoken.router.workers.verify_pool import VerifyWorker
+from betoken.rpc import telemetry
+from betoken.rpc.link import LinkState
+
+_GAUGES = {
+    names.METRIC_WORKER_RUNNING: "running",
+    names.METRIC_WORKER_WAITING: "waiting",
+    names.METRIC_WORKER_PAGES_FREE: "free_pages",
+    names.METRIC_WORKER_PAGES_LIMIT: "total_pages",
+}
+"""Metric to the field of `Load`, which counts what all routers have on the worker."""
+_COUNTERS = {
+    names.METRIC_WORKER_PREEMPTIONS: "preemptions",
+    names.METRIC_WORKER_CACHED_TOKENS: "cached_tokens",
+}
+"""Likewise, of what the worker counts since its start."""
+
+_Worker = VerifyWorker | DraftWorker
+
+
+def observe_workers(workers: Sequence[_Worker]) -> None:
+    """Make the instruments of one router's workers, after telemetry is configured."""
+
+    def ready(_: CallbackOptions) -> Iterable[Observation]:
+        # A router that stops has closed its links. That says nothing of workers, and what it tells last stays a while.
+        kept = (worker for worker in workers if worker.link.state is not LinkState.CLOSED)
+        return [Observation(int(_works(worker)), _attributes(worker)) for worker in kept]
+
+    def load(field: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        """A callback that observes one field of every connected worker's load."""
+
+        def observe(_: CallbackOptions) -> Iterable[Observation]:
+            for worker in workers:
+                last = worker.link.load  # replaced by the event loop's thread, never changed
+                if last is not None:
+                    yield Observation(getattr(last, field), _attributes(worker))
+
+        return observe
+
+    def total(field: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        """A callback that observes one count, which goes on where a worker that was started again begins at 0."""
+        counts = {worker: _Count() for worker in workers}
+
+        def observe(_: CallbackOptions) -> Iterable[Observation]:
+            for worker, count in counts.items():
+                last = worker.link.load
+                if last is not None:
+                    yield Observation(count.total(getattr(last, field)), _attributes(worker))
+
+        return observe
+
+    meter = telemetry.meter()
+    meter.create_observable_gauge(names.METRIC_WORKER_READY, [ready])
+    for name, field in _GAUGES.items():
+        meter.create_observable_gauge(name, [load(field)])
+    for name, field in _COUNTERS.items():
+        meter.create_observable_counter(name, [total(field)])
+
+
+@dataclass(slots=True)
+class _Count:
+    """What a worker counted over all its starts: a counter that went back would be exported as a negative increase."""
+
+    before: int = 0
+    """Of the starts before this one."""
+    last: int = 0
+
+    def total(self, value: int) -> int:
+        if value < self.last:
+            self.before += self.last
+        self.last = value
+        return self.before + value
+
+
+def _works(worker: _Worker) -> bool:
+    return worker.is_ready and not (isinstance(worker, VerifyWorker) and worker.is_silent)
+
+
+def _attributes(worker: _Worker) -> dict[str, str]:
+    return {names.WORKER_ROLE: worker.link.role, names.WORKER_ADDRESS: worker.link.address}

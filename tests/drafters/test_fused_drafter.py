@@ -1,0 +1,634 @@
+"""Fused drafting settles per sequence on the source that brings most tokens per second, and goes on trying others."""
+
+import random
+
+import pytest
+
+from betoken.common.errors import InvalidArgumentError
+from betoken.drafters.drafter import Drafted, DraftTerms
+from betoken.drafters.fused.drafter import FusedDrafter
+from betoken.drafters.fused.shadow_draft import ShadowDraft
+from betoken.drafters.immediate import ImmediateDrafter
+from betoken.drafters.model.drafter import ModelDrafter
+from betoken.drafters.ngram.drafter import NgramDrafter, NgramSettings
+from betoken.drafters.staged import StagedDrafter
+from betoken.v1.types_pb2 import DRAFT_SOURCE_MODEL, DRAFT_SOURCE_NGRAM
+from tests.draft_worker.test_core import Bench
+
+
+class NamedDrafter:
+    """Drafts its own number, and raises where told to. Its drafts are known by being asked only."""
+
+    def __init__(self, number):
+        self.number, self.num_rounds, self.fails, self.hangs, self.waiting = number, 0, False, False, []
+
+    @property
+    def has_work(self):
+        return bool(self.waiting)
+
+    def open(self, sequence):
+        pass
+
+    def commit(self, sequence, ids):
+        pass
+
+    def request(self, sequence, num_tokens):
+        self.waiting.append(sequence)
+
+    def close(self, sequence):
+        self.waiting = [other for other in self.waiting if other is not sequence]
+
+    def check_integrity(self):
+        pass
+
+    def step(self):
+        if self.fails:
+            raise RuntimeError("out of order")
+        if self.hangs:
+            return []
+        asked, self.waiting = self.waiting, []
+        return [self.propose(sequence, 1) for sequence in asked]
+
+    def propose(self, sequence, num_tokens):
+        self.num_rounds += 1
+        return Drafted(sequence, [self.number])
+
+
+class Clocked(Bench):
+    """Two sources behind a clock that says how long a round with each takes."""
+
+    def drafters(self):
+        self.now_ns = 0
+        self.slow, self.quick = NamedDrafter(1), NamedDrafter(2)
+        sources = {"slow": self.slow, "quick": self.quick}
+        return {**sources, "fused": FusedDrafter(sources, lambda: self.now_ns)}
+
+    def round(self, sequence_id, rates):
+        """One round: the source's number says how many tokens it brings in a second."""
+        (number,) = self.draft(sequence_id, num_tokens=max(rates.values()))[sequence_id]
+        self.now_ns += 1_000_000_000
+        entry = self.core._sequences[(1, sequence_id)].sequence
+        self.core.commit((1, sequence_id), len(entry.ids), [9] * rates[number])
+        return number
+
+
+@pytest.fixture
+def bench(fake_runner_class):
+    return Clocked(fake_runner_class())
+
+
+def test_the_better_source_is_found_and_the_other_seldom_tried(bench):
+    bench.open(1, [5], "fused", max_length=10_000)
+    chosen = [bench.round(1, {1: 1, 2: 4}) for _ in range(300)]
+    assert chosen[20:].count(2) / 280 > 0.96
+    assert 1 in chosen[200:]
+
+
+def test_a_change_of_fortune_is_noticed(bench):
+    bench.open(1, [5], "fused", max_length=10_000)
+    for _ in range(100):
+        bench.round(1, {1: 1, 2: 4})
+    chosen = [bench.round(1, {1: 8, 2: 1}) for _ in range(200)]
+    assert chosen[100:].count(1) / 100 > 0.9
+
+
+def test_a_change_of_fortune_is_noticed_by_answers_too_short_for_a_trial(bench):
+    def rounds(first, last, rates):
+        for n in range(first, last):
+            bench.open(n, [5], "fused", max_length=10_000)
+            yield from [bench.round(n, rates) for _ in range(10)]
+            bench.core.close((1, n))
+
+    assert 2 not in list(rounds(0, 20, {1: 4, 2: 1}))[100:]
+    assert list(rounds(20, 420, {1: 4, 2: 40}))[-100:].count(2) > 90
+
+
+def test_a_round_that_was_held_up_says_nothing_about_its_source(bench):
+    bench.open(1, [5], "fused", max_length=10_000)
+    for _ in range(60):
+        bench.round(1, {1: 1, 2: 4})
+    assert bench.draft(1) == {1: [2]}
+    bench.now_ns += 10_000_000_000_000  # the verify worker was away, or the client read nothing
+    bench.core.commit((1, 1), len(bench.core._sequences[(1, 1)].sequence.ids), [9] * 4)
+    chosen = []
+    for n in range(2, 12):
+        bench.open(n, [5], "fused", max_length=10_000)
+        chosen += [bench.round(n, {1: 1, 2: 4}) for _ in range(20)]
+        bench.core.close((1, n))
+    assert chosen.count(2) / 200 > 0.9
+
+
+def test_plain_steps_while_no_drafts_are_wanted_are_no_merit_of_who_drafted_last(bench):
+    bench.open(1, [5], "fused", max_length=10_000)
+    for _ in range(60):
+        bench.round(1, {1: 1, 2: 4})
+    while bench.round(1, {1: 1, 2: 4}) == 2:
+        pass
+    assert bench.draft(1) == {1: [1]}, "the second round of a trial"
+    bench.now_ns += 1_000_000_000_000
+    bench.core.commit((1, 1), len(bench.core._sequences[(1, 1)].sequence.ids), [9] * 1000)
+    bench.open(2, [5], "fused", max_length=10_000)
+    assert [bench.round(2, {1: 1, 2: 4}) for _ in range(20)].count(2) > 17
+
+
+def test_sequences_differ_and_a_new_one_begins_with_what_others_taught(bench):
+    bench.open(1, [5], "fused", max_length=10_000)
+    for _ in range(60):
+        bench.round(1, {1: 1, 2: 4})
+    bench.open(2, [5], "fused", max_length=10_000)
+    assert [bench.round(2, {1: 1, 2: 4}) for _ in range(6)] == [2] * 6
+    chosen = [(bench.round(1, {1: 1, 2: 4}), bench.round(2, {1: 6, 2: 1})) for _ in range(200)]
+    assert sum(first == 2 for first, _ in chosen[100:]) > 90
+    assert sum(second == 1 for _, second in chosen[100:]) > 90
+
+
+def test_what_was_decided_while_a_draft_was_late_is_not_to_its_credit(bench):
+    bench.open(1, [5], "fused", max_length=10_000)
+    assert bench.draft(1, num_tokens=4) == {1: [1]}
+    bench.now_ns += 1_000_000_000
+    bench.core.commit((1, 1), 1, [9] * 500)
+    chosen = [bench.round(1, {1: 1, 2: 4}) for _ in range(100)]
+    assert chosen[20:].count(2) / 80 > 0.9
+
+
+def test_a_source_that_raises_costs_one_round(bench):
+    bench.open(1, [5], "fused")
+    bench.slow.fails = bench.quick.fails = True
+    assert bench.draft(1) == {1: []}
+    bench.slow.fails = bench.quick.fails = False
+    assert bench.draft(1)[1] in ([1], [2])
+    assert not bench.sink.failures
+
+
+def test_a_source_that_always_raises_is_given_up(bench):
+    bench.open(1, [5], "fused", max_length=10_000)
+    bench.slow.fails = True
+    drafts = []
+    for _ in range(120):
+        drafts.append(bench.draft(1)[1])
+        bench.now_ns += 1_000_000_000
+        entry = bench.core._sequences[(1, 1)].sequence
+        bench.core.commit((1, 1), len(entry.ids), [9])
+    assert drafts[-20:].count([2]) >= 18
+    assert not bench.sink.failures
+
+
+def test_the_best_source_may_break_and_come_back(bench):
+    bench.open(1, [5], "fused", max_length=10_000)
+    for _ in range(60):
+        assert bench.round(1, {1: 1, 2: 4})
+    bench.quick.fails = True
+    drafts = []
+    for _ in range(100):
+        drafts.append(bench.draft(1)[1])
+        bench.now_ns += 1_000_000_000
+        entry = bench.core._sequences[(1, 1)].sequence
+        bench.core.commit((1, 1), len(entry.ids), [9])
+    assert drafts[20:].count([1]) >= 78
+    bench.quick.fails = False
+    chosen = [bench.round(1, {1: 1, 2: 4}) for _ in range(400)]
+    assert chosen[-100:].count(2) > 90
+    assert not bench.sink.failures
+
+
+def test_answers_that_end_together_are_no_fault_of_their_source(bench):
+    bench.core._max_sequences = 100
+    bench.open(1, [5], "fused", max_length=10_000)
+    for _ in range(60):
+        bench.round(1, {1: 1, 2: 4})
+    for n in range(2, 42):
+        bench.open(n, [5], "fused")
+        assert bench.draft(n)[n] == [2]
+    for n in range(2, 42):
+        bench.core.close((1, n))  # in mid-round: the router tells nobody of an answer's last tokens
+    bench.open(50, [5], "fused", max_length=10_000)
+    assert [bench.round(50, {1: 1, 2: 4}) for _ in range(6)] == [2] * 6
+
+
+@pytest.mark.parametrize("was_timed", [False, True])
+def test_a_source_whose_drafts_are_given_up_every_time_is_given_up(bench, was_timed):
+    if was_timed:
+        bench.open(1, [5], "fused", max_length=10_000)
+        for _ in range(60):
+            bench.round(1, {1: 1, 2: 4})
+    (bench.quick if was_timed else bench.slow).hangs = True  # the best, or the first to be tried
+    answered = []
+    for n in range(2, 42):
+        bench.open(n, [5], "fused")
+        answered.append(bool(bench.draft(n)))
+        bench.now_ns += 10_000_000_000
+        if answered[-1]:
+            bench.core.commit((1, n), 1, [9])
+        bench.core.close((1, n))
+    assert answered[-20:] == [True] * 20
+    assert not bench.sink.failures
+
+
+def test_drafts_that_end_with_their_link_are_no_fault_of_their_source(bench):
+    bench.core._max_sequences = 100
+    bench.open(1, [5], "fused", max_length=10_000)
+    for _ in range(60):
+        bench.round(1, {1: 1, 2: 4})
+    bench.quick.hangs = True
+    for n in range(2, 42):
+        bench.open(n, [5], "fused")
+    assert bench.draft(*range(2, 42)) == {}
+    bench.now_ns += 1_000_000_000
+    bench.core.close_link(1)
+    bench.quick.hangs = False
+    bench.open(50, [5], "fused", max_length=10_000)
+    assert [bench.round(50, {1: 1, 2: 4}) for _ in range(6)] == [2] * 6
+
+
+class Knowing(ImmediateDrafter):
+    """Answers at once, and knows what the target says in some sequences."""
+
+    def propose(self, sequence, num_tokens):
+        return Drafted(sequence, [9] * num_tokens if sequence.ids[0] == 5 else [])
+
+
+class Shadowed(Clocked):
+    """A source of 3 tokens a round, whatever the text, and one that answers at once."""
+
+    def drafters(self):
+        self.now_ns = 0
+        self.steady, self.knowing = NamedDrafter(3), Knowing()
+        sources = {"steady": self.steady, "knowing": self.knowing}
+        return {**sources, "fused": FusedDrafter(sources, lambda: self.now_ns)}
+
+    def round(self, sequence_id):
+        """Whether the source that answers at once was asked; a round takes a second."""
+        draft = self.draft(sequence_id, num_tokens=4)[sequence_id]
+        while self.core.has_work:
+            self.core.step()
+        self.now_ns += 1_000_000_000
+        entry = self.core._sequences[(1, sequence_id)].sequence
+        num_tokens = 3 if draft == [3] else len(draft) + 1
+        self.core.commit((1, sequence_id), len(entry.ids), [9] * num_tokens)
+        return draft != [3]
+
+
+def test_what_answers_at_once_is_known_without_being_asked(fake_runner_class):
+    bench = Shadowed(fake_runner_class())
+    bench.open(1, [6], "fused", max_length=10_000)
+    asked = [bench.round(1) for _ in range(100)]
+    assert sum(asked[:10]) >= 1 and sum(asked[10:]) == 0, "it brings 1 token, is timed once and not soon again"
+    bench.open(2, [5], "fused", max_length=10_000)
+    asked = [bench.round(2) for _ in range(60)]
+    assert sum(asked[20:]) >= 36, "here it brings 5, but for two trials of two rounds"
+    bench.core.close((1, 1))
+    bench.core.close((1, 2))
+    assert not bench.core.has_work and not bench.sink.failures
+
+
+def test_a_draft_under_terms_is_credited_with_more_than_the_number_asked_for(fake_runner_class):
+    bench = Shadowed(fake_runner_class())
+    bench.knowing.propose = lambda sequence, num_tokens: Drafted(sequence, [9] * sequence.terms.max_tokens)
+    bench.open(1, [5], "fused", max_length=10_000)
+    num_asked = 0
+    for _ in range(100):
+        bench.core.request((1, 1), 4, 0, terms=DraftTerms(16))
+        while bench.core.has_work:
+            bench.core.step()
+        is_asked = bench.sink.answers.pop().drafted.draft_ids != [3]
+        num_asked += is_asked
+        bench.now_ns += (3 if is_asked else 1) * 1_000_000_000
+        entry = bench.core._sequences[(1, 1)].sequence
+        bench.core.commit((1, 1), len(entry.ids), [9] * (17 if is_asked else 3))
+    assert num_asked > 85, "17 tokens in three seconds to 3 in one"
+
+
+@pytest.mark.parametrize("tell", [random.Random(1).random, list])
+def test_a_confidence_that_is_no_whole_number_tells_nothing(fake_runner_class, tell):
+    bench = Shadowed(fake_runner_class())
+    bench.knowing.confidence = lambda sequence: tell()
+    bench.open(1, [6], "fused", max_length=10_000)
+    asked = [bench.round(1) for _ in range(100)]
+    assert sum(asked[:10]) >= 1 and sum(asked[10:]) == 0, "as without one"
+    assert not bench.sink.failures
+
+
+class Sure(ImmediateDrafter):
+    """Knows what the target says now and then, and knows when it knows."""
+
+    is_sure = False
+
+    def confidence(self, sequence):
+        return 3 * self.is_sure
+
+    def propose(self, sequence, num_tokens):
+        return Drafted(sequence, [9] * (num_tokens if self.is_sure else 1))
+
+
+def test_what_was_not_worth_it_is_no_round(fake_runner_class):
+    bench = Shadowed(fake_runner_class())
+    bench.open(1, [6], "fused", max_length=10_000)
+    source = bench.core._drafters["fused"]._open[bench.core._sequences[(1, 1)].sequence].sources["knowing"]
+    for terms, is_counted in ((None, True), (DraftTerms(9), False)):
+        bench.core.request((1, 1), 4, 0, terms=terms)
+        source.num_wanted, source.shadow = 4, None
+        bench.core._drafters["fused"]._draft_shadow("knowing", source)
+        assert (source.shadow is not None) == is_counted
+        while bench.core.has_work:
+            bench.core.step()
+
+
+class Switching(Clocked):
+    """A source of 2 tokens a round, and one that answers at once and brings 5 or 1."""
+
+    def drafters(self):
+        self.now_ns, self.rng = 0, random.Random(1)
+        self.steady, self.switching = NamedDrafter(3), Sure()
+        sources = {"steady": self.steady, "switching": self.switching}
+        return {**sources, "fused": FusedDrafter(sources, lambda: self.now_ns)}
+
+    def outcome(self, draft):
+        """Tokens and seconds of a round with that draft."""
+        return 2 if draft == [3] else 5 if self.switching.is_sure else 1, 1.0
+
+    def round(self, sequence_id):
+        """Whether the source that answers at once was asked, and whether it was sure."""
+        self.switching.is_sure = self.rng.random() < 0.5
+        draft = self.draft(sequence_id, num_tokens=4)[sequence_id]
+        while self.core.has_work:
+            self.core.step()
+        num_tokens, seconds = self.outcome(draft)
+        self.now_ns += int(1e9 * seconds)
+        says = 9 if self.switching.is_sure else 8
+        entry = self.core._sequences[(1, sequence_id)].sequence
+        self.core.commit((1, sequence_id), len(entry.ids), [says] * num_tokens)
+        return draft != [3], self.switching.is_sure
+
+
+class Timed(Switching):
+    """The first brings its tokens in a second; the other 5 in 4 seconds where it is sure, 1 in a third elsewhere."""
+
+    def outcome(self, draft):
+        return (2, 1.0) if draft == [3] else (5, 4.0) if self.switching.is_sure else (1, 1 / 3)
+
+
+def test_rounds_of_different_confidence_take_different_times(fake_runner_class):
+    bench = Timed(fake_runner_class())
+    bench.open(1, [5], "fused", max_length=10_000)
+    rounds = [bench.round(1) for _ in range(2000)][-400:]
+    assert sum(asked != is_sure for asked, is_sure in rounds) / len(rounds) > 0.9, "short rounds without a draft pay"
+
+
+def test_a_source_is_asked_when_it_is_sure(fake_runner_class):
+    bench = Switching(fake_runner_class())
+    bench.open(1, [5], "fused", max_length=10_000)
+    rounds = [bench.round(1) for _ in range(300)][20:]
+    assert {is_sure for _, is_sure in rounds} == {True, False}
+    assert sum(asked == is_sure for asked, is_sure in rounds) / len(rounds) > 0.95
+    bench.switching.is_sure = True
+    bench.open(2, [5], "fused", max_length=10_000)
+    rounds = [bench.round(2) for _ in range(20)]
+    assert sum(asked == is_sure for asked, is_sure in rounds) >= 19, "from the first round: others taught it"
+
+
+class Unsure(Sure):
+    def confidence(self, sequence):
+        raise RuntimeError("out of order")
+
+
+def test_a_confidence_that_raises_costs_no_draft(fake_runner_class):
+    bench = Switching(fake_runner_class())
+    bench.switching = Unsure()
+    sources = {"steady": bench.steady, "switching": bench.switching}
+    bench.core._drafters = {**sources, "fused": FusedDrafter(sources, lambda: bench.now_ns)}
+    bench.open(1, [5], "fused", max_length=10_000)
+    num_answers = 0
+    for _ in range(40):
+        bench.round(1)
+        num_answers += sum(bool(answer.drafted.draft_ids) for answer in bench.sink.answers)
+    assert num_answers == 40
+    assert not bench.sink.failures
+
+
+class Broken(Knowing):
+    def propose(self, sequence, num_tokens):
+        raise RuntimeError("out of order")
+
+
+class Shy(Knowing):
+    """Does not take sequences in."""
+
+    def open(self, sequence):
+        raise RuntimeError("out of order")
+
+
+@pytest.mark.parametrize("source_class", [Broken, Shy])
+def test_a_source_known_by_shadow_drafts_that_raises_costs_rounds_at_most(fake_runner_class, source_class):
+    bench = Shadowed(fake_runner_class())
+    sources = {"steady": bench.steady, "knowing": source_class()}
+    bench.core._drafters = {**sources, "fused": FusedDrafter(sources, lambda: bench.now_ns)}
+    bench.open(1, [6], "fused", max_length=10_000)
+    drafts = [bench.round(1) for _ in range(200)]
+    assert drafts[-60:].count(False) > 55
+    assert not bench.sink.failures
+
+
+class Forgetful(NamedDrafter):
+    """Raises, and has forgotten whom it owed an answer."""
+
+    def step(self):
+        self.waiting = []
+        raise RuntimeError("out of order")
+
+
+def test_a_source_that_raises_beside_a_waiting_shadow_draft_costs_one_round(fake_runner_class):
+    bench = Shadowed(fake_runner_class())
+    sources = {"steady": Forgetful(3), "knowing": bench.knowing}
+    bench.core._drafters = {**sources, "fused": FusedDrafter(sources, lambda: bench.now_ns)}
+    bench.open(1, [6], "fused", max_length=10_000)
+    assert bench.draft(1) == {1: []}
+    assert not bench.sink.failures
+
+
+class Unruly(ImmediateDrafter):
+    """Raises where told to."""
+
+    def __init__(self, where):
+        super().__init__()
+        self.where = where
+
+    def commit(self, sequence, ids):
+        if self.where == "commit":
+            raise RuntimeError("out of order")
+
+    def close(self, sequence):
+        super().close(sequence)
+        if self.where == "close":
+            raise RuntimeError("out of order")
+
+    def propose(self, sequence, num_tokens):
+        return Drafted(sequence, [1])
+
+
+def test_a_source_that_cannot_close_keeps_no_page_of_another(fake_runner_class):
+    bench = Bench(fake_runner_class())
+    model = ModelDrafter(bench.runner, max_rows=16, max_prefill_rows=6)
+    sources = {"unruly": Unruly("close"), "model": model}
+    bench.core._drafters = {**sources, "fused": FusedDrafter(sources)}
+    bench.open(1, range(1, 20), "fused")
+    for _ in range(4):
+        bench.draft(1)
+        entry = bench.core._sequences[(1, 1)].sequence
+        bench.core.commit((1, 1), len(entry.ids), [5])
+    assert bench.runner.page_table.num_free < bench.runner.page_table.num_pages, "the model has drafted"
+    bench.core.close((1, 1))
+    assert bench.runner.page_table.num_free == bench.runner.page_table.num_pages
+    assert not list(model.page_lists())
+
+
+def test_a_source_that_cannot_commit_is_no_fault_of_the_one_that_drafts(bench):
+    sources = {"unruly": Unruly("commit"), "quick": bench.quick}
+    bench.core._drafters = {**sources, "fused": FusedDrafter(sources, lambda: bench.now_ns)}
+    bench.open(1, [5], "fused", max_length=10_000)
+    chosen = [bench.round(1, {1: 1, 2: 4}) for _ in range(100)]
+    assert chosen[20:].count(2) > 75
+    assert not bench.sink.failures
+
+
+@pytest.mark.parametrize(
+    ("draft_ids", "parents", "commits", "expected"),
+    [
+        ([1, 2, 3], None, [[1, 2], [4]], 3),
+        ([1, 2, 3], None, [[1, 2, 3, 4, 5]], 4),
+        ([], None, [[1]], 1),
+        ([1, 5, 2, 6], [-1, -1, 0, 1], [[5], [6], [6]], 3),
+        ([1, 1, 2], [-1, -1, 0], [[1, 2, 9]], 3),
+        ([1, 2], None, [[1], [2]], None),
+    ],
+)
+def test_a_shadow_draft_brings_what_verifying_it_would_have(draft_ids, parents, commits, expected):
+    shadow = ShadowDraft(Drafted(None, draft_ids, parents))
+    assert [shadow.follow(ids) for ids in commits][-1] == expected
+
+
+class CatchingUp(Clocked):
+    """The quick source takes nine times as long in a round after others drafted 36 tokens."""
+
+    def round(self, sequence_id, rates):
+        quick_before = self.quick.num_rounds
+        number = super().round(sequence_id, rates)
+        is_first = self.quick.num_rounds > quick_before and self.last != 2
+        self.last = number
+        return number, is_first
+
+    def drafters(self):
+        self.last = 0
+        made = super().drafters()
+        drafter = self
+
+        class Late(NamedDrafter):
+            def propose(self, sequence, num_tokens):
+                if drafter.last != 2:
+                    drafter.now_ns += 8_000_000_000
+                return super().propose(sequence, num_tokens)
+
+        self.quick = Late(2)
+        sources = {"slow": self.slow, "quick": self.quick}
+        return {**made, **sources, "fused": FusedDrafter(sources, lambda: self.now_ns)}
+
+
+def test_catching_up_with_what_others_drafted_is_not_held_against_a_source(fake_runner_class):
+    bench = CatchingUp(fake_runner_class())
+    bench.open(1, [5], "fused", max_length=10_000)
+    chosen = [bench.round(1, {1: 36, 2: 120})[0] for _ in range(60)]
+    assert chosen[20:].count(2) / 40 > 0.6, "120 tokens a second against 36, once it has caught up"
+    bench.open(2, [5], "fused", max_length=10_000)
+    assert [bench.round(2, {1: 36, 2: 120})[0] for _ in range(6)] == [2] * 6
+
+
+def test_a_first_round_that_takes_long_must_be_worth_it(fake_runner_class):
+    bench = CatchingUp(fake_runner_class())
+    bench.open(1, [5], "fused", max_length=10_000)
+    assert [bench.round(1, {1: 36, 2: 48})[0] for _ in range(60)][20:].count(2) / 40 > 0.6
+    bench.open(2, [5], "fused", max_length=10_000)
+    chosen = [bench.round(2, {1: 36, 2: 48})[0] for _ in range(5)]
+    assert chosen == [1] * 5, "8 seconds are not soon saved"
+
+
+class Counting(NamedDrafter):
+    """Counts what it is told of its sequences."""
+
+    def __init__(self, number):
+        super().__init__(number)
+        self.num_calls = 0
+
+    def open(self, sequence):
+        self.num_calls += 1
+        super().open(sequence)
+
+    def commit(self, sequence, ids):
+        self.num_calls += 1
+
+
+def test_a_source_hears_of_a_sequence_when_it_is_first_asked(fake_runner_class):
+    bench = Clocked(fake_runner_class())
+    first, second = Counting(1), Counting(2)
+    bench.core._drafters["fused"] = FusedDrafter({"first": first, "second": second}, lambda: bench.now_ns)
+    bench.core._drafters |= {"slow": first, "quick": second}
+    bench.open(1, [5], "fused", max_length=10_000)
+    assert first.num_calls == second.num_calls == 0
+    assert [bench.round(1, {1: 4, 2: 1}) for _ in range(2)] == [1, 1]
+    assert (first.num_calls, second.num_calls) == (3, 0)
+    bench.core.close((1, 1))
+    assert not bench.sink.failures
+
+
+def test_with_all_drafters_hosted_a_sequence_costs_no_forward_before_it_drafts(fake_runner_class):
+    bench = Real(fake_runner_class())
+    for n in range(1, 5):
+        bench.open(n, [n] * 20, "fused")
+    assert not bench.core.has_work and not bench.runner.forwards
+    bench.draft(1, num_tokens=1)
+    assert sum(bench.runner.forwards) == 20, "one source's prefill"
+
+
+def test_where_drafts_steer_the_tokens_the_first_source_drafts(bench):
+    bench.open(1, [5], "fused", max_length=10_000)
+    bench.core._sequences[(1, 1)].sequence.steers_tokens = True
+    assert {bench.round(1, {1: 1, 2: 4}) for _ in range(100)} == {1}
+
+
+def test_settings_are_refused(bench):
+    bench.open(1, [5], "fused", min_ngram="2")
+    assert isinstance(bench.sink.failures[(1, 1)], InvalidArgumentError)
+
+
+class Real(Bench):
+    def drafters(self):
+        model = ModelDrafter(self.runner, max_rows=16, max_prefill_rows=6)
+        staged = StagedDrafter(model, NgramSettings())
+        sources = {"model": model, "ngram": NgramDrafter(), "staged": staged}
+        return {**sources, "fused": FusedDrafter(sources)}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_over_real_drafters_no_commit_leaks_a_page_or_confuses_a_source(fake_runner_class, seed):
+    rng = random.Random(seed)
+    runner = fake_runner_class(num_pages=40)
+    bench = Real(runner)
+    texts = {n: [n, n + 1, *runner.complete([n, n + 1], 20), n, n + 1] for n in range(1, 5)}
+    for n, text in texts.items():
+        bench.open(n, text, "fused", max_length=2000)
+    seen = set()
+    for _ in range(25):
+        drafts = bench.draft(*texts, num_tokens=rng.randrange(1, 7))
+        for answer in bench.sink.answers:
+            seen |= set(answer.drafted.sources)
+            if DRAFT_SOURCE_MODEL in answer.drafted.sources:
+                text = texts[answer.key[1]]
+                assert answer.drafted.draft_ids == runner.complete(text, len(answer.drafted.draft_ids))
+        for n, text in texts.items():
+            kept = drafts[n][: rng.randrange(6)]
+            emitted = [*kept, runner.next_id(text + kept)]
+            bench.core.commit((1, n), len(text), emitted)
+            text += emitted
+    assert seen == {DRAFT_SOURCE_MODEL, DRAFT_SOURCE_NGRAM}
+    bench.core.close((1, 1))
+    bench.core.close_link(1)
+    assert runner.page_table.num_free == runner.page_table.num_pages
+    assert not bench.sink.failures
