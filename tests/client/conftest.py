@@ -87,6 +87,9 @@ class FakeRouter(generation_pb2_grpc.GenerationServiceServicer):
     def Tokenize(self, request: Message, context: grpc.ServicerContext) -> Message:
         return self._unary(request, context)
 
+    def Detokenize(self, request: Message, context: grpc.ServicerContext) -> Message:
+        return self._unary(request, context)
+
     def _unary(self, request: Message, context: grpc.ServicerContext) -> Message:
         (step,) = self._next(request, context)
         return step if isinstance(step, Message) else self._fail(step, context)

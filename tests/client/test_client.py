@@ -465,6 +465,32 @@ async def test_model_info_and_tokenize(router, runner) -> None:
     assert router.requests[-1].messages.messages[0].content == "hi"
 
 
+async def test_detokenize_gives_text_and_bytes(router, runner) -> None:
+    router.will(pb.DetokenizeResponse(text="\ufffd!", pieces=[b"\xe2", b"!"]))
+    got = await runner.call(router.address, "detokenize", [7, 8])
+    assert (str(got), got.pieces) == ("\ufffd!", (b"\xe2", b"!"))
+    assert list(router.requests[-1].ids) == [7, 8]
+
+
+async def test_the_callers_headers_go_with_every_call_and_every_attempt(router, script, runner) -> None:
+    headers = {"authorization": "Bearer k"}
+    router.will(script.start(), script.tokens("a", 5), grpc.StatusCode.UNAVAILABLE)
+    router.will(script.start(), script.finish())
+    await runner.call(router.address, "complete", "hi", headers=headers)
+    router.will(pb.TokenizeResponse(ids=[1]))
+    await runner.call(router.address, "tokenize", "hi", headers=headers)
+    assert [got.get("authorization") for got in router.metadata] == ["Bearer k"] * 3
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"Authorization": "k"}, {"grpc-timeout": "1S"}, {"x-bin": "k"}, {"x": "é"}, {"x": "a\nb"}, {"x": 1}, "x"],
+)
+async def test_headers_that_grpc_does_not_send_are_refused_by_name(router, runner, headers) -> None:
+    with pytest.raises(InvalidArgumentError, match="headers"):
+        await runner.call(router.address, "complete", "hi", headers=headers)
+
+
 async def test_the_callers_trace_travels_along(router, script, runner) -> None:
     from opentelemetry import context, trace
 

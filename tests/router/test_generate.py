@@ -9,6 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from betoken.common.errors import from_rpc_error
 from betoken.router.round.outbox import Finished
 from betoken.router.round.stats import SpeculationCounts
 from betoken.router.servicer import _finish
@@ -379,3 +380,18 @@ async def test_the_time_of_a_request_begins_with_its_text(make_cluster: MakeClus
     cluster.router.tokenizer = SlowTokenizer(byte_tokenizer_json(), {}, CHAT_TEMPLATE, "test")
     finish = (await cluster.generate(prompt="the on", max_new_tokens=3, ignore_eos=True)).finish
     assert finish.duration_ns >= finish.time_to_first_token_ns >= 50e6
+
+
+async def test_detokenize_gives_the_text_and_the_bytes_of_each_id(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster()
+    said = "the é"
+    ids = (await cluster.stub.Tokenize(pb.TokenizeRequest(prompt=said))).ids
+    answer = await cluster.stub.Detokenize(pb.DetokenizeRequest(ids=[*ids, 0]))
+    assert answer.text == said  # 0 is EOS, which leaves no text
+    assert b"".join(answer.pieces) == said.encode() + b"<eos>"
+    long = await cluster.stub.Detokenize(pb.DetokenizeRequest(ids=list(ids) * 2000))
+    assert long.text == said * 2000
+    for wrong, field in (([], "ids"), ([1, 10**6], "ids[1]")):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await cluster.stub.Detokenize(pb.DetokenizeRequest(ids=wrong))
+        assert from_rpc_error(caught.value).field == field

@@ -6,7 +6,7 @@ Waits; what to ask and what an answer means is decided in `session` and `retry`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 from weakref import WeakSet
@@ -21,13 +21,14 @@ from betoken.client.channel import (
     call_span,
     channel_options,
     check_settings,
+    checked_headers,
     generation_stub,
 )
-from betoken.client.completion import Completion
+from betoken.client.completion import Completion, Detokenized
 from betoken.client.config import GenerateOptions, RetryPolicy
 from betoken.client.model_info import ModelInfo
 from betoken.client.piece import Piece
-from betoken.client.request import ChatMessage, Prompt, generate_request, tokenize_request
+from betoken.client.request import ChatMessage, Prompt, detokenize_request, generate_request, tokenize_request
 from betoken.client.retry import Retries
 from betoken.client.session import Session
 from betoken.common.errors import BetokenError, RequestCancelledError, UnavailableError
@@ -91,7 +92,9 @@ class AsyncGeneration:
                 request, timeout_s = self._session.next_request()
                 error: BetokenError | None = None
                 stub = self._client.stub()
-                call = self._call = stub.Generate(request, timeout=timeout_s, metadata=call_metadata(span))
+                call = self._call = stub.Generate(
+                    request, timeout=timeout_s, metadata=call_metadata(span, self._session.headers)
+                )
                 try:
                     async for response in call:
                         piece = self._session.feed(response)
@@ -201,7 +204,9 @@ class AsyncClient:
         """
         self._raise_if_closed()
         request = generate_request(prompt, options)
-        answer = AsyncGeneration(Session(request, self._retries(options.get("timeout_s"))), self)
+        answer = AsyncGeneration(
+            Session(request, self._retries(options.get("timeout_s")), checked_headers(options.get("headers"))), self
+        )
         self._answers.add(answer)
         return answer
 
@@ -214,23 +219,42 @@ class AsyncClient:
         """
         return await self.generate(prompt, **options).result()
 
-    async def model_info(self, *, timeout_s: float | None = None) -> ModelInfo:
+    async def model_info(
+        self, *, timeout_s: float | None = None, headers: Mapping[str, str] | None = None
+    ) -> ModelInfo:
         """The served model, its defaults and its workers.
 
         Raises:
             BetokenError: the router cannot be asked.
             RuntimeError: the client is closed.
         """
-        return ModelInfo.from_proto(await self._unary("GetModelInfo", pb.GetModelInfoRequest(), timeout_s))
+        return ModelInfo.from_proto(await self._unary("GetModelInfo", pb.GetModelInfoRequest(), timeout_s, headers))
 
-    async def tokenize(self, prompt: str | Sequence[ChatMessage], *, timeout_s: float | None = None) -> tuple[int, ...]:
+    async def tokenize(
+        self,
+        prompt: str | Sequence[ChatMessage],
+        *,
+        timeout_s: float | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[int, ...]:
         """The token ids of text or chat messages, as `generate` would see them.
 
         Raises:
             BetokenError: the router refuses, or cannot be asked.
             RuntimeError: the client is closed.
         """
-        return tuple((await self._unary("Tokenize", tokenize_request(prompt), timeout_s)).ids)
+        return tuple((await self._unary("Tokenize", tokenize_request(prompt), timeout_s, headers)).ids)
+
+    async def detokenize(
+        self, ids: Sequence[int], *, timeout_s: float | None = None, headers: Mapping[str, str] | None = None
+    ) -> Detokenized:
+        """The text of token ids, and the bytes of each.
+
+        Raises:
+            BetokenError: the router refuses, or cannot be asked.
+            RuntimeError: the client is closed.
+        """
+        return Detokenized.from_proto(await self._unary("Detokenize", detokenize_request(ids), timeout_s, headers))
 
     async def close(self) -> None:
         """Ends every call and the connection; may be called again."""
@@ -248,14 +272,16 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
-    async def _unary(self, method_name: str, request: object, timeout_s: float | None) -> Any:
-        retries = self._retries(timeout_s)
+    async def _unary(
+        self, method_name: str, request: object, timeout_s: float | None, headers: Mapping[str, str] | None
+    ) -> Any:
+        retries, headers = self._retries(timeout_s), checked_headers(headers)
         self._raise_if_closed()
         with call_span(method_name) as span:
             while True:
                 try:
                     return await getattr(self.stub(), method_name)(
-                        request, timeout=retries.remaining_s(), metadata=call_metadata(span)
+                        request, timeout=retries.remaining_s(), metadata=call_metadata(span, headers)
                     )
                 except grpc.RpcError as broken:
                     error = call_error(broken, is_cancelled=self.is_closed)

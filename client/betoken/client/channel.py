@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import socket
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any
@@ -37,6 +38,8 @@ _MIN_RESOLUTION_MS = 1_000
 _KEEPALIVE_TIME_MS = 30_000  # a router disconnects those who ping more often than every 5 s
 _KEEPALIVE_TIMEOUT_MS = 10_000
 _TOO_LARGE = re.compile(r"message larger than max \((\d+) vs\. (\d+)\)")  # gRPC's words, at either end
+_HEADER_NAME = re.compile(r"(?!grpc-)(?!.*-bin$)[a-z0-9_.-]+")
+_HEADER_VALUE = re.compile(r"[ -~]*")
 _CUT_OFF = re.compile(r"RST_STREAM|END_STREAM")  # its words where a stream ends without a status: so do proxies
 
 
@@ -84,10 +87,27 @@ def call_span(method: str, name: str = "") -> AbstractContextManager[Span]:
     return span(name or str(attributes[RPC_METHOD]), kind=SpanKind.CLIENT, attributes=attributes)
 
 
-def call_metadata(source: Span) -> tuple[tuple[str, str], ...]:
-    """Headers of a call: the W3C trace context of its span."""
+def call_metadata(source: Span, headers: Mapping[str, str] | None = None) -> tuple[tuple[str, str], ...]:
+    """Headers of a call: the caller's, and the W3C trace context of its span."""
     traceparent = traceparent_of(source)
-    return (("traceparent", traceparent),) if traceparent else ()
+    own = (("traceparent", traceparent),) if traceparent else ()
+    return (*(headers or {}).items(), *own)
+
+
+def checked_headers(headers: Mapping[str, str] | None) -> Mapping[str, str]:
+    """The caller's headers of a call, none for None.
+
+    Raises:
+        InvalidArgumentError: a name or a value that gRPC does not send.
+    """
+    if headers is not None and not isinstance(headers, Mapping):
+        raise InvalidArgumentError("headers", headers, "must map names to text")
+    for name, value in (headers or {}).items():
+        if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
+            raise InvalidArgumentError("headers", name, "must be named by lower-case letters, digits, - _ and .")
+        if not isinstance(value, str) or not _HEADER_VALUE.fullmatch(value):
+            raise InvalidArgumentError(f"headers[{name}]", type(value).__name__, "must be printable ASCII")
+    return headers or {}
 
 
 def call_error(error: grpc.RpcError, is_cancelled: bool) -> BetokenError:

@@ -132,6 +132,23 @@ class SpeculationStats:
 
 
 @dataclass(frozen=True, slots=True)
+class Detokenized:
+    """Token ids as text. Prints as that text."""
+
+    text: str
+    """Of all ids in order, without special tokens; bytes that are no UTF-8 are U+FFFD."""
+    pieces: tuple[bytes, ...]
+    """Bytes of each id alone; a special token has those of its name."""
+
+    def __str__(self) -> str:
+        return self.text
+
+    @classmethod
+    def from_proto(cls, message: pb.DetokenizeResponse) -> Detokenized:
+        return cls(message.text, tuple(message.pieces))
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
     """A whole answer. Prints as its text."""
 

@@ -147,3 +147,5 @@ class GenerateOptions(SamplingOptions, SpeculationOptions, total=False):
     """Only a system of this fingerprint may answer (`Completion.system_fingerprint`); empty = any."""
     timeout_s: float | None
     """Deadline of the whole answer, resumptions included; None = the client's."""
+    headers: Mapping[str, str]
+    """Further headers of each call, such as `authorization`: lower-case names, printable ASCII."""

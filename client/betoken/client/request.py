@@ -43,13 +43,13 @@ _KINDS: Mapping[int, str] = {
 
 
 def generate_request(prompt: Prompt, options: GenerateOptions) -> pb.GenerateRequest:
-    """The request for `prompt`; `timeout_s` is not part of it.
+    """The request for `prompt`; `timeout_s` and `headers` are no part of it.
 
     Raises:
         InvalidArgumentError: a value no message can hold.
         TypeError: an unknown option.
     """
-    known = {*_names(Sampling), *_names(Speculation), *_OTHER_FIELDS, "sampling", "speculation", "timeout_s"}
+    known = {*_names(Sampling), *_names(Speculation), *_OTHER_FIELDS, "sampling", "speculation", "timeout_s", "headers"}
     unknown = sorted(options.keys() - known)
     if unknown:
         raise TypeError(f"generate() got an unexpected keyword argument {unknown[0]!r}")
@@ -70,6 +70,17 @@ def tokenize_request(prompt: str | Sequence[ChatMessage]) -> pb.TokenizeRequest:
     """
     request = pb.TokenizeRequest()
     _set_input(request, prompt)
+    return request
+
+
+def detokenize_request(ids: Sequence[int]) -> pb.DetokenizeRequest:
+    """The request for the text of `ids`.
+
+    Raises:
+        InvalidArgumentError: a value no message can hold.
+    """
+    request = pb.DetokenizeRequest()
+    _fill(request, {"ids": ids}, "")
     return request
 
 

@@ -5,6 +5,8 @@ Both clients drive it and differ only in how they wait; it does no input or outp
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from betoken.client.completion import Completion
 from betoken.client.piece import Piece
 from betoken.client.retry import Retries
@@ -15,8 +17,10 @@ from betoken.v1 import generation_pb2 as pb
 class Session:
     """The state of one answer."""
 
-    def __init__(self, request: pb.GenerateRequest, retries: Retries) -> None:
+    def __init__(self, request: pb.GenerateRequest, retries: Retries, headers: Mapping[str, str]) -> None:
         self._request = request
+        self.headers = headers
+        """The caller's own, of each stream."""
         self._retries = retries
         self._pieces: list[Piece] = []
         self._finish: pb.GenerateFinish | None = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 from weakref import WeakSet
@@ -22,13 +22,14 @@ from betoken.client.channel import (
     call_span,
     channel_options,
     check_settings,
+    checked_headers,
     generation_stub,
 )
-from betoken.client.completion import Completion
+from betoken.client.completion import Completion, Detokenized
 from betoken.client.config import GenerateOptions, RetryPolicy
 from betoken.client.model_info import ModelInfo
 from betoken.client.piece import Piece
-from betoken.client.request import ChatMessage, Prompt, generate_request, tokenize_request
+from betoken.client.request import ChatMessage, Prompt, detokenize_request, generate_request, tokenize_request
 from betoken.client.retry import Retries
 from betoken.client.session import Session
 from betoken.common.errors import RequestCancelledError
@@ -92,7 +93,7 @@ class Generation:
                 error = None
                 call = None
                 try:
-                    call = self._call = self._begin(request, timeout_s, call_metadata(span))
+                    call = self._call = self._begin(request, timeout_s, call_metadata(span, self._session.headers))
                     if self._cancelled.is_set():  # by another thread, which may not have seen this call
                         call.cancel()
                     for response in call:
@@ -207,7 +208,9 @@ class Client:
         """
         self._raise_if_closed()
         request = generate_request(prompt, options)
-        answer = Generation(Session(request, self._retries(options.get("timeout_s"))), self)
+        answer = Generation(
+            Session(request, self._retries(options.get("timeout_s")), checked_headers(options.get("headers"))), self
+        )
         with self._lock:
             self._answers.add(answer)
         return answer
@@ -221,23 +224,40 @@ class Client:
         """
         return self.generate(prompt, **options).result()
 
-    def model_info(self, *, timeout_s: float | None = None) -> ModelInfo:
+    def model_info(self, *, timeout_s: float | None = None, headers: Mapping[str, str] | None = None) -> ModelInfo:
         """The served model, its defaults and its workers.
 
         Raises:
             BetokenError: the router cannot be asked.
             RuntimeError: the client is closed.
         """
-        return ModelInfo.from_proto(self._unary("GetModelInfo", pb.GetModelInfoRequest(), timeout_s))
+        return ModelInfo.from_proto(self._unary("GetModelInfo", pb.GetModelInfoRequest(), timeout_s, headers))
 
-    def tokenize(self, prompt: str | Sequence[ChatMessage], *, timeout_s: float | None = None) -> tuple[int, ...]:
+    def tokenize(
+        self,
+        prompt: str | Sequence[ChatMessage],
+        *,
+        timeout_s: float | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[int, ...]:
         """The token ids of text or chat messages, as `generate` would see them.
 
         Raises:
             BetokenError: the router refuses, or cannot be asked.
             RuntimeError: the client is closed.
         """
-        return tuple(self._unary("Tokenize", tokenize_request(prompt), timeout_s).ids)
+        return tuple(self._unary("Tokenize", tokenize_request(prompt), timeout_s, headers).ids)
+
+    def detokenize(
+        self, ids: Sequence[int], *, timeout_s: float | None = None, headers: Mapping[str, str] | None = None
+    ) -> Detokenized:
+        """The text of token ids, and the bytes of each.
+
+        Raises:
+            BetokenError: the router refuses, or cannot be asked.
+            RuntimeError: the client is closed.
+        """
+        return Detokenized.from_proto(self._unary("Detokenize", detokenize_request(ids), timeout_s, headers))
 
     def reconnect(self) -> None:
         """Later calls take a new connection, as after an interrupt: it may have hit gRPC's own code where it held the
@@ -282,14 +302,16 @@ class Client:
     ) -> None:
         self.close()
 
-    def _unary(self, method_name: str, request: object, timeout_s: float | None) -> Any:
-        retries = self._retries(timeout_s)
+    def _unary(
+        self, method_name: str, request: object, timeout_s: float | None, headers: Mapping[str, str] | None
+    ) -> Any:
+        retries, headers = self._retries(timeout_s), checked_headers(headers)
         self._raise_if_closed()
         with call_span(method_name) as span:
             while True:
                 try:
                     return getattr(self.current_stub(), method_name)(
-                        request, timeout=retries.remaining_s(), metadata=call_metadata(span)
+                        request, timeout=retries.remaining_s(), metadata=call_metadata(span, headers)
                     )
                 except grpc.RpcError as broken:
                     error = call_error(broken, is_cancelled=self.is_closed)

@@ -54,6 +54,11 @@ class GenerationServiceStub:
                 request_serializer=betoken_dot_v1_dot_generation__pb2.TokenizeRequest.SerializeToString,
                 response_deserializer=betoken_dot_v1_dot_generation__pb2.TokenizeResponse.FromString,
                 _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/betoken.v1.GenerationService/Detokenize',
+                request_serializer=betoken_dot_v1_dot_generation__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=betoken_dot_v1_dot_generation__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServiceServicer:
@@ -85,6 +90,13 @@ class GenerationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Detokenize(self, request, context):
+        """Turns ids into text, and into the bytes of each.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -102,6 +114,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.Tokenize,
                     request_deserializer=betoken_dot_v1_dot_generation__pb2.TokenizeRequest.FromString,
                     response_serializer=betoken_dot_v1_dot_generation__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=betoken_dot_v1_dot_generation__pb2.DetokenizeRequest.FromString,
+                    response_serializer=betoken_dot_v1_dot_generation__pb2.DetokenizeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -190,6 +207,33 @@ class GenerationService:
             '/betoken.v1.GenerationService/Tokenize',
             betoken_dot_v1_dot_generation__pb2.TokenizeRequest.SerializeToString,
             betoken_dot_v1_dot_generation__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/betoken.v1.GenerationService/Detokenize',
+            betoken_dot_v1_dot_generation__pb2.DetokenizeRequest.SerializeToString,
+            betoken_dot_v1_dot_generation__pb2.DetokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,

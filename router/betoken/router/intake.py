@@ -18,13 +18,21 @@ from betoken.router.policy.drafter_choice import check_num_draft_tokens, choose_
 from betoken.router.request import GenerationRequest
 from betoken.rpc.sampling import resolve_sampling
 from betoken.rpc.validation import (
+    validate_detokenize,
     validate_generate,
     validate_prompt_ids,
     validate_resume_ids,
     validate_sampling,
     validate_tokenize,
 )
-from betoken.v1.generation_pb2 import ChatMessages, GenerateRequest, Speculation, TokenizeRequest
+from betoken.v1.generation_pb2 import (
+    ChatMessages,
+    DetokenizeRequest,
+    DetokenizeResponse,
+    GenerateRequest,
+    Speculation,
+    TokenizeRequest,
+)
 from betoken.v1.types_pb2 import (
     VERIFICATION_MODE_COUPLED,
     VERIFICATION_MODE_UNSPECIFIED,
@@ -119,6 +127,23 @@ async def tokenize(message: TokenizeRequest, router: Router) -> Sequence[int]:
     if message.WhichOneof("input") == "prompt":
         return await _encode(message.prompt, router)
     return await _encode_messages(message.messages, router)
+
+
+async def detokenize(message: DetokenizeRequest, router: Router, vocab_size: int) -> DetokenizeResponse:
+    """Text of ids, and the bytes of each.
+
+    Raises:
+        InvalidArgumentError: no ids, too many, or one beyond the vocabulary.
+    """
+    validate_detokenize(message, vocab_size)
+    tokenizer, ids = router.tokenizer, tuple(message.ids)
+
+    def decode() -> DetokenizeResponse:
+        return DetokenizeResponse(text=tokenizer.decode(ids), pieces=map(tokenizer.token_bytes, ids))
+
+    if len(ids) <= _LONG_TEXT_CHARS:
+        return decode()
+    return await asyncio.get_running_loop().run_in_executor(_large_texts, decode)
 
 
 async def _prompt_ids(message: GenerateRequest, router: Router) -> tuple[str, Sequence[int]]:

@@ -104,6 +104,13 @@ class GenerationServicer:
             return pb.TokenizeResponse(ids=await intake.tokenize(request, self._router))
         raise AssertionError("unreachable: typed_errors ends the call")
 
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:  # noqa: N802
+        """Turn ids into text."""
+        async with typed_errors(context):
+            model, _, _ = await self._router.model(context.time_remaining())
+            return await intake.detokenize(request, self._router, model.vocab_size)
+        raise AssertionError("unreachable: typed_errors ends the call")
+
     def _response(self, event: Event) -> pb.GenerateResponse:
         match event:
             case Tokens():

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from betoken.common.errors import FailedPreconditionError
 from betoken.router.text.chat_template import ChatTemplate
 from betoken.router.text.special_tokens import add_tokens, named_tokens
+from betoken.router.text.token_bytes import TokenBytes
 
 _TOKENIZER, _CONFIG = "tokenizer.json", "tokenizer_config.json"
 _SPECIAL_TOKENS, _TEMPLATE = "special_tokens_map.json", "chat_template.jinja"
@@ -58,6 +59,8 @@ class Tokenizer:
         self.is_concatenative = (json.loads(text).get("decoder") or {}).get("type") == "ByteLevel"
         """Whether the bytes of ids are those of each id, one after the other."""
         self._pieces: dict[int, str] = {}
+        self.token_bytes = TokenBytes(self._fast, text)
+        """Bytes of one id alone."""
         try:
             self.chat_template = ChatTemplate(chat_template, named_tokens(config)) if chat_template else None
         except TemplateError as error:

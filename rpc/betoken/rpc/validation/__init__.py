@@ -13,6 +13,7 @@ from betoken.rpc.validation.entries import (
     validate_open,
 )
 from betoken.rpc.validation.request import (
+    validate_detokenize,
     validate_generate,
     validate_prompt_ids,
     validate_resume_ids,
@@ -24,6 +25,7 @@ __all__ = [
     "BlockLimits",
     "validate_block",
     "validate_commit",
+    "validate_detokenize",
     "validate_distribution",
     "validate_draft_request",
     "validate_frame",

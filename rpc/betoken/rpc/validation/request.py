@@ -7,7 +7,13 @@ from collections.abc import Sequence
 
 from betoken.common.errors import InvalidArgumentError
 from betoken.rpc.validation.checks import check_count, check_enum, check_ids, check_text
-from betoken.v1.generation_pb2 import ChatMessages, GenerateRequest, Speculation, TokenizeRequest
+from betoken.v1.generation_pb2 import (
+    ChatMessages,
+    DetokenizeRequest,
+    GenerateRequest,
+    Speculation,
+    TokenizeRequest,
+)
 from betoken.v1.types_pb2 import DrafterChoice, VerificationMode
 
 MAX_TENANT_BYTES = 128
@@ -17,6 +23,7 @@ MAX_DRAFTER_SETTING_BYTES = 256
 MAX_CHAT_ROLE_BYTES = 64
 MAX_CHAT_MESSAGES = 16384
 MAX_MODEL_ID_BYTES = 512
+MAX_DETOKENIZED_IDS = 1 << 20
 MAX_SYSTEM_FINGERPRINT_BYTES = 128
 
 _PROMPT = "must be set: one of prompt, prompt_ids, messages"
@@ -62,6 +69,16 @@ def validate_tokenize(request: TokenizeRequest) -> None:
             _check_messages(request.messages)
         case None:
             raise InvalidArgumentError("input", "absent", "must be set: one of prompt, messages")
+
+
+def validate_detokenize(request: DetokenizeRequest, vocab_size: int) -> None:
+    """Check a `DetokenizeRequest`.
+
+    Raises:
+        InvalidArgumentError: no ids, too many, or one outside the vocabulary.
+    """
+    check_count("ids", len(request.ids), 1, MAX_DETOKENIZED_IDS)
+    check_ids("ids", request.ids, vocab_size)
 
 
 def validate_prompt_ids(
