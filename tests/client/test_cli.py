@@ -28,7 +28,7 @@ from betoken.cli.generate import _prompt
 from betoken.cli.info import _console, _worker_table
 from betoken.cli.main import app
 from betoken.cli.up import _port
-from betoken.client import Completion, InvalidArgumentError, Piece, WorkerStatus
+from betoken.client import Completion, InternalError, InvalidArgumentError, Piece, WorkerStatus
 from betoken.client.channel import DEFAULT_ADDRESS
 from betoken.router.settings import RouterSettings
 from betoken.v1 import generation_pb2 as pb
@@ -208,6 +208,13 @@ def test_what_the_router_refuses_is_json_for_machines(router) -> None:
         "sampling.temperature",
         "must be 0 or more",
     )
+
+
+def test_what_came_of_an_answer_that_broke_is_in_its_error(router, script) -> None:
+    router.will(script.start(seed=9, system_fingerprint="f"), script.tokens("ab", 5, 6), InternalError("bug"))
+    result = run("generate", "hi", "--json", "--address", router.address)
+    partial = json.loads(result.stdout)["error"]["partial"]
+    assert partial == {"text": "ab", "output_ids": [5, 6], "seed": 9, "system_fingerprint": "f"}
 
 
 def test_info_shows_the_model_and_its_workers(router) -> None:

@@ -273,7 +273,31 @@ async def test_the_deadline_is_one_over_all_attempts(router, script, runner) -> 
         # Long enough to reach the router on a machine that pauses.
         await runner.call(router.address, "complete", "hi", timeout_s=2.0)
     assert caught.value.request_id == "r1"  # for the router's log: the status of a deadline is gRPC's own
+    assert caught.value.partial.output_ids == ()
     assert await asyncio.to_thread(router.cancelled.wait, 30)
+
+
+@pytest.mark.parametrize("end", ["deadline", "fault", "outage"])
+async def test_an_error_keeps_what_came_of_the_answer(router, script, runner, end) -> None:
+    last = {"deadline": script.Hang(), "fault": InternalError("bug"), "outage": grpc.StatusCode.UNAVAILABLE}[end]
+    router.will(script.start(seed=9, system_fingerprint="f"), script.tokens("ab", 5, 6), grpc.StatusCode.UNAVAILABLE)
+    router.will(script.start(seed=9, system_fingerprint="f"), script.tokens("c", 7), last)
+    if end == "outage":
+        router.will(grpc.StatusCode.UNAVAILABLE)
+    policy = RetryPolicy(max_retries=1, initial_backoff_s=0.001)
+    with pytest.raises(BetokenError) as caught:
+        await runner.call(router.address, "complete", "hi", timeout_s=2.0, retry=policy)
+    partial = caught.value.partial
+    assert (str(partial), partial.output_ids, partial.prompt_ids) == ("abc", (5, 6, 7), (1, 2, 3))
+    assert (partial.seed, partial.model, partial.system_fingerprint) == (9, "tiny", "f")
+    assert caught.value.request_id == "r1"
+
+
+async def test_an_error_before_the_first_message_has_no_part_of_an_answer(router, runner) -> None:
+    router.will(InternalError("bug"))
+    with pytest.raises(InternalError) as caught:
+        await runner.call(router.address, "complete", "hi")
+    assert caught.value.partial is None
 
 
 async def test_errors_name_the_last_stream_that_the_router_began(router, script, runner) -> None:
@@ -302,6 +326,34 @@ async def test_leaving_the_loop_cancels_the_call(router, script, runner) -> None
     assert [str(piece) for piece in pieces] == ["a"]
     gc.collect()
     assert await asyncio.to_thread(router.cancelled.wait, 30)
+
+
+async def test_a_result_after_leaving_the_loop_says_so(router, script) -> None:
+    for _ in range(2):
+        router.will(script.start(), script.tokens("a", 5), script.Hang())
+    async with AsyncClient(router.address) as client:
+        with Client(router.address) as blocking:
+            answer, blocking_answer = (each.generate("hi") for each in (client, blocking))
+            async for _ in answer:
+                break
+            await asyncio.to_thread(lambda: next(iter(blocking_answer)))
+            with pytest.raises(RuntimeError, match="not whole: its iteration was left early"):
+                await answer.result()
+            with pytest.raises(RuntimeError, match="not whole: its iteration was left early"):
+                blocking_answer.result()
+
+
+async def test_a_result_after_an_error_is_that_error(router, script) -> None:
+    for _ in range(2):
+        router.will(script.start(), script.tokens("a", 5), InternalError("bug"))
+    async with AsyncClient(router.address) as client:
+        with Client(router.address) as blocking:
+            answer, blocking_answer = (each.generate("hi") for each in (client, blocking))
+            for _ in range(2):
+                with pytest.raises(InternalError, match="bug"):
+                    await answer.result()
+                with pytest.raises(InternalError, match="bug"):
+                    await asyncio.to_thread(blocking_answer.result)
 
 
 async def test_messages_out_of_order_are_refused(router, script, runner) -> None:
@@ -637,6 +689,60 @@ async def test_cancel_from_another_task_ends_the_iteration(router, script) -> No
         with pytest.raises(RequestCancelledError):
             async for _ in generation:
                 asyncio.get_running_loop().call_later(0.05, generation.cancel)
+
+
+async def swallowed() -> None:
+    """The task was cancelled once, and went on."""
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.sleep(0)
+    assert task.cancelling() > 0
+
+
+@pytest.mark.parametrize("before_first", [True, False], ids=["before", "between"])
+async def test_cancel_is_told_from_a_cancellation_that_the_task_has_swallowed(router, script, before_first) -> None:
+    router.will(script.start(), script.tokens("a", 5), script.Hang())
+    async with AsyncClient(router.address) as client:
+        generation = client.generate("hi")
+        if before_first:
+            await swallowed()
+        with pytest.raises(RequestCancelledError):
+            async for _ in generation:
+                await swallowed()
+                asyncio.get_running_loop().call_later(0.05, generation.cancel)
+
+
+async def test_closing_is_told_from_a_cancellation_that_the_task_has_swallowed(router, script) -> None:
+    router.will(script.Hang())
+    await swallowed()
+    client = AsyncClient(router.address)
+    asyncio.get_running_loop().call_later(0.2, lambda: asyncio.ensure_future(client.close()))
+    with pytest.raises(RequestCancelledError):
+        await client.model_info()
+
+
+async def test_a_task_that_cancels_itself_in_the_loop_is_cancelled(router, script) -> None:
+    router.will(script.start(), script.tokens("a", 5), script.Hang())
+    async with AsyncClient(router.address) as client:
+
+        async def read() -> None:
+            async for _ in client.generate("hi"):
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()
+
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.create_task(read())
+
+
+async def test_a_lost_stream_is_resumed_in_a_task_that_has_swallowed_a_cancellation(router, script) -> None:
+    router.will(script.start(), script.tokens("a", 5), grpc.StatusCode.CANCELLED)
+    router.will(script.start(), script.tokens("b", 6), script.finish(2))
+    await swallowed()
+    async with AsyncClient(router.address, retry=FAST) as client:
+        assert (await client.complete("hi")).text == "ab"
 
 
 def test_an_interrupted_client_takes_a_new_connection(router, script) -> None:

@@ -53,6 +53,24 @@ def test_an_outage_is_waited_out_no_longer_than_wanted() -> None:
         retries.delay_after(UnavailableError())
 
 
+def test_a_router_that_is_absent_is_sought_as_long_as_the_policy_says_and_the_deadline_leaves() -> None:
+    for policy, timeout_s, given_up_s in (
+        (RetryPolicy(), None, 60.0),
+        (RetryPolicy(max_failing_s=300.0), None, 300.0),
+        (RetryPolicy(max_failing_s=math.inf), 600.0, 600.0),
+        (RetryPolicy(), 20.0, 20.0),
+    ):
+        times = [100.0]
+        retries = Retries(policy, timeout_s, at(times), highest)
+        times[0] = began = 100.0 + (90.0 if timeout_s is None else 0.0)  # a long prompt came first: no failure
+        with pytest.raises(UnavailableError) as caught:
+            while True:
+                times[0] += retries.delay_after(UnavailableError("gone"))
+        assert given_up_s - policy.max_backoff_s <= times[0] - began <= given_up_s + policy.max_backoff_s
+        notes = " ".join(getattr(caught.value, "__notes__", ()))
+        assert ("max_failing_s" in notes) == (timeout_s is None)
+
+
 def test_what_another_attempt_cannot_mend_is_raised() -> None:
     with pytest.raises(InternalError):
         Retries(RetryPolicy(), None).delay_after(InternalError("bug"))
@@ -86,7 +104,7 @@ def test_a_patient_policy_outlives_any_number_of_retries() -> None:
 
 
 @pytest.mark.parametrize("value", [-1, math.nan, "3", None])
-@pytest.mark.parametrize("name", ["max_retries", "initial_backoff_s", "max_backoff_s"])
+@pytest.mark.parametrize("name", ["max_retries", "max_failing_s", "initial_backoff_s", "max_backoff_s"])
 def test_a_bad_policy_is_refused(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"{name} is {value!r}, must be a number"):
         RetryPolicy(**{name: value})

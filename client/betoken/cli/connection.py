@@ -129,4 +129,8 @@ def _error_fields(error: BetokenError) -> dict[str, object]:
         fields |= {"field": error.field, "value": error.value, "limit": error.limit}
     if isinstance(error, ResourceExhaustedError):
         fields["retry_after_s"] = error.retry_after_s
+    if error.partial is not None:
+        fields["partial"] = {
+            name: getattr(error.partial, name) for name in ("text", "output_ids", "seed", "system_fingerprint")
+        }
     return fields

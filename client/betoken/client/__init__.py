@@ -8,7 +8,7 @@ Knows the router's public service only; needs grpcio, protobuf and opentelemetry
 """
 
 from betoken.client.async_client import AsyncClient, AsyncGeneration
-from betoken.client.completion import Completion, Detokenized, FinishReason, SpeculationStats, Usage
+from betoken.client.completion import Completion, Detokenized, FinishReason, PartialAnswer, SpeculationStats, Usage
 from betoken.client.config import GenerateOptions, RetryPolicy, Sampling, Speculation, VerificationMode
 from betoken.client.model_info import ModelInfo, StepCost, WorkerStatus
 from betoken.client.piece import DraftSource, Logprobs, Piece, Token, TokenOrigin
@@ -50,6 +50,7 @@ __all__ = [
     "Logprobs",
     "ModelInfo",
     "NotFoundError",
+    "PartialAnswer",
     "PermissionDeniedError",
     "Piece",
     "Prompt",

@@ -49,7 +49,6 @@ class AsyncGeneration:
         self._session = session
         self._client = client
         self._call: Any = None
-        self._is_begun = False
         self._cancelled = asyncio.Event()
 
     @property
@@ -76,17 +75,15 @@ class AsyncGeneration:
         """Pieces as they arrive, over as many streams as it takes.
 
         Raises:
-            BetokenError: the answer cannot be had, or not whole.
+            BetokenError: the answer cannot be had, or not whole: its `partial` is what came.
             RuntimeError: iterated before, or the client was used in another event loop.
         """
-        if self._is_begun:
-            raise RuntimeError("an answer can be iterated only once")
-        self._is_begun = True
+        self._session.begin()
         return self._pieces()
 
     async def _pieces(self) -> AsyncGenerator[Piece, None]:
-        self._session.begin()
-        with call_span("Generate", SPAN_CLIENT_GENERATE) as span:
+        with self._session.iteration(), call_span("Generate", SPAN_CLIENT_GENERATE) as span:
+            num_cancels = await _num_cancels()
             while True:
                 self._raise_if_cancelled()
                 request, timeout_s = self._session.next_request()
@@ -100,12 +97,13 @@ class AsyncGeneration:
                         piece = self._session.feed(response)
                         if piece is not None:
                             yield piece
+                            num_cancels = await _num_cancels(num_cancels)
                 except grpc.RpcError as broken:
                     self._raise_if_cancelled()
                     error = call_error(broken, is_cancelled=False)
                 except asyncio.CancelledError:
                     # grpc.aio raises it for a status CANCELLED too, whoever asked for it.
-                    if _is_task_cancelled():
+                    if _count_cancels() > num_cancels:
                         raise
                     self._raise_if_cancelled()
                     error = UnavailableError("the stream was cut off")
@@ -119,10 +117,10 @@ class AsyncGeneration:
         """The whole answer; streams it first unless it has been iterated to its end.
 
         Raises:
-            BetokenError: the answer cannot be had, or not whole.
-            RuntimeError: the iteration was begun and not ended.
+            BetokenError: the answer cannot be had, or not whole: its `partial` is what came.
+            RuntimeError: the iteration was begun and left before its end.
         """
-        if not self._session.is_finished:
+        if self._session.must_iterate():
             async for _ in self:
                 pass
         return self._session.completion()
@@ -214,7 +212,7 @@ class AsyncClient:
         """The whole answer to `prompt`: `await generate(...).result()`.
 
         Raises:
-            BetokenError: the answer cannot be had, or not whole.
+            BetokenError: the answer cannot be had, or not whole: its `partial` is what came.
             RuntimeError: the client is closed.
         """
         return await self.generate(prompt, **options).result()
@@ -278,6 +276,7 @@ class AsyncClient:
         retries, headers = self._retries(timeout_s), checked_headers(headers)
         self._raise_if_closed()
         with call_span(method_name) as span:
+            num_cancels = await _num_cancels()
             while True:
                 try:
                     return await getattr(self.stub(), method_name)(
@@ -286,7 +285,7 @@ class AsyncClient:
                 except grpc.RpcError as broken:
                     error = call_error(broken, is_cancelled=self.is_closed)
                 except asyncio.CancelledError:
-                    if _is_task_cancelled():
+                    if _count_cancels() > num_cancels:
                         raise
                     if self.is_closed:
                         raise RequestCancelledError("the client was closed") from None
@@ -322,9 +321,19 @@ class AsyncClient:
             raise RuntimeError("the client is closed")
 
 
-def _is_task_cancelled() -> bool:
+async def _num_cancels(last: int = 0) -> int:
+    """How often this task has been cancelled and went on all the same; `last` is what it was before.
+
+    A cancellation that was asked for and has not come yet comes here, where it is told from one of the call.
+    """
+    if _count_cancels() != last:
+        await asyncio.sleep(0)
+    return _count_cancels()
+
+
+def _count_cancels() -> int:
     task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+    return task.cancelling() if task is not None else 0
 
 
 async def _wait(event: asyncio.Event, timeout_s: float) -> None:

@@ -149,6 +149,44 @@ class Detokenized:
 
 
 @dataclass(frozen=True, slots=True)
+class PartialAnswer:
+    """What came of an answer that an error ended. Prints as its text.
+
+    Its prompt ids as prompt, and its seed, fingerprint and ids (after those that it was given) as `seed`,
+    `system_fingerprint` and `resume_ids` of another request go on where it ended.
+    """
+
+    text: str
+    """What had become final; a resumed answer begins with what is missing of its tokens' text."""
+    tokens: tuple[Token, ...]
+    """Those of this call; ids given as resume_ids are not repeated."""
+    prompt_ids: tuple[int, ...]
+    """The prompt as the model saw it."""
+    seed: int
+    model: str
+    system_fingerprint: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def output_ids(self) -> tuple[int, ...]:
+        """Ids of `tokens`."""
+        return tuple(token.id for token in self.tokens)
+
+    @classmethod
+    def from_proto(cls, start: pb.GenerateStart, pieces: Sequence[Piece]) -> PartialAnswer:
+        return cls(
+            text="".join(piece.text for piece in pieces),
+            tokens=tuple(token for piece in pieces for token in piece.tokens),
+            prompt_ids=tuple(start.prompt_ids),
+            seed=start.seed,
+            model=start.model,
+            system_fingerprint=start.system_fingerprint,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
     """A whole answer. Prints as its text."""
 

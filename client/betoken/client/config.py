@@ -82,8 +82,11 @@ class Speculation:
 class RetryPolicy:
     """What happens when a call breaks; a broken answer is resumed where it broke, with nothing repeated or lost."""
 
-    max_retries: int = 8
+    max_retries: float = math.inf
     """Retries in a row without a token in between; 0 = never."""
+    max_failing_s: float = 60.0
+    """How long attempts may fail in a row, seconds from the first failure; inf leaves it to the
+    deadline, which may be sooner anyway."""
     initial_backoff_s: float = 0.1
     """Longest wait before the first retry, doubled for each further one; the wait is drawn from its upper half."""
     max_backoff_s: float = 5.0
@@ -94,7 +97,7 @@ class RetryPolicy:
     """Also retry when the router is overloaded, not before the time it names."""
 
     def __post_init__(self) -> None:
-        for name in ("max_retries", "initial_backoff_s", "max_backoff_s", "max_outage_s"):
+        for name in ("max_retries", "max_failing_s", "initial_backoff_s", "max_backoff_s", "max_outage_s"):
             value = getattr(self, name)
             if not (isinstance(value, Real) and cast(float, value) >= 0):
                 raise ValueError(f"{name} is {value!r}, must be a number of at least 0")

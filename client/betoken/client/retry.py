@@ -45,6 +45,7 @@ class Retries:
         self._uniform = uniform
         self._timeout_s = None if timeout_s is None or timeout_s > _LONGEST_TIMEOUT_S else timeout_s
         self._num_in_a_row = 0
+        self._failing_since = 0.0
         self.begin()
 
     def begin(self) -> None:
@@ -78,7 +79,13 @@ class Retries:
         """
         if not self._can_retry(error) or self._num_in_a_row >= self._policy.max_retries:
             raise error
-        if self._clock() - self._progress_at >= self._policy.max_outage_s:
+        now = self._clock()
+        if not self._num_in_a_row:
+            self._failing_since = now
+        if now - self._progress_at >= self._policy.max_outage_s:
+            raise error
+        if (failing_s := now - self._failing_since) >= self._policy.max_failing_s:
+            error.add_note(f"given up after {failing_s:.0f} s of failing attempts (RetryPolicy.max_failing_s)")
             raise error
         longest = min(self._policy.initial_backoff_s * 2.0 ** min(self._num_in_a_row, 64), self._policy.max_backoff_s)
         self._num_in_a_row += 1

@@ -5,9 +5,10 @@ Both clients drive it and differ only in how they wait; it does no input or outp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
-from betoken.client.completion import Completion
+from betoken.client.completion import Completion, PartialAnswer
 from betoken.client.piece import Piece
 from betoken.client.retry import Retries
 from betoken.common.errors import BetokenError, InternalError, UnavailableError
@@ -25,14 +26,55 @@ class Session:
         self._pieces: list[Piece] = []
         self._finish: pb.GenerateFinish | None = None
         self._num_resumes = 0
+        self._is_begun = False
+        self._error: BetokenError | None = None
+        """What ended the iteration."""
         self._request_id = ""
         """Of the last stream whose first message came."""
         self.start: pb.GenerateStart | None = None
         """The first message of the first stream."""
 
     def begin(self) -> None:
-        """The first stream is about to be asked for: the deadline counts from now."""
+        """The iteration is asked for.
+
+        Raises:
+            RuntimeError: it was before.
+        """
+        if self._is_begun:
+            raise RuntimeError("an answer can be iterated only once")
+        self._is_begun = True
+
+    @contextmanager
+    def iteration(self) -> Iterator[None]:
+        """From before the first stream is asked for, from which the deadline counts, to the end of the last.
+
+        An error that ends it is kept, and is given the request's id and what came before it.
+        """
         self._retries.begin()
+        try:
+            yield
+        except BetokenError as error:
+            error.request_id = error.request_id or self._request_id
+            if self.start is not None:
+                error.partial = PartialAnswer.from_proto(self.start, self._pieces)
+            self._error = error
+            raise
+
+    def must_iterate(self) -> bool:
+        """Whether the whole answer is still to be streamed.
+
+        Raises:
+            BetokenError: the iteration has ended with it.
+            RuntimeError: the iteration was begun, and did not come to its end.
+        """
+        if self._error is not None:
+            raise self._error
+        if self._is_begun and not self.is_finished:
+            raise RuntimeError(
+                "this answer is not whole: its iteration was left early, which cancels the request, or is still under"
+                " way; iterate to the end, or take result() alone"
+            )
+        return not self._is_begun
 
     def next_request(self) -> tuple[pb.GenerateRequest, float | None]:
         """The request of the next stream and the seconds it may take (None = no limit).

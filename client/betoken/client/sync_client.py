@@ -49,7 +49,6 @@ class Generation:
         self._session = session
         self._client = client
         self._call: Any = None
-        self._is_begun = False
         self._cancelled = threading.Event()
 
     @property
@@ -76,17 +75,14 @@ class Generation:
         """Pieces as they arrive, over as many streams as it takes.
 
         Raises:
-            BetokenError: the answer cannot be had, or not whole.
+            BetokenError: the answer cannot be had, or not whole: its `partial` is what came.
             RuntimeError: iterated before.
         """
-        if self._is_begun:
-            raise RuntimeError("an answer can be iterated only once")
-        self._is_begun = True
+        self._session.begin()
         return self._pieces()
 
     def _pieces(self) -> Generator[Piece, None, None]:
-        self._session.begin()
-        with call_span("Generate", SPAN_CLIENT_GENERATE) as span:
+        with self._session.iteration(), call_span("Generate", SPAN_CLIENT_GENERATE) as span:
             while True:
                 self._raise_if_cancelled()
                 request, timeout_s = self._session.next_request()
@@ -117,10 +113,10 @@ class Generation:
         """The whole answer; streams it first unless it has been iterated to its end.
 
         Raises:
-            BetokenError: the answer cannot be had, or not whole.
-            RuntimeError: the iteration was begun and not ended.
+            BetokenError: the answer cannot be had, or not whole: its `partial` is what came.
+            RuntimeError: the iteration was begun and left before its end.
         """
-        if not self._session.is_finished:
+        if self._session.must_iterate():
             for _ in self:
                 pass
         return self._session.completion()
@@ -219,7 +215,7 @@ class Client:
         """The whole answer to `prompt`: `generate(...).result()`.
 
         Raises:
-            BetokenError: the answer cannot be had, or not whole.
+            BetokenError: the answer cannot be had, or not whole: its `partial` is what came.
             RuntimeError: the client is closed.
         """
         return self.generate(prompt, **options).result()

@@ -35,6 +35,8 @@ class BetokenError(Exception):
         super().__init__(_fit(message))
         self.request_id = request_id
         """Id of the failed request in the server's log; empty when the server gave none."""
+        self.partial: Any = None
+        """What had come of an answer (a `betoken.client.PartialAnswer`), where it ended its iteration; else None."""
 
     @property
     def message(self) -> str:
