@@ -233,13 +233,6 @@ async def test_a_fault_after_the_last_message_does_not_matter(router, script, ru
     assert (await runner.call(router.address, "complete", "hi")).text == "a"
 
 
-async def test_a_break_between_the_last_flush_and_the_finish_repeats_no_text(router, script, runner) -> None:
-    router.will(script.start(), script.tokens("ab", 5, 6), script.tokens("!"), grpc.StatusCode.UNAVAILABLE)
-    router.will(script.start(), script.tokens("!"), script.finish(2))
-    assert (await runner.call(router.address, "complete", "hi")).text == "ab!"
-    assert router.requests[1].resume_ids == [5, 6]
-
-
 @pytest.mark.parametrize(
     "error",
     [InvalidArgumentError("sampling.temperature", -1, "must be 0 or more"), NotFoundError("no"), InternalError("x")],

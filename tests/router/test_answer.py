@@ -115,8 +115,7 @@ def test_the_prompts_last_character_is_not_the_answers() -> None:
 def test_incomplete_utf8_is_flushed_at_the_end() -> None:
     grown = answer(max_new_tokens=3)
     kept = grown.append(byte_ids(TOKENIZER, b"a\xf0\x9f\x91\xa9"))
-    assert (kept.num_tokens, kept.text, grown.finish) == (3, "a", FinishReason.LENGTH)
-    assert grown.flush() == "\ufffd"
+    assert (kept.num_tokens, kept.text, grown.finish) == (3, "a\ufffd", FinishReason.LENGTH)
 
 
 @pytest.mark.parametrize("stop", ["the", "語 👩", "\n", "naïve 日本", "e"])
@@ -135,7 +134,6 @@ def test_stop_string_is_found_at_every_split(stop: str, sizes: list[int]) -> Non
             break
     before = TEXT[: TEXT.index(stop)]
     assert text == before
-    assert grown.flush() == ""
     assert (grown.finish, grown.stop) == (FinishReason.STOP, stop)
     assert num_tokens == len(grown.output_ids) == len((before + stop).encode())
 
@@ -159,18 +157,41 @@ def test_what_might_begin_a_stop_string_is_held_back_and_released() -> None:
     ids = byte_ids(TOKENIZER, b"xabcx")
     assert [grown.append([token_id]).text for token_id in ids] == ["x", "", "", "", "abcx"]
     grown = answer(stop=["abcd"], max_new_tokens=4)
-    assert grown.append(ids[:4]).text == "x"
+    assert [grown.append([token_id]).text for token_id in ids[:4]] == ["x", "", "", "abc"]
     assert grown.finish is FinishReason.LENGTH
-    assert grown.flush() == "abc"
+
+
+@given(
+    text=st.text("ab\u6f22\U0001f600", min_size=1, max_size=12),
+    cut=st.integers(1, 40),
+    stops=st.lists(st.text("ab\u6f22@\ufffd", min_size=1, max_size=4), max_size=3),
+    ends_with_eos=st.booleans(),
+    sizes=SIZES,
+)
+@settings(deadline=None)
+def test_every_character_of_an_answer_belongs_to_one_of_its_tokens(
+    text: str, cut: int, stops: list[str], ends_with_eos: bool, sizes: list[int]
+) -> None:
+    ids = [*byte_ids(TOKENIZER, text.encode())[:cut], *([0] if ends_with_eos else [])]
+    grown, streamed, num_tokens = answer(stop=stops, max_new_tokens=len(ids)), "", 0
+    for block in blocks(ids, sizes):
+        kept = grown.append(block)
+        assert len(kept.num_chars) == kept.num_tokens and sum(kept.num_chars) == len(kept.text)
+        streamed, num_tokens = streamed + kept.text, num_tokens + kept.num_tokens
+    whole = TOKENIZER.decode(grown.output_ids)
+    assert grown.finish is not None and num_tokens == len(grown.output_ids)
+    if grown.stop:
+        assert (streamed + grown.stop) == whole[: len(streamed + grown.stop)]
+    else:
+        assert streamed == whole
 
 
 def test_a_stop_string_that_only_the_last_flush_completes_ends_the_text() -> None:
     grown = answer(stop=["b\ufffd"], max_new_tokens=3)
     assert grown.append(byte_ids(TOKENIZER, b"ab\xf0")).text == "a"
-    assert grown.flush() == ""
     assert (grown.finish, grown.stop) == (FinishReason.STOP, "b\ufffd")
     grown = answer(stop=["b\ufffd"], max_new_tokens=3, min_new_tokens=3)
-    assert grown.append(byte_ids(TOKENIZER, b"ab\xf0")).text + grown.flush() == "ab\ufffd"
+    assert grown.append(byte_ids(TOKENIZER, b"ab\xf0")).text == "ab\ufffd"
     assert (grown.finish, grown.stop) == (FinishReason.LENGTH, "")
 
 
@@ -183,7 +204,7 @@ def test_resumed_text_continues_what_was_released(cut: int, sizes: list[int]) ->
     if cut:
         resumed.append(ids[:cut])
     rest = "".join(resumed.append(block).text for block in blocks(ids[cut:], sizes) if block)
-    assert released + rest + resumed.flush() == TEXT
+    assert released + rest == TEXT
 
 
 @given(
@@ -251,17 +272,17 @@ def test_stop_strings_are_sought_after_min_new_tokens() -> None:
 def test_stop_strings_count_if_they_end_after_min_new_tokens(
     stops: list[str], text: str, min_new_tokens: int, sizes: list[int]
 ) -> None:
-    grown, streamed = answer(stop=stops, min_new_tokens=min_new_tokens), ""
+    grown, streamed = answer(stop=stops, min_new_tokens=min_new_tokens, max_new_tokens=max(1, len(text))), ""
     for block in blocks(byte_ids(TOKENIZER, text.encode()), sizes):
         streamed += grown.append(block).text
     ends = range(min_new_tokens + 1, len(text) + 1)
     found = next(((end, stop) for end in ends for stop in _longest_first(stops) if text[:end].endswith(stop)), None)
     if found is None:
-        assert (streamed + grown.flush(), grown.finish, grown.stop) == (text, None, "")
+        assert (streamed, grown.finish, grown.stop) == (text, FinishReason.LENGTH if text else None, "")
     else:
         end, stop = found
         assert (streamed, grown.finish, grown.stop) == (text[: end - len(stop)], FinishReason.STOP, stop)
-        assert len(grown.output_ids) == end and grown.flush() == ""
+        assert len(grown.output_ids) == end
 
 
 def test_a_stop_string_may_begin_in_one_that_came_too_early() -> None:
@@ -279,8 +300,8 @@ def test_a_special_token_ends_the_answer_as_the_stop_string_it_is() -> None:
     for sizes in ([1] * 9, [9]):
         grown = answer(stop=["<eos>", "cd"], min_new_tokens=2, special_stops=special_stops)
         kept = [grown.append(block) for block in blocks([0, *byte_ids(TOKENIZER, b"abc"), 0, 5], sizes)]
-        assert "".join(part.text for part in kept) + grown.flush() == "abc"  # the first came too early
+        assert "".join(part.text for part in kept) == "abc"  # the first came too early
         assert (grown.finish, grown.stop, len(grown.output_ids)) == (FinishReason.STOP, "<eos>", 5)
     grown = answer(stop=["<eos>", "b"], special_stops=special_stops)
     assert grown.append([*byte_ids(TOKENIZER, b"abc"), 0]).text == "a"
-    assert (grown.stop, grown.flush()) == ("b", "")
+    assert grown.stop == "b"

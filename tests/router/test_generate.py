@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -191,14 +192,12 @@ async def test_every_message_is_valid_text_and_accounts_for_its_characters(
     cluster = await make_cluster(
         model=FakeModel(vocab_size=tokenizer.vocab_size, script=tuple(byte_ids(tokenizer, text.encode())))
     )
-    for options in ({"num_draft_tokens": 3}, {"off": True}, {"stop": ["endless"]}):
+    for options in ({"num_draft_tokens": 3}, {"off": True}, {"stop": ["endless"]}, {"stop": ["end!"], "off": True}):
         reply = await cluster.generate(max_new_tokens=100, **options)
         assert reply.text == text
         for message in reply.messages:
             assert "\ufffd" not in message.text
-            assert sum(token.num_chars for token in message.tokens) <= len(message.text)
-            if message.tokens:
-                assert sum(token.num_chars for token in message.tokens) == len(message.text)
+            assert message.tokens and sum(token.num_chars for token in message.tokens) == len(message.text)
 
 
 async def test_provenance_and_statistics_add_up(make_cluster: MakeCluster) -> None:
@@ -223,6 +222,36 @@ async def test_provenance_and_statistics_add_up(make_cluster: MakeCluster) -> No
     assert stats.num_draft_forwards == stats.num_draft_tokens, "as many as the fake drafter says"
     assert 0 < stats.first_draft_forward_ns < stats.draft_forward_ns
     assert reply.finish.duration_ns >= reply.finish.time_to_first_token_ns > 0
+
+
+@pytest.mark.parametrize("mode", ["off", "chain", "tree"])
+@pytest.mark.parametrize("end", ["stop string", "stop id", "length", "eos"])
+async def test_nothing_beyond_an_answers_end_is_counted(
+    make_cluster: MakeCluster, tokenizer: Tokenizer, end: str, mode: str
+) -> None:
+    text = byte_ids(tokenizer, b"hello world and more")
+    options: dict[str, Any] = {
+        "stop string": {"stop": ["lo w"]},
+        "stop id": {"stop_token_ids": [text[6]]},
+        "length": {"max_new_tokens": 7},
+        "eos": {"ignore_eos": False},
+    }[end]
+    script = (*text[:9], 0, *text) if end == "eos" else tuple(text)
+    cluster = await make_cluster(
+        model=FakeModel(vocab_size=tokenizer.vocab_size, script=script),
+        agreement=1.0,
+        verify_hellos=[{"supports_trees": mode == "tree"}],
+    )
+    cluster.drafters[0].makes_trees = mode == "tree"
+    speculation = {"off": True} if mode == "off" else {"num_draft_tokens": 16}
+    reply = await cluster.generate(**({"max_new_tokens": 60} | options | speculation))
+    stats, origins = reply.finish.speculation, [token.origin for token in reply.tokens]
+    assert len(reply.ids) == reply.finish.usage.output_tokens == stats.num_emitted_tokens < 12
+    assert origins.count(TOKEN_ORIGIN_ACCEPTED) == stats.num_accepted_tokens
+    assert sum(stats.num_accepted_per_position) == stats.num_accepted_tokens
+    assert stats.num_draft_tokens >= sum(stats.num_drafted_per_position) >= stats.num_accepted_tokens
+    assert stats.num_verify_forwards < 4 or mode == "off"
+    await cluster.until_idle()
 
 
 def test_every_count_leaves_under_its_own_name() -> None:

@@ -15,7 +15,7 @@ from betoken.common.errors import (
     NotFoundError,
     ResourceExhaustedError,
 )
-from betoken.common.names import ERROR_TYPE
+from betoken.common.names import ERROR_TYPE, NUM_ACCEPTED, NUM_DRAFT_TOKENS
 from betoken.engine.sparse_probs import SparseProbs
 from betoken.engine.verification import VerificationMode as Mode
 from betoken.rpc.link import worker_entries
@@ -395,6 +395,23 @@ def test_every_span_ends_also_of_what_is_refused(fake_runner_class):
     assert {name: span.end.call_count for name, span in spans.items()} == dict.fromkeys(spans, 1)
     spans["one too many"].set_attribute.assert_called_once_with(ERROR_TYPE, "RESOURCE_EXHAUSTED")
     spans["taken"].set_status.assert_not_called()
+
+
+@pytest.mark.parametrize(("has_end", "num_kept"), [(False, 5), (True, 3)])
+def test_what_is_accepted_beyond_an_end_id_is_not_counted(bench, has_end, num_kept):
+    prompt = [3, 4, 5]
+    bench.open(1, prompt)
+    bench.block(1, 3, [], num_plain_steps=5)
+    bench.run()
+    own, span = bench.emitted(1, {}), Mock()
+    assert len(set(own)) == len(own) == 5
+    bench.open(2, prompt, span=span, stop_token_ids=(own[2],) if has_end else ())
+    bench.block(2, 3, own[:4])
+    bench.run()
+    decision = bench.sink.decisions[-1]
+    assert (decision.num_accepted, decision.num_kept) == (4, num_kept)
+    bench.core.close((1, 2))
+    span.set_attributes.assert_called_once_with({NUM_DRAFT_TOKENS: 4, NUM_ACCEPTED: min(4, num_kept)})
 
 
 def test_a_failing_forward_ends_its_sequences_only(bench):

@@ -51,9 +51,9 @@ class SpeculationStats:
     num_drafts: int
     """Draft blocks verified."""
     num_draft_tokens: int
-    """Draft tokens verified."""
+    """Draft tokens verified, those beyond the answer's end included."""
     num_accepted_tokens: int
-    """Draft tokens accepted."""
+    """Draft tokens accepted into the answer."""
     num_accepted_per_position: tuple[int, ...]
     """Accepted at draft position i."""
     num_drafted_per_position: tuple[int, ...]
@@ -61,7 +61,7 @@ class SpeculationStats:
     num_verify_forwards: int
     """Target forwards, plain steps included, prefill excluded."""
     num_emitted_tokens: int
-    """Tokens those forwards emitted."""
+    """Tokens of the answer that those forwards emitted."""
     draft_forward_s: float
     draft_queue_s: float
     verify_forward_s: float

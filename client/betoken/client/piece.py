@@ -92,7 +92,7 @@ class Piece:
     text: str
     """May lag behind the tokens; the texts of all pieces together are the answer."""
     tokens: tuple[Token, ...]
-    """Empty only in a last flush of text that was held back."""
+    """At least one; their texts are that of the piece."""
 
     def __str__(self) -> str:
         return self.text

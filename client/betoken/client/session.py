@@ -115,8 +115,6 @@ class Session:
             )
         elif event == "tokens":
             piece = Piece.from_proto(response.tokens)
-            if self._pieces and not piece.tokens and not self._pieces[-1].tokens:
-                return None  # the last flush, sent again: the stream before broke between it and the finish
             self._pieces.append(piece)
             self._retries.progressed()
             return piece

@@ -140,8 +140,6 @@ class Router:
                     raise UnavailableError("the router is shutting down")
                 if answer.finish is not None:  # the resumed answer was complete
                     await emit(Started(request))
-                    if text := answer.flush():
-                        await emit(Tokens(text=text))
                     await emit(_finished(request, answer, None, counts, 0))
                     return
                 limit_s = waiting_s(self.settings.queue_timeout_s, request.left_s)

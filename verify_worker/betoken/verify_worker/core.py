@@ -240,7 +240,7 @@ class VerifyCore:
     def _learn(self, planned: Sequence[Work], decisions: Sequence[Decision]) -> None:
         if decisions and all(work.takes_block and not work.num_prefill for work in planned):
             self._price.add_forward(sum(work.num_rows for work in planned), len(planned), decisions[0].forward_ns)
-        self._price.add_tokens(sum(decision.num_accepted + 1 for decision in decisions), time.perf_counter())
+        self._price.add_tokens(sum(decision.num_kept for decision in decisions), time.perf_counter())
 
     def _refuse(self, sequence: VerifySequence, error: BetokenError) -> None:
         """Turn away a sequence that was not taken in."""

@@ -71,6 +71,7 @@ class VerifySequence:
     """When the last block, or the grant in use, arrived: `time.perf_counter_ns`."""
     num_draft_tokens: int = 0
     num_accepted: int = 0
+    """Draft tokens accepted into the answer."""
     num_cached_tokens: int = 0
     """Leading ids whose KV was found and not computed, until a decision tells."""
 
@@ -78,7 +79,7 @@ class VerifySequence:
         self.ids = [*self.prompt_ids, *self.output_ids]
         eos_ids = () if self.params.ignore_eos else self.params.eos_token_ids
         self.terminal_ids = frozenset((*eos_ids, *self.params.stop_token_ids))
-        self.is_finished = self._ends_with(self.output_ids)
+        self.is_finished = self._num_to_end(self.output_ids) is not None or len(self.ids) >= self.max_length
         self.waiting_since_ns = self.opened_ns
 
     @property
@@ -115,18 +116,25 @@ class VerifySequence:
         """Whether it has had nothing to compute since then (`time.perf_counter_ns`)."""
         return not self.wants_forward and self.waiting_since_ns <= time_ns
 
-    def commit(self, emitted_ids: list[int]) -> None:
-        """Append decided tokens. The KV of all but the last was written by the forward that decided them."""
+    def commit(self, emitted_ids: list[int]) -> int:
+        """Append decided tokens; how many are the answer's as far as ids can tell, up to one that ends it.
+
+        The KV of all but the last was written by the forward that decided them.
+        """
         self.ids.extend(emitted_ids)
         self.output_ids.extend(emitted_ids)
-        self.is_finished = self._ends_with(emitted_ids)
+        num_kept = self._num_to_end(emitted_ids)
+        self.is_finished = num_kept is not None or len(self.ids) >= self.max_length
         self.kv_length = len(self.ids) - 1
+        return len(emitted_ids) if num_kept is None else num_kept
 
-    def _ends_with(self, ids: list[int]) -> bool:
-        """Whether these, the last of the output, end it: at max_length, or by a terminal id after min_new_tokens."""
-        num_before = len(self.output_ids) - len(ids)
-        may_end = ids[max(0, self.params.min_new_tokens - num_before) :]
-        return len(self.ids) >= self.max_length or not self.terminal_ids.isdisjoint(may_end)
+    def _num_to_end(self, ids: list[int]) -> int | None:
+        """How many of these, the last of the output, reach to the first terminal id after min_new_tokens; None
+        without one."""
+        start = max(0, self.params.min_new_tokens - (len(self.output_ids) - len(ids)))
+        if self.terminal_ids.isdisjoint(ids[start:]):
+            return None
+        return next(index + 1 for index in range(start, len(ids)) if ids[index] in self.terminal_ids)
 
 
 @dataclass(slots=True)
@@ -145,3 +153,5 @@ class Decision:
     queue_ns: int
     forward_ns: int
     num_cached_tokens: int
+    num_kept: int
+    """Tokens up to one that ends the answer as far as ids can tell, at most num_accepted + 1."""

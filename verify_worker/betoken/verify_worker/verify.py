@@ -82,8 +82,8 @@ def _decide(work: Work, verified: Verified, started_ns: int, forward_ns: int) ->
     num_draft_tokens = len(seq.block.draft_ids) if seq.block is not None else 0  # as sent
     base_length = seq.committed_length
     seq.num_draft_tokens += num_draft_tokens
-    seq.num_accepted += verified.num_accepted
-    seq.commit(verified.emitted_ids)
+    num_kept = seq.commit(verified.emitted_ids)
+    seq.num_accepted += min(verified.num_accepted, num_kept)
     num_cached_tokens, seq.num_cached_tokens = seq.num_cached_tokens, 0
     return Decision(
         key=seq.key,
@@ -96,4 +96,5 @@ def _decide(work: Work, verified: Verified, started_ns: int, forward_ns: int) ->
         queue_ns=max(0, started_ns - max(seq.asked_ns, seq.waiting_since_ns)),
         forward_ns=forward_ns,
         num_cached_tokens=num_cached_tokens,
+        num_kept=num_kept,
     )

@@ -88,7 +88,7 @@ class Generation:
             self._speculator.close()
             self._close_session()
             self._counts.num_failed_drafts = self._speculator.num_failed
-            self._outbox.close(failure, self._answer.flush() if self._answer.finish is not None else "")
+            self._outbox.close(failure)
 
     async def _advance(self) -> None:
         """One round with a draft, or one plain step; whichever suits."""
@@ -141,10 +141,10 @@ class Generation:
         path = verdict.path if draft.parents else range(verdict.num_accepted)
         accepted, sources = draft.along(path)
         emitted = [*accepted, verdict.next_id]
-        self._counts.add_forward(len(emitted), verdict.queue_ns, verdict.forward_ns)
-        if draft.ids:
-            self._counts.add_draft(len(draft.ids), draft.depth, len(path))
         kept = self._answer.append(emitted)
+        self._counts.add_forward(kept.num_tokens, verdict.queue_ns, verdict.forward_ns)
+        if draft.ids:  # the answer may have ended inside the accepted prefix
+            self._counts.add_draft(len(draft.ids), draft.depth, min(len(path), kept.num_tokens))
         if not self.first_token_ns:
             self.first_token_ns = time.perf_counter_ns()
             self.num_cached_tokens = min(verdict.cached_tokens, len(self._request.prompt_ids))
@@ -181,7 +181,7 @@ class Generation:
             origins.append(TOKEN_ORIGIN_BONUS)
         else:
             origins.append(TOKEN_ORIGIN_RECOVERED)
-        origins = origins[: len(ids)]  # the answer may have ended inside the accepted prefix
+        origins = origins[: len(ids)]
         sources = [*sources[: len(ids)], *[DRAFT_SOURCE_UNSPECIFIED] * (len(ids) - len(sources))]
         logprobs = verdict.logprobs[: len(ids)] if verdict.logprobs else ()
         self._outbox.put(ids, origins, sources, logprobs, kept.text, kept.num_chars)

@@ -68,7 +68,6 @@ class Outbox:
         self._tokens: Tokens | None = None
         self._is_closed = False
         self._error: Exception | None = None
-        self._last_text = ""
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
         self._pausing: asyncio.Future[None] | None = None
@@ -102,12 +101,8 @@ class Outbox:
             self._writer = asyncio.get_running_loop().create_future()
             await self._writer
 
-    def close(self, error: Exception | None = None, last_text: str = "") -> None:
-        """Nothing more will be put; after what waits, the reader gets `last_text` without tokens, then `error`.
-
-        That text is never merged with the last tokens: whoever resumes after those tokens is sent it again.
-        """
-        self._last_text = last_text
+    def close(self, error: Exception | None = None) -> None:
+        """Nothing more will be put; after what waits, the reader gets `error`."""
         self._is_closed = True
         self._error = error
         _wake(self._reader)
@@ -119,9 +114,6 @@ class Outbox:
         if self._is_begun and not self._is_closed:
             await self._pause()
         while self._tokens is None:
-            if self._last_text:
-                text, self._last_text = self._last_text, ""
-                return Tokens(text=text)
             if self._error is not None:
                 raise self._error
             if self._is_closed:

@@ -39,14 +39,17 @@ class SpeculationCounts:
         return round(statistics.median(self._overheads_ns)) if self._overheads_ns else 0
 
     def add_forward(self, num_emitted: int, queue_ns: int, forward_ns: int) -> None:
-        """A verify forward with its verdict."""
+        """A verify forward, and how many of its tokens are the answer's."""
         self.num_verify_forwards += 1
         self.num_emitted_tokens += num_emitted
         self.verify_queue_ns += queue_ns
         self.verify_forward_ns += forward_ns
 
     def add_draft(self, num_draft_tokens: int, depth: int, num_accepted: int) -> None:
-        """A verified draft block of at least one token; `depth` < `num_draft_tokens` for a tree with branches."""
+        """A verified draft block of at least one token, and how many of its tokens are in the answer.
+
+        `depth` < `num_draft_tokens` for a tree with branches.
+        """
         self.num_drafts += 1
         self.num_draft_tokens += num_draft_tokens
         self.num_accepted_tokens += num_accepted

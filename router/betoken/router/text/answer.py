@@ -76,7 +76,7 @@ class Answer:
         return self._rules.max_new_tokens - len(self.output_ids)
 
     def append(self, ids: Sequence[int]) -> Kept:
-        """Append the target's next tokens. What lies beyond the end of the answer is dropped."""
+        """Append the target's next tokens. What lies beyond the answer's end is dropped; no text outlasts its last."""
         if self.finish is not None:
             return NOTHING
         room = self.room
@@ -89,9 +89,11 @@ class Answer:
         self.output_ids += ids[: kept.num_tokens]
         if self.finish is None and kept.num_tokens >= room:
             self.finish = FinishReason.LENGTH
-        return kept
+        if self.finish is None or not (rest := self._flush()):
+            return kept
+        return Kept(kept.num_tokens, kept.text + rest, [*kept.num_chars[:-1], kept.num_chars[-1] + len(rest)])
 
-    def flush(self) -> str:
+    def _flush(self) -> str:
         """Text still held back when the answer has ended, up to a stop string that shows only now; empty after one."""
         if self._is_cut:
             return ""
