@@ -23,6 +23,11 @@ from betoken.kernels import dispatch
 HERE = Path(__file__).parent
 IS_INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 
+if IS_INTERPRETING:
+    from tests.kernels.interpreted import fixed_order
+
+    fixed_order.install()
+
 
 class Child:
     """The interpreting process of one file and what it has reported so far, by test."""
