@@ -113,6 +113,18 @@ def test_the_namespace_has_no_init_file():
     assert list(ROOT.glob("*/betoken/__init__.py")) == []
 
 
+def test_no_python_runs_between_the_fork_and_the_exec_of_a_process():
+    """`subprocess` runs none; see `loop_factory` in `rpc/server.py` for what would."""
+    names = {"create_subprocess_exec", "create_subprocess_shell", "subprocess_exec", "fork", "forkpty", "preexec_fn"}
+    faults = []
+    for _, path in FILES:
+        for node in ast.walk(ast.parse(path.read_text(), str(path))):
+            name = {ast.Attribute: "attr", ast.keyword: "arg"}.get(type(node))
+            if name and getattr(node, name) in names:
+                faults.append(f"{path.relative_to(ROOT)}:{node.lineno}: {getattr(node, name)}")
+    assert not faults, "\n".join(faults)
+
+
 def loaded_by(*modules: str, then: str = "pass") -> set[str]:
     """Top-level packages in `sys.modules` of a fresh process after importing `modules` and doing `then`."""
     end = "print(*sorted({name.split('.')[0] for name in sys.modules}))"

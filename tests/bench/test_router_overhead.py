@@ -1,6 +1,8 @@
 """The router's overhead is told only where its answers are right and its workers found nothing amiss."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -18,6 +20,19 @@ OPTIONS = ["--tokenizer", TOKENIZER, "--streams", "2", "--requests", "2", "--max
 def test_right_answers_are_timed(capsys: pytest.CaptureFixture[str]) -> None:
     assert router_overhead.main(OPTIONS) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["streams"]["2"]["tokens_per_s"] > 0
+
+
+def test_no_python_runs_in_the_child_that_becomes_a_service(tmp_path: Path) -> None:
+    """Between fork and exec hooks and the garbage collector would meet what belongs to threads the child lacks."""
+    code = (
+        "import os, pathlib, sys\n"
+        "from betoken.bench import router_overhead\n"
+        f"os.register_at_fork(after_in_child=pathlib.Path({str(tmp_path / 'hook ran')!r}).touch)\n"
+        "sys.exit(router_overhead.main(sys.argv[1:]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *OPTIONS], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_no_figures_where_an_answer_is_not_the_models(

@@ -52,27 +52,26 @@ async def fake_workers(tokenizer: str, step_ms: float, folder: Path) -> AsyncIte
     """
     command = [sys.executable, "-m", "betoken.bench.fake_workers", "--tokenizer", tokenizer]
     command += ["--step-ms", str(step_ms), "--folder", str(folder)]
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=subprocess.DEVNULL,
-        env=service_environment(),
-        start_new_session=True,  # as the router
-    )
+    process = _start(command)
     try:
         give_up_at = time.monotonic() + READY_TIMEOUT_S
         while not (folder / READY_FILE).exists():
-            if process.returncode is not None:
+            if process.poll() is not None:
                 raise ServiceFailedError("the fake workers", f"ended with status {process.returncode}", "")
             if time.monotonic() > give_up_at:
                 raise ServiceFailedError("the fake workers", _LATE.format(READY_TIMEOUT_S), "")
             await asyncio.sleep(0.05)
         yield
     finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
+        process.terminate()
+        await asyncio.to_thread(process.wait)
     if process.returncode != 0:  # as where the router did something against the protocol
         raise RuntimeError(f"the fake workers ended with status {process.returncode}")
+
+
+def _start(command: list[str]) -> subprocess.Popen[bytes]:
+    """As the router is: in a session of its own, and not by asyncio (see `loop_factory`)."""
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, env=service_environment(), start_new_session=True)
 
 
 @asynccontextmanager

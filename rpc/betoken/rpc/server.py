@@ -158,7 +158,12 @@ def freeze_loaded() -> None:
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's event loops: a hop between services costs a tenth less. asyncio's own where it does not exist."""
+    """uvloop's event loops: a hop between services costs a tenth less. asyncio's own where it does not exist.
+
+    Services start processes (compilers) by `subprocess` only, which runs no Python in the child. Under uvloop asyncio's
+    way does: fork hooks such as the OpenTelemetry SDK's, and with them the garbage collector, which may free what
+    belongs to threads that the child lacks.
+    """
     try:
         import uvloop
     except ImportError:  # Windows
