@@ -42,6 +42,7 @@ proto-check: proto
 
 docs: $(VENV)/.installed
 	$(BIN)/python docs/generate_settings.py
+	$(BIN)/python docs/generate_commands.py
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m betoken.bench.end_to_end --target models/target --draft models/draft

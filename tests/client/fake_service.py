@@ -24,6 +24,7 @@ for name in NAMES.split():
 parser.add_argument("--fail", action="store_true")
 parser.add_argument("--lonely", action="store_true")
 parser.add_argument("--stubborn", action="store_true")
+parser.add_argument("--polite", action="store_true")
 parser.add_argument("--leisurely", action="store_true")
 parser.add_argument("--idle", action="store_true")
 parser.add_argument("--held", action="store_true")
@@ -36,6 +37,9 @@ if options.idle:
     time.sleep(600)
 if options.stubborn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+if options.polite:
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 
 if options.leisurely:
 

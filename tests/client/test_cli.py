@@ -2,6 +2,7 @@
 
 import errno
 import importlib.util
+import inspect
 import json
 import os
 import pty
@@ -15,7 +16,7 @@ import tomllib
 from contextlib import suppress
 from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import grpc
 import pytest
@@ -27,12 +28,15 @@ from betoken.cli import provenance, report, services
 from betoken.cli.generate import _prompt
 from betoken.cli.info import _console, _worker_table
 from betoken.cli.main import app
-from betoken.cli.up import _port
+from betoken.cli.up import up as up_command
+from betoken.cli.up_options import checked_port
 from betoken.client import Completion, InternalError, InvalidArgumentError, Piece, WorkerStatus
 from betoken.client.channel import DEFAULT_ADDRESS
+from betoken.draft_worker.settings import DraftWorkerSettings
 from betoken.router.settings import RouterSettings
 from betoken.v1 import generation_pb2 as pb
 from betoken.v1 import types_pb2
+from betoken.verify_worker.settings import VerifyWorkerSettings
 from tests.client.command import start
 
 ROOT = Path(__file__).parents[2]
@@ -347,6 +351,7 @@ def test_a_service_asks_for_nothing_that_its_extra_does_not_install(monkeypatch:
     monkeypatch.setattr(services, "become", lambda module, arguments, **options: asked.append(options))
     for command in ("router", "draft-worker", "verify-worker"):
         assert run(command).exit_code == 0
+    assert [options["extra"] for options in asked] == ["router", "router", "worker"], "n-grams need no torch"
     for options in asked:
         installed = {re.split(r"[>=;]", line)[0].replace("-", "_") for line in extras[options["extra"]]}
         assert installed.issuperset(options["needs"]), options
@@ -434,30 +439,42 @@ def test_up_stops_everything_in_order_when_nobody_reads_what_it_says(
     assert (list((tmp_path / "temporary").iterdir()), status) == ([], 0)
 
 
-def test_up_goes_on_without_a_drafter_and_not_without_the_target(fake_modules: Path) -> None:
-    arguments = ["up", "--target", "t", "--port", "0", "--log-directory", str(fake_modules)]
-    up = start(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    up.stdout.readline()
-    for name, told in (("draft", "going on without it"), ("verify", "stopping")):
-        os.kill(json.loads((fake_modules / f"{name}.ready").read_text())["pid"], signal.SIGKILL)
-        told_lines = []
-        while told not in (told_lines or [""])[-1]:
-            told_lines.append(up.stderr.readline())
-            assert told_lines[-1], told_lines
-        assert any(f"{name} was ended by SIGKILL" in line for line in told_lines), told_lines
-    up.communicate(timeout=60)
-    assert up.returncode == 1
+def lines_until(stream, told: str) -> list[str]:
+    lines = [stream.readline()]
+    while told not in lines[-1]:
+        lines.append(stream.readline())
+        assert lines[-1], lines
+    return lines
 
 
-def test_up_goes_on_while_there_is_a_verify_worker(fake_modules: Path) -> None:
+def pid_of(directory: Path, name: str) -> int:
+    return int(json.loads((directory / f"{name}.ready").read_text())["pid"])
+
+
+def test_up_starts_again_whatever_ended(fake_modules: Path) -> None:
     arguments = ["up", "--target", "t", "--port", "0", "--num-verify-workers", "2"]
     up = start([*arguments, "--log-directory", str(fake_modules)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    address = up.stdout.readline().strip()
+    for name in ("draft", "verify-2", "router"):
+        os.kill(pid_of(fake_modules, name), signal.SIGKILL)
+        lines = lines_until(up.stderr, f"{name} serves again")
+        assert any(f"{name} was ended by SIGKILL" in line for line in lines), lines
+        assert str(pid_of(fake_modules, name)) in lines[-1]
+    assert run("info", "--address", address).exit_code == 0
+    up.send_signal(signal.SIGINT)
+    up.communicate(timeout=60)
+    assert up.returncode == 0
+
+
+def test_up_goes_on_without_what_somebody_told_to_end_while_there_is_a_verify_worker(fake_modules: Path) -> None:
+    polite = [f"--{role}-options=--polite" for role in ("verify", "draft")]
+    arguments = ["up", "--target", "t", "--port", "0", "--num-verify-workers", "2", *polite]
+    up = start([*arguments, "--log-directory", str(fake_modules)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     up.stdout.readline()
-    for name, told in (("verify-1", "going on without it"), ("verify-2", "stopping")):
-        os.kill(json.loads((fake_modules / f"{name}.ready").read_text())["pid"], signal.SIGKILL)
-        lines = iter(up.stderr.readline, "")
-        assert any(f"{name} was ended by SIGKILL" in line for line in lines)
-        assert any(told in line for line in lines)
+    for name in ("draft", "verify-1", "verify-2"):
+        os.kill(pid_of(fake_modules, name), signal.SIGTERM)
+        lines_until(up.stderr, f"{name} was told to end: it is not started again")
+    lines_until(up.stderr, "stopping")
     up.communicate(timeout=60)
     assert up.returncode == 1
 
@@ -474,6 +491,61 @@ def test_up_names_a_missing_extra_before_it_starts_anything(monkeypatch: pytest.
     result = run("up", "--target", "t", "--port", "0")
     assert result.exit_code == 1
     assert result.stderr == "betoken: up needs torch: pip install 'betoken[router,worker]'\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "option", "told"),
+    [
+        ("--drafters model", "--drafters", "model: needs a draft model"),
+        ("--drafters staged", "--drafters", "staged: needs a draft model"),
+        ("--drafters model,ngram,staged", "--drafters", "model, staged: needs a draft model"),
+        ("--drafters fused,ngram", "--drafters", "fused: chooses among others"),
+        ("--draft d --drafters ngram", "--draft", "none of the drafters uses it"),
+        ("--draft d --lookahead-model l --drafters lookahead", "--draft", "none of the drafters uses it"),
+        ("--lookahead-model l", "--lookahead-model", "only `lookahead` uses it"),
+    ],
+)
+def test_up_starts_with_all_that_was_asked_for_or_not_at_all(options: str, option: str, told: str) -> None:
+    result = run("up", "--target", "t", "--port", "0", *options.split(), env={"COLUMNS": "200"})
+    assert result.exit_code == 2 and f"for {option}" in result.stderr and told in result.stderr
+
+
+def test_up_says_which_of_the_default_drafters_go_without_a_draft_model(fake_modules: Path) -> None:
+    up = start(["up", "--target", "t", "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert up.stderr.readline() == "betoken: no --draft: without the drafters fused, model, staged\n"
+    up.stdout.readline()
+    up.send_signal(signal.SIGINT)
+    up.communicate(timeout=60)
+
+
+def test_up_minds_the_variables_of_the_services_it_starts(fake_modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    variables = {"PORT": str(port), "HOST": "0.0.0.0", "DTYPE": "float32", "COMPILE": "off", "THREADS": "3"}
+    for name, value in (variables | {"DRAFTERS": "ngram", "LOOKAHEAD_MODEL": "elsewhere"}).items():
+        monkeypatch.setenv(f"BETOKEN_{name}", value)
+    arguments = ["up", "--target", "t", "--log-directory", str(fake_modules)]
+    up = start(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert up.stdout.readline() == f"127.0.0.1:{port}\n"
+    up.send_signal(signal.SIGINT)
+    up.communicate(timeout=60)
+    told = {}
+    for name in ("verify", "draft", "router"):
+        line = (fake_modules / f"{name}.log").read_text().splitlines()[0]
+        told[name] = json.loads(line.removeprefix("options "))
+    assert told["router"]["host"] == "0.0.0.0"
+    assert (told["verify"]["dtype"], told["verify"]["compile"], told["verify"]["threads"]) == ("float32", "off", "3")
+    assert (told["draft"]["dtype"], told["draft"]["compile"], told["draft"]["drafters"]) == ("float32", "off", "ngram")
+
+
+def test_every_option_of_up_that_the_services_share_has_their_variable() -> None:
+    """But for `draft`, addresses to the router, and `draft-threads`, which is `threads` of another service."""
+    options = set(inspect.signature(up_command).parameters)
+    shared = {name for cls in (RouterSettings, VerifyWorkerSettings, DraftWorkerSettings) for name in cls.model_fields}
+    hints = get_type_hints(up_command, include_extras=True)
+    for name in shared.intersection(options) - {"draft"}:
+        assert get_args(hints[name])[1].envvar == f"BETOKEN_{name.upper()}", name
 
 
 @pytest.mark.parametrize("option", ["--verify-options", "--draft-options", "--router-options"])
@@ -497,7 +569,7 @@ def test_up_finds_a_taken_socket_before_it_loads_models(tmp_path: Path) -> None:
     path = tmp_path / "router.sock"
     with socket.socket(socket.AF_UNIX) as taken:
         taken.bind(str(path))
-        assert _port(f"unix:{path}", None) == 0  # a file that a process left behind
+        assert checked_port(f"unix:{path}", None) == 0  # a file that a process left behind
         taken.listen()
         result = run("up", "--target", "t", "--host", f"unix:{path}")
     assert result.exit_code == 2 and "for --host" in result.stderr and "already in use" in result.stderr
@@ -514,7 +586,7 @@ def test_up_finds_a_taken_socket_before_it_loads_models(tmp_path: Path) -> None:
         ("--host unix:/socket --port 1", "--port"),
     ],
 )
-def test_up_says_whether_it_is_the_host_or_the_port(options: str, option: str) -> None:
+def test_up_says_whether_it_is_the_host_or_thechecked_port(options: str, option: str) -> None:
     result = run("up", "--target", "t", *options.split())
     assert result.exit_code == 2 and f"for {option}" in result.stderr
 
@@ -523,10 +595,10 @@ def test_up_needs_only_one_of_the_addresses_of_its_host(monkeypatch: pytest.Monk
     # As of localhost where its first address is ::1 and the machine, or the container, has no IPv6.
     addresses = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, 0)) for host in ("192.0.2.1", "127.0.0.1")]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: addresses)
-    assert _port("two-addresses", 0) == 0
+    assert checked_port("two-addresses", 0) == 0
     addresses.pop()
     with pytest.raises(typer.BadParameter, match="two-addresses"):
-        _port("two-addresses", 0)
+        checked_port("two-addresses", 0)
 
 
 def test_up_serves_on_a_unix_socket_and_leaves_logs_only(fake_modules: Path) -> None:

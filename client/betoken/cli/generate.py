@@ -47,7 +47,10 @@ def generate(
         float | None, typer.Option(help="On ids in the output, per occurrence.", rich_help_panel=_SAMPLING)
     ] = None,
     logit_bias: Annotated[
-        list[str] | None, typer.Option(metavar="ID=BIAS", help="Repeatable.", rich_help_panel=_SAMPLING)
+        list[str] | None,
+        typer.Option(
+            metavar="ID=BIAS", help="ID=BIAS, added to that id's logit; repeatable.", rich_help_panel=_SAMPLING
+        ),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same tokens.", rich_help_panel=_SAMPLING)] = None,
     max_new_tokens: Annotated[int | None, typer.Option(help="Most tokens.", rich_help_panel=_SAMPLING)] = None,
@@ -70,7 +73,10 @@ def generate(
         str | None, typer.Option(help="model, ngram, ...; see `betoken info`.", rich_help_panel=_SPECULATION)
     ] = None,
     drafter_setting: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Repeatable.", rich_help_panel=_SPECULATION)
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE", help="NAME=VALUE, for the drafter; repeatable.", rich_help_panel=_SPECULATION
+        ),
     ] = None,
     num_draft_tokens: Annotated[
         int | None, typer.Option(help="Draft tokens per round; else as many as pay.", rich_help_panel=_SPECULATION)

@@ -27,6 +27,7 @@ DRAFT_MODULE = "betoken.draft_worker"
 ROUTER_MODULE = "betoken.router"
 NEED_DRAFT_MODEL = ("model", "staged")
 """Drafters that are left out where there is no draft model."""
+DEFAULT_DRAFTERS = ("fused", "model", "ngram", "staged")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class LocalServicesConfig:
     """Draft model: a directory or hub id; empty = without the drafters that need one."""
     lookahead_model: str = ""
     """Model that `lookahead` iterates; empty = the draft model, without one the target: a replica of it."""
-    drafters: Sequence[str] = ("fused", "model", "ngram", "staged")
+    drafters: Sequence[str] = DEFAULT_DRAFTERS
     """Drafters of each draft worker, the default first; empty = no draft worker at all. Without a draft model those
     that need one are left out, and `fused` where fewer than two others remain."""
     dtype: str = "bfloat16"
@@ -81,6 +82,14 @@ def embedded_models() -> Path | None:
         if (folder / "target" / "config.json").is_file():
             return folder
     return None
+
+
+def usable_drafters(names: Sequence[str], draft: str) -> list[str]:
+    """The drafters of `names` that can be hosted with the draft model `draft`, or without one where that is empty."""
+    usable = [name for name in names if draft or name not in NEED_DRAFT_MODEL]
+    if not draft and len(usable) <= 2:
+        usable = [name for name in usable if name != "fused"]  # nothing to choose among
+    return usable
 
 
 class LocalServices:
@@ -229,10 +238,7 @@ class LocalServices:
                 time.sleep(_POLL_S)
 
     def _drafters(self) -> list[str]:
-        names = [name for name in self.config.drafters if self.config.draft or name not in NEED_DRAFT_MODEL]
-        if not self.config.draft and len(names) <= 2:
-            names = [name for name in names if name != "fused"]  # nothing to choose among
-        return names
+        return usable_drafters(self.config.drafters, self.config.draft)
 
     def _verify_arguments(self) -> list[str]:
         config = self.config

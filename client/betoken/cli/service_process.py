@@ -99,6 +99,11 @@ class ServiceProcess:
         """Whether the process lives."""
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def was_told_to_end(self) -> bool:
+        """Whether it ended with status 0, as services do that somebody asks to."""
+        return self._process is not None and self._process.poll() == 0
+
     def start(self) -> None:
         """Starts the process; `is_ready` says when it serves.
 

@@ -23,7 +23,7 @@ ROUTER_NEEDS = ("asyncio_pool", "pydantic_settings", "tokenizers")
 WORKER_NEEDS = ("pydantic_settings", "torch", "transformers")
 """The same of workers that run a model."""
 DRAFT_NEEDS = ("pydantic_settings",)
-"""The same of any draft worker: n-grams take no model."""
+"""The same of any draft worker: n-grams take no model. A worker whose drafters run one asks for the rest itself."""
 
 
 def router(context: typer.Context) -> None:
@@ -33,7 +33,7 @@ def router(context: typer.Context) -> None:
 
 def draft_worker(context: typer.Context) -> None:
     """Run a draft worker: it guesses tokens."""
-    become(DRAFT_MODULE, context.args, extra="worker", needs=DRAFT_NEEDS)
+    become(DRAFT_MODULE, context.args, extra="router", needs=DRAFT_NEEDS)
 
 
 def verify_worker(context: typer.Context) -> None:

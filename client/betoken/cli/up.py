@@ -5,14 +5,11 @@ Knows how to show their start and their end; starting and stopping is `local_ser
 
 from __future__ import annotations
 
-import errno
-import os
 import shlex
 import signal
-import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -23,14 +20,18 @@ import typer
 from rich.console import Console
 
 from betoken.cli import services as service_commands
+from betoken.cli import up_options as options
 from betoken.cli.connection import EXIT_FAILED, let_go_of_output
-from betoken.cli.local_services import LocalServices, LocalServicesConfig, embedded_models
+from betoken.cli.local_services import (
+    DEFAULT_DRAFTERS,
+    LocalServices,
+    LocalServicesConfig,
+)
 from betoken.cli.service_process import Progress, ServiceFailedError
+from betoken.cli.supervision import Supervisor
 from betoken.client import BetokenError, ClientTls
-from betoken.common.address import is_socket
 
 _CHECK_INTERVAL_S = 0.25
-_DEFAULT_PORT = 50051
 _STOP_GRACE_S = 3660.0
 """Above the longest `--drain-grace-s`: services end by themselves within their own; interrupted again, at once."""
 _WORKERS = "Workers"
@@ -52,27 +53,48 @@ def up(
         typer.Option(help="Draft model, likewise; default: models/draft where no target is named, else none."),
     ] = None,
     lookahead_model: Annotated[
-        str, typer.Option(help="What the drafter `lookahead` iterates; default: the draft model, else the target.")
+        str,
+        typer.Option(
+            envvar=options.LOOKAHEAD_VARIABLE,
+            help="What the drafter `lookahead` iterates; default: the draft model, else the target.",
+        ),
     ] = "",
     drafters: Annotated[
-        str, typer.Option(help="Hosted drafters, the default first; empty = none.")
-    ] = "fused,model,ngram,staged",
-    dtype: Annotated[str, typer.Option(help="bfloat16, float16, float32 or auto.")] = "bfloat16",
-    compile: Annotated[str, typer.Option(help="auto, on or off.")] = "auto",
+        str | None,
+        typer.Option(
+            envvar="BETOKEN_DRAFTERS",
+            help="Hosted drafters, the default first; empty = none; default: those of fused,model,ngram,staged for"
+            " which the models suffice.",
+        ),
+    ] = None,
+    dtype: Annotated[
+        str, typer.Option(envvar="BETOKEN_DTYPE", help="bfloat16, float16, float32 or auto.")
+    ] = "bfloat16",
+    compile: Annotated[str, typer.Option(envvar="BETOKEN_COMPILE", help="auto, on or off.")] = "auto",
     host: Annotated[
-        str, typer.Option(help="Address the router listens on; 0.0.0.0 or :: for all; unix:/PATH = a socket.")
+        str,
+        typer.Option(
+            envvar="BETOKEN_HOST",
+            help="Address the router listens on; 0.0.0.0 or :: for all; unix:/PATH = a socket.",
+        ),
     ] = "127.0.0.1",
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Port of the router; 0 = any free one; default: 50051.")
+        int | None,
+        typer.Option(
+            envvar="BETOKEN_PORT", min=0, max=65535, help="Port of the router; 0 = any free one; default: 50051."
+        ),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads of a verify worker.", rich_help_panel=_WORKERS)
+        int | None,
+        typer.Option(envvar="BETOKEN_THREADS", min=1, help="CPU threads of a verify worker.", rich_help_panel=_WORKERS),
     ] = None,
     draft_threads: Annotated[
         int, typer.Option(min=1, help="CPU threads of a draft worker.", rich_help_panel=_WORKERS)
     ] = 1,
-    num_verify_workers: Annotated[int, typer.Option(min=1, rich_help_panel=_WORKERS)] = 1,
-    num_draft_workers: Annotated[int, typer.Option(min=0, rich_help_panel=_WORKERS)] = 1,
+    num_verify_workers: Annotated[
+        int, typer.Option(min=1, help="Verify workers started.", rich_help_panel=_WORKERS)
+    ] = 1,
+    num_draft_workers: Annotated[int, typer.Option(min=0, help="Draft workers started.", rich_help_panel=_WORKERS)] = 1,
     verify_options: Annotated[
         str, typer.Option(help="More options of the verify workers, in one text.", rich_help_panel=_WORKERS)
     ] = "",
@@ -107,20 +129,25 @@ def up(
     router_tls_server_name: Annotated[
         str, typer.Option(help="Name in the router's certificate, where it is not the host's.", rich_help_panel=_TLS)
     ] = "",
-    log_directory: Annotated[Path | None, typer.Option(help="Where to keep <service>.log; default: not kept.")] = None,
+    log_directory: Annotated[
+        Path | None, typer.Option(help="Folder for a log of each service; default: not kept.")
+    ] = None,
 ) -> None:
     """Run all three services on this machine until Ctrl-C."""
     needs = tuple(dict.fromkeys((*service_commands.ROUTER_NEEDS, *service_commands.WORKER_NEEDS)))
     service_commands.check_installed("up", extra="router,worker", needs=needs)
-    target, draft = _models(target, draft)
-    port = _port(host, port)
-    split_router_options = _split("--router-options", router_options)
+    is_draft_named = draft is not None
+    target, draft = options.models(target, draft)
+    names = options.drafters(drafters, draft)
+    options.check_models_are_used(names, draft if is_draft_named else "", lookahead_model)
+    port = options.checked_port(host, port)
+    split_router_options = options.split("--router-options", router_options)
     tls = ClientTls(router_tls_ca_file, router_tls_cert_file, router_tls_key_file, router_tls_server_name)
     config = LocalServicesConfig(
         target=target,
         draft=draft,
         lookahead_model=lookahead_model,
-        drafters=[name.strip() for name in drafters.split(",") if name.strip()],
+        drafters=names,
         dtype=dtype,
         verify_threads=threads,
         draft_threads=draft_threads,
@@ -129,14 +156,16 @@ def up(
         num_draft_workers=num_draft_workers,
         host=host,
         port=port,
-        verify_options=_split("--verify-options", verify_options),
-        draft_options=_split("--draft-options", draft_options),
+        verify_options=options.split("--verify-options", verify_options),
+        draft_options=options.split("--draft-options", draft_options),
         router_options=split_router_options,
-        router_tls=_router_tls(split_router_options, tls),
+        router_tls=options.router_tls(split_router_options, tls),
         log_directory=log_directory,
         stop_grace_s=_STOP_GRACE_S,
     )
     console = Console(stderr=True)
+    if left_out := [name for name in DEFAULT_DRAFTERS if drafters is None and name not in names]:
+        console.print(f"betoken: no --draft: without the drafters {', '.join(left_out)}", markup=False, soft_wrap=True)
     signal.signal(signal.SIGTERM, _interrupt)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
         signal.signal(signal.SIGHUP, _interrupt)  # the terminal was closed
@@ -191,92 +220,9 @@ def shown_progress(console: Console) -> Iterator[ProgressView]:
         yield view
 
 
-def _models(target: str | None, draft: str | None) -> tuple[str, str]:
-    if target is not None:
-        return target, draft or ""
-    embedded = embedded_models()
-    if embedded is None:
-        raise typer.BadParameter("there is no models/target here; name a model", param_hint="--target")
-    return str(embedded / "target"), draft or str(embedded / "draft")
-
-
-def _split(option: str, text: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"{text!r}: {error}", param_hint=option) from None
-
-
-def _router_tls(router_options: Sequence[str], tls: ClientTls) -> ClientTls | None:
-    """How to reach the router, None = in plain text; finds out before models load whether it can be reached.
-
-    Raises:
-        typer.BadParameter: the router would speak TLS and this command not, or the other way round.
-    """
-    for name in ("BETOKEN_TLS_CERT_FILE", "BETOKEN_WORKER_TLS_CA_FILE"):
-        if os.environ.get(name):
-            text = "is for services on several machines; here only the router speaks TLS, by --router-options"
-            raise typer.BadParameter(text, param_hint=name)
-    if any(option.partition("=")[0] == "--tls-cert-file" for option in router_options):
-        if tls.ca_file is None:
-            text = "the router would speak TLS: say with --router-tls-ca-file which certificates to trust"
-            raise typer.BadParameter(text, param_hint="--router-options")
-        if (tls.cert_file is None) != (tls.key_file is None):
-            raise typer.BadParameter("goes together with --router-tls-key-file", param_hint="--router-tls-cert-file")
-        return tls
-    if tls != ClientTls():
-        text = "needs --tls-cert-file and --tls-key-file in --router-options"
-        raise typer.BadParameter(text, param_hint="--router-tls-...")
-    return None
-
-
 def _complain(console: Console, error: Exception) -> None:
     """Lines of a log stay whole, so that they can be searched for."""
     console.print(f"betoken: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-
-
-def _port(host: str, port: int | None) -> int:
-    """The router's port; finds out before models load whether it can be had.
-
-    Raises:
-        typer.BadParameter: it cannot; the text says whether because of the host or of the port.
-    """
-    if host.startswith("unix:"):
-        if port:
-            raise typer.BadParameter(f"{port}: a Unix socket has no port", param_hint="--port")
-        if not is_socket(host) or not Path(host.removeprefix("unix:")).parent.is_dir():
-            raise typer.BadParameter(f"{host!r} is no unix:/PATH in a folder that exists", param_hint="--host")
-        with socket.socket(socket.AF_UNIX) as probe, suppress(OSError):
-            probe.connect(host.removeprefix("unix:"))
-            raise typer.BadParameter(f"{host}: {os.strerror(errno.EADDRINUSE)}", param_hint="--host")
-        return 0
-    port = _DEFAULT_PORT if port is None else port
-    try:
-        _probe(host.strip("[]"), port)
-    except (OSError, UnicodeError) as error:
-        is_host = isinstance(error, socket.gaierror | UnicodeError) or error.errno == errno.EADDRNOTAVAIL
-        reason = getattr(error, "strerror", None) or error
-        text, option = (f"{host!r}: {reason}", "--host") if is_host else (f"{host}:{port}: {reason}", "--port")
-        raise typer.BadParameter(text, param_hint=option) from None
-    return port
-
-
-def _probe(host: str, port: int) -> None:
-    """Listens for a moment on one of the addresses that the host stands for; one is enough, as it is for the router.
-
-    Raises:
-        OSError, UnicodeError: the host stands for none, or for none that can be had.
-    """
-    problems: list[OSError] = []
-    for family, kind, protocol, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        try:
-            with socket.socket(family, kind, protocol) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(place)
-            return
-        except OSError as error:
-            problems.append(error)
-    raise problems[0]
 
 
 def _announce(services: LocalServices) -> None:
@@ -292,21 +238,13 @@ def _announce(services: LocalServices) -> None:
 
 
 def _watch(services: LocalServices, console: Console) -> None:
-    """Returns when a service has ended that the others cannot do without."""
-    lost: set[str] = set()
-    verifiers = [name for name in services.services if name.startswith("verify")]
-    while True:
-        for name, service in services.services.items():
-            if name in lost or service.is_running:
-                continue
-            lost.add(name)
-            try:
-                service.check()
-            except ServiceFailedError as error:
-                _complain(console, error)
-            if name == "router" or lost.issuperset(verifiers):
-                return
-            console.print("going on without it: same tokens, slower")
+    """Returns when a service has ended for good that the others cannot do without."""
+
+    def tell(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    supervisor = Supervisor(services.services, tell, lambda error: _complain(console, error))
+    while supervisor.step():
         time.sleep(_CHECK_INTERVAL_S)
 
 

@@ -1,0 +1,137 @@
+"""What the options of `betoken up` come to, found out before anything starts: models, drafters, the router's place.
+
+Knows the options' names; starts nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import typer
+
+from betoken.cli.local_services import DEFAULT_DRAFTERS, NEED_DRAFT_MODEL, embedded_models, usable_drafters
+from betoken.client import ClientTls
+from betoken.common.address import is_socket
+
+_DEFAULT_PORT = 50051
+_DRAFTERS = "--drafters"
+LOOKAHEAD_VARIABLE = "BETOKEN_LOOKAHEAD_MODEL"
+
+
+def models(target: str | None, draft: str | None) -> tuple[str, str]:
+    if target is not None:
+        return target, draft or ""
+    embedded = embedded_models()
+    if embedded is None:
+        raise typer.BadParameter("there is no models/target here; name a model", param_hint="--target")
+    return str(embedded / "target"), draft or str(embedded / "draft")
+
+
+def drafters(asked: str | None, draft: str) -> list[str]:
+    """The drafters to host; those that are asked for by name are all of them, or none starts.
+
+    Raises:
+        typer.BadParameter: one needs what is not there.
+    """
+    if asked is None:
+        return usable_drafters(DEFAULT_DRAFTERS, draft)
+    names = [name.strip() for name in asked.split(",") if name.strip()]
+    if lacking := [name for name in names if not draft and name in NEED_DRAFT_MODEL]:
+        raise typer.BadParameter(f"{', '.join(lacking)}: needs a draft model; name it by --draft", param_hint=_DRAFTERS)
+    if unusable := [name for name in names if name not in usable_drafters(names, draft)]:
+        text = f"{', '.join(unusable)}: chooses among others, of which there must be two at least"
+        raise typer.BadParameter(text, param_hint=_DRAFTERS)
+    return names
+
+
+def check_models_are_used(drafters: Sequence[str], draft: str, lookahead_model: str) -> None:
+    """Raises:
+    typer.BadParameter: a model is named that no drafter would use.
+    """
+    users = (*NEED_DRAFT_MODEL, "lookahead") if not lookahead_model else NEED_DRAFT_MODEL
+    if draft and not set(users).intersection(drafters):
+        raise typer.BadParameter(f"{draft}: none of the drafters uses it", param_hint="--draft")
+    is_asked = lookahead_model != os.environ.get(LOOKAHEAD_VARIABLE, "")  # which draft workers mind in any case
+    if is_asked and "lookahead" not in drafters:
+        text = f"{lookahead_model}: only `lookahead` uses it, which --drafters does not name"
+        raise typer.BadParameter(text, param_hint="--lookahead-model")
+
+
+def split(option: str, text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r}: {error}", param_hint=option) from None
+
+
+def router_tls(router_options: Sequence[str], tls: ClientTls) -> ClientTls | None:
+    """How to reach the router, None = in plain text; finds out before models load whether it can be reached.
+
+    Raises:
+        typer.BadParameter: the router would speak TLS and this command not, or the other way round.
+    """
+    for name in ("BETOKEN_TLS_CERT_FILE", "BETOKEN_WORKER_TLS_CA_FILE"):
+        if os.environ.get(name):
+            text = "is for services on several machines; here only the router speaks TLS, by --router-options"
+            raise typer.BadParameter(text, param_hint=name)
+    if any(option.partition("=")[0] == "--tls-cert-file" for option in router_options):
+        if tls.ca_file is None:
+            text = "the router would speak TLS: say with --router-tls-ca-file which certificates to trust"
+            raise typer.BadParameter(text, param_hint="--router-options")
+        if (tls.cert_file is None) != (tls.key_file is None):
+            raise typer.BadParameter("goes together with --router-tls-key-file", param_hint="--router-tls-cert-file")
+        return tls
+    if tls != ClientTls():
+        text = "needs --tls-cert-file and --tls-key-file in --router-options"
+        raise typer.BadParameter(text, param_hint="--router-tls-...")
+    return None
+
+
+def checked_port(host: str, port: int | None) -> int:
+    """The router's port; finds out before models load whether it can be had.
+
+    Raises:
+        typer.BadParameter: it cannot; the text says whether because of the host or of the port.
+    """
+    if host.startswith("unix:"):
+        if port:
+            raise typer.BadParameter(f"{port}: a Unix socket has no port", param_hint="--port")
+        if not is_socket(host) or not Path(host.removeprefix("unix:")).parent.is_dir():
+            raise typer.BadParameter(f"{host!r} is no unix:/PATH in a folder that exists", param_hint="--host")
+        with socket.socket(socket.AF_UNIX) as probe, suppress(OSError):
+            probe.connect(host.removeprefix("unix:"))
+            raise typer.BadParameter(f"{host}: {os.strerror(errno.EADDRINUSE)}", param_hint="--host")
+        return 0
+    port = _DEFAULT_PORT if port is None else port
+    try:
+        _probe(host.strip("[]"), port)
+    except (OSError, UnicodeError) as error:
+        is_host = isinstance(error, socket.gaierror | UnicodeError) or error.errno == errno.EADDRNOTAVAIL
+        reason = getattr(error, "strerror", None) or error
+        text, option = (f"{host!r}: {reason}", "--host") if is_host else (f"{host}:{port}: {reason}", "--port")
+        raise typer.BadParameter(text, param_hint=option) from None
+    return port
+
+
+def _probe(host: str, port: int) -> None:
+    """Listens for a moment on one of the addresses that the host stands for; one is enough, as it is for the router.
+
+    Raises:
+        OSError, UnicodeError: the host stands for none, or for none that can be had.
+    """
+    problems: list[OSError] = []
+    for family, kind, protocol, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(place)
+            return
+        except OSError as error:
+            problems.append(error)
+    raise problems[0]

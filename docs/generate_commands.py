@@ -1,0 +1,74 @@
+"""Writes commands.md beside this file: every option of the commands that are no services, from the commands themselves.
+
+`--check` compares instead and fails when the page is out of date.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from typer.models import OptionInfo, ParameterInfo
+
+from betoken.cli.generate import generate
+from betoken.cli.info import info
+from betoken.cli.up import up
+
+PAGE = Path(__file__).with_name("commands.md")
+HEAD = """# Commands
+
+Options of `betoken up`, `betoken generate` and `betoken info`; those of the services are [settings](settings.md).
+An option given on the command line beats the variable named beside it, which beats the default. A switch takes no
+value. This page is made by `make docs`; a test compares it with the commands.
+"""
+COMMANDS: dict[str, Callable[..., None]] = {"up": up, "generate": generate, "info": info}
+
+
+def render() -> str:
+    """The page."""
+    return HEAD + "".join(_section(name, command) for name, command in COMMANDS.items())
+
+
+def _section(name: str, command: Callable[..., None]) -> str:
+    hints = get_type_hints(command, include_extras=True)
+    panels: dict[str, list[str]] = {}
+    for parameter in inspect.signature(command).parameters.values():
+        kind, description = get_args(hints[parameter.name])
+        rows = panels.setdefault(description.rich_help_panel or "", [])
+        rows.append(_row(parameter, kind, description))
+    head = "| option | environment | default | meaning |\n|---|---|---|---|\n"
+    tables = [(f"\n### {title}\n\n" if title else "\n") + head + "".join(rows) for title, rows in panels.items()]
+    return f"\n## betoken {name}\n\n{inspect.getdoc(command)}\n" + "".join(tables)
+
+
+def _row(parameter: inspect.Parameter, kind: Any, description: ParameterInfo) -> str:
+    name, default = parameter.name.rstrip("_"), parameter.default
+    declared = description.param_decls or () if isinstance(description, OptionInfo) else (name.upper(),)
+    option = next(iter(declared), f"--{name.replace('_', '-')}")
+    is_silent = default is None or default == "" or isinstance(default, bool)
+    meaning = (description.help or "").replace("|", "\\|") + _limits(kind, description)
+    variable = f"`{description.envvar}`" if description.envvar else "–"
+    return f"| `{option}` | {variable} | {'–' if is_silent else f'`{default}`'} | {meaning} |\n"
+
+
+def _limits(kind: Any, description: ParameterInfo) -> str:
+    bounds = {"≥": description.min, "≤": description.max}
+    texts = [", ".join(f"{sign} {bound}" for sign, bound in bounds.items() if bound is not None)]
+    enums = [part for part in (kind, *get_args(kind)) if isinstance(part, type) and issubclass(part, Enum)]
+    texts += [" \\| ".join(str(choice.value) for choice in enum) for enum in enums]
+    return f" ({text})" if (text := "; ".join(filter(None, texts))) else ""
+
+
+def main() -> int:
+    """Write or check the page."""
+    text = render()
+    if "--check" in sys.argv[1:]:
+        return 0 if PAGE.exists() and PAGE.read_text() == text else 1
+    PAGE.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,28 @@
+"""The commands page says what the commands say."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from betoken.cli.main import app
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_page_is_what_the_commands_say() -> None:
+    render = runpy.run_path(str(DOCS / "generate_commands.py"))["render"]
+    assert (DOCS / "commands.md").read_text() == render(), "run `make docs`"
+
+
+@pytest.mark.parametrize("command", ["up", "generate", "info"])
+def test_every_option_that_help_shows_is_on_the_page_with_a_meaning(command: str) -> None:
+    page = (DOCS / "commands.md").read_text()
+    part = page.partition(f"## betoken {command}\n")[2].partition("\n## ")[0]
+    rows = [line.strip("|").split(" | ") for line in part.splitlines() if line.startswith("| `")]
+    shown = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(app, [command, "--help"]).output
+    options = set(re.findall(r"--[a-z][a-z-]+", shown)) - {"--help"}
+    assert {row[0].strip(" `") for row in rows if row[0].strip(" `").startswith("--")} == options
+    assert all(row[3].strip() for row in rows), rows
