@@ -29,7 +29,7 @@ from betoken.v1.types_pb2 import (
     TOKEN_ORIGIN_RECOVERED,
     VERIFICATION_MODE_COUPLED,
 )
-from tests.router.harness import CHAT_TEMPLATE, MakeCluster, byte_ids, byte_tokenizer_json
+from tests.router.harness import CHAT_TEMPLATE, MakeCluster, byte_ids, byte_tokenizer_json, running_cluster
 
 PROMPT = [9, 8, 7]
 
@@ -144,6 +144,30 @@ async def test_eos_ends_the_answer_with_nothing_after_it(make_cluster: MakeClust
             assert reply.finish.reason == pb.FINISH_REASON_STOP
             assert reply.finish.usage.output_tokens == len(expected)
     await cluster.until_idle()
+
+
+@pytest.mark.parametrize("template", [CHAT_TEMPLATE, None])
+async def test_an_eos_that_only_the_tokenizer_names_ends_a_chat_models_answers(
+    template: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="betoken")
+    tokenizer = Tokenizer(byte_tokenizer_json(), {"eos_token": "<|im_end|>"}, template, "test")
+    end_id = tokenizer.special_ids["<|im_end|>"]
+    script = (*byte_ids(tokenizer, b"4."), end_id, *byte_ids(tokenizer, b"user: 3+3?"))
+    model = FakeModel(vocab_size=tokenizer.vocab_size, script=script)
+    async with running_cluster(tokenizer, model=model, num_verifiers=2) as cluster:
+        reply = await cluster.generate(prompt="2+2?", max_new_tokens=60)
+        whole = await cluster.generate(prompt="2+2?", max_new_tokens=60, ignore_eos=True)
+        info = await cluster.stub.GetModelInfo(pb.GetModelInfoRequest())
+        opened = [list(entry.eos_token_ids) for worker in cluster.verifiers for entry in worker.opened]
+    said = [record.getMessage() for record in caplog.records if "eos_token" in record.getMessage()]
+    if template is None:
+        assert reply.ids == [*script, 0] and list(info.eos_token_ids) == [0] and not said
+    else:
+        assert (reply.text, reply.finish.reason, reply.ids) == ("4.", pb.FINISH_REASON_STOP, list(script[:3]))
+        assert list(info.eos_token_ids) == [0, end_id] and opened == [[0, end_id]] * 2
+        assert len(said) == 1 and said[0].endswith(f"id {end_id} ends answers too")
+    assert whole.ids[: len(script)] == list(script)
 
 
 async def test_min_new_tokens_and_stop_ids(make_cluster: MakeCluster, tokenizer: Tokenizer) -> None:

@@ -78,11 +78,17 @@ class Models:
             case other:
                 raise ValueError(f"method is {other!r}, not one of {METHODS}")
 
-    def _end(self, request: dict[str, Any]) -> dict[str, int]:
-        """What ends an answer: the model's EOS, or where that is ignored an id that the model does not have."""
+    def _end(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What ends an answer: the model's EOS and, as in our router, that of a tokenizer with a chat template; where
+        EOS is ignored an id that the model does not have."""
         eos = self.target.generation_config.eos_token_id
-        arguments = {"pad_token_id": int(eos[0] if isinstance(eos, list) else eos or 0)}
-        return arguments | ({"eos_token_id": self.target.config.vocab_size} if request.get("ignore_eos") else {})
+        ids: list[int] = eos if isinstance(eos, list) else [] if eos is None else [eos]
+        pad_id = ids[0] if ids else 0
+        if request.get("ignore_eos"):
+            ids = [self.target.config.vocab_size]
+        elif self.tokenizer.chat_template and self.tokenizer.eos_token_id not in (None, *ids):
+            ids = [*ids, self.tokenizer.eos_token_id]
+        return {"pad_token_id": pad_id} | ({"eos_token_id": ids} if ids else {})
 
 
 def _sampling(request: dict[str, Any]) -> dict[str, Any]:

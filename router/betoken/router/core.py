@@ -62,6 +62,7 @@ class Router:
             settings.verify,
             self._check_verify_hello,
             tokenizer.fingerprint,
+            tokenizer.chat_eos_id,
             sequence_ids,
             patience,
             settings.verify_timeout_s,

@@ -63,7 +63,7 @@ async def prepare(
     limit_s = settings.max_request_s if timeout_s is None else min(settings.max_request_s, timeout_s)
     deadline_s, received_ns = time.monotonic() + limit_s, time.perf_counter_ns()
     validate_generate(message)
-    model, identity, system_fingerprint = await router.model(timeout_s)
+    model, identity, system_fingerprint, eos_token_ids = await router.model(timeout_s)
     if message.model and not router.verify.serves(message.model):
         raise NotFoundError(f"model {message.model!r} is not served here; {model.model_id!r} is")
     if message.system_fingerprint not in ("", system_fingerprint):
@@ -102,7 +102,7 @@ async def prepare(
         prompt_ids=tuple(prompt_ids),
         sampling=sampling,
         mode=_mode(message.speculation, model),
-        eos_token_ids=tuple(model.eos_token_ids),
+        eos_token_ids=eos_token_ids,
         max_length=len(prompt_ids) + sampling.max_new_tokens,
         identity=identity,
         system_fingerprint=system_fingerprint,

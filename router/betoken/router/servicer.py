@@ -77,12 +77,12 @@ class GenerationServicer:
         """Describe the served model and its workers."""
         async with typed_errors(context):
             router = self._router
-            model, _, system_fingerprint = await router.model(context.time_remaining())
+            model, _, system_fingerprint, eos_token_ids = await router.model(context.time_remaining())
             response = pb.GetModelInfoResponse(
                 model=model.model_id,
                 vocab_size=model.vocab_size,
                 max_context=model.max_context,
-                eos_token_ids=model.eos_token_ids,
+                eos_token_ids=eos_token_ids,
                 default_sampling=NEUTRAL,
                 drafters=router.draft.ready_drafters,
                 default_drafter=drafter_choice.default_drafter(router),
@@ -107,7 +107,7 @@ class GenerationServicer:
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:  # noqa: N802
         """Turn ids into text."""
         async with typed_errors(context):
-            model, _, _ = await self._router.model(context.time_remaining())
+            model = (await self._router.model(context.time_remaining())).hello
             return await intake.detokenize(request, self._router, model.vocab_size)
         raise AssertionError("unreachable: typed_errors ends the call")
 

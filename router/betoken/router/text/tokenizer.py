@@ -65,6 +65,9 @@ class Tokenizer:
             self.chat_template = ChatTemplate(chat_template, named_tokens(config)) if chat_template else None
         except TemplateError as error:
             raise TokenizerError(f"the chat template of {name} does not compile: {error}") from error
+        eos = named_tokens(config).get("eos_token")
+        self.chat_eos_id: int | None = self._fast.token_to_id(eos) if eos and self.chat_template else None
+        """Id of its `eos_token`, with which a template ends the assistant's turn; None without a template."""
 
     @classmethod
     def load(cls, source: str, revision: str | None = None) -> Tokenizer:

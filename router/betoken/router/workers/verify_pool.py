@@ -169,14 +169,15 @@ class VerifyPool:
         addresses: Sequence[str],
         check_hello: Callable[[WorkerHello], None],
         text_fingerprint: str,
+        chat_eos_id: int | None,
         sequence_ids: SequenceIds,
         patience: Patience,
         verify_timeout_s: float,
         options: LinkOptions,
         on_change: Callable[[], None],
     ) -> None:
-        """`check_hello` raises for workers that do not fit the tokenizer, `text_fingerprint` is the tokenizer's;
-        `on_change` follows changes of capacity."""
+        """`check_hello` raises for workers that do not fit the tokenizer, `text_fingerprint` and `chat_eos_id` are the
+        tokenizer's; `on_change` follows changes of capacity."""
         self.sequence_ids = sequence_ids
         self.patience = patience
         self.verify_timeout_s = verify_timeout_s
@@ -184,7 +185,7 @@ class VerifyPool:
         """That of the last accepted worker."""
         self.workers = [VerifyWorker(address, self, options) for address in addresses]
         self._check_hello = check_hello
-        self._text_fingerprint = text_fingerprint
+        self._text_fingerprint, self._chat_eos_id = text_fingerprint, chat_eos_id
         self._on_change = on_change
         self._changed = asyncio.Event()
 
@@ -200,7 +201,7 @@ class VerifyPool:
             FailedPreconditionError: it would not give the same tokens as the workers that are ready.
         """
         self._check_hello(hello)
-        model = ServedModel.of(hello, self._text_fingerprint)
+        model = ServedModel.of(hello, self._text_fingerprint, self._chat_eos_id)
         theirs = model.identity
         for worker in self.workers:
             if worker is candidate or not worker.is_ready:
@@ -210,6 +211,8 @@ class VerifyPool:
                 raise FailedPreconditionError(
                     f"this worker serves {theirs_not_ours}; {worker.link.address} serves {ours_not_theirs}"
                 )
+        if self.model is None or model.identity != self.model.identity:
+            _tell_eos(model)
         self.model = model
 
     def serves(self, model_id: str) -> bool:
@@ -288,3 +291,14 @@ def _for_session(error: BetokenError) -> Exception:
     if isinstance(error, ResourceExhaustedError):
         return ResourceExhaustedError(str(error), retry_after_s=_FULL_RETRY_AFTER_S)
     return error
+
+
+def _tell_eos(model: ServedModel) -> None:
+    own = model.identity.eos_token_ids
+    if added := model.eos_token_ids[len(own) :]:
+        _log.info(
+            "%s: its EOS ids %s lack the eos_token of the tokenizer, which has a chat template: id %d ends answers too",
+            model.hello.model_id,
+            list(own),
+            *added,
+        )

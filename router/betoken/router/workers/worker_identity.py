@@ -59,10 +59,15 @@ class ServedModel(NamedTuple):
     """That of `hello`; made once, as every request carries it."""
     system_fingerprint: str
     """Of all that decides an answer besides the request, in 32 hex digits; a client resumes an answer with it."""
+    eos_token_ids: tuple[int, ...]
+    """The worker's, and the tokenizer's where it has a chat template."""
 
     @classmethod
-    def of(cls, hello: WorkerHello, text_fingerprint: str) -> ServedModel:
-        """What `hello` announces, behind a router whose `Tokenizer.fingerprint` this is."""
+    def of(cls, hello: WorkerHello, text_fingerprint: str, chat_eos_id: int | None) -> ServedModel:
+        """What `hello` announces, behind a router whose `Tokenizer` has this fingerprint and this end of a turn."""
         identity = WorkerIdentity.of(hello)
         everything = hashlib.sha256(f"{identity!r} {text_fingerprint}".encode())
-        return cls(hello, identity, everything.hexdigest()[:32])
+        eos_token_ids = identity.eos_token_ids
+        if chat_eos_id is not None and chat_eos_id < hello.vocab_size and chat_eos_id not in eos_token_ids:
+            eos_token_ids = (*eos_token_ids, chat_eos_id)
+        return cls(hello, identity, everything.hexdigest()[:32], eos_token_ids)

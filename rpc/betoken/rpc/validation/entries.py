@@ -78,7 +78,7 @@ def validate_open(entry: OpenSequence, *, vocab_size: int, max_context: int) -> 
     if not is_greedy and not entry.sampling.HasField("seed"):
         raise InvalidArgumentError("open.sampling.seed", "absent", "must be set unless temperature is 0")
     check_enum("open.mode", entry.mode, _MODES)
-    check_count("open.eos_token_ids", len(entry.eos_token_ids), 0, MAX_EOS_TOKEN_IDS)
+    check_count("open.eos_token_ids", len(entry.eos_token_ids), 0, MAX_EOS_TOKEN_IDS + 1)  # the tokenizer's too
     check_ids("open.eos_token_ids", entry.eos_token_ids, vocab_size)
     check_text("open.tenant", entry.tenant, MAX_TENANT_BYTES)
     check_text("open.traceparent", entry.traceparent, MAX_TRACEPARENT_BYTES)
