@@ -10,6 +10,7 @@ from typing import Any, get_args
 from pydantic.fields import FieldInfo
 
 from betoken.draft_worker.settings import DraftWorkerSettings
+from betoken.gateway.settings import GatewaySettings
 from betoken.router.settings import RouterSettings
 from betoken.rpc.settings import ENV_PREFIX, ServiceSettings
 from betoken.verify_worker.settings import VerifyWorkerSettings
@@ -32,7 +33,7 @@ stops start-up with the option's name. This page is made by `make docs`; a test 
 def render() -> str:
     """The page."""
     shared = ServiceSettings.model_fields
-    parts = [HEAD, "## Every service\n", _table(shared)]
+    parts = [HEAD, "## Every service but the gateway\n", _table(shared)]
     for title, settings in SERVICES.items():
         parts += [
             f"\n## {title}\n",
@@ -40,6 +41,7 @@ def render() -> str:
                 {n: f for n, f in settings.model_fields.items() if n not in shared or f.default != shared[n].default}
             ),
         ]
+    parts += ["\n## Gateway\n", "Its options are all its own.\n", _table(GatewaySettings.model_fields)]
     return "\n".join(parts) + "\n"
 
 

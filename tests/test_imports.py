@@ -28,6 +28,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "draft_worker": ("drafters", "engine", "kernels", "rpc", "common", "v1"),
     "verify_worker": ("drafters", "engine", "kernels", "rpc", "common", "v1"),
     "router": ("rpc", "common", "v1"),
+    "gateway": ("client", "common"),
     "testing": ("common", "v1"),
     "training": ("engine",),
     "bench": (EVERYTHING,),
@@ -41,6 +42,7 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     "router": ("torch", "triton"),
     "client": ("torch", "transformers", "triton", "numpy", "pydantic", "typer", "rich", "opentelemetry.sdk"),
     "cli": ("torch", "transformers", "triton"),
+    "gateway": ("torch", "transformers", "triton", "numpy", "grpc", "google.protobuf", "typer", "rich"),
     "testing": ("torch", "transformers", "triton"),
     "training": ("grpc",),
 }

@@ -25,6 +25,7 @@ _RETRY = RetryPolicy(max_outage_s=3.0)
 VERIFY_MODULE = "betoken.verify_worker"
 DRAFT_MODULE = "betoken.draft_worker"
 ROUTER_MODULE = "betoken.router"
+GATEWAY_MODULE = "betoken.gateway"
 NEED_DRAFT_MODEL = ("model", "staged")
 """Drafters that are left out where there is no draft model."""
 DEFAULT_DRAFTERS = ("fused", "model", "ngram", "staged")

@@ -28,6 +28,7 @@ for name, run in (
     ("router", services.router),
     ("draft-worker", services.draft_worker),
     ("verify-worker", services.verify_worker),
+    ("gateway", services.gateway),
 ):
     app.command(name, context_settings=services.PASS_THROUGH, add_help_option=False)(run)
 

@@ -1,4 +1,4 @@
-"""`betoken router | draft-worker | verify-worker`: becomes that service, options and all.
+"""`betoken router | draft-worker | verify-worker | gateway`: becomes that service, options and all.
 
 Knows no option of theirs; `--help` is answered by the service itself.
 """
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import typer
 
 from betoken.cli.connection import EXIT_FAILED
-from betoken.cli.local_services import DRAFT_MODULE, ROUTER_MODULE, VERIFY_MODULE
+from betoken.cli.local_services import DRAFT_MODULE, GATEWAY_MODULE, ROUTER_MODULE, VERIFY_MODULE
 from betoken.cli.service_process import service_environment
 
 PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
@@ -22,6 +22,8 @@ ROUTER_NEEDS = ("asyncio_pool", "pydantic_settings", "tokenizers")
 """Packages without which a router does not start; its extra brings them."""
 WORKER_NEEDS = ("pydantic_settings", "torch", "transformers")
 """The same of workers that run a model."""
+GATEWAY_NEEDS = ("fastapi", "httptools", "prometheus_client", "pydantic_settings", "uvicorn")
+"""The same of the gateway."""
 DRAFT_NEEDS = ("pydantic_settings",)
 """The same of any draft worker: n-grams take no model. A worker whose drafters run one asks for the rest itself."""
 
@@ -39,6 +41,11 @@ def draft_worker(context: typer.Context) -> None:
 def verify_worker(context: typer.Context) -> None:
     """Run a verify worker: it decides tokens with the target model."""
     become(VERIFY_MODULE, context.args, extra="worker", needs=WORKER_NEEDS)
+
+
+def gateway(context: typer.Context) -> None:
+    """Run the gateway: OpenAI's HTTP in front of a router, and a page."""
+    become(GATEWAY_MODULE, context.args, extra="gateway", needs=GATEWAY_NEEDS)
 
 
 def check_installed(what: str, *, extra: str, needs: Sequence[str]) -> None:

@@ -67,6 +67,11 @@ class Generation:
         return tuple(self._session.start.prompt_ids) if self._session.start else ()
 
     @property
+    def model(self) -> str:
+        """The model that answers; empty before the first message."""
+        return self._session.start.model if self._session.start else ""
+
+    @property
     def system_fingerprint(self) -> str:
         """Of all that decides the answer besides the request; to resume it with. Empty before the first message."""
         return self._session.start.system_fingerprint if self._session.start else ""

@@ -1,0 +1,198 @@
+"""Asks a request's questions and sends what comes, whole or as server-sent events, until the client goes away.
+
+Knows the SDK and ASGI; what a reply looks like is its form's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from betoken.client import AsyncGeneration, BetokenError, Completion, Piece
+from betoken.gateway.door import Door, caller_headers
+from betoken.gateway.errors import Failure, failure_of
+from betoken.gateway.form import Form
+from betoken.gateway.logprobs import ids_of
+from betoken.gateway.question import Question
+
+_EVENT_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # or nginx would gather events
+]
+_DONE = b"data: [DONE]\n\n"
+
+
+class Answers(Response):
+    """The reply to `questions`, one choice each.
+
+    Nothing is sent before the first piece of an answer is there, so that a refusal has its status in a stream, too.
+    """
+
+    def __init__(self, request: Request, form: Form, questions: Sequence[Question], *, is_stream: bool) -> None:
+        """Raises:
+        RefusedError: a key that cannot be passed on.
+        InvalidArgumentError: a value that cannot be sent.
+        """
+        super().__init__()
+        self._door = Door.of(request)
+        self._caller = caller_headers(request)
+        self._form = form
+        self._questions = questions
+        self._is_stream = is_stream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        events = _Events(send)
+        await unless_gone(self._reply(scope, receive, events), receive)
+
+    async def _reply(self, scope: Scope, receive: Receive, events: _Events) -> None:
+        try:
+            asked = [question.ask(self._door.client, self._caller) for question in self._questions]
+            await self._learn_prompts(asked)
+            if self._is_stream:
+                await self._stream(asked, events)
+                return
+            answers = await _all([one.result() for one in asked])
+            await self._learn(asked[0], [token for answer in answers for token in answer.tokens])
+            response: Response = JSONResponse(self._form.whole(answers))
+        except BetokenError as error:
+            failure = failure_of(error, self._questions[0].names)
+            if events.is_begun:
+                await events.end(failure)
+                return
+            response = JSONResponse(failure.body(), failure.status, failure.headers)
+        await response(scope, receive, events.send)
+
+    async def _stream(self, asked: Sequence[AsyncGeneration], events: _Events) -> None:
+        form, turn = self._form, asyncio.Lock()
+
+        async def follow(index: int) -> Completion:
+            generation, is_open = asked[index], False
+            async with aclosing(aiter(generation)) as pieces:
+                async for piece in pieces:
+                    async with turn:
+                        if not is_open:
+                            is_open = True
+                            await events.put(generation, form, form.opening(index, generation))
+                        await self._put_piece(index, generation, piece, events)
+            answer = await generation.result()
+            async with turn:
+                if not is_open:
+                    await events.put(generation, form, form.opening(index, generation))
+                await events.put(generation, form, form.ending(index, answer))
+            return answer
+
+        answers = await _all([follow(index) for index in range(len(asked))])
+        if form.include_usage:
+            await events.put_json(form.last_event(answers))
+        await events.end()
+
+    async def _put_piece(self, index: int, generation: AsyncGeneration, piece: Piece, events: _Events) -> None:
+        await self._learn(generation, piece.tokens)
+        await events.put(generation, self._form, self._form.delta(index, piece))
+
+    async def _learn(self, asked: AsyncGeneration, tokens: Sequence[Any]) -> None:
+        """The bytes that logprobs are told by."""
+        if ids := ids_of(tokens):
+            names = await self._door.vocabulary.names(asked.system_fingerprint, ids, self._caller)
+            self._form.names = names
+
+    async def _learn_prompts(self, asked: Sequence[AsyncGeneration]) -> None:
+        """The prompts' texts, where they are told."""
+        if not self._form.echoes:
+            return
+        texts = []
+        for index in range(0, len(asked), len(asked) // (self._form.prompt_index(len(asked) - 1) + 1)):
+            prompt: Any = self._questions[index].prompt
+            if not isinstance(prompt, str):
+                prompt = (await self._door.client.detokenize(prompt, headers=self._caller)).text
+            texts.append(prompt)
+        self._form.prompts = texts
+
+
+class _Events:
+    """A stream of server-sent events, begun with the first of them."""
+
+    def __init__(self, send: Send) -> None:
+        self.send = send
+        self.is_begun = False
+
+    async def put(self, asked: AsyncGeneration, form: Form, choice: dict[str, Any] | None) -> None:
+        if choice is not None:
+            await self.put_json(form.event(asked, choice))
+
+    async def put_json(self, event: dict[str, Any]) -> None:
+        text = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
+        await self._put(b"data: " + text.encode() + b"\n\n")
+
+    async def end(self, failure: Failure | None = None) -> None:
+        """With what went wrong: a stream that ends so has no [DONE]."""
+        if failure is not None:
+            await self.put_json(failure.body())
+        else:
+            await self._put(_DONE)
+        await self.send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _put(self, data: bytes) -> None:
+        if not self.is_begun:
+            self.is_begun = True
+            await self.send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
+        await self.send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+async def _all(works: Sequence[Coroutine[Any, Any, Completion]]) -> list[Completion]:
+    """Their results; the first error ends the others.
+
+    Raises:
+        BetokenError: one failed.
+    """
+    if len(works) == 1:
+        return [await works[0]]
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(work) for work in works]
+    except* BetokenError as group:
+        error = next(_leaves(group))
+        raise error from None
+    return [task.result() for task in running]
+
+
+def _leaves(group: BaseExceptionGroup[Any]) -> Any:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
+
+
+async def unless_gone(work: Coroutine[Any, Any, None], receive: Receive) -> None:
+    """`work` to its end, or until the client goes away; whatever it raises."""
+    failure: Exception | None = None
+
+    async def guarded() -> None:
+        nonlocal failure
+        try:
+            await work
+        except Exception as error:  # raised below: a TaskGroup would wrap it
+            failure = error
+
+    async with asyncio.TaskGroup() as tasks:
+        working = tasks.create_task(guarded())
+        leaving = tasks.create_task(_gone(receive))
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        working.cancel()
+        leaving.cancel()
+    if failure is not None:
+        raise failure
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

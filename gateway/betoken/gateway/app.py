@@ -1,0 +1,112 @@
+"""The application: endpoints, and how faults are told.
+
+Knows which body goes to which form; how answers are had and sent is `answering`'s.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from betoken.client import AsyncClient, BetokenError
+from betoken.gateway import models
+from betoken.gateway.answering import Answers
+from betoken.gateway.chat import ChatBody, ChatForm
+from betoken.gateway.completions import CompletionBody, CompletionForm
+from betoken.gateway.door import Door, request_id_of
+from betoken.gateway.edge import Edge
+from betoken.gateway.errors import Failure, RefusedError, failure_of, invalid_body
+from betoken.gateway.form import Form
+from betoken.gateway.settings import GatewaySettings
+from betoken.gateway.vocabulary import Vocabulary
+
+_EXPOSED = ["x-request-id", "retry-after", "retry-after-ms"]
+
+
+def create_app(client: AsyncClient, settings: GatewaySettings) -> FastAPI:
+    """The application over a client that its caller closes."""
+    app = FastAPI(title="Betoken", version=gateway_version(), docs_url=None, redoc_url=None)
+    app.state.door = Door(client, settings, Vocabulary(client))
+    app.include_router(models.router)
+    app.add_api_route("/v1/completions", completions, methods=["POST"], response_model=None)
+    app.add_api_route("/v1/chat/completions", chat_completions, methods=["POST"], response_model=None)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(RefusedError, _refused)
+    app.add_exception_handler(BetokenError, _failed)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_middleware(Edge, settings=settings)
+    if settings.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.allowed_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=_EXPOSED,
+        )
+    return app
+
+
+async def completions(body: CompletionBody, request: Request) -> Response:
+    """Answers to texts or token ids."""
+    check_number(body.n * len(body.prompts()), "n", request)
+    return reply(request, CompletionForm(body, request_id_of(request)), body)
+
+
+async def chat_completions(body: ChatBody, request: Request) -> Response:
+    """An answer to a chat."""
+    check_number(body.n, "n", request)
+    return reply(request, ChatForm(body, request_id_of(request)), body)
+
+
+def reply(request: Request, form: Form, body: CompletionBody | ChatBody) -> Response:
+    """The response that asks and answers."""
+    return Answers(request, form, body.questions(), is_stream=body.stream)
+
+
+def check_number(num_choices: int, param: str, request: Request) -> None:
+    """Raises:
+    RefusedError: more answers than one request may have.
+    """
+    most = Door.of(request).settings.max_choices
+    if num_choices > most:
+        raise RefusedError(param, f"{param}: {num_choices} answers; at most {most} of one request")
+
+
+def gateway_version() -> str:
+    """Of this package."""
+    try:
+        return version("betoken")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _told(failure: Failure) -> Response:
+    return JSONResponse(failure.body(), failure.status, failure.headers)
+
+
+async def _invalid(request: Request, error: Any) -> Response:
+    return _told(invalid_body(error.errors()))
+
+
+async def _refused(request: Request, error: Any) -> Response:
+    return _told(error.failure)
+
+
+async def _failed(request: Request, error: Any) -> Response:
+    return _told(failure_of(error))
+
+
+async def _http(request: Request, error: Any) -> Response:
+    place = f"{request.method} {request.url.path}"
+    text = {404: f"there is no {place[:200]}", 405: f"{place[:200]}: the method is another"}.get(
+        error.status_code, str(error.detail)
+    )
+    failure = Failure(error.status_code, text, headers=dict(error.headers or {}))
+    return _told(failure)

@@ -1,0 +1,164 @@
+"""What all bodies of requests have in common: strict fields, absent for null, and fields that are refused by name.
+
+Knows how a body becomes options of the SDK; nothing of what is answered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from betoken.client import Sampling, Speculation, VerificationMode
+
+Refusals: TypeAlias = Mapping[str, tuple[str, tuple[Any, ...]]]
+"""Fields of OpenAI's that are refused: name -> (why, values that ask for nothing and are taken)."""
+
+_SEED_BITS = 53
+"""Seeds drawn here, and those of further answers: JSON's numbers hold no more in JavaScript."""
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
+
+
+def refuse(param: str, why: str) -> PydanticCustomError:
+    """The error of a validator that names a field below its own."""
+    return PydanticCustomError("refused", "{why}", {"param": param, "why": why})
+
+
+def said_as(limit: str) -> WrapValidator:
+    """One sentence in place of a line for every branch of a union."""
+
+    def validate(value: Any, handler: Any) -> Any:
+        try:
+            return handler(value)
+        except ValidationError:
+            raise ValueError(limit) from None
+
+    return WrapValidator(validate)
+
+
+class Body(BaseModel):
+    """A JSON object: `null` is the same as absent, unknown and refused fields are named."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+    refused: ClassVar[Refusals] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        given = {name: value for name, value in values.items() if value is not None}
+        for name, (why, neutral) in cls.refused.items():
+            if name in given:
+                value = given.pop(name)
+                if not any(_is_same(value, one) for one in neutral):
+                    raise refuse(name, why)
+        return given
+
+
+def _is_same(given: Any, neutral: Any) -> bool:
+    return type(given) is type(neutral) and bool(given == neutral)
+
+
+class Extension(Body):
+    """Betoken's own: how to speculate, and what to tell."""
+
+    drafter: str | None = Field(None, description="Name of a drafter, see /v1/models; absent = the router's choice.")
+    drafter_settings: dict[str, str | int | float] | None = Field(None, description="Settings of that drafter.")
+    num_draft_tokens: int | None = Field(None, description="Draft tokens per round; absent = as many as pay.")
+    off: bool | None = Field(None, description="Decode without speculation.")
+    mode: Literal["coupled", "rejection", "typical"] | None = Field(None, description="Verification mode.")
+    provenance: bool = Field(False, description="Whether each token is told with its id and where it came from.")
+
+    def speculation(self) -> Speculation:
+        """For the SDK."""
+        mode = None if self.mode is None else VerificationMode(self.mode)
+        return Speculation(self.drafter, self.drafter_settings, self.num_draft_tokens, self.off, mode)
+
+
+Stop: TypeAlias = Annotated[str | list[str], said_as("must be text or a list of texts")]
+
+
+class StreamOptions(Body):
+    """Of streams."""
+
+    refused: ClassVar[Refusals] = {"include_obfuscation": ("is not offered: events are as long as they are", (False,))}
+    include_usage: bool = Field(False, description="Whether a last event tells the usage.")
+
+
+class GenerationBody(Body):
+    """The fields that completions of text and of chats share."""
+
+    model: str = Field("", description="Model id; absent = the served one.")
+    n: int = Field(1, ge=1, description="Answers, each with a seed of its own that is told.")
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    temperature: float | None = Field(None, description="0 = greedy; absent = the model's own default.")
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = Field(None, description="Added to logits, by token id.")
+    seed: int | None = Field(None, ge=-(2**63), lt=2**64, description="Same request, same seed: same tokens.")
+    stop: Stop | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    user: str = Field("", description="Whom the work is for: the router's tenant.")
+    betoken: Extension = Field(default_factory=lambda: Extension.model_validate({}))
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _check_ids(cls, biases: dict[str, float]) -> dict[str, float]:
+        for name in biases:
+            if not _TOKEN_ID.fullmatch(name):
+                raise ValueError(f"{name[:40]!r} is no token id")
+        return biases
+
+    @model_validator(mode="after")
+    def _check_stream(self) -> GenerationBody:
+        if self.stream_options is not None and not self.stream:
+            raise refuse("stream_options", "needs stream: true")
+        return self
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with an event of its usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def sampling(self, *, max_new_tokens: int | None, logprobs: int | None) -> Sampling:
+        """For the SDK, without a seed."""
+        return Sampling(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=None if self.logit_bias is None else {int(k): v for k, v in self.logit_bias.items()},
+            max_new_tokens=max_new_tokens,
+            min_new_tokens=self.min_tokens,
+            stop=self.stop,
+            stop_token_ids=self.stop_token_ids,
+            ignore_eos=self.ignore_eos,
+            logprobs=logprobs,
+        )
+
+    def seeds(self) -> Sequence[int]:
+        """Of the `n` answers: the first has the request's, the others follow from it."""
+        first = secrets.randbits(_SEED_BITS) if self.seed is None else self.seed % 2**64
+        return [first, *(derived_seed(first, index) for index in range(1, self.n))]
+
+
+def derived_seed(seed: int, index: int) -> int:
+    """The seed of answer `index` of a request, index >= 1."""
+    digest = hashlib.sha256(f"{seed}:{index}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> (64 - _SEED_BITS)

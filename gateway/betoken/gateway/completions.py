@@ -1,0 +1,117 @@
+"""`/v1/completions`: its body, and its answers, whole and in events.
+
+Knows no transport: `answering` asks and sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, TypeAlias, cast
+
+from pydantic import Field, model_validator
+
+from betoken.client import AsyncGeneration, Completion, Piece, Prompt
+from betoken.gateway.body import GenerationBody, Refusals, refuse, said_as
+from betoken.gateway.form import Form, choice_extension, tokens_extension
+from betoken.gateway.logprobs import TextLogprobs
+from betoken.gateway.question import Question
+
+Prompts: TypeAlias = Annotated[
+    str | list[str] | list[int] | list[list[int]], said_as("must be text, token ids, or a list of either")
+]
+
+_DEFAULT_MAX_TOKENS = 16  # OpenAI's
+_NAMES = {"sampling.logprobs": "logprobs"}
+
+
+class CompletionBody(GenerationBody):
+    """What may be asked."""
+
+    refused: ClassVar[Refusals] = {
+        "suffix": ("is not supported: nothing is known of what follows the answer", ("",)),
+    }
+    prompt: Prompts = Field(description="Text or token ids, or a list of either: a choice for each.")
+    max_tokens: int = Field(_DEFAULT_MAX_TOKENS, description="Most tokens of an answer.")
+    logprobs: int | None = Field(None, description="Likeliest tokens told with each token, 0 to 20.")
+    echo: bool = Field(False, description="Whether the answer begins with the prompt.")
+    best_of: int | None = Field(None, description="Only n: no answer is thrown away.")
+
+    @model_validator(mode="after")
+    def _check(self) -> CompletionBody:
+        if self.echo and self.logprobs is not None:
+            raise refuse("echo", "with logprobs is not supported: the prompt's tokens have none")
+        if self.best_of not in (None, self.n):
+            raise refuse("best_of", "must be n: no answer is thrown away")
+        if not self.prompts():
+            raise refuse("prompt", "must not be empty")
+        return self
+
+    def prompts(self) -> Sequence[Prompt]:
+        """One or several."""
+        prompt = self.prompt
+        if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
+            return [cast(Prompt, prompt)]
+        return cast(Sequence[Prompt], prompt)
+
+    def questions(self) -> list[Question]:
+        """In the order of choices: the answers of the first prompt, then those of the next."""
+        sampling = self.sampling(max_new_tokens=self.max_tokens, logprobs=self.logprobs)
+        speculation = self.betoken.speculation()
+        seeds = self.seeds()
+        return [
+            Question(prompt, seed, sampling, speculation, self.model, self.user, _NAMES)
+            for prompt in self.prompts()
+            for seed in seeds
+        ]
+
+
+class CompletionForm(Form):
+    """Answers as OpenAI's `text_completion` objects."""
+
+    kind = "text_completion"
+    prefix = "cmpl"
+
+    def __init__(self, body: CompletionBody, request_id: str) -> None:
+        super().__init__(body, request_id)
+        self._body = body
+        self.echoes = body.echo
+        self._logprobs = [TextLogprobs(self.bytes_of) for _ in range(self.num_choices)]
+
+    @property
+    def num_choices(self) -> int:
+        return len(self._body.prompts()) * self._body.n
+
+    def prompt_index(self, index: int) -> int:
+        return index // self._body.n
+
+    def choice(self, index: int, answer: Completion) -> dict[str, Any]:
+        prompt = self.prompts[self.prompt_index(index)] if self._body.echo else ""
+        logprobs = self._logprobs[index].of(answer.tokens) if self._body.logprobs is not None else None
+        return {
+            "index": index,
+            "text": prompt + answer.text,
+            "logprobs": logprobs,
+            "finish_reason": str(answer.finish_reason),
+            "betoken": choice_extension(answer, self._body.betoken.provenance),
+        }
+
+    def opening(self, index: int, asked: AsyncGeneration) -> dict[str, Any] | None:
+        if not self._body.echo:
+            return None
+        return self._event_choice(index, self.prompts[self.prompt_index(index)])
+
+    def delta(self, index: int, piece: Piece) -> dict[str, Any] | None:
+        choice = self._event_choice(index, piece.text)
+        if self._body.logprobs is not None and piece.tokens:
+            choice["logprobs"] = self._logprobs[index].of(piece.tokens)
+        if self._body.betoken.provenance and piece.tokens:
+            choice["betoken"] = {"tokens": tokens_extension(piece.tokens)}
+        return choice if piece.text or choice["logprobs"] or "betoken" in choice else None
+
+    def ending(self, index: int, answer: Completion) -> dict[str, Any]:
+        choice = self._event_choice(index, "", str(answer.finish_reason))
+        return choice | {"betoken": choice_extension(answer, has_tokens=False)}
+
+    @staticmethod
+    def _event_choice(index: int, text: str, finish_reason: str | None = None) -> dict[str, Any]:
+        return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}

@@ -1,0 +1,47 @@
+"""What all endpoints share: the client of the router, the settings, and what a request says of its caller."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from betoken.client import AsyncClient
+from betoken.gateway.errors import RefusedError
+from betoken.gateway.settings import GatewaySettings
+from betoken.gateway.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """One per process."""
+
+    client: AsyncClient
+    settings: GatewaySettings
+    vocabulary: Vocabulary
+
+    @staticmethod
+    def of(request: Request) -> Door:
+        """The one behind a request."""
+        door: Door = request.app.state.door
+        return door
+
+
+def request_id_of(request: Request) -> str:
+    """The id that the reply's `x-request-id` has."""
+    return str(request.state.request_id)
+
+
+def caller_headers(request: Request) -> Mapping[str, str]:
+    """Headers for the router: the caller's key is the router's to check.
+
+    Raises:
+        RefusedError: a key that no header of gRPC can hold.
+    """
+    authorization = request.headers.get("authorization")
+    if authorization is None:
+        return {}
+    if not (authorization.isascii() and authorization.isprintable()):
+        raise RefusedError("authorization", "must be printable ASCII", status=401, code="invalid_api_key")
+    return {"authorization": authorization}

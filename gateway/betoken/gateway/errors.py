@@ -1,0 +1,136 @@
+"""Faults as OpenAI's error bodies: status, type, code, and the request's own field in `param`.
+
+One table from the SDK's errors; knows how the router's names of fields are called here, and nothing of requests.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from betoken.client import (
+    BetokenError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    PermissionDeniedError,
+    RequestCancelledError,
+    ResourceExhaustedError,
+    UnauthenticatedError,
+    UnavailableError,
+    UnimplementedError,
+)
+
+INVALID = "invalid_request_error"
+
+_KINDS: Mapping[type[BetokenError], tuple[int, str, str | None]] = {
+    InvalidArgumentError: (400, INVALID, None),
+    UnauthenticatedError: (401, "authentication_error", "invalid_api_key"),
+    PermissionDeniedError: (403, "permission_error", "permission_denied"),
+    NotFoundError: (404, INVALID, "model_not_found"),
+    FailedPreconditionError: (409, INVALID, "failed_precondition"),
+    ResourceExhaustedError: (429, "rate_limit_error", "rate_limit_exceeded"),
+    RequestCancelledError: (499, "api_error", "cancelled"),
+    UnimplementedError: (501, "api_error", "unimplemented"),
+    UnavailableError: (503, "api_error", "unavailable"),
+    DeadlineExceededError: (504, "api_error", "deadline_exceeded"),
+}
+"""Class -> (status, type, code); any other: 500."""
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_NAMES: Mapping[str, str] = {
+    "prompt_ids.ids": "prompt",
+    "prompt_ids": "prompt",
+    "messages.messages": "messages",
+    "tenant": "user",
+    "ids": "tokens",
+    "sampling.min_new_tokens": "min_tokens",
+    "sampling.max_new_tokens": "max_tokens",
+    "speculation.drafter.name": "betoken.drafter",
+    "speculation.drafter.settings": "betoken.drafter_settings",
+}
+_PREFIXES: Mapping[str, str] = {"sampling.": "", "speculation.": "betoken."}
+_OF_LOGIT_BIAS = re.compile(r"logit_bias\[\d+\]\.\w+")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a failed request is answered."""
+
+    status: int
+    message: str
+    param: str | None = None
+    type: str = INVALID
+    code: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def body(self) -> dict[str, Any]:
+        """The JSON object."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return {"error": error}
+
+
+class RefusedError(Exception):
+    """A request that the gateway itself refuses."""
+
+    def __init__(self, param: str | None, message: str, *, status: int = 400, code: str | None = None) -> None:
+        super().__init__(message)
+        kind = _TYPES.get(status, INVALID if status < 500 else "api_error")
+        self.failure = Failure(status, message, param, kind, code)
+
+
+def failure_of(error: BetokenError, names: Mapping[str, str] | None = None) -> Failure:
+    """What an error of the SDK is to the caller; `names` are further names of fields, by the router's."""
+    status, kind, code = _KINDS.get(type(error), (500, "api_error", "internal_error"))
+    message, param, headers = error.message, None, {}
+    if isinstance(error, InvalidArgumentError) and error.field:
+        param = param_of(error.field, names or {})
+        message = f"{param} = {error.value}: {error.limit}"
+        code = "context_length_exceeded" if "context" in error.limit and "tokens" in error.value else None
+    elif isinstance(error, NotFoundError):
+        param = "model"
+    elif isinstance(error, ResourceExhaustedError) and error.retry_after_s is not None:
+        headers = retry_after(error.retry_after_s)
+    elif isinstance(error, UnavailableError):
+        headers = retry_after(1.0)
+    return Failure(status, message, param, kind, code, headers)
+
+
+def retry_after(seconds: float) -> dict[str, str]:
+    """Headers that tell when to come back: whole seconds for HTTP, milliseconds for OpenAI's clients."""
+    return {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(seconds * 1000))}
+
+
+def param_of(router_field: str, names: Mapping[str, str]) -> str:
+    """The request's name of a field that the router refused."""
+    for known, name in (*names.items(), *_NAMES.items()):
+        if router_field == known or router_field.startswith((known + "[", known + ".")):
+            return name + router_field.removeprefix(known)
+    for prefix, replaced in _PREFIXES.items():
+        if router_field.startswith(prefix):
+            name = replaced + router_field.removeprefix(prefix)
+            return "logit_bias" if _OF_LOGIT_BIAS.fullmatch(name) else name
+    return router_field
+
+
+def invalid_body(faults: Sequence[Mapping[str, Any]]) -> Failure:
+    """The refusal of a body by the first of pydantic's faults."""
+    fault = faults[0]
+    place = [part for part in fault["loc"] if part != "body"]
+    context = fault.get("ctx") or {}
+    if fault["type"] == "json_invalid":
+        return Failure(
+            400, f"the body is not JSON: {context.get('error', fault['msg'])}", None, INVALID, "invalid_json"
+        )
+    if not place and fault["type"] in ("missing", "model_attributes_type", "dict_type", "model_type"):
+        return Failure(400, "the body must be a JSON object, sent with content-type: application/json")
+    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
+    if name := context.get("param"):
+        param = f"{param}.{name}" if param else str(name)
+    message = fault["msg"].removeprefix("Value error, ")
+    if fault["type"] == "extra_forbidden":
+        message = "is no field that is known here"
+    return Failure(400, f"{param}: {message}" if param else message, param or None)

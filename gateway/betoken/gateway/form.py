@@ -1,0 +1,128 @@
+"""How answers are written down: what all endpoints of OpenAI's have in common, whole or in events.
+
+A form is asked for the parts of one reply; it does not send.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from betoken.client import AsyncGeneration, Completion, Piece, Token
+from betoken.gateway.body import GenerationBody
+
+
+class Form(ABC):
+    """One reply being written."""
+
+    kind: ClassVar[str]
+    """`object` of a whole answer."""
+    event_kind: ClassVar[str] = ""
+    """`object` of an event, where it is another."""
+    prefix: ClassVar[str]
+    """Of the reply's id."""
+    echoes: bool = False
+    """Whether answers begin with their prompts."""
+
+    def __init__(self, body: GenerationBody, request_id: str) -> None:
+        self.include_usage = body.include_usage
+        self.names: Mapping[int, bytes] = {}
+        """Bytes of the ids whose logprobs are told, set before they are."""
+        self.prompts: Sequence[str] = ()
+        """The prompts' texts, where they are echoed."""
+        self._id = f"{self.prefix}-{request_id}"
+        self._created = int(time.time())
+
+    @property
+    @abstractmethod
+    def num_choices(self) -> int:
+        """How many answers there are."""
+
+    @abstractmethod
+    def prompt_index(self, index: int) -> int:
+        """Which prompt choice `index` answers."""
+
+    @abstractmethod
+    def choice(self, index: int, answer: Completion) -> dict[str, Any]:
+        """A whole answer."""
+
+    @abstractmethod
+    def opening(self, index: int, asked: AsyncGeneration) -> dict[str, Any] | None:
+        """What precedes the first piece."""
+
+    @abstractmethod
+    def delta(self, index: int, piece: Piece) -> dict[str, Any] | None:
+        """A piece; None where it tells nothing."""
+
+    @abstractmethod
+    def ending(self, index: int, answer: Completion) -> dict[str, Any]:
+        """What follows the last piece."""
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """Bytes of one id."""
+        return self.names[token_id]
+
+    def whole(self, answers: Sequence[Completion]) -> dict[str, Any]:
+        """The reply in one."""
+        head = self._head(self.kind, answers[0].model, answers[0].system_fingerprint)
+        choices = [self.choice(index, answer) for index, answer in enumerate(answers)]
+        return head | {"choices": choices, "usage": self.usage(answers)}
+
+    def event(self, asked: AsyncGeneration, choice: dict[str, Any]) -> dict[str, Any]:
+        """A reply in events: one of them."""
+        event = self._head(self.event_kind or self.kind, asked.model, asked.system_fingerprint)
+        event["choices"] = [choice]
+        if self.include_usage:
+            event["usage"] = None
+        return event
+
+    def last_event(self, answers: Sequence[Completion]) -> dict[str, Any]:
+        """What tells the usage of a reply in events."""
+        head = self._head(self.event_kind or self.kind, answers[0].model, answers[0].system_fingerprint)
+        return head | {"choices": [], "usage": self.usage(answers)}
+
+    def usage(self, answers: Sequence[Completion]) -> dict[str, Any]:
+        """Token counts; a prompt that is answered several times counts once."""
+        first = {self.prompt_index(index): answer.usage for index, answer in reversed(list(enumerate(answers)))}
+        prompt = sum(usage.prompt_tokens for usage in first.values())
+        output = sum(answer.usage.output_tokens for answer in answers)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": output,
+            "total_tokens": prompt + output,
+            "prompt_tokens_details": {"cached_tokens": sum(usage.cached_prompt_tokens for usage in first.values())},
+        }
+
+    def _head(self, kind: str, model: str, fingerprint: str) -> dict[str, Any]:
+        head = {"id": self._id, "object": kind, "created": self._created, "model": model}
+        return head | {"system_fingerprint": fingerprint}
+
+
+def choice_extension(answer: Completion, has_tokens: bool) -> dict[str, Any]:
+    """`choice.betoken` of a whole answer: its seed, and what speculation did."""
+    stats = answer.speculation
+    told: dict[str, Any] = {
+        "seed": answer.seed,
+        "request_id": answer.request_id,
+        "drafter": answer.drafter,
+        "mode": str(answer.mode),
+        "stop": answer.stop,
+        "num_resumes": answer.num_resumes,
+        "queue_s": answer.queue_s,
+        "time_to_first_token_s": answer.time_to_first_token_s,
+        "duration_s": answer.duration_s,
+        "speculation": dataclasses.asdict(stats)
+        | {"acceptance_rate": stats.acceptance_rate, "block_efficiency": stats.block_efficiency},
+    }
+    return told | {"tokens": tokens_extension(answer.tokens)} if has_tokens else told
+
+
+def tokens_extension(tokens: Sequence[Token]) -> list[dict[str, Any]]:
+    """Each token with where it came from."""
+    return [
+        {"id": token.id, "text": token.text, "origin": str(token.origin), "source": token.source and str(token.source)}
+        for token in tokens
+    ]

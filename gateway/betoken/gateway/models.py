@@ -1,0 +1,85 @@
+"""`/v1/models`, `/health`, `/version`: what is served, and whether."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from betoken.client import BetokenError, ModelInfo
+from betoken.gateway.door import Door, caller_headers
+from betoken.gateway.errors import Failure, RefusedError, failure_of
+
+router = APIRouter()
+_HEALTH_TIMEOUT_S = 2.0
+_STARTED = int(time.time())
+
+
+@router.get("/v1/models", response_model=None)
+async def list_models(request: Request) -> Response:
+    """The served model."""
+    return JSONResponse({"object": "list", "data": [_described(await _info(request))]})
+
+
+@router.get("/v1/models/{model:path}", response_model=None)
+async def show_model(model: str, request: Request) -> Response:
+    """The served model, by its id."""
+    info = await _info(request)
+    if model != info.model:
+        text = f"model {model[:200]!r} is not served here; {info.model!r} is"
+        raise RefusedError("model", text, status=404, code="model_not_found")
+    return JSONResponse(_described(info))
+
+
+@router.get("/health", response_model=None)
+async def health(request: Request) -> Response:
+    """200 while a verify worker is ready behind the router, else 503."""
+    try:
+        async with asyncio.timeout(_HEALTH_TIMEOUT_S):
+            info = await _info(request)
+    except TimeoutError:
+        failure = Failure(503, "the router does not answer", None, "api_error", "unavailable")
+        return JSONResponse(failure.body(), failure.status)
+    except BetokenError as error:
+        failure = failure_of(error)
+        return JSONResponse(failure.body(), 503)
+    if not any(worker.state == "ready" for worker in info.verify_workers):
+        failure = Failure(503, "no verify worker is ready", None, "api_error", "unavailable")
+        return JSONResponse(failure.body(), failure.status)
+    return JSONResponse({"status": "ok"})
+
+
+@router.get("/version", response_model=None)
+async def show_version() -> Response:
+    """Of the gateway; answered as long as the process lives."""
+    return JSONResponse({"version": version("betoken")})
+
+
+async def _info(request: Request) -> ModelInfo:
+    return await Door.of(request).client.model_info(headers=caller_headers(request), timeout_s=30.0)
+
+
+def _described(info: ModelInfo) -> dict[str, Any]:
+    sampling = {name: value for name, value in asdict(info.default_sampling).items() if value is not None}
+    return {
+        "id": info.model,
+        "object": "model",
+        "created": _STARTED,
+        "owned_by": "betoken",
+        "max_model_len": info.max_context,
+        "betoken": {
+            "system_fingerprint": info.system_fingerprint,
+            "vocab_size": info.vocab_size,
+            "has_chat_template": info.has_chat_template,
+            "drafters": info.drafters,
+            "default_drafter": info.default_drafter,
+            "verification_modes": [str(mode) for mode in info.verification_modes],
+            "default_sampling": sampling,
+        },
+    }

@@ -1,0 +1,166 @@
+"""What every request has: an id, a trace that goes on, its caller's key, limits, and an end when its client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import httpx2
+import pytest
+
+from betoken.common.errors import BetokenError, ResourceExhaustedError, UnauthenticatedError, to_status
+from betoken.v1 import generation_pb2 as pb
+from betoken.v1.generation_pb2_grpc import GenerationServiceServicer, add_GenerationServiceServicer_to_server
+from tests.gateway.conftest import Gate, MakeGate, running_gateway
+
+BODY = {"prompt": "the", "max_tokens": 8}
+
+
+async def test_a_request_keeps_the_id_that_it_brings_or_gets_one(gate: Gate) -> None:
+    brought = await gate.post("/v1/completions", BODY, **{"x-request-id": "mine-1"})
+    assert brought.headers["x-request-id"] == "mine-1" and brought.json()["id"] == "cmpl-mine-1"
+    ids = [(await gate.post("/v1/completions", body)).headers["x-request-id"] for body in (BODY, BODY, {"n": 0})]
+    assert len(set(ids)) == 3
+    odd = await gate.http.get("/version", headers={"x-request-id": "a b\tc"})
+    assert odd.headers["x-request-id"] != "a b\tc"
+
+
+@pytest.mark.parametrize("body", [BODY | {"max_tokens": 1500}, BODY | {"max_tokens": 1500, "stream": True, "n": 2}])
+async def test_a_client_that_leaves_frees_its_pages(make_gate: MakeGate, body: dict[str, Any]) -> None:
+    gate = await make_gate(step_s=0.02)
+    asking = asyncio.create_task(gate.post("/v1/completions", body))
+    await gate.cluster.until(lambda: gate.cluster.verifiers[0].num_open == body.get("n", 1))
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    await gate.cluster.until(lambda: not gate.cluster.verifiers[0].num_open, within_s=5)
+    await gate.cluster.until_idle()
+    assert (await gate.post("/v1/completions", BODY)).status_code == 200
+
+
+async def test_more_requests_than_are_answered_at_once_are_told_to_come_back(make_gate: MakeGate) -> None:
+    gate = await make_gate(gateway={"max_requests": 2}, step_s=0.02)
+    long = [asyncio.create_task(gate.post("/v1/completions", BODY | {"max_tokens": 1500})) for _ in range(2)]
+    await gate.cluster.until(lambda: gate.cluster.verifiers[0].num_open == 2)
+    refused = await gate.post("/v1/completions", BODY)
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert refused.json()["error"]["code"] == "overloaded"
+    assert (await gate.http.get("/health")).status_code == 200
+    for asking in long:
+        asking.cancel()
+    await asyncio.gather(*long, return_exceptions=True)
+    await gate.cluster.until_idle()
+    assert (await gate.post("/v1/completions", BODY)).status_code == 200
+
+
+async def test_pages_of_named_origins_may_ask(make_gate: MakeGate) -> None:
+    gate = await make_gate(gateway={"allowed_origins": ("https://chat.example",)})
+    asked = {"origin": "https://chat.example", "access-control-request-method": "POST"}
+    asked |= {"access-control-request-headers": "authorization,content-type"}
+    before = await gate.http.options("/v1/completions", headers=asked)
+    assert before.headers["access-control-allow-origin"] == "https://chat.example"
+    assert "authorization" in before.headers["access-control-allow-headers"]
+    reply = await gate.post("/v1/completions", {"n": 0}, origin="https://chat.example")
+    assert reply.headers["access-control-allow-origin"] == "https://chat.example"
+    assert "retry-after" in reply.headers["access-control-expose-headers"]
+    other = await gate.post("/v1/completions", BODY, origin="https://other.example")
+    assert "access-control-allow-origin" not in other.headers
+
+
+class Strict(GenerationServiceServicer):
+    """A router that answers every call with one error, and keeps what came with it."""
+
+    def __init__(self) -> None:
+        self.error: BetokenError = UnauthenticatedError("the key is not known")
+        self.metadata: list[dict[str, Any]] = []
+        self.steps: list[pb.GenerateResponse] = []
+
+    async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        self.metadata.append(dict(context.invocation_metadata()))
+        for step in self.steps:
+            yield step
+        await self._fail(context)
+
+    async def GetModelInfo(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.metadata.append(dict(context.invocation_metadata()))
+        await self._fail(context)
+
+    async def _fail(self, context: Any) -> None:
+        code, details, metadata = to_status(self.error)
+        context.set_trailing_metadata(metadata)
+        await context.abort(code, details)
+
+
+@pytest.fixture
+async def strict() -> AsyncIterator[tuple[Strict, Gate]]:
+    servicer, server = Strict(), grpc.aio.server()
+    add_GenerationServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with running_gateway(None, f"127.0.0.1:{port}", max_outage_s=0) as gate:
+        yield servicer, gate
+    await server.stop(None)
+
+
+async def test_the_callers_key_is_the_routers_to_check(strict: tuple[Strict, Gate]) -> None:
+    router, gate = strict
+    reply = await gate.post("/v1/completions", BODY, authorization="Bearer k")
+    error = reply.json()["error"]
+    assert (reply.status_code, error["type"], error["code"]) == (401, "authentication_error", "invalid_api_key")
+    assert "not known" in error["message"]
+    assert (await gate.http.get("/v1/models", headers={"authorization": "Bearer m"})).status_code == 401
+    assert [got["authorization"] for got in router.metadata] == ["Bearer k", "Bearer m"]
+    headers = httpx2.Headers([(b"authorization", b"Bearer \xe9")])
+    assert (await gate.http.post("/v1/completions", json=BODY, headers=headers)).status_code == 401
+    assert len(router.metadata) == 2
+
+
+async def test_a_limit_of_the_routers_says_when_to_come_back(strict: tuple[Strict, Gate]) -> None:
+    router, gate = strict
+    router.error = ResourceExhaustedError("too many requests", retry_after_s=1.25)
+    reply = await gate.post("/v1/completions", BODY)
+    assert reply.status_code == 429 and reply.json()["error"]["code"] == "rate_limit_exceeded"
+    assert (reply.headers["retry-after"], reply.headers["retry-after-ms"]) == ("2", "1250")
+
+
+async def test_a_trace_goes_on(strict: tuple[Strict, Gate]) -> None:
+    router, gate = strict
+    traceparent = f"00-{0xABC:032x}-{0xDEF:016x}-01"
+    await gate.post("/v1/completions", BODY, traceparent=traceparent)
+    await gate.post("/v1/completions", BODY)
+    assert router.metadata[0]["traceparent"].split("-")[1] == f"{0xABC:032x}"
+    assert "traceparent" not in router.metadata[1]
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [("INTERNAL", 500), ("UNAVAILABLE", 503), ("DEADLINE_EXCEEDED", 504), ("PERMISSION_DENIED", 403)]
+    + [("FAILED_PRECONDITION", 409), ("NOT_FOUND", 404), ("UNIMPLEMENTED", 501), ("INVALID_ARGUMENT", 400)],
+)
+async def test_every_status_of_the_routers_has_one_of_http(strict: tuple[Strict, Gate], code: str, status: int) -> None:
+    router, gate = strict
+    kind: Any = next(kind for kind in BetokenError.__subclasses__() if kind.code.name == code)
+    router.error = kind("model", "x", "must be y") if code == "INVALID_ARGUMENT" else kind("why")
+    reply = await gate.post("/v1/completions", BODY)
+    assert reply.status_code == status and reply.json()["error"]["message"]
+
+
+async def test_a_stream_that_breaks_ends_with_the_error_and_without_done(strict: tuple[Strict, Gate]) -> None:
+    router, gate = strict
+    start = pb.GenerateStart(seed=1, prompt_ids=[1], model="m")
+    tokens = pb.GenerateTokens(tokens=[pb.GeneratedToken(id=5, num_chars=1)], text="a")
+    router.steps = [pb.GenerateResponse(start=start), pb.GenerateResponse(tokens=tokens)]
+    router.error = ResourceExhaustedError("out of pages")
+    reply = await gate.post("/v1/completions", BODY | {"stream": True})
+    events = [line.removeprefix("data: ") for line in reply.text.split("\n\n") if line]
+    assert reply.status_code == 200 and "[DONE]" not in events
+    assert json.loads(events[0])["choices"][0]["text"] == "a"
+    assert json.loads(events[-1])["error"]["message"] == "out of pages"
+
+
+async def test_health_is_the_routers(strict: tuple[Strict, Gate]) -> None:
+    _, gate = strict
+    assert (await gate.http.get("/health")).status_code == 503
+    assert (await gate.http.get("/version")).status_code == 200
