@@ -142,7 +142,7 @@ def test_what_the_sdk_shares_needs_the_base_install_only():
     assert loaded_by(*modules_of("common")) & SERVICE_PACKAGES == set()
 
 
-@pytest.mark.parametrize("package", ["rpc", "router"])
+@pytest.mark.parametrize("package", ["rpc", "router", "gateway"])
 def test_a_package_without_torch_never_loads_it(package):
     assert loaded_by(*modules_of(package)) & MODEL_PACKAGES == set()
 
