@@ -126,7 +126,7 @@ def run_service(name: str, settings: ServiceSettings, body: Callable[[], Corouti
 
     A typed error that reaches this point is a refusal to start: one line in the log, status 1.
     """
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, settings.log_format, captures_stderr=True)
     try:
         shutdown_telemetry = telemetry.configure(name, settings.otlp_endpoint, settings.metrics_interval_s)
     except Exception as error:  # its SDK has settings of its own, OTEL_*, and tells what is wrong with one in many ways

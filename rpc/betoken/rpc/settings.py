@@ -25,6 +25,7 @@ from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, NoDecode,
 
 from betoken.common.address import MAX_UNIX_PATH_BYTES, UNIX_PREFIX, is_socket
 from betoken.common.tls import ServerTls
+from betoken.rpc.logs import LogFormat
 from betoken.rpc.progress import LONGEST_SUFFIX
 
 ENV_PREFIX = "BETOKEN_"
@@ -112,6 +113,9 @@ class ServiceSettings(BaseSettings):
         " of power; auto = where /dev/cpu_dma_latency can be written.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level logged.")
+    log_format: LogFormat = Field(
+        "text", description="Form of every line of the log: text, or json = an object a line."
+    )
     otlp_endpoint: str = Field(
         "",
         description="OTLP/gRPC endpoint for traces and metrics, e.g. http://localhost:4317 (by no proxy) or https://...;"
