@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -15,6 +16,7 @@ from betoken.common.errors import (
     from_rpc_error,
 )
 from betoken.rpc.link import DraftLink, LinkCallbacks, LinkOptions, LinkState, OutboxLimits, VerifyLink, router_side
+from betoken.rpc.link.backoff import Backoff
 from betoken.rpc.link.options import open_channel
 from betoken.v1.types_pb2 import CloseSequence, OpenSequence, RouterHello, WorkerHello
 from betoken.v1.verify_pb2 import DraftBlock, Verdict, VerifyLinkRequest, VerifyLinkResponse
@@ -294,6 +296,91 @@ async def test_a_worker_that_does_not_fit_is_refused_and_dialled_again(start_wor
     await start_worker(port=worker.port, hello=fitting)
     await eventually(lambda: recorded.link.state is LinkState.READY)
     assert recorded.downs == []
+
+
+def lines_of_the_worker(caplog) -> list[tuple[str, str]]:
+    name = "betoken.rpc.link.worker_side"
+    return [(record.levelname, record.getMessage()) for record in caplog.records if record.name == name]
+
+
+async def test_a_refused_worker_learns_why_and_logs_it_once(start_worker, start_link, caplog, clock):
+    caplog.set_level("INFO", "betoken")
+    reasons, num_checks = ["tokenizers differ"], [0]
+
+    def check_hello(hello: WorkerHello) -> None:
+        num_checks[0] += 1
+        if reasons:
+            raise FailedPreconditionError(reasons[-1])
+
+    worker = await start_worker()
+    options = {"check_hello": check_hello, "max_refused_backoff_s": 0.02, "router_id": "r1"}
+    recorded = await start_link(worker.address, **options, wait=False)
+    await eventually(lambda: num_checks[0] >= 5)
+    (_, first), (level, told) = lines_of_the_worker(caplog)
+    assert first.endswith(" is up")
+    assert level == "WARNING" and "router r1 at " in told and told.endswith(" refuses this worker: tokenizers differ")
+    reasons.append("another model")
+    await eventually(lambda: len(lines_of_the_worker(caplog)) == 3)
+    assert lines_of_the_worker(caplog)[2][1].endswith(" refuses this worker: another model")
+    reasons.clear()
+    await eventually(lambda: recorded.ups)
+    clock.advance(6.0)  # what is not refused for so long has been taken
+    await eventually(lambda: len(lines_of_the_worker(caplog)) == 4)
+    assert lines_of_the_worker(caplog)[3][1].endswith(" is up")
+    warnings = [record for record in caplog.records if record.name == "betoken.rpc.link.router_side"]
+    assert len(warnings) == 3, "each reason, and that it is up"
+
+
+async def test_a_refused_worker_is_left_alone_until_there_is_reason_to_ask(start_worker, start_link, clock):
+    num_checks = [0]
+
+    def check_hello(hello: WorkerHello) -> None:
+        num_checks[0] += 1
+        raise FailedPreconditionError("tokenizers differ")
+
+    async def next_check() -> None:
+        before = num_checks[0]
+        await eventually(lambda: num_checks[0] > before and recorded.link.state is LinkState.REFUSED)
+
+    worker = await start_worker()
+    recorded = await start_link(worker.address, check_hello=check_hello, wait=False)
+    for _ in range(12):  # from 20 ms on, each twice as long
+        await next_check()
+        clock.advance(120.0)
+    await asyncio.sleep(0.3)  # long enough for three of the usual pauses
+    before = num_checks[0]
+    await asyncio.sleep(0.3)
+    assert num_checks[0] == before
+    recorded.link.dial_soon()
+    await next_check()
+    await worker.server.stop(None)
+    await start_worker(port=worker.port)
+    await next_check()
+
+
+async def test_pauses_between_dials_double_up_to_their_bounds(monkeypatch):
+    slept: list[float] = []
+
+    async def sleep(_: Backoff, seconds: float) -> bool:
+        slept.append(seconds)
+        return False
+
+    monkeypatch.setattr(Backoff, "_sleep", sleep)
+    monkeypatch.setattr("random.uniform", lambda low, high: high)
+    backoff = Backoff(LinkOptions())
+    for _ in range(8):
+        await backoff.pause()
+    assert slept == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+    backoff.reset()
+    pauses = []
+    for _ in range(20):
+        slept.clear()
+        await backoff.pause(Mock(get_state=lambda: grpc.ChannelConnectivity.READY))
+        pauses.append(sum(slept))
+    assert pauses[0] == 0.2 and pauses[-1] == 65.0 and sum(pauses) > 600.0, "ten minutes have few dials"
+    slept.clear()
+    await backoff.pause(Mock(get_state=lambda: grpc.ChannelConnectivity.IDLE))
+    assert slept == [5.0], "the worker's process has ended"
 
 
 async def test_an_address_of_another_service_is_refused_and_stays_so(start_worker):

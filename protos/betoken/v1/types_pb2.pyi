@@ -246,7 +246,9 @@ class CloseSequence(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ...) -> None: ...
 
 class Drain(_message.Message):
-    __slots__ = ("reason",)
+    __slots__ = ("reason", "is_refusal")
     REASON_FIELD_NUMBER: _ClassVar[int]
+    IS_REFUSAL_FIELD_NUMBER: _ClassVar[int]
     reason: str
-    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+    is_refusal: bool
+    def __init__(self, reason: _Optional[str] = ..., is_refusal: _Optional[bool] = ...) -> None: ...

@@ -118,6 +118,8 @@ class VerifyWorker:
 
     def _take(self, _link: Any, frame: VerifyLinkResponse) -> None:
         validate_frame(frame.verdicts, frame.stales, frame.errors, frame.pending_ids)
+        if frame.HasField("drain"):
+            self._pool.changed()
         if self.is_silent and (frame.verdicts or frame.stales or frame.pending_ids or frame.HasField("load")):
             self._set_silent(False)  # a load follows the close of what was lost, so that an idle one comes back as well
         sessions = self._sessions
@@ -226,6 +228,8 @@ class VerifyPool:
         """A worker came or went: wake everyone who waits for one."""
         self._changed.set()
         self._changed = asyncio.Event()
+        for worker in self.workers:
+            worker.link.dial_soon()  # one that was refused may fit now
         self._on_change()
 
     def least_loaded(

@@ -1,7 +1,11 @@
-"""Why a dial failed, where the status of the call itself does not say it. Knows no link."""
+"""Why a dial failed, where the status of the call itself does not say it; and tells a worker that is refused.
+
+Knows no link.
+"""
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -12,9 +16,11 @@ from betoken.common.errors import (
     BetokenError,
     FailedPreconditionError,
     InternalError,
+    UnavailableError,
     UnimplementedError,
     from_status,
 )
+from betoken.rpc.link.stream import read_frame
 
 _TIMEOUT_S = 1.0
 _SERVICES = {
@@ -31,6 +37,23 @@ async def explain(error: BetokenError, role: str, channel: grpc.aio.Channel, dia
     if isinstance(error, UnimplementedError):
         return FailedPreconditionError(f"no {role} worker listens there: {await _listener(channel)} does")
     return tls.unusable_files_told(error)
+
+
+async def tell_refusal(call: Any, frame: Any) -> None:
+    """Write the frame that says why, so that the worker's log has it too, and wait shortly for it to end the call."""
+    with suppress(grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError, BetokenError, TimeoutError):
+        async with asyncio.timeout(_TIMEOUT_S):
+            await call.write(frame)
+            while await read_frame(call) is not None:
+                pass
+
+
+async def status_of(call: Any) -> BetokenError:
+    """The error a call has ended with, for a write that found it ended."""
+    code = await call.code()
+    if code is grpc.StatusCode.OK:
+        return UnavailableError("the worker closed the link")
+    return from_status(code, await call.details() or "", await call.trailing_metadata())
 
 
 async def _status_without_writing(dial: Callable[[], Any]) -> BetokenError | None:

@@ -48,6 +48,8 @@ class LinkOptions:
     """Pause after the first failure; doubles with each, jittered down to half."""
     max_backoff_s: float = 5.0
     """Longest pause."""
+    max_refused_backoff_s: float = 60.0
+    """Longest further pause after a refused handshake, as long as the same process listens there."""
     stable_s: float = 5.0
     """A link that was up this long starts again with the first pause."""
     keepalive_time_s: float = 10.0

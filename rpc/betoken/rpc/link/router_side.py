@@ -5,7 +5,6 @@ Knows which worker it talks to and how the link is doing; knows nothing of round
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
@@ -21,7 +20,8 @@ from betoken.common.errors import (
     UnavailableError,
     from_rpc_error,
 )
-from betoken.rpc.link.diagnosis import explain
+from betoken.rpc.link.backoff import Backoff
+from betoken.rpc.link.diagnosis import explain, status_of, tell_refusal
 from betoken.rpc.link.options import LinkCallbacks, LinkOptions, LinkState, open_channel
 from betoken.rpc.link.stream import PROTOCOL_VERSION, FrameStream, read_frame
 from betoken.rpc.servicing import internal_error, new_request_id
@@ -73,6 +73,7 @@ class WorkerLink(Generic[Request, Response]):
         self._dialling = asyncio.Lock()
         self._is_pumping = False
         self._dial_timeout: asyncio.Timeout | None = None
+        self._backoff = Backoff(self._options)
         self._closing = asyncio.Event()
         self._down = asyncio.Event()
         self._down.set()
@@ -128,35 +129,39 @@ class WorkerLink(Generic[Request, Response]):
                 error = await self._explained(failure)
                 refused = isinstance(error, FailedPreconditionError | InvalidArgumentError)
                 self._not_ready(LinkState.REFUSED if refused else LinkState.CONNECTING, error)
-                if time.monotonic() - self._channel_since > _CHANNEL_AGE_S:
+                if not refused and time.monotonic() - self._channel_since > _CHANNEL_AGE_S:
                     await self._close_channel()
                 raise error from None
 
     async def run(self) -> None:
         """Keep the link: dial, pump frames, dial again, until `close`. Raises nothing but cancellation."""
-        backoff_s = 0.0
         try:
             while not self._closing.is_set():
                 try:
                     await self.connect_once()
                 except BetokenError:
-                    backoff_s = self._next_backoff(backoff_s)
-                    await self._pause(backoff_s)
+                    await self._pause()
                     continue
                 up_since = time.monotonic()
                 await self._pump()
                 if time.monotonic() - up_since >= self._options.stable_s:
-                    backoff_s = 0.0
+                    self._backoff.reset()
                 else:
-                    backoff_s = self._next_backoff(backoff_s)
-                    await self._pause(backoff_s)
+                    await self._pause()
         finally:
             self._closing.set()
             self._hang_up(LinkState.CLOSED, UnavailableError("the link is closed"))
 
+    def dial_soon(self) -> None:
+        """Dial a refused worker now: what it was refused for may be gone."""
+        if self.state is LinkState.REFUSED:
+            self._backoff.reset()
+            self._backoff.wake()
+
     async def close(self) -> None:
         """Say goodbye, wait shortly for the worker's last frames, end. Idempotent; `run` returns."""
         self._closing.set()
+        self._backoff.wake()
         if self._stream is not None and self._is_pumping:
             self._say_drain("router closes the link")
             try:
@@ -188,7 +193,12 @@ class WorkerLink(Generic[Request, Response]):
                     RouterHello(protocol_version=PROTOCOL_VERSION, router_id=self._options.router_id)
                 )
                 await call.write(hello_frame)
-                hello = self._accept(await read_frame(call))
+                first = await read_frame(call)
+                try:
+                    hello = self._accept(first)
+                except BetokenError as refusal:
+                    await tell_refusal(call, self._drain_frame(Drain(reason=str(refusal), is_refusal=True)))
+                    raise
                 if self._closing.is_set():
                     raise UnavailableError("the link is closed")
         except BaseException as error:
@@ -201,7 +211,7 @@ class WorkerLink(Generic[Request, Response]):
                 case grpc.RpcError():
                     raise from_rpc_error(error) from None
                 case grpc.aio.BaseError() | asyncio.InvalidStateError():
-                    raise await _status_of(call) from None
+                    raise await status_of(call) from None
                 case BetokenError():
                     raise
                 case Exception():
@@ -271,9 +281,12 @@ class WorkerLink(Generic[Request, Response]):
 
     def _say_drain(self, reason: str) -> None:
         if self._stream is not None:
-            frame: Any = self._request_type()
-            frame.drain.CopyFrom(Drain(reason=reason))
-            self._stream.send_frame(frame)
+            self._stream.send_frame(self._drain_frame(Drain(reason=reason)))
+
+    def _drain_frame(self, drain: Drain) -> Any:
+        frame: Any = self._request_type()
+        frame.drain.CopyFrom(drain)
+        return frame
 
     def _hang_up(self, state: LinkState, why: BetokenError) -> None:
         stream, call = self._stream, self._call
@@ -294,26 +307,9 @@ class WorkerLink(Generic[Request, Response]):
             _log.warning("%s worker %s is %s: %s", self.role, self.address, state, detail)
         self.state, self.detail, self.load = state, detail, None
 
-    def _next_backoff(self, last_s: float) -> float:
-        return min(self._options.max_backoff_s, max(self._options.initial_backoff_s, last_s * 2))
-
-    async def _pause(self, backoff_s: float) -> None:
-        """Sleep between half of `backoff_s` and all of it, unless closed meanwhile."""
-        try:
-            async with asyncio.timeout(backoff_s * random.uniform(0.5, 1.0)):
-                await self._closing.wait()
-        except TimeoutError:
-            pass
-
-
-async def _status_of(call: Any) -> BetokenError:
-    """The error a call has ended with, for a write that found it ended."""
-    code = await call.code()
-    if code is grpc.StatusCode.OK:
-        return UnavailableError("the worker closed the link")
-    return from_rpc_error(
-        grpc.aio.AioRpcError(code, grpc.aio.Metadata(), await call.trailing_metadata(), await call.details(), None)
-    )
+    async def _pause(self) -> None:
+        if not self._closing.is_set():
+            await self._backoff.pause(self._channel if self.state is LinkState.REFUSED else None)
 
 
 class VerifyLink(WorkerLink[VerifyLinkRequest, VerifyLinkResponse]):

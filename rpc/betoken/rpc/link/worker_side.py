@@ -32,6 +32,9 @@ Response = TypeVar("Response", bound=Message)
 _RequestIn = TypeVar("_RequestIn", bound=Message, contravariant=True)
 
 MAX_ROUTER_ID_BYTES = 128
+_ACCEPTED_S = 5.0
+"""A router that has refused this worker, and has not again for so long, has taken it."""
+_MAX_REFUSALS = 256  # remembered; routers are called as they like
 _STATUS_FLUSH_S = 0.5  # how long a drained server waits for the last statuses to leave
 
 
@@ -45,6 +48,8 @@ class LinkPeer(Generic[Response]):
         """The router's own name."""
         self.address = address
         """Where it connected from."""
+        self.refusal: str | None = None
+        """Why the router refuses this worker, if it does."""
         self._stream = stream
 
     def send(self, frame: Response) -> None:
@@ -98,6 +103,8 @@ class LinkServicer(Generic[Request, Response]):
         self._limits = limits or OutboxLimits()
         self._ids = itertools.count(1)
         self._peers: dict[int, LinkPeer[Response]] = {}
+        self._refusals: dict[tuple[str, str], str] = {}
+        """Last reasons of routers that refuse this worker, by name and host; each is logged once."""
         self._all_closed = asyncio.Event()
         self._drain_reason: str | None = None
 
@@ -146,7 +153,11 @@ class LinkServicer(Generic[Request, Response]):
     async def _pump(self, peer: LinkPeer[Response], stream: FrameStream[Response, Request]) -> BetokenError | None:
         """The time between handshake and end, and why it ended."""
         error: BetokenError | None = None
-        _log.info("link %d to router %s at %s is up", peer.id, peer.name, peer.address)
+        accepting = None
+        if _router(peer) in self._refusals:  # it tries again, and will refuse again most likely
+            accepting = asyncio.get_running_loop().call_later(_ACCEPTED_S, self._accepted, peer)
+        else:
+            self._accepted(peer)
         try:
             self._handler.link_opened(peer)
             if self._drain_reason is not None:  # the drain began during the handshake and has told the others
@@ -154,9 +165,26 @@ class LinkServicer(Generic[Request, Response]):
             error = await stream.run()
         finally:
             stream.end()
-            _log.info("link %d to router %s is down: %s", peer.id, peer.name, error or "closed by the router")
+            if accepting is not None:
+                accepting.cancel()
+            self._ended(peer, error)
             self._handler.link_closed(peer)
         return error
+
+    def _accepted(self, peer: LinkPeer[Response]) -> None:
+        self._refusals.pop(_router(peer), None)
+        _log.info("link %d to router %s at %s is up", peer.id, peer.name, peer.address)
+
+    def _ended(self, peer: LinkPeer[Response], error: BetokenError | None) -> None:
+        last = self._refusals.get(_router(peer))
+        if peer.refusal is None:
+            level = logging.INFO if last is None else logging.DEBUG
+            _log.log(level, "link %d to router %s is down: %s", peer.id, peer.name, error or "closed by the router")
+        elif peer.refusal != last:
+            if len(self._refusals) >= _MAX_REFUSALS:
+                self._refusals.pop(next(iter(self._refusals)))
+            self._refusals[_router(peer)] = peer.refusal
+            _log.warning("router %s at %s refuses this worker: %s", peer.name, peer.address, peer.refusal)
 
     async def _first_frame(self, context: Any) -> Any:
         """The router's first frame, checked; None when it left without one."""
@@ -192,6 +220,8 @@ class LinkServicer(Generic[Request, Response]):
             raise InvalidArgumentError("hello", "present", "must be in the first frame only")
         self._handler.frame(peer, request)
         if request.HasField("drain"):  # a router has closed its sequences before it says so
+            if request.drain.is_refusal:
+                peer.refusal = request.drain.reason
             peer.end()
 
     def _hello_frame(self) -> Response:
@@ -214,3 +244,8 @@ class LinkServicer(Generic[Request, Response]):
         except TimeoutError:
             return False
         return True
+
+
+def _router(peer: LinkPeer[Any]) -> tuple[str, str]:
+    """Name and host, which stay from one link to the next."""
+    return peer.name, peer.address.rpartition(":")[0]

@@ -1,0 +1,59 @@
+"""How long a link waits before it dials again: ever longer, and longest for a worker that was refused.
+
+Knows pauses and whether a channel is connected; knows no handshake.
+"""
+
+import asyncio
+import random
+
+import grpc
+
+from betoken.rpc.link.options import LinkOptions
+
+_LOOK_S = 1.0
+"""How often a refused worker's connection is looked at: one that has ended was perhaps another process's."""
+
+
+class Backoff:
+    """The pauses of one link."""
+
+    def __init__(self, options: LinkOptions) -> None:
+        self._options = options
+        self._last_s = self._last_refused_s = 0.0
+        self._wake = asyncio.Event()
+
+    def reset(self) -> None:
+        """Begin again with the first pause."""
+        self._last_s = self._last_refused_s = 0.0
+
+    def wake(self) -> None:
+        """End the pause under way, if any: there is reason to dial now."""
+        self._wake.set()
+
+    async def pause(self, refused_by: grpc.aio.Channel | None = None) -> None:
+        """Sleep between half of the next pause and all of it, or until `wake`, which may have come just before.
+
+        `refused_by`: the channel to a worker that does not fit, or wants no such router. Only another process there
+        helps, or other workers here, of which `wake` tells: after a usual pause it waits for the connection's end.
+        """
+        options = self._options
+        self._last_s = min(options.max_backoff_s, max(options.initial_backoff_s, self._last_s * 2))
+        if await self._sleep(self._last_s * random.uniform(0.5, 1.0)) or refused_by is None:
+            return
+        longer_s = max(options.initial_backoff_s, self._last_refused_s * 2)
+        self._last_refused_s = min(options.max_refused_backoff_s, longer_s)
+        left_s = self._last_refused_s * random.uniform(0.5, 1.0)
+        while left_s > 0.0 and refused_by.get_state() is grpc.ChannelConnectivity.READY:
+            if await self._sleep(min(left_s, _LOOK_S)):
+                return
+            left_s -= _LOOK_S
+
+    async def _sleep(self, seconds: float) -> bool:
+        """Whether `wake` ended it."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        except TimeoutError:
+            return False
+        self._wake.clear()
+        return True
