@@ -14,13 +14,16 @@ from betoken.kernels.cpu import LIBRARY, load_cpu_kernels
 KERNELS = """
 #include "attention.h"
 #include "linear.h"
+#include "linear_grouped.h"
 template void betoken::attention(const betoken::Attention<betoken::bf16>&);
 template void betoken::attention(const betoken::Attention<float>&);
 template void betoken::linear(betoken::Linear<betoken::bf16>);
 template void betoken::linear(betoken::Linear<float>);
+template void betoken::linear_grouped(betoken::GroupedLinear<betoken::bf16>);
+template void betoken::linear_grouped(betoken::GroupedLinear<float>);
 """
 ROOT = Path(__file__).parents[2]
-TESTS = ("test_cpu_kernels.py", "test_attention.py", "test_tree_attention.py")
+TESTS = ("test_cpu_kernels.py", "test_linear_grouped.py", "test_attention.py", "test_tree_attention.py")
 
 # Swaps the library's flags before anything loads it, then runs the tests of products and attention on it.
 CHILD = """
@@ -31,7 +34,7 @@ flags, products, tests = sys.argv[1].split(), sys.argv[2], sys.argv[3:]
 cpu.LIBRARY = dataclasses.replace(cpu.LIBRARY, flags=(*cpu.LIBRARY.flags, *flags))
 kernels = cpu.load_cpu_kernels()
 assert kernels is not None and kernels.products == products, kernels and kernels.products
-which = "product or definition or path_as_a_chain or few_queries"
+which = "product or packed_rows or definition or path_as_a_chain or few_queries"
 sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-k", which, *tests]))
 """
 

@@ -142,6 +142,12 @@ def _register_shapes() -> None:
     def expert_linear(x: Tensor, packed: Tensor, bias: Tensor | None, expert_ids: Tensor, n: int) -> Tensor:
         return x.new_empty(x.shape[0], n)
 
+    def linear_grouped(x: Tensor, packed: Tensor, bias: Tensor | None, n: int, format: int) -> Tensor:
+        return x.new_empty(*x.shape[:-1], n)
+
+    def grouped_rows(ids: Tensor, packed: Tensor, n: int, k: int, format: int) -> Tensor:
+        return packed.new_empty(*ids.shape, k, dtype=torch.float32)
+
     def attend(
         query: Tensor,
         key: Tensor,
@@ -157,5 +163,5 @@ def _register_shapes() -> None:
     def materialize(x: Tensor) -> Tensor:
         return torch.empty_like(x, memory_format=torch.contiguous_format)
 
-    for function in (linear, expert_linear, attend, materialize):
+    for function in (linear, expert_linear, linear_grouped, grouped_rows, attend, materialize):
         torch.library.register_fake(f"betoken::{function.__name__}", function)

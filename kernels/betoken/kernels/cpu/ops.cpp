@@ -2,12 +2,12 @@
 // so that a compiled graph carries neither page tables nor caches.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/clone.h>
-#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
 #include "attention.h"
 #include "linear.h"
+#include "ops_grouped.h"
 
 namespace betoken {
 namespace {
@@ -40,11 +40,6 @@ template <>
 struct Element<float> {
   using torch_type = float;
 };
-
-template <class T>
-T* data(const at::Tensor& tensor) {
-  return reinterpret_cast<T*>(tensor.data_ptr());
-}
 
 template <class T>
 Strided<T> strided(const at::Tensor& tensor) {
@@ -155,12 +150,6 @@ at::Tensor pack_linear(const at::Tensor& weight) {
   return packed;
 }
 
-// Dense bf16 rows whose length is a whole number of tiles.
-at::Tensor padded_rows(const at::Tensor& x) {
-  const int64_t k = x.size(-1);
-  return k % kDepth ? at::constant_pad_nd(x, {0, ceil_to(k, kDepth) - k}) : x.contiguous();
-}
-
 // x [..., K] -> [..., N].
 at::Tensor linear_op(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n) {
   TORCH_CHECK(x.scalar_type() == packed.scalar_type(), "rows and weights differ in type");
@@ -228,6 +217,11 @@ TORCH_LIBRARY(betoken, library) {
   library.def("linear(Tensor x, Tensor packed, Tensor? bias, int n) -> Tensor");
   library.def("expert_linear(Tensor x, Tensor packed, Tensor? bias, Tensor expert_ids, int n) -> Tensor");
   library.def(
+      "pack_grouped(Tensor values, Tensor? high, Tensor scales, Tensor? scale_units, Tensor? offsets, "
+      "Tensor? offset_units, int k, int format) -> Tensor");
+  library.def("linear_grouped(Tensor x, Tensor packed, Tensor? bias, int n, int format) -> Tensor");
+  library.def("grouped_rows(Tensor ids, Tensor packed, int n, int k, int format) -> Tensor");
+  library.def(
       "attend(Tensor query, Tensor key, Tensor value, int layer, float scale, int window, float softcap, "
       "Tensor? sinks) -> Tensor");
   library.def(
@@ -241,6 +235,9 @@ TORCH_LIBRARY_IMPL(betoken, CPU, library) {
   library.impl("pack_linear", pack_linear);
   library.impl("linear", linear_op);
   library.impl("expert_linear", expert_linear);
+  library.impl("pack_grouped", pack_grouped);
+  library.impl("linear_grouped", linear_grouped_op);
+  library.impl("grouped_rows", grouped_rows_op);
   library.impl("attend", attend);
   library.impl("paged_attention", paged_attention);
 }

@@ -1,0 +1,40 @@
+// What a product of weights of few bits is given, and how its rows are parted.
+#pragma once
+#include <algorithm>
+#include <utility>
+
+#include "grouped.h"
+#include "linear.h"
+
+namespace betoken {
+
+template <class T>
+struct GroupedLinear {
+  const T* x;             // [rows, k], k padded
+  const uint8_t* packed;  // [N / 32] groups of columns
+  Linear<T> out;          // where sums go: y, bias, n
+  int64_t rows;
+  const GroupedLayout& at;
+  const float* floats = nullptr;  // x, where it is not multiplied in pairs
+  const float* x_sums = nullptr;  // [rows, k / block], where offsets ask for them
+
+  GroupedColumns columns(int64_t group) const { return {at, packed + group * at.bytes}; }
+};
+
+constexpr int kMostDotRows = 6, kMostChunkRows = 12;  // whose sums registers hold: with totals beside them, without
+constexpr int kDepthChunk = 256;  // k that are decoded at a time for many rows
+
+// operation(integral constant of a number of rows, first row) for as few parts of the rows as MOST rows a part allow, of
+// even size.
+template <int MOST, class Operation>
+inline void by_even_rows(int64_t rows, Operation operation) {
+  const int64_t num_parts = (rows + MOST - 1) / MOST;
+  for (int64_t part = 0; part < num_parts; ++part) {
+    const int64_t row = rows * part / num_parts, num_rows = rows * (part + 1) / num_parts - row;
+    [&]<int... I>(std::integer_sequence<int, I...>) {
+      (void)((num_rows == I + 1 && (operation(std::integral_constant<int, I + 1>(), row), true)) || ...);
+    }(std::make_integer_sequence<int, MOST>());
+  }
+}
+
+}  // namespace betoken

@@ -1,0 +1,73 @@
+// The operators on weights of few bits; part of ops.cpp.
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include "linear_grouped.h"
+#include "tensors.h"
+
+namespace betoken {
+
+inline const uint8_t* bytes_of(const std::optional<at::Tensor>& tensor) {
+  return tensor ? static_cast<const uint8_t*>(tensor->data_ptr()) : nullptr;
+}
+
+// A weight [N, K] as its format's own tensors, dense, see grouped.py -> a flat tensor in the layout of grouped.h.
+inline at::Tensor pack_grouped(const at::Tensor& values, const std::optional<at::Tensor>& high, const at::Tensor& scales,
+                        const std::optional<at::Tensor>& scale_units, const std::optional<at::Tensor>& offsets,
+                        const std::optional<at::Tensor>& offset_units, int64_t k, int64_t format) {
+  const GroupedLayout layout(GroupedFormat::of(format), ceil_to(k, kDepth));
+  const int64_t n = values.size(0), num_columns = ceil_to(n, kColumns) / kColumns;
+  const GroupedSource source{bytes_of(values), bytes_of(high),         bytes_of(scales), bytes_of(scale_units),
+                             bytes_of(offsets), bytes_of(offset_units), n,                k,
+                             scales.size(1),    scale_units ? scale_units->size(1) : 0};
+  at::Tensor packed = at::empty({num_columns * layout.bytes}, at::TensorOptions().dtype(at::kByte));
+  auto body = [&](int group) {
+    pack_columns(source, layout, int64_t(group) * kColumns, data<uint8_t>(packed) + group * layout.bytes);
+  };
+  parallel(int(num_columns), body);
+  return packed;
+}
+
+inline void check_packed(const GroupedLayout& layout, const at::Tensor& packed, int64_t n) {
+  TORCH_CHECK(packed.numel() == ceil_to(n, kColumns) / kColumns * layout.bytes, "packed weights of another shape");
+}
+
+// x [..., K] -> [..., N].
+inline at::Tensor linear_grouped_op(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias,
+                             int64_t n, int64_t format) {
+  auto sizes = x.sizes().vec();
+  sizes.back() = n;
+  at::Tensor out = at::empty(sizes, x.options());
+  const at::Tensor rows = padded_rows(x);
+  const GroupedLayout layout(GroupedFormat::of(format), rows.size(-1));
+  check_packed(layout, packed, n);
+  const int64_t num_rows = rows.numel() / layout.k;
+  auto run = [&](auto number) {
+    using T = decltype(number);
+    const T* given = bias ? data<T>(*bias) : nullptr;
+    const Linear<T> sums{nullptr, nullptr, given, data<T>(out), num_rows, layout.k, n};
+    linear_grouped(GroupedLinear<T>{data<T>(rows), data<uint8_t>(packed), sums, num_rows, layout});
+  };
+  if (x.scalar_type() == at::kBFloat16) run(bf16{});
+  else run(float{});
+  return out;
+}
+
+// ids [...] -> those rows of the weight, [..., k] float.
+inline at::Tensor grouped_rows_op(const at::Tensor& ids, const at::Tensor& packed, int64_t n, int64_t k, int64_t format) {
+  const at::Tensor dense = ids.contiguous();
+  const int64_t* first = dense.data_ptr<int64_t>();
+  for (int64_t i = 0; i < dense.numel(); ++i)
+    TORCH_CHECK(first[i] >= 0 && first[i] < n, "row ", std::to_string(first[i]), " of a weight with ",
+                std::to_string(n));
+  const GroupedLayout layout(GroupedFormat::of(format), ceil_to(k, kDepth));
+  check_packed(layout, packed, n);
+  auto sizes = ids.sizes().vec();
+  sizes.push_back(k);
+  at::Tensor out = at::empty(sizes, at::TensorOptions().dtype(at::kFloat));
+  grouped_rows(layout, data<uint8_t>(packed), first, dense.numel(), k, data<float>(out));
+  return out;
+}
+
+}  // namespace betoken

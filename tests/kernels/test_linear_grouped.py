@@ -1,0 +1,144 @@
+"""Products by weights of few bits: which number a code is, the sums against torch's, rows one by one."""
+
+import pytest
+import torch
+
+from betoken.kernels.cpu import CpuKernels, load_cpu_kernels
+from betoken.kernels.cpu.grouped import PackedWeight
+from betoken.kernels.linear_grouped import Grouped, linear_grouped
+from betoken.kernels.linear_grouped.weight import CodeKind
+from tests.kernels.grouped_weights import KINDS, OFFSETS, SCALES, draw_weight
+
+SHAPES = [((96, 64), 32), ((101, 576), 32), ((33, 272), 16), ((65, 300), 128), ((1, 512), 32), ((64, 40), 64)]
+WAYS = [
+    ("half", "none"),
+    ("half", "half"),
+    ("bfloat", "zeros"),
+    ("float", "none"),
+    ("units", "units"),
+    ("signed units", "none"),
+]
+CASES = [
+    (kind, shape, group, scales, offsets)
+    for kind in KINDS
+    for shape, group in SHAPES
+    for scales, offsets in WAYS
+    if ("units" not in scales or group <= 32) and (offsets in ("none", "zeros") or kind in ("int4", "int5"))
+]
+"""What formats have: units with short groups, offsets with codes of few bits."""
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def kernels(request: pytest.FixtureRequest) -> CpuKernels:
+    loaded = load_cpu_kernels()
+    if loaded is None:
+        pytest.skip("no compiler: the CPU kernels cannot be built here")
+    loaded.set_num_threads(request.param)
+    return loaded
+
+
+def test_every_way_to_scale_is_tried() -> None:
+    assert {scales for scales, _ in WAYS} == set(SCALES) and {offsets for _, offsets in WAYS} == set(OFFSETS)
+
+
+def test_a_weight_is_scale_times_code_less_zero_and_offset() -> None:
+    low = torch.tensor([[0x21, 0x43, 0xF0] + [0] * 13], dtype=torch.uint8)
+    weight = Grouped("int4", 32, 32, low, torch.tensor([[0.5]]).half(), zero=8, offsets=torch.tensor([[100.0]]))
+    assert weight.dequantised()[0, :6].tolist() == [96.5, 97.0, 97.5, 98.0, 96.0, 103.5]
+    high = torch.tensor([[0b101, 0, 0, 0]], dtype=torch.uint8)
+    fives = Grouped("int5", 32, 32, low, torch.tensor([[1.0]]), high=high)
+    assert fives.dequantised()[0, :6].tolist() == [17, 2, 19, 4, 0, 15]
+    high = torch.tensor([[0b110001, 0, 0, 0, 0, 0, 0, 0]], dtype=torch.uint8)
+    sixes = Grouped(
+        "int6", 32, 32, low, torch.tensor([[3]], dtype=torch.uint8), high=high, scale_units=low.new_ones(1, 1).half()
+    )
+    assert sixes.dequantised()[0, :6].tolist() == [51, 6, 153, 12, 0, 45]
+    signed = Grouped("int8", 16, 16, torch.tensor([[-128, 127] + [0] * 14], dtype=torch.int8), torch.tensor([[2.0]]))
+    assert signed.dequantised()[0, :2].tolist() == [-256, 254]
+    zeros = Grouped("int4", 32, 16, low, torch.tensor([[1.0, 2.0]]), zeros=torch.tensor([[1, 3]], dtype=torch.uint8))
+    assert zeros.dequantised()[0, [0, 1, 5, 16]].tolist() == [0, 1, 14, -6]
+
+
+@pytest.mark.parametrize(("kind", "shape", "group", "scales", "offsets"), CASES)
+def test_packed_rows_are_the_numbers_to_the_last_bit(
+    kernels: CpuKernels, kind: CodeKind, shape: tuple[int, int], group: int, scales: str, offsets: str
+) -> None:
+    weight = draw_weight(kind, shape, group, scales, offsets)
+    packed = PackedWeight.of(weight)
+    ids = torch.arange(shape[0]).flip(0)
+    rows = torch.ops.betoken.grouped_rows(ids, packed.data, *shape, packed.code)
+    assert torch.equal(rows, weight.dequantised()[ids])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("kind", "shape", "group", "scales", "offsets"), CASES)
+def test_the_product_is_torchs_and_equal_per_row(
+    kernels: CpuKernels,
+    kind: CodeKind,
+    shape: tuple[int, int],
+    group: int,
+    scales: str,
+    offsets: str,
+    dtype: torch.dtype,
+) -> None:
+    generator = torch.Generator().manual_seed(3)
+    weight = draw_weight(kind, shape, group, scales, offsets)
+    packed = PackedWeight.of(weight)
+    bias = torch.randn(shape[0], generator=generator).to(dtype)
+    x = torch.randn(70, shape[1], generator=generator).to(dtype)
+    for given in (bias, None):
+        out = torch.ops.betoken.linear_grouped(x, packed.data, given, shape[0], packed.code)
+        expected = x.double() @ weight.dequantised().double().T + (0 if given is None else given.double())
+        tolerance = 1e-5 if dtype == torch.float32 else 8e-3
+        assert (out.double() - expected).abs().max() <= tolerance * expected.abs().max()
+        for num_rows in (1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 15, 25, 33):
+            for part in (slice(None, num_rows), slice(-num_rows, None)):
+                alone = torch.ops.betoken.linear_grouped(x[part], packed.data, given, shape[0], packed.code)
+                assert torch.equal(alone, out[part])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_reference_is_torchs_product_and_equal_per_row(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(5)
+    weight = draw_weight("int4", (1100, 1000), 128, "half", "zeros")
+    x, bias = torch.randn(37, 1000, generator=generator).to(dtype), torch.randn(1100, generator=generator).to(dtype)
+    out = linear_grouped(x, weight, bias)
+    expected = x.double() @ weight.dequantised().double().T + bias.double()
+    assert (out.double() - expected).abs().max() <= 8e-3 * expected.abs().max()
+    assert len(list(weight.slices())) > 1
+    for num_rows in (1, 2, 7, 16, 33):
+        assert torch.equal(linear_grouped(x[:num_rows].contiguous(), weight, bias), out[:num_rows])
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"group": 48}, "group: 48 is neither 16 nor a multiple of 32"),
+        ({"scales": torch.ones(96, 3)}, r"scales: \[96, 3\] torch.float32, not contiguous \[N, 2\]"),
+        ({"scales": torch.ones(64, 2)}, "scales: 64 rows, not 96"),
+        ({"high": torch.ones(96, 8, dtype=torch.uint8)}, "high: int4 codes have no bits above the fourth"),
+        ({"zero": 256}, "zero: 256 is outside 0 to 255"),
+        ({"zeros": torch.ones(96, 2)}, "zeros: .* not contiguous"),
+        ({"offsets": torch.ones(96, 2), "zeros": torch.ones(96, 2).byte()}, "offsets: not with zeros"),
+        ({"offsets": torch.ones(96, 2)}, "offsets: .* torch.float32 scales"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(change: dict[str, object], complaint: str) -> None:
+    fields = {
+        "kind": "int4",
+        "num_inputs": 64,
+        "group": 32,
+        "values": torch.ones(96, 32, dtype=torch.uint8),
+        "scales": torch.ones(96, 2),
+    }
+    with pytest.raises(ValueError, match=complaint):
+        Grouped(**fields | change)  # type: ignore[arg-type]
+
+
+def test_packed_weights_of_another_shape_are_not_read_beyond_their_end(kernels: CpuKernels) -> None:
+    packed = PackedWeight.of(draw_weight("int4", (64, 64), 32))
+    for num_outputs, num_inputs in ((96, 64), (64, 128)):
+        with pytest.raises(RuntimeError, match="packed weights of another shape"):
+            torch.ops.betoken.linear_grouped(torch.ones(2, num_inputs), packed.data, None, num_outputs, packed.code)
+    with pytest.raises(RuntimeError, match="row 64 of a weight with 64"):
+        torch.ops.betoken.grouped_rows(torch.tensor([64]), packed.data, 64, 64, packed.code)
