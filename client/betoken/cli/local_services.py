@@ -5,6 +5,7 @@ Knows which options connect them; what they do is theirs. Needs neither typer no
 
 from __future__ import annotations
 
+import secrets
 import shutil
 import tempfile
 import time
@@ -122,10 +123,12 @@ class LocalServices:
             ServiceFailedError: one did not come to serve; the others are stopped.
             BetokenError: the router cannot say what it serves; all are stopped.
         """
-        if self.config.log_directory is None:
-            self._directory = self._temporary = Path(tempfile.mkdtemp(prefix="betoken-"))
-        self._directory.mkdir(parents=True, exist_ok=True)
         try:
+            if self.config.log_directory is None:  # the name is known before the folder is there: an interrupt finds it
+                self._temporary = Path(tempfile.gettempdir(), f"betoken-{secrets.token_hex(8)}")
+                self._temporary.mkdir(mode=0o700)
+                self._directory = self._temporary
+            self._directory.mkdir(parents=True, exist_ok=True)
             verifiers = self._start("verify", VERIFY_MODULE, self._verify_arguments(), self.config.num_verify_workers)
             num_draft_workers = self.config.num_draft_workers if self._drafters() else 0
             drafters = self._start("draft", DRAFT_MODULE, self._draft_arguments(), num_draft_workers)

@@ -164,12 +164,13 @@ def up(
         stop_grace_s=_STOP_GRACE_S,
     )
     console = Console(stderr=True)
-    if left_out := [name for name in DEFAULT_DRAFTERS if drafters is None and name not in names]:
-        console.print(f"betoken: no --draft: without the drafters {', '.join(left_out)}", markup=False, soft_wrap=True)
     signal.signal(signal.SIGTERM, _interrupt)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
         signal.signal(signal.SIGHUP, _interrupt)  # the terminal was closed
     try:
+        if left_out := [name for name in DEFAULT_DRAFTERS if drafters is None and name not in names]:
+            text = f"betoken: no --draft: without the drafters {', '.join(left_out)}"
+            console.print(text, markup=False, soft_wrap=True)
         with shown_progress(console) as view:
             services = LocalServices(config, view)
             try:
