@@ -25,6 +25,7 @@ from betoken.common.errors import (
     UnavailableError,
     from_rpc_error,
 )
+from betoken.common.grpc_words import cause_told
 from betoken.common.names import RPC_METHOD
 from betoken.common.tls import ClientTls, unusable_files_told
 from betoken.common.trace import Span, SpanKind, rpc_attributes, span, traceparent_of
@@ -120,7 +121,7 @@ def call_error(error: grpc.RpcError, is_cancelled: bool) -> BetokenError:
     is_cut_off = isinstance(typed, InternalError) and not typed.request_id and _CUT_OFF.search(str(typed))
     if is_cut_off or (isinstance(typed, RequestCancelledError) and not is_cancelled):
         return UnavailableError(f"the stream was cut off: {typed}", request_id=typed.request_id)
-    return typed
+    return cause_told(typed)
 
 
 def _is_beyond_proxies(address: str) -> bool:

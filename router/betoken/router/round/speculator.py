@@ -201,12 +201,17 @@ class Speculator:
         if isinstance(error, InvalidArgumentError):  # this request's own fault: others may go on drafting there
             self._is_refused = True
             if drafter is not None and self._has_untried_settings:  # later it is another worker that refuses them
-                raise InvalidArgumentError(
-                    "speculation.drafter.settings", dict(drafter.settings), str(error)
-                ) from error
+                raise _of_request(error, drafter) from error
         elif worker is not None and isinstance(error, ResourceExhaustedError):
             self._full_until_s[worker] = time.monotonic() + _FULL_PAUSE_S  # other routers filled it: it works
         elif worker is not None and not isinstance(error, _NO_FAULTS):
             worker.breaker.record_failure()
         address = worker.link.address if worker is not None else "anywhere"
         _log.info("request %s: no draft from %s: %s", self._request.request_id, address, error)
+
+
+def _of_request(error: InvalidArgumentError, drafter: DrafterChoice) -> InvalidArgumentError:
+    """What a worker refused, as the field of the request it came from."""
+    if error.field.startswith("drafter.settings"):
+        return InvalidArgumentError(f"speculation.{error.field}", error.value, error.limit)
+    return InvalidArgumentError("speculation.drafter.settings", dict(drafter.settings), str(error))

@@ -12,6 +12,7 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from betoken.common.errors import BetokenError, InvalidArgumentError, UnavailableError, from_rpc_error
+from betoken.common.grpc_words import cause_told
 from betoken.rpc.link.outbox import BacklogFullError, Outbox, OutboxLimits
 from betoken.rpc.servicing import internal_error, new_request_id
 
@@ -101,7 +102,7 @@ class FrameStream(Generic[Sent, Received]):
         except BetokenError as error:
             self.end(error)
         except grpc.RpcError as error:
-            self.end(from_rpc_error(error))
+            self.end(cause_told(from_rpc_error(error)))
         except (grpc.aio.BaseError, asyncio.InvalidStateError):
             self.end(UnavailableError("the stream broke"))
         except Exception as error:  # a fault of whoever takes the frames: it costs this link only
