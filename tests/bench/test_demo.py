@@ -16,7 +16,7 @@ from betoken.bench.baseline import BaselineRun
 from betoken.bench.demo import Demo
 from betoken.bench.identity_check import Comparison, Outcome
 from betoken.bench.streams import TimedCompletion
-from betoken.client import SpeculationStats
+from betoken.client import SpeculationStats, Token, TokenOrigin
 from betoken.v1 import generation_pb2 as pb
 
 OPTIONS = argparse.Namespace(prompt="a", drafter="ngram", dtype="bfloat16", repeats=2, max_new_tokens=3)
@@ -45,6 +45,31 @@ def test_no_speed_where_a_token_differs(own: bool, target: bool, monkeypatch: py
     assert (result["block_efficiency"], result["acceptance_rate"]) == (2.5, 0.0)
     assert ("tokens_per_s" in result, "autoregressive_tokens_per_s" in result) == (is_equal, is_equal)
     assert ("tokens/s" in shown.getvalue(), "no speeds" in shown.getvalue()) == (is_equal, not is_equal)
+
+
+class Answer:
+    """Two tokens, the second of which would clear the screen."""
+
+    tokens = (
+        Token(5, TokenOrigin.RECOVERED, None, "one", None),
+        Token(6, TokenOrigin.PLAIN, None, "\x1b[2J", None),
+    )
+
+    def __iter__(self) -> Iterator[Any]:
+        yield SimpleNamespace(tokens=self.tokens)
+
+    def result(self) -> Any:
+        return SimpleNamespace(tokens=self.tokens)
+
+
+def test_what_is_gone_on_from_stands_above_both_completions() -> None:
+    shown = io.StringIO()
+    client: Any = SimpleNamespace(generate=lambda prompt, **how: Answer())
+    options = argparse.Namespace(**vars(OPTIONS) | {"prompt": "def add(a, b):\n", "temperature": 0.0})
+    Demo(options, Console(file=shown, force_terminal=False, width=80))._show(client)
+    asked, _, completions = shown.getvalue().partition("with speculation")
+    assert "def add(a, b):\n" in asked and "def add" not in completions
+    assert completions.count("one") == 2 and "\x1b" not in shown.getvalue() and "␛[2J" in completions
 
 
 @pytest.mark.parametrize(

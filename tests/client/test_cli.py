@@ -14,6 +14,7 @@ import sys
 import time
 import tomllib
 from contextlib import suppress
+from dataclasses import fields
 from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -22,15 +23,17 @@ import grpc
 import pytest
 import typer
 from rich.console import Console
+from rich.style import Style
 from typer.testing import CliRunner
 
 from betoken.cli import provenance, report, services
+from betoken.cli.connection import in_options, option_of
 from betoken.cli.generate import _prompt
 from betoken.cli.info import _console, _worker_table
 from betoken.cli.main import app
 from betoken.cli.up import up as up_command
 from betoken.cli.up_options import checked_port
-from betoken.client import Completion, InternalError, InvalidArgumentError, Piece, WorkerStatus
+from betoken.client import Completion, InternalError, InvalidArgumentError, Piece, Sampling, Speculation, WorkerStatus
 from betoken.client.channel import DEFAULT_ADDRESS
 from betoken.draft_worker.settings import DraftWorkerSettings
 from betoken.router.settings import RouterSettings
@@ -199,7 +202,7 @@ def test_what_the_router_refuses_is_told_in_one_line(router) -> None:
     router.will(InvalidArgumentError("sampling.temperature", -1.0, "must be 0 or more"))
     result = run("generate", "hi", "--temperature", "-1", "--address", router.address)
     assert result.exit_code == 1 and result.stdout == ""
-    assert result.stderr.startswith("betoken: INVALID_ARGUMENT: sampling.temperature = -1.0: must be 0 or more")
+    assert result.stderr.startswith("betoken: INVALID_ARGUMENT: --temperature = -1.0: must be 0 or more")
 
 
 def test_what_the_router_refuses_is_json_for_machines(router) -> None:
@@ -219,6 +222,45 @@ def test_what_came_of_an_answer_that_broke_is_in_its_error(router, script) -> No
     result = run("generate", "hi", "--json", "--address", router.address)
     partial = json.loads(result.stdout)["error"]["partial"]
     assert partial == {"text": "ab", "output_ids": [5, 6], "seed": 9, "system_fingerprint": "f"}
+
+
+@pytest.mark.parametrize(
+    ("field", "option"),
+    [
+        ("prompt", "PROMPT"),
+        ("message", "PROMPT"),
+        ("messages", "--chat"),
+        ("messages[0].content", "--system"),
+        ("messages[1].content", "--chat"),
+        ("prompt_ids.ids[3]", "--prompt-ids"),
+        ("sampling.stop_token_ids[1]", "--stop-token-id"),
+        ("sampling.logit_bias[0].token_id", "--logit-bias"),
+        ("speculation.drafter.name", "--drafter"),
+        ("speculation.drafter.settings", "--drafter-setting"),
+        ("speculation.drafter.settings.window", "--drafter-setting window"),
+        ("tls.ca_file", "--tls-ca-file"),
+        ("tls.server_name", "--tls-server-name"),
+        ("timeout_s", "--timeout-s"),
+        ("address", "--address"),
+    ],
+)
+def test_a_fault_names_the_option_that_the_value_came_from(field: str, option: str) -> None:
+    assert in_options(InvalidArgumentError(field, 1, "must be 2")) == f"{option} = 1: must be 2"
+
+
+def test_every_field_of_a_request_has_an_option_of_its_name() -> None:
+    shown = run("generate", "--help", env={"COLUMNS": "200", "TERM": "dumb"}).output
+    groups = {"sampling": Sampling, "speculation": Speculation}
+    named = {"drafter": "drafter.name", "drafter_settings": "drafter.settings"}
+    for group, kind in groups.items():
+        for field in fields(kind):
+            option = option_of(f"{group}.{named.get(field.name, field.name)}")
+            assert re.search(rf"{option}\b(?!-)", shown), option
+
+
+def test_up_names_its_own_options_of_the_connection() -> None:
+    error = InvalidArgumentError("tls.ca_file", "x.pem", "must hold PEM")
+    assert in_options(error, "--router-").startswith("--router-tls-ca-file = x.pem")
 
 
 def test_info_shows_the_model_and_its_workers(router) -> None:
@@ -287,10 +329,60 @@ def test_tokens_are_coloured_and_control_characters_shown(script) -> None:
     recovered = Piece.from_proto(script.tokens("b" * 200, 6, origin=types_pb2.TOKEN_ORIGIN_RECOVERED).tokens)
     for shown in (piece, recovered):
         provenance.show(console, shown)
-    console.print(provenance.legend([*piece.tokens, *recovered.tokens]))
+    console.print(provenance.legend(console, [*piece.tokens, *recovered.tokens]))
     output = console.file.getvalue()
     assert "\x1b[32ma␛[2J\x1b[0m\n" in output and "\x1b[33m" + "b" * 200 in output
-    assert "50% model" in output and "50% recovered" in output and "bonus" not in output
+    assert "50% \x1b[32mmodel" in output and "50% \x1b[33mrecovered" in output and "bonus" not in output
+
+
+def luminance(red: int, green: int, blue: int) -> float:
+    linear = [((c / 255 + 0.055) / 1.055) ** 2.4 if c / 255 > 0.04045 else c / 255 / 12.92 for c in (red, green, blue)]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+SOLARIZED = {
+    "black": (7, 54, 66),
+    "red": (220, 50, 47),
+    "green": (133, 153, 0),
+    "yellow": (181, 137, 0),
+    "blue": (38, 139, 210),
+    "magenta": (211, 54, 130),
+    "cyan": (42, 161, 152),
+    "white": (238, 232, 213),
+    "bright_black": (0, 43, 54),
+    "bright_red": (203, 75, 22),
+    "bright_green": (88, 110, 117),
+    "bright_yellow": (101, 123, 131),
+    "bright_blue": (131, 148, 150),
+    "bright_magenta": (108, 113, 196),
+    "bright_cyan": (147, 161, 161),
+    "bright_white": (253, 246, 227),
+}
+
+
+@pytest.mark.parametrize("background", [(0, 43, 54), (253, 246, 227)], ids=["dark", "light"])
+def test_every_provenance_can_be_read_and_told_apart_on_solarized(background: tuple[int, int, int]) -> None:
+    console = Console(force_terminal=True, color_system="standard", no_color=False)
+    known = provenance.styles(console)
+    assert len(set(known.values())) == len(known)
+    for style in map(Style.parse, known.values()):
+        if style.color is not None:
+            lights = sorted((luminance(*background), luminance(*SOLARIZED[style.color.name])))
+            assert (lights[1] + 0.05) / (lights[0] + 0.05) > 2.5, style
+
+
+def test_without_colours_the_legend_still_shows_which_is_which(script) -> None:
+    console = Console(force_terminal=True, file=StringIO(), color_system="standard", no_color=True, width=80)
+    known = provenance.styles(console)
+    assert len(set(known.values())) == len(known)
+    piece = Piece.from_proto(script.tokens("a", 5, **ACCEPTED).tokens)
+    recovered = Piece.from_proto(script.tokens("b", 6, origin=types_pb2.TOKEN_ORIGIN_RECOVERED).tokens)
+    for shown in (piece, recovered):
+        provenance.show(console, shown)
+    console.print(provenance.legend(console, [*piece.tokens, *recovered.tokens]))
+    output = console.file.getvalue()
+    assert "\x1b[1ma\x1b[0m" in output and "\x1b[4mb\x1b[0m" in output and "\x1b[3" not in output
+    assert "50% \x1b[1mmodel\x1b[0m" in output and "50% \x1b[4mrecovered\x1b[0m" in output
 
 
 def test_the_table_names_speed_and_acceptance() -> None:
@@ -632,6 +724,35 @@ def test_a_terminal_gets_colours_and_an_interrupt_cancels(router, script) -> Non
     assert b"\x1b[32mgreen" in output and b"cancelled" in output
     assert router.cancelled.wait(30)
     os.close(ours)
+
+
+def on_a_terminal(arguments: list[str]) -> str:
+    """What the command writes to a terminal, to its end."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = start(arguments, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    output = b""
+    with suppress(OSError):  # a terminal's end, once all it was sent has been read
+        while chunk := os.read(ours, 1024):
+            output += chunk
+    os.close(ours)
+    assert command.wait(60) == 0, output
+    return output.decode()
+
+
+@pytest.mark.parametrize("has_template", [True, False])
+def test_a_text_for_a_chat_model_is_told_how_to_ask_it(router, script, has_template: bool) -> None:
+    router.will(script.start(), script.tokens("abc", 5), script.finish(1))
+    router.will(pb.GetModelInfoResponse(model="tiny", has_chat_template=has_template))
+    output = on_a_terminal(["generate", "hi", "--address", router.address])
+    assert ("--chat sends the text as a message" in output) is has_template
+
+
+@pytest.mark.parametrize("options", [["hi", "--chat"], ["hi", "--system", "s"], ["--prompt-ids", "1"]])
+def test_who_asks_a_chat_model_otherwise_is_told_nothing(router, script, options: list[str]) -> None:
+    router.will(script.start(), script.tokens("abc", 5), script.finish(1))
+    assert "--chat" not in on_a_terminal(["generate", *options, "--address", router.address])
 
 
 @pytest.mark.parametrize("closed", ["2>&-", "<&-", ">&-"])

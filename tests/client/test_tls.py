@@ -144,7 +144,10 @@ def test_the_command_takes_certificates(files: Path, address: str) -> None:
 def test_the_command_tells_of_a_certificate_that_is_not_there(tmp_path: Path, command: list[str]) -> None:
     absent = str(tmp_path / "absent.pem")
     result = CliRunner().invoke(app, [*command, "--tls-ca-file", absent])
-    assert result.exit_code == 1 and f"tls = {absent}: cannot be read (No such file or directory)" in result.stderr
+    assert (
+        result.exit_code == 1
+        and f"--tls-ca-file = {absent}: cannot be read (No such file or directory)" in result.stderr
+    )
     result = CliRunner().invoke(app, [*command, "--json", "--tls-ca-file", absent])
     error = json.loads(result.stdout)["error"]
     assert result.exit_code == 1 and (error["code"], error["value"]) == ("INVALID_ARGUMENT", absent)

@@ -6,6 +6,7 @@ Knows no command.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -28,6 +29,17 @@ from betoken.client.channel import DEFAULT_ADDRESS as DEFAULT_ADDRESS
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 _PANEL = "Connection"
+_OPTIONS = (
+    (r"prompt_ids\b.*", "--prompt-ids"),
+    (r"(prompt|message)$", "PROMPT"),
+    (r"messages\[0\].*", "--system"),
+    (r"messages\b.*", "--chat"),
+    (r"sampling\.stop_token_ids\b.*", "--stop-token-id"),
+    (r"speculation\.drafter\.settings\.(.*)", r"--drafter-setting \1"),
+    (r"speculation\.drafter\.settings\b.*", "--drafter-setting"),
+    (r"speculation\.drafter\b.*", "--drafter"),
+)
+"""Fields of the SDK whose option is not called like them."""
 # Somebody is waiting to hear that there is no router, or that the router has waited for a worker in vain.
 _RETRY = RetryPolicy(max_retries=5, max_outage_s=3.0)
 
@@ -78,7 +90,9 @@ class Connection:
         try:
             return Client(self.address, tls=tls, retry=_RETRY, timeout_s=self.timeout_s)
         except OSError as error:
-            raise InvalidArgumentError("tls", error.filename, f"cannot be read ({error.strerror})") from None
+            names = {str(file): name for file, name in zip(files, ("ca_file", "cert_file", "key_file"), strict=True)}
+            field = f"tls.{names[str(error.filename)]}"
+            raise InvalidArgumentError(field, error.filename, f"cannot be read ({error.strerror})") from None
 
 
 @contextmanager
@@ -116,10 +130,29 @@ def let_go_of_output() -> None:
                 stream.close()
 
 
+def in_options(error: BetokenError, prefix: str = "--") -> str:
+    """The error's text with the option that a value came from in place of the SDK's field."""
+    if not isinstance(error, InvalidArgumentError) or not error.field:
+        return error.message
+    return f"{option_of(error.field, prefix)} = {error.value}: {error.limit}"
+
+
+def option_of(field: str, prefix: str = "--") -> str:
+    """The option that a field's value came from; `prefix` begins those of the connection."""
+    for pattern, option in _OPTIONS:
+        if re.match(pattern, field):
+            return re.sub(pattern, option, field)
+    group, _, name = field.partition(".")
+    if group == "tls":
+        return f"{prefix}{field.replace('.', '-').replace('_', '-').removesuffix('-')}"
+    name = (name or group).partition("[")[0]
+    return f"--{name.replace('_', '-')}"
+
+
 def _described(error: Exception, connection: Connection) -> str:
     if not isinstance(error, BetokenError):
         return str(error)
-    text = f"{error.code.name}: {error} (router {connection.address})"
+    text = f"{error.code.name}: {in_options(error)} (router {connection.address})"
     return f"{text}, request {error.request_id}" if error.request_id else text
 
 

@@ -16,8 +16,18 @@ from rich.console import Console
 
 from betoken.cli import connection as c
 from betoken.cli import provenance, report
-from betoken.client import ChatMessage, Generation, Prompt, Sampling, Speculation, VerificationMode
+from betoken.client import (
+    BetokenError,
+    ChatMessage,
+    Client,
+    Generation,
+    Prompt,
+    Sampling,
+    Speculation,
+    VerificationMode,
+)
 
+_HINT_TIMEOUT_S = 2.0
 _SAMPLING = "Sampling (default: the model's)"
 _SPECULATION = "Speculation (never changes a token in the mode `coupled`)"
 
@@ -127,6 +137,8 @@ def generate(
             print(json.dumps(report.as_json(completion, time.monotonic() - start)))
         elif sys.stdout.isatty():
             _stream_coloured(generation, start)
+            if isinstance(question, str) and (hint := _chat_hint(client)):
+                sys.stderr.write(hint)
         else:
             for piece in generation:
                 print(piece, end="", flush=True)
@@ -140,9 +152,18 @@ def _stream_coloured(generation: Generation, start: float) -> None:
     elapsed_s = time.monotonic() - start
     completion = generation.result()
     console.print("\n")
-    console.print(provenance.legend(completion.tokens))
+    console.print(provenance.legend(console, completion.tokens))
     console.print()
     console.print(report.table(completion, elapsed_s))
+
+
+def _chat_hint(client: Client) -> str:
+    """What to say after a text that went to a model made for messages. The answer is there: no fault is told now."""
+    try:
+        has_template = client.model_info(timeout_s=_HINT_TIMEOUT_S).has_chat_template
+    except BetokenError:
+        return ""
+    return "\nthe model has a chat template: --chat sends the text as a message\n" if has_template else ""
 
 
 def _prompt(text: str | None, ids: str | None, chat: bool, system: str | None) -> Prompt:

@@ -89,7 +89,7 @@ def _worker_table(workers: Sequence[WorkerStatus]) -> Table:
         column.no_wrap = column.header not in _FOLDED
         column.min_width = _FOLDED.get(str(column.header))
     for worker in workers:
-        state = f"[{_STATE_STYLES.get(worker.state, 'white')}]{worker.state}[/]"
+        state = f"[{_STATE_STYLES.get(worker.state, 'none')}]{worker.state}[/]"
         times = [f"{cost.time_s * 1e3:.1f}" for cost in worker.step_costs if cost.rows in (1, 8)]
         table.add_row(
             worker.role,

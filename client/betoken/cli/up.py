@@ -21,7 +21,7 @@ from rich.console import Console
 
 from betoken.cli import services as service_commands
 from betoken.cli import up_options as options
-from betoken.cli.connection import EXIT_FAILED, let_go_of_output
+from betoken.cli.connection import EXIT_FAILED, in_options, let_go_of_output
 from betoken.cli.local_services import (
     DEFAULT_DRAFTERS,
     LocalServices,
@@ -223,7 +223,8 @@ def shown_progress(console: Console) -> Iterator[ProgressView]:
 
 def _complain(console: Console, error: Exception) -> None:
     """Lines of a log stay whole, so that they can be searched for."""
-    console.print(f"betoken: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+    text = in_options(error, "--router-") if isinstance(error, BetokenError) else error
+    console.print(f"betoken: {text}", style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 def _announce(services: LocalServices) -> None:

@@ -73,7 +73,7 @@ class ChatTemplate:
     @staticmethod
     def missing() -> InvalidArgumentError:
         """The error for chat messages to a model that has no template."""
-        return InvalidArgumentError("messages", "set", "the model has no chat template; send prompt or prompt_ids")
+        return InvalidArgumentError("messages", "set", "the model has no chat template; send text or token ids")
 
 
 def _to_json(
