@@ -61,7 +61,7 @@ class FakeRunner:
             ids.append(self.next_id(ids))
         return ids[len(prompt_ids) :]
 
-    def forward(self, segments: Sequence) -> torch.Tensor:
+    def forward(self, segments: Sequence) -> Any:
         if self.fail_next:
             self.fail_next = False
             raise RuntimeError("the device fell off")
@@ -78,7 +78,9 @@ class FakeRunner:
                 path = self._path(segment.kv_length + row, length - len(parents), parents)
                 logits[self.next_id([context[slot] for slot in path])] = 9.0
                 rows.append(logits)
-        return torch.stack(rows) if rows else torch.empty(0, self.vocab_size)
+        from betoken.engine.forward import StepOutput
+
+        return StepOutput(torch.stack(rows) if rows else torch.empty(0, self.vocab_size))
 
     def compact(self, paths: Sequence) -> None:
         for path in paths:

@@ -7,7 +7,8 @@ import ast
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -74,12 +75,24 @@ def imports_of(path: Path) -> Iterator[tuple[int, str]]:
                 yield node.lineno, f"{module}.{alias.name}"
 
 
-def modules_of(package: str) -> list[str]:
+def module_files(package: str) -> list[tuple[str, Path]]:
+    """(dotted name, file) of a package's modules."""
     return [
-        ".".join(path.relative_to(ROOT / package).with_suffix("").parts).removesuffix(".__init__")
+        (".".join(path.relative_to(ROOT).with_suffix("").parts[1:]).removesuffix(".__init__"), path)
         for owner, path in FILES
         if owner == package
     ]
+
+
+def modules_of(package: str) -> list[str]:
+    return [name for name, _ in module_files(package)]
+
+
+def nearest(name: str, modules: Mapping[str, Path]) -> str | None:
+    """The module that an imported name is, or lies in."""
+    while name and name not in modules:
+        name = name.rpartition(".")[0]
+    return name or None
 
 
 def is_within(name: str, prefix: str) -> bool:
@@ -109,6 +122,19 @@ def test_a_package_imports_only_what_the_table_allows(package):
             elif any(is_within(name, part) for part in FORBIDDEN.get(package, ())):
                 faults.append(place)
     assert not faults, "\n".join(faults)
+
+
+def test_modules_import_each_other_in_one_direction():
+    modules = {name: path for package in ALLOWED if package != "v1" for name, path in module_files(package)}
+    edges = {
+        name: {found for _, raw in imports_of(path) if (found := nearest(raw, modules)) not in (None, name)}
+        for name, path in modules.items()
+    }
+    order = TopologicalSorter(edges)
+    try:
+        order.prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
 
 
 def test_the_namespace_has_no_init_file():

@@ -12,8 +12,8 @@ from betoken.drafters.drafter import DraftSequence
 from betoken.drafters.model.drafter import ModelDrafter
 from betoken.drafters.model.sequence import ModelSettings
 from betoken.engine.batch import Segment
+from betoken.engine.bring_up.load import load_runner
 from betoken.engine.config import EngineConfig
-from betoken.engine.runner import ModelRunner
 from betoken.engine.sampler import SampleGroup, perturbed_top
 from betoken.engine.sampling import SamplingParams
 from betoken.v1.types_pb2 import DRAFT_SOURCE_EARLY_EXIT
@@ -35,7 +35,7 @@ def directory(tmp_path_factory):
 
 @pytest.fixture
 def runner(directory):
-    return ModelRunner.load(EngineConfig(directory, num_pages=48, compile="off", self_check=False))
+    return load_runner(EngineConfig(directory, num_pages=48, compile="off", self_check=False))
 
 
 class Bench:
@@ -86,7 +86,7 @@ def expected_after(runner, prompt, output, params):
     """What the model says may follow, from a forward of its own."""
     ids = prompt + output
     pages, _ = runner.page_table.allocate(ids)
-    logits = runner.forward([Segment(pages, 0, ids, 1)])
+    logits = runner.forward([Segment(pages, 0, ids, 1)]).logits
     runner.page_table.release(pages)
     best, log_shares = perturbed_top(logits, [SampleGroup(params, prompt, output, [])], 3, 1.0)
     return [i for i, share in zip(best[0].tolist(), log_shares[0].tolist(), strict=True) if share > -math.inf]
@@ -117,7 +117,7 @@ def test_children_are_the_likeliest_with_the_noise_by_the_rules_of_their_path(ru
 def test_trees_depend_on_the_ids_alone(runner, directory, seed):
     """Beside others and after any commits, with few rows and few pages: as a worker says that has seen nothing."""
     rng = random.Random(seed)
-    fresh_runner = ModelRunner.load(EngineConfig(directory, num_pages=200, compile="off", self_check=False))
+    fresh_runner = load_runner(EngineConfig(directory, num_pages=200, compile="off", self_check=False))
     bench = Bench(runner, max_rows=rng.choice([9, 40]))
     texts = {n: [rng.randrange(101) for _ in range(rng.randrange(2, 70))] for n in PARAMS}
     num_prompt = {n: len(text) for n, text in texts.items()}
@@ -186,7 +186,7 @@ def test_settings_may_be_set_per_sequence_and_are_refused_by_name(runner):
 
 
 def test_without_room_for_a_tree_there_is_no_draft_and_no_leak(directory):
-    small = ModelRunner.load(EngineConfig(directory, num_pages=2, page_size=4, compile="off", self_check=False))
+    small = load_runner(EngineConfig(directory, num_pages=2, page_size=4, compile="off", self_check=False))
     bench = Bench(small)
     bench.open(1, list(range(7)), 7, PARAMS[1])
     drafted = bench.draft({1: 8})[1]

@@ -16,8 +16,8 @@ from betoken.draft_worker.core import DraftCore
 from betoken.drafters.drafter import DraftSequence
 from betoken.drafters.lookahead.drafter import LookaheadDrafter
 from betoken.engine.batch import Segment
+from betoken.engine.bring_up.load import load_runner
 from betoken.engine.config import EngineConfig
-from betoken.engine.runner import ModelRunner
 from betoken.engine.sampler import SampleGroup, choose_tokens
 from betoken.engine.sampling import SamplingParams
 from tests.draft_worker.test_core import RecordingSink
@@ -54,7 +54,7 @@ class Reference:
         """The model's own token after everything committed and `path`, at that position, with that position's noise."""
         ids = self.prompt_ids + self.output_ids + path
         page_ids, _ = self.runner.page_table.allocate(ids)
-        logits = self.runner.forward([Segment(page_ids, 0, ids, 1)])
+        logits = self.runner.forward([Segment(page_ids, 0, ids, 1)]).logits
         self.runner.page_table.release(page_ids)
         group = SampleGroup(self.params, self.prompt_ids, self.output_ids + path, ())
         return choose_tokens(logits, [group]).token_ids[0]
@@ -112,7 +112,7 @@ class Reference:
 def runner(tmp_path_factory):
     directory = save_tiny(tmp_path_factory.mktemp("tiny"), "llama", seed=3)
     options = {"dtype": "float32", "num_pages": 96, "compile": "off", "self_check": False, "num_threads": 1}
-    return ModelRunner.load(EngineConfig(directory, **options))
+    return load_runner(EngineConfig(directory, **options))
 
 
 def tree_paths(drafted):

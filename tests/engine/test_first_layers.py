@@ -5,9 +5,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from betoken.engine.batch import Segment
+from betoken.engine.bring_up.load import load_runner
 from betoken.engine.config import EngineConfig
 from betoken.engine.errors import ModelRefusedError
-from betoken.engine.runner import ModelRunner
 from betoken.engine.weights.loading import load_model
 from tests.engine.tiny import CONFIGS, save_tiny
 
@@ -18,9 +18,9 @@ IDS = [3, 1, 4, 1, 5, 9]
 def test_one_layer_gives_what_the_models_own_first_layer_gives(tmp_path, family):
     directory = save_tiny(tmp_path, family)
     config = EngineConfig(directory, dtype="float32", num_layers=1, num_pages=8, compile="off", cache_dir=tmp_path)
-    runner = ModelRunner.load(config)
+    runner = load_runner(config)
     page_ids, _ = runner.page_table.allocate(IDS)
-    logits = runner.forward([Segment(page_ids, 0, IDS, len(IDS))])
+    logits = runner.forward([Segment(page_ids, 0, IDS, len(IDS))]).logits
     whole = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager").eval()
     decoder = whole.get_decoder()
     layers = decoder.h if hasattr(decoder, "h") else decoder.layers

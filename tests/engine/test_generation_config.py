@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig
 
+from betoken.engine.bring_up.load import load_runner
 from betoken.engine.config import EngineConfig
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.generation_config import GenerationDefaults, generation_defaults
-from betoken.engine.runner import ModelRunner
 from tests.engine.tiny import save_tiny
 
 
@@ -102,4 +102,4 @@ def test_a_model_is_refused_at_load(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "eos_token_id": 101}))
     with pytest.raises(ModelRefusedError, match=r"config\.json: eos_token_id = 101: must be an integer, 0 to 100"):
-        ModelRunner.load(EngineConfig(directory, compile="off", num_pages=8))
+        load_runner(EngineConfig(directory, compile="off", num_pages=8))

@@ -10,10 +10,10 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from betoken.engine.bring_up.load import load_runner
 from betoken.engine.bring_up.self_check import forward_together
 from betoken.engine.config import EngineConfig
 from betoken.engine.errors import ModelRefusedError
-from betoken.engine.runner import ModelRunner
 from tests.engine.tiny import save_tiny
 
 # Open Compute Project, Microscaling Formats v1.0: E2M1 numbers, 32 of which share a power of two (bias 127).
@@ -84,7 +84,7 @@ def test_it_has_the_bits_of_the_same_weights_stored_plainly(
     (packed / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
     sequences = [[1, 2, 3, 4, 5], list(range(30, 70))]
     theirs, ours = (
-        ModelRunner.load(EngineConfig(str(directory), dtype=dtype, num_pages=16, compile="off"))
+        load_runner(EngineConfig(str(directory), dtype=dtype, num_pages=16, compile="off"))
         for directory in (plain, packed)
     )
     assert theirs.info.weights_fingerprint != ours.info.weights_fingerprint
@@ -104,4 +104,4 @@ def test_others_are_refused(quantization: Any, dtype: Any, reason: str, tmp_path
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
     with pytest.raises(ModelRefusedError, match=reason):
-        ModelRunner.load(EngineConfig(directory, dtype=dtype, num_pages=8, compile="off"))
+        load_runner(EngineConfig(directory, dtype=dtype, num_pages=8, compile="off"))

@@ -12,11 +12,11 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from betoken.engine.attention import CONTEXT_KEYWORD, ProbeContext, _attention_forward
+from betoken.engine.bring_up.load import load_runner, runner_of
 from betoken.engine.bring_up.refusals import check_config
 from betoken.engine.bring_up.self_check import forward_in_chunks
 from betoken.engine.config import EngineConfig
 from betoken.engine.errors import ModelRefusedError
-from betoken.engine.runner import ModelRunner
 from betoken.engine.weights.checkpoint import resolve_directory
 from betoken.engine.weights.loading import load_model
 from betoken.kernels.cpu import load_cpu_kernels
@@ -80,7 +80,7 @@ def test_code_that_transformers_has_too_is_left_alone(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "config.json").read_text())
     classes = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
     (tmp_path / "config.json").write_text(json.dumps({**config, "auto_map": classes}))
-    ModelRunner.load(EngineConfig(directory, compile="off", num_pages=8))
+    load_runner(EngineConfig(directory, compile="off", num_pages=8))
 
 
 def test_longrope_within_its_original_length_is_served() -> None:
@@ -110,15 +110,15 @@ def test_attention_that_we_would_have_to_ignore(
 def test_windows_that_only_the_mask_knows(family: str, tmp_path: Path) -> None:
     directory = save_tiny(tmp_path, family)
     with pytest.raises(ModelRefusedError, match="set max_context to 32"):
-        ModelRunner.load(EngineConfig(directory, compile="off", num_pages=8))
-    ModelRunner.load(EngineConfig(directory, compile="off", num_pages=8, max_context=32))
+        load_runner(EngineConfig(directory, compile="off", num_pages=8))
+    load_runner(EngineConfig(directory, compile="off", num_pages=8, max_context=32))
 
 
 def test_a_window_in_the_configuration_of_a_model_that_has_none(tmp_path: Path) -> None:
     directory = save_tiny(tmp_path, "llama")
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "sliding_window": 32, "use_sliding_window": False}))
-    ModelRunner.load(EngineConfig(directory, compile="off", num_pages=8))
+    load_runner(EngineConfig(directory, compile="off", num_pages=8))
 
 
 def test_whatever_a_model_raises_after_its_layers_are_replaced(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_whatever_a_model_raises_after_its_layers_are_replaced(tmp_path: Path) -
     if load_cpu_kernels(config.cache_dir) is None:
         pytest.skip("no C++ compiler: its layers stay as they are")
     with pytest.raises(ModelRefusedError, match="HunYuanMoEV1ForCausalLM cannot be run: AttributeError: .*weight"):
-        ModelRunner.load(config)
+        load_runner(config)
 
 
 class OwnProduct(nn.Module):
@@ -148,13 +148,13 @@ def test_a_product_that_is_none_of_ours(tmp_path: Path) -> None:
     model, info = load_model(config, lambda stage, fraction: None)
     model.lm_head = OwnProduct(model.lm_head.weight)
     with pytest.raises(ModelRefusedError, match=r"rows are not independent: aten.matmul.default of .* and \(64, 101\)"):
-        ModelRunner.from_model(config, model, info)
+        runner_of(config, model, info)
 
 
 @pytest.mark.parametrize("max_batch_rows", [2, 16])
 def test_small_forwards_are_checked_too(max_batch_rows: int, tmp_path: Path) -> None:
     directory = save_tiny(tmp_path, "llama")
-    ModelRunner.load(EngineConfig(directory, compile="off", num_pages=4, max_batch_rows=max_batch_rows))
+    load_runner(EngineConfig(directory, compile="off", num_pages=4, max_batch_rows=max_batch_rows))
 
 
 @pytest.mark.parametrize(
@@ -163,22 +163,22 @@ def test_small_forwards_are_checked_too(max_batch_rows: int, tmp_path: Path) -> 
 )
 def test_fewer_pages_than_the_check_at_load_takes(settings: dict[str, int], limit: str, tmp_path: Path) -> None:
     with pytest.raises(ModelRefusedError, match=f"num_pages: {limit}"):
-        ModelRunner.load(EngineConfig(save_tiny(tmp_path, "llama"), compile="off", **settings))  # type: ignore[arg-type]
+        load_runner(EngineConfig(save_tiny(tmp_path, "llama"), compile="off", **settings))  # type: ignore[arg-type]
 
 
 def test_a_model_that_does_not_hand_keywords_on(tmp_path: Path) -> None:
     with pytest.raises(ModelRefusedError, match="keywords"):
-        ModelRunner.load(EngineConfig(save_tiny(tmp_path, "nemotron"), compile="off", num_pages=8))
+        load_runner(EngineConfig(save_tiny(tmp_path, "nemotron"), compile="off", num_pages=8))
 
 
 def test_a_model_with_an_attention_of_its_own(tmp_path: Path) -> None:
     with pytest.raises(ModelRefusedError, match="its code does not use the attention interface of transformers"):
-        ModelRunner.load(EngineConfig(save_tiny(tmp_path, "falcon"), compile="off", num_pages=8))
+        load_runner(EngineConfig(save_tiny(tmp_path, "falcon"), compile="off", num_pages=8))
 
 
 def test_a_directory_without_a_model(tmp_path: Path) -> None:
     with pytest.raises(ModelRefusedError):
-        ModelRunner.load(EngineConfig(str(tmp_path)))
+        load_runner(EngineConfig(str(tmp_path)))
 
 
 @pytest.mark.parametrize("model", ["~nobody-of-that-name/model", "m" * 300, "directory/" + "m" * 5000])
@@ -206,7 +206,7 @@ def test_a_checkpoint_without_some_of_its_weights(tmp_path: Path) -> None:
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelRefusedError, match="lacks 1 of the model's weights, as model.layers.1.mlp.up_proj.weight"):
-        ModelRunner.load(EngineConfig(directory, compile="off", num_pages=8))
+        load_runner(EngineConfig(directory, compile="off", num_pages=8))
 
 
 def test_weights_quantized_in_a_way_unknown_to_transformers(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_weights_quantized_in_a_way_unknown_to_transformers(tmp_path: Path) -> N
     weights[name] = (weights[name] / weights[f"{name}_scale"]).round().to(torch.int8)
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelRefusedError, match="do not use, as model.layers.1.mlp.up_proj.weight_scale"):
-        ModelRunner.load(EngineConfig(directory, compile="off", num_pages=8))
+        load_runner(EngineConfig(directory, compile="off", num_pages=8))
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_files_that_are_not_what_they_should_be(name: str, content: str, reason:
     directory = save_tiny(tmp_path, "llama")
     (tmp_path / name).write_text(content)
     with pytest.raises(ModelRefusedError, match=reason):
-        ModelRunner.load(EngineConfig(directory, compile="off", num_pages=8))
+        load_runner(EngineConfig(directory, compile="off", num_pages=8))
 
 
 @pytest.mark.parametrize(
@@ -271,19 +271,19 @@ def test_values_that_only_we_read(settings: dict[str, object], reason: str, tmp_
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | settings))
     with pytest.raises(ModelRefusedError, match=reason):
-        ModelRunner.load(EngineConfig(directory, compile="off", num_pages=8))
+        load_runner(EngineConfig(directory, compile="off", num_pages=8))
 
 
 def test_a_type_that_only_the_checkpoint_has(tmp_path: Path) -> None:
     directory = save_tiny(tmp_path, "llama")
     AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64).save_pretrained(directory)
     with pytest.raises(ModelRefusedError, match="dtype: .* is stored in float64: set one of bfloat16, float16"):
-        ModelRunner.load(EngineConfig(directory, dtype="auto", compile="off", num_pages=8))
+        load_runner(EngineConfig(directory, dtype="auto", compile="off", num_pages=8))
 
 
 def test_a_context_beyond_the_models_own(tmp_path: Path) -> None:
     with pytest.raises(ModelRefusedError, match="max_context"):
-        ModelRunner.load(EngineConfig(save_tiny(tmp_path, "llama"), max_context=641))
+        load_runner(EngineConfig(save_tiny(tmp_path, "llama"), max_context=641))
 
 
 def test_yarn_that_was_added_to_a_checkpoint_stretches_its_context(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_yarn_that_was_added_to_a_checkpoint_stretches_its_context(tmp_path: Pat
     yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
     config |= {"max_position_embeddings": 64, "rope_parameters": yarn}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    runner = ModelRunner.load(EngineConfig(directory, dtype="float32", compile="off", num_pages=16))
+    runner = load_runner(EngineConfig(directory, dtype="float32", compile="off", num_pages=16))
     assert runner.info.max_context == 256
     ids = [7 * position % 101 for position in range(256)]
     model = AutoModelForCausalLM.from_pretrained(directory, dtype="float32", attn_implementation="eager")
@@ -301,12 +301,12 @@ def test_yarn_that_was_added_to_a_checkpoint_stretches_its_context(tmp_path: Pat
     atol = theirs.abs().mean().item() * 1e-3
     torch.testing.assert_close(forward_in_chunks(runner, ids, 60), theirs, rtol=0, atol=atol)
     with pytest.raises(ModelRefusedError, match="max_context: 257 is above the model's own 256"):
-        ModelRunner.load(EngineConfig(directory, max_context=257))
+        load_runner(EngineConfig(directory, max_context=257))
 
 
 def test_a_device_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(ModelRefusedError, match="device 'nonsense' cannot be used"):
-        ModelRunner.load(EngineConfig(save_tiny(tmp_path, "llama"), device="nonsense"))
+        load_runner(EngineConfig(save_tiny(tmp_path, "llama"), device="nonsense"))
 
 
 @pytest.mark.parametrize("field", ["num_pages", "page_size", "max_batch_rows", "num_threads"])

@@ -7,7 +7,9 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from betoken.engine.batch import Segment
+from betoken.engine.bring_up.load import load_runner
 from betoken.engine.bring_up.self_check import forward_in_chunks, forward_together
+from betoken.engine.bring_up.step_costs import measure_step_costs
 from betoken.engine.config import EngineConfig
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.runner import ModelRunner
@@ -17,7 +19,7 @@ from tests.engine.tiny import CONFIGS, save_tiny
 
 def load(directory: str, dtype: str, **settings: object) -> ModelRunner:
     settings.setdefault("compile", "off")
-    return ModelRunner.load(EngineConfig(directory, dtype=dtype, **({"num_pages": 128} | settings)))  # type: ignore[arg-type]
+    return load_runner(EngineConfig(directory, dtype=dtype, **({"num_pages": 128} | settings)))  # type: ignore[arg-type]
 
 
 def prompts(lengths: list[int]) -> list[list[int]]:
@@ -56,7 +58,7 @@ def test_a_row_has_the_same_bits_in_any_company(family: str, dtype: str, tmp_pat
 @pytest.mark.parametrize("has_kernels", [True, False])
 def test_a_gate_of_one_number_a_row(has_kernels: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not has_kernels:
-        monkeypatch.setattr("betoken.engine.runner.load_cpu_kernels", lambda cache_dir: None)
+        monkeypatch.setattr("betoken.engine.bring_up.prepare.load_cpu_kernels", lambda cache_dir: None)
     runner = load(save_tiny(tmp_path, "qwen2_moe"), "float32", max_context=32)  # as long as its window
     assert ("reference kernels, eager" in runner.numerics) != has_kernels
     (ids,) = prompts([32])
@@ -71,7 +73,7 @@ def test_replicas_may_differ_in_threads_and_pages(
     family: str, has_kernels: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not has_kernels:
-        monkeypatch.setattr("betoken.engine.runner.load_cpu_kernels", lambda cache_dir: None)
+        monkeypatch.setattr("betoken.engine.bring_up.prepare.load_cpu_kernels", lambda cache_dir: None)
     directory = save_tiny(tmp_path, family)
     ids, names = prompts([140])[0], set()
     forwards = []
@@ -86,7 +88,7 @@ def test_replicas_may_differ_in_threads_and_pages(
 
 def test_a_pool_smaller_than_the_named_logits(tmp_path: Path) -> None:
     config = EngineConfig(save_tiny(tmp_path, "llama"), num_pages=4, page_size=2, compile="off", self_check=False)
-    assert ModelRunner.load(config).numerics
+    assert load_runner(config).numerics
 
 
 TINY_PAGE_BYTES = 2 * 16 * 2 * (16 + 16) * 4
@@ -153,7 +155,7 @@ def test_a_rejected_draft_leaves_no_trace(tmp_path: Path) -> None:
     page_ids, _ = runner.page_table.allocate(range(40))
     runner.forward([Segment(page_ids, 0, ids[:20], 0)])
     runner.forward([Segment(page_ids, 20, [7, 8, 9, 10, 11, 12], 6)])  # all rejected: the length stays 20
-    assert torch.equal(runner.forward([Segment(page_ids, 20, ids[20:], 10)]), whole[20:])
+    assert torch.equal(runner.forward([Segment(page_ids, 20, ids[20:], 10)]).logits, whole[20:])
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_oss"])
@@ -166,7 +168,7 @@ def test_greedy_decode_equals_generate(family: str, tmp_path: Path) -> None:
     page_ids, _ = runner.page_table.allocate(range(64))
     tokens, length = list(ids), 0
     while len(tokens) < len(expected):
-        logits = runner.forward([Segment(page_ids, length, tokens[length:], 1)])
+        logits = runner.forward([Segment(page_ids, length, tokens[length:], 1)]).logits
         length = len(tokens)
         tokens.append(int(logits[0].argmax()))
     assert tokens == expected
@@ -189,7 +191,7 @@ def test_a_half_type_whose_model_widens_its_logits(tmp_path: Path, monkeypatch: 
 def test_a_forward_without_logits_gives_none(tmp_path: Path) -> None:
     runner = load(save_tiny(tmp_path, "llama"), "float32")
     page_ids, _ = runner.page_table.allocate(range(8))
-    assert runner.forward([Segment(page_ids, 0, [1, 2, 3], 0)]).shape == (0, 101)
+    assert runner.forward([Segment(page_ids, 0, [1, 2, 3], 0)]).logits.shape == (0, 101)
 
 
 @pytest.mark.parametrize(
@@ -212,12 +214,12 @@ def test_bad_segments_are_refused(segment: Segment, message: str, tmp_path: Path
 def test_info_and_step_costs(tmp_path: Path) -> None:
     stages: list[float] = []
     config = EngineConfig(save_tiny(tmp_path, "gpt2"), dtype="auto", num_pages=50, compile="off")
-    runner = ModelRunner.load(config, lambda stage, fraction: stages.append(fraction))
+    runner = load_runner(config, lambda stage, fraction: stages.append(fraction))
     assert stages == sorted(stages) and stages[-1] == 1.0
     info = runner.info
     assert (info.dtype, info.vocab_size, info.max_context, info.eos_token_ids) == ("float32", 101, 640, (0,))
     assert len(info.weights_fingerprint) == 64 and info.tokenizer_hash == ""
-    costs = runner.measure_step_costs(rows=(1, 4), contexts=(64, 100000))
+    costs = measure_step_costs(runner, rows=(1, 4), contexts=(64, 100000))
     assert [(cost.rows, cost.context) for cost in costs] == [(1, 64), (4, 64)] and all(cost.ns > 0 for cost in costs)
     runner.page_table.check_integrity([])
 
@@ -229,7 +231,7 @@ def test_steps_are_timed_also_where_little_context_fits(
     settings: dict[str, int], context: int, most_rows: int, tmp_path: Path
 ) -> None:
     """Without a table no worker knows what a row of a draft costs."""
-    costs = load(save_tiny(tmp_path, "llama"), "float32", self_check=False, **settings).measure_step_costs()
+    costs = measure_step_costs(load(save_tiny(tmp_path, "llama"), "float32", self_check=False, **settings))
     assert {cost.context for cost in costs} == {context}
     assert (costs[0].rows, costs[-1].rows) == (1, most_rows)
 
@@ -240,7 +242,7 @@ def test_a_model_on_the_cpu_comes_with_the_kernels_that_draw(tmp_path: Path) -> 
     native._library.cache_clear()
     cache_dir = tmp_path / "cache"
     try:
-        ModelRunner.load(EngineConfig(save_tiny(tmp_path, "llama"), num_pages=8, compile="off", cache_dir=cache_dir))
+        load_runner(EngineConfig(save_tiny(tmp_path, "llama"), num_pages=8, compile="off", cache_dir=cache_dir))
         assert len(list(cache_dir.glob("native-kernels-*.so"))) == 1
     finally:
         native._cache_dir = None

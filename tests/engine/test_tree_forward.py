@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from betoken.engine.batch import Segment, build_batch
+from betoken.engine.bring_up.load import load_runner
 from betoken.engine.config import EngineConfig
 from betoken.engine.runner import ModelRunner
 from betoken.engine.tree import KeptPath, node_depths, place_nodes
@@ -15,7 +16,7 @@ from tests.engine.tiny import save_tiny
 
 def load(directory: str, dtype: str, **settings: object) -> ModelRunner:
     options = {"num_pages": 128, "compile": "off", "self_check": False} | settings
-    return ModelRunner.load(EngineConfig(directory, dtype=dtype, **options))  # type: ignore[arg-type]
+    return load_runner(EngineConfig(directory, dtype=dtype, **options))  # type: ignore[arg-type]
 
 
 def path_of(parents: list[int], node: int) -> list[int]:
@@ -27,7 +28,7 @@ def path_of(parents: list[int], node: int) -> list[int]:
 
 def chain_logits(runner: ModelRunner, ids: list[int], num_logits: int) -> torch.Tensor:
     page_ids, _ = runner.page_table.allocate(ids)
-    logits = runner.forward([Segment(page_ids, 0, ids, num_logits)]).clone()
+    logits = runner.forward([Segment(page_ids, 0, ids, num_logits)]).logits.clone()
     runner.page_table.release(page_ids)
     return logits
 
@@ -48,7 +49,7 @@ def test_a_node_has_the_logits_of_its_path(family: str, dtype: str, tmp_path: Pa
         Segment(other_pages, 0, other, 1),
         Segment(pages, 15, prompt[15:] + drafts, len(drafts) + 1, parents),
     ]
-    logits = runner.forward(segments)[1:]
+    logits = runner.forward(segments).logits[1:]
     assert torch.equal(logits[:1], chain_logits(runner, prompt, 1))
     for node in range(len(parents)):
         path = path_of(parents, node)
@@ -68,7 +69,7 @@ def test_a_tree_may_grow_over_forwards(tmp_path: Path) -> None:
     rows = []
     for first, end in ((0, 2), (2, 5), (5, 6), (6, 10)):
         segment = Segment(pages, len(prompt) + first, drafts[first:end], end - first, parents[:end])
-        rows.append(runner.forward([segment]).clone())
+        rows.append(runner.forward([segment]).logits.clone())
     for node, row in enumerate(torch.cat(rows)):
         ids = prompt + [drafts[i] for i in path_of(parents, node)]
         assert torch.equal(row, chain_logits(runner, ids, 1)[0])
@@ -87,16 +88,16 @@ def test_after_compaction_a_path_is_a_chain(dtype: str, tmp_path: Path) -> None:
         pages, _ = runner.page_table.allocate(range(40))
         runner.forward([Segment(pages, 0, prompt + drafts, 1, parents)])
         runner.compact([KeptPath(pages, len(prompt), path)])
-        logits = runner.forward([Segment(pages, len(ids), after, len(after))])
+        logits = runner.forward([Segment(pages, len(ids), after, len(after))]).logits
         assert torch.equal(logits, chain_logits(runner, ids + after, len(after)))
         runner.page_table.release(pages)
 
 
 def test_the_reference_forward_takes_trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("betoken.engine.runner._kernels_for", lambda *given: None)
+    monkeypatch.setattr("betoken.engine.bring_up.prepare._kernels_for", lambda *given: None)
     runner = load(save_tiny(tmp_path, "llama"), "float32")
     pages, _ = runner.page_table.allocate(range(20))
-    logits = runner.forward([Segment(pages, 0, [5, 6, 7, 8, 9, 10], 3, parents=[-1, -1, 0])])
+    logits = runner.forward([Segment(pages, 0, [5, 6, 7, 8, 9, 10], 3, parents=[-1, -1, 0])]).logits
     for row, ids in enumerate(([5, 6, 7, 8], [5, 6, 7, 9], [5, 6, 7, 8, 10])):
         assert torch.equal(logits[row], chain_logits(runner, ids, 1)[0])
 

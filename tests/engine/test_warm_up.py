@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from betoken.engine.batch import Segment
+from betoken.engine.bring_up.load import load_runner
 from betoken.engine.config import EngineConfig
 from betoken.engine.draft_probs import sample_drafts
 from betoken.engine.runner import ModelRunner
@@ -34,7 +35,7 @@ PARAMS = [
 
 def load(directory: Path, dtype: str, stages: list[str]) -> ModelRunner:
     config = EngineConfig(save_tiny(directory, "llama"), dtype=dtype, compile="off", num_pages=64, page_size=4)
-    return ModelRunner.load(config, lambda stage, fraction: stages.append(stage))
+    return load_runner(config, lambda stage, fraction: stages.append(stage))
 
 
 def serve(runner: ModelRunner) -> None:
@@ -46,7 +47,7 @@ def serve(runner: ModelRunner) -> None:
             rows = SampleGroup(params, [5, 6], [7], drafts)
             for mode in VerificationMode:
                 for probs in ([], [SparseProbs([3, draft], [0.5, 0.5]) for draft in drafts]):
-                    logits = runner.forward([Segment(page_ids, 2, [7, *drafts], num_drafts + 1)])
+                    logits = runner.forward([Segment(page_ids, 2, [7, *drafts], num_drafts + 1)]).logits
                     verify_blocks(logits, [BlockGroup(rows, mode, probs)])
             tree = replace(rows, parents=[-1] * num_drafts)
             verify_blocks(logits.repeat(3, 1), [BlockGroup(group) for group in (tree, rows, tree)])
@@ -87,7 +88,7 @@ def test_after_a_load_on_a_device_no_request_waits_for_the_compiler(
 
     options = {"dtype": dtype, "device": "cuda", "compile": "off", "num_pages": 64, "page_size": 4}
     config = EngineConfig(save_tiny(tmp_path, "llama"), **options)
-    runner = ModelRunner.load(config)
+    runner = load_runner(config)
     compiled: list[str] = []
     monkeypatch.setattr(knobs.runtime, "jit_cache_hook", lambda **keywords: compiled.append(keywords["repr"]))
     serve(runner)

@@ -455,10 +455,11 @@ class SickRunner:
         return getattr(self.runner, name)
 
     def forward(self, segments):
-        logits = self.runner.forward(segments)
+        output = self.runner.forward(segments)
+        logits = output.logits
         last_ids = [id_ for segment in segments for id_ in segment.ids[len(segment.ids) - segment.num_logits :]]
         logits[[id_ == 13 for id_ in last_ids]] = torch.nan
-        return logits
+        return output
 
 
 @pytest.mark.parametrize("mode", [Mode.COUPLED, Mode.REJECTION, Mode.TYPICAL])

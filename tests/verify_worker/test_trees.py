@@ -5,8 +5,8 @@ import random
 import pytest
 
 from betoken.common.errors import InvalidArgumentError
+from betoken.engine.bring_up.load import load_runner
 from betoken.engine.config import EngineConfig
-from betoken.engine.runner import ModelRunner
 from tests.engine.tiny import save_tiny
 from tests.verify_worker.harness import Bench
 
@@ -98,7 +98,7 @@ def decode_plainly(runner, prompts, num_tokens, params):
 def test_a_real_model_gives_the_same_tokens_and_logprobs(tmp_path, dtype):
     """Sampling, penalties, a minimal length and a bias, each along the node's own path."""
     config = EngineConfig(save_tiny(tmp_path, "gemma2"), dtype=dtype, num_pages=64, compile="off", self_check=False)
-    runner = ModelRunner.load(config)
+    runner = load_runner(config)
     rng = random.Random(3)
     prompts = {n: [rng.randrange(101) for _ in range(rng.randrange(1, 30))] for n in range(1, 4)}
     ruled = {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "logit_bias": ((5, 1.5),), "min_new_tokens": 9}

@@ -27,6 +27,7 @@ from betoken.bench.gpu.step_models import MODEL_NAMES, describe, make_model, rea
 from betoken.bench.gpu.timing import DeviceTimer
 from betoken.bench.machine import describe_hardware, describe_versions
 from betoken.engine.batch import Segment
+from betoken.engine.bring_up.load import runner_of
 from betoken.engine.config import EngineConfig
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.runner import ModelRunner
@@ -54,13 +55,13 @@ class Stream:
     def logits(self, block: list[int], offset: int = 0) -> torch.Tensor:
         """Of every row of a block, [rows, V]; the block begins `offset` tokens after the context."""
         segment = Segment(self._page_ids, len(self._ids) + offset, block, len(block))
-        return self._runner.forward([segment]).clone()
+        return self._runner.forward([segment]).logits.clone()
 
     def step(self, block: list[int]) -> list[int]:
         """The greedy id after each row of the block, on the host."""
         group = SampleGroup(SamplingParams(temperature=0.0), self._ids, block[:1], block[1:])
         segment = Segment(self._page_ids, len(self._ids), block, len(block))
-        return choose_tokens(self._runner.forward([segment]), [group]).token_ids
+        return choose_tokens(self._runner.forward([segment]).logits, [group]).token_ids
 
     def close(self) -> None:
         """Give the pages back."""
@@ -97,10 +98,10 @@ def measure_model(name: str, device: torch.device, options: argparse.Namespace) 
     num_pages = -(-(max(options.contexts) + max(options.rows)) // 16)
     config = EngineConfig(info.model_id, device=str(device), num_pages=num_pages, compile=options.compile)
     try:
-        recorded = ModelRunner.from_model(config, model, info)
+        recorded = runner_of(config, model, info)
     except ModelRefusedError as error:
         return {"model": name, "faults": [str(error)]}
-    eager = ModelRunner.from_model(replace(config, max_graph_rows=0, self_check=False), model, info)
+    eager = runner_of(replace(config, max_graph_rows=0, self_check=False), model, info)
     floor_ms = num_bytes / options.copy_bytes_per_s * 1000
     result: dict[str, Any] = {"model": name, "numerics": recorded.numerics, "faults": [], "steps": []}
     generator = random.Random(0)

@@ -14,6 +14,7 @@ from betoken.drafters.model.sequence import ModelSettings
 from betoken.drafters.ngram.drafter import NgramSettings
 from betoken.drafters.shared_pages import SharedPages
 from betoken.drafters.staged import StagedDrafter
+from betoken.engine.bring_up.load import load_runner
 from betoken.engine.config import EngineConfig
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.runner import ModelRunner
@@ -97,7 +98,7 @@ class ModelHost:
             which = {"model": model, "revision": revision, "num_layers": num_layers}
             config = EngineConfig(**settings.engine_options() | which)
             try:
-                runner = ModelRunner.load(config, self._progress)
+                runner = load_runner(config, self._progress)
             except ModelRefusedError as error:
                 raise FailedPreconditionError(f"{option} = {model}: {error}") from error
             self._models[key] = runner, SharedPages(runner.page_table)

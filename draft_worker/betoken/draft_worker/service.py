@@ -48,14 +48,12 @@ def _load(settings: DraftWorkerSettings, results: DraftResults, hello: WorkerHel
     fast_wake = FastWake(settings.fast_wake)  # first: it may be refused
     progress = LoadProgress(settings.ready_file)
     hosted = load_drafters(settings, progress)
-    progress("measuring step times", 1.0)
     runner = hosted.runners[0] if hosted.runners else None
     hello.CopyFrom(
         worker_hello(
             "draft",
             settings.worker_id,
             runner.info if runner is not None else None,
-            runner.measure_step_costs() if runner is not None else [],
             max_sequences=settings.max_sequences,
             drafters=settings.drafters,
             max_draft_tokens=settings.max_draft_tokens,

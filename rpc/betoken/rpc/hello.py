@@ -43,7 +43,11 @@ class MeasuredCost(Protocol):
 
 
 def worker_hello(
-    role: str, worker_id: str, model: ModelDescription | None, step_costs: Sequence[MeasuredCost], **fields: Any
+    role: str,
+    worker_id: str,
+    model: ModelDescription | None,
+    step_costs: Sequence[MeasuredCost] = (),
+    **fields: Any,
 ) -> WorkerHello:
     """The hello of a worker; `fields` are further fields of the message. `model` None: the worker has no model."""
     hello = WorkerHello(role=role, worker_id=worker_id or default_worker_id(role), tensor_parallel_degree=1, **fields)

@@ -13,8 +13,8 @@ from betoken.bench.gpu.product_cases import product_cases
 from betoken.bench.gpu.sampling_cases import peaked_logits, sampling_cases
 from betoken.bench.gpu.step_baseline import StaticCacheSteps
 from betoken.bench.gpu.step_models import MODEL_NAMES, describe, make_model, read_bytes, share_weights
+from betoken.engine.bring_up.load import runner_of
 from betoken.engine.config import EngineConfig
-from betoken.engine.runner import ModelRunner
 from betoken.kernels import dispatch
 
 CPU = torch.device("cpu")
@@ -95,7 +95,7 @@ def test_our_steps_and_transformers_steps_choose_alike(name: str) -> None:
     twin = share_weights(model)
     assert all(a is b for a, b in zip(model.parameters(), twin.parameters(), strict=True))
     config = EngineConfig("random", dtype="float32", num_pages=8, compile="off")
-    stream = step.Stream(ModelRunner.from_model(config, model, describe(name, model)), list(range(3, 40)), 6)
+    stream = step.Stream(runner_of(config, model, describe(name, model)), list(range(3, 40)), 6)
     baseline = StaticCacheSteps(twin, list(range(3, 40)), 6, is_compiled=False)
     with torch.inference_mode():
         for block in ([5, 6, 7, 8, 9, 10], [90, 80, 70, 60, 50, 40]):

@@ -9,7 +9,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from betoken.engine.batch import Segment, build_batch
-from betoken.engine.cpu.compiled import trace_call
+from betoken.engine.compiled import trace_call
 from betoken.engine.cuda import forward as cuda_forward
 from betoken.engine.cuda.compiled import compile_call, join_linears
 from betoken.engine.cuda.row_invariance import RowInvariance
@@ -28,7 +28,7 @@ def test_a_trace_has_our_sums_only_and_the_eager_bits(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forward, _, _ = load(tmp_path, family)
-    eager = [forward(batch).clone() for batch in batches()]
+    eager = [forward(batch).logits.clone() for batch in batches()]
     graphs: list[torch.fx.GraphModule] = []
 
     def trace_only(*arguments: object) -> object:
@@ -44,7 +44,7 @@ def test_a_trace_has_our_sums_only_and_the_eager_bits(
     assert names.count("betoken_rows.expert_linear") == (4 if family in MIXTURES else 0)
     assert forward.is_compiled
     for batch, plain in zip(batches(), eager, strict=True):
-        assert torch.equal(forward(batch), plain)
+        assert torch.equal(forward(batch).logits, plain)
 
 
 @pytest.mark.slow
@@ -54,16 +54,16 @@ def test_compiled_rows_have_the_same_bits_in_any_company(family: str, tmp_path: 
     forward, reference, _ = load(tmp_path, family)
     ids, pages = list(range(1, 41)), list(range(10))
     whole_batch = build_batch([Segment(pages, 0, ids, 40)], PAGE_SIZE, 64)
-    expected = reference(whole_batch)
+    expected = reference(whole_batch).logits
     assert cuda_forward.compile_call is compile_call
     forward.compile(tmp_path)
-    whole = forward(whole_batch).clone()
+    whole = forward(whole_batch).logits.clone()
     torch.testing.assert_close(whole, expected, rtol=0, atol=1e-4)
     for num_rows in (1, 3, 16):
         for start in range(0, 40, num_rows):
             chunk = ids[start : start + num_rows]
             batch = build_batch([Segment(pages, start, chunk, len(chunk))], PAGE_SIZE, 64)
-            assert torch.equal(forward(batch), whole[start : start + len(chunk)])
+            assert torch.equal(forward(batch).logits, whole[start : start + len(chunk)])
 
 
 @pytest.mark.parametrize(("family", "num_joined"), [("llama", 4), ("gemma2", 4), ("gpt2", 0)])
@@ -73,7 +73,7 @@ def test_layers_that_read_the_same_rows_are_one_product(
 ) -> None:
     """Of two transformer layers: query, key and value, and gate and up."""
     forward, _, _ = load(tmp_path, family)
-    separate = [forward(batch).clone() for batch in batches()]
+    separate = [forward(batch).logits.clone() for batch in batches()]
     found: list[tuple[int, int, int]] = []
 
     def join_only(call: ModelCall, example: Sequence[torch.Tensor], model: nn.Module, cache_dir: Path) -> object:
@@ -88,7 +88,7 @@ def test_layers_that_read_the_same_rows_are_one_product(
     ((joined, num_before, num_after),) = found
     assert joined == num_joined and num_before - num_after == 3 * num_joined // 2
     for batch, expected in zip(batches(), separate, strict=True):
-        torch.testing.assert_close(forward(batch), expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(forward(batch).logits, expected, rtol=0, atol=1e-5)
 
 
 @torch.inference_mode()

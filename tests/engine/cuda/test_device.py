@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from betoken.engine.batch import Segment
+from betoken.engine.bring_up.load import load_runner
 from betoken.engine.bring_up.self_check import forward_in_chunks, forward_together
+from betoken.engine.bring_up.step_costs import measure_step_costs
 from betoken.engine.config import EngineConfig
 from betoken.engine.runner import ModelRunner
 from betoken.engine.sampler import SampleGroup, choose_tokens
@@ -20,7 +22,7 @@ pytestmark = pytest.mark.gpu
 
 def load(directory: str, **settings: object) -> ModelRunner:
     options = {"device": "cuda", "compile": "off", "num_pages": 256} | settings
-    return ModelRunner.load(EngineConfig(directory, **options))  # type: ignore[arg-type]
+    return load_runner(EngineConfig(directory, **options))  # type: ignore[arg-type]
 
 
 def prompts(lengths: list[int]) -> list[list[int]]:
@@ -60,7 +62,7 @@ def test_a_long_context_changes_no_bit_of_a_row(tmp_path: Path) -> None:
         runner.forward([Segment(page_ids, start, long[start : start + 200][: 599 - start], 0)])
     own, _ = runner.page_table.allocate(short)
     runner.forward([Segment(own, 0, short[:-1], 0)])
-    beside = runner.forward([Segment(page_ids, 599, long[599:], 1), Segment(own, 19, short[19:], 1)])
+    beside = runner.forward([Segment(page_ids, 599, long[599:], 1), Segment(own, 19, short[19:], 1)]).logits
     assert torch.equal(beside[1:], alone[-1:])
 
 
@@ -83,7 +85,7 @@ def test_the_pool_takes_what_the_largest_forward_leaves(tmp_path: Path) -> None:
 
 
 def test_steps_of_many_rows_are_timed_too(tmp_path: Path) -> None:
-    assert load(save_tiny(tmp_path, "llama")).measure_step_costs()[-1].rows == 128
+    assert measure_step_costs(load(save_tiny(tmp_path, "llama")))[-1].rows == 128
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -93,7 +95,7 @@ def test_a_step_waits_for_the_device_once(temperature: float, tmp_path: Path, mo
     group = SampleGroup(SamplingParams(temperature=temperature, top_p=0.9), [1, 2], [3], [4, 5])
     segment = Segment(page_ids, 2, [3, 4, 5], 3)
     runner.forward([Segment(page_ids, 0, [1, 2], 0)])
-    choose_tokens(runner.forward([segment]), [group])  # compiles
+    choose_tokens(runner.forward([segment]).logits, [group])  # compiles
     reads: list[torch.Tensor] = []
     tolist = torch.Tensor.tolist
 
@@ -104,5 +106,5 @@ def test_a_step_waits_for_the_device_once(temperature: float, tmp_path: Path, mo
 
     monkeypatch.setattr(torch.Tensor, "tolist", read)
     with no_waiting():
-        choose_tokens(runner.forward([segment]), [group])
+        choose_tokens(runner.forward([segment]).logits, [group])
     assert len(reads) == 1

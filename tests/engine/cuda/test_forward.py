@@ -9,14 +9,14 @@ from transformers import AutoModelForCausalLM
 
 from betoken.engine.attention import register_attention
 from betoken.engine.batch import Batch, Segment, build_batch
+from betoken.engine.bring_up.examine import _probe
 from betoken.engine.cpu.row_linear import replace_linears
 from betoken.engine.cuda.buckets import bucket_sizes
 from betoken.engine.cuda.forward import CudaForward
 from betoken.engine.cuda.row_experts import use_row_experts
 from betoken.engine.cuda.row_linear import RowLinear
-from betoken.engine.forward import ReferenceForward
 from betoken.engine.kv_pool import KvPool
-from betoken.engine.runner import _probe
+from betoken.engine.reference_forward import ReferenceForward
 from tests.engine.tiny import CONFIGS, MIXTURES, save_tiny
 
 NUM_PAGES = 24
@@ -76,14 +76,14 @@ def batches() -> list[Batch]:
 @torch.inference_mode()
 def test_buckets_give_the_reference_logits_and_the_eager_bits(family: str, tmp_path: Path) -> None:
     forward, reference, pool = load(tmp_path, family)
-    expected = [reference(batch).clone() for batch in batches()]
-    eager = [forward(batch).clone() for batch in batches()]
+    expected = [reference(batch).logits.clone() for batch in batches()]
+    eager = [forward(batch).logits.clone() for batch in batches()]
     recorder, reported = FakeRecorder(), []
     for cache in (*pool.keys.values(), *pool.values.values()):
         cache[:-1].fill_(1e4)  # what is not written anew shows
     forward.record(bucket_sizes(40), recorder, reported.append)
     assert reported == [0, 1 / 3, 2 / 3]
-    recorded = [forward(batch).clone() for batch in batches()]
+    recorded = [forward(batch).logits.clone() for batch in batches()]
     assert len(recorder.replayed) == len(recorded)
     for ours, unrecorded, theirs in zip(recorded, eager, expected, strict=True):
         assert ours.shape == theirs.shape and torch.equal(ours, unrecorded)
@@ -96,7 +96,7 @@ def test_a_batch_beyond_the_largest_bucket_runs_eagerly(tmp_path: Path) -> None:
     recorder = FakeRecorder()
     forward.record([16], recorder, lambda fraction: None)
     batch = build_batch([Segment(list(range(10)), 0, list(range(1, 18)), 2)], PAGE_SIZE, 64)
-    torch.testing.assert_close(forward(batch), reference(batch), rtol=0, atol=1e-5)
+    torch.testing.assert_close(forward(batch).logits, reference(batch).logits, rtol=0, atol=1e-5)
     assert recorder.replayed == []
     forward(build_batch([Segment([0], 0, [1], 1)], PAGE_SIZE, 64))
     assert recorder.replayed == [0]
@@ -109,7 +109,7 @@ def test_sequences_that_share_a_long_prompts_pages_have_a_recording(tmp_path: Pa
     forward.record([16], recorder, lambda fraction: None)
     pages = list(range(NUM_PAGES))  # of which the pool has hardly more: sixteen times as many ids
     batch = build_batch([Segment(pages, MAX_CONTEXT - 1, [7], 1)] * 16, PAGE_SIZE, 64)
-    torch.testing.assert_close(forward(batch), reference(batch), rtol=0, atol=1e-5)
+    torch.testing.assert_close(forward(batch).logits, reference(batch).logits, rtol=0, atol=1e-5)
     assert recorder.replayed == [0]
 
 
@@ -125,7 +125,7 @@ def test_the_longest_sequence_chooses_among_the_recordings_of_a_bucket(
     pages = list(range(NUM_PAGES))
     for start, num_rows, expected in ((0, 8, 5), (8, 1, 4), (9, 23, 1), (32, 15, 3), (47, 17, 0)):
         batch = build_batch([Segment(pages, start, [7] * num_rows, 1)], PAGE_SIZE, 64)
-        torch.testing.assert_close(forward(batch), reference(batch), rtol=0, atol=1e-5)
+        torch.testing.assert_close(forward(batch).logits, reference(batch).logits, rtol=0, atol=1e-5)
         assert recorder.replayed.pop() == expected
 
 

@@ -12,8 +12,12 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from betoken.engine import runner
 from betoken.engine.attention import register_attention
+from betoken.engine.bring_up import examine
+from betoken.engine.bring_up import load as load_module
+from betoken.engine.bring_up import prepare as prepare_module
+from betoken.engine.bring_up.examine import Examined, _probe
+from betoken.engine.bring_up.load import load_runner
 from betoken.engine.bring_up.self_check import eager_logits
 from betoken.engine.config import EngineConfig
 from betoken.engine.cuda import prepare, row_experts
@@ -22,7 +26,8 @@ from betoken.engine.cuda.memory import MemoryUse
 from betoken.engine.cuda.row_linear import RowLinear
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.forward import Forward, ModelCall
-from betoken.engine.runner import ModelRunner, _probe
+from betoken.engine.runner import ModelRunner
+from betoken.engine.weights.checkpoint import Progress
 from tests.engine.cuda.test_forward import FakeRecorder
 from tests.engine.tiny import MIXTURES, save_tiny
 
@@ -168,19 +173,20 @@ def load(directory: Path, monkeypatch: pytest.MonkeyPatch, **settings: object) -
     tried: list[str] = []
     made: list[ReferenceType[Forward]] = []
 
-    def prepare_fake(config: EngineConfig, model: object, max_context: int, *rest: object) -> tuple[Forward, int]:
+    def prepare_fake(config: EngineConfig, examined: Examined, progress: Progress) -> tuple[Forward, int]:
         tried.append(config.compile)
+        model, max_context = examined.model, examined.info.max_context
         assert [forward for forward in made if forward() is not None] == []
-        prepared = prepare.prepare_cuda(config, model, max_context, rest[0], rest[2])  # type: ignore[arg-type]
-        prepared = prepared or plain(config, model, max_context, *rest)  # type: ignore[arg-type]
+        prepared = prepare.prepare_cuda(config, model, max_context, examined.shapes, progress)
+        prepared = prepared or plain(config, examined, progress)
         made.append(ref(prepared[0]))
         return prepared
 
-    plain = runner._prepare
-    monkeypatch.setattr(runner, "_prepare", prepare_fake)
-    monkeypatch.setattr(runner, "_kernels_for", lambda *arguments: None)
+    plain = prepare_module.prepare
+    monkeypatch.setattr(load_module, "prepare", prepare_fake)
+    monkeypatch.setattr(prepare_module, "_kernels_for", lambda *arguments: None)
     config = EngineConfig(save_tiny(directory, "llama"), **({"dtype": "float32"} | settings))  # type: ignore[arg-type]
-    return ModelRunner.load(config), tried
+    return load_runner(config), tried
 
 
 def fail_to_compile(*arguments: object) -> None:
@@ -209,7 +215,7 @@ def test_what_is_refused_as_compiled_is_tried_eagerly_against_the_model_s_own_la
         asked.append(any(isinstance(module, RowLinear) for module in model.modules()))
         return eager_logits(model, sequences)
 
-    monkeypatch.setattr(runner, "eager_logits", ask)
+    monkeypatch.setattr(examine, "eager_logits", ask)
     monkeypatch.setattr("betoken.engine.cuda.forward.compile_call", compile_call)
     loaded, tried = load(tmp_path, monkeypatch)
     assert tried == ["auto", "off"] and asked == [False]

@@ -8,13 +8,13 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 from betoken.engine.attention import register_attention
+from betoken.engine.bring_up.examine import _probe
 from betoken.engine.cuda.operators import StepContext
 from betoken.engine.cuda.row_experts import use_row_experts
 from betoken.engine.cuda.row_invariance import RowInvariance
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.forward import call_model
 from betoken.engine.kv_pool import KvPool, PagedContext
-from betoken.engine.runner import _probe
 from betoken.kernels import dispatch
 from betoken.kernels.rows import PagedRows
 from tests.engine.tiny import CONFIGS, MIXTURES

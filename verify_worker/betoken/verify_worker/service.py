@@ -4,10 +4,11 @@ import asyncio
 
 from betoken import engine, kernels, verify_worker
 from betoken.common.errors import FailedPreconditionError
+from betoken.engine.bring_up.load import load_runner
+from betoken.engine.bring_up.step_costs import measure_step_costs
 from betoken.engine.config import EngineConfig
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.model_thread import ModelThread
-from betoken.engine.runner import ModelRunner
 from betoken.engine.weights.fingerprint import hash_sources
 from betoken.rpc.fast_wake import FastWake
 from betoken.rpc.hello import worker_hello
@@ -56,9 +57,9 @@ def _load(settings: VerifyWorkerSettings, results: VerifyResults, hello: WorkerH
     """The core, and the hello filled in; runs on the model thread."""
     fast_wake = FastWake(settings.fast_wake)  # first: it may be refused
     progress = LoadProgress(settings.ready_file)
-    runner = ModelRunner.load(EngineConfig(**settings.engine_options()), progress)
+    runner = load_runner(EngineConfig(**settings.engine_options()), progress)
     progress("measuring step times", 1.0)
-    step_costs = runner.measure_step_costs()
+    step_costs = measure_step_costs(runner)
     hello.CopyFrom(
         worker_hello(
             "verify",

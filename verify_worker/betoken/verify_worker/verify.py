@@ -27,7 +27,7 @@ def verify_step(runner: ModelRunner, planned: Sequence[Work]) -> list[Decision]:
     A sequence whose logits choose no token gets no decision.
     """
     started_ns = time.perf_counter_ns()
-    logits = runner.forward([_segment(work) for work in planned])
+    logits = runner.forward([_segment(work) for work in planned]).logits
     verified = [work for work in planned if work.takes_block]
     judged = iter(verify_blocks(logits, [_block_group(work) for work in verified]) if verified else ())
     forward_ns = time.perf_counter_ns() - started_ns

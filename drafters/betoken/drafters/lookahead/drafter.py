@@ -201,7 +201,7 @@ class LookaheadDrafter:
     def _run(self, planned: list[tuple[DraftSequence, Segment]]) -> None:
         if not planned:
             return
-        logits = self._runner.forward([segment for _, segment in planned])
+        logits = self._runner.forward([segment for _, segment in planned]).logits
         stepped = []
         for seq, segment in planned:
             state = self._states[seq] = self._states.pop(seq)

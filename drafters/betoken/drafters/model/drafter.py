@@ -96,7 +96,7 @@ class ModelDrafter:
         planned = self._plan()
         if planned:
             try:
-                logits = self._runner.forward([part.segment for part in planned])
+                logits = self._runner.forward([part.segment for part in planned]).logits
                 self._take_logits(planned, logits)
             except Exception:
                 self._begin_trees_anew(planned)

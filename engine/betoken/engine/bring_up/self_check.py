@@ -6,7 +6,7 @@ It knows the runner's public interface and nothing of how the runner computes.
 import hashlib
 import logging
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,9 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from betoken.engine.attention import ATTENTION_NAME
 from betoken.engine.batch import Segment
 from betoken.engine.errors import ModelRefusedError
-
-if TYPE_CHECKING:
-    from betoken.engine.runner import ModelRunner
+from betoken.engine.runner import ModelRunner
 
 _ATEN: Any = torch.ops.aten
 _PRODUCTS = {_ATEN.addmm.default, _ATEN.linear.default, _ATEN.matmul.default, _ATEN.mm.default}
@@ -33,7 +31,7 @@ _HELD = 0.6
 no fault (a sixth of the rows, seen with 32 random experts). Two sequences of three that are wrong are more."""
 
 
-def digest_of_logits(runner: "ModelRunner") -> str:
+def digest_of_logits(runner: ModelRunner) -> str:
     """12 hex digits of SHA-256 over the bits of the logits after some fixed ids: unequal where arithmetic differs that
     no version tells, as that of a math library which takes other code on other processors."""
     length = min(sum(_LENGTHS), runner.info.max_context)
@@ -68,7 +66,7 @@ def eager_logits(model: Any, sequences: list[list[int]]) -> list[Tensor]:
 
 
 def check_against_eager(
-    runner: "ModelRunner", sequences: list[list[int]], expected: list[Tensor], is_mixture: bool
+    runner: ModelRunner, sequences: list[list[int]], expected: list[Tensor], is_mixture: bool
 ) -> None:
     """Run the sequences in one forward and compare; `is_mixture`: the model sends tokens to experts.
 
@@ -90,7 +88,7 @@ def check_against_eager(
             )
 
 
-def find_row_dependence(runner: "ModelRunner", sequences: list[list[int]]) -> str | None:
+def find_row_dependence(runner: ModelRunner, sequences: list[list[int]]) -> str | None:
     """A sentence about the first row whose bits depend on what else is in the forward, or None."""
     together = forward_together(runner, sequences)
     for index, (ids, whole) in enumerate(zip(sequences, together, strict=True)):
@@ -102,7 +100,7 @@ def find_row_dependence(runner: "ModelRunner", sequences: list[list[int]]) -> st
     return None
 
 
-def find_stock_product(runner: "ModelRunner", sequences: list[list[int]]) -> str | None:
+def find_stock_product(runner: ModelRunner, sequences: list[list[int]]) -> str | None:
     """A sentence about a product of rows and a matrix that torch's own code makes in an eager forward, or None.
 
     Its rows depend on their number, which rounding may hide from the few that are compared.
@@ -130,37 +128,37 @@ class _StockProducts(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def forward_together(runner: "ModelRunner", sequences: list[list[int]]) -> list[Tensor]:
+def forward_together(runner: ModelRunner, sequences: list[list[int]]) -> list[Tensor]:
     """Logits [n, V] of each sequence, all in one forward."""
     pages = [runner.page_table.allocate(ids)[0] for ids in sequences]
     try:
         segments = [Segment(page_ids, 0, ids, len(ids)) for page_ids, ids in zip(pages, sequences, strict=True)]
-        return list(torch.split(runner.forward(segments).clone(), [len(ids) for ids in sequences]))
+        return list(torch.split(runner.forward(segments).logits.clone(), [len(ids) for ids in sequences]))
     finally:
         for page_ids in pages:
             runner.page_table.release(page_ids)
 
 
-def forward_in_chunks(runner: "ModelRunner", ids: list[int], chunk_rows: int) -> Tensor:
+def forward_in_chunks(runner: ModelRunner, ids: list[int], chunk_rows: int) -> Tensor:
     """Logits [n, V] of one sequence, alone, `chunk_rows` tokens a forward."""
     page_ids, _ = runner.page_table.allocate(ids)
     try:
         parts = []
         for start in range(0, len(ids), chunk_rows):
             chunk = ids[start : start + chunk_rows]
-            parts.append(runner.forward([Segment(page_ids, start, chunk, len(chunk))]).clone())
+            parts.append(runner.forward([Segment(page_ids, start, chunk, len(chunk))]).logits.clone())
         return torch.cat(parts)
     finally:
         runner.page_table.release(page_ids)
 
 
-def forward_last(runner: "ModelRunner", ids: list[int]) -> Tensor:
+def forward_last(runner: ModelRunner, ids: list[int]) -> Tensor:
     """Logits [1, V] of the last token, after a prefill chunk that yields none."""
     page_ids, _ = runner.page_table.allocate(ids)
     num_first = len(ids) // 2
     try:
         if num_first:
             runner.forward([Segment(page_ids, 0, ids[:num_first], 0)])
-        return runner.forward([Segment(page_ids, num_first, ids[num_first:], 1)]).clone()
+        return runner.forward([Segment(page_ids, num_first, ids[num_first:], 1)]).logits.clone()
     finally:
         runner.page_table.release(page_ids)

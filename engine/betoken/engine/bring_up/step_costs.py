@@ -4,12 +4,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
 
 from betoken.engine.batch import Segment
-
-if TYPE_CHECKING:
-    from betoken.engine.runner import ModelRunner
+from betoken.engine.runner import ModelRunner
 
 _NUM_WARM_UP = 2
 _NUM_TIMED = 7
@@ -24,8 +21,17 @@ class StepCost:
     ns: int
 
 
-def measure_step_costs(runner: "ModelRunner", rows: Sequence[int], contexts: Sequence[int]) -> list[StepCost]:
-    """One entry per pair that fits the model's context, the batch and the free pages."""
+def measure_step_costs(
+    runner: ModelRunner, rows: Sequence[int] | None = None, contexts: Sequence[int] | None = None
+) -> list[StepCost]:
+    """One entry per pair that fits the model's context, the batch and the free pages; leaves the page table as it was.
+
+    Without `rows` for the forward's own choice. Without `contexts` after 512 tokens, or as many as there is room for
+    beside the most rows.
+    """
+    rows = rows or runner.timed_rows
+    if contexts is None:
+        contexts = (max(0, min(512, runner.info.max_context - max(rows))),)
     costs = []
     for context in contexts:
         for num_rows in rows:
@@ -42,13 +48,13 @@ def measure_step_costs(runner: "ModelRunner", rows: Sequence[int], contexts: Seq
     return costs
 
 
-def _time_forward(runner: "ModelRunner", page_ids: list[int], context: int, num_rows: int) -> int:
+def _time_forward(runner: ModelRunner, page_ids: list[int], context: int, num_rows: int) -> int:
     ids = [index % runner.info.vocab_size for index in range(num_rows)]
     segment = Segment(page_ids, context, ids, num_rows)
     durations = []
     for _ in range(_NUM_WARM_UP + _NUM_TIMED):
         start = time.perf_counter_ns()
-        logits = runner.forward([segment])
+        logits = runner.forward([segment]).logits
         logits[0, 0].item()  # waits for the device
         durations.append(time.perf_counter_ns() - start)
     return int(median(durations[_NUM_WARM_UP:]))

@@ -4,21 +4,15 @@ A kernel is compiled for types, sizes and alignments, never for values: one smal
 knows what engine calls there are, not which of them a worker makes.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import torch
 
 from betoken.engine.batch import Segment
 from betoken.engine.draft_probs import sample_drafts
+from betoken.engine.runner import ModelRunner
 from betoken.engine.sampler import SampleGroup, perturbed_top
 from betoken.engine.sampling import SamplingParams
 from betoken.engine.tree import KeptPath
 from betoken.engine.verification import BlockGroup, VerificationMode, verify_blocks
-
-if TYPE_CHECKING:
-    from betoken.engine.runner import ModelRunner
 
 _RAW = SamplingParams(temperature=0.8, num_logprobs=1)
 _ADJUSTED = SamplingParams(temperature=0.8, logit_bias=((0, 1.0),))
@@ -30,7 +24,7 @@ def warm_up(runner: ModelRunner) -> None:
     page_ids: list[int] = []
     runner.page_table.extend(page_ids, 2)
     try:
-        one_row = runner.forward([Segment(page_ids, 0, [0], 1)])
+        one_row = runner.forward([Segment(page_ids, 0, [0], 1)]).logits
         runner.compact([KeptPath(page_ids, 0, [1])])
     finally:
         runner.page_table.release(page_ids)

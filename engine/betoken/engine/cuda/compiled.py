@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from betoken.engine.cpu.compiled import compile_traced, constant_of, trace_call
+from betoken.engine.compiled import compile_traced, constant_of, trace_call
 from betoken.engine.cuda import operators  # noqa: F401 - defines what the graph calls
 from betoken.engine.cuda.row_linear import RowLinear
 from betoken.engine.forward import ModelCall

@@ -13,15 +13,16 @@ import torch
 from torch import Tensor
 
 from betoken.engine.batch import Batch
-from betoken.engine.cpu.compiled import EXAMPLE_LOGITS, EXAMPLE_ROWS
+from betoken.engine.compiled import EXAMPLE_LOGITS, EXAMPLE_ROWS
 from betoken.engine.cuda.buckets import choose_bucket, length_bounds
 from betoken.engine.cuda.compiled import compile_call
 from betoken.engine.cuda.graphs import Recorder
 from betoken.engine.cuda.operators import StepContext
 from betoken.engine.cuda.row_invariance import RowInvariance
 from betoken.engine.cuda.step_inputs import StepInputs
-from betoken.engine.forward import ModelCall, call_model
+from betoken.engine.forward import ModelCall, StepOutput, call_model
 from betoken.engine.kv_pool import KvPool, PagedContext
+from betoken.engine.tree import KeptPath
 
 _PATH_SLOTS_PER_ROW = 16
 """Slots of tree paths a graph has room for, for each of its rows; a batch with more runs eagerly."""
@@ -43,10 +44,12 @@ class _Bucket:
 class CudaForward:
     """Eager until `record` was called. The last page of the pool is the scratch page: padding rows write there."""
 
+    can_compile = False  # it is compiled before it is recorded, not after it was checked
+    timed_rows: Sequence[int] = (1, 2, 4, 6, 8, 16, 32, 64, 128)
+
     def __init__(self, model: Any, pool: KvPool, max_context: int, name: str, is_row_invariant: bool) -> None:
         self.name = name
         self.is_compiled = False
-        """Whether the model runs as one compiled function."""
         self._model = model
         self._device: torch.device = model.device
         self._context = StepContext()
@@ -66,18 +69,14 @@ class CudaForward:
         """The bounds on the longest sequence that forwards are recorded for, ascending."""
         return self._lengths
 
-    @property
-    def pool(self) -> KvPool:
-        """Where it keeps keys and values."""
-        return self._pool
-
     def use_pool(self, pool: KvPool) -> None:
         """Keep keys and values there from now on; forgets what was recorded over another pool."""
         self._pool = pool
         self._scratch_page = pool.num_pages - 1
         self._buckets = {}
 
-    def __call__(self, batch: Batch) -> Tensor:
+    def __call__(self, batch: Batch) -> StepOutput:
+        """See `Forward`."""
         size = choose_bucket(list(self._buckets), batch.num_rows)
         length = choose_bucket(self._lengths, max(batch.positions) + 1)
         assert length is not None, "the runner refuses positions beyond max_context"
@@ -88,18 +87,22 @@ class CudaForward:
             logits = bucket.logits
         else:
             logits = self._run(StepInputs.for_batch(batch, self._scratch_page, self._device), length)
-        return logits[: len(batch.logit_rows)]
+        return StepOutput(logits[: len(batch.logit_rows)])
+
+    def compact(self, paths: Sequence[KeptPath]) -> None:
+        """See `Forward`."""
+        self._pool.compact(paths)
 
     def compile(self, cache_dir: Path) -> None:
-        """Run the model as one compiled function from now on; its code is kept in `cache_dir`.
-
-        Raises:
-            Exception: whatever the tracer or the compiler raises for a model they cannot take.
-        """
+        """See `Forward`."""
         inputs = StepInputs(EXAMPLE_ROWS, EXAMPLE_LOGITS, 1, self._scratch_page, self._device)
         self._context.paged = PagedContext(self._pool, inputs.make_rows(self._lengths[0]))
         self.model_call = compile_call(self.model_call, inputs.model_arguments(), self._model, cache_dir)
         self.is_compiled = True
+
+    def run_eagerly(self) -> None:
+        """See `Forward`."""
+        raise AssertionError("recorded graphs keep the compiled model: see `can_compile`")
 
     @torch.inference_mode()
     def run_padding(self, num_rows: int) -> Tensor:

@@ -1,0 +1,76 @@
+"""What a model says of itself before its layers are replaced: shapes of its KV, its own logits.
+
+It knows the model's forward, not the ways to run it faster.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from betoken.engine.attention import CONTEXT_KEYWORD, ProbeContext
+from betoken.engine.bring_up.refusals import check_windows
+from betoken.engine.bring_up.self_check import eager_logits, sample_sequences
+from betoken.engine.config import EngineConfig
+from betoken.engine.errors import EngineError, ModelRefusedError
+from betoken.engine.kv_pool import LayerShape
+from betoken.engine.weights.loading import ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """A loaded model and what the check at load compares it with."""
+
+    model: Any
+    info: ModelInfo
+    shapes: dict[int, LayerShape]
+    """Shapes of keys and values by layer."""
+    sequences: list[list[int]]
+    """Token ids of the sequences that the check runs."""
+    expected: list[Tensor]
+    """The model's own eager logits [n, V] of each sequence; empty without a check."""
+    is_mixture: bool
+    """True if tokens are sent to experts."""
+
+
+def examine(config: EngineConfig, model: Any, info: ModelInfo) -> Examined:
+    """Run the model as it is.
+
+    Raises:
+        ModelRefusedError: the model cannot be run this way, or hides the windows of its layers.
+    """
+    shapes = _probe(model, info.max_context)
+    sequences = sample_sequences(info.vocab_size, info.max_context, config.max_batch_rows)
+    is_mixture = any(name.endswith("experts") for name, _ in model.named_modules())
+    with refusing(model):
+        expected = eager_logits(model, sequences) if config.self_check else []
+    return Examined(model, info, shapes, sequences, expected, is_mixture)
+
+
+@contextmanager
+def refusing(model: Any) -> Iterator[None]:
+    """Turn whatever the model's own code raises into a refusal that names its class."""
+    try:
+        yield
+    except EngineError:
+        raise
+    except Exception as error:
+        raise ModelRefusedError(f"{type(model).__name__} cannot be run: {type(error).__name__}: {error}") from error
+
+
+@torch.inference_mode()
+def _probe(model: Any, max_context: int) -> dict[int, LayerShape]:
+    """Shapes of each layer's keys and values, from one forward of two tokens."""
+    context = ProbeContext()
+    ids = torch.zeros(1, 2, dtype=torch.int64, device=model.device)
+    positions = torch.arange(2, device=model.device)[None]
+    with refusing(model):
+        model(input_ids=ids, position_ids=positions, use_cache=False, **{CONTEXT_KEYWORD: context})
+    if not context.shapes:
+        raise ModelRefusedError(f"{type(model).__name__} has no layer that uses transformers' attention interface")
+    with refusing(model):
+        check_windows(model, context.windows, max_context)
+    return {layer: LayerShape(*shape) for layer, shape in context.shapes.items()}

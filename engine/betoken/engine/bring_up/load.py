@@ -1,0 +1,145 @@
+"""From a checkpoint to a runner that serves: load, examine, prepare, check, compile, warm up.
+
+A model that cannot be served exactly is refused with the reason. It knows no workers.
+"""
+
+import gc
+import logging
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from betoken.engine.bring_up.examine import Examined, examine, refusing
+from betoken.engine.bring_up.prepare import prepare, within_pages
+from betoken.engine.bring_up.self_check import (
+    check_against_eager,
+    digest_of_logits,
+    find_row_dependence,
+    find_stock_product,
+)
+from betoken.engine.bring_up.warm_up import warm_up
+from betoken.engine.config import EngineConfig
+from betoken.engine.cuda.prepare import refusing_compiled
+from betoken.engine.errors import CompiledModelRefusedError, ModelRefusedError
+from betoken.engine.page_table import PageTable
+from betoken.engine.runner import ModelRunner
+from betoken.engine.weights.checkpoint import Progress
+from betoken.engine.weights.loading import ModelInfo, load_model
+from betoken.kernels import dispatch, native
+from betoken.kernels.build import user_cache_dir
+
+_LOG = logging.getLogger(__name__)
+
+
+def load_runner(config: EngineConfig, progress: Progress | None = None) -> ModelRunner:
+    """Load a model and make it ready to serve.
+
+    Args:
+        progress: called with what is being done and the fraction done.
+
+    Raises:
+        ModelRefusedError: the model cannot be served exactly, with the reason.
+    """
+    report = progress or _unheard
+    torch.set_num_threads(config.num_threads or torch.get_num_threads())
+    model, info = load_model(config, report)
+    return runner_of(config, model, info, report)
+
+
+def runner_of(config: EngineConfig, model: Any, info: ModelInfo, progress: Progress | None = None) -> ModelRunner:
+    """Make a loaded model ready to serve. It is on its device, with our attention; its layers are replaced.
+
+    Raises:
+        ModelRefusedError: the model cannot be served exactly, with the reason.
+    """
+    report = progress or _unheard
+    examined = examine(config, model, info)
+    try:
+        return _ready(config, examined, report)
+    except CompiledModelRefusedError as error:
+        if config.compile == "on":
+            raise
+        # Not the error itself: whoever keeps what was logged would keep the first try, and its memory.
+        _LOG.warning("the model is tried eagerly, which is slower: %s", str(error))
+    gc.collect()  # the first try refers to itself
+    return _ready(replace(config, compile="off"), examined, report)
+
+
+def _ready(config: EngineConfig, examined: Examined, report: Progress) -> ModelRunner:
+    model = examined.model
+    dependence = None
+    with refusing(model):
+        report("preparing the kernels", 0.2)
+        if model.device.type == "cpu":
+            native.load(config.cache_dir)  # sampling's, or the first request that draws would wait for a compiler
+        forward, num_pages = prepare(config, examined, report)
+        info = within_pages(config, examined, num_pages)
+        page_table = PageTable(num_pages, config.page_size, prefix_caching=config.prefix_caching)
+        runner = ModelRunner(info, page_table, forward, config.max_batch_rows)
+        if config.self_check:
+            report("checking against the model's own forward", 0.3)
+            with refusing_compiled(runner.is_compiled):
+                dependence = _check(config, runner, examined)
+    if config.compile != "off":
+        report("compiling", 0.4)
+        _compile(config, runner, examined)
+    if dependence is not None and not runner.is_compiled:
+        raise ModelRefusedError(f"rows are not independent: {dependence}")  # compiled rows were checked afresh
+    runner.logits_digest = digest_of_logits(runner)
+    if dispatch.compiles_at_first_call(model.device):
+        report("compiling what chooses tokens", 0.8)
+        with refusing(model):
+            warm_up(runner)
+    report("ready", 1.0)
+    _LOG.info("model loaded: %s, %s, %d KV pages", info.model_id, info.dtype, num_pages)
+    return runner
+
+
+def _check(config: EngineConfig, runner: ModelRunner, examined: Examined) -> str | None:
+    """Raise what the model is refused for; return how rows depend on each other where compiling may mend it."""
+    check_against_eager(runner, examined.sequences, examined.expected, examined.is_mixture)
+    if not config.batch_invariant:
+        return None
+    dependence = find_row_dependence(runner, examined.sequences)
+    if runner.can_compile:
+        if product := find_stock_product(runner, examined.sequences):
+            raise ModelRefusedError(f"rows are not independent: {product}")
+        return dependence
+    if dependence is not None:
+        raise ModelRefusedError(f"rows are not independent: {dependence}")
+    return None
+
+
+def _compile(config: EngineConfig, runner: ModelRunner, examined: Examined) -> None:
+    """Switch to a compiled forward if that is possible and equal per row; say why where it is not."""
+    if runner.is_compiled:
+        return
+    if not runner.can_compile:
+        if config.compile == "on":
+            raise ModelRefusedError("compile=on needs the CPU kernels")
+        return
+    try:
+        runner.compile(config.cache_dir or user_cache_dir())
+        reason = _find_fault(runner, examined) if config.self_check else None
+    except Exception as error:  # tracer and compiler raise many types; an eager forward is always correct
+        _LOG.debug("compilation failed", exc_info=True)
+        reason = f"{type(error).__name__}: {error}"
+    if reason is None:
+        return
+    runner.run_eagerly()
+    if config.compile == "on":
+        raise ModelRefusedError(f"the model cannot be compiled: {reason}")
+    _LOG.warning("the model runs eagerly, which is slower: %s", reason)
+
+
+def _find_fault(runner: ModelRunner, examined: Examined) -> str | None:
+    try:
+        check_against_eager(runner, examined.sequences, examined.expected, examined.is_mixture)
+    except ModelRefusedError as error:
+        return str(error)
+    return find_row_dependence(runner, examined.sequences)
+
+
+def _unheard(stage: str, fraction: float) -> None:
+    """Progress that nobody asked for."""

@@ -1,0 +1,77 @@
+"""The device's way to run an examined model, and the KV pages it gets.
+
+It chooses between the CPU kernels, recorded GPU forwards and the references; it compares no logits.
+"""
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from betoken.engine.bring_up.examine import Examined
+from betoken.engine.config import EngineConfig
+from betoken.engine.cpu.forward import CpuForward
+from betoken.engine.cpu.row_linear import BlockLinear, replace_linears
+from betoken.engine.cuda.prepare import prepare_cuda
+from betoken.engine.errors import ModelRefusedError
+from betoken.engine.forward import Forward
+from betoken.engine.kv_pool import KvPool
+from betoken.engine.reference_forward import ReferenceForward
+from betoken.engine.weights.checkpoint import Progress
+from betoken.engine.weights.loading import ModelInfo
+from betoken.kernels.cpu import CPU_DTYPES, CpuKernels, load_cpu_kernels
+
+_LOG = logging.getLogger(__name__)
+
+
+def prepare(config: EngineConfig, examined: Examined, progress: Progress) -> tuple[Forward, int]:
+    """The forward over a new KV pool, and the number of pages that sequences may use.
+
+    Raises:
+        ModelRefusedError: the device's memory is too small, or it multiplies a row differently in other company.
+        CompiledModelRefusedError: the model was to be compiled and cannot be, or not be made ready so.
+    """
+    model, shapes, max_context = examined.model, examined.shapes, examined.info.max_context
+    if model.device.type == "cuda" and (prepared := prepare_cuda(config, model, max_context, shapes, progress)):
+        return prepared
+    page_bytes = sum(shape.page_bytes(config.page_size, model.dtype.itemsize) for shape in shapes.values())
+    num_pages = config.num_pages_of(page_bytes)
+    # The pool has one page more than the table: padding rows write there.
+    pool = KvPool(shapes, num_pages + 1, config.page_size, model.dtype, model.device)
+    kernels = _kernels_for(config, model, pool)
+    if kernels is None:
+        if model.dtype != torch.bfloat16:
+            replace_linears(model, BlockLinear)
+        return ReferenceForward(model, pool, scratch_page=num_pages), num_pages
+    kernels.set_num_threads(config.num_threads or torch.get_num_threads())
+    return CpuForward(model, kernels, pool), num_pages
+
+
+def within_pages(config: EngineConfig, examined: Examined, num_pages: int) -> ModelInfo:
+    """The model's description with a context that `num_pages` hold.
+
+    Raises:
+        ModelRefusedError: they hold less than the check at load takes, or than the context asked for.
+    """
+    info, sequences = examined.info, examined.sequences
+    field = "kv_memory_bytes" if config.num_pages is None else "num_pages"
+    num_needed = sum(-(-len(ids) // config.page_size) for ids in sequences) if config.self_check else 1
+    if num_pages < num_needed:
+        raise ModelRefusedError(f"{field}: {num_pages} pages are below {num_needed}, what the check at load takes")
+    num_slots = num_pages * config.page_size
+    if num_slots >= info.max_context:
+        return info
+    if config.max_context is not None:
+        raise ModelRefusedError(
+            f"{field}: {num_pages} pages hold {num_slots} tokens, less than max_context = {config.max_context}"
+        )
+    _LOG.warning("sequences of %d tokens are served, not of the model's %d: %s", num_slots, info.max_context, field)
+    return replace(info, max_context=num_slots)
+
+
+def _kernels_for(config: EngineConfig, model: Any, pool: KvPool) -> CpuKernels | None:
+    """The CPU kernels if they can run this model here."""
+    if model.device.type != "cpu" or model.dtype not in CPU_DTYPES or sorted(pool.keys) != list(range(len(pool.keys))):
+        return None
+    return load_cpu_kernels(config.cache_dir)

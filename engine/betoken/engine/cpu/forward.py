@@ -1,0 +1,129 @@
+"""A batch through a model on a CPU, over its own kernels: eagerly, or as one compiled function.
+
+It knows tensors and pages, not sequences or requests.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from betoken.engine.attention import Scoring
+from betoken.engine.batch import Batch, Segment, build_batch
+from betoken.engine.compiled import EXAMPLE_LOGITS, EXAMPLE_ROWS
+from betoken.engine.cpu.compiled import compile_call
+from betoken.engine.cpu.experts import BareProducts, use_packed_experts
+from betoken.engine.cpu.row_elementwise import WholeVectors
+from betoken.engine.cpu.row_linear import PackedLinear, replace_linears
+from betoken.engine.forward import ModelCall, StepOutput, call_model, one_torch_thread
+from betoken.engine.kv_pool import KvPool
+from betoken.engine.tree import KeptPath
+from betoken.kernels.cpu import CpuCache, CpuKernels
+
+
+class CpuContext:
+    """Attention context whose batch and caches are those of the step that the thread has begun."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
+        """See `AttentionContext.attend`."""
+        out: Tensor = torch.ops.betoken.attend(query, key, value, layer, *scoring)
+        return out
+
+
+class ModelCallStack:
+    """The model call and what is wrapped around it: products redirected to our kernels, whole vectors.
+
+    A wrapper costs time on every call. The first call tells which ones the model needs; `settle` drops the others.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._context = CpuContext()
+        self._bare_products, self._whole_vectors = BareProducts(model), WholeVectors()
+        self._redirects, self._widens = True, True
+
+    def traceable(self, *tensors: Tensor) -> Tensor:
+        """What a compiler takes; it cares for whole vectors itself."""
+        if not self._redirects:
+            return self._bare(*tensors)
+        with self._bare_products:
+            return self._bare(*tensors)
+
+    def eager(self, *tensors: Tensor) -> Tensor:
+        """What runs without a compiler."""
+        if not self._widens:
+            return self.traceable(*tensors)
+        with self._whole_vectors:
+            return self.traceable(*tensors)
+
+    def settle(self) -> None:
+        """Drop the wrappers that the calls so far had no use for."""
+        self._redirects = bool(self._bare_products.num_redirected)
+        self._widens = self._whole_vectors.is_needed
+
+    def _bare(self, *tensors: Tensor) -> Tensor:
+        with one_torch_thread():
+            return call_model(self._model, self._context, *tensors)
+
+
+class CpuForward:
+    """Eager or compiled model call over the CPU kernels. Changes the model's layers in place."""
+
+    can_compile = True
+    timed_rows: Sequence[int] = (1, 2, 4, 6, 8, 16, 32)
+
+    def __init__(self, model: Any, kernels: CpuKernels, pool: KvPool) -> None:
+        """The pool's last page is the scratch page: it belongs to no sequence."""
+        capability = torch.backends.cpu.get_cpu_capability()
+        self.name = f"cpu {capability}, {kernels.products} kernels of {kernels.compiler}"
+        self._pool = pool
+        self._model = model
+        self._cache: CpuCache = kernels.create_cache(pool.keys, pool.values)
+        use_packed_experts(model)
+        replace_linears(model, PackedLinear)
+        self._calls = ModelCallStack(model)
+        self._is_settled = False
+        self._compiled: ModelCall | None = None
+
+    @property
+    def is_compiled(self) -> bool:
+        """See `Forward`."""
+        return self._compiled is not None
+
+    def __call__(self, batch: Batch) -> StepOutput:
+        """See `Forward`."""
+        call = self._compiled or self._calls.eager
+        logits = call(*self._begin(batch))
+        if not self._is_settled:  # the first forward has met all the model's operations
+            self._calls.settle()
+            self._is_settled = True
+        return StepOutput(logits if batch.logit_rows else logits[:0])
+
+    def compact(self, paths: Sequence[KeptPath]) -> None:
+        """See `Forward`."""
+        self._pool.compact(paths)
+
+    def compile(self, cache_dir: Path) -> None:
+        """See `Forward`."""
+        scratch = [self._pool.num_pages - 1] * -(-EXAMPLE_ROWS // self._pool.page_size)
+        example = build_batch(
+            [Segment(scratch, 0, [0] * EXAMPLE_ROWS, EXAMPLE_LOGITS)], self._pool.page_size, EXAMPLE_ROWS
+        )
+        self(example)  # packs what no linear layer owns, which a tracer could not
+        self._compiled = compile_call(self._calls.traceable, self._begin(example), self._model, cache_dir)
+
+    def run_eagerly(self) -> None:
+        """See `Forward`."""
+        self._compiled = None
+
+    def _begin(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Begin the batch's step on this thread and return the model call's arguments."""
+        self._cache.begin_step(batch.layout, batch.num_rows, batch.num_segments, batch.has_trees)
+        return _integers([batch.token_ids]), _integers([batch.positions]), _integers(batch.logit_rows or [0])
+
+
+def _integers(values: list[int] | list[list[int]]) -> Tensor:
+    return torch.from_numpy(np.array(values, np.int64))  # torch.tensor takes three to six times as long

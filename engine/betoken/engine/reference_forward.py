@@ -1,0 +1,77 @@
+"""A batch through the torch references, on any device: the specification of the faster ways.
+
+It knows tensors and pages, not sequences or requests.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from betoken.engine.batch import Batch
+from betoken.engine.cpu.row_elementwise import WholeVectors
+from betoken.engine.forward import StepOutput, call_model, one_torch_thread
+from betoken.engine.kv_pool import KvPool, PagedContext
+from betoken.engine.tree import KeptPath
+from betoken.kernels.rows import PagedRows, TreePaths
+
+_ROW_MULTIPLE = 4  # stock matrix products are equal per row only for row counts of one multiple: 4 is what was tried
+
+
+class ReferenceForward:
+    """Eager model call over the torch references, on any device; rows padded to a multiple."""
+
+    is_compiled = False
+    can_compile = False
+    timed_rows: Sequence[int] = (1, 2, 4, 6, 8, 16, 32)
+
+    def __init__(self, model: Any, pool: KvPool, scratch_page: int) -> None:
+        is_cuda = model.device.type == "cuda"
+        device = torch.cuda.get_device_name(model.device) if is_cuda else torch.backends.cpu.get_cpu_capability()
+        self.name = f"{model.device.type} {device}, reference kernels"
+        self._model = model
+        self._pool = pool
+        self._scratch_page = scratch_page  # belongs to nobody: padding rows write there
+        self._whole_vectors: AbstractContextManager[Any] = nullcontext() if is_cuda else WholeVectors()
+
+    def __call__(self, batch: Batch) -> StepOutput:
+        """See `Forward`."""
+        num_padding = -batch.num_rows % _ROW_MULTIPLE
+        kept = batch.logit_rows + [0] * (-len(batch.logit_rows) % _ROW_MULTIPLE)
+        with one_torch_thread(), self._whole_vectors:
+            logits = call_model(
+                self._model,
+                PagedContext(self._pool, self._padded_rows(batch, num_padding)),
+                torch.tensor([batch.token_ids + [0] * num_padding], device=self._model.device),
+                torch.tensor([batch.positions + [0] * num_padding], device=self._model.device),
+                torch.tensor(kept or [0] * _ROW_MULTIPLE, device=self._model.device),
+            )
+        return StepOutput(logits[: len(batch.logit_rows)])
+
+    def compact(self, paths: Sequence[KeptPath]) -> None:
+        """See `Forward`."""
+        self._pool.compact(paths)
+
+    def compile(self, cache_dir: Path) -> None:
+        """See `Forward`."""
+        raise AssertionError("the references do not compile: see `can_compile`")
+
+    def run_eagerly(self) -> None:
+        """See `Forward`."""
+
+    def _padded_rows(self, batch: Batch, num_padding: int) -> PagedRows:
+        """The batch's rows and one more segment: token 0 at position 0 of no sequence."""
+        positions, segments, page_starts, page_ids, path_starts, path_slots = (part.tolist() for part in batch.parts())
+        columns = [
+            positions + [0] * num_padding,
+            segments + [batch.num_segments] * num_padding,
+            page_starts + [len(page_ids) + 1],
+            page_ids + [self._scratch_page],
+        ]
+        if batch.has_trees:
+            columns += [path_starts + [len(path_slots)] * num_padding, path_slots]
+        tensors = [torch.tensor(column, dtype=torch.int32, device=self._model.device) for column in columns]
+        paths = TreePaths(tensors[4], tensors[5]) if batch.has_trees else None
+        return PagedRows(tensors[0], tensors[1], tensors[2], tensors[3], paths)
