@@ -247,7 +247,7 @@ class HeldTokenizer(Tokenizer):
     release = threading.Event()
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        if len(text) <= 1 << 18:
+        if len(text) <= 1 << 15:
             return super().encode(text, add_special_tokens=add_special_tokens)
         assert self.release.wait(120)
         return [1] * 5000

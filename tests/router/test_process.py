@@ -24,7 +24,7 @@ TOKENIZING = """
 import runpy, sys, time
 from betoken.router.text.tokenizer import Tokenizer
 def encode(self, text, **options):
-    if len(text) > 1 << 18:
+    if len(text) > 1 << 15:
         print("tokenizing", flush=True)
         time.sleep(3600)
     return usual(self, text, **options)
@@ -77,6 +77,7 @@ async def serving(
     finally:
         if process.returncode is None:
             process.kill()
+            await process.wait()
         await verifier.kill()
     assert not verifier.violations
 

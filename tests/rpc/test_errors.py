@@ -141,8 +141,17 @@ async def test_the_log_has_the_id_that_a_failed_requests_client_is_given(stack, 
     assert [(record.levelname, record.getMessage()) for record in records] == [(level, text)]
 
 
-async def test_an_unknown_exception_is_opaque_and_logged(stack, caplog):
-    error = await unary_error(await serve_failing(stack, ValueError("secret")))
+class Panic(BaseException):
+    """What a foreign library raises that is no subclass of `Exception`: gRPC would leave the call for ever."""
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    [ValueError("secret"), Panic("secret"), BaseExceptionGroup("secret", [Panic()])],
+    ids=lambda error: type(error).__name__,
+)
+async def test_an_unknown_exception_is_opaque_and_logged(stack, caplog, unknown):
+    error = await unary_error(await serve_failing(stack, unknown))
     assert isinstance(error, InternalError)
     assert "secret" not in str(error)
     assert error.request_id == "req-1"

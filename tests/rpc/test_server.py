@@ -393,7 +393,7 @@ class TypedServicer(generation_pb2_grpc.GenerationServiceServicer):
         pytest.param(  # a look at millions would hold up everyone for seconds
             "Generate",
             b"\x18\x00" * 100_000 + b"\x0a\x01\xff",
-            "request = 200003 undecodable bytes: must be a betoken.v1.GenerateRequest",
+            "request = more fields: must be at most 65536 fields, numbers of a list packed",
             id="too-many-fields-to-look-through",
         ),
     ],

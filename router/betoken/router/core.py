@@ -21,6 +21,7 @@ from betoken.common.errors import (
     UnavailableError,
 )
 from betoken.router.policy.admission import Admission
+from betoken.router.policy.byte_budget import ByteBudget
 from betoken.router.policy.speculation_gate import SpeculationGate
 from betoken.router.request import GenerationRequest, SequenceIds, waiting_s
 from betoken.router.round.failover import Failover
@@ -86,6 +87,8 @@ class Router:
             lambda: self.verify.capacity,
             self.verify.none_ready,
         )
+        self.waiting_bytes = ByteBudget(settings.max_waiting_bytes)
+        """Bytes of the requests that are read and not yet admitted."""
         self._gates: dict[tuple[str, bool], SpeculationGate] = {}
         """By drafter and whether tokens are drawn at random: such drafts are accepted about as often."""
         self._failover = Failover(self.verify, AioPool(settings.max_reopens), settings.failover_timeout_s)

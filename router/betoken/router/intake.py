@@ -5,17 +5,16 @@ The edge where bad input is refused, naming field, value and limit; behind it no
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from array import array
+from collections.abc import Sequence
 
 from betoken.common.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from betoken.router.core import Router
 from betoken.router.policy.drafter_choice import check_num_draft_tokens, choose_drafter, default_num_draft_tokens
 from betoken.router.request import GenerationRequest
+from betoken.router.text.encoding import TextLimits, encode_chat, encode_text, on_text_thread
 from betoken.rpc.sampling import resolve_sampling
 from betoken.rpc.validation import (
     validate_detokenize,
@@ -40,12 +39,9 @@ from betoken.v1.types_pb2 import (
     WorkerHello,
 )
 
-Argument = TypeVar("Argument")
-
-_LONG_TEXT_CHARS = 4096  # longer ones are tokenized on a thread: about a millisecond
-_LARGE_TEXT_CHARS = 1 << 18  # a tenth of a second and more, up to half a minute for the largest message
-_large_texts = ThreadPoolExecutor(2, "large-text")
-"""Their own threads, so that no other request waits for them, be they refused in the end."""
+_DECODED_AT_ONCE = 4096  # more ids are turned into text on a thread: about a millisecond
+_UNMET_MAX_TOKENS = 1 << 17
+"""Most tokens of a text while no worker has told the model's context."""
 
 
 async def prepare(
@@ -99,7 +95,7 @@ async def prepare(
     return GenerationRequest(
         request_id=request_id,
         model=message.model or model.model_id,
-        prompt_ids=tuple(prompt_ids),
+        prompt_ids=array("I", prompt_ids),  # a tenth of the memory of Python's own numbers
         sampling=sampling,
         mode=_mode(message.speculation, model),
         eos_token_ids=eos_token_ids,
@@ -125,7 +121,7 @@ async def tokenize(message: TokenizeRequest, router: Router) -> Sequence[int]:
     """
     validate_tokenize(message)
     if message.WhichOneof("input") == "prompt":
-        return await _encode(message.prompt, router)
+        return await encode_text(message.prompt, router.tokenizer, _limits(router))
     return await _encode_messages(message.messages, router)
 
 
@@ -141,37 +137,29 @@ async def detokenize(message: DetokenizeRequest, router: Router, vocab_size: int
     def decode() -> DetokenizeResponse:
         return DetokenizeResponse(text=tokenizer.decode(ids), pieces=map(tokenizer.token_bytes, ids))
 
-    if len(ids) <= _LONG_TEXT_CHARS:
-        return decode()
-    return await asyncio.get_running_loop().run_in_executor(_large_texts, decode)
+    return decode() if len(ids) <= _DECODED_AT_ONCE else await on_text_thread(decode, len(ids))
 
 
 async def _prompt_ids(message: GenerateRequest, router: Router) -> tuple[str, Sequence[int]]:
     """The input's field name and ids."""
     match message.WhichOneof("input"):
         case "prompt":
-            return "prompt", await _encode(message.prompt, router)
+            return "prompt", await encode_text(message.prompt, router.tokenizer, _limits(router))
         case "messages":
             return "messages", await _encode_messages(message.messages, router)
         case _:
             return "prompt_ids.ids", message.prompt_ids.ids  # not copied before their number is checked
 
 
-async def _encode(text: str, router: Router) -> Sequence[int]:
-    if len(text) <= _LONG_TEXT_CHARS:
-        return router.tokenizer.encode(text)
-    return await _on_thread(router.tokenizer.encode, text, len(text))
+def _limits(router: Router) -> TextLimits:
+    served = router.verify.model
+    max_tokens = served.hello.max_context if served is not None else _UNMET_MAX_TOKENS
+    return TextLimits(router.settings.max_prompt_bytes, max_tokens)
 
 
 async def _encode_messages(messages: ChatMessages, router: Router) -> Sequence[int]:
     chat = [{"role": message.role, "content": message.content} for message in messages.messages]
-    num_chars = sum(len(message["role"]) + len(message["content"]) for message in chat)
-    return await _on_thread(router.tokenizer.encode_messages, chat, num_chars)
-
-
-async def _on_thread(encode: Callable[[Argument], Sequence[int]], argument: Argument, num_chars: int) -> Sequence[int]:
-    pool = _large_texts if num_chars > _LARGE_TEXT_CHARS else None  # None = the loop's own
-    return await asyncio.get_running_loop().run_in_executor(pool, encode, argument)
+    return await encode_chat(chat, router.tokenizer, _limits(router))
 
 
 def _mode(speculation: Speculation, model: WorkerHello) -> VerificationMode:

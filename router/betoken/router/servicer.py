@@ -27,6 +27,7 @@ from betoken.v1 import generation_pb2 as pb
 
 _MAX_NS = (1 << 64) - 1
 """What the fields hold; sums of times that a worker made up may be more."""
+_ID_BYTES = 4
 _REASONS = {FinishReason.STOP: pb.FINISH_REASON_STOP, FinishReason.LENGTH: pb.FINISH_REASON_LENGTH}
 
 
@@ -51,6 +52,7 @@ class GenerationServicer:
             with (
                 self._metrics.counted(status),
                 span(SPAN_GENERATE, kind=kind, parent=client, attributes=attributes, status=status) as own_span,
+                self._router.waiting_bytes.hold(request.ByteSize()) as held_bytes,
             ):
                 generation = await intake.prepare(
                     request,
@@ -61,8 +63,11 @@ class GenerationServicer:
                 )
                 is_chat, counts = request.HasField("messages"), SpeculationCounts()
                 describe_request(own_span, generation, is_chat)
+                held_bytes.add(_ID_BYTES * len(generation.prompt_ids))
+                del request  # it may be large, and the answer long
 
                 async def emit(event: Event) -> None:
+                    held_bytes.release()
                     await context.write(self._response(event))
                     if isinstance(event, Finished):
                         describe_answer(own_span, event)
@@ -101,14 +106,16 @@ class GenerationServicer:
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:  # noqa: N802
         """Turn text or chat messages into ids."""
         async with typed_errors(context):
-            return pb.TokenizeResponse(ids=await intake.tokenize(request, self._router))
+            with self._router.waiting_bytes.hold(request.ByteSize()):
+                return pb.TokenizeResponse(ids=await intake.tokenize(request, self._router))
         raise AssertionError("unreachable: typed_errors ends the call")
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:  # noqa: N802
         """Turn ids into text."""
         async with typed_errors(context):
             model = (await self._router.model(context.time_remaining())).hello
-            return await intake.detokenize(request, self._router, model.vocab_size)
+            with self._router.waiting_bytes.hold(request.ByteSize()):
+                return await intake.detokenize(request, self._router, model.vocab_size)
         raise AssertionError("unreachable: typed_errors ends the call")
 
     def _response(self, event: Event) -> pb.GenerateResponse:

@@ -16,6 +16,8 @@ from betoken.rpc.settings import CommaSeparated, ExistingFile, ServiceSettings
 
 AUTO_DRAFTER = "auto"
 NO_DRAFTER = "none"
+_BESIDE_PROMPT_BYTES = 1 << 20
+"""Room in a message for all but its text."""
 
 
 class RouterSettings(ServiceSettings):
@@ -44,6 +46,19 @@ class RouterSettings(ServiceSettings):
     max_concurrency: int = Field(256, ge=1, le=65536, description="Requests generated at once.")
     max_queue: int = Field(1024, ge=0, le=65536, description="Requests that may wait to be admitted; more are refused.")
     queue_timeout_s: float = Field(30.0, gt=0, le=3600, description="Longest wait for admission, seconds.")
+    max_prompt_bytes: int = Field(
+        8 << 20,
+        ge=1 << 10,
+        le=1 << 29,
+        description="Largest text of a request, bytes: a prompt, or a chat's messages and what the template makes of"
+        " them. Messages of clients are accepted up to 1 MiB more, and --max-message-bytes.",
+    )
+    max_waiting_bytes: int = Field(
+        64 << 20,
+        ge=1 << 16,
+        le=1 << 40,
+        description="Bytes of all requests together that are read or wait to be admitted; more are refused.",
+    )
     max_request_s: float = Field(
         3600.0, gt=0, le=86400, description="Longest request, seconds, whatever the client's deadline."
     )
@@ -107,6 +122,11 @@ class RouterSettings(ServiceSettings):
         description="How long a sequence whose verify worker was lost waits while none can be re-opened, seconds.",
     )
     max_reopens: int = Field(16, ge=1, le=1024, description="Sequences re-opened at once after a worker was lost.")
+
+    @property
+    def max_request_bytes(self) -> int:
+        """Largest message of a client, bytes: one that is larger is not even received."""
+        return min(self.max_message_bytes, self.max_prompt_bytes + _BESIDE_PROMPT_BYTES)
 
     @property
     def worker_tls(self) -> ClientTls | None:

@@ -2,9 +2,11 @@
 
 gRPC decodes before it calls a handler, and reports a failure there with its exception's text. Here the failure is kept
 in the call's own context, and `servicing.typed_errors` raises it inside the handler. Links decode for themselves.
+What is decoded is the handler's alone: one that lets go of a large request frees it, while the call goes on.
 """
 
-from collections.abc import Awaitable, Callable, Iterator
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -15,6 +17,9 @@ from google.protobuf.message import DecodeError, Message
 from betoken.common.errors import InvalidArgumentError
 
 _MAX_FIELDS = 16384  # that are looked at, some 20 ms; other calls wait meanwhile
+_MAX_DECODED_FIELDS = 1 << 16
+"""Of a request; a field of two bytes may become a message of fifty."""
+_FEW_BYTES = 2 * _MAX_DECODED_FIELDS  # cannot hold more fields
 _refusal: ContextVar[InvalidArgumentError | None] = ContextVar("refusal", default=None)
 
 
@@ -41,19 +46,81 @@ class TypedDecoding(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # ge
         handler = await continuation(handler_call_details)
         if handler is None or handler.request_streaming or handler.request_deserializer is None:
             return handler
-        return handler._replace(request_deserializer=_keeping_refusals(handler.request_deserializer))
+        if inspect.iscoroutinefunction(handler.unary_unary):
+            handler = handler._replace(unary_unary=_opening(handler.unary_unary))
+        elif inspect.iscoroutinefunction(handler.unary_stream):
+            handler = handler._replace(unary_stream=_opening(handler.unary_stream))
+        elif inspect.isasyncgenfunction(handler.unary_stream):
+            handler = handler._replace(unary_stream=_opening_generator(handler.unary_stream))
+        else:  # one that runs on a thread
+            return handler._replace(request_deserializer=_keeping_refusals(handler.request_deserializer))
+        return handler._replace(request_deserializer=_boxing(_keeping_refusals(handler.request_deserializer)))
+
+
+class _Box:
+    """A request on its way from gRPC, which keeps what it has decoded until the call ends, to the handler."""
+
+    __slots__ = ("_message",)
+
+    def __init__(self, message: Message) -> None:
+        self._message: Message | None = message
+
+    def open(self) -> Message | None:
+        message, self._message = self._message, None
+        return message
+
+
+def _boxing(decode: Callable[[bytes], Message]) -> Callable[[bytes], _Box]:
+    return lambda data: _Box(decode(data))
+
+
+def _opening(behave: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[_Box, Any], Awaitable[Any]]:
+    async def behave_with_content(box: _Box, context: Any) -> Any:
+        return await behave(box.open(), context)
+
+    return behave_with_content
+
+
+def _opening_generator(behave: Callable[[Any, Any], AsyncIterator[Any]]) -> Callable[[_Box, Any], AsyncIterator[Any]]:
+    async def behave_with_content(box: _Box, context: Any) -> AsyncIterator[Any]:
+        async for response in behave(box.open(), context):
+            yield response
+
+    return behave_with_content
 
 
 def _keeping_refusals(decode: Callable[[bytes], Message]) -> Callable[[bytes], Message]:
     def decode_or_keep(data: bytes) -> Message:
         try:
-            return decode(data)
+            if len(data) <= _FEW_BYTES:
+                return decode(data)
+            empty = decode(b"")
+            if not _has_too_many_fields(empty.DESCRIPTOR, data):
+                return decode(data)
+            limit = f"must be at most {_MAX_DECODED_FIELDS} fields, numbers of a list packed"
+            _refusal.set(InvalidArgumentError("request", "more fields", limit))
         except DecodeError:
             empty = decode(b"")
             _refusal.set(_explain(empty.DESCRIPTOR, data))
-            return empty
+        return empty
 
     return decode_or_keep
+
+
+def _has_too_many_fields(descriptor: Any, data: bytes) -> bool:
+    try:
+        return sum(1 for _ in _all_fields(descriptor, data, iter(range(_MAX_DECODED_FIELDS)))) >= _MAX_DECODED_FIELDS
+    except (IndexError, ValueError):
+        return False  # for the decoder to say
+
+
+def _all_fields(descriptor: Any, data: bytes, budget: Iterator[int]) -> Iterator[None]:
+    """Every field on the wire, those of messages within it included, as many as `budget` has left."""
+    for (number, value), _ in zip(_fields(data), budget, strict=False):
+        yield None
+        field: Any = descriptor.fields_by_number.get(number)
+        if field is not None and value is not None and field.type == FieldDescriptor.TYPE_MESSAGE:
+            yield from _all_fields(field.message_type, value, budget)
 
 
 def _explain(descriptor: Any, data: bytes) -> InvalidArgumentError:

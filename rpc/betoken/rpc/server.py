@@ -226,7 +226,7 @@ def _server_options(settings: ServiceSettings, max_connection_age_s: float) -> l
     options = [
         ("grpc.so_reuseport", 0),  # a port in use is an error, not a shared port
         ("grpc.max_send_message_length", settings.max_message_bytes),
-        ("grpc.max_receive_message_length", settings.max_message_bytes),
+        ("grpc.max_receive_message_length", settings.max_request_bytes),
         ("grpc.keepalive_time_ms", int(_KEEPALIVE_TIME_S * 1000)),
         ("grpc.keepalive_timeout_ms", int(_KEEPALIVE_TIMEOUT_S * 1000)),
         ("grpc.http2.ping_timeout_ms", int(_KEEPALIVE_TIMEOUT_S * 1000)),  # what counts; a minute by default

@@ -18,6 +18,8 @@ from betoken.rpc.decoding import raise_if_undecodable
 _log = logging.getLogger(__name__)
 _END_S = 1.0
 """Within it gRPC cancels the handler of a call that has ended, in silence; one that fails first it logs at length."""
+_ENDS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
+"""What is no failure of a handler."""
 
 
 def new_request_id() -> str:
@@ -60,7 +62,8 @@ async def typed_errors(context: Any, request_id: str = "") -> AsyncIterator[None
 
     A `BetokenError` ends the call with its own status, and so does a request that could not be decoded; where
     `request_id` is given, the log says so under it. Cancellation, `context.abort()` and the private errors of
-    `grpc.aio` pass through. Anything else is logged with its traceback and answered INTERNAL without its text.
+    `grpc.aio` pass through. Anything else, panics of foreign libraries included, is logged with its traceback and
+    answered INTERNAL without its text.
     """
     try:
         try:
@@ -70,9 +73,9 @@ async def typed_errors(context: Any, request_id: str = "") -> AsyncIterator[None
             error.request_id = error.request_id or request_id
             _note(error)
             await abort(context, error)
-        except grpc.aio.BaseError:
+        except (grpc.aio.BaseError, *_ENDS):
             raise
-        except Exception as error:
+        except BaseException as error:  # gRPC itself answers subclasses of Exception only: others leave a call for ever
             await abort(context, internal_error(request_id or new_request_id(), error))
     except grpc.aio.AbortError:
         raise

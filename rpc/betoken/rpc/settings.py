@@ -169,6 +169,11 @@ class ServiceSettings(BaseSettings):
         return self
 
     @property
+    def max_request_bytes(self) -> int:
+        """Largest message that is received, bytes."""
+        return self.max_message_bytes
+
+    @property
     def server_tls(self) -> ServerTls | None:
         """The TLS files, or None for plain text."""
         if self.tls_cert_file is None or self.tls_key_file is None:

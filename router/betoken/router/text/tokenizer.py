@@ -30,6 +30,10 @@ class TokenizerError(FailedPreconditionError):
     """The tokenizer's files are missing or unreadable."""
 
 
+class TokenizerFailedError(Exception):
+    """The tokenizer's library fails at an input, by an error or by a panic of its own."""
+
+
 class Tokenizer:
     """Text to ids and back, as the model's own tokenizer does it."""
 
@@ -87,25 +91,43 @@ class Tokenizer:
         return cls(text, config, template, source)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; special tokens of the tokenizer's own post-processor are added unless told not to."""
-        # Of a batch, which leaves the other threads of this process alone meanwhile: `encode` holds them all up.
-        (encoding,) = self._fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        """Token ids of `text`; special tokens of the tokenizer's own post-processor are added unless told not to.
+
+        Raises:
+            TokenizerFailedError: the tokenizer cannot do it.
+        """
+        try:
+            # Of a batch, which leaves the other threads of this process alone meanwhile: `encode` holds them all up.
+            (encoding,) = self._fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        except BaseException as error:
+            raise _failed("tokenizes", error) from error
         ids: list[int] = encoding.ids
         return ids
 
-    def encode_messages(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Token ids of a chat, rendered by the model's template up to where the assistant speaks.
+    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Text of a chat, rendered by the model's template up to where the assistant speaks.
 
         Raises:
             InvalidArgumentError: the model has no template, or the template refuses these messages.
         """
         if self.chat_template is None:
             raise ChatTemplate.missing()
-        return self.encode(self.chat_template.render(messages), add_special_tokens=False)
+        return self.chat_template.render(messages)
+
+    def encode_messages(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Token ids of a chat. Raises as `render` and `encode`."""
+        return self.encode(self.render(messages), add_special_tokens=False)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of `ids` without special tokens; incomplete UTF-8 becomes U+FFFD."""
-        text: str = self._fast.decode(ids, skip_special_tokens=True)
+        """Text of `ids` without special tokens; incomplete UTF-8 becomes U+FFFD.
+
+        Raises:
+            TokenizerFailedError: the tokenizer cannot do it.
+        """
+        try:
+            text: str = self._fast.decode(ids, skip_special_tokens=True)
+        except BaseException as error:
+            raise _failed("detokenizes", error) from error
         return text
 
     def piece(self, token_id: int) -> str:
@@ -114,6 +136,13 @@ class Tokenizer:
         if text is None:
             text = self._pieces[token_id] = self.decode((token_id,))
         return text
+
+
+def _failed(verb: str, error: BaseException) -> BaseException:
+    """What to raise instead of an error of the library, whose panics are no subclass of `Exception`; others stay."""
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        return error
+    return TokenizerFailedError(f"must be a text that the model's tokenizer {verb} (it fails: {type(error).__name__})")
 
 
 def hash_tokenizer_json(text: str) -> str:

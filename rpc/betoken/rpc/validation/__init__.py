@@ -3,6 +3,7 @@
 The router checks requests at the edge, workers check every entry again: neither trusts the other. Knows no services.
 """
 
+from betoken.rpc.validation.checks import check_count
 from betoken.rpc.validation.entries import (
     BlockLimits,
     validate_block,
@@ -23,6 +24,7 @@ from betoken.rpc.validation.sampling import validate_sampling
 
 __all__ = [
     "BlockLimits",
+    "check_count",
     "validate_block",
     "validate_commit",
     "validate_detokenize",
