@@ -305,7 +305,7 @@ def test_the_dashboard_shows_metrics_that_exist():
     labels = {"_".join(value.split(".")) for key, value in vars(names).items() if isinstance(value, str)}
     text = (DEPLOY / "telemetry" / "dashboard.json").read_text()
     expressions = [target["expr"] for panel in json.loads(text)["panels"] for target in panel["targets"]]
-    shown = set(re.findall(r"(?:betoken|gen_ai)_\w+(?=\[|\))", " ".join(expressions)))
+    shown = set(re.findall(r"(?:betoken|gen_ai)_\w+(?=\[|\)|\{)", " ".join(expressions)))
     plain = {re.sub(r"(_total|_seconds_bucket)$", "", name) for name in shown}
     metrics = plain - labels | plain & exported
     assert metrics == exported

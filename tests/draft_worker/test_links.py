@@ -8,6 +8,7 @@ import grpc
 import numpy
 import pytest
 
+from betoken.common import names
 from betoken.common.errors import InvalidArgumentError, from_link_error, to_link_error
 from betoken.draft_worker import service
 from betoken.draft_worker.core import DraftAnswer, DraftCore
@@ -47,7 +48,7 @@ async def link(fake_runner_class):
     drafters = {"model": ModelDrafter(runner, 32, 8), "ngram": NgramDrafter()}
     thread = ModelThread(lambda: DraftCore(drafters, [runner.page_table], results, 8), "fake")
     await asyncio.wrap_future(thread.start())
-    servicer = LinkServicer(WorkerHello, DraftLinkHandler(thread.submit, results, 8), DraftLinkResponse)
+    servicer = LinkServicer(WorkerHello, DraftLinkHandler(thread.submit, results, 8, "w2"), DraftLinkResponse)
     server = grpc.aio.server()
     draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -69,6 +70,16 @@ def opening(sequence_id, drafter, **settings):
         sampling=SamplingParams(temperature=0),
         drafter=DrafterChoice(name=drafter, settings=settings),
     )
+
+
+async def test_a_sequences_span_names_its_worker(link, exported):
+    call, _ = link
+    await call.write(DraftLinkRequest(opens=[opening(1, "ngram")], closes=[CloseSequence(sequence_id=1)]))
+    async with asyncio.timeout(20):
+        while not (spans := exported.get_finished_spans()):  # noqa: ASYNC110 (another thread ends it)
+            await asyncio.sleep(0.005)
+    attributes = spans[0].attributes
+    assert (attributes[names.WORKER_ROLE], attributes[names.WORKER_ID]) == ("draft", "w2")
 
 
 async def read_until(call, found):

@@ -13,6 +13,7 @@ from betoken.common import names
 from betoken.common.errors import ResourceExhaustedError
 from betoken.common.names import RPC_RESPONSE_STATUS_CODE
 from betoken.router.metrics import RequestMetrics, final_status
+from betoken.router.record import OK, RequestRecord
 from betoken.router.round.outbox import Finished
 from betoken.router.round.stats import SpeculationCounts
 from betoken.router.text.answer import FinishReason
@@ -40,32 +41,36 @@ def test_a_request_is_counted_by_its_status(
     metrics = RequestMetrics(Mock())
     metrics._requests = Mock()
     try:
-        with metrics.counted(
-            lambda error: final_status(error, 10.0 if time_remaining_s is not None else None, lambda: time_remaining_s)
+        with RequestRecord("r", False, "m").kept(
+            lambda error: final_status(error, 10.0 if time_remaining_s is not None else None, lambda: time_remaining_s),
+            metrics.ended,
         ):
             if error is not None:
                 raise error
     except BaseException as raised:
         assert raised is error
-    metrics._requests.add.assert_called_once_with(1, {RPC_RESPONSE_STATUS_CODE: status})
+    (one, attributes), _ = metrics._requests.add.call_args
+    assert (one, attributes[RPC_RESPONSE_STATUS_CODE]) == (1, status)
+    assert metrics._requests.add.call_count == 1
+
+
+def record(counts: SpeculationCounts, **fields: Any) -> RequestRecord:
+    """Of a chat of 3 prompt tokens, 20 of its 25 tokens resumed, that took 9 ms, the first token 1 ms."""
+    kept = RequestRecord("r", True, "", counts)
+    asked = Mock(model="m", prompt_ids=[1, 2, 3], resume_ids=[4] * 20, tenant="t", received_ns=5_000_000)
+    kept.accepted(asked, "ngram")
+    counts.queue_ns, counts.first_token_ns = 500_000, 6_000_000
+    kept.num_sent, kept.status, kept.duration_ns = 5, OK, 9_000_000
+    kept.finished = Finished(FinishReason.STOP, "", 3, 25, 5, 0, counts, 500_000, 1_000_000, 9_000_000)
+    for name, value in fields.items():
+        setattr(kept, name, value)
+    return kept
 
 
 def test_time_per_token_is_that_of_tokens_that_were_sent() -> None:
     metrics = RequestMetrics(Mock())
     metrics._per_token = Mock()
-    event = Finished(
-        FinishReason.STOP,
-        stop="",
-        num_prompt_tokens=3,
-        num_output_tokens=25,
-        num_new_tokens=5,
-        num_cached_tokens=0,
-        counts=SpeculationCounts(num_emitted_tokens=9),  # four beyond the end
-        queue_ns=0,
-        time_to_first_token_ns=1_000_000,
-        duration_ns=9_000_000,
-    )
-    metrics.finished(event, Mock(model="m"), is_chat=False)
+    metrics.ended(record(SpeculationCounts()))
     assert metrics._per_token.record.call_args.args[0] == 0.002
 
 
@@ -88,14 +93,12 @@ def points(reader: InMemoryMetricReader, label: str | None = None) -> list[tuple
 
 
 def test_an_answer_is_told_with_what_its_counts_say(reader: InMemoryMetricReader) -> None:
-    counts = SpeculationCounts(num_emitted_tokens=15, num_failed_drafts=2, num_failovers=1)
+    counts = SpeculationCounts(num_emitted_tokens=15, num_failed_drafts=2, num_failovers=1, num_cached_tokens=2)
     counts.add_draft(num_draft_tokens=6, depth=4, num_accepted=3)  # a tree
     counts.add_draft(num_draft_tokens=2, depth=2, num_accepted=1)
     counts.add_round(9_000_000, 1_000_000, 2_000_000, 3_000_000)
     metrics = RequestMetrics(Mock(num_running=4, num_waiting=7))
-    event = Finished(FinishReason.STOP, "", 3, 25, 5, 0, counts, 500_000, 1_000_000, 9_000_000)
-    metrics.finished(event, Mock(model="m"), is_chat=True)
-    metrics.speculated(counts, "ngram")
+    metrics.ended(record(counts))
     told = {(name, *sorted(p.attributes.values(), key=str)): getattr(p, "value", None) for name, p in points(reader)}
     assert {key: value for key, value in told.items() if value is not None} == {
         (names.METRIC_DRAFTS, "ngram"): 2,
@@ -106,6 +109,10 @@ def test_an_answer_is_told_with_what_its_counts_say(reader: InMemoryMetricReader
         (names.METRIC_ACCEPTED_TOKENS_PER_POSITION, 2, "ngram"): 1,
         (names.METRIC_ACCEPTED_TOKENS_PER_POSITION, 3, "ngram"): 0,
         (names.METRIC_EMITTED_TOKENS,): 15,
+        (names.METRIC_REQUESTS, "OK", "m", "stop", "t"): 1,
+        (names.METRIC_INPUT_TOKENS, "m", "t"): 3,
+        (names.METRIC_CACHED_INPUT_TOKENS, "m", "t"): 2,
+        (names.METRIC_OUTPUT_TOKENS, "m", "t"): 5,
         (names.METRIC_FAILED_DRAFTS, "ngram"): 2,
         (names.METRIC_FAILOVERS,): 1,
         (names.METRIC_REQUESTS_RUNNING,): 4,
@@ -209,12 +216,12 @@ async def test_a_router_that_stops_does_not_tell_its_workers_as_gone(
 async def test_an_answer_that_is_resumed_is_timed_by_its_new_tokens(
     make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finished: list[Finished] = []
-    monkeypatch.setattr(RequestMetrics, "finished", lambda _, event, *kind: finished.append(event))
+    records: list[RequestRecord] = []
+    monkeypatch.setattr(RequestMetrics, "ended", lambda _, record: records.append(record))
     cluster = await make_cluster()
     whole = await cluster.generate(max_new_tokens=30, ignore_eos=True)
     await cluster.generate(max_new_tokens=30, ignore_eos=True, resume_ids=whole.ids[:25], temperature=0)
-    assert [(event.num_output_tokens, event.num_new_tokens) for event in finished] == [(30, 30), (30, 5)]
+    assert [record.num_sent for record in records] == [30, 5]
 
 
 async def test_what_clients_call_a_drafter_is_no_label_unless_it_is_one(
@@ -238,8 +245,36 @@ async def test_what_was_done_for_a_request_counts_however_it_ends(
     call.cancel()
     await cluster.until_idle()
     told = {name: point for name, point in points(reader)}
-    assert told[names.METRIC_EMITTED_TOKENS].value >= num_read
-    assert names.METRIC_REQUEST_DURATION not in told, "an answer that did not come to its end"
+    assert told[names.METRIC_EMITTED_TOKENS].value >= told[names.METRIC_OUTPUT_TOKENS].value >= num_read
+    timed = (names.METRIC_REQUEST_DURATION, names.METRIC_TIME_TO_FIRST_TOKEN, names.METRIC_TIME_PER_OUTPUT_TOKEN)
+    for name in (*timed, names.METRIC_QUEUE_DURATION):
+        assert (told[name].count, told[name].attributes[names.ERROR_TYPE]) == (1, "CANCELLED"), name
+
+
+async def test_every_request_is_timed_however_it_ends(make_cluster: MakeCluster, reader: InMemoryMetricReader) -> None:
+    cluster = await make_cluster(num_drafters=0, step_s=0.005)
+    model = cluster.verifiers[0].hello.model_id
+    await cluster.generate(max_new_tokens=3, ignore_eos=True)
+    with pytest.raises(grpc.aio.AioRpcError):
+        await cluster.generate(max_new_tokens=0)
+    with pytest.raises(grpc.aio.AioRpcError):
+        await cluster.generate(deadline_s=1.0, max_new_tokens=1000, ignore_eos=True)
+    await cluster.until_idle()
+    durations = [point for name, point in points(reader) if name == names.METRIC_REQUEST_DURATION]
+    told = {point.attributes.get(names.ERROR_TYPE): point.count for point in durations}
+    assert told == {None: 1, "INVALID_ARGUMENT": 1, "DEADLINE_EXCEEDED": 1}
+    assert {point.attributes[names.GEN_AI_REQUEST_MODEL] for point in durations} == {model}
+    requests = [point.attributes for name, point in points(reader) if name == names.METRIC_REQUESTS]
+    assert sorted(attributes[names.FINISH_REASON] for attributes in requests) == ["", "", "length"]
+
+
+async def test_tenants_are_told_apart_up_to_a_bound(make_cluster: MakeCluster, reader: InMemoryMetricReader) -> None:
+    cluster = await make_cluster(num_drafters=0, max_metric_tenants=2)
+    for tenant in ("a", "b", "c", "a", "d", ""):
+        await cluster.generate(max_new_tokens=2, ignore_eos=True, tenant=tenant)
+    for metric, each in ((names.METRIC_REQUESTS, 1), (names.METRIC_OUTPUT_TOKENS, 2)):
+        told = {point.attributes[names.TENANT]: point.value for name, point in points(reader) if name == metric}
+        assert told == {"a": 2 * each, "b": each, "_OTHER": 2 * each, "": each}
 
 
 async def test_a_failover_counts_also_where_no_worker_is_left(
@@ -271,4 +306,4 @@ async def test_a_request_that_a_shutdown_cuts_off_was_not_cancelled(
     assert broken.value.code() is grpc.StatusCode.UNAVAILABLE
     await cluster.until_idle()
     told = [point.attributes for name, point in points(reader) if name == names.METRIC_REQUESTS]
-    assert told == [{RPC_RESPONSE_STATUS_CODE: "UNAVAILABLE"}]
+    assert [attributes[RPC_RESPONSE_STATUS_CODE] for attributes in told] == ["UNAVAILABLE"]

@@ -130,7 +130,7 @@ def test_a_link_entry_keeps_field_value_and_limit():
     ("error", "level", "text"),
     [
         (InternalError("the forward failed"), "ERROR", "request req-1 failed: the forward failed"),
-        (UnavailableError("no worker"), "INFO", "request req-1 ends: no worker"),
+        (UnavailableError("no worker"), "DEBUG", "request req-1 ends: no worker"),
         (InvalidArgumentError("prompt", "secret", "must be shorter"), "DEBUG", "request req-1 ends INVALID_ARGUMENT"),
     ],
 )

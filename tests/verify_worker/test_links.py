@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager, suppress
 import grpc
 import pytest
 
+from betoken.common import names
 from betoken.common.errors import from_link_error
 from betoken.engine.model_thread import ModelThread
 from betoken.rpc.link import LinkServicer
@@ -35,6 +36,7 @@ async def worker(fake_runner_class):
     results = VerifyResults()
     hello = WorkerHello(
         role="verify",
+        worker_id="w1",
         vocab_size=runner.vocab_size,
         max_context=256,
         max_draft_tokens=8,
@@ -103,6 +105,18 @@ def opening(sequence_id, **fields):
 
 def grant(sequence_id, num_plain_steps=5):
     return DraftBlock(sequence_id=sequence_id, base_length=len(PROMPT), num_plain_steps=num_plain_steps)
+
+
+async def test_a_sequences_span_names_its_worker(worker, exported):
+    async with link_to(worker[0]) as link:
+        await link.send(opens=[opening(1)], blocks=[grant(1, 1)])
+        await link.tokens(1, 1)
+        await link.send(closes=[CloseSequence(sequence_id=1)])
+        async with asyncio.timeout(20):
+            while not (spans := exported.get_finished_spans()):  # noqa: ASYNC110 (another thread ends it)
+                await asyncio.sleep(0.005)
+    attributes = spans[0].attributes
+    assert (attributes[names.WORKER_ROLE], attributes[names.WORKER_ID]) == ("verify", "w1")
 
 
 async def test_a_tree_s_verdict_names_the_accepted_path(worker):

@@ -31,7 +31,17 @@ _FAULTS_OF_SERVERS = frozenset(
 )
 """Statuses that make a server's span one of an error; any but OK makes a client's so. Source: semantic conventions."""
 
-__all__ = ["Span", "SpanKind", "context_from", "fail", "rpc_attributes", "span", "status_of", "traceparent_of"]
+__all__ = [
+    "Span",
+    "SpanKind",
+    "context_from",
+    "fail",
+    "rpc_attributes",
+    "span",
+    "status_of",
+    "trace_id_of",
+    "traceparent_of",
+]
 
 
 def status_of(error: BaseException) -> str:
@@ -82,6 +92,12 @@ def traceparent_of(source: Span) -> str:
     carrier: dict[str, str] = {}
     _PROPAGATOR.inject(carrier, trace.set_span_in_context(source))
     return carrier.get(_HEADER, "")
+
+
+def trace_id_of(source: Span) -> str:
+    """32 hex digits of the trace that a span belongs to, also where only the caller records it; empty without one."""
+    context = source.get_span_context()
+    return format(context.trace_id, "032x") if context.is_valid else ""
 
 
 def context_from(traceparent: str) -> Context:

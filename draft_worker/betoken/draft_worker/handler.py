@@ -54,9 +54,14 @@ class DraftLinkHandler(EntryHandler[DraftCore, DraftLinkResponse]):
     """Takes the frames of all routers; called on the event loop."""
 
     def __init__(
-        self, submit: Callable[[CoreCall[DraftCore]], None], results: DraftResults, max_draft_tokens: int
+        self,
+        submit: Callable[[CoreCall[DraftCore]], None],
+        results: DraftResults,
+        max_draft_tokens: int,
+        worker_id: str = "",
     ) -> None:
         super().__init__(submit, results)
+        self._worker_id = worker_id
         self._max_draft_tokens = max_draft_tokens
 
     def frame(self, link: LinkPeer[Any], request: DraftLinkRequest) -> None:
@@ -85,7 +90,7 @@ class DraftLinkHandler(EntryHandler[DraftCore, DraftLinkResponse]):
             # A greedy draft is certain.
             wants_probs=entry.mode == VERIFICATION_MODE_REJECTION and params.temperature > 0.0,
             steers_tokens=entry.mode not in (VERIFICATION_MODE_UNSPECIFIED, VERIFICATION_MODE_COUPLED),
-            span=sequence_span(entry, "draft"),
+            span=sequence_span(entry, "draft", self._worker_id),
             deadline_s=time.monotonic() + entry.deadline_ms / 1000 if entry.deadline_ms else None,
         )
         name = entry.drafter.name

@@ -30,7 +30,7 @@ async def run(settings: DraftWorkerSettings) -> None:
     thread = ModelThread(lambda: _load(settings, results, hello), "draft-model")
     await asyncio.wrap_future(thread.start())
     freeze_loaded()
-    handler = DraftLinkHandler(thread.submit, results, settings.max_draft_tokens)
+    handler = DraftLinkHandler(thread.submit, results, settings.max_draft_tokens, hello.worker_id)
     servicer: LinkServicer[DraftLinkRequest, DraftLinkResponse] = LinkServicer(
         lambda: hello,
         handler,

@@ -130,6 +130,11 @@ class Router:
         assert self.verify.model is not None
         return self.verify.model
 
+    @property
+    def served_model_id(self) -> str:
+        """Id of the served model; empty while no verify worker has been met."""
+        return self.verify.model.hello.model_id if self.verify.model is not None else ""
+
     async def generate(self, request: GenerationRequest, emit: Emit, counts: SpeculationCounts) -> None:
         """Admit and run a request; `emit` gets `Started`, any number of `Tokens`, `Finished`. `counts` are filled
         with what was done for it, also when it ends otherwise.
@@ -144,14 +149,14 @@ class Router:
                     raise UnavailableError("the router is shutting down")
                 if answer.finish is not None:  # the resumed answer was complete
                     await emit(Started(request))
-                    await emit(_finished(request, answer, None, counts, 0))
+                    await emit(_finished(request, answer, counts))
                     return
                 limit_s = waiting_s(self.settings.queue_timeout_s, request.left_s)
-                async with self.admission.slot(limit_s) as queue_ns:
+                async with self.admission.slot(limit_s) as counts.queue_ns:
                     generation, outbox = await self._generation(request, answer, counts)
                     with self._fast_wake.held():
                         await _stream(request, generation, outbox, emit)
-                    await emit(_finished(request, answer, generation, counts, queue_ns))
+                    await emit(_finished(request, answer, counts))
         except TimeoutError:
             if limit.expired():
                 raise DeadlineExceededError("the time allowed for the request is over") from None
@@ -247,20 +252,18 @@ async def _stream(request: GenerationRequest, generation: Generation, outbox: Ou
         raise error
 
 
-def _finished(
-    request: GenerationRequest, answer: Answer, generation: Generation | None, counts: SpeculationCounts, queue_ns: int
-) -> Finished:
+def _finished(request: GenerationRequest, answer: Answer, counts: SpeculationCounts) -> Finished:
     assert answer.finish is not None
-    first_ns = generation.first_token_ns if generation is not None else 0
+    first_ns = counts.first_token_ns
     return Finished(
         reason=answer.finish,
         stop=answer.stop,
         num_prompt_tokens=len(request.prompt_ids),
         num_output_tokens=len(answer.output_ids),
         num_new_tokens=len(answer.output_ids) - len(request.resume_ids),
-        num_cached_tokens=generation.num_cached_tokens if generation is not None else 0,
+        num_cached_tokens=counts.num_cached_tokens,
         counts=counts,
-        queue_ns=queue_ns,
+        queue_ns=counts.queue_ns or 0,
         time_to_first_token_ns=max(0, first_ns - request.received_ns) if first_ns else 0,
         duration_ns=time.perf_counter_ns() - request.received_ns,
     )

@@ -6,8 +6,7 @@ Without an exporter all of it is a no-op. Prompts and text never enter.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 
 import grpc
 from opentelemetry.metrics import CallbackOptions, Observation
@@ -16,6 +15,7 @@ from opentelemetry.util.types import AttributeValue
 from betoken.common import names
 from betoken.common.trace import Span, status_of
 from betoken.router.policy.admission import Admission
+from betoken.router.record import OK, RequestRecord
 from betoken.router.request import GenerationRequest
 from betoken.router.round.outbox import Finished
 from betoken.router.round.stats import SpeculationCounts
@@ -30,7 +30,10 @@ longer (`timeout_encoding.cc`, `hpack_encoder.cc`)."""
 class RequestMetrics:
     """Instruments of one router. Make it after telemetry is configured."""
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: Admission, max_tenants: int = 100) -> None:
+        """`max_tenants`: how many are told apart; those that come later count as one."""
+        self._max_tenants = max_tenants
+        self._tenants = {""}
         meter = telemetry.meter()
         self._requests = meter.create_counter(names.METRIC_REQUESTS)
         self._duration = meter.create_histogram(names.METRIC_REQUEST_DURATION, "s")
@@ -42,6 +45,9 @@ class RequestMetrics:
         self._draft_tokens = meter.create_counter(names.METRIC_DRAFT_TOKENS)
         self._accepted = meter.create_counter(names.METRIC_ACCEPTED_TOKENS)
         self._accepted_per_position = meter.create_counter(names.METRIC_ACCEPTED_TOKENS_PER_POSITION)
+        self._input = meter.create_counter(names.METRIC_INPUT_TOKENS)
+        self._cached_input = meter.create_counter(names.METRIC_CACHED_INPUT_TOKENS)
+        self._output = meter.create_counter(names.METRIC_OUTPUT_TOKENS)
         self._emitted = meter.create_counter(names.METRIC_EMITTED_TOKENS)
         self._failed_drafts = meter.create_counter(names.METRIC_FAILED_DRAFTS)
         self._failovers = meter.create_counter(names.METRIC_FAILOVERS)
@@ -56,31 +62,39 @@ class RequestMetrics:
         meter.create_observable_up_down_counter(names.METRIC_REQUESTS_RUNNING, [running])
         meter.create_observable_up_down_counter(names.METRIC_REQUESTS_WAITING, [waiting])
 
-    @contextmanager
-    def counted(self, status: Callable[[BaseException], str]) -> Iterator[None]:
-        """Count a request by the status it ended with; `status` names that of an error."""
-        ended_with = "OK"
-        try:
-            yield
-        except BaseException as error:
-            ended_with = status(error)
-            raise
-        finally:
-            self._requests.add(1, {names.RPC_RESPONSE_STATUS_CODE: ended_with})
+    def ended(self, record: RequestRecord) -> None:
+        """Count a request by the status it ended with, record how long it took, and what was done for it.
 
-    def finished(self, event: Finished, request: GenerationRequest, is_chat: bool) -> None:
-        """Record how long an answer that came to its end took."""
-        attributes = _kind(request, is_chat)
-        self._duration.record(event.duration_ns / 1e9, attributes)
-        self._queue.record(event.queue_ns / 1e9, attributes)
-        if event.time_to_first_token_ns:
-            self._first_token.record(event.time_to_first_token_ns / 1e9, attributes)
-        if event.num_new_tokens > 1:
-            decode_ns = event.duration_ns - event.time_to_first_token_ns
-            self._per_token.record(decode_ns / 1e9 / (event.num_new_tokens - 1), attributes)
+        Durations of what did not end well have its status as `error.type`.
+        """
+        counts, tenant = record.counts, self._tenant(record)
+        whose = {names.GEN_AI_REQUEST_MODEL: record.model, names.TENANT: tenant}
+        how = {names.RPC_RESPONSE_STATUS_CODE: record.status, names.FINISH_REASON: record.finish_reason}
+        self._requests.add(1, whose | how)
+        attributes = _kind(record.model, record.is_chat)
+        if record.status != OK:
+            attributes[names.ERROR_TYPE] = record.status
+        self._duration.record(record.duration_ns / 1e9, attributes)
+        if counts.queue_ns is not None and record.request is not None:
+            self._queue.record(counts.queue_ns / 1e9, attributes)
+            self._input.add(len(record.request.prompt_ids), whose)
+            self._cached_input.add(counts.num_cached_tokens, whose)
+            self._output.add(record.num_sent, whose)
+        if record.first_token_ns:
+            self._first_token.record(record.first_token_ns / 1e9, attributes)
+        if record.first_token_ns and record.num_sent > 1:
+            decode_ns = record.duration_ns - record.first_token_ns
+            self._per_token.record(decode_ns / 1e9 / (record.num_sent - 1), attributes)
+        if record.request is not None:
+            self._speculated(counts, record.drafter)
 
-    def speculated(self, counts: SpeculationCounts, drafter: str) -> None:
-        """Count what was done for a request, however it ended."""
+    def _tenant(self, record: RequestRecord) -> str:
+        tenant = record.request.tenant if record.request is not None else ""
+        if len(self._tenants) <= self._max_tenants:
+            self._tenants.add(tenant)
+        return tenant if tenant in self._tenants else names.OTHER
+
+    def _speculated(self, counts: SpeculationCounts, drafter: str) -> None:
         attributes = {names.DRAFTER: drafter}
         if counts.router_overhead_p50_ns:
             self._overhead.record(counts.router_overhead_p50_ns / 1e9)
@@ -117,7 +131,7 @@ def describe_request(span: Span, request: GenerationRequest, is_chat: bool) -> N
     """A request's span attributes, once it is known to be valid."""
     sampling = request.sampling
     attributes: dict[str, AttributeValue] = {
-        **_kind(request, is_chat),
+        **_kind(request.model, is_chat),
         names.GEN_AI_REQUEST_MAX_TOKENS: sampling.max_new_tokens,
         names.GEN_AI_REQUEST_TEMPERATURE: sampling.temperature,
         names.GEN_AI_REQUEST_TOP_P: sampling.top_p,
@@ -142,10 +156,10 @@ def describe_answer(span: Span, event: Finished) -> None:
     )
 
 
-def _kind(request: GenerationRequest, is_chat: bool) -> dict[str, str]:
+def _kind(model: str, is_chat: bool) -> dict[str, str]:
     """What the conventions want every span and duration of a generation to say. The model is one that is served."""
     return {
         names.GEN_AI_OPERATION_NAME: names.OPERATION_CHAT if is_chat else names.OPERATION_TEXT_COMPLETION,
         names.GEN_AI_PROVIDER_NAME: names.PROVIDER_BETOKEN,
-        names.GEN_AI_REQUEST_MODEL: request.model,
+        names.GEN_AI_REQUEST_MODEL: model,
     }

@@ -14,9 +14,9 @@ from betoken.router import intake
 from betoken.router.core import Event, Router
 from betoken.router.metrics import RequestMetrics, describe_answer, describe_request, final_status
 from betoken.router.policy import drafter_choice
+from betoken.router.record import RequestRecord
 from betoken.router.request import GenerationRequest
 from betoken.router.round.outbox import Finished, Started, Tokens
-from betoken.router.round.stats import SpeculationCounts
 from betoken.router.text.answer import FinishReason
 from betoken.router.workers.draft_pool import DraftWorker
 from betoken.router.workers.verify_pool import SILENCE, VerifyWorker
@@ -36,7 +36,7 @@ class GenerationServicer:
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        self._metrics = RequestMetrics(router.admission)
+        self._metrics = RequestMetrics(router.admission, router.settings.max_metric_tenants)
         observe_workers((*router.verify.workers, *router.draft.workers))
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> None:  # noqa: N802 (gRPC names it)
@@ -44,16 +44,18 @@ class GenerationServicer:
         request_id = new_request_id()
         client, timeout_s = context_from(_traceparent(context)), context.time_remaining()
         kind, attributes = SpanKind.SERVER, rpc_attributes("Generate") | {REQUEST_ID: request_id}
+        record = RequestRecord(request_id, request.HasField("messages"), self._router.served_model_id)
 
         def status(error: BaseException) -> str:
             return final_status(error, timeout_s, context.time_remaining, self._router.is_cut_off)
 
         async with typed_errors(context, request_id):
             with (
-                self._metrics.counted(status),
+                record.kept(status, self._metrics.ended),
                 span(SPAN_GENERATE, kind=kind, parent=client, attributes=attributes, status=status) as own_span,
                 self._router.waiting_bytes.hold(request.ByteSize()) as held_bytes,
             ):
+                record.span = own_span
                 generation = await intake.prepare(
                     request,
                     self._router,
@@ -61,22 +63,19 @@ class GenerationServicer:
                     traceparent=traceparent_of(own_span),
                     timeout_s=timeout_s,
                 )
-                is_chat, counts = request.HasField("messages"), SpeculationCounts()
-                describe_request(own_span, generation, is_chat)
+                record.accepted(generation, self._hosted_drafter(generation))
+                describe_request(own_span, generation, record.is_chat)
                 held_bytes.add(_ID_BYTES * len(generation.prompt_ids))
                 del request  # it may be large, and the answer long
 
                 async def emit(event: Event) -> None:
                     held_bytes.release()
                     await context.write(self._response(event))
+                    record.sent(event)
                     if isinstance(event, Finished):
                         describe_answer(own_span, event)
-                        self._metrics.finished(event, generation, is_chat)
 
-                try:
-                    await self._router.generate(generation, emit, counts)
-                finally:
-                    self._metrics.speculated(counts, self._hosted_drafter(generation))
+                await self._router.generate(generation, emit, record.counts)
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Any) -> pb.GetModelInfoResponse:  # noqa: N802
         """Describe the served model and its workers."""

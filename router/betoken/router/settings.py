@@ -79,6 +79,13 @@ class RouterSettings(ServiceSettings):
         10.0, gt=0, le=3600, description="How long a request waits while no verify worker has been met yet, seconds."
     )
 
+    max_metric_tenants: int = Field(
+        100,
+        ge=0,
+        le=10_000,
+        description="Tenants told apart in metrics; those that come later count as one, _OTHER.",
+    )
+
     drafter: str = Field(
         AUTO_DRAFTER,
         description="Drafter of requests that name none; auto = the draft workers' own default, none = plain.",

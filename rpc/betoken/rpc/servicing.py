@@ -51,7 +51,7 @@ def _note(error: BetokenError) -> None:
     if isinstance(error, InternalError):
         _log.error("request %s failed: %s", error.request_id, error)
     elif isinstance(error, UnavailableError):
-        _log.info("request %s ends: %s", error.request_id, error)
+        _log.debug("request %s ends: %s", error.request_id, error)
     else:
         _log.debug("request %s ends %s", error.request_id, error.code.name)
 

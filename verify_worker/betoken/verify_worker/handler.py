@@ -87,7 +87,7 @@ class VerifyLinkHandler(EntryHandler[VerifyCore, VerifyLinkResponse]):
             max_length=entry.max_length,
             opened_ns=self._arrived_ns,
             mode=MODES[mode],
-            span=sequence_span(entry, "verify"),
+            span=sequence_span(entry, "verify", self._hello.worker_id),
             deadline_s=time.monotonic() + entry.deadline_ms / 1000 if entry.deadline_ms else None,
         )
         return lambda core: core.open(sequence)

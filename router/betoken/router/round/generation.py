@@ -65,10 +65,6 @@ class Generation:
         """Of the round or plain step under way; None if other things than its tokens take its time."""
         self._length = len(request.prompt_ids) + len(answer.output_ids)
         self._counts = counts
-        self.first_token_ns = 0
-        """`time.perf_counter_ns()` of the first token; 0 before."""
-        self.num_cached_tokens = 0
-        """Prompt tokens whose KV the verify worker had before the first token; 0 until that came."""
 
     async def run(self) -> None:
         """Generate until the answer ends; everything is freed on the workers whatever happens.
@@ -88,6 +84,7 @@ class Generation:
             self._speculator.close()
             self._close_session()
             self._counts.num_failed_drafts = self._speculator.num_failed
+            self._counts.draft_workers += self._speculator.worker_ids
             self._outbox.close(failure)
 
     async def _advance(self) -> None:
@@ -96,6 +93,7 @@ class Generation:
         if self._session is None:
             self._worker = self._failover.place(self._worker)  # others were opened since this request was admitted
             self._session = self._worker.open(self._request, self._answer.output_ids)
+            self._note_worker()
         if self._worker.is_draining and self._failover.has_other(self._worker):
             raise SequenceLostError(f"verify worker {self._worker.link.address} drains")
         if self._length >= self._session.granted_length and self._answer.room > 1 and self._speculator.is_available:
@@ -145,9 +143,9 @@ class Generation:
         self._counts.add_forward(kept.num_tokens, verdict.queue_ns, verdict.forward_ns)
         if draft.ids:  # the answer may have ended inside the accepted prefix
             self._counts.add_draft(len(draft.ids), draft.depth, min(len(path), kept.num_tokens))
-        if not self.first_token_ns:
-            self.first_token_ns = time.perf_counter_ns()
-            self.num_cached_tokens = min(verdict.cached_tokens, len(self._request.prompt_ids))
+        if not self._counts.first_token_ns:
+            self._counts.first_token_ns = time.perf_counter_ns()
+            self._counts.num_cached_tokens = min(verdict.cached_tokens, len(self._request.prompt_ids))
             self._step_began_s = None  # the prompt's prefill is in it
         if self._answer.finish is None:
             self._speculator.commit(self._length, emitted, self._step_began_s)
@@ -195,7 +193,12 @@ class Generation:
         self._worker, self._session, verdict = await self._failover.reopen(
             self._request, self._answer.output_ids, self._identity, self._worker, why
         )
+        self._note_worker()
         await self._commit(NO_DRAFT, verdict)
+
+    def _note_worker(self) -> None:
+        if (worker_id := self._worker.id) not in self._counts.verify_workers:
+            self._counts.verify_workers.append(worker_id)
 
     def _close_session(self) -> None:
         session, self._session = self._session, None

@@ -78,6 +78,8 @@ class Speculator:
         """Whether drafts are asked for, if not at every step: plain ones follow an empty draft."""
         self.num_failed = 0
         """Drafts that were late, wrong or failed."""
+        self.worker_ids: list[str] = []
+        """Of the workers that had it open, in their order, each once."""
 
     @property
     def is_available(self) -> bool:
@@ -192,6 +194,8 @@ class Speculator:
         if drafter.name and drafter.name not in worker.drafters:
             drafter = DrafterChoice()  # the worker's default
         self._session = worker.open(self._request, committed_ids, drafter)
+        if worker.id not in self.worker_ids:
+            self.worker_ids.append(worker.id)
         return self._session
 
     def _failed(self, error: Exception) -> None:

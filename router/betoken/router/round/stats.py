@@ -1,6 +1,6 @@
-"""Raw counters of one request's speculation; rates are left to whoever reads them.
+"""Raw counters of one request's speculation, and who worked at it; rates are left to whoever reads them.
 
-Knows lengths and durations only.
+Knows lengths, durations and names only.
 """
 
 from __future__ import annotations
@@ -31,6 +31,16 @@ class SpeculationCounts:
     num_rounds: int = 0
     first_draft_forward_ns: int = 0
     num_draft_forwards: int = 0
+    queue_ns: int | None = None
+    """From the wish to be admitted to admission; None before that."""
+    first_token_ns: int = 0
+    """`time.perf_counter_ns()` of the first token; 0 before."""
+    num_cached_tokens: int = 0
+    """Prompt tokens whose KV the verify worker had before the first token; 0 until that came."""
+    verify_workers: list[str] = field(default_factory=list)
+    """Ids of the workers that had it open, in their order, each once."""
+    draft_workers: list[str] = field(default_factory=list)
+    """Likewise."""
     _overheads_ns: array[int] = field(default_factory=lambda: array("q"))
 
     @property

@@ -64,6 +64,11 @@ class DraftWorker:
         self._is_up = asyncio.Event()
 
     @property
+    def id(self) -> str:
+        """What its handshake calls it; its address where that says nothing."""
+        return self.hello.worker_id or self.link.address
+
+    @property
     def is_ready(self) -> bool:
         """Whether it takes new sequences."""
         return self.link.state is LinkState.READY and self.breaker.is_closed

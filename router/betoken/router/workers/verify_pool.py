@@ -50,6 +50,11 @@ class VerifyWorker:
         self._sessions: dict[int, VerifySession] = {}
 
     @property
+    def id(self) -> str:
+        """What its handshake calls it; its address where that says nothing."""
+        return self.hello.worker_id or self.link.address
+
+    @property
     def is_ready(self) -> bool:
         """Whether it takes new sequences."""
         return self.link.state is LinkState.READY

@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from opentelemetry.trace import Span, get_tracer
 
 from betoken.common.errors import BetokenError, to_link_error
-from betoken.common.names import SCOPE, SEQUENCE_ID, SPAN_SEQUENCE, WORKER_ROLE
+from betoken.common.names import SCOPE, SEQUENCE_ID, SPAN_SEQUENCE, WORKER_ID, WORKER_ROLE
 from betoken.common.trace import context_from
 from betoken.rpc.link.worker_side import LinkPeer
 from betoken.rpc.servicing import internal_error, new_request_id
@@ -205,9 +205,9 @@ class EntryHandler(Generic[CoreT, Response]):
             self._submit(lambda core: _call_all(core, calls))
 
 
-def sequence_span(entry: OpenSequence, role: str) -> Span:
+def sequence_span(entry: OpenSequence, role: str, worker_id: str) -> Span:
     """A span for the time a sequence is open on this worker, under the request's trace; its core ends it."""
-    attributes = {SEQUENCE_ID: str(entry.sequence_id), WORKER_ROLE: role}
+    attributes = {SEQUENCE_ID: str(entry.sequence_id), WORKER_ROLE: role, WORKER_ID: worker_id}
     return get_tracer(SCOPE).start_span(SPAN_SEQUENCE, context_from(entry.traceparent), attributes=attributes)
 
 

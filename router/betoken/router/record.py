@@ -1,0 +1,143 @@
+"""What is known of one request as it goes along, and the line that the log gets of it when it ends, however that is.
+
+Knows requests and events; knows no gRPC and no metrics. Prompts, answers and what refusals quote never enter.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from betoken.common.errors import (
+    BetokenError,
+    DeadlineExceededError,
+    InternalError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+from betoken.common.trace import Span, trace_id_of
+from betoken.router.request import GenerationRequest
+from betoken.router.round.outbox import Finished, Started, Tokens
+from betoken.router.round.stats import SpeculationCounts
+from betoken.rpc.logs import fields
+
+_log = logging.getLogger(__name__)
+
+OK = "OK"
+_SERVICE_FAULTS = (UnavailableError, InternalError, ResourceExhaustedError, DeadlineExceededError)
+"""Errors whose text tells of the service; others' may quote the request."""
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One request, from the call to its end."""
+
+    request_id: str
+    is_chat: bool
+    model: str
+    """The served one's id, until the request is known to be valid; empty = none met yet."""
+    counts: SpeculationCounts = field(default_factory=SpeculationCounts)
+    request: GenerationRequest | None = None
+    """Once it is known to be valid."""
+    drafter: str = ""
+    """Its drafter's name, if one that is hosted."""
+    span: Span | None = None
+    num_sent: int = 0
+    """Tokens sent to the client."""
+    finished: Finished | None = None
+    status: str = ""
+    """Name of the gRPC status it ended with."""
+    duration_ns: int = 0
+    """From the call to the end."""
+    _error: BaseException | None = None
+    _began_ns: int = field(default_factory=time.perf_counter_ns)
+
+    def accepted(self, request: GenerationRequest, drafter: str) -> None:
+        """It is valid."""
+        self.request, self.model, self.drafter = request, request.model, drafter
+
+    def sent(self, event: Started | Tokens | Finished) -> None:
+        """The client was sent an event."""
+        if isinstance(event, Tokens):
+            self.num_sent += len(event.ids)
+        elif isinstance(event, Finished):
+            self.finished = event
+
+    @contextmanager
+    def kept(self, status: Callable[[BaseException], str], tell: Callable[[RequestRecord], None]) -> Iterator[None]:
+        """To the end of the block: then the log has its line, and `tell` is called.
+
+        `status` names that of an error.
+        """
+        try:
+            yield
+            self.status = OK
+        except BaseException as error:
+            self.status, self._error = status(error), error
+            raise
+        finally:
+            self.duration_ns = time.perf_counter_ns() - self._began_ns
+            tell(self)
+            if _log.isEnabledFor(logging.INFO):
+                _log.info("request ended", extra=fields(**self._fields()))
+            self._error = None  # whose traceback holds this
+
+    @property
+    def first_token_ns(self) -> int:
+        """From the request to its first token; 0 without one."""
+        first_ns = self.counts.first_token_ns
+        return max(0, first_ns - self.request.received_ns) if first_ns and self.request is not None else 0
+
+    @property
+    def finish_reason(self) -> str:
+        """Why the answer ended; empty where it did not come to its end."""
+        return self.finished.reason.value if self.finished is not None and self.status == OK else ""
+
+    def _fields(self) -> dict[str, object]:
+        """What the line says; what there is nothing to say of is left out."""
+        counts, request = self.counts, self.request
+        told: dict[str, object] = {
+            "request_id": self.request_id,
+            "status": self.status,
+            "finish": self.finish_reason,
+            "error": self._told_error(),
+            "duration_s": _seconds(self.duration_ns),
+        }
+        if request is not None:
+            told |= {
+                "first_token_s": _seconds(self.first_token_ns),
+                "queue_s": _seconds(counts.queue_ns or 0),
+                "prompt_tokens": len(request.prompt_ids),
+                "cached_tokens": counts.num_cached_tokens,
+                "output_tokens": len(request.resume_ids) + self.num_sent,
+                "resumed_tokens": len(request.resume_ids),
+                "drafter": self.drafter,
+                "draft_tokens": counts.num_draft_tokens,
+                "accepted_tokens": counts.num_accepted_tokens,
+                "failed_drafts": counts.num_failed_drafts,
+                "failovers": counts.num_failovers,
+                "verify_worker": ",".join(counts.verify_workers),
+                "draft_worker": ",".join(counts.draft_workers),
+                "model": self.model,
+                "tenant": request.tenant,
+            }
+        told["trace_id"] = trace_id_of(self.span) if self.span is not None else ""
+        always = ("output_tokens", "prompt_tokens", "duration_s")
+        return {name: value for name, value in told.items() if value or name in always}
+
+    def _told_error(self) -> str:
+        error = self._error
+        if isinstance(error, InvalidArgumentError):
+            return f"{error.field}: {error.limit}"
+        if isinstance(error, _SERVICE_FAULTS):
+            return str(error)
+        is_known = error is None or isinstance(error, BetokenError) or self.status == "CANCELLED"
+        return "" if is_known else type(error).__name__
+
+
+def _seconds(nanoseconds: int) -> float:
+    return round(nanoseconds / 1e9, 6)
