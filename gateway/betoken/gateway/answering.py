@@ -60,6 +60,8 @@ class Answers(Response):
                 await self._stream(asked, events)
                 return
             answers = await _all([one.result() for one in asked])
+            for answer in answers:
+                self._door.metrics.answered(answer)
             await self._learn(asked[0], [token for answer in answers for token in answer.tokens])
             response: Response = JSONResponse(self._form.whole(answers))
         except BetokenError as error:
@@ -83,6 +85,7 @@ class Answers(Response):
                             await events.put(generation, form, form.opening(index, generation))
                         await self._put_piece(index, generation, piece, events)
             answer = await generation.result()
+            self._door.metrics.answered(answer)
             async with turn:
                 if not is_open:
                     await events.put(generation, form, form.opening(index, generation))

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from betoken.client import AsyncClient, BetokenError
-from betoken.gateway import models
+from betoken.gateway import models, tokens
 from betoken.gateway.answering import Answers
 from betoken.gateway.chat import ChatBody, ChatForm
 from betoken.gateway.completions import CompletionBody, CompletionForm
@@ -24,6 +24,7 @@ from betoken.gateway.door import Door, request_id_of
 from betoken.gateway.edge import Edge
 from betoken.gateway.errors import Failure, RefusedError, failure_of, invalid_body
 from betoken.gateway.form import Form
+from betoken.gateway.metrics import Metrics
 from betoken.gateway.settings import GatewaySettings
 from betoken.gateway.vocabulary import Vocabulary
 
@@ -32,16 +33,18 @@ _EXPOSED = ["x-request-id", "retry-after", "retry-after-ms"]
 
 def create_app(client: AsyncClient, settings: GatewaySettings) -> FastAPI:
     """The application over a client that its caller closes."""
+    metrics = Metrics()
     app = FastAPI(title="Betoken", version=gateway_version(), docs_url=None, redoc_url=None)
-    app.state.door = Door(client, settings, Vocabulary(client))
+    app.state.door = Door(client, settings, Vocabulary(client), metrics)
     app.include_router(models.router)
+    app.include_router(tokens.router)
     app.add_api_route("/v1/completions", completions, methods=["POST"], response_model=None)
     app.add_api_route("/v1/chat/completions", chat_completions, methods=["POST"], response_model=None)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(RefusedError, _refused)
     app.add_exception_handler(BetokenError, _failed)
     app.add_exception_handler(HTTPException, _http)
-    app.add_middleware(Edge, settings=settings)
+    app.add_middleware(Edge, settings=settings, metrics=metrics)
     if settings.allowed_origins:
         app.add_middleware(
             CORSMiddleware,

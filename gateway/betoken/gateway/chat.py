@@ -6,49 +6,19 @@ Knows no transport: `answering` asks and sends.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar
 
 from pydantic import Field, field_validator, model_validator
 
-from betoken.client import AsyncGeneration, ChatMessage, Completion, Piece
-from betoken.gateway.body import Body, GenerationBody, Refusals, refuse, said_as
+from betoken.client import AsyncGeneration, Completion, Piece
+from betoken.gateway.body import GenerationBody, Refusals, refuse
 from betoken.gateway.constraint import check_response_format
 from betoken.gateway.form import Form, choice_extension, tokens_extension
 from betoken.gateway.logprobs import chat_logprobs
+from betoken.gateway.messages import Message
 from betoken.gateway.question import Question
 
 MAX_TOP_LOGPROBS = 20
-
-
-class TextPart(Body):
-    """A part of a message."""
-
-    type: Literal["text"]
-    text: str
-
-
-Content: TypeAlias = Annotated[str | list[TextPart], said_as("must be text, or a list of parts of type text")]
-
-
-class Message(Body):
-    """One message."""
-
-    refused: ClassVar[Refusals] = {
-        "name": ("is not supported yet", ()),
-        "tool_calls": ("is not supported yet", ([],)),
-        "tool_call_id": ("is not supported yet", ()),
-        "function_call": ("is not supported", ()),
-        "refusal": ("is not supported", ()),
-        "audio": ("is not supported", ()),
-        "annotations": ("is not supported", ([],)),
-    }
-    role: str = Field(min_length=1, description="developer (a system's), system, user, assistant, ...")
-    content: Content
-
-    def for_template(self) -> ChatMessage:
-        """For the model's template, which knows no developers and no parts."""
-        content = self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": content}
 
 
 class ChatBody(GenerationBody):

@@ -9,6 +9,7 @@ from starlette.requests import Request
 
 from betoken.client import AsyncClient
 from betoken.gateway.errors import RefusedError
+from betoken.gateway.metrics import Metrics
 from betoken.gateway.settings import GatewaySettings
 from betoken.gateway.vocabulary import Vocabulary
 
@@ -20,6 +21,7 @@ class Door:
     client: AsyncClient
     settings: GatewaySettings
     vocabulary: Vocabulary
+    metrics: Metrics
 
     @staticmethod
     def of(request: Request) -> Door:

@@ -17,9 +17,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from betoken.common.trace import context_from
 from betoken.gateway.errors import Failure, retry_after
+from betoken.gateway.metrics import Metrics
 from betoken.gateway.settings import GatewaySettings
 
 _log = logging.getLogger(__name__)
+_LEFT = 499  # nginx's status for a client that left
 _REQUEST_ID = re.compile(rb"[\w.:-]{1,128}", re.ASCII)
 
 
@@ -30,8 +32,9 @@ class _Gone(Exception):
 class Edge:
     """Middleware around the whole application."""
 
-    def __init__(self, app: ASGIApp, settings: GatewaySettings) -> None:
+    def __init__(self, app: ASGIApp, settings: GatewaySettings, metrics: Metrics) -> None:
         self._app = app
+        self._metrics = metrics
         self._settings = settings
         self._num_running = 0
 
@@ -53,7 +56,7 @@ class Edge:
                 await passage.refuse(Failure(500, text, None, "api_error", "internal_error"))
         finally:
             context.detach(token)
-            passage.log()
+            passage.end(self._metrics)
 
     async def _pass(self, scope: Scope, receive: Receive, passage: _Passage) -> None:
         if scope["method"] in ("GET", "HEAD", "OPTIONS"):
@@ -64,6 +67,7 @@ class Edge:
             await passage.refuse(Failure(503, text, None, "api_error", "overloaded", retry_after(1.0)))
             return
         self._num_running += 1
+        self._metrics.running.inc()
         try:
             body = await self._body(scope, receive)
             if isinstance(body, Failure):
@@ -72,6 +76,7 @@ class Edge:
                 await self._app(scope, _replayed(body, receive), passage.send)
         finally:
             self._num_running -= 1
+            self._metrics.running.dec()
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | Failure:
         """The whole body, or why it is not taken.
@@ -125,12 +130,13 @@ class _Passage:
         response = JSONResponse(failure.body(), failure.status, {**failure.headers, "connection": "close"})
         await response(self._scope, _never, self.send)
 
-    def log(self) -> None:
-        """One line."""
+    def end(self, metrics: Metrics) -> None:
+        """A line in the log, and the counters."""
         place = f"{self._scope['method']} {self._scope['path']}"
-        took_ms = (time.perf_counter() - self._begin_s) * 1000
-        status = self.status or "gone"
-        _log.info("%r %s %.1f ms request %s", place, status, took_ms, self.request_id)
+        took_s = time.perf_counter() - self._begin_s
+        route = getattr(self._scope.get("route"), "path", "other")  # a path as such may be anything
+        metrics.request_ended(self._scope["method"], route, self.status or _LEFT, took_s)
+        _log.info("%r %s %.1f ms request %s", place, self.status or "left", took_s * 1000, self.request_id)
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

@@ -1,9 +1,10 @@
-"""`/v1/models`, `/health`, `/version`: what is served, and whether."""
+"""`/v1/models`, `/health`, `/version`, `/metrics`: what is served, and whether."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
@@ -15,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from betoken.client import BetokenError, ModelInfo
 from betoken.gateway.door import Door, caller_headers
 from betoken.gateway.errors import Failure, RefusedError, failure_of
+from betoken.gateway.metrics import CONTENT_TYPE
 
 router = APIRouter()
 _HEALTH_TIMEOUT_S = 2.0
@@ -59,6 +61,16 @@ async def health(request: Request) -> Response:
 async def show_version() -> Response:
     """Of the gateway; answered as long as the process lives."""
     return JSONResponse({"version": version("betoken")})
+
+
+@router.get("/metrics", response_model=None)
+async def show_metrics(request: Request) -> Response:
+    """Prometheus' text."""
+    info = None
+    with suppress(TimeoutError, BetokenError, RefusedError):
+        async with asyncio.timeout(_HEALTH_TIMEOUT_S):
+            info = await _info(request)
+    return Response(Door.of(request).metrics.page(info), media_type=CONTENT_TYPE)
 
 
 async def _info(request: Request) -> ModelInfo:
