@@ -147,6 +147,6 @@ def fake_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Services started as local processes are `fake_service`; returns a temporary directory."""
     roots = [str(Path(__file__).parent), *filter(None, sys.path)]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(roots))
-    for name in ("VERIFY_MODULE", "DRAFT_MODULE", "ROUTER_MODULE"):
+    for name in ("VERIFY_MODULE", "DRAFT_MODULE", "ROUTER_MODULE", "GATEWAY_MODULE"):
         monkeypatch.setattr(local_services, name, "fake_service")
     return tmp_path

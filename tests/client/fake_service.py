@@ -17,10 +17,11 @@ from betoken.v1 import generation_pb2_grpc
 parser = argparse.ArgumentParser()
 NAMES = (
     "host port ready-file verify draft tokenizer model dtype compile threads drafters early-exit-model lookahead-model"
-    " tls-cert-file tls-key-file"
+    " tls-cert-file tls-key-file router router-tls-ca-file router-tls-server-name"
 )
 for name in NAMES.split():
     parser.add_argument("--" + name, default="")
+parser.add_argument("--router-tls", action="store_true")
 parser.add_argument("--fail", action="store_true")
 parser.add_argument("--lonely", action="store_true")
 parser.add_argument("--stubborn", action="store_true")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import tomllib
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from betoken.client import Client
 from betoken.common import names
 from betoken.draft_worker.settings import DraftWorkerSettings
 from betoken.engine import model_thread
+from betoken.gateway.settings import GatewaySettings
 from betoken.router.settings import RouterSettings
 from betoken.rpc import server, telemetry
 from betoken.v1 import generation_pb2
@@ -26,6 +28,7 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 SETTINGS = {
     "betoken.router": RouterSettings,
+    "betoken.gateway": GatewaySettings,
     "betoken.verify_worker": VerifyWorkerSettings,
     "betoken.draft_worker": DraftWorkerSettings,
 }
@@ -71,7 +74,7 @@ def compose(*overrides):
 
 def workloads():
     """(workload, its Service, its pod) of every one of the Kubernetes manifests."""
-    for file in ("router.yaml", "verify.yaml", "draft.yaml"):
+    for file in ("router.yaml", "gateway.yaml", "verify.yaml", "draft.yaml"):
         workload, service = yaml.safe_load_all((DEPLOY / "kubernetes" / file).read_text())
         yield workload, service, workload["spec"]["template"]["spec"]
 
@@ -81,9 +84,11 @@ def pods():
     for _, service, pod in workloads():
         (container,) = pod["containers"]
         environment = {entry["name"]: entry.get("value", "a-name") for entry in container["env"]}
-        del environment["HF_TOKEN"]
+        environment.pop("HF_TOKEN", None)
         ports = {service["spec"]["ports"][0]["port"], container["ports"][0]["containerPort"]}
-        ports |= {probe["grpc"]["port"] for key, probe in container.items() if key.endswith("Probe")}
+        ports |= {
+            (probe.get("grpc") or probe["httpGet"])["port"] for key, probe in container.items() if key.endswith("Probe")
+        }
         yield service["metadata"]["name"], container["args"][0], environment, ports
 
 
@@ -128,15 +133,19 @@ def test_the_constraints_suit_the_cuda_build_of_torch():
 @pytest.mark.parametrize("overrides", OVERRIDES, ids=lambda files: "+".join(files) or "alone")
 def test_compose_names_options_and_addresses_that_exist(overrides, monkeypatch):
     services = compose(*overrides)
-    assert sorted(services) == ["draft", "router", "verify"]
+    assert sorted(services) == ["draft", "gateway", "router", "verify"]
     ports = {}
     for name, (module, environment) in services.items():
-        image = image_environment("router" if module == "betoken.router" else "worker")
+        image = image_environment({"betoken.router": "router", "betoken.gateway": "gateway"}.get(module, "worker"))
         common = {key: value for key, value in image.items() if key.startswith("BETOKEN_")}
         settings = parse(module, common | environment, monkeypatch)
         ports[name] = settings.port
         if module == "betoken.router":
             router = settings
+        if module == "betoken.gateway":
+            gateway = settings
+    assert gateway.router == f"router:{ports['router']}"
+    assert services["gateway"][1]["BETOKEN_PORT"] == stack()["gateway"]["ports"][0].rpartition(":")[2]
     assert router.verify == (f"verify:{ports['verify']}",)
     assert router.draft == (f"draft:{ports['draft']}",)
 
@@ -152,6 +161,7 @@ def test_kubernetes_names_options_and_addresses_that_exist(monkeypatch):
         replicas = range(workload["spec"]["replicas"])
         assert addresses == tuple(f"{role}-{index}.{role}:{settings[role].port}" for index in replicas)
     assert settings["router"].tokenizer == settings["verify"].model
+    assert settings["gateway"].router == f"dns:///router:{settings['router'].port}"
     assert settings["router"].router_id != RouterSettings.model_fields["router_id"].default  # told apart in logs
 
 
@@ -161,6 +171,8 @@ def test_a_rollout_of_routers_waits_until_they_serve():
     for workload, _, pod in workloads():
         (container,) = pod["containers"]
         name = workload["metadata"]["name"]
+        if name == "gateway":  # a process of HTTP
+            continue
         probes[name] = {kind: container[f"{kind}Probe"]["grpc"] for kind in ("startup", "liveness", "readiness")}
         slowest_s[name] = container["startupProbe"]["periodSeconds"] * container["startupProbe"]["failureThreshold"]
         if name == "router":
@@ -207,7 +219,7 @@ def test_a_further_verify_worker_as_the_page_shows_it(monkeypatch):
     devices = [
         service["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"][0]
         for name, service in services.items()
-        if name != "router"
+        if name not in ("router", "gateway")
     ]
     assert len(set(devices)) == len(devices) == 3
     assert "build" not in services["verify2"] and services["verify2"]["image"] == services["verify"]["image"]
@@ -232,7 +244,8 @@ def test_what_services_write_lies_where_they_may():
         assert Path(environment[name]).is_relative_to("/cache"), name
     for service in [service for service in stack().values() if service["image"].startswith("betoken-")]:
         assert service["read_only"] and service["tmpfs"] == ["/tmp"]
-        assert any(volume.endswith("cache:/cache") for volume in service["volumes"])
+        if service["image"] != "betoken-gateway":  # which keeps nothing
+            assert any(volume.endswith("cache:/cache") for volume in service["volumes"])
     for _, _, pod in workloads():
         (container,) = pod["containers"]
         assert container["securityContext"]["readOnlyRootFilesystem"]
@@ -269,6 +282,7 @@ def test_workers_are_open_to_routers_alone():
     (selected,), (rule,) = policy["podSelector"]["matchExpressions"], policy["ingress"]
     pods_by_name = {workload["metadata"]["name"]: (workload, service) for workload, service, _ in workloads()}
     router, _ = pods_by_name.pop("router")
+    del pods_by_name["gateway"]
     for workload, service in pods_by_name.values():
         assert workload["spec"]["template"]["metadata"]["labels"][selected["key"]] in selected["values"]
         assert rule["ports"] == [{"port": service["spec"]["ports"][0]["port"]}]
@@ -319,7 +333,11 @@ def test_the_services_that_compose_describes_answer(tmp_path):
     processes = []
     give_up_at = time.monotonic() + 240
     try:
-        for names in (("verify", "draft"), ("router",)):  # each takes a free port, which the router has to be told
+        for names in (
+            ("verify", "draft"),
+            ("router",),
+            ("gateway",),
+        ):  # each takes a free port
             for name in names:
                 module, environment = services[name]
                 environment = image_environment() | environment | {"BETOKEN_PORT": "0"}
@@ -327,7 +345,7 @@ def test_the_services_that_compose_describes_answer(tmp_path):
                 del environment["HF_HOME"]
                 for key, value in environment.items():
                     value = value.replace("/models/", f"{ROOT}/models/")
-                    is_address = re.fullmatch(r"(verify|draft):\d+", value)
+                    is_address = re.fullmatch(r"(verify|draft|router):\d+", value)
                     environment[key] = addresses[is_address[1]] if is_address else value
                 with (tmp_path / f"{name}.log").open("w") as log:
                     command = [sys.executable, "-m", module]
@@ -350,6 +368,10 @@ def test_the_services_that_compose_describes_answer(tmp_path):
                 drafted = client.complete("def f(", max_new_tokens=24, seed=1)
                 assert drafted.output_ids == plain.output_ids
                 is_drafted = drafted.speculation.num_draft_tokens > 0
+        asked = json.dumps({"prompt": "def f(", "max_tokens": 24, "seed": 1}).encode()
+        url, headers = f"http://{addresses['gateway']}/v1/completions", {"content-type": "application/json"}
+        with urllib.request.urlopen(urllib.request.Request(url, asked, headers), timeout=60) as reply:
+            assert json.load(reply)["choices"][0]["text"] == plain.text
     finally:
         for process in processes:
             process.terminate()

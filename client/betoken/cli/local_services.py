@@ -1,4 +1,4 @@
-"""All three services as processes of this machine, started in order and stopped together.
+"""All services as processes of this machine, started in order and stopped together.
 
 Knows which options connect them; what they do is theirs. Needs neither typer nor rich.
 """
@@ -61,12 +61,16 @@ class LocalServicesConfig:
     """Address the router listens on; workers are reachable from this machine only."""
     port: int = 0
     """Of the router; 0 = any free one. Workers listen on Unix sockets."""
+    http_port: int | None = None
+    """Of the gateway; 0 = any free one, None = no gateway. It listens where the router does, else on loopback."""
     verify_options: Sequence[str] = ()
     """Further command-line options of the verify workers."""
     draft_options: Sequence[str] = ()
     """Further command-line options of the draft workers."""
     router_options: Sequence[str] = ()
     """Further command-line options of the router."""
+    gateway_options: Sequence[str] = ()
+    """Further command-line options of the gateway."""
     log_directory: Path | None = None
     """Where `<name>.log` files go; None = a temporary directory that is removed in the end."""
     router_tls: ClientTls | None = None
@@ -95,7 +99,7 @@ def usable_drafters(names: Sequence[str], draft: str) -> list[str]:
 
 
 class LocalServices:
-    """The services "verify", "draft" and "router" ("verify-1", "verify-2" ... where there are several).
+    """The services "verify", "draft", "router" and "gateway" ("verify-1", "verify-2" ... where there are several).
 
     A context manager: `with LocalServices(config) as services: Client(services.address)`.
     """
@@ -117,7 +121,7 @@ class LocalServices:
         return self.services["router"].address
 
     def start(self) -> None:
-        """Starts the workers together, then the router; returns when all serve and the router is connected.
+        """Starts the workers together, then the router, then the gateway; returns when all serve and are connected.
 
         Raises:
             ServiceFailedError: one did not come to serve; the others are stopped.
@@ -136,16 +140,18 @@ class LocalServices:
             routers = self._start("router", ROUTER_MODULE, self._router_arguments(verifiers, drafters), 1)
             self._wait_until_ready(routers)
             self._wait_until_connected()
+            if self.config.http_port is not None:
+                self._wait_until_ready(self._start("gateway", GATEWAY_MODULE, self._gateway_arguments(), 1))
         except BaseException:
             self.stop(grace_s=0.0)
             raise
 
     def stop(self, grace_s: float | None = None) -> None:
-        """Asks the router, then the workers, to end, and kills those that have not after `grace_s`; may be called
-        again."""
-        routers = [service for name, service in self.services.items() if name == "router"]
-        workers = [service for name, service in self.services.items() if name != "router"]
-        for services in (routers, workers):
+        """Asks the gateway, the router, then the workers, to end, and kills those that have not after `grace_s`; may be
+        called again."""
+        fronts = [[self.services[name]] for name in ("gateway", "router") if name in self.services]
+        workers = [service for name, service in self.services.items() if name not in ("gateway", "router")]
+        for services in (*fronts, workers):
             deadline = time.monotonic() + (self.config.stop_grace_s if grace_s is None else grace_s)
             for service in services:
                 service.terminate()
@@ -190,12 +196,23 @@ class LocalServices:
         names = [role] if count == 1 else [f"{role}-{index}" for index in range(1, count + 1)]
         started = []
         for name in names:
-            host, port = (self.config.host, self.config.port) if role == "router" else (self._worker_host(name), 0)
+            host, port = self._place(role, name)
             service = ServiceProcess(name, module, arguments, directory=self._directory, host=host, port=port)
             self.services[name] = service
             service.start()
             started.append(service)
         return started
+
+    def _place(self, role: str, name: str) -> tuple[str, int]:
+        """Host and port to listen on."""
+        config = self.config
+        match role:
+            case "router":
+                return config.host, config.port
+            case "gateway":
+                host = LOOPBACK if config.host.startswith(UNIX_PREFIX) else config.host
+                return host, config.http_port or 0
+        return self._worker_host(name), 0
 
     def _worker_host(self, name: str) -> str:
         """A Unix socket, which costs less than a port, where its path can be one's."""
@@ -269,6 +286,15 @@ class LocalServices:
         # where the router compares the id that they announce.
         draft = ",".join(service.address for service in drafters)
         return [*_options(options), "--draft", draft, "--model", "", *self.config.router_options]
+
+    def _gateway_arguments(self) -> list[str]:
+        options: dict[str, object] = {"router": self.address}
+        tls = self.config.router_tls
+        if tls is not None:
+            files = {"ca": tls.ca_file, "cert": tls.cert_file, "key": tls.key_file}
+            options |= {f"router-tls-{name}-file": file for name, file in files.items()}
+            options["router-tls-server-name"] = tls.server_name
+        return [*_options(options), *([] if tls is None else ["--router-tls"]), *self.config.gateway_options]
 
 
 def _options(values: Mapping[str, object]) -> list[str]:

@@ -48,12 +48,16 @@ def gateway(context: typer.Context) -> None:
     become(GATEWAY_MODULE, context.args, extra="gateway", needs=GATEWAY_NEEDS)
 
 
+def missing_packages(needs: Sequence[str]) -> list[str]:
+    """Those that are not installed."""
+    return [name for name in needs if importlib.util.find_spec(name) is None]
+
+
 def check_installed(what: str, *, extra: str, needs: Sequence[str]) -> None:
     """Raises:
     typer.Exit: a package that `what` needs is missing; standard error names it and the extra that brings it.
     """
-    missing = [name for name in needs if importlib.util.find_spec(name) is None]
-    if missing:
+    if missing := missing_packages(needs):
         sys.stderr.write(f"betoken: {what} needs {', '.join(missing)}: pip install 'betoken[{extra}]'\n")
         raise typer.Exit(EXIT_FAILED)
 

@@ -1,4 +1,4 @@
-"""`betoken up`: router, draft worker and verify worker as processes of this machine, until Ctrl-C.
+"""`betoken up`: gateway, router, draft worker and verify worker as processes of this machine, until Ctrl-C.
 
 Knows how to show their start and their end; starting and stopping is `local_services`' matter.
 """
@@ -84,6 +84,16 @@ def up(
             envvar="BETOKEN_PORT", min=0, max=65535, help="Port of the router; 0 = any free one; default: 50051."
         ),
     ] = None,
+    http_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            help="Port of the gateway: a page, and OpenAI's HTTP; 0 = any free one; default: 8000, or any where that is"
+            " taken.",
+        ),
+    ] = None,
+    no_gateway: Annotated[bool, typer.Option("--no-gateway", help="Start no gateway.")] = False,
     threads: Annotated[
         int | None,
         typer.Option(envvar="BETOKEN_THREADS", min=1, help="CPU threads of a verify worker.", rich_help_panel=_WORKERS),
@@ -103,6 +113,9 @@ def up(
     ] = "",
     router_options: Annotated[
         str, typer.Option(help="More options of the router, in one text.", rich_help_panel=_WORKERS)
+    ] = "",
+    gateway_options: Annotated[
+        str, typer.Option(help="More options of the gateway, in one text.", rich_help_panel=_WORKERS)
     ] = "",
     router_tls_ca_file: Annotated[
         Path | None,
@@ -133,7 +146,7 @@ def up(
         Path | None, typer.Option(help="Folder for a log of each service; default: not kept.")
     ] = None,
 ) -> None:
-    """Run all three services on this machine until Ctrl-C."""
+    """Run all services on this machine until Ctrl-C."""
     needs = tuple(dict.fromkeys((*service_commands.ROUTER_NEEDS, *service_commands.WORKER_NEEDS)))
     service_commands.check_installed("up", extra="router,worker", needs=needs)
     is_draft_named = draft is not None
@@ -141,6 +154,8 @@ def up(
     names = options.drafters(drafters, draft)
     options.check_models_are_used(names, draft if is_draft_named else "", lookahead_model)
     port = options.checked_port(host, port)
+    console = Console(stderr=True)
+    http_port = None if no_gateway else _http_port(host, http_port, console)
     split_router_options = options.split("--router-options", router_options)
     tls = ClientTls(router_tls_ca_file, router_tls_cert_file, router_tls_key_file, router_tls_server_name)
     config = LocalServicesConfig(
@@ -159,11 +174,12 @@ def up(
         verify_options=options.split("--verify-options", verify_options),
         draft_options=options.split("--draft-options", draft_options),
         router_options=split_router_options,
+        http_port=http_port,
+        gateway_options=options.split("--gateway-options", gateway_options),
         router_tls=options.router_tls(split_router_options, tls),
         log_directory=log_directory,
         stop_grace_s=_STOP_GRACE_S,
     )
-    console = Console(stderr=True)
     signal.signal(signal.SIGTERM, _interrupt)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
         signal.signal(signal.SIGHUP, _interrupt)  # the terminal was closed
@@ -221,6 +237,18 @@ def shown_progress(console: Console) -> Iterator[ProgressView]:
         yield view
 
 
+def _http_port(host: str, port: int | None, console: Console) -> int | None:
+    """The gateway's port; None where its packages are missing and nobody asked for it."""
+    needs = service_commands.GATEWAY_NEEDS
+    if port is not None:
+        service_commands.check_installed("--http-port", extra="gateway", needs=needs)
+    elif missing := service_commands.missing_packages(needs):
+        text = f"betoken: no gateway: it needs {', '.join(missing)}: pip install 'betoken[gateway]'"
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        return None
+    return options.checked_http_port(host, port)
+
+
 def _complain(console: Console, error: Exception) -> None:
     """Lines of a log stay whole, so that they can be searched for."""
     text = in_options(error, "--router-") if isinstance(error, BetokenError) else error
@@ -235,7 +263,11 @@ def _announce(services: LocalServices) -> None:
         files = {"ca-file": tls.ca_file, "cert-file": tls.cert_file, "key-file": tls.key_file}
         named = files | {"server-name": tls.server_name}
         options += [part for name, value in named.items() if value for part in (f"--tls-{name}", str(value))]
-    sys.stderr.write(f"try: betoken generate {shlex.join(options)} 'def fibonacci(n):'\nCtrl-C stops all\n")
+    sys.stderr.write(f"try: betoken generate {shlex.join(options)} 'def fibonacci(n):'\n")
+    if (gateway := services.services.get("gateway")) is not None:
+        is_https = any(option.partition("=")[0] == "--tls-cert-file" for option in services.config.gateway_options)
+        sys.stderr.write(f"open: http{'s' * is_https}://{gateway.address}  (OpenAI's protocol under /v1)\n")
+    sys.stderr.write("Ctrl-C stops all\n")
     print(services.address, flush=True)
 
 

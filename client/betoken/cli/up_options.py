@@ -15,11 +15,18 @@ from pathlib import Path
 
 import typer
 
-from betoken.cli.local_services import DEFAULT_DRAFTERS, NEED_DRAFT_MODEL, embedded_models, usable_drafters
+from betoken.cli.local_services import (
+    DEFAULT_DRAFTERS,
+    LOOPBACK,
+    NEED_DRAFT_MODEL,
+    embedded_models,
+    usable_drafters,
+)
 from betoken.client import ClientTls
 from betoken.common.address import is_socket
 
 _DEFAULT_PORT = 50051
+DEFAULT_HTTP_PORT = 8000
 _DRAFTERS = "--drafters"
 LOOKAHEAD_VARIABLE = "BETOKEN_LOOKAHEAD_MODEL"
 
@@ -117,6 +124,23 @@ def checked_port(host: str, port: int | None) -> int:
         text, option = (f"{host!r}: {reason}", "--host") if is_host else (f"{host}:{port}: {reason}", "--port")
         raise typer.BadParameter(text, param_hint=option) from None
     return port
+
+
+def checked_http_port(host: str, port: int | None) -> int:
+    """The gateway's port; where none is asked for and the usual one is taken, any free one.
+
+    Raises:
+        typer.BadParameter: the one that was asked for cannot be had.
+    """
+    host = LOOPBACK if host.startswith("unix:") else host
+    try:
+        _probe(host.strip("[]"), DEFAULT_HTTP_PORT if port is None else port)
+    except OSError as error:
+        if port is not None:
+            text = f"{host}:{port}: {error.strerror or error}"
+            raise typer.BadParameter(text, param_hint="--http-port") from None
+        return 0
+    return DEFAULT_HTTP_PORT if port is None else port
 
 
 def _probe(host: str, port: int) -> None:
