@@ -36,6 +36,7 @@ from betoken.cli.up_options import checked_port
 from betoken.client import Completion, InternalError, InvalidArgumentError, Piece, Sampling, Speculation, WorkerStatus
 from betoken.client.channel import DEFAULT_ADDRESS
 from betoken.draft_worker.settings import DraftWorkerSettings
+from betoken.router.access.keys import Keys
 from betoken.router.settings import RouterSettings
 from betoken.v1 import generation_pb2 as pb
 from betoken.v1 import types_pb2
@@ -278,6 +279,41 @@ def test_info_shows_the_model_and_its_workers(router) -> None:
     router.will(answer)
     info = json.loads(run("info", "--json", "--address", router.address).stdout)
     assert info["model"] == "tiny" and info["verify_workers"][0]["free_pages"] == 3
+
+
+@pytest.mark.parametrize("source", ["file", "environment"])
+def test_the_commands_send_the_callers_key(
+    router, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    file = tmp_path / "key"
+    file.write_text("k\n")
+    monkeypatch.setenv("BETOKEN_API_KEY", "k" if source == "environment" else "another")
+    router.will(pb.GetModelInfoResponse(model="tiny"))
+    options = ["--api-key-file", str(file)] if source == "file" else []
+    result = cli.invoke(app, ["info", "--json", "--address", router.address, *options])
+    assert result.exit_code == 0
+    assert router.metadata[0]["authorization"] == "Bearer k"
+
+
+@pytest.mark.parametrize("content", [None, b"", b"two keys", b"\xff"])
+def test_a_file_without_a_key_is_refused_in_one_line(router, tmp_path: Path, content: bytes | None) -> None:
+    file = tmp_path / "key"
+    if content is not None:
+        file.write_bytes(content)
+    result = cli.invoke(app, ["info", "--address", router.address, "--api-key-file", str(file)])
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert "api_key" in result.stderr
+
+
+def test_a_new_key_is_let_in_by_its_entry(tmp_path: Path) -> None:
+    result = cli.invoke(app, ["new-key", "alice", "--tenant", "team"])
+    file = tmp_path / "keys.toml"
+    file.write_text(result.stdout)
+    key = result.stderr.split()[-1]
+    caller = Keys(file).caller([("authorization", f"Bearer {key}")])
+    assert caller.tenant_of("") == "team"
+    assert key not in result.stdout
+    assert cli.invoke(app, ["new-key", "a\nb"]).exit_code == 2
 
 
 def test_names_that_look_like_markup_are_shown_as_they_are(router) -> None:

@@ -60,7 +60,8 @@ class SyncRunner:
 
     async def call(self, address: str, method: str, *args: Any, **options: Any) -> Any:
         def run() -> Any:
-            with Client(address, retry=options.pop("retry", FAST)) as client:
+            own = {"retry": options.pop("retry", FAST)} | options.pop("client_options", {})
+            with Client(address, **own) as client:
                 return getattr(client, method)(*args, **options)
 
         return await asyncio.to_thread(run)
@@ -80,7 +81,8 @@ class AsyncRunner:
             return pieces
 
     async def call(self, address: str, method: str, *args: Any, **options: Any) -> Any:
-        async with AsyncClient(address, retry=options.pop("retry", FAST)) as client:
+        own = {"retry": options.pop("retry", FAST)} | options.pop("client_options", {})
+        async with AsyncClient(address, **own) as client:
             return await getattr(client, method)(*args, **options)
 
 
@@ -525,6 +527,35 @@ async def test_the_callers_headers_go_with_every_call_and_every_attempt(router, 
     router.will(pb.TokenizeResponse(ids=[1]))
     await runner.call(router.address, "tokenize", "hi", headers=headers)
     assert [got.get("authorization") for got in router.metadata] == ["Bearer k"] * 3
+
+
+@pytest.mark.parametrize("source", ["argument", "environment"])
+async def test_an_api_key_goes_with_every_call_unless_a_call_names_another(
+    router, script, runner, monkeypatch, source: str
+) -> None:
+    options = {"api_key": "k"} if source == "argument" else {}
+    monkeypatch.setenv("BETOKEN_API_KEY", "k" if source == "environment" else "another")
+    router.will(script.start(), script.finish())
+    await runner.call(router.address, "complete", "hi", client_options=options)
+    for headers in (None, {"authorization": "Bearer own"}):
+        router.will(pb.TokenizeResponse(ids=[1]))
+        await runner.call(router.address, "tokenize", "hi", client_options=options, headers=headers)
+    assert [got.get("authorization") for got in router.metadata] == ["Bearer k", "Bearer k", "Bearer own"]
+
+
+async def test_an_empty_api_key_is_none_whatever_the_environment_says(router, runner, monkeypatch) -> None:
+    monkeypatch.setenv("BETOKEN_API_KEY", "k")
+    router.will(pb.TokenizeResponse(ids=[1]))
+    await runner.call(router.address, "tokenize", "hi", client_options={"api_key": ""})
+    assert "authorization" not in router.metadata[0]
+
+
+@pytest.mark.parametrize("key", ["secret key", "sécret", "secret\n", "s" * 513, 4711])
+@pytest.mark.parametrize("client_class", [Client, AsyncClient])
+def test_a_key_that_no_header_holds_is_refused_and_not_quoted(client_class, key) -> None:
+    with pytest.raises(InvalidArgumentError, match="api_key") as refused:
+        client_class("127.0.0.1:1", api_key=key)
+    assert str(key) not in str(refused.value)
 
 
 @pytest.mark.parametrize(

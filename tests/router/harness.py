@@ -14,6 +14,7 @@ from tokenizers import AddedToken, decoders, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.models import BPE
 
+from betoken.router.access.interceptor import KeysFirst
 from betoken.router.core import Router
 from betoken.router.servicer import GenerationServicer
 from betoken.router.settings import RouterSettings
@@ -205,7 +206,7 @@ async def running_cluster(
         "failover_timeout_s": 5.0,
     } | settings
     router = cluster.router = Router(RouterSettings(**options), tokenizer, LINK_OPTIONS)
-    server = cluster.server = grpc.aio.server(interceptors=[TypedDecoding()])
+    server = cluster.server = grpc.aio.server(interceptors=[KeysFirst(router.keys), TypedDecoding()])
     add_GenerationServiceServicer_to_server(GenerationServicer(router), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from betoken.common.errors import ResourceExhaustedError, UnavailableError
+from betoken.router.policy.account import Account, Limits
 from betoken.router.policy.admission import Admission
 from betoken.router.workers.circuit_breaker import CircuitBreaker
 
@@ -116,3 +117,93 @@ def test_the_circuit_opens_after_failures_in_a_row_and_closes_with_a_probe() -> 
     assert breaker.is_closed
     breaker.reset()
     assert breaker.pause_s == 0.0
+
+
+async def test_turns_go_to_the_tenant_with_fewest_running() -> None:
+    admission = Admission(2, 10, 5.0, lambda: 100, no_worker)
+    log: list[str] = []
+    releases = {name: asyncio.Event() for name in ("a1", "a2", "a3", "a4", "b1", "c1", "b2")}
+    async with asyncio.TaskGroup() as tasks:
+        for name in releases:
+            tasks.create_task(hold_as(admission, log, name, releases[name]))
+            await asyncio.sleep(0)
+        assert log == ["a1", "a2"]
+        for done, turn in (("a1", "b1"), ("a2", "c1"), ("b1", "a3"), ("c1", "b2"), ("b2", "a4")):
+            releases[done].set()
+            await asyncio.sleep(0.01)
+            assert log[-1] == turn
+        releases["a3"].set()
+        releases["a4"].set()
+    assert (admission.num_running, admission.num_waiting) == (0, 0)
+
+
+async def hold_as(admission: Admission, log: list[str], name: str, release: asyncio.Event) -> None:
+    async with admission.slot(tenant=name[0]):
+        log.append(name)
+        await release.wait()
+
+
+async def test_a_full_queue_makes_room_for_a_tenant_with_less_in_it() -> None:
+    admission = Admission(1, 3, 5.0, lambda: 1, no_worker)
+    log: list[str] = []
+    release = asyncio.Event()
+    tasks = {}
+    for name in ("a1", "a2", "a3", "a4", "b1"):
+        tasks[name] = asyncio.ensure_future(hold_as(admission, log, name, release))
+        await asyncio.sleep(0)
+    with pytest.raises(ResourceExhaustedError, match="queue of 3") as evicted:
+        await tasks.pop("a4")  # the last of those who have most
+    assert evicted.value.retry_after_s is not None
+    for newcomer in ("a", "b"):  # two of a and one of b wait: nobody has so much more
+        with pytest.raises(ResourceExhaustedError):
+            async with admission.slot(tenant=newcomer):
+                pass
+    assert admission.num_waiting == 3
+    release.set()
+    await asyncio.gather(*tasks.values())
+    assert log == ["a1", "b1", "a2", "a3"]
+
+
+async def test_who_waits_for_its_own_limit_holds_up_nobody() -> None:
+    admission = Admission(4, 10, 5.0, lambda: 4, no_worker)
+    account = Account("key k", Limits(max_streams=1))
+    log: list[str] = []
+    release = asyncio.Event()
+
+    async def hold_own(name: str) -> None:
+        async with admission.slot(accounts=(account,)):
+            log.append(name)
+            await release.wait()
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(hold_own("a1"))
+        tasks.create_task(hold_own("a2"))
+        await asyncio.sleep(0)
+        tasks.create_task(hold(admission, log, "b", release))
+        await asyncio.sleep(0)
+        assert (log, account.num_running, account.num_waiting) == (["a1", "b"], 1, 1)
+        account.limits = Limits(max_streams=2)
+        admission.capacity_changed()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert log == ["a1", "b", "a2"]
+        release.set()
+    assert (account.num_running, account.num_waiting, admission.num_running) == (0, 0, 0)
+
+
+async def test_evicted_and_cancelled_in_one_turn() -> None:
+    admission = Admission(1, 2, 5.0, lambda: 1, no_worker)
+    log: list[str] = []
+    release = asyncio.Event()
+    tasks = []
+    for name in ("a1", "a2", "a3"):
+        tasks.append(asyncio.ensure_future(hold_as(admission, log, name, release)))
+        await asyncio.sleep(0)
+    newcomer = asyncio.ensure_future(hold_as(admission, log, "b1", release))
+    await asyncio.sleep(0)
+    tasks[2].cancel()
+    release.set()
+    results = await asyncio.gather(*tasks, newcomer, return_exceptions=True)
+    assert isinstance(results[2], asyncio.CancelledError | ResourceExhaustedError)
+    assert log == ["a1", "b1", "a2"]
+    assert (admission.num_running, admission.num_waiting) == (0, 0)

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -104,6 +105,18 @@ async def test_ready_file_health_and_reflection(tmp_path):
     assert not ready_file.exists()
 
 
+async def test_without_reflection_a_service_is_not_described_and_serves():
+    async with asyncio.TaskGroup() as tasks:
+        running = Running(tasks, ServiceSettings(reflection=False))
+        address = await running.address()
+        async with grpc.aio.insecure_channel(address) as channel:
+            stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+            call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+            assert await call.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert await health_of(address) == SERVING
+        running.stop.set()
+
+
 async def test_as_many_calls_as_an_option_may_allow_are_allowed():
     """gRPC takes no larger number."""
     async with asyncio.TaskGroup() as tasks:
@@ -158,6 +171,7 @@ async def test_a_unix_socket_serves_and_is_replaced(tmp_path):
         async with asyncio.TaskGroup() as tasks:
             running = Running(tasks, ServiceSettings(host=host))
             assert (await running.address()).endswith(":0")
+            assert stat.S_IMODE(os.stat(tmp_path / "service.sock").st_mode) == 0o600, "its owner's alone"
             assert await health_of(host) == SERVING
             running.stop.set()
 

@@ -25,6 +25,7 @@ from betoken.client import (
     RetryPolicy,
 )
 from betoken.client.channel import DEFAULT_ADDRESS as DEFAULT_ADDRESS
+from betoken.common.api_key import API_KEY_VARIABLE, check_api_key
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -61,6 +62,10 @@ TlsKeyFile: TypeAlias = Annotated[
 TlsServerName: TypeAlias = Annotated[
     str, typer.Option(help="Name in the router's certificate, where it is not the host's.", rich_help_panel=_PANEL)
 ]
+ApiKeyFile: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(help=f"File with the API key; absent = the one in {API_KEY_VARIABLE}.", rich_help_panel=_PANEL),
+]
 TimeoutS: TypeAlias = Annotated[
     float, typer.Option(min=0.001, help="Deadline of the whole command, seconds.", rich_help_panel=_PANEL)
 ]
@@ -76,23 +81,36 @@ class Connection:
     cert_file: Path | None
     key_file: Path | None
     server_name: str
+    api_key_file: Path | None
     timeout_s: float
 
     def client(self) -> Client:
         """A client of that router.
 
         Raises:
-            InvalidArgumentError: there is no such address, or a certificate file is none or cannot be read.
+            InvalidArgumentError: there is no such address, or a file of a certificate or key is none or cannot be read.
         """
         files = (self.ca_file, self.cert_file, self.key_file)
         has_tls = self.tls or any(files) or bool(self.server_name)
         tls = ClientTls(*files, server_name=self.server_name) if has_tls else None
+        key = None if self.api_key_file is None else _key_in(self.api_key_file)
         try:
-            return Client(self.address, tls=tls, retry=_RETRY, timeout_s=self.timeout_s)
+            return Client(self.address, tls=tls, retry=_RETRY, timeout_s=self.timeout_s, api_key=key)
         except OSError as error:
             names = {str(file): name for file, name in zip(files, ("ca_file", "cert_file", "key_file"), strict=True)}
             field = f"tls.{names[str(error.filename)]}"
             raise InvalidArgumentError(field, error.filename, f"cannot be read ({error.strerror})") from None
+
+
+def _key_in(file: Path) -> str:
+    """Raises:
+    InvalidArgumentError: the file cannot be read, or holds no key.
+    """
+    try:
+        return check_api_key(file.read_text().strip())
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no text"
+        raise InvalidArgumentError("api_key_file", str(file), f"cannot be read ({reason})") from None
 
 
 @contextmanager

@@ -102,6 +102,7 @@ def generate(
     tls_cert_file: c.TlsCertFile = None,
     tls_key_file: c.TlsKeyFile = None,
     tls_server_name: c.TlsServerName = "",
+    api_key_file: c.ApiKeyFile = None,
     timeout_s: c.TimeoutS = 600.0,
 ) -> None:
     """Stream an answer; on a terminal each token has the colour of where it came from."""
@@ -128,7 +129,8 @@ def generate(
             raise typer.BadParameter("means nothing with --off, which decodes plainly", param_hint=option)
     speculation = Speculation(drafter, _settings(drafter_setting or []), num_draft_tokens, off or None, mode)
     question = _prompt(prompt, prompt_ids, chat, system)
-    connection = c.Connection(address, tls, tls_ca_file, tls_cert_file, tls_key_file, tls_server_name, timeout_s)
+    files = (tls_ca_file, tls_cert_file, tls_key_file)
+    connection = c.Connection(address, tls, *files, tls_server_name, api_key_file, timeout_s)
     with c.reported_errors(connection, json_), connection.client() as client:
         generation = client.generate(question, sampling=sampling, speculation=speculation, model=model, tenant=tenant)
         start = time.monotonic()

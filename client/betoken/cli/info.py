@@ -37,10 +37,12 @@ def info(
     tls_cert_file: c.TlsCertFile = None,
     tls_key_file: c.TlsKeyFile = None,
     tls_server_name: c.TlsServerName = "",
+    api_key_file: c.ApiKeyFile = None,
     timeout_s: c.TimeoutS = 10.0,
 ) -> None:
     """Show the served model, its defaults and its workers."""
-    connection = c.Connection(address, tls, tls_ca_file, tls_cert_file, tls_key_file, tls_server_name, timeout_s)
+    files = (tls_ca_file, tls_cert_file, tls_key_file)
+    connection = c.Connection(address, tls, *files, tls_server_name, api_key_file, timeout_s)
     with c.reported_errors(connection, json_), connection.client() as client:
         model = client.model_info()
         if json_:

@@ -13,6 +13,7 @@ import typer
 from betoken.cli import services
 from betoken.cli.generate import generate
 from betoken.cli.info import info
+from betoken.cli.new_key import new_key
 from betoken.cli.up import up
 
 app = typer.Typer(
@@ -24,6 +25,7 @@ app = typer.Typer(
 app.command()(up)
 app.command()(generate)
 app.command()(info)
+app.command()(new_key)
 for name, run in (
     ("router", services.router),
     ("draft-worker", services.draft_worker),

@@ -23,6 +23,7 @@ from betoken.client.channel import (
     check_settings,
     checked_headers,
     generation_stub,
+    key_headers,
 )
 from betoken.client.completion import Completion, Detokenized
 from betoken.client.config import GenerateOptions, RetryPolicy
@@ -160,6 +161,7 @@ class AsyncClient:
         tls: ClientTls | None = None,
         retry: RetryPolicy | None = None,
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
+        api_key: str | None = None,
     ) -> None:
         """Connects when first used.
 
@@ -169,16 +171,19 @@ class AsyncClient:
             tls: certificates; None = plain text.
             retry: what happens when a call breaks; None = `RetryPolicy()`.
             timeout_s: deadline of calls that bring none of their own, retries included; None = none.
+            api_key: what the router knows this client by; None = that of the environment's `BETOKEN_API_KEY`, if any;
+                empty = none.
 
         Raises:
             InvalidArgumentError: `address` is no address of a router, `tls` or `retry` is of another class, `timeout_s`
-                is no number, or half a pair of certificate and key is absent.
+                is no number, `api_key` is none, or half a pair of certificate and key is absent.
             OSError: a file of `tls` cannot be read.
         """
         check_settings(address, tls, retry)
         self.address = address
         self._retry = retry or RetryPolicy()
         self._timeout_s = timeout_s
+        self._key_headers = key_headers(api_key)
         self._retries(None)  # refuses what is no time now, and not at the first call
         self._channel_options = channel_options(address, tls)
         self._credentials = tls.credentials() if tls else None
@@ -208,7 +213,12 @@ class AsyncClient:
         self._raise_if_closed()
         request = generate_request(prompt, options)
         answer = AsyncGeneration(
-            Session(request, self._retries(options.get("timeout_s")), checked_headers(options.get("headers"))), self
+            Session(
+                request,
+                self._retries(options.get("timeout_s")),
+                checked_headers(options.get("headers"), self._key_headers),
+            ),
+            self,
         )
         self._answers.add(answer)
         return answer
@@ -278,7 +288,7 @@ class AsyncClient:
     async def _unary(
         self, method_name: str, request: object, timeout_s: float | None, headers: Mapping[str, str] | None
     ) -> Any:
-        retries, headers = self._retries(timeout_s), checked_headers(headers)
+        retries, headers = self._retries(timeout_s), checked_headers(headers, self._key_headers)
         self._raise_if_closed()
         with call_span(method_name) as span:
             num_cancels = await _num_cancels()

@@ -5,6 +5,7 @@ Opens nothing itself.
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ import grpc
 
 from betoken.client.config import RetryPolicy
 from betoken.common.address import is_target
+from betoken.common.api_key import API_KEY_VARIABLE, authorization, check_api_key
 from betoken.common.errors import (
     BetokenError,
     InternalError,
@@ -95,8 +97,18 @@ def call_metadata(source: Span, headers: Mapping[str, str] | None = None) -> tup
     return (*(headers or {}).items(), *own)
 
 
-def checked_headers(headers: Mapping[str, str] | None) -> Mapping[str, str]:
-    """The caller's headers of a call, none for None.
+def key_headers(api_key: str | None) -> Mapping[str, str]:
+    """The headers that send `api_key`; None = the one in the environment, empty = none.
+
+    Raises:
+        InvalidArgumentError: no header can hold it.
+    """
+    key = os.environ.get(API_KEY_VARIABLE, "") if api_key is None else api_key
+    return {} if key == "" else dict((authorization(check_api_key(key)),))
+
+
+def checked_headers(headers: Mapping[str, str] | None, own: Mapping[str, str]) -> Mapping[str, str]:
+    """The caller's headers of a call, none for None, and the client's `own` where it names no others.
 
     Raises:
         InvalidArgumentError: a name or a value that gRPC does not send.
@@ -108,7 +120,7 @@ def checked_headers(headers: Mapping[str, str] | None) -> Mapping[str, str]:
             raise InvalidArgumentError("headers", name, "must be named by lower-case letters, digits, - _ and .")
         if not isinstance(value, str) or not _HEADER_VALUE.fullmatch(value):
             raise InvalidArgumentError(f"headers[{name}]", type(value).__name__, "must be printable ASCII")
-    return headers or {}
+    return {**own, **(headers or {})}
 
 
 def call_error(error: grpc.RpcError, is_cancelled: bool) -> BetokenError:

@@ -24,6 +24,7 @@ from betoken.client.channel import (
     check_settings,
     checked_headers,
     generation_stub,
+    key_headers,
 )
 from betoken.client.completion import Completion, Detokenized
 from betoken.client.config import GenerateOptions, RetryPolicy
@@ -163,6 +164,7 @@ class Client:
         tls: ClientTls | None = None,
         retry: RetryPolicy | None = None,
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
+        api_key: str | None = None,
     ) -> None:
         """Connects when first used.
 
@@ -172,16 +174,19 @@ class Client:
             tls: certificates; None = plain text.
             retry: what happens when a call breaks; None = `RetryPolicy()`.
             timeout_s: deadline of calls that bring none of their own, retries included; None = none.
+            api_key: what the router knows this client by; None = that of the environment's `BETOKEN_API_KEY`, if any;
+                empty = none.
 
         Raises:
             InvalidArgumentError: `address` is no address of a router, `tls` or `retry` is of another class, `timeout_s`
-                is no number, or half a pair of certificate and key is absent.
+                is no number, `api_key` is none, or half a pair of certificate and key is absent.
             OSError: a file of `tls` cannot be read.
         """
         check_settings(address, tls, retry)
         self.address = address
         self._retry = retry or RetryPolicy()
         self._timeout_s = timeout_s
+        self._key_headers = key_headers(api_key)
         self._retries(None)  # refuses what is no time now, and not at the first call
         self._closed = threading.Event()
         self._answers: WeakSet[Generation] = WeakSet()
@@ -210,7 +215,12 @@ class Client:
         self._raise_if_closed()
         request = generate_request(prompt, options)
         answer = Generation(
-            Session(request, self._retries(options.get("timeout_s")), checked_headers(options.get("headers"))), self
+            Session(
+                request,
+                self._retries(options.get("timeout_s")),
+                checked_headers(options.get("headers"), self._key_headers),
+            ),
+            self,
         )
         with self._lock:
             self._answers.add(answer)
@@ -306,7 +316,7 @@ class Client:
     def _unary(
         self, method_name: str, request: object, timeout_s: float | None, headers: Mapping[str, str] | None
     ) -> Any:
-        retries, headers = self._retries(timeout_s), checked_headers(headers)
+        retries, headers = self._retries(timeout_s), checked_headers(headers, self._key_headers)
         self._raise_if_closed()
         with call_span(method_name) as span:
             while True:

@@ -1,7 +1,9 @@
 """What may be dialled, told before gRPC guesses."""
 
 import re
+import socket
 from ipaddress import ip_address
+from urllib.parse import unquote
 
 UNIX_PREFIX = "unix:"
 """Begins the address of a Unix socket, as gRPC writes it."""
@@ -27,6 +29,29 @@ def is_socket(address: str) -> bool:
     gRPC listens at a path with `?`, `#` or a comma, but dials what precedes or follows them; `%41` is an A to it.
     """
     return address.startswith(f"{UNIX_PREFIX}/") and "%" not in address and _is_path(address.removeprefix(UNIX_PREFIX))
+
+
+def is_own_host(host: str) -> bool:
+    """Whether only this machine reaches a server that listens on `host`: loopback, or a Unix socket."""
+    if host.startswith(UNIX_PREFIX):
+        return True
+    try:
+        found = {str(entry[4][0]) for entry in socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)}
+    except (OSError, UnicodeError):  # no such name: what listens on it will say so
+        return False
+    return all(ip_address(place.partition("%")[0]).is_loopback for place in found)
+
+
+def is_own_peer(peer: str) -> bool:
+    """Whether a call's peer, as gRPC names it (`ipv4:127.0.0.1:4711`, `ipv6:%5B::1%5D:4711`, `unix:`), is a process of
+    this machine."""
+    scheme, _, place = peer.partition(":")
+    if scheme == "unix":
+        return True
+    try:
+        return ip_address(unquote(place).rpartition(":")[0].strip("[]").removeprefix("::ffff:")).is_loopback
+    except ValueError:
+        return False
 
 
 def is_target(address: str) -> bool:

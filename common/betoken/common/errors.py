@@ -4,6 +4,8 @@ Details that a status has no room for (field, value, limit, retry-after, request
 Knows nothing of servers or channels; needs only grpcio and protobuf.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
@@ -42,6 +44,10 @@ class BetokenError(Exception):
     def message(self) -> str:
         """The text alone."""
         return str(self)
+
+    def without_places(self) -> BetokenError:
+        """What may be told to those who are told no addresses and paths."""
+        return self
 
 
 class InvalidArgumentError(BetokenError):
@@ -90,6 +96,14 @@ class UnavailableError(BetokenError):
     """The other side cannot be reached, went away or is shutting down; another attempt may succeed."""
 
     code = grpc.StatusCode.UNAVAILABLE
+
+    def __init__(self, message: str = "", *, places: str = "", request_id: str = "") -> None:
+        """`places`: what follows the text, with addresses or paths."""
+        super().__init__(f"{message} ({places})" if places else message, request_id=request_id)
+        self._message = message
+
+    def without_places(self) -> BetokenError:
+        return UnavailableError(self._message, request_id=self.request_id)
 
 
 class DeadlineExceededError(BetokenError):

@@ -30,7 +30,8 @@ class GenerationServiceStub:
     `betoken-request-id`, for the router's log, of Generate always, of the others with INTERNAL; with INVALID_ARGUMENT
     `betoken-field-bin`, `betoken-value-bin` and `betoken-limit-bin` (UTF-8), which field, what it was and what it may be; with
     RESOURCE_EXHAUSTED, where waiting helps, `betoken-retry-after-ms`, and the same as `grpc-retry-pushback-ms`, which gRPC itself
-    minds where a client's service config has a retry policy for that status.
+    minds where a client's service config has a retry policy for that status. Where a router has keys, all but GetModelInfo need the metadata
+    `authorization: Bearer KEY`, else UNAUTHENTICATED.
     """
 
     def __init__(self, channel):
@@ -66,7 +67,8 @@ class GenerationServiceServicer:
     `betoken-request-id`, for the router's log, of Generate always, of the others with INTERNAL; with INVALID_ARGUMENT
     `betoken-field-bin`, `betoken-value-bin` and `betoken-limit-bin` (UTF-8), which field, what it was and what it may be; with
     RESOURCE_EXHAUSTED, where waiting helps, `betoken-retry-after-ms`, and the same as `grpc-retry-pushback-ms`, which gRPC itself
-    minds where a client's service config has a retry policy for that status.
+    minds where a client's service config has a retry policy for that status. Where a router has keys, all but GetModelInfo need the metadata
+    `authorization: Bearer KEY`, else UNAUTHENTICATED.
     """
 
     def Generate(self, request, context):
@@ -133,7 +135,8 @@ class GenerationService:
     `betoken-request-id`, for the router's log, of Generate always, of the others with INTERNAL; with INVALID_ARGUMENT
     `betoken-field-bin`, `betoken-value-bin` and `betoken-limit-bin` (UTF-8), which field, what it was and what it may be; with
     RESOURCE_EXHAUSTED, where waiting helps, `betoken-retry-after-ms`, and the same as `grpc-retry-pushback-ms`, which gRPC itself
-    minds where a client's service config has a retry policy for that status.
+    minds where a client's service config has a retry policy for that status. Where a router has keys, all but GetModelInfo need the metadata
+    `authorization: Bearer KEY`, else UNAUTHENTICATED.
     """
 
     @staticmethod

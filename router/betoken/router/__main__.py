@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 
+from betoken.router.access.interceptor import KeysFirst
 from betoken.router.core import Router
 from betoken.router.servicer import GenerationServicer
 from betoken.router.settings import RouterSettings
@@ -18,8 +19,8 @@ async def run(settings: RouterSettings) -> None:
     """Serve until SIGTERM or SIGINT, then drain.
 
     Raises:
-        FailedPreconditionError: no tokenizer, a TLS file cannot be read, the address cannot be bound, or cores not be
-            kept awake.
+        FailedPreconditionError: no tokenizer, a TLS file or the file of keys cannot be read, the address cannot be
+            bound, or cores not be kept awake.
         InvalidArgumentError: a TLS file is not PEM, or the key is another certificate's.
     """
     if settings.worker_tls is not None:
@@ -41,6 +42,7 @@ async def run(settings: RouterSettings) -> None:
                 on_drain=router.drain,
                 sends_away=True,
                 max_connection_age_s=settings.max_connection_age_s,
+                interceptors=[KeysFirst(router.keys)],
             )
         except Exception as caught:  # raised below: a TaskGroup would wrap it
             failure = caught

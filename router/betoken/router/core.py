@@ -20,6 +20,7 @@ from betoken.common.errors import (
     InvalidArgumentError,
     UnavailableError,
 )
+from betoken.router.access.keys import Keys
 from betoken.router.policy.admission import Admission
 from betoken.router.policy.byte_budget import ByteBudget
 from betoken.router.policy.speculation_gate import SpeculationGate
@@ -56,6 +57,7 @@ class Router:
         self.settings = settings
         self._fast_wake = FastWake(settings.fast_wake)
         self.tokenizer = tokenizer
+        self.keys = Keys(settings.api_keys_file, on_change=lambda: self.admission.capacity_changed())
         options = link_options or LinkOptions(router_id=settings.router_id, tls=settings.worker_tls)
         options = replace(options, limits=OutboxLimits(max_message_bytes=settings.max_message_bytes))
         sequence_ids, patience = SequenceIds(), Patience()
@@ -100,6 +102,7 @@ class Router:
     async def run(self) -> None:
         """Keep links and circuits until cancelled."""
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.keys.run())
             tasks.create_task(self.verify.run())
             tasks.create_task(self.draft.run(self._probes))
 
@@ -152,7 +155,7 @@ class Router:
                     await emit(_finished(request, answer, counts))
                     return
                 limit_s = waiting_s(self.settings.queue_timeout_s, request.left_s)
-                async with self.admission.slot(limit_s) as counts.queue_ns:
+                async with self.admission.slot(limit_s, request.tenant, request.accounts) as counts.queue_ns:
                     generation, outbox = await self._generation(request, answer, counts)
                     with self._fast_wake.held():
                         await _stream(request, generation, outbox, emit)
@@ -208,6 +211,11 @@ class Router:
         return self._gates[kind]
 
     def _check_verify_hello(self, hello: WorkerHello) -> None:
+        if not hello.weights_fingerprint.startswith(self.settings.weights_fingerprint):
+            raise FailedPreconditionError(
+                f"--weights-fingerprint is {self.settings.weights_fingerprint}, the verify worker has "
+                f"{hello.weights_fingerprint or 'none'}"
+            )
         if hello.tokenizer_hash != self.tokenizer.hash:
             raise self._tokenizers_differ(hello)
         if self.settings.model and hello.model_id != self.settings.model:

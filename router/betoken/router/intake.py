@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Sequence
 
 from betoken.common.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
+from betoken.router.access.keys import ANYBODY, Caller
 from betoken.router.core import Router
 from betoken.router.policy.drafter_choice import check_num_draft_tokens, choose_drafter, default_num_draft_tokens
 from betoken.router.request import GenerationRequest
@@ -45,12 +46,19 @@ _UNMET_MAX_TOKENS = 1 << 17
 
 
 async def prepare(
-    message: GenerateRequest, router: Router, *, request_id: str, traceparent: str, timeout_s: float | None
+    message: GenerateRequest,
+    router: Router,
+    caller: Caller = ANYBODY,
+    *,
+    request_id: str,
+    traceparent: str,
+    timeout_s: float | None,
 ) -> GenerationRequest:
     """The validated request; `timeout_s` is what the client's deadline leaves, None without one.
 
     Raises:
         InvalidArgumentError: a field outside its limits.
+        PermissionDeniedError: another tenant than the caller's.
         NotFoundError: another model than the served one.
         FailedPreconditionError: another system than the one the client began with.
         UnavailableError: no verify worker is known yet, so limits are not known either.
@@ -59,6 +67,7 @@ async def prepare(
     limit_s = settings.max_request_s if timeout_s is None else min(settings.max_request_s, timeout_s)
     deadline_s, received_ns = time.monotonic() + limit_s, time.perf_counter_ns()
     validate_generate(message)
+    tenant = caller.tenant_of(message.tenant)
     model, identity, system_fingerprint, eos_token_ids = await router.model(timeout_s)
     if message.model and not router.verify.serves(message.model):
         raise NotFoundError(f"model {message.model!r} is not served here; {model.model_id!r} is")
@@ -106,7 +115,8 @@ async def prepare(
         drafter=choose_drafter(message.speculation, router, is_resumed=is_resumed),
         is_drafter_fixed=bool(message.speculation.drafter.name or message.speculation.drafter.settings),
         num_draft_tokens=message.speculation.num_draft_tokens or default_num_draft_tokens(model, router),
-        tenant=message.tenant,
+        tenant=tenant,
+        accounts=caller.accounts,
         traceparent=traceparent,
         deadline_s=deadline_s,
         received_ns=received_ns,

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from betoken.router.policy.account import Account
 from betoken.router.text.answer import StopRules
 from betoken.router.workers.worker_identity import WorkerIdentity
 from betoken.v1.types_pb2 import DrafterChoice, OpenSequence, SamplingParams, VerificationMode
@@ -63,6 +64,8 @@ class GenerationRequest:
     num_draft_tokens: int = 0
     """Draft tokens wanted per round; 0 = as many as pay."""
     tenant: str = ""
+    accounts: Sequence[Account] = ()
+    """Whose limits it counts against."""
     traceparent: str = ""
     deadline_s: float | None = None
     """`time.monotonic()` value after which the answer is of no use; None = none."""

@@ -36,6 +36,7 @@ class GenerationServicer:
 
     def __init__(self, router: Router) -> None:
         self._router = router
+        self._keys = router.keys
         self._metrics = RequestMetrics(router.admission, router.settings.max_metric_tenants)
         observe_workers((*router.verify.workers, *router.draft.workers))
 
@@ -49,16 +50,20 @@ class GenerationServicer:
         def status(error: BaseException) -> str:
             return final_status(error, timeout_s, context.time_remaining, self._router.is_cut_off)
 
-        async with typed_errors(context, request_id):
+        async with typed_errors(context, request_id, tells_places=self._keys.tells_places(context)):
             with (
                 record.kept(status, self._metrics.ended),
                 span(SPAN_GENERATE, kind=kind, parent=client, attributes=attributes, status=status) as own_span,
                 self._router.waiting_bytes.hold(request.ByteSize()) as held_bytes,
             ):
                 record.span = own_span
+                caller = self._keys.caller(context.invocation_metadata())
+                caller.check_tokens()
+                caller.check_input(request)
                 generation = await intake.prepare(
                     request,
                     self._router,
+                    caller,
                     request_id=request_id,
                     traceparent=traceparent_of(own_span),
                     timeout_s=timeout_s,
@@ -69,6 +74,7 @@ class GenerationServicer:
                 del request  # it may be large, and the answer long
 
                 async def emit(event: Event) -> None:
+                    caller.charge(_num_charged(event))
                     held_bytes.release()
                     await context.write(self._response(event))
                     record.sent(event)
@@ -79,7 +85,9 @@ class GenerationServicer:
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Any) -> pb.GetModelInfoResponse:  # noqa: N802
         """Describe the served model and its workers."""
-        async with typed_errors(context):
+        tells_places = self._keys.tells_places(context)
+        async with typed_errors(context, tells_places=tells_places):
+            self._keys.check_if_any(context.invocation_metadata())
             router = self._router
             model, _, system_fingerprint, eos_token_ids = await router.model(context.time_remaining())
             response = pb.GetModelInfoResponse(
@@ -92,8 +100,8 @@ class GenerationServicer:
                 default_drafter=drafter_choice.default_drafter(router),
                 default_num_draft_tokens=drafter_choice.default_num_draft_tokens(model, router),
                 verification_modes=model.verification_modes,
-                verify_workers=[_worker_info(worker) for worker in router.verify.workers],
-                draft_workers=[_worker_info(worker) for worker in router.draft.workers],
+                verify_workers=[_worker_info(worker, tells_places) for worker in router.verify.workers],
+                draft_workers=[_worker_info(worker, tells_places) for worker in router.draft.workers],
                 has_chat_template=router.tokenizer.chat_template is not None,
                 version=_version(),
                 system_fingerprint=system_fingerprint,
@@ -104,14 +112,16 @@ class GenerationServicer:
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:  # noqa: N802
         """Turn text or chat messages into ids."""
-        async with typed_errors(context):
+        async with typed_errors(context, tells_places=self._keys.tells_places(context)):
+            self._keys.caller(context.invocation_metadata()).check_input(request)
             with self._router.waiting_bytes.hold(request.ByteSize()):
                 return pb.TokenizeResponse(ids=await intake.tokenize(request, self._router))
         raise AssertionError("unreachable: typed_errors ends the call")
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:  # noqa: N802
         """Turn ids into text."""
-        async with typed_errors(context):
+        async with typed_errors(context, tells_places=self._keys.tells_places(context)):
+            self._keys.caller(context.invocation_metadata()).check_input(request)
             model = (await self._router.model(context.time_remaining())).hello
             with self._router.waiting_bytes.hold(request.ByteSize()):
                 return await intake.detokenize(request, self._router, model.vocab_size)
@@ -194,7 +204,18 @@ def _finish(event: Finished) -> pb.GenerateFinish:
     )
 
 
-def _worker_info(worker: VerifyWorker | DraftWorker) -> pb.WorkerInfo:
+def _num_charged(event: Event) -> int:
+    """Tokens read or written by the time of this event."""
+    match event:
+        case Started(request):
+            return len(request.prompt_ids)
+        case Tokens():
+            return len(event.ids)
+        case _:
+            return 0
+
+
+def _worker_info(worker: VerifyWorker | DraftWorker, tells_places: bool) -> pb.WorkerInfo:
     link = worker.link
     info = pb.WorkerInfo(address=link.address, state=link.state, detail=link.detail)
     if isinstance(worker, VerifyWorker) and worker.is_silent and worker.is_ready:
@@ -203,6 +224,10 @@ def _worker_info(worker: VerifyWorker | DraftWorker) -> pb.WorkerInfo:
         info.hello.CopyFrom(link.hello)
     if link.load is not None:
         info.load.CopyFrom(link.load)
+    if not tells_places:
+        info.address = info.detail = ""
+        if info.HasField("hello"):
+            info.hello.ClearField("worker_id")  # holds the host's name
     return info
 
 

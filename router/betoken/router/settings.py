@@ -36,6 +36,17 @@ class RouterSettings(ServiceSettings):
     worker_tls_server_name: str = Field(
         "", description="Name in the workers' certificates, where it is not their address's host."
     )
+    api_keys_file: ExistingFile | None = Field(
+        None,
+        description="TOML file of the API keys that are served, as hashes, with their tenants and limits (`betoken"
+        " new-key` makes one); absent = everybody. A changed file needs no restart.",
+    )
+    weights_fingerprint: str = Field(
+        "",
+        pattern=r"^([0-9a-f]{16,64})?$",
+        description="Weights that verify workers must serve: what `betoken info --json` shows, or 16 first digits and"
+        " more; empty = those of the first worker that comes.",
+    )
     tokenizer: str = Field(
         min_length=1, description="Directory or hub id with the target's tokenizer.json and chat template."
     )
@@ -134,6 +145,16 @@ class RouterSettings(ServiceSettings):
     def max_request_bytes(self) -> int:
         """Largest message of a client, bytes: one that is larger is not even received."""
         return min(self.max_message_bytes, self.max_prompt_bytes + _BESIDE_PROMPT_BYTES)
+
+    @property
+    def knows_callers(self) -> bool:
+        """Whether callers show who they are."""
+        return self.api_keys_file is not None or super().knows_callers
+
+    @property
+    def caller_options(self) -> str:
+        """The options of which one makes it so."""
+        return f"--api-keys-file or {super().caller_options}"
 
     @property
     def worker_tls(self) -> ClientTls | None:

@@ -4,14 +4,12 @@ Knows settings and gRPC; knows no service beyond its name. Prints nothing.
 """
 
 import asyncio
-import errno
 import gc
 import json
 import logging
 import math
 import os
 import signal
-import socket
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,10 +20,11 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from betoken.common.address import UNIX_PREFIX
-from betoken.common.errors import BetokenError, FailedPreconditionError, InternalError
+from betoken.common.errors import BetokenError, InternalError
 from betoken.rpc import telemetry
 from betoken.rpc.decoding import TypedDecoding
+from betoken.rpc.exposure import warning_of
+from betoken.rpc.listening import bind, check_free, credentials_of
 from betoken.rpc.logs import configure_logging
 from betoken.rpc.settings import ServiceSettings
 
@@ -35,7 +34,6 @@ MIN_PING_INTERVAL_S = 5.0
 """Clients that ping an idle connection more often are disconnected."""
 _KEEPALIVE_TIME_S = 20.0
 _KEEPALIVE_TIMEOUT_S = 10.0
-_BIND_REASONS = {errno.EADDRINUSE: "it is in use", errno.EADDRNOTAVAIL: "this machine has no such address"}
 _HEALTH_PERIOD_S = 0.5
 _STOP_GRACE_S = 0.5  # after a drain only health watchers and statuses under way are left
 
@@ -63,6 +61,7 @@ async def serve(
     stop: asyncio.Event | None = None,
     failure: asyncio.Future[BaseException] | None = None,
     max_connection_age_s: float = 0.0,
+    interceptors: Sequence[Any] = (),
 ) -> None:
     """Serve until SIGTERM, SIGINT or `stop`; then drain and stop. A second signal stops at once.
 
@@ -75,6 +74,7 @@ async def serve(
         stop: ends serving when set; given by callers that handle signals themselves.
         failure: done when what the services stand on is lost: serving ends with no time for running work.
         max_connection_age_s: after about so long a client makes its next calls over a new connection; 0 = never.
+        interceptors: see each call before all others.
 
     Raises:
         FailedPreconditionError: the address cannot be bound, or a TLS file cannot be read.
@@ -82,17 +82,18 @@ async def serve(
         InternalError: `failure` came.
     """
     server = grpc.aio.server(
-        interceptors=[TypedDecoding()],
+        interceptors=[*interceptors, TypedDecoding()],
         options=_server_options(settings, max_connection_age_s),
         maximum_concurrent_rpcs=settings.max_concurrent_rpcs,
     )
     for service in services:
         service.register(service.servicer, server)
     health_servicer = await _add_health(server, [service.name for service in services])
-    reflection.enable_server_reflection(
-        [*(service.name for service in services), health.SERVICE_NAME, reflection.SERVICE_NAME], server
-    )
-    port = _bind(server, settings)
+    if settings.reflection:
+        reflection.enable_server_reflection(
+            [*(service.name for service in services), health.SERVICE_NAME, reflection.SERVICE_NAME], server
+        )
+    port = bind(server, settings)
     stopping = _Stopping(stop)
     if failure is not None:
         failure.add_done_callback(lambda _: stopping.ask())
@@ -133,8 +134,10 @@ def run_service(name: str, settings: ServiceSettings, body: Callable[[], Corouti
         _log.error("%s cannot go on: telemetry: %s", name, error)
         return 1
     try:
-        _check_free(settings)  # before a model is loaded, which may take minutes
-        _credentials(settings)
+        check_free(settings)  # before a model is loaded, which may take minutes
+        credentials_of(settings)
+        if warning := warning_of(settings):
+            _log.warning("%s", warning)
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(body())
     except BetokenError as error:
@@ -236,100 +239,6 @@ def _server_options(settings: ServiceSettings, max_connection_age_s: float) -> l
     if max_connection_age_s:  # calls under way go on: the grace that gRPC leaves them has no end of its own
         options.append(("grpc.max_connection_age_ms", math.ceil(max_connection_age_s * 1000)))
     return options
-
-
-def _bind(server: grpc.aio.Server, settings: ServiceSettings) -> int:
-    _check_free(settings)
-    address, credentials = _address(settings), _credentials(settings)
-    try:
-        if credentials is None:
-            port = server.add_insecure_port(address)
-        else:
-            port = server.add_secure_port(address, credentials)
-        return 0 if settings.host.startswith(UNIX_PREFIX) else port
-    except RuntimeError as error:
-        hint = "" if credentials is None else ", or are the TLS files no PEM certificate and its key"
-        raise FailedPreconditionError(f"cannot listen on {address}: is it in use{hint}?") from error
-
-
-def _credentials(settings: ServiceSettings) -> grpc.ServerCredentials | None:
-    """None for plain text.
-
-    Raises:
-        FailedPreconditionError: a TLS file cannot be read.
-        InvalidArgumentError: one is not PEM, or the key is another certificate's.
-    """
-    try:
-        return settings.server_tls.credentials() if settings.server_tls is not None else None
-    except OSError as error:
-        raise FailedPreconditionError(f"cannot read a TLS file: {error}") from error
-
-
-def _address(settings: ServiceSettings) -> str:
-    host = settings.host
-    if host.startswith(UNIX_PREFIX):
-        return host
-    return f"[{host}]:{settings.port}" if ":" in host and not host.startswith("[") else f"{host}:{settings.port}"
-
-
-def _check_free(settings: ServiceSettings) -> None:
-    """Finds out why an address cannot be listened on, which gRPC tells in its own log only.
-
-    Raises:
-        FailedPreconditionError: nothing that the host stands for can be bound, or another process serves there.
-    """
-    host = settings.host.strip("[]")
-    if host.startswith(UNIX_PREFIX):
-        try:
-            refusal = _why_no_socket(Path(host.removeprefix(UNIX_PREFIX)))
-        except OSError as error:  # a folder above may not be entered
-            refusal = f"cannot be looked at: {error.strerror}"
-        if refusal is not None:
-            raise FailedPreconditionError(f"cannot listen on {host}: {refusal}")
-        return
-    problem: Exception | None = None
-    try:
-        for family, kind, protocol, _, place in socket.getaddrinfo(host, settings.port, type=socket.SOCK_STREAM):
-            try:
-                with socket.socket(family, kind, protocol) as probe:
-                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    probe.bind(place)
-                return
-            except OSError as error:
-                problem = problem or error
-    except (OSError, UnicodeError) as error:  # no such name
-        problem = error
-    if isinstance(problem, OSError):
-        reason = _BIND_REASONS.get(problem.errno or 0) or problem.strerror
-    else:
-        reason = str(problem)
-    raise FailedPreconditionError(f"cannot listen on {_address(settings)}: {reason}") from problem
-
-
-def _why_no_socket(path: Path) -> str | None:
-    """Why a Unix socket cannot be made there; None where it can."""
-    if not path.parent.is_dir():
-        return f"there is no folder {path.parent}"
-    if not os.access(path.parent, os.W_OK):
-        return f"the folder {path.parent} cannot be written"
-    if path.exists() and not path.is_socket():
-        return "something else than a socket is there"
-    return _BIND_REASONS[errno.EADDRINUSE] if _is_answered(str(path)) else None
-
-
-def _is_answered(path: str) -> bool:
-    """Whether a process listens on a Unix socket, which gRPC would take from it, and lose to it when that ends."""
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(path)
-        except BlockingIOError:  # more wait to be taken than its queue holds
-            return True
-        except PermissionError:  # another user's, who may listen
-            return True
-        except OSError:  # nobody, or a process that is gone
-            return False
-    return True
 
 
 async def _add_health(server: grpc.aio.Server, names: Sequence[str]) -> Any:

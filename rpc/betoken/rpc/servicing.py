@@ -57,13 +57,13 @@ def _note(error: BetokenError) -> None:
 
 
 @asynccontextmanager
-async def typed_errors(context: Any, request_id: str = "") -> AsyncIterator[None]:
+async def typed_errors(context: Any, request_id: str = "", *, tells_places: bool = True) -> AsyncIterator[None]:
     """The body of every handler: `async with typed_errors(context, request_id): ...`, unary and streaming alike.
 
     A `BetokenError` ends the call with its own status, and so does a request that could not be decoded; where
-    `request_id` is given, the log says so under it. Cancellation, `context.abort()` and the private errors of
-    `grpc.aio` pass through. Anything else, panics of foreign libraries included, is logged with its traceback and
-    answered INTERNAL without its text.
+    `request_id` is given, the log says so under it. Without `tells_places` the caller is told no addresses and paths,
+    which the log has. Cancellation, `context.abort()` and the private errors of `grpc.aio` pass through. Anything else,
+    panics of foreign libraries included, is logged with its traceback and answered INTERNAL without its text.
     """
     try:
         try:
@@ -72,7 +72,7 @@ async def typed_errors(context: Any, request_id: str = "") -> AsyncIterator[None
         except BetokenError as error:
             error.request_id = error.request_id or request_id
             _note(error)
-            await abort(context, error)
+            await abort(context, error if tells_places else error.without_places())
         except (grpc.aio.BaseError, *_ENDS):
             raise
         except BaseException as error:  # gRPC itself answers subclasses of Exception only: others leave a call for ever

@@ -95,6 +95,10 @@ class ServiceSettings(BaseSettings):
     tls_client_ca_file: ExistingFile | None = Field(
         None, description="PEM certificates that sign acceptable clients (mutual TLS)."
     )
+    insecure: bool = Field(
+        False, description="No warning where other machines reach the service and it lacks TLS or callers' keys."
+    )
+    reflection: bool = Field(True, description="Describe the service to tools such as grpcurl (gRPC reflection).")
     max_message_bytes: int = Field(
         64 << 20,
         ge=1 << 16,
@@ -172,6 +176,16 @@ class ServiceSettings(BaseSettings):
     def max_request_bytes(self) -> int:
         """Largest message that is received, bytes."""
         return self.max_message_bytes
+
+    @property
+    def knows_callers(self) -> bool:
+        """Whether callers show who they are."""
+        return self.tls_client_ca_file is not None
+
+    @property
+    def caller_options(self) -> str:
+        """The options of which one makes it so."""
+        return "--tls-client-ca-file"
 
     @property
     def server_tls(self) -> ServerTls | None:

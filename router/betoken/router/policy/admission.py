@@ -1,6 +1,6 @@
 """Admits requests: so many at once, so many waiting, so long; everything else is refused before any work is done.
 
-First come, first served. Knows nothing of what an admitted request does.
+Fair between tenants, and within a tenant first come, first served. Knows nothing of what an admitted request does.
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from betoken.common.errors import ResourceExhaustedError, UnavailableError
+from betoken.router.policy.account import Account
+from betoken.router.policy.fair_queue import FairQueue, Place
 
 _MIN_RETRY_AFTER_S, _MAX_RETRY_AFTER_S = 0.1, 60.0
 
@@ -37,7 +38,7 @@ class Admission:
         self._timeout_s = timeout_s
         self._capacity = capacity
         self._no_worker = no_worker
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._queue = FairQueue()
         self._mean_service_s = 1.0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -47,71 +48,93 @@ class Admission:
     @property
     def num_waiting(self) -> int:
         """Requests in the queue."""
-        return len(self._waiting)
+        return len(self._queue)
 
     @asynccontextmanager
-    async def slot(self, timeout_s: float = math.inf) -> AsyncIterator[int]:
+    async def slot(
+        self, timeout_s: float = math.inf, tenant: str = "", accounts: Sequence[Account] = ()
+    ) -> AsyncIterator[int]:
         """Hold a slot; the value is the time spent waiting for it, nanoseconds.
 
-        `timeout_s`: longest wait where the request leaves less than others may wait.
+        `timeout_s`: longest wait where the request leaves less than others may wait. `tenant`: between whom turns are
+        shared. `accounts`: whose limits apply besides.
 
         Raises:
             ResourceExhaustedError: the queue is full, or the wait was too long; carries when to retry.
             UnavailableError: the wait was too long because no worker is ready.
         """
         asked_ns = time.perf_counter_ns()
-        if self._waiting or self.num_running >= self._limit():
-            await self._wait(min(timeout_s, self._timeout_s))
+        place = Place(tenant, accounts)
+        self.capacity_changed()  # so that who waits still has no room, or waits for its own account
+        if self.num_running < self._limit() and place.can_run:
+            self._start(place)
         else:
-            self.num_running += 1
+            await self._wait(place, min(timeout_s, self._timeout_s))
         admitted_ns = time.perf_counter_ns()
         try:
             yield admitted_ns - asked_ns
         finally:
-            self.num_running -= 1
             self._mean_service_s += 0.1 * ((time.perf_counter_ns() - admitted_ns) / 1e9 - self._mean_service_s)
-            self.capacity_changed()
+            self._end(place)
 
     async def wait_idle(self) -> None:
         """Return once nothing runs and nothing waits."""
-        while self.num_running or self._waiting:
+        while self.num_running or len(self._queue):
             self._idle.clear()
             await self._idle.wait()
 
     def capacity_changed(self) -> None:
         """Admit as many waiting requests as there is room for."""
-        while self._waiting and self.num_running < self._limit():
-            future = self._waiting.popleft()
-            if not future.done():
-                self.num_running += 1  # on behalf of the waiter, so that nobody slips in between
-                future.set_result(None)
-        if not self.num_running and not self._waiting:
+        while self.num_running < self._limit() and (place := self._queue.next()) is not None:
+            if place.turn.done():  # cancelled, and about to leave
+                self._queue.remove(place)
+                continue
+            self._start(place)  # on behalf of the waiter, so that nobody slips in between
+            place.turn.set_result(None)
+        if not self.num_running and not len(self._queue):
             self._idle.set()
 
-    async def _wait(self, timeout_s: float) -> None:
-        if len(self._waiting) >= self._max_queue:
-            raise ResourceExhaustedError(
-                f"{self.num_running} requests run, {len(self._waiting)} wait: the queue of {self._max_queue} is full",
-                retry_after_s=self._retry_after_s(),
-            )
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(future)
+    def _start(self, place: Place) -> None:
+        self._queue.start(place)
+        self.num_running += 1
+
+    def _end(self, place: Place) -> None:
+        self._queue.end(place)
+        self.num_running -= 1
+        self.capacity_changed()
+
+    async def _wait(self, place: Place, timeout_s: float) -> None:
+        self._queue_up(place)
         try:
             async with asyncio.timeout(timeout_s):
-                await future
+                await place.turn
         except TimeoutError:
-            if future.done() and not future.cancelled():
-                return  # admitted in the same turn
-            raise self._too_late(timeout_s) from None
+            if not place.is_admitted:  # which may be in the same turn
+                raise self._too_late(timeout_s) from None
         except asyncio.CancelledError:
-            if future.done() and not future.cancelled():
-                self.num_running -= 1
-                self.capacity_changed()
+            if place.is_admitted:
+                self._end(place)
             raise
         finally:
-            if future in self._waiting:
-                self._waiting.remove(future)
+            if not place.is_admitted:
+                self._queue.remove(place)
                 self.capacity_changed()
+
+    def _queue_up(self, place: Place) -> None:
+        for account in place.accounts:
+            account.check_queue(self._retry_after_s())
+        if len(self._queue) >= self._max_queue:
+            full = ResourceExhaustedError(
+                f"{self.num_running} requests run, {len(self._queue)} wait: the queue of {self._max_queue} is full",
+                retry_after_s=self._retry_after_s(),
+            )
+            if (last := self._queue.gives_way_to(place)) is None:
+                raise full
+            self._queue.remove(last)
+            if not last.turn.done():
+                last.turn.set_exception(full)
+                last.turn.exception()  # seen: a waiter that is cancelled meanwhile never looks
+        self._queue.add(place)
 
     def _too_late(self, waited_s: float) -> ResourceExhaustedError | UnavailableError:
         if self._capacity() <= 0:
@@ -126,5 +149,5 @@ class Admission:
 
     def _retry_after_s(self) -> float:
         """Expected time until a request that comes now would start."""
-        expected_s = self._mean_service_s * (len(self._waiting) + 1) / max(1, self._limit())
+        expected_s = self._mean_service_s * (len(self._queue) + 1) / max(1, self._limit())
         return min(_MAX_RETRY_AFTER_S, max(_MIN_RETRY_AFTER_S, expected_s))

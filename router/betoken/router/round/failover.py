@@ -107,7 +107,7 @@ class Failover:
             if isinstance(reason, ResourceExhaustedError):
                 raise reason from None
             raise UnavailableError(
-                f"the verify worker was lost ({reason}) and none could go on within {limit_s:.3g} s"
+                f"the verify worker was lost and none could go on within {limit_s:.3g} s", places=str(reason)
             ) from reason
         finally:
             self._limits.discard(limit)

@@ -263,8 +263,8 @@ class VerifyPool:
                 while (worker := self.least_loaded(identity)) is None:
                     if identity is not None and (other := self.least_loaded()) is not None:
                         raise UnavailableError(
-                            f"the verify workers of this request are gone: {other.link.address} now serves "
-                            f"{other.identity.difference(identity)}"
+                            "the verify workers of this request are gone",
+                            places=f"{other.link.address} now serves {other.identity.difference(identity)}",
                         )
                     await self._changed.wait()
                 return worker
@@ -274,7 +274,7 @@ class VerifyPool:
     def none_ready(self, waited_s: float) -> UnavailableError:
         """What to say after so long without a worker."""
         details = "; ".join(f"{w.link.address}: {w.link.state} {w.link.detail}" for w in self.workers)
-        return UnavailableError(f"no verify worker became ready within {round(waited_s, 1):g} s ({details})")
+        return UnavailableError(f"no verify worker became ready within {round(waited_s, 1):g} s", places=details)
 
     def _in_use(self) -> list[VerifyWorker]:
         """The ready workers, without those that are silent unless all are."""

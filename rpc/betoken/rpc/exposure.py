@@ -1,0 +1,21 @@
+"""Who can reach a service that is about to listen, and what protects it: one warning for whoever starts it.
+
+Knows settings; opens nothing.
+"""
+
+from betoken.common.address import is_own_host
+from betoken.rpc.settings import ServiceSettings
+
+
+def warning_of(settings: ServiceSettings) -> str:
+    """What is amiss where other machines reach the service; empty where nothing is, or `--insecure` was given."""
+    if settings.insecure or is_own_host(settings.host):
+        return ""
+    missing = []
+    if settings.server_tls is None:
+        missing.append("without TLS, so that others on the way can read and change what is sent (--tls-cert-file)")
+    if not settings.knows_callers:
+        missing.append(f"for whoever reaches it, without a key or certificate of theirs ({settings.caller_options})")
+    if not missing:
+        return ""
+    return f"serving on {settings.host}, beyond this machine, {' and '.join(missing)}; --insecure silences this warning"

@@ -1,0 +1,79 @@
+"""A file of keys is taken whole or refused by name, and no refusal quotes a hash."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from betoken.common.api_key import hash_of, new_api_key
+from betoken.common.errors import FailedPreconditionError
+from betoken.router.access import key_file
+from betoken.router.access.key_file import read_key_file
+from betoken.router.policy.account import Limits
+
+HASH = hash_of("one")
+ONE = f'[[keys]]\nname = "one"\nhash = "{HASH}"\n'
+
+
+def test_a_key_has_its_own_limits_and_its_tenants(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(f'{ONE}tenant = "team"\nmax_streams = 2\n[tenants.team]\ntokens_per_minute = 60\n')
+    file = read_key_file(path)
+    (key,) = file.keys
+    assert (key.tenant_name, key.limits()) == ("team", Limits(max_streams=2))
+    assert file.tenants["team"].limits() == Limits(tokens_per_minute=60)
+
+
+def test_a_key_without_a_tenant_is_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(ONE)
+    assert read_key_file(path).keys[0].tenant_name == "one"
+
+
+def test_an_empty_file_lets_nobody_in_and_is_none_that_is_broken(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text("")
+    assert read_key_file(path).keys == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("[[keys", "no TOML"),
+        (ONE + "max_stream = 1\n", "max_stream"),
+        (ONE + "max_streams = 0\n", "max_streams"),
+        (ONE + "tokens_per_minute = 1.5\n", "tokens_per_minute"),
+        (ONE.replace("sha256:", "md5:"), "hash"),
+        (ONE.replace('"one"', '""'), "name"),
+        (ONE.replace('"one"', '"o\\u001bne"'), "name"),
+        (ONE + ONE.replace('"one"', '"two"'), "one and two have the same hash"),
+        (ONE + ONE.replace(HASH, hash_of("two")), "the same name"),
+        (ONE + "[tenants.nobody]\nmax_streams = 1\n", "tenants.nobody"),
+        ("keys = 3", "keys"),
+    ],
+)
+def test_what_is_no_file_of_keys_is_refused_by_name(tmp_path: Path, text: str, named: str) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(text)
+    with pytest.raises(FailedPreconditionError, match="keys.toml") as refused:
+        read_key_file(path)
+    assert named in str(refused.value)
+    assert HASH.removeprefix("sha256:") not in str(refused.value)
+
+
+def test_a_file_that_is_gone_no_text_or_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "keys.toml"
+    with pytest.raises(FailedPreconditionError, match="No such file"):
+        read_key_file(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(FailedPreconditionError, match="no TOML"):
+        read_key_file(path)
+    monkeypatch.setattr(key_file, "MAX_FILE_BYTES", 1)
+    with pytest.raises(FailedPreconditionError, match="2 bytes, must be at most 1"):
+        read_key_file(path)
+
+
+def test_keys_are_long_and_never_the_same() -> None:
+    keys = {new_api_key() for _ in range(100)}
+    assert len(keys) == 100 and all(len(key) >= 43 for key in keys)

@@ -1,0 +1,35 @@
+"""Which weights are served can be settled beforehand: the first worker to come does not decide."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from betoken.router.settings import RouterSettings
+from tests.router.harness import MakeCluster
+
+HONEST, OTHER = "f" * 64, "e" * 64
+
+
+@pytest.mark.parametrize("pin", [HONEST, HONEST[:16]])
+async def test_workers_of_other_weights_than_the_pinned_never_serve(make_cluster: MakeCluster, pin: str) -> None:
+    hellos = [{"weights_fingerprint": OTHER}, {"weights_fingerprint": HONEST}, {"weights_fingerprint": ""}]
+    cluster = await make_cluster(num_drafters=0, verify_hellos=hellos, wait_ready=False, weights_fingerprint=pin)
+    other, honest, nameless = (worker.link for worker in cluster.router.verify.workers)
+    await cluster.until(lambda: (other.state, honest.state, nameless.state) == ("refused", "ready", "refused"))
+    assert pin in other.detail and OTHER in other.detail
+    assert (await cluster.generate(max_new_tokens=3, ignore_eos=True)).finish.usage.output_tokens == 3
+
+
+async def test_other_weights_that_came_first_keep_nobody_out(make_cluster: MakeCluster) -> None:
+    hellos = [{"weights_fingerprint": OTHER}, {"weights_fingerprint": HONEST}]
+    cluster = await make_cluster(num_drafters=0, verify_hellos=hellos, wait_ready=False, weights_fingerprint=HONEST)
+    other, honest = cluster.router.verify.workers
+    await cluster.until(lambda: other.link.state == "refused")
+    await cluster.until(lambda: honest.is_ready)
+
+
+@pytest.mark.parametrize("value", ["f" * 15, "f" * 65, "F" * 64, "sha256:" + "f" * 64])
+def test_what_is_no_fingerprint_is_refused(value: str) -> None:
+    with pytest.raises(ValidationError, match="weights_fingerprint"):
+        RouterSettings(verify=("a:1",), tokenizer="x", weights_fingerprint=value)
