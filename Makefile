@@ -9,7 +9,7 @@ PIP_ARGS ?=
 TEST_JOBS ?= 2
 PROTOS := $(wildcard protos/betoken/v1/*.proto)
 
-.PHONY: demo test lint type proto proto-check docs bench up clean
+.PHONY: demo test lint type proto proto-check docs package bench up clean
 
 # An older Python is refused here: pip would say that there is no such torch, and .venv would keep that Python.
 OLD_PYTHON = "$(PYTHON) is %d.%d, and 3.11 or newer is needed: name it, as in make demo PYTHON=python3.12"
@@ -18,7 +18,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; now = sys.version_info[:2]; now >= (3, 11) or sys.exit($(OLD_PYTHON) % now)'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) $(PIP_ARGS) torch
-	$(PIP) $(PIP_ARGS) -e '.[all]'
+	$(PIP) $(PIP_ARGS) -e '.[all,dev]'
 	touch $@
 
 demo: $(VENV)/.installed
@@ -43,6 +43,12 @@ proto-check: proto
 docs: $(VENV)/.installed
 	$(BIN)/python docs/generate_settings.py
 	$(BIN)/python docs/generate_commands.py
+
+# Both distributions, as pip builds them, and what a package index would say of them.
+package: $(VENV)/.installed
+	rm -rf dist
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist . ./server
+	$(BIN)/python -m twine check --strict dist/*
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m betoken.bench.end_to_end --target models/target --draft models/draft

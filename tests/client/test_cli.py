@@ -35,6 +35,7 @@ from betoken.cli.up import up as up_command
 from betoken.cli.up_options import checked_port
 from betoken.client import Completion, InternalError, InvalidArgumentError, Piece, Sampling, Speculation, WorkerStatus
 from betoken.client.channel import DEFAULT_ADDRESS
+from betoken.common.release import how_to_install
 from betoken.draft_worker.settings import DraftWorkerSettings
 from betoken.router.access.keys import Keys
 from betoken.router.settings import RouterSettings
@@ -482,7 +483,8 @@ def test_a_service_asks_for_nothing_that_its_extra_does_not_install(monkeypatch:
     assert [options["extra"] for options in asked] == ["router", "router", "worker"], "n-grams need no torch"
     for options in asked:
         installed = {re.split(r"[>=;]", line)[0].replace("-", "_") for line in extras[options["extra"]]}
-        assert installed.issuperset(options["needs"]), options
+        code, *packages = options["needs"]
+        assert importlib.util.find_spec(code) and installed.issuperset(packages), options
 
 
 def test_a_router_started_without_options_is_found_without_options() -> None:
@@ -508,7 +510,8 @@ def test_a_command_without_its_extra_says_so_in_one_line() -> None:
     code = "import sys\nsys.modules['typer'] = None\nsys.argv[1:] = ['router', '--help']\n"
     code += "from betoken.cli.__main__ import main\nraise SystemExit(main())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (1, "betoken: the command needs typer: pip install 'betoken[cli]'\n")
+    told = "betoken: the command needs typer: in a checkout of Betoken, pip install -c constraints.txt -e '.[cli]'\n"
+    assert (done.returncode, done.stderr) == (1, told)
 
 
 def test_an_interrupt_during_imports_is_quiet(tmp_path: Path) -> None:
@@ -618,7 +621,25 @@ def test_up_names_a_missing_extra_before_it_starts_anything(monkeypatch: pytest.
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else find_spec(name))
     result = run("up", "--target", "t", "--port", "0")
     assert result.exit_code == 1
-    assert result.stderr == "betoken: up needs torch: pip install 'betoken[router,worker]'\n"
+    assert result.stderr == f"betoken: up needs torch: {how_to_install('router,worker')}\n"
+
+
+def test_the_sdk_without_the_services_says_what_brings_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if "betoken." in name else find_spec(name))
+    result = run("verify-worker", "--model", "t")
+    assert result.exit_code == 1
+    assert result.stderr == f"betoken: verify-worker needs betoken.verify_worker: {how_to_install('worker')}\n"
+
+
+@pytest.mark.parametrize("extra", ["cli", "router", "worker", "router,worker"])
+def test_what_is_told_to_install_is_a_part_of_this_project(extra: str) -> None:
+    """By its name alone pip would look on the package index, where the name may be a stranger's."""
+    hint = how_to_install(extra)
+    assert hint.startswith("in a checkout of Betoken, pip install ") and f" -e '.[{extra}]'" in hint
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert extras.keys() >= set(extra.split(","))
+    assert (ROOT / "constraints.txt").is_file()
 
 
 @pytest.mark.parametrize(

@@ -115,14 +115,13 @@ def test_the_image_sets_what_the_command_sets():
     assert Path(environment["BETOKEN_READY_FILE"]).parent == Path("/tmp")  # the compose files' tmpfs
 
 
-def test_the_build_context_holds_what_the_wheel_is_made_of():
-    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+def test_the_build_context_holds_what_the_wheels_are_made_of():
+    wheels = [tomllib.loads((ROOT / folder / "pyproject.toml").read_text()) for folder in (".", "server")]
+    sdk, services = (wheel["tool"]["hatch"]["build"]["targets"]["wheel"] for wheel in wheels)
     kept = set(re.findall(r"^!(\S+)", (DEPLOY / "Dockerfile.dockerignore").read_text(), re.M))
-    assert kept == {Path(package).parts[0] for package in wheel["packages"]} | {
-        "pyproject.toml",
-        "constraints.txt",
-        "README.md",
-    }
+    roots = {Path(package).parts[0] for package in sdk["packages"]}
+    roots |= {Path(package).parts[1] for package in services["force-include"]}
+    assert kept == roots | {"server", "pyproject.toml", "hatch_build.py", "constraints.txt", "LICENSE"}
 
 
 def test_the_constraints_suit_the_cuda_build_of_torch():

@@ -10,6 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from betoken.common.errors import FailedPreconditionError
+from betoken.common.release import how_to_install
 from betoken.draft_worker.core import DraftCore
 from betoken.draft_worker.handler import DraftResults
 from betoken.draft_worker.hosting import load_drafters
@@ -182,7 +183,7 @@ def test_a_model_without_torch_is_refused_by_what_to_install(tiny):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
-    assert done.stderr.endswith("a drafter with a model needs torch: pip install 'betoken[worker]'\n")
+    assert done.stderr.endswith(f"a drafter with a model needs torch: {how_to_install('worker')}\n")
 
 
 def test_a_package_that_is_there_and_broken_is_told_with_its_cause(tiny, tmp_path, monkeypatch):

@@ -4,6 +4,8 @@ import io
 import os
 import sys
 
+from betoken.common.release import how_to_install
+
 
 def main() -> int:
     """Run the command; the process's exit status where it does not end by itself."""
@@ -24,7 +26,7 @@ def main() -> int:
     except ModuleNotFoundError as error:
         if error.name != "typer":  # which brings rich
             raise
-        sys.stderr.write("betoken: the command needs typer: pip install 'betoken[cli]'\n")
+        sys.stderr.write(f"betoken: the command needs typer: {how_to_install('cli')}\n")
         return 1
     return 0
 

@@ -5,7 +5,6 @@ Each command is a module of its own.
 
 from __future__ import annotations
 
-from importlib import metadata
 from typing import Annotated
 
 import typer
@@ -15,6 +14,7 @@ from betoken.cli.generate import generate
 from betoken.cli.info import info
 from betoken.cli.new_key import new_key
 from betoken.cli.up import up
+from betoken.common.release import __version__
 
 app = typer.Typer(
     name="betoken",
@@ -37,7 +37,7 @@ for name, run in (
 
 def _show_version(is_asked: bool) -> None:
     if is_asked:
-        print(metadata.version("betoken"))
+        print(__version__)
         raise typer.Exit
 
 

@@ -15,16 +15,17 @@ import typer
 from betoken.cli.connection import EXIT_FAILED
 from betoken.cli.local_services import DRAFT_MODULE, GATEWAY_MODULE, ROUTER_MODULE, VERIFY_MODULE
 from betoken.cli.service_process import service_environment
+from betoken.common.release import how_to_install
 
 PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 """Context settings of a command that hands all its arguments on."""
-ROUTER_NEEDS = ("asyncio_pool", "pydantic_settings", "tokenizers")
-"""Packages without which a router does not start; its extra brings them."""
-WORKER_NEEDS = ("pydantic_settings", "torch", "transformers")
+ROUTER_NEEDS = (ROUTER_MODULE, "asyncio_pool", "pydantic_settings", "tokenizers")
+"""Without these a router does not start: its code, which the SDK alone does not bring, and packages of its extra."""
+WORKER_NEEDS = (VERIFY_MODULE, "pydantic_settings", "torch", "transformers")
 """The same of workers that run a model."""
-GATEWAY_NEEDS = ("fastapi", "httptools", "prometheus_client", "pydantic_settings", "uvicorn")
+GATEWAY_NEEDS = (GATEWAY_MODULE, "fastapi", "httptools", "prometheus_client", "pydantic_settings", "uvicorn")
 """The same of the gateway."""
-DRAFT_NEEDS = ("pydantic_settings",)
+DRAFT_NEEDS = (DRAFT_MODULE, "pydantic_settings")
 """The same of any draft worker: n-grams take no model. A worker whose drafters run one asks for the rest itself."""
 
 
@@ -55,10 +56,10 @@ def missing_packages(needs: Sequence[str]) -> list[str]:
 
 def check_installed(what: str, *, extra: str, needs: Sequence[str]) -> None:
     """Raises:
-    typer.Exit: a package that `what` needs is missing; standard error names it and the extra that brings it.
+    typer.Exit: something that `what` needs is missing; standard error names it and what would bring it.
     """
     if missing := missing_packages(needs):
-        sys.stderr.write(f"betoken: {what} needs {', '.join(missing)}: pip install 'betoken[{extra}]'\n")
+        sys.stderr.write(f"betoken: {what} needs {', '.join(missing)}: {how_to_install(extra)}\n")
         raise typer.Exit(EXIT_FAILED)
 
 
@@ -68,5 +69,5 @@ def become(module: str, arguments: Sequence[str], *, extra: str, needs: Sequence
     Raises:
         typer.Exit: what it needs is not installed.
     """
-    check_installed(module, extra=extra, needs=needs)
+    check_installed(module.rpartition(".")[2].replace("_", "-"), extra=extra, needs=needs)
     os.execve(sys.executable, [sys.executable, "-m", module, *arguments], service_environment())

@@ -28,6 +28,7 @@ from betoken.common.errors import (
     UnavailableError,
     UnimplementedError,
 )
+from betoken.common.release import __version__
 from betoken.common.tls import ClientTls
 
 __all__ = [
@@ -69,4 +70,5 @@ __all__ = [
     "Usage",
     "VerificationMode",
     "WorkerStatus",
+    "__version__",
 ]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from betoken.common.errors import FailedPreconditionError
+from betoken.common.release import how_to_install
 from betoken.draft_worker.settings import MODEL_DRAFTERS, DraftWorkerSettings
 from betoken.drafters.drafter import Drafter
 from betoken.drafters.fused.drafter import FusedDrafter
@@ -50,7 +51,7 @@ def load_drafters(settings: DraftWorkerSettings, progress: Progress) -> Hosted:
         except ModuleNotFoundError as error:
             if error.name is None:  # transformers' own, of a package that is there and broken: its causes tell which
                 raise
-            reason = f"a drafter with a model needs {error.name}: pip install 'betoken[worker]'"
+            reason = f"a drafter with a model needs {error.name}: {how_to_install('worker')}"
             raise FailedPreconditionError(reason) from error
         models = ModelHost(settings, progress)
         made |= models.load_drafters(ngram_settings)

@@ -5,10 +5,10 @@ Validates and converts; decides nothing.
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from betoken.common.names import REQUEST_ID, SPAN_GENERATE
+from betoken.common.release import __version__
 from betoken.common.trace import SpanKind, context_from, rpc_attributes, span, traceparent_of
 from betoken.router import intake
 from betoken.router.core import Event, Router
@@ -103,7 +103,7 @@ class GenerationServicer:
                 verify_workers=[_worker_info(worker, tells_places) for worker in router.verify.workers],
                 draft_workers=[_worker_info(worker, tells_places) for worker in router.draft.workers],
                 has_chat_template=router.tokenizer.chat_template is not None,
-                version=_version(),
+                version=__version__,
                 system_fingerprint=system_fingerprint,
             )
             response.default_sampling.MergeFrom(model.default_sampling)
@@ -236,10 +236,3 @@ def _traceparent(context: Any) -> str:
         if key == "traceparent":
             return value if isinstance(value, str) else value.decode("ascii", "replace")
     return ""
-
-
-def _version() -> str:
-    try:
-        return version("betoken")
-    except PackageNotFoundError:
-        return "unknown"
