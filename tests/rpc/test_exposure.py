@@ -53,7 +53,7 @@ def test_what_is_there_is_not_missed(files):
 
 @pytest.mark.parametrize("insecure", [False, True])
 def test_a_service_says_it_once_as_it_starts(caplog, monkeypatch, insecure):
-    monkeypatch.setattr(server, "configure_logging", lambda *_: None)  # which takes what is logged from the test
+    monkeypatch.setattr(server, "configure_logging", lambda *_, **__: None)  # which takes what is logged from the test
 
     async def body():
         pass
