@@ -177,3 +177,14 @@ async def test_errors_reach_the_client_as_its_own(gate: Gate) -> None:
     with pytest.raises(openai.BadRequestError) as streamed:  # a refusal has its status in a stream, too
         await gate.openai.completions.create(model="fake", prompt="the", top_p=2, stream=True)
     assert streamed.value.param == "top_p"
+
+
+async def test_rounds_tell_their_times_in_a_stream(gate: Gate) -> None:
+    told: list[dict[str, Any]] = []
+    stream = await gate.openai.completions.create(
+        model="fake", prompt="the", max_tokens=24, stream=True, extra_body={"betoken": {"rounds": True}}
+    )
+    async for event in stream:
+        told += (event.choices[0].model_extra.get("betoken") or {}).get("rounds", [])
+    assert sum(times["num_tokens"] for times in told) == 24
+    assert all(times["duration_s"] >= times["verify_forward_s"] > 0 for times in told)

@@ -448,3 +448,25 @@ async def test_detokenize_gives_the_text_and_the_bytes_of_each_id(make_cluster: 
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await cluster.stub.Detokenize(pb.DetokenizeRequest(ids=wrong))
         assert from_rpc_error(caught.value).field == field
+
+
+@pytest.mark.parametrize("off", [False, True])
+async def test_rounds_tell_their_times_where_they_are_asked_for(make_cluster: MakeCluster, off: bool) -> None:
+    cluster = await make_cluster(step_s=0.002)
+    reply = await cluster.generate(prompt_ids=PROMPT, max_new_tokens=30, report_rounds=True, off=off)
+    rounds = [times for message in reply.messages for times in message.rounds]
+    stats = reply.finish.speculation
+    assert [sum(times.num_tokens for times in message.rounds) for message in reply.messages] == [
+        len(message.tokens) for message in reply.messages
+    ]
+    assert len(rounds) == stats.num_verify_forwards
+    for field in ("num_draft_tokens", "num_accepted_tokens"):
+        assert sum(getattr(times, field) for times in rounds) == getattr(stats, field)
+    assert sum(times.verify_forward_ns for times in rounds) == stats.verify_forward_ns
+    assert [times.begin_ns for times in rounds] == sorted(times.begin_ns for times in rounds)
+    for times, later in zip(rounds, rounds[1:], strict=False):
+        assert times.begin_ns + times.duration_ns <= later.begin_ns
+        assert off or times.duration_ns >= times.draft_forward_ns + times.verify_forward_ns
+    assert (sum(times.num_draft_tokens for times in rounds) == 0) is off
+    silent = await cluster.generate(prompt_ids=PROMPT, max_new_tokens=30, off=off)
+    assert silent.ids == reply.ids and not any(message.rounds for message in silent.messages)

@@ -11,7 +11,7 @@ from betoken.client.async_client import AsyncClient, AsyncGeneration
 from betoken.client.completion import Completion, Detokenized, FinishReason, PartialAnswer, SpeculationStats, Usage
 from betoken.client.config import GenerateOptions, RetryPolicy, Sampling, Speculation, VerificationMode
 from betoken.client.model_info import ModelInfo, StepCost, WorkerStatus
-from betoken.client.piece import DraftSource, Logprobs, Piece, Token, TokenOrigin
+from betoken.client.piece import DraftSource, Logprobs, Piece, RoundTimes, Token, TokenOrigin
 from betoken.client.request import ChatMessage, Prompt
 from betoken.client.sync_client import Client, Generation
 from betoken.common.errors import (
@@ -58,6 +58,7 @@ __all__ = [
     "RequestCancelledError",
     "ResourceExhaustedError",
     "RetryPolicy",
+    "RoundTimes",
     "Sampling",
     "Speculation",
     "SpeculationStats",

@@ -76,6 +76,8 @@ class Speculation:
     """Decode plainly; drafter, drafter_settings and num_draft_tokens must then be None."""
     mode: VerificationMode | None = None
     """Verification mode; None = COUPLED."""
+    report_rounds: bool | None = None
+    """Whether pieces tell the times of their rounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,7 @@ class SpeculationOptions(TypedDict, total=False):
     num_draft_tokens: int | None
     off: bool | None
     mode: VerificationMode | None
+    report_rounds: bool | None
 
 
 class GenerateOptions(SamplingOptions, SpeculationOptions, total=False):

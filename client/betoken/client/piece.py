@@ -39,6 +39,7 @@ class DraftSource(StrEnum):
     UNKNOWN = "unknown"
 
 
+_NS = 1e-9
 _ORIGINS: Mapping[int, TokenOrigin] = {
     types_pb2.TOKEN_ORIGIN_ACCEPTED: TokenOrigin.ACCEPTED,
     types_pb2.TOKEN_ORIGIN_RECOVERED: TokenOrigin.RECOVERED,
@@ -86,6 +87,39 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
+class RoundTimes:
+    """Where the time of a round went, or of a plain step; seconds."""
+
+    num_tokens: int
+    """Tokens it emitted."""
+    num_draft_tokens: int
+    """Draft tokens verified; 0 of a plain step."""
+    num_accepted_tokens: int
+    begin_s: float
+    """From the request to the round's begin; of a resumed answer, from its last stream's."""
+    duration_s: float
+    """From its begin to its verdict."""
+    draft_queue_s: float
+    draft_forward_s: float
+    verify_queue_s: float
+    verify_forward_s: float
+
+    @classmethod
+    def from_proto(cls, message: pb.RoundTimes) -> RoundTimes:
+        return cls(
+            num_tokens=message.num_tokens,
+            num_draft_tokens=message.num_draft_tokens,
+            num_accepted_tokens=message.num_accepted_tokens,
+            begin_s=message.begin_ns * _NS,
+            duration_s=message.duration_ns * _NS,
+            draft_queue_s=message.draft_queue_ns * _NS,
+            draft_forward_s=message.draft_forward_ns * _NS,
+            verify_queue_s=message.verify_queue_ns * _NS,
+            verify_forward_s=message.verify_forward_ns * _NS,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """The tokens of one round, and the text that became final with them. Prints as that text."""
 
@@ -93,6 +127,8 @@ class Piece:
     """May lag behind the tokens; the texts of all pieces together are the answer."""
     tokens: tuple[Token, ...]
     """At least one; their texts are that of the piece."""
+    rounds: tuple[RoundTimes, ...] = ()
+    """Those that the tokens are of, where `report_rounds` asked for their times."""
 
     def __str__(self) -> str:
         return self.text
@@ -107,7 +143,7 @@ class Piece:
             end = len(message.text) if is_last else start + token.num_chars
             tokens.append(_token(token, message.text[start:end]))
             start = end
-        return cls(message.text, tuple(tokens))
+        return cls(message.text, tuple(tokens), tuple(map(RoundTimes.from_proto, message.rounds)))
 
 
 def _token(token: pb.GeneratedToken, text: str) -> Token:

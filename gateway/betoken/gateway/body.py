@@ -74,11 +74,14 @@ class Extension(Body):
     off: bool | None = Field(None, description="Decode without speculation.")
     mode: Literal["coupled", "rejection", "typical"] | None = Field(None, description="Verification mode.")
     provenance: bool = Field(False, description="Whether each token is told with its id and where it came from.")
+    rounds: bool = Field(False, description="Whether the times of each round are told.")
 
     def speculation(self) -> Speculation:
         """For the SDK."""
         mode = None if self.mode is None else VerificationMode(self.mode)
-        return Speculation(self.drafter, self.drafter_settings, self.num_draft_tokens, self.off, mode)
+        return Speculation(
+            self.drafter, self.drafter_settings, self.num_draft_tokens, self.off, mode, self.rounds or None
+        )
 
 
 Stop: TypeAlias = Annotated[str | list[str], said_as("must be text or a list of texts")]

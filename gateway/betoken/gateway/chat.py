@@ -13,7 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from betoken.client import AsyncGeneration, Completion, Piece
 from betoken.gateway.body import GenerationBody, Refusals, refuse
 from betoken.gateway.constraint import check_response_format
-from betoken.gateway.form import Form, choice_extension, tokens_extension
+from betoken.gateway.form import Form, choice_extension, piece_extension
 from betoken.gateway.logprobs import chat_logprobs
 from betoken.gateway.messages import Message
 from betoken.gateway.question import Question
@@ -116,8 +116,8 @@ class ChatForm(Form):
         choice = self._event_choice(index, {"content": piece.text} if piece.text else {})
         if self._body.logprobs and piece.tokens:
             choice["logprobs"] = chat_logprobs(piece.tokens, self.bytes_of)
-        if self._body.betoken.provenance and piece.tokens:
-            choice["betoken"] = {"tokens": tokens_extension(piece.tokens)}
+        if told := piece_extension(piece, self._body.betoken):
+            choice["betoken"] = told
         return choice if piece.text or choice["logprobs"] or "betoken" in choice else None
 
     def ending(self, index: int, answer: Completion) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from betoken.client import AsyncGeneration, Completion, Piece, Prompt
 from betoken.gateway.body import GenerationBody, Refusals, refuse, said_as
-from betoken.gateway.form import Form, choice_extension, tokens_extension
+from betoken.gateway.form import Form, choice_extension, piece_extension
 from betoken.gateway.logprobs import TextLogprobs
 from betoken.gateway.question import Question
 
@@ -104,8 +104,8 @@ class CompletionForm(Form):
         choice = self._event_choice(index, piece.text)
         if self._body.logprobs is not None and piece.tokens:
             choice["logprobs"] = self._logprobs[index].of(piece.tokens)
-        if self._body.betoken.provenance and piece.tokens:
-            choice["betoken"] = {"tokens": tokens_extension(piece.tokens)}
+        if told := piece_extension(piece, self._body.betoken):
+            choice["betoken"] = told
         return choice if piece.text or choice["logprobs"] or "betoken" in choice else None
 
     def ending(self, index: int, answer: Completion) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from betoken.client import AsyncGeneration, Completion, Piece, Token
-from betoken.gateway.body import GenerationBody
+from betoken.gateway.body import Extension, GenerationBody
 
 
 class Form(ABC):
@@ -118,6 +118,16 @@ def choice_extension(answer: Completion, has_tokens: bool) -> dict[str, Any]:
         | {"acceptance_rate": stats.acceptance_rate, "block_efficiency": stats.block_efficiency},
     }
     return told | {"tokens": tokens_extension(answer.tokens)} if has_tokens else told
+
+
+def piece_extension(piece: Piece, asked: Extension) -> dict[str, Any]:
+    """`choice.betoken` of an event: what is told of its tokens."""
+    told: dict[str, Any] = {}
+    if asked.provenance and piece.tokens:
+        told["tokens"] = tokens_extension(piece.tokens)
+    if piece.rounds:
+        told["rounds"] = [dataclasses.asdict(times) for times in piece.rounds]
+    return told
 
 
 def tokens_extension(tokens: Sequence[Token]) -> list[dict[str, Any]]:

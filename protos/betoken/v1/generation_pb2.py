@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from betoken.v1 import types_pb2 as betoken_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x62\x65token/v1/generation.proto\x12\nbetoken.v1\x1a\x16\x62\x65token/v1/types.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"9\n\x0c\x43hatMessages\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.betoken.v1.ChatMessage\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xa6\x01\n\x0bSpeculation\x12*\n\x07\x64rafter\x18\x01 \x01(\x0b\x32\x19.betoken.v1.DrafterChoice\x12\x1d\n\x10num_draft_tokens\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x0b\n\x03off\x18\x03 \x01(\x08\x12*\n\x04mode\x18\x04 \x01(\x0e\x32\x1c.betoken.v1.VerificationModeB\x13\n\x11_num_draft_tokens\"\xf4\x02\n\x0fGenerateRequest\x12\x10\n\x06prompt\x18\x01 \x01(\tH\x00\x12*\n\nprompt_ids\x18\x02 \x01(\x0b\x32\x14.betoken.v1.TokenIdsH\x00\x12,\n\x08messages\x18\x03 \x01(\x0b\x32\x18.betoken.v1.ChatMessagesH\x00\x12\r\n\x05model\x18\x04 \x01(\t\x12,\n\x08sampling\x18\x05 \x01(\x0b\x32\x1a.betoken.v1.SamplingParams\x12,\n\x0bspeculation\x18\x06 \x01(\x0b\x32\x17.betoken.v1.Speculation\x12\x12\n\nresume_ids\x18\x07 \x03(\r\x12\x0e\n\x06tenant\x18\x08 \x01(\t\x12\x12\n\nadapter_id\x18\t \x01(\t\x12\x17\n\x0fresponse_format\x18\n \x01(\t\x12\x0e\n\x01n\x18\x0b \x01(\rH\x01\x88\x01\x01\x12\x1a\n\x12system_fingerprint\x18\x0c \x01(\tB\x07\n\x05inputB\x04\n\x02_n\"\xdb\x01\n\rGenerateStart\x12\x12\n\nprompt_ids\x18\x01 \x03(\r\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\r\n\x05model\x18\x03 \x01(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12*\n\x04mode\x18\x05 \x01(\x0e\x32\x1c.betoken.v1.VerificationMode\x12\x0f\n\x07\x64rafter\x18\x06 \x01(\t\x12,\n\x08sampling\x18\x07 \x01(\x0b\x32\x1a.betoken.v1.SamplingParams\x12\x1a\n\x12system_fingerprint\x18\x08 \x01(\t\"\xae\x01\n\x0eGeneratedToken\x12\n\n\x02id\x18\x01 \x01(\r\x12\'\n\x06origin\x18\x02 \x01(\x0e\x32\x17.betoken.v1.TokenOrigin\x12\'\n\x06source\x18\x03 \x01(\x0e\x32\x17.betoken.v1.DraftSource\x12+\n\x08logprobs\x18\x04 \x01(\x0b\x32\x19.betoken.v1.TokenLogprobs\x12\x11\n\tnum_chars\x18\x05 \x01(\r\"J\n\x0eGenerateTokens\x12*\n\x06tokens\x18\x01 \x03(\x0b\x32\x1a.betoken.v1.GeneratedToken\x12\x0c\n\x04text\x18\x02 \x01(\t\"S\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\routput_tokens\x18\x02 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x03 \x01(\r\"\xf5\x03\n\x10SpeculationStats\x12\x12\n\nnum_drafts\x18\x01 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x02 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x03 \x01(\r\x12!\n\x19num_accepted_per_position\x18\x04 \x03(\r\x12 \n\x18num_drafted_per_position\x18\x05 \x03(\r\x12\x1b\n\x13num_verify_forwards\x18\x06 \x01(\r\x12\x1a\n\x12num_emitted_tokens\x18\x07 \x01(\r\x12\x18\n\x10\x64raft_forward_ns\x18\x08 \x01(\x04\x12\x16\n\x0e\x64raft_queue_ns\x18\t \x01(\x04\x12\x19\n\x11verify_forward_ns\x18\n \x01(\x04\x12\x17\n\x0fverify_queue_ns\x18\x0b \x01(\x04\x12\x10\n\x08round_ns\x18\x0c \x01(\x04\x12\x19\n\x11num_failed_drafts\x18\r \x01(\r\x12\x15\n\rnum_failovers\x18\x0e \x01(\r\x12\x1e\n\x16router_overhead_p50_ns\x18\x0f \x01(\x04\x12\x12\n\nnum_rounds\x18\x10 \x01(\r\x12\x1e\n\x16\x66irst_draft_forward_ns\x18\x11 \x01(\x04\x12\x1a\n\x12num_draft_forwards\x18\x12 \x01(\x04\"\xe4\x01\n\x0eGenerateFinish\x12(\n\x06reason\x18\x01 \x01(\x0e\x32\x18.betoken.v1.FinishReason\x12\x0c\n\x04stop\x18\x02 \x01(\t\x12 \n\x05usage\x18\x03 \x01(\x0b\x32\x11.betoken.v1.Usage\x12\x31\n\x0bspeculation\x18\x04 \x01(\x0b\x32\x1c.betoken.v1.SpeculationStats\x12\x10\n\x08queue_ns\x18\x05 \x01(\x04\x12\x1e\n\x16time_to_first_token_ns\x18\x06 \x01(\x04\x12\x13\n\x0b\x64uration_ns\x18\x07 \x01(\x04\"\xa3\x01\n\x10GenerateResponse\x12*\n\x05start\x18\x01 \x01(\x0b\x32\x19.betoken.v1.GenerateStartH\x00\x12,\n\x06tokens\x18\x02 \x01(\x0b\x32\x1a.betoken.v1.GenerateTokensH\x00\x12,\n\x06\x66inish\x18\x03 \x01(\x0b\x32\x1a.betoken.v1.GenerateFinishH\x00\x42\x07\n\x05\x65vent\"\x15\n\x13GetModelInfoRequest\"\x84\x01\n\nWorkerInfo\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12&\n\x05hello\x18\x02 \x01(\x0b\x32\x17.betoken.v1.WorkerHello\x12\x1e\n\x04load\x18\x03 \x01(\x0b\x32\x10.betoken.v1.Load\x12\r\n\x05state\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\"\xc9\x03\n\x14GetModelInfoResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x13\n\x0bmax_context\x18\x03 \x01(\r\x12\x15\n\reos_token_ids\x18\x04 \x03(\r\x12\x34\n\x10\x64\x65\x66\x61ult_sampling\x18\x05 \x01(\x0b\x32\x1a.betoken.v1.SamplingParams\x12\x10\n\x08\x64rafters\x18\x06 \x03(\t\x12\x17\n\x0f\x64\x65\x66\x61ult_drafter\x18\x07 \x01(\t\x12 \n\x18\x64\x65\x66\x61ult_num_draft_tokens\x18\x08 \x01(\r\x12\x38\n\x12verification_modes\x18\t \x03(\x0e\x32\x1c.betoken.v1.VerificationMode\x12.\n\x0everify_workers\x18\n \x03(\x0b\x32\x16.betoken.v1.WorkerInfo\x12-\n\rdraft_workers\x18\x0b \x03(\x0b\x32\x16.betoken.v1.WorkerInfo\x12\x19\n\x11has_chat_template\x18\x0c \x01(\x08\x12\x0f\n\x07version\x18\r \x01(\t\x12\x1a\n\x12system_fingerprint\x18\x0e \x01(\t\"Z\n\x0fTokenizeRequest\x12\x10\n\x06prompt\x18\x01 \x01(\tH\x00\x12,\n\x08messages\x18\x02 \x01(\x0b\x32\x18.betoken.v1.ChatMessagesH\x00\x42\x07\n\x05input\"\x1f\n\x10TokenizeResponse\x12\x0b\n\x03ids\x18\x01 \x03(\r\" \n\x11\x44\x65tokenizeRequest\x12\x0b\n\x03ids\x18\x01 \x03(\r\"2\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0e\n\x06pieces\x18\x02 \x03(\x0c*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xc3\x02\n\x11GenerationService\x12G\n\x08Generate\x12\x1b.betoken.v1.GenerateRequest\x1a\x1c.betoken.v1.GenerateResponse0\x01\x12Q\n\x0cGetModelInfo\x12\x1f.betoken.v1.GetModelInfoRequest\x1a .betoken.v1.GetModelInfoResponse\x12\x45\n\x08Tokenize\x12\x1b.betoken.v1.TokenizeRequest\x1a\x1c.betoken.v1.TokenizeResponse\x12K\n\nDetokenize\x12\x1d.betoken.v1.DetokenizeRequest\x1a\x1e.betoken.v1.DetokenizeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x62\x65token/v1/generation.proto\x12\nbetoken.v1\x1a\x16\x62\x65token/v1/types.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"9\n\x0c\x43hatMessages\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.betoken.v1.ChatMessage\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xbd\x01\n\x0bSpeculation\x12*\n\x07\x64rafter\x18\x01 \x01(\x0b\x32\x19.betoken.v1.DrafterChoice\x12\x1d\n\x10num_draft_tokens\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x0b\n\x03off\x18\x03 \x01(\x08\x12*\n\x04mode\x18\x04 \x01(\x0e\x32\x1c.betoken.v1.VerificationMode\x12\x15\n\rreport_rounds\x18\x05 \x01(\x08\x42\x13\n\x11_num_draft_tokens\"\xf4\x02\n\x0fGenerateRequest\x12\x10\n\x06prompt\x18\x01 \x01(\tH\x00\x12*\n\nprompt_ids\x18\x02 \x01(\x0b\x32\x14.betoken.v1.TokenIdsH\x00\x12,\n\x08messages\x18\x03 \x01(\x0b\x32\x18.betoken.v1.ChatMessagesH\x00\x12\r\n\x05model\x18\x04 \x01(\t\x12,\n\x08sampling\x18\x05 \x01(\x0b\x32\x1a.betoken.v1.SamplingParams\x12,\n\x0bspeculation\x18\x06 \x01(\x0b\x32\x17.betoken.v1.Speculation\x12\x12\n\nresume_ids\x18\x07 \x03(\r\x12\x0e\n\x06tenant\x18\x08 \x01(\t\x12\x12\n\nadapter_id\x18\t \x01(\t\x12\x17\n\x0fresponse_format\x18\n \x01(\t\x12\x0e\n\x01n\x18\x0b \x01(\rH\x01\x88\x01\x01\x12\x1a\n\x12system_fingerprint\x18\x0c \x01(\tB\x07\n\x05inputB\x04\n\x02_n\"\xdb\x01\n\rGenerateStart\x12\x12\n\nprompt_ids\x18\x01 \x03(\r\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\r\n\x05model\x18\x03 \x01(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12*\n\x04mode\x18\x05 \x01(\x0e\x32\x1c.betoken.v1.VerificationMode\x12\x0f\n\x07\x64rafter\x18\x06 \x01(\t\x12,\n\x08sampling\x18\x07 \x01(\x0b\x32\x1a.betoken.v1.SamplingParams\x12\x1a\n\x12system_fingerprint\x18\x08 \x01(\t\"\xae\x01\n\x0eGeneratedToken\x12\n\n\x02id\x18\x01 \x01(\r\x12\'\n\x06origin\x18\x02 \x01(\x0e\x32\x17.betoken.v1.TokenOrigin\x12\'\n\x06source\x18\x03 \x01(\x0e\x32\x17.betoken.v1.DraftSource\x12+\n\x08logprobs\x18\x04 \x01(\x0b\x32\x19.betoken.v1.TokenLogprobs\x12\x11\n\tnum_chars\x18\x05 \x01(\r\"\xe4\x01\n\nRoundTimes\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x02 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x03 \x01(\r\x12\x10\n\x08\x62\x65gin_ns\x18\x04 \x01(\x04\x12\x13\n\x0b\x64uration_ns\x18\x05 \x01(\x04\x12\x16\n\x0e\x64raft_queue_ns\x18\x06 \x01(\x04\x12\x18\n\x10\x64raft_forward_ns\x18\x07 \x01(\x04\x12\x17\n\x0fverify_queue_ns\x18\x08 \x01(\x04\x12\x19\n\x11verify_forward_ns\x18\t \x01(\x04\"r\n\x0eGenerateTokens\x12*\n\x06tokens\x18\x01 \x03(\x0b\x32\x1a.betoken.v1.GeneratedToken\x12\x0c\n\x04text\x18\x02 \x01(\t\x12&\n\x06rounds\x18\x03 \x03(\x0b\x32\x16.betoken.v1.RoundTimes\"S\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\routput_tokens\x18\x02 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x03 \x01(\r\"\xf5\x03\n\x10SpeculationStats\x12\x12\n\nnum_drafts\x18\x01 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x02 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x03 \x01(\r\x12!\n\x19num_accepted_per_position\x18\x04 \x03(\r\x12 \n\x18num_drafted_per_position\x18\x05 \x03(\r\x12\x1b\n\x13num_verify_forwards\x18\x06 \x01(\r\x12\x1a\n\x12num_emitted_tokens\x18\x07 \x01(\r\x12\x18\n\x10\x64raft_forward_ns\x18\x08 \x01(\x04\x12\x16\n\x0e\x64raft_queue_ns\x18\t \x01(\x04\x12\x19\n\x11verify_forward_ns\x18\n \x01(\x04\x12\x17\n\x0fverify_queue_ns\x18\x0b \x01(\x04\x12\x10\n\x08round_ns\x18\x0c \x01(\x04\x12\x19\n\x11num_failed_drafts\x18\r \x01(\r\x12\x15\n\rnum_failovers\x18\x0e \x01(\r\x12\x1e\n\x16router_overhead_p50_ns\x18\x0f \x01(\x04\x12\x12\n\nnum_rounds\x18\x10 \x01(\r\x12\x1e\n\x16\x66irst_draft_forward_ns\x18\x11 \x01(\x04\x12\x1a\n\x12num_draft_forwards\x18\x12 \x01(\x04\"\xe4\x01\n\x0eGenerateFinish\x12(\n\x06reason\x18\x01 \x01(\x0e\x32\x18.betoken.v1.FinishReason\x12\x0c\n\x04stop\x18\x02 \x01(\t\x12 \n\x05usage\x18\x03 \x01(\x0b\x32\x11.betoken.v1.Usage\x12\x31\n\x0bspeculation\x18\x04 \x01(\x0b\x32\x1c.betoken.v1.SpeculationStats\x12\x10\n\x08queue_ns\x18\x05 \x01(\x04\x12\x1e\n\x16time_to_first_token_ns\x18\x06 \x01(\x04\x12\x13\n\x0b\x64uration_ns\x18\x07 \x01(\x04\"\xa3\x01\n\x10GenerateResponse\x12*\n\x05start\x18\x01 \x01(\x0b\x32\x19.betoken.v1.GenerateStartH\x00\x12,\n\x06tokens\x18\x02 \x01(\x0b\x32\x1a.betoken.v1.GenerateTokensH\x00\x12,\n\x06\x66inish\x18\x03 \x01(\x0b\x32\x1a.betoken.v1.GenerateFinishH\x00\x42\x07\n\x05\x65vent\"\x15\n\x13GetModelInfoRequest\"\x84\x01\n\nWorkerInfo\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12&\n\x05hello\x18\x02 \x01(\x0b\x32\x17.betoken.v1.WorkerHello\x12\x1e\n\x04load\x18\x03 \x01(\x0b\x32\x10.betoken.v1.Load\x12\r\n\x05state\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\"\xc9\x03\n\x14GetModelInfoResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x13\n\x0bmax_context\x18\x03 \x01(\r\x12\x15\n\reos_token_ids\x18\x04 \x03(\r\x12\x34\n\x10\x64\x65\x66\x61ult_sampling\x18\x05 \x01(\x0b\x32\x1a.betoken.v1.SamplingParams\x12\x10\n\x08\x64rafters\x18\x06 \x03(\t\x12\x17\n\x0f\x64\x65\x66\x61ult_drafter\x18\x07 \x01(\t\x12 \n\x18\x64\x65\x66\x61ult_num_draft_tokens\x18\x08 \x01(\r\x12\x38\n\x12verification_modes\x18\t \x03(\x0e\x32\x1c.betoken.v1.VerificationMode\x12.\n\x0everify_workers\x18\n \x03(\x0b\x32\x16.betoken.v1.WorkerInfo\x12-\n\rdraft_workers\x18\x0b \x03(\x0b\x32\x16.betoken.v1.WorkerInfo\x12\x19\n\x11has_chat_template\x18\x0c \x01(\x08\x12\x0f\n\x07version\x18\r \x01(\t\x12\x1a\n\x12system_fingerprint\x18\x0e \x01(\t\"Z\n\x0fTokenizeRequest\x12\x10\n\x06prompt\x18\x01 \x01(\tH\x00\x12,\n\x08messages\x18\x02 \x01(\x0b\x32\x18.betoken.v1.ChatMessagesH\x00\x42\x07\n\x05input\"\x1f\n\x10TokenizeResponse\x12\x0b\n\x03ids\x18\x01 \x03(\r\" \n\x11\x44\x65tokenizeRequest\x12\x0b\n\x03ids\x18\x01 \x03(\r\"2\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0e\n\x06pieces\x18\x02 \x03(\x0c*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xc3\x02\n\x11GenerationService\x12G\n\x08Generate\x12\x1b.betoken.v1.GenerateRequest\x1a\x1c.betoken.v1.GenerateResponse0\x01\x12Q\n\x0cGetModelInfo\x12\x1f.betoken.v1.GetModelInfoRequest\x1a .betoken.v1.GetModelInfoResponse\x12\x45\n\x08Tokenize\x12\x1b.betoken.v1.TokenizeRequest\x1a\x1c.betoken.v1.TokenizeResponse\x12K\n\nDetokenize\x12\x1d.betoken.v1.DetokenizeRequest\x1a\x1e.betoken.v1.DetokenizeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'betoken.v1.generation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=3031
-  _globals['_FINISHREASON']._serialized_end=3126
+  _globals['_FINISHREASON']._serialized_start=3325
+  _globals['_FINISHREASON']._serialized_end=3420
   _globals['_CHATMESSAGE']._serialized_start=67
   _globals['_CHATMESSAGE']._serialized_end=111
   _globals['_CHATMESSAGES']._serialized_start=113
@@ -41,37 +41,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENIDS']._serialized_start=172
   _globals['_TOKENIDS']._serialized_end=195
   _globals['_SPECULATION']._serialized_start=198
-  _globals['_SPECULATION']._serialized_end=364
-  _globals['_GENERATEREQUEST']._serialized_start=367
-  _globals['_GENERATEREQUEST']._serialized_end=739
-  _globals['_GENERATESTART']._serialized_start=742
-  _globals['_GENERATESTART']._serialized_end=961
-  _globals['_GENERATEDTOKEN']._serialized_start=964
-  _globals['_GENERATEDTOKEN']._serialized_end=1138
-  _globals['_GENERATETOKENS']._serialized_start=1140
-  _globals['_GENERATETOKENS']._serialized_end=1214
-  _globals['_USAGE']._serialized_start=1216
-  _globals['_USAGE']._serialized_end=1299
-  _globals['_SPECULATIONSTATS']._serialized_start=1302
-  _globals['_SPECULATIONSTATS']._serialized_end=1803
-  _globals['_GENERATEFINISH']._serialized_start=1806
-  _globals['_GENERATEFINISH']._serialized_end=2034
-  _globals['_GENERATERESPONSE']._serialized_start=2037
-  _globals['_GENERATERESPONSE']._serialized_end=2200
-  _globals['_GETMODELINFOREQUEST']._serialized_start=2202
-  _globals['_GETMODELINFOREQUEST']._serialized_end=2223
-  _globals['_WORKERINFO']._serialized_start=2226
-  _globals['_WORKERINFO']._serialized_end=2358
-  _globals['_GETMODELINFORESPONSE']._serialized_start=2361
-  _globals['_GETMODELINFORESPONSE']._serialized_end=2818
-  _globals['_TOKENIZEREQUEST']._serialized_start=2820
-  _globals['_TOKENIZEREQUEST']._serialized_end=2910
-  _globals['_TOKENIZERESPONSE']._serialized_start=2912
-  _globals['_TOKENIZERESPONSE']._serialized_end=2943
-  _globals['_DETOKENIZEREQUEST']._serialized_start=2945
-  _globals['_DETOKENIZEREQUEST']._serialized_end=2977
-  _globals['_DETOKENIZERESPONSE']._serialized_start=2979
-  _globals['_DETOKENIZERESPONSE']._serialized_end=3029
-  _globals['_GENERATIONSERVICE']._serialized_start=3129
-  _globals['_GENERATIONSERVICE']._serialized_end=3452
+  _globals['_SPECULATION']._serialized_end=387
+  _globals['_GENERATEREQUEST']._serialized_start=390
+  _globals['_GENERATEREQUEST']._serialized_end=762
+  _globals['_GENERATESTART']._serialized_start=765
+  _globals['_GENERATESTART']._serialized_end=984
+  _globals['_GENERATEDTOKEN']._serialized_start=987
+  _globals['_GENERATEDTOKEN']._serialized_end=1161
+  _globals['_ROUNDTIMES']._serialized_start=1164
+  _globals['_ROUNDTIMES']._serialized_end=1392
+  _globals['_GENERATETOKENS']._serialized_start=1394
+  _globals['_GENERATETOKENS']._serialized_end=1508
+  _globals['_USAGE']._serialized_start=1510
+  _globals['_USAGE']._serialized_end=1593
+  _globals['_SPECULATIONSTATS']._serialized_start=1596
+  _globals['_SPECULATIONSTATS']._serialized_end=2097
+  _globals['_GENERATEFINISH']._serialized_start=2100
+  _globals['_GENERATEFINISH']._serialized_end=2328
+  _globals['_GENERATERESPONSE']._serialized_start=2331
+  _globals['_GENERATERESPONSE']._serialized_end=2494
+  _globals['_GETMODELINFOREQUEST']._serialized_start=2496
+  _globals['_GETMODELINFOREQUEST']._serialized_end=2517
+  _globals['_WORKERINFO']._serialized_start=2520
+  _globals['_WORKERINFO']._serialized_end=2652
+  _globals['_GETMODELINFORESPONSE']._serialized_start=2655
+  _globals['_GETMODELINFORESPONSE']._serialized_end=3112
+  _globals['_TOKENIZEREQUEST']._serialized_start=3114
+  _globals['_TOKENIZEREQUEST']._serialized_end=3204
+  _globals['_TOKENIZERESPONSE']._serialized_start=3206
+  _globals['_TOKENIZERESPONSE']._serialized_end=3237
+  _globals['_DETOKENIZEREQUEST']._serialized_start=3239
+  _globals['_DETOKENIZEREQUEST']._serialized_end=3271
+  _globals['_DETOKENIZERESPONSE']._serialized_start=3273
+  _globals['_DETOKENIZERESPONSE']._serialized_end=3323
+  _globals['_GENERATIONSERVICE']._serialized_start=3423
+  _globals['_GENERATIONSERVICE']._serialized_end=3746
 # @@protoc_insertion_point(module_scope)

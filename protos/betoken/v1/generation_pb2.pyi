@@ -38,16 +38,18 @@ class TokenIds(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Speculation(_message.Message):
-    __slots__ = ("drafter", "num_draft_tokens", "off", "mode")
+    __slots__ = ("drafter", "num_draft_tokens", "off", "mode", "report_rounds")
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OFF_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
+    REPORT_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     drafter: _types_pb2.DrafterChoice
     num_draft_tokens: int
     off: bool
     mode: _types_pb2.VerificationMode
-    def __init__(self, drafter: _Optional[_Union[_types_pb2.DrafterChoice, _Mapping]] = ..., num_draft_tokens: _Optional[int] = ..., off: _Optional[bool] = ..., mode: _Optional[_Union[_types_pb2.VerificationMode, str]] = ...) -> None: ...
+    report_rounds: bool
+    def __init__(self, drafter: _Optional[_Union[_types_pb2.DrafterChoice, _Mapping]] = ..., num_draft_tokens: _Optional[int] = ..., off: _Optional[bool] = ..., mode: _Optional[_Union[_types_pb2.VerificationMode, str]] = ..., report_rounds: _Optional[bool] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
     __slots__ = ("prompt", "prompt_ids", "messages", "model", "sampling", "speculation", "resume_ids", "tenant", "adapter_id", "response_format", "n", "system_fingerprint")
@@ -111,13 +113,37 @@ class GeneratedToken(_message.Message):
     num_chars: int
     def __init__(self, id: _Optional[int] = ..., origin: _Optional[_Union[_types_pb2.TokenOrigin, str]] = ..., source: _Optional[_Union[_types_pb2.DraftSource, str]] = ..., logprobs: _Optional[_Union[_types_pb2.TokenLogprobs, _Mapping]] = ..., num_chars: _Optional[int] = ...) -> None: ...
 
+class RoundTimes(_message.Message):
+    __slots__ = ("num_tokens", "num_draft_tokens", "num_accepted_tokens", "begin_ns", "duration_ns", "draft_queue_ns", "draft_forward_ns", "verify_queue_ns", "verify_forward_ns")
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_NS_FIELD_NUMBER: _ClassVar[int]
+    DURATION_NS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_QUEUE_NS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_QUEUE_NS_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
+    num_tokens: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    begin_ns: int
+    duration_ns: int
+    draft_queue_ns: int
+    draft_forward_ns: int
+    verify_queue_ns: int
+    verify_forward_ns: int
+    def __init__(self, num_tokens: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., begin_ns: _Optional[int] = ..., duration_ns: _Optional[int] = ..., draft_queue_ns: _Optional[int] = ..., draft_forward_ns: _Optional[int] = ..., verify_queue_ns: _Optional[int] = ..., verify_forward_ns: _Optional[int] = ...) -> None: ...
+
 class GenerateTokens(_message.Message):
-    __slots__ = ("tokens", "text")
+    __slots__ = ("tokens", "text", "rounds")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedCompositeFieldContainer[GeneratedToken]
     text: str
-    def __init__(self, tokens: _Optional[_Iterable[_Union[GeneratedToken, _Mapping]]] = ..., text: _Optional[str] = ...) -> None: ...
+    rounds: _containers.RepeatedCompositeFieldContainer[RoundTimes]
+    def __init__(self, tokens: _Optional[_Iterable[_Union[GeneratedToken, _Mapping]]] = ..., text: _Optional[str] = ..., rounds: _Optional[_Iterable[_Union[RoundTimes, _Mapping]]] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("prompt_tokens", "output_tokens", "cached_prompt_tokens")

@@ -115,6 +115,7 @@ async def prepare(
         drafter=choose_drafter(message.speculation, router, is_resumed=is_resumed),
         is_drafter_fixed=bool(message.speculation.drafter.name or message.speculation.drafter.settings),
         num_draft_tokens=message.speculation.num_draft_tokens or default_num_draft_tokens(model, router),
+        reports_rounds=message.speculation.report_rounds,
         tenant=tenant,
         accounts=caller.accounts,
         traceparent=traceparent,

@@ -63,6 +63,8 @@ class GenerationRequest:
     """The client named the drafter: no other will do."""
     num_draft_tokens: int = 0
     """Draft tokens wanted per round; 0 = as many as pay."""
+    reports_rounds: bool = False
+    """The times of each round are told."""
     tenant: str = ""
     accounts: Sequence[Account] = ()
     """Whose limits it counts against."""

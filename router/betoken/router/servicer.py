@@ -165,6 +165,7 @@ def _tokens(event: Tokens) -> pb.GenerateResponse:
         add(id=token_id, origin=origin, source=source, num_chars=num_chars)
     for token, logprobs in zip(message.tokens, event.logprobs, strict=False):
         token.logprobs.CopyFrom(logprobs)
+    message.rounds.extend(event.rounds)
     return response
 
 

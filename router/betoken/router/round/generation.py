@@ -20,6 +20,7 @@ from betoken.router.text.answer import Answer, Kept
 from betoken.router.workers.draft_session import NO_DRAFT, Draft
 from betoken.router.workers.verify_pool import VerifyWorker
 from betoken.router.workers.verify_session import SequenceLostError, VerifySession
+from betoken.v1.generation_pb2 import RoundTimes
 from betoken.v1.types_pb2 import (
     DRAFT_SOURCE_UNSPECIFIED,
     TOKEN_ORIGIN_ACCEPTED,
@@ -63,6 +64,8 @@ class Generation:
         """Plain steps after the next draft that is empty."""
         self._step_began_s: float | None = None
         """Of the round or plain step under way; None if other things than its tokens take its time."""
+        self._began_ns = 0
+        """Of the round, plain step or re-opening under way, `time.perf_counter_ns()`."""
         self._length = len(request.prompt_ids) + len(answer.output_ids)
         self._counts = counts
 
@@ -89,6 +92,7 @@ class Generation:
 
     async def _advance(self) -> None:
         """One round with a draft, or one plain step; whichever suits."""
+        self._began_ns = time.perf_counter_ns()
         self._step_began_s = time.perf_counter()
         if self._session is None:
             self._worker = self._failover.place(self._worker)  # others were opened since this request was admitted
@@ -182,13 +186,30 @@ class Generation:
         origins = origins[: len(ids)]
         sources = [*sources[: len(ids)], *[DRAFT_SOURCE_UNSPECIFIED] * (len(ids) - len(sources))]
         logprobs = verdict.logprobs[: len(ids)] if verdict.logprobs else ()
-        self._outbox.put(ids, origins, sources, logprobs, kept.text, kept.num_chars)
+        times = (
+            self._times(draft, min(len(path), len(ids)), verdict, len(ids)) if self._request.reports_rounds else None
+        )
+        self._outbox.put(ids, origins, sources, logprobs, kept.text, kept.num_chars, times)
+
+    def _times(self, draft: Draft, num_accepted: int, verdict: Verdict, num_tokens: int) -> RoundTimes:
+        return RoundTimes(
+            num_tokens=num_tokens,
+            num_draft_tokens=len(draft.ids),
+            num_accepted_tokens=num_accepted,
+            begin_ns=self._began_ns - self._request.received_ns,
+            duration_ns=time.perf_counter_ns() - self._began_ns,
+            draft_queue_ns=draft.queue_ns,
+            draft_forward_ns=draft.forward_ns,
+            verify_queue_ns=verdict.queue_ns,
+            verify_forward_ns=verdict.forward_ns,
+        )
 
     async def _reopen(self, why: SequenceLostError | ResourceExhaustedError) -> None:
         """Continue on another worker, or on the same one after it came back or has room, from the committed ids."""
         _log.warning("request %s is re-opened: %s", self._request.request_id, why)
         self._close_session()
         self._step_began_s = None
+        self._began_ns = time.perf_counter_ns()
         self._counts.num_failovers += isinstance(why, SequenceLostError)
         self._worker, self._session, verdict = await self._failover.reopen(
             self._request, self._answer.output_ids, self._identity, self._worker, why

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from betoken.router.request import GenerationRequest
 from betoken.router.round.stats import SpeculationCounts
 from betoken.router.text.answer import FinishReason
+from betoken.v1.generation_pb2 import RoundTimes
 from betoken.v1.types_pb2 import DraftSource, TokenLogprobs, TokenOrigin
 
 _LEAST_PAUSE_S = 0.001  # a shorter one is not worth its timer
@@ -37,6 +38,8 @@ class Tokens:
     text: str = ""
     num_chars: list[int] = field(default_factory=list)
     """Characters of `text` that became final with each id."""
+    rounds: list[RoundTimes] = field(default_factory=list)
+    """Times of the rounds, where they are told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,7 @@ class Outbox:
         logprobs: Sequence[TokenLogprobs],
         text: str,
         num_chars: Sequence[int],
+        times: RoundTimes | None = None,
     ) -> None:
         """Append the tokens of a round."""
         tokens = self._tokens
@@ -91,6 +95,8 @@ class Outbox:
         tokens.logprobs += logprobs
         tokens.text += text
         tokens.num_chars += num_chars
+        if times is not None:
+            tokens.rounds.append(times)
         if self._reader is not None:
             asyncio.get_running_loop().call_soon(_wake, self._reader)  # one turn late: the next request leaves first
             self._reader = None
