@@ -6,10 +6,17 @@ import socket
 import subprocess
 import sys
 
+import pytest
+
+from betoken.common.release import __version__
+from betoken.router.settings import RouterSettings
+from betoken.rpc.collector import endpoints, tell
 from betoken.rpc.telemetry import SHUTDOWN_TIMEOUT_S
+from betoken.verify_worker.settings import VerifyWorkerSettings
 
 PROGRAM = """
 import json
+import os
 from concurrent import futures
 import grpc
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
@@ -33,6 +40,7 @@ class Metrics(metrics_service_pb2_grpc.MetricsServiceServicer):
         got["bounds"] = list(metric.histogram.data_points[0].explicit_bounds)
         attributes = {pair.key: pair.value.string_value for pair in resource.resource.attributes}
         got["service"], got["instance"] = attributes["service.name"], attributes["service.instance.id"]
+        got["version"] = attributes["service.version"]
         got["stage"] = attributes.get("deployment.environment.name")
         got["key"] = dict(context.invocation_metadata()).get("x-key")
         return metrics_service_pb2.ExportMetricsServiceResponse()
@@ -42,7 +50,11 @@ trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Traces(), collector)
 metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(Metrics(), collector)
 port = collector.add_insecure_port("127.0.0.1:0")
 collector.start()
-shutdown = telemetry.configure("router", f"http://127.0.0.1:{port}")
+endpoint = f"http://127.0.0.1:{port}"
+if "GIVE" in os.environ:
+    os.environ[os.environ["GIVE"]] = endpoint
+    endpoint = ""
+shutdown = telemetry.configure("router", endpoint, None, os.environ.get("INSTANCE", ""))
 telemetry.meter().create_histogram(names.METRIC_ROUND_OVERHEAD, unit="s").record(0.003)
 with span(names.SPAN_SEQUENCE):
     pass
@@ -71,7 +83,8 @@ from betoken.rpc import telemetry
 
 class Kept(logging.Handler):
     def emit(self, record):
-        levels.append(record.levelname)
+        if record.name.startswith("opentelemetry"):
+            levels.append(record.levelname)
 
 levels = []
 logging.basicConfig(level="INFO", handlers=[Kept()])
@@ -99,7 +112,7 @@ def run(program: str, **environment: str) -> str:
 def test_spans_and_metrics_reach_the_collector():
     got = json.loads(run(PROGRAM))
     assert (got["span"], got["metric"]) == ("betoken.worker.sequence", "betoken.round.overhead")
-    assert got["service"] == "betoken.router"
+    assert (got["service"], got["version"]) == ("betoken.router", __version__)
     assert got["instance"].startswith(f"{socket.gethostname()}-"), "in containers every service is process 1"
     assert min(got["bounds"]) < 0.001, "buckets below 10 ms"
 
@@ -109,6 +122,77 @@ def test_variables_of_opentelemetry_are_heeded():
     environment = {"OTEL_RESOURCE_ATTRIBUTES": stage, "OTEL_EXPORTER_OTLP_HEADERS": key}
     got = json.loads(run(PROGRAM, **environment, OTEL_TRACES_SAMPLER="always_off"))
     assert (got["stage"], got["key"]) == ("production", "abc") and "span" not in got
+
+
+def test_what_opentelemetrys_variables_call_a_service_it_is_called():
+    own = {"INSTANCE": "w1"}
+    got = json.loads(run(PROGRAM, **own))
+    assert (got["service"], got["instance"]) == ("betoken.router", "w1")
+    attributes = "service.name=by-attribute,service.instance.id=i,service.version=v"
+    got = json.loads(run(PROGRAM, **own, OTEL_RESOURCE_ATTRIBUTES=attributes))
+    assert (got["service"], got["instance"], got["version"]) == ("by-attribute", "i", "v")
+    got = json.loads(run(PROGRAM, **own, OTEL_RESOURCE_ATTRIBUTES=attributes, OTEL_SERVICE_NAME="by-name"))
+    assert (got["service"], got["instance"]) == ("by-name", "i")
+
+
+@pytest.mark.parametrize(
+    ("variable", "received"),
+    [
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", {"span", "metric"}),
+        ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", {"span"}),
+        ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", {"metric"}),
+    ],
+)
+def test_the_endpoint_of_opentelemetrys_variables_is_sent_to(variable, received):
+    assert {"span", "metric"} & json.loads(run(PROGRAM, GIVE=variable)).keys() == received
+
+
+ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://user:secret@collector:4317"}
+
+
+@pytest.mark.parametrize(
+    ("own", "variables", "signals", "told"),
+    [
+        ("", {}, set(), []),
+        (
+            "",
+            ENDPOINT,
+            {"traces", "metrics"},
+            ["OpenTelemetry: traces to collector:4317 and metrics to collector:4317"],
+        ),
+        ("http://own:1", ENDPOINT, {"traces", "metrics"}, ["OpenTelemetry: traces to own:1 and metrics to own:1"]),
+        ("", ENDPOINT | {"OTEL_TRACES_EXPORTER": "none"}, {"metrics"}, ["OpenTelemetry: metrics to collector:4317"]),
+        ("", ENDPOINT | {"OTEL_SDK_DISABLED": "true"}, set(), ["OTEL_SDK_DISABLED"]),
+        (
+            *("", ENDPOINT | {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, set()),
+            [
+                "OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf: traces are not sent to collector:4317",
+                "metrics are not sent",
+            ],
+        ),
+        ("http://own:1", {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, {"traces", "metrics"}, ["traces to own:1"]),
+    ],
+)
+def test_what_is_sent_where_is_told_and_so_is_what_is_not(own, variables, signals, told, caplog):
+    caplog.set_level("INFO", "betoken")
+    found = endpoints(own, variables)
+    tell(found)
+    assert found.keys() == signals
+    assert len(caplog.messages) == len(told)
+    assert all(part in message for part, message in zip(told, caplog.messages, strict=True))
+    assert "secret" not in caplog.text
+
+
+def test_an_endpoint_that_is_none_is_refused_by_name():
+    with pytest.raises(ValueError, match="OTEL_EXPORTER_OTLP_ENDPOINT = 'ftp://x'"):
+        endpoints("", {"OTEL_EXPORTER_OTLP_ENDPOINT": "ftp://x"})
+
+
+def test_a_services_own_name_is_that_of_its_instance():
+    assert VerifyWorkerSettings.parse(["--model", "m", "--worker-id", "w1"]).telemetry == ("", None, "w1")
+    router = ["--verify", "a:1", "--tokenizer", "t", "--metrics-interval-s", "3"]
+    assert RouterSettings.parse(router).telemetry == ("", 3.0, "")
+    assert RouterSettings.parse([*router, "--router-id", "r1"]).telemetry == ("", 3.0, "r1")
 
 
 def test_a_proxy_for_the_web_is_not_asked_for_a_collector_without_tls():

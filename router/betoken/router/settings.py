@@ -52,7 +52,9 @@ class RouterSettings(ServiceSettings):
     )
     tokenizer_revision: str | None = Field(None, min_length=1, description="Hub revision of the tokenizer.")
     model: str = Field("", description="Model id the verify workers must announce; empty = whatever they serve.")
-    router_id: str = Field("router", min_length=1, description="Name of this router in workers' logs.")
+    router_id: str = Field(
+        "router", min_length=1, description="Name of this router in workers' logs, traces and metrics."
+    )
 
     max_concurrency: int = Field(256, ge=1, le=65536, description="Requests generated at once.")
     max_queue: int = Field(1024, ge=0, le=65536, description="Requests that may wait to be admitted; more are refused.")
@@ -155,6 +157,10 @@ class RouterSettings(ServiceSettings):
     def caller_options(self) -> str:
         """The options of which one makes it so."""
         return f"--api-keys-file or {super().caller_options}"
+
+    @property
+    def instance_id(self) -> str:
+        return self.router_id if "router_id" in self.model_fields_set else ""  # else several have the same
 
     @property
     def worker_tls(self) -> ClientTls | None:

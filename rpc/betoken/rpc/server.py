@@ -129,7 +129,7 @@ def run_service(name: str, settings: ServiceSettings, body: Callable[[], Corouti
     """
     configure_logging(settings.log_level, settings.log_format, captures_stderr=True)
     try:
-        shutdown_telemetry = telemetry.configure(name, settings.otlp_endpoint, settings.metrics_interval_s)
+        shutdown_telemetry = telemetry.configure(name, *settings.telemetry)
     except Exception as error:  # its SDK has settings of its own, OTEL_*, and tells what is wrong with one in many ways
         _log.error("%s cannot go on: telemetry: %s", name, error)
         return 1

@@ -123,9 +123,14 @@ class ServiceSettings(BaseSettings):
     otlp_endpoint: str = Field(
         "",
         description="OTLP/gRPC endpoint for traces and metrics, e.g. http://localhost:4317 (by no proxy) or https://...;"
-        " empty = none are sent.",
+        " empty = that of OTEL_EXPORTER_OTLP_ENDPOINT, if any.",
     )
-    metrics_interval_s: float = Field(10.0, gt=0, le=3600, description="Interval of metric export, seconds.")
+    metrics_interval_s: float = Field(
+        10.0,
+        gt=0,
+        le=3600,
+        description="Interval of metric export, seconds; OTEL_METRIC_EXPORT_INTERVAL's where this is not given.",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -186,6 +191,17 @@ class ServiceSettings(BaseSettings):
     def caller_options(self) -> str:
         """The options of which one makes it so."""
         return "--tls-client-ca-file"
+
+    @property
+    def instance_id(self) -> str:
+        """What it is called among its like; empty = nothing was said."""
+        return ""
+
+    @property
+    def telemetry(self) -> tuple[str, float | None, str]:
+        """Endpoint, interval of metrics (None = not given) and instance, as `telemetry.configure` takes them."""
+        interval_s = self.metrics_interval_s if "metrics_interval_s" in self.model_fields_set else None
+        return self.otlp_endpoint, interval_s, self.instance_id
 
     @property
     def server_tls(self) -> ServerTls | None:

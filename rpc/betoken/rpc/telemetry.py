@@ -1,4 +1,4 @@
-"""Sets up OpenTelemetry for one process: providers and, when an endpoint is given, OTLP exporters over gRPC.
+"""Sets up OpenTelemetry for one process: providers and, when there is an endpoint, OTLP exporters over gRPC.
 
 Without an endpoint the API's own no-op providers stay, and spans and counters cost next to nothing. Knows no service.
 """
@@ -15,8 +15,12 @@ from typing import Any
 from opentelemetry import metrics, trace
 
 from betoken.common.names import SCOPE, SECONDS_BUCKETS, SECONDS_METRICS
+from betoken.common.release import __version__
+from betoken.rpc.collector import endpoints, exporter_options, tell
 
 _EXPORT_TIMEOUT_S = 2
+_METRICS_INTERVAL_S = 10.0
+_INTERVAL_VARIABLE = "OTEL_METRIC_EXPORT_INTERVAL"  # milliseconds
 SHUTDOWN_TIMEOUT_S = 4.0
 """A collector that is away must not hold up a shutdown, whatever is queued for it."""
 _EXPORTER_LOGGER = "opentelemetry.exporter.otlp.proto.grpc.exporter"
@@ -29,46 +33,51 @@ def meter() -> metrics.Meter:
     return metrics.get_meter(SCOPE)
 
 
-def configure(service_name: str, otlp_endpoint: str, metrics_interval_s: float = 10.0) -> Callable[[], None]:
-    """Export traces and metrics to `otlp_endpoint` (e.g. `http://localhost:4317`; empty = nowhere).
+def configure(
+    service_name: str, otlp_endpoint: str, metrics_interval_s: float | None = None, instance_id: str = ""
+) -> Callable[[], None]:
+    """Export traces and metrics to `otlp_endpoint` (e.g. `http://localhost:4317`), or to where OpenTelemetry's own
+    variables say; nowhere without either.
 
     Call once, before any span or instrument is made. Returns a function that flushes and stops the exporters; what they
     have not sent after `SHUTDOWN_TIMEOUT_S` is lost.
+
+    Args:
+        metrics_interval_s: None = what OpenTelemetry's variable says, or 10.
+        instance_id: its name among its like; empty = made from host and process.
     """
-    if not otlp_endpoint:
+    destinations = endpoints(otlp_endpoint, os.environ)
+    if not destinations:
         return lambda: None
     from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
     from opentelemetry.sdk.metrics.view import ExplicitBucketHistogramAggregation, View
-    from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     logging.getLogger(_EXPORTER_LOGGER).addFilter(_Seldom())
-    instance = f"{socket.gethostname()}-{os.getpid()}"  # in containers every service is process 1
-    resource = Resource.create({"service.name": f"{SCOPE}.{service_name}", "service.instance.id": instance})
-    is_plain = not otlp_endpoint.startswith("https://")
-    # As for links: containers inherit a proxy for the web, which knows no collector.
-    options: Any = (("grpc.enable_http_proxy", 0),) if is_plain else None
+    resource = _resource(service_name, instance_id)
     tracer_provider = TracerProvider(resource=resource, shutdown_on_exit=False)  # the caller shuts down
-    tracer_provider.add_span_processor(
-        BatchSpanProcessor(
-            OTLPSpanExporter(otlp_endpoint, insecure=is_plain, timeout=_EXPORT_TIMEOUT_S, channel_options=options)
-        )
-    )
-    reader = PeriodicExportingMetricReader(
-        OTLPMetricExporter(otlp_endpoint, insecure=is_plain, timeout=_EXPORT_TIMEOUT_S, channel_options=options),
-        export_interval_millis=metrics_interval_s * 1000,
-    )
+    if "traces" in destinations:
+        span_exporter = OTLPSpanExporter(**exporter_options(destinations["traces"], _EXPORT_TIMEOUT_S))
+        tracer_provider.add_span_processor(BatchSpanProcessor(span_exporter))
+    readers = []
+    if "metrics" in destinations:
+        metric_exporter = OTLPMetricExporter(**exporter_options(destinations["metrics"], _EXPORT_TIMEOUT_S))
+        interval_ms = _interval_ms(metrics_interval_s)
+        readers.append(PeriodicExportingMetricReader(metric_exporter, export_interval_millis=interval_ms))
     views = [
         View(instrument_name=name, aggregation=ExplicitBucketHistogramAggregation(SECONDS_BUCKETS))
         for name in SECONDS_METRICS
     ]
-    meter_provider = MeterProvider([reader], resource, shutdown_on_exit=False, views=views)
-    trace.set_tracer_provider(tracer_provider)
-    metrics.set_meter_provider(meter_provider)
+    meter_provider = MeterProvider(readers, resource, shutdown_on_exit=False, views=views)
+    if "traces" in destinations:
+        trace.set_tracer_provider(tracer_provider)
+    if readers:
+        metrics.set_meter_provider(meter_provider)
+    tell(destinations)
 
     def shutdown() -> None:
         tracer_provider.shutdown()
@@ -81,6 +90,26 @@ def configure(service_name: str, otlp_endpoint: str, metrics_interval_s: float =
         stopping.join(SHUTDOWN_TIMEOUT_S)
 
     return bounded_shutdown
+
+
+def _resource(service_name: str, instance_id: str) -> Any:
+    """Who tells: what OpenTelemetry's variables say of that goes before what the service knows."""
+    from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+
+    own_process = f"{socket.gethostname()}-{os.getpid()}"  # in containers every service is process 1
+    own = {
+        "service.name": f"{SCOPE}.{service_name}",
+        "service.version": __version__,
+        "service.instance.id": instance_id or own_process,
+    }
+    return Resource.create(own).merge(OTELResourceDetector().detect())
+
+
+def _interval_ms(metrics_interval_s: float | None) -> float | None:
+    """None leaves it to the variable."""
+    if metrics_interval_s is None and os.environ.get(_INTERVAL_VARIABLE, "").strip():
+        return None
+    return (_METRICS_INTERVAL_S if metrics_interval_s is None else metrics_interval_s) * 1000
 
 
 class _Seldom(logging.Filter):

@@ -67,7 +67,9 @@ class WorkerSettings(ServiceSettings):
         description="Longest step of a model, seconds; a worker that hangs for so long ends with status 1, for its"
         " supervisor to start again.",
     )
-    worker_id: str = Field("", description="Name of this worker in logs; default: made from role, host and pid.")
+    worker_id: str = Field(
+        "", description="Name of this worker in logs, traces and metrics; default: made from role, host and pid."
+    )
     cache_dir: Path | None = Field(
         None, description="Where compiled code is kept; default: the user's cache directory."
     )
@@ -77,6 +79,10 @@ class WorkerSettings(ServiceSettings):
     def _check_worker_id(cls, value: str) -> str:
         value.encode()  # raises for what no message takes, such as an argument that is not UTF-8
         return value
+
+    @property
+    def instance_id(self) -> str:
+        return self.worker_id
 
     def engine_options(self) -> dict[str, Any]:
         """The keyword arguments of `betoken.engine.config.EngineConfig`."""
