@@ -21,6 +21,7 @@ from betoken.router.workers.circuit_breaker import CircuitBreaker
 from betoken.router.workers.draft_session import DraftFailedError, DraftSession, DraftWorkerLostError
 from betoken.router.workers.mailbox import Patience
 from betoken.rpc.link import DraftLink, LinkCallbacks, LinkOptions, LinkState
+from betoken.rpc.link.faults import LinkFaults
 from betoken.rpc.validation import validate_frame
 from betoken.v1.draft_pb2 import Commit, DraftLinkResponse, DraftRequest
 from betoken.v1.types_pb2 import (
@@ -60,6 +61,7 @@ class DraftWorker:
         self.asking_s = 0.0
         """What asking for a draft takes, drafting excluded; a decayed mean."""
         self._pool = pool
+        self._faults = LinkFaults(f"draft worker {address}")
         self._sessions: dict[int, DraftSession] = {}
         self._is_up = asyncio.Event()
 
@@ -175,7 +177,7 @@ class DraftWorker:
         for entry in frame.errors:
             error = from_link_error(entry)
             if entry.sequence_id == 0:
-                _log.error("draft worker %s: %s", self.link.address, error)
+                self._faults.take(error)
                 continue
             session = self._sessions.pop(entry.sequence_id, None)
             if session is not None:
@@ -188,6 +190,7 @@ class DraftWorker:
         self._pool.on_up()
 
     def _down(self, _link: Any, why: BetokenError) -> None:
+        self._faults.tell_count()
         self._is_up.clear()
         self.breaker.reset()
         sessions, self._sessions = self._sessions, {}

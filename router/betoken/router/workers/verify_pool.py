@@ -25,6 +25,7 @@ from betoken.router.workers.mailbox import Patience
 from betoken.router.workers.verify_session import SequenceLostError, VerifySession
 from betoken.router.workers.worker_identity import ServedModel, WorkerIdentity
 from betoken.rpc.link import LinkCallbacks, LinkOptions, LinkState, VerifyLink
+from betoken.rpc.link.faults import LinkFaults
 from betoken.rpc.validation import validate_frame
 from betoken.v1.types_pb2 import CloseSequence, WorkerHello
 from betoken.v1.verify_pb2 import DraftBlock, VerifyLinkResponse
@@ -47,6 +48,7 @@ class VerifyWorker:
         self.is_silent = False
         """Whether a sequence was lost here for want of any sign of work, and none has come since."""
         self._pool = pool
+        self._faults = LinkFaults(f"verify worker {address}")
         self._sessions: dict[int, VerifySession] = {}
 
     @property
@@ -143,7 +145,7 @@ class VerifyWorker:
         for entry in frame.errors:
             error = from_link_error(entry)
             if entry.sequence_id == 0:
-                _log.error("verify worker %s: %s", self.link.address, error)
+                self._faults.take(error)
                 continue
             session = sessions.pop(entry.sequence_id, None)
             if session is not None:
@@ -156,6 +158,7 @@ class VerifyWorker:
         self._pool.changed()
 
     def _down(self, _link: Any, why: BetokenError) -> None:
+        self._faults.tell_count()
         sessions, self._sessions = self._sessions, {}
         for session in sessions.values():
             session.fail(SequenceLostError(f"verify worker {self.link.address} went away: {why}"))
