@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import tracemalloc
 from contextlib import suppress
 
 import grpc
@@ -23,7 +24,7 @@ from betoken.engine.model_thread import ModelThread
 from betoken.engine.sampling import SamplingParams as EngineSampling
 from betoken.rpc.link import LinkServicer
 from betoken.rpc.link.worker_entries import WorkerLoad
-from betoken.rpc.validation import validate_distribution
+from betoken.rpc.validation import CONTEXT_FIELDS, validate_distribution
 from betoken.v1 import draft_pb2_grpc
 from betoken.v1.draft_pb2 import Commit, DraftLinkRequest, DraftLinkResponse, DraftRequest
 from betoken.v1.types_pb2 import (
@@ -38,6 +39,7 @@ from betoken.v1.types_pb2 import (
 )
 
 PROMPT = [1, 2, 3, 4, 1, 2]
+MAX_CONTEXT = 300
 
 
 @pytest.fixture
@@ -48,7 +50,8 @@ async def link(fake_runner_class):
     drafters = {"model": ModelDrafter(runner, 32, 8), "ngram": NgramDrafter()}
     thread = ModelThread(lambda: DraftCore(drafters, [runner.page_table], results, 8), "fake")
     await asyncio.wrap_future(thread.start())
-    servicer = LinkServicer(WorkerHello, DraftLinkHandler(thread.submit, results, 8, "w2"), DraftLinkResponse)
+    handler = DraftLinkHandler(thread.submit, results, 8, "w2", max_context=MAX_CONTEXT)
+    servicer = LinkServicer(WorkerHello, handler, DraftLinkResponse)
     server = grpc.aio.server()
     draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -108,6 +111,48 @@ async def test_drafts_carry_their_source_and_follow_commits(link):
     await call.write(DraftLinkRequest(requests=requests[:1], commits=commits))
     frame = await read_until(call, lambda frame: frame.blocks)
     assert list(frame.blocks[0].ids) == runner.complete([*PROMPT, 9], 3)
+
+
+async def test_a_sequence_longer_than_the_worker_takes_is_refused_by_name_and_others_go_on(link):
+    call, _ = link
+    long, growing, whole = opening(1, "ngram"), opening(2, "ngram"), opening(3, "ngram")
+    long.prompt_ids.extend([1] * (MAX_CONTEXT - len(PROMPT)))
+    long.committed_ids.append(1)
+    whole.prompt_ids.extend([1] * (MAX_CONTEXT - len(PROMPT)))
+    for entry in (long, growing, whole):
+        entry.max_length = 100_000  # how long it may become says the target
+    commits = [Commit(sequence_id=2, base_length=len(PROMPT), ids=[1] * (MAX_CONTEXT + 1 - len(PROMPT)))]
+    requests = [DraftRequest(sequence_id=3, num_tokens=3)]
+    await call.write(DraftLinkRequest(opens=[long, growing, whole], commits=commits, requests=requests))
+    errors, blocks = {}, []
+    async with asyncio.timeout(20):
+        while len(errors) < 2 or not blocks:
+            frame = await call.read()
+            errors |= {entry.sequence_id: from_link_error(entry) for entry in frame.errors}
+            blocks.extend(frame.blocks)
+    for sequence_id, field in ((1, "open.prompt_ids"), (2, "commit.ids")):
+        error = errors[sequence_id]
+        assert isinstance(error, InvalidArgumentError) and error.field == field in CONTEXT_FIELDS
+        assert (error.value, str(MAX_CONTEXT) in error.limit) == (f"{MAX_CONTEXT + 1} tokens", True)
+    assert blocks[0].sequence_id == 3
+
+
+async def test_a_long_open_is_refused_without_being_kept(link):
+    call, _ = link
+    huge = opening(1, "ngram")
+    huge.prompt_ids.extend([1] * 400_000)
+    huge.max_length = 1 << 30
+    peak_bytes = 0
+    tracemalloc.start()
+    try:
+        for sequence_id in range(1, 21):
+            huge.sequence_id = sequence_id
+            await call.write(DraftLinkRequest(opens=[huge]))
+            await read_until(call, lambda frame: frame.errors)
+            peak_bytes = max(peak_bytes, tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 8 << 20
 
 
 async def test_only_rejection_above_temperature_0_gets_distributions(link):

@@ -102,7 +102,9 @@ async def services(
         verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server)
 
     def serve_draft(thread: ModelThread[Any], hello: WorkerHello, server: Any) -> None:
-        handler = DraftLinkHandler(thread.submit, draft_results, draft_settings.max_draft_tokens)
+        handler = DraftLinkHandler(
+            thread.submit, draft_results, draft_settings.max_draft_tokens, max_context=hello.max_context
+        )
         servicer = LinkServicer(lambda: hello, handler, DraftLinkResponse)
         draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server)
 

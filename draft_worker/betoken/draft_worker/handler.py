@@ -8,7 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from betoken.common.errors import InvalidArgumentError
 from betoken.draft_worker.core import DraftAnswer, DraftCore
+from betoken.draft_worker.settings import DEFAULT_MAX_CONTEXT
 from betoken.drafters.drafter import DraftSequence, DraftTerms
 from betoken.engine.rules.prompt import Prompt
 from betoken.engine.sampling import SamplingParams
@@ -35,7 +37,7 @@ from betoken.v1.types_pb2 import (
     SparseDistribution,
 )
 
-# Ids and contexts are the target's. What a drafter does not know or cannot hold it answers with an empty draft.
+# Ids and lengths are the target's. What a drafter does not know or cannot hold it answers with an empty draft.
 ANY_VOCAB_SIZE = (1 << 31) - 1
 ANY_CONTEXT = 1 << 31
 
@@ -59,10 +61,13 @@ class DraftLinkHandler(EntryHandler[DraftCore, DraftLinkResponse]):
         results: DraftResults,
         max_draft_tokens: int,
         worker_id: str = "",
+        max_context: int = DEFAULT_MAX_CONTEXT,
     ) -> None:
+        """`max_context`: longest sequence taken, tokens; how long it may become is the target's to know."""
         super().__init__(submit, results)
         self._worker_id = worker_id
         self._max_draft_tokens = max_draft_tokens
+        self._max_context = max_context
 
     def frame(self, link: LinkPeer[Any], request: DraftLinkRequest) -> None:
         """Opens apply first, then commits, then requests, closes last."""
@@ -78,6 +83,7 @@ class DraftLinkHandler(EntryHandler[DraftCore, DraftLinkResponse]):
         )
 
     def _open(self, key: SequenceKey, entry: OpenSequence) -> CoreCall[DraftCore]:
+        self._check_length("open.prompt_ids", len(entry.prompt_ids) + len(entry.committed_ids))
         validate_open(entry, vocab_size=ANY_VOCAB_SIZE, max_context=ANY_CONTEXT)
         params = SamplingParams(**sampling_fields(entry))
         sequence = DraftSequence(
@@ -97,9 +103,15 @@ class DraftLinkHandler(EntryHandler[DraftCore, DraftLinkResponse]):
         return lambda core: core.open(sequence, name)
 
     def _commit(self, key: SequenceKey, entry: Commit) -> CoreCall[DraftCore]:
+        self._check_length("commit.ids", entry.base_length + len(entry.ids))
         validate_commit(entry, vocab_size=ANY_VOCAB_SIZE, max_context=ANY_CONTEXT)
         base_length, ids = entry.base_length, list(entry.ids)
         return lambda core: core.commit(key, base_length, ids)
+
+    def _check_length(self, field: str, num_tokens: int) -> None:
+        if num_tokens > self._max_context:
+            limit = f"must be at most {self._max_context} tokens with what came before (--max-context)"
+            raise InvalidArgumentError(field, f"{num_tokens} tokens", limit)
 
     def _request(self, key: SequenceKey, entry: DraftRequest) -> CoreCall[DraftCore]:
         validate_draft_request(entry, max_draft_tokens=self._max_draft_tokens)

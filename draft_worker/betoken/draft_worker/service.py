@@ -5,7 +5,7 @@ import asyncio
 from betoken.draft_worker.core import DraftCore
 from betoken.draft_worker.handler import DraftLinkHandler, DraftResults
 from betoken.draft_worker.hosting import load_drafters
-from betoken.draft_worker.settings import DraftWorkerSettings
+from betoken.draft_worker.settings import DEFAULT_MAX_CONTEXT, DraftWorkerSettings
 from betoken.engine.model_thread import ModelThread
 from betoken.rpc.fast_wake import FastWake
 from betoken.rpc.hello import worker_hello
@@ -30,7 +30,9 @@ async def run(settings: DraftWorkerSettings) -> None:
     thread = ModelThread(lambda: _load(settings, results, hello), "draft-model")
     await asyncio.wrap_future(thread.start())
     freeze_loaded()
-    handler = DraftLinkHandler(thread.submit, results, settings.max_draft_tokens, hello.worker_id)
+    handler = DraftLinkHandler(
+        thread.submit, results, settings.max_draft_tokens, hello.worker_id, max_context=hello.max_context
+    )
     servicer: LinkServicer[DraftLinkRequest, DraftLinkResponse] = LinkServicer(
         lambda: hello,
         handler,
@@ -60,6 +62,8 @@ def _load(settings: DraftWorkerSettings, results: DraftResults, hello: WorkerHel
             page_size=settings.page_size,
         )
     )
+    longest = max((runner.info.max_context for runner in hosted.runners), default=0)
+    hello.max_context = settings.max_context or max(DEFAULT_MAX_CONTEXT, longest)
     # The first model may have come without a tokenizer; the router compares the others' with its own.
     hello.tokenizer_hash = hosted.tokenizer_hash
     page_tables = [runner.page_table for runner in hosted.runners]

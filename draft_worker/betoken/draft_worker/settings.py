@@ -23,6 +23,10 @@ MODEL_DRAFTERS = frozenset(_NEEDED)
 """Drafters that run a model."""
 
 
+DEFAULT_MAX_CONTEXT = 131_072
+"""Of a worker whose models hold less, or that has none: an n-gram index takes some hundred bytes a token."""
+
+
 class DraftWorkerSettings(WorkerSettings):
     """Options of `betoken draft-worker`."""
 
@@ -52,6 +56,13 @@ class DraftWorkerSettings(WorkerSettings):
     lookahead_steps: int = Field(1, ge=1, le=MAX_STEPS, description="Most steps of `lookahead` after each draft.")
     lookahead_seed_from_prompt: bool = Field(
         False, description="Pool the n-grams of the text itself too, prompt and committed output."
+    )
+    max_context: int | None = Field(
+        None,
+        ge=2,
+        le=1 << 24,
+        description=f"Longest prompt + output drafted for, tokens; default: {DEFAULT_MAX_CONTEXT}, or more where a"
+        " hosted model holds that.",
     )
     kv_memory_bytes: int = Field(1 << 30, ge=1 << 20, description="Memory for KV pages of each model, bytes.")
     min_ngram: int = Field(1, ge=1, le=1024, description="Shortest match `ngram` drafts from, tokens.")

@@ -27,6 +27,7 @@ from betoken.router.workers.draft_session import (
     DraftSession,
     DraftWorkerLostError,
 )
+from betoken.rpc.validation import CONTEXT_FIELDS
 from betoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED, DrafterChoice, Load
 
 _log = logging.getLogger(__name__)
@@ -204,7 +205,8 @@ class Speculator:
         worker, drafter = self._worker, self._request.drafter
         if isinstance(error, InvalidArgumentError):  # this request's own fault: others may go on drafting there
             self._is_refused = True
-            if drafter is not None and self._has_untried_settings:  # later it is another worker that refuses them
+            may_be_settings = self._has_untried_settings and error.field not in CONTEXT_FIELDS
+            if drafter is not None and may_be_settings:  # later it is another worker that refuses them
                 raise _of_request(error, drafter) from error
         elif worker is not None and isinstance(error, ResourceExhaustedError):
             self._full_until_s[worker] = time.monotonic() + _FULL_PAUSE_S  # other routers filled it: it works

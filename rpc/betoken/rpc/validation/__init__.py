@@ -5,6 +5,7 @@ The router checks requests at the edge, workers check every entry again: neither
 
 from betoken.rpc.validation.checks import check_count
 from betoken.rpc.validation.entries import (
+    CONTEXT_FIELDS,
     BlockLimits,
     validate_block,
     validate_commit,
@@ -23,6 +24,7 @@ from betoken.rpc.validation.request import (
 from betoken.rpc.validation.sampling import validate_sampling
 
 __all__ = [
+    "CONTEXT_FIELDS",
     "BlockLimits",
     "check_count",
     "validate_block",

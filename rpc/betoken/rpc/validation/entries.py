@@ -17,6 +17,8 @@ from betoken.v1.types_pb2 import DraftSource, OpenSequence, SparseDistribution, 
 from betoken.v1.verify_pb2 import DraftBlock
 
 MAX_FRAME_ENTRIES = 1 << 16  # peers close frames at 1 MiB, and what they send most of takes 16 bytes or more
+CONTEXT_FIELDS = frozenset({"open.prompt_ids", "commit.ids"})
+"""What a draft worker names where a sequence is longer than it takes."""
 MAX_PLAIN_STEPS = 1024
 MAX_DISTRIBUTION_IDS = 64
 MAX_TRACEPARENT_BYTES = 256
