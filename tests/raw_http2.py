@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections import defaultdict
 from types import TracebackType
 from typing import Any, Self
 
@@ -25,6 +26,11 @@ class RawConnection:
         self._next_stream = 1
         self.ended: set[int] = set()
         """Streams that the server has ended or reset."""
+        self.answered: set[int] = set()
+        """Streams that the server has sent anything on."""
+        self.headers: dict[int, bytes] = defaultdict(bytes)
+        """What came as headers and trailers of each stream, encoded as gRPC does it: texts are legible."""
+        self._data: dict[int, bytes] = defaultdict(bytes)
         self.reset: set[int] = set()
         """Streams that the server has reset."""
         self.is_closed = False
@@ -40,6 +46,10 @@ class RawConnection:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection."""
         self._reading.cancel()
         self._writer.close()
 
@@ -60,7 +70,16 @@ class RawConnection:
 
     def open_window(self, stream: int, num_bytes: int = 1 << 20) -> None:
         """Let the server send more."""
-        self._send(_WINDOW_UPDATE, 0, stream, struct.pack(">I", num_bytes))
+        for each in (0, stream):
+            self._send(_WINDOW_UPDATE, 0, each, struct.pack(">I", num_bytes))
+
+    def messages(self, stream: int) -> list[bytes]:
+        """The messages that have come whole."""
+        data, position, found = self._data[stream], 0, []
+        while (start := position + 5) <= len(data):
+            position = start + int.from_bytes(data[position + 1 : start], "big")
+            found += [data[start:position]] if position <= len(data) else []
+        return found
 
     async def drain(self) -> None:
         """Return once the frames so far are with the kernel."""
@@ -79,6 +98,9 @@ class RawConnection:
                 payload = await self._reader.readexactly(int.from_bytes(head[:3], "big"))
                 if kind in (_SETTINGS, _PING) and not flags & _ACK:
                     self._send(kind, _ACK, 0, payload if kind == _PING else b"")
+                if kind in (_DATA, _HEADERS):
+                    self.answered.add(stream)
+                    (self._data if kind == _DATA else self.headers)[stream] += payload
                 if kind == _RST_STREAM:
                     self.reset.add(stream)
                 if kind == _RST_STREAM or (kind in (_DATA, _HEADERS) and flags & _END_STREAM):

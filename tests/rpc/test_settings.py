@@ -58,7 +58,7 @@ def test_switches():
     ("arguments", "texts"),
     [
         (["--port", "70000"], ["--port (BETOKEN_PORT) = '70000'", "less than or equal to 65535"]),
-        (["--max-concurrent-rpcs", str(1 << 31)], ["--max-concurrent-rpcs", "less than or equal to 2147483647"]),
+        (["--max-concurrent-rpcs", str(1 << 31)], ["--max-concurrent-rpcs", "less than or equal to 1048576"]),
         (["--num-pages", "few"], ["--num-pages (BETOKEN_NUM_PAGES) = 'few'", "valid integer"]),
         (["--log-level", "loud"], ["--log-level", "'loud'", "'debug', 'info'"]),
         (["--drain-grace-s", "nan"], ["--drain-grace-s"]),

@@ -23,6 +23,7 @@ from betoken.router.workers.verify_pool import SILENCE, VerifyWorker
 from betoken.router.workers.worker_metrics import observe_workers
 from betoken.rpc.sampling import NEUTRAL
 from betoken.rpc.servicing import new_request_id, typed_errors
+from betoken.rpc.unread import Answer
 from betoken.v1 import generation_pb2 as pb
 
 _MAX_NS = (1 << 64) - 1
@@ -55,6 +56,7 @@ class GenerationServicer:
                 record.kept(status, self._metrics.ended),
                 span(SPAN_GENERATE, kind=kind, parent=client, attributes=attributes, status=status) as own_span,
                 self._router.waiting_bytes.hold(request.ByteSize()) as held_bytes,
+                Answer(context, self._router.settings.max_unread_s) as answer,
             ):
                 record.span = own_span
                 caller = self._keys.caller(context.invocation_metadata())
@@ -76,7 +78,7 @@ class GenerationServicer:
                 async def emit(event: Event) -> None:
                     caller.charge(_num_charged(event))
                     held_bytes.release()
-                    await context.write(self._response(event))
+                    await answer.write(self._response(event))
                     record.sent(event)
                     if isinstance(event, Finished):
                         describe_answer(own_span, event)

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -22,8 +22,10 @@ from grpc_reflection.v1alpha import reflection
 
 from betoken.common.errors import BetokenError, InternalError
 from betoken.rpc import telemetry
+from betoken.rpc.calls import CallLimits, remember_owners
 from betoken.rpc.decoding import TypedDecoding
 from betoken.rpc.exposure import warning_of
+from betoken.rpc.health import HealthServicer
 from betoken.rpc.listening import bind, check_free, credentials_of
 from betoken.rpc.logs import configure_logging
 from betoken.rpc.settings import ServiceSettings
@@ -34,6 +36,9 @@ MIN_PING_INTERVAL_S = 5.0
 """Clients that ping an idle connection more often are disconnected."""
 _KEEPALIVE_TIME_S = 20.0
 _KEEPALIVE_TIMEOUT_S = 10.0
+_PENDING_SHARE = 1.125
+"""Calls that may have come and not been looked at yet, over those that are served: of a burst, some are refused with
+advice. What comes beyond gRPC cancels without; each that waits takes 25 KB, be it reset by then."""
 _HEALTH_PERIOD_S = 0.5
 _STOP_GRACE_S = 0.5  # after a drain only health watchers and statuses under way are left
 
@@ -82,13 +87,17 @@ async def serve(
         InternalError: `failure` came.
     """
     server = grpc.aio.server(
-        interceptors=[*interceptors, TypedDecoding()],
+        interceptors=[
+            CallLimits(settings.max_concurrent_rpcs, settings.max_unread_s),
+            *interceptors,
+            TypedDecoding(),
+        ],
         options=_server_options(settings, max_connection_age_s),
-        maximum_concurrent_rpcs=settings.max_concurrent_rpcs,
     )
+    remember_owners(asyncio.get_running_loop())
     for service in services:
         service.register(service.servicer, server)
-    health_servicer = await _add_health(server, [service.name for service in services])
+    health_servicer = _add_health(server, [service.name for service in services], settings.max_unread_s)
     if settings.reflection:
         reflection.enable_server_reflection(
             [*(service.name for service in services), health.SERVICE_NAME, reflection.SERVICE_NAME], server
@@ -99,7 +108,7 @@ async def serve(
         failure.add_done_callback(lambda _: stopping.ask())
     await server.start()
     try:
-        await _tell_health(health_servicer, services)
+        _tell_health(health_servicer, services)
         _write_ready_file(settings.ready_file, port)
         _log.info("serving %s on %s, port %d", ", ".join(service.name for service in services), settings.host, port)
         if on_ready is not None:
@@ -110,7 +119,7 @@ async def serve(
             telling.cancel()
         grace_s = 0.0 if failure is not None and failure.done() else settings.drain_grace_s
         _log.info("draining for at most %g s", grace_s)
-        await health_servicer.enter_graceful_shutdown()
+        health_servicer.stop()
         await stopping.unless_hurried(_drain(server, grace_s, on_drain, sends_away))
     finally:
         stopping.restore()
@@ -226,6 +235,7 @@ async def _drain(
 
 
 def _server_options(settings: ServiceSettings, max_connection_age_s: float) -> list[tuple[str, Any]]:
+    max_pending = math.ceil(_PENDING_SHARE * settings.max_concurrent_rpcs)
     options = [
         ("grpc.so_reuseport", 0),  # a port in use is an error, not a shared port
         ("grpc.max_send_message_length", settings.max_message_bytes),
@@ -234,6 +244,10 @@ def _server_options(settings: ServiceSettings, max_connection_age_s: float) -> l
         ("grpc.keepalive_timeout_ms", int(_KEEPALIVE_TIMEOUT_S * 1000)),
         ("grpc.http2.ping_timeout_ms", int(_KEEPALIVE_TIMEOUT_S * 1000)),  # what counts; a minute by default
         ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.max_allowed_incoming_connections", settings.max_connections),
+        ("grpc.max_concurrent_streams", settings.max_connection_streams),
+        ("grpc.server.max_pending_requests", max_pending),
+        ("grpc.server.max_pending_requests_hard_limit", max_pending),
         ("grpc.http2.min_ping_interval_without_data_ms", int(MIN_PING_INTERVAL_S * 1000)),
     ]
     if max_connection_age_s:  # calls under way go on: the grace that gRPC leaves them has no end of its own
@@ -241,25 +255,25 @@ def _server_options(settings: ServiceSettings, max_connection_age_s: float) -> l
     return options
 
 
-async def _add_health(server: grpc.aio.Server, names: Sequence[str]) -> Any:
-    servicer = cast(Any, health).aio.HealthServicer()
+def _add_health(server: grpc.aio.Server, names: Sequence[str], max_unread_s: float) -> HealthServicer:
+    servicer = HealthServicer(max_unread_s)
     for name in ("", *names):
-        await servicer.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+        servicer.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     return servicer
 
 
-async def _tell_health(servicer: Any, services: Sequence[Service]) -> None:
+def _tell_health(servicer: HealthServicer, services: Sequence[Service]) -> None:
     """The process (empty name) serves as long as it takes requests."""
     for name, is_available in (("", True), *((service.name, service.is_available()) for service in services)):
         status = health_pb2.HealthCheckResponse
-        await servicer.set(name, status.SERVING if is_available else status.NOT_SERVING)
+        servicer.set(name, status.SERVING if is_available else status.NOT_SERVING)
 
 
-async def _keep_telling_health(servicer: Any, services: Sequence[Service]) -> None:
+async def _keep_telling_health(servicer: HealthServicer, services: Sequence[Service]) -> None:
     while True:
         await asyncio.sleep(_HEALTH_PERIOD_S)
-        await _tell_health(servicer, services)
+        _tell_health(servicer, services)
 
 
 def _write_ready_file(path: Path | None, port: int) -> None:

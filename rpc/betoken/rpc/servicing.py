@@ -6,8 +6,9 @@ Knows the error table and `grpc.aio`; knows no service.
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from typing import Any, NoReturn
 
 import grpc
@@ -20,6 +21,8 @@ _END_S = 1.0
 """Within it gRPC cancels the handler of a call that has ended, in silence; one that fails first it logs at length."""
 _ENDS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
 """What is no failure of a handler."""
+on_abort: ContextVar[Callable[[], None] | None] = ContextVar("on_abort", default=None)
+"""What a call's status is announced to before it is sent, which takes as long as its client likes."""
 
 
 def new_request_id() -> str:
@@ -39,6 +42,8 @@ async def abort(context: Any, error: BetokenError) -> NoReturn:
     Raises:
         grpc.aio.AbortError: always; a handler must let it pass (it is a plain `Exception`).
     """
+    if (announce := on_abort.get()) is not None:
+        announce()
     code, details, metadata = to_status(error)
     await context.abort(code, details, metadata)
     raise AssertionError("context.abort returned")

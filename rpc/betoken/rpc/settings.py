@@ -106,7 +106,17 @@ class ServiceSettings(BaseSettings):
         description="Largest gRPC message sent or accepted, bytes; workers no less than the router.",
     )
     max_concurrent_rpcs: int = Field(
-        4096, ge=1, le=(1 << 31) - 1, description="Calls served at once; more are refused."
+        2048, ge=1, le=1 << 20, description="Calls served at once, those of health apart; more are refused."
+    )
+    max_connections: int = Field(1024, ge=1, le=1 << 20, description="Connections accepted at once.")
+    max_connection_streams: int = Field(
+        1024, ge=1, le=1 << 20, description="Calls under way on one connection; its client holds back more."
+    )
+    max_unread_s: float = Field(
+        30.0,
+        gt=0,
+        le=3600,
+        description="How long an answer may lie unread by its client before the call ends, seconds.",
     )
     drain_grace_s: float = Field(
         10.0, ge=0, le=3600, description="On SIGTERM: how long running work may take to finish, seconds."

@@ -5,6 +5,7 @@ Reads like the algorithm; knows sessions, not links, and emits tokens, not messa
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Sequence
@@ -36,6 +37,8 @@ _log = logging.getLogger(__name__)
 
 NUM_GRANTED_STEPS = 16
 """Plain steps granted at once; renewed when half of them are done."""
+_BEHIND_S = 1.0
+"""How long a client's answer may be full before its sequence is closed on the workers, till it has read."""
 
 
 class Generation:
@@ -98,6 +101,7 @@ class Generation:
             self._worker = self._failover.place(self._worker)  # others were opened since this request was admitted
             self._session = self._worker.open(self._request, self._answer.output_ids)
             self._note_worker()
+            self._step_began_s = None  # its prefill is in it
         if self._worker.is_draining and self._failover.has_other(self._worker):
             raise SequenceLostError(f"verify worker {self._worker.link.address} drains")
         if self._length >= self._session.granted_length and self._answer.room > 1 and self._speculator.is_available:
@@ -155,7 +159,18 @@ class Generation:
             self._speculator.commit(self._length, emitted, self._step_began_s)
         self._length += kept.num_tokens
         self._emit(draft, path, sources, emitted[: kept.num_tokens], verdict, kept)
-        await self._outbox.room()
+        if self._outbox.is_full:
+            await self._wait_for_client()
+
+    async def _wait_for_client(self) -> None:
+        """Until it has read; a client that takes long leaves its pages to others, and its sequence is opened again."""
+        try:
+            async with asyncio.timeout(_BEHIND_S):
+                await self._outbox.room()
+        except TimeoutError:
+            self._speculator.close()
+            self._close_session()
+            await self._outbox.room()
 
     async def _plain_step(self, session: VerifySession) -> None:
         """One token decoded by the verify worker alone; the grant is renewed at half while no draft is wanted."""

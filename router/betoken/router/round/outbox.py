@@ -101,9 +101,14 @@ class Outbox:
             asyncio.get_running_loop().call_soon(_wake, self._reader)  # one turn late: the next request leaves first
             self._reader = None
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the reader is far behind."""
+        return self._tokens is not None and len(self._tokens.ids) >= self._max_waiting_tokens and not self._is_closed
+
     async def room(self) -> None:
         """Return once the reader has caught up; at once unless it is far behind."""
-        while self._tokens is not None and len(self._tokens.ids) >= self._max_waiting_tokens and not self._is_closed:
+        while self.is_full:
             self._writer = asyncio.get_running_loop().create_future()
             await self._writer
 
