@@ -11,7 +11,13 @@ import grpc
 import httpx2
 import pytest
 
-from betoken.common.errors import BetokenError, ResourceExhaustedError, UnauthenticatedError, to_status
+from betoken.common.errors import (
+    BetokenError,
+    ResourceExhaustedError,
+    UnauthenticatedError,
+    UnavailableError,
+    to_status,
+)
 from betoken.v1 import generation_pb2 as pb
 from betoken.v1.generation_pb2_grpc import GenerationServiceServicer, add_GenerationServiceServicer_to_server
 from tests.gateway.conftest import Gate, MakeGate, running_gateway
@@ -161,6 +167,8 @@ async def test_a_stream_that_breaks_ends_with_the_error_and_without_done(strict:
 
 
 async def test_health_is_the_routers(strict: tuple[Strict, Gate]) -> None:
-    _, gate = strict
+    router, gate = strict
+    assert (await gate.http.get("/health")).status_code == 200  # it wants a key, so it lives
+    router.error = UnavailableError("no verify worker")
     assert (await gate.http.get("/health")).status_code == 503
     assert (await gate.http.get("/version")).status_code == 200
