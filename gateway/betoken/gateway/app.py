@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from betoken.client import AsyncClient, BetokenError
-from betoken.gateway import models, tokens
+from betoken.gateway import models, pages, tokens
 from betoken.gateway.answering import Answers
 from betoken.gateway.chat import ChatBody, ChatForm
 from betoken.gateway.completions import CompletionBody, CompletionForm
@@ -38,6 +38,8 @@ def create_app(client: AsyncClient, settings: GatewaySettings) -> FastAPI:
     app.state.door = Door(client, settings, Vocabulary(client), metrics)
     app.include_router(models.router)
     app.include_router(tokens.router)
+    if settings.page:
+        app.include_router(pages.router)
     app.add_api_route("/v1/completions", completions, methods=["POST"], response_model=None)
     app.add_api_route("/v1/chat/completions", chat_completions, methods=["POST"], response_model=None)
     app.add_exception_handler(RequestValidationError, _invalid)

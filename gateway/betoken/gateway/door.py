@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 
 from starlette.requests import Request
 
@@ -33,6 +34,16 @@ class Door:
 def request_id_of(request: Request) -> str:
     """The id that the reply's `x-request-id` has."""
     return str(request.state.request_id)
+
+
+def may_know_places(request: Request) -> bool:
+    """Whether the caller may be told where workers are: from this machine, or with a key, which the router checks."""
+    host = request.client.host if request.client is not None else ""
+    try:
+        is_own = ip_address(host).is_loopback
+    except ValueError:
+        is_own = False
+    return is_own or "authorization" in request.headers
 
 
 def caller_headers(request: Request) -> Mapping[str, str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -13,8 +14,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from betoken.client import BetokenError, ModelInfo, UnauthenticatedError
-from betoken.gateway.door import Door, caller_headers
+from betoken.client import BetokenError, ModelInfo, UnauthenticatedError, WorkerStatus
+from betoken.gateway.door import Door, caller_headers, may_know_places
 from betoken.gateway.errors import Failure, RefusedError, failure_of
 from betoken.gateway.metrics import CONTENT_TYPE
 
@@ -65,18 +66,40 @@ async def show_version() -> Response:
     return JSONResponse({"version": version("betoken")})
 
 
+@router.get("/info", response_model=None)
+async def show_info(request: Request) -> Response:
+    """The served model with its workers, as the page shows them."""
+    info = _without_places(await _info(request), request)
+    workers = [
+        {name: value for name, value in asdict(worker).items() if name not in ("step_costs", "weights_fingerprint")}
+        for worker in (*info.verify_workers, *info.draft_workers)
+    ]
+    return JSONResponse(_described(info) | {"workers": workers, "router_version": info.version})
+
+
 @router.get("/metrics", response_model=None)
 async def show_metrics(request: Request) -> Response:
     """Prometheus' text."""
     info = None
     with suppress(TimeoutError, BetokenError, RefusedError):
         async with asyncio.timeout(_HEALTH_TIMEOUT_S):
-            info = await _info(request)
+            info = _without_places(await _info(request), request)
     return Response(Door.of(request).metrics.page(info), media_type=CONTENT_TYPE)
 
 
 async def _info(request: Request) -> ModelInfo:
     return await Door.of(request).client.model_info(headers=caller_headers(request), timeout_s=30.0)
+
+
+def _without_places(info: ModelInfo, request: Request) -> ModelInfo:
+    """Addresses are for callers who may know them; for others workers are numbered."""
+    if may_know_places(request):
+        return info
+
+    def numbered(workers: Sequence[WorkerStatus]) -> tuple[WorkerStatus, ...]:
+        return tuple(replace(worker, address=str(index), detail="") for index, worker in enumerate(workers, 1))
+
+    return replace(info, verify_workers=numbered(info.verify_workers), draft_workers=numbered(info.draft_workers))
 
 
 def _described(info: ModelInfo) -> dict[str, Any]:

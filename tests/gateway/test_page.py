@@ -1,0 +1,172 @@
+"""The page in a real browser: Debian's Chromium, driven by Playwright, on a gateway over fake workers."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from betoken.testing.fake_model import FakeModel
+from tests.gateway.conftest import Gate, MakeGate
+
+playwright = pytest.importorskip("playwright.async_api")
+axe = pytest.importorskip("axe_playwright_python.async_playwright")
+
+CHROMIUM = shutil.which("chromium")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+FLAGS += ["--disable-component-update", "--disable-sync"]
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")
+
+
+def is_fault(message: Any) -> bool:
+    """What the page's console says, but for the browser's own word on a refusal."""
+    return message.type in ("error", "warning") and "status of 400" not in message.text
+
+
+@pytest.fixture
+async def page(make_gate: MakeGate) -> AsyncIterator[Any]:
+    """A page that fails the test which makes it complain or ask elsewhere; it is closed before its gateway is."""
+    faults: list[str] = []
+    async with playwright.async_playwright() as driver:
+        browser = await driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        opened = await browser.new_page(viewport={"width": 1280, "height": 900})
+        opened.on("console", lambda message: faults.append(message.text) if is_fault(message) else None)
+        opened.on("pageerror", lambda error: faults.append(str(error)))
+        opened.on("request", lambda request: "//127.0.0.1:" in request.url or faults.append(request.url))
+        yield opened
+        await browser.close()
+    assert not faults
+
+
+async def ask(page: Any, gate: Gate, **settings: str) -> None:
+    await page.goto(gate.url)
+    await page.wait_for_selector("#workers table")
+    for name, value in settings.items():
+        await page.fill(f"#{name}", value)
+    await page.fill("#question", "the")
+    await page.click("#send")
+
+
+def talkative(tokenizer: Any) -> FakeModel:
+    """A model that ends no answer by itself."""
+    return FakeModel(tokenizer.vocab_size, script=tuple(tokenizer.encode("on the moon, or " * 100)))
+
+
+async def answered(page: Any) -> None:
+    await page.wait_for_selector("#send:enabled", timeout=60_000)
+    assert await page.text_content("#fault") == ""
+
+
+async def test_an_answer_streams_in_colours_with_lanes_and_numbers(
+    page: Any, make_gate: MakeGate, tokenizer: Any
+) -> None:
+    gate = await make_gate(model=talkative(tokenizer), step_s=0.02)
+    await ask(page, gate, **{"max-tokens": "60", "seed": "18446744073709551615"})
+    await page.wait_for_selector(".tokens .token", state="attached")
+    assert await page.is_enabled("#stop")  # it is still coming
+    await answered(page)
+    colours = await page.eval_on_selector_all(".tokens .token", "all => all.map(one => one.className)")
+    assert len(colours) == 60
+    assert {"token from-model", "token from-recovered"} <= set(colours)
+    opened = await page.eval_on_selector_all("#lanes g", "all => all.length")
+    assert opened == await page.eval_on_selector_all("#lanes tbody tr", "all => all.length") > 5
+    assert await page.locator("#lanes rect.draft").count() > 0 < await page.locator("#lanes rect.verify").count()
+    assert "18446744073709551615" in await page.text_content("#numbers")
+    assert await page.locator("#positions tbody tr").count() > 0
+
+
+async def test_a_token_tells_its_probability_by_pointer_and_by_keys(page: Any, gate: Gate) -> None:
+    await ask(page, gate, **{"max-tokens": "20"})
+    await answered(page)
+    await page.hover(".tokens .token >> nth=4")
+    by_pointer = await page.text_content("#token")
+    await page.focus(".tokens")
+    await page.keyboard.press("Home")
+    for _ in range(4):
+        await page.keyboard.press("ArrowRight")
+    assert await page.text_content("#token") == by_pointer
+    assert "logprob -0.500" in by_pointer and await page.locator("#token tbody tr").count() >= 1
+
+
+async def test_both_sides_of_a_comparison_are_equal(page: Any, make_gate: MakeGate) -> None:
+    gate = await make_gate(step_s=0.005)
+    await page.goto(gate.url)
+    await page.check("#compare")
+    await ask_again(page, temperature="0.8")
+    await page.wait_for_selector(".verdict", timeout=60_000)
+    assert await page.locator(".verdict.good").count() == 1
+    one, other = await page.eval_on_selector_all(".tokens", "all => all.map(one => one.textContent)")
+    assert one == other != ""
+    plain = await page.eval_on_selector_all(".side:nth-child(2) .token", "all => all.map(one => one.className)")
+    assert set(plain) == {"token from-plain"}
+    assert await page.locator("#lanes svg").count() == 2
+
+
+async def ask_again(page: Any, **settings: str) -> None:
+    for name, value in settings.items():
+        await page.fill(f"#{name}", value)
+    await page.fill("#question", "on the")
+    await page.click("#send")
+
+
+async def test_a_worker_that_is_killed_shows_as_away_and_the_answer_goes_on(
+    page: Any, make_gate: MakeGate, tokenizer: Any
+) -> None:
+    gate = await make_gate(model=talkative(tokenizer), num_verifiers=2, step_s=0.02)
+    await ask(page, gate, **{"max-tokens": "200"})
+    await page.wait_for_selector(".tokens .token", state="attached")
+    serving = next(worker for worker in gate.cluster.verifiers if worker.num_open)
+    await serving.kill()
+    await answered(page)
+    assert await page.locator(".tokens .token").count() == 200
+    await page.wait_for_selector(".state-away", timeout=10_000)
+    assert await page.locator(".state-ready").count() == 2
+
+
+async def test_a_conversation_goes_on_and_stops_when_told(page: Any, make_gate: MakeGate, tokenizer: Any) -> None:
+    gate = await make_gate(model=talkative(tokenizer), step_s=0.02)
+    await ask(page, gate, **{"max-tokens": "8", "system": "the"})
+    await answered(page)
+    await ask_again(page, **{"max-tokens": "1000"})
+    await page.wait_for_selector(".sides >> nth=1 >> .token", state="attached")
+    await page.click("#stop")
+    await answered(page)
+    await gate.cluster.until_idle()
+    await page.click("#clear")
+    assert await page.locator(".token").count() == 6  # the legend's
+
+
+async def test_a_refusal_is_told(page: Any, gate: Gate) -> None:
+    await ask(page, gate, **{"temperature": "0.001"})
+    await page.wait_for_selector("#fault:not(:empty)")
+    assert "temperature" in await page.text_content("#fault")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 360])
+async def test_it_is_usable_without_sight_or_in_the_dark_or_on_a_phone(
+    page: Any, gate: Gate, theme: str, width: int
+) -> None:
+    await page.emulate_media(color_scheme=theme)
+    await page.set_viewport_size({"width": width, "height": 800})
+    await ask(page, gate, **{"max-tokens": "20"})
+    await answered(page)
+    await page.hover(".tokens .token >> nth=4")
+    found = await axe.Axe().run(page)
+    serious = [fault for fault in found.response["violations"] if fault["impact"] in ("serious", "critical")]
+    assert not serious, [(fault["id"], [node["html"] for node in fault["nodes"]]) for fault in serious]
+    assert await page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+
+
+async def test_the_page_may_load_nothing_from_elsewhere_and_can_be_left_out(make_gate: MakeGate) -> None:
+    gate = await make_gate()
+    reply = await gate.http.get("/")
+    assert reply.headers["content-security-policy"].startswith("default-src 'self'")
+    for name in ("main.js", "style.css", "icon.svg"):
+        assert (await gate.http.get(f"/page/{name}")).status_code == 200
+    for name in ("..%2fapp.py", "%2e%2e%2f__main__.py", "none.js", "index"):
+        assert (await gate.http.get(f"/page/{name}")).status_code == 404
+    without = await make_gate(gateway={"page": False})
+    assert (await without.http.get("/")).status_code == 404
