@@ -265,6 +265,19 @@ def test_up_names_its_own_options_of_the_connection() -> None:
     assert in_options(error, "--router-").startswith("--router-tls-ca-file = x.pem")
 
 
+def test_info_shows_workers_at_once_while_none_is_ready(router) -> None:
+    worker = pb.WorkerInfo(address="a:1", state="connecting", detail="no handshake within 5.0 s")
+    answer = pb.GetModelInfoResponse(verify_workers=[worker], version="1.2.3")
+    router.will(answer)
+    result = run("info", "--address", router.address)
+    assert router.requests[0].at_once
+    assert result.exit_code == 0 and "no verify worker has been met yet" in result.stdout
+    assert "a:1 is connecting: no handshake within 5.0 s\n" in result.stdout and "1.2.3" in result.stdout
+    router.will(answer)
+    told = json.loads(run("info", "--json", "--address", router.address).stdout)
+    assert (told["model"], told["verify_workers"][0]["state"]) == ("", "connecting")
+
+
 def test_info_shows_the_model_and_its_workers(router) -> None:
     hello = types_pb2.WorkerHello(role="verify", model_id="tiny", step_costs=[{"rows": 1, "context": 512, "ns": 10**6}])
     workers = [

@@ -782,6 +782,31 @@ async def test_workers_that_do_not_fit_are_refused_naming_both(make_cluster: Mak
     assert "refused" in {worker.state for worker in info.verify_workers}
 
 
+async def test_workers_are_described_at_once_while_no_verify_worker_is_met(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(verify_hellos=[{"tokenizer_hash": "0" * 64}], wait_ready=False, ready_timeout_s=600.0)
+    (verify,), (draft,) = cluster.router.verify.workers, cluster.router.draft.workers
+    await cluster.until(lambda: verify.link.state == "refused" and draft.is_ready)
+    info = await cluster.stub.GetModelInfo(pb.GetModelInfoRequest(at_once=True), timeout=30)
+    (worker,) = info.verify_workers
+    assert (worker.state, worker.detail) == ("refused", verify.link.detail)
+    assert info.draft_workers[0].state == "ready" and list(info.drafters) == list(draft.drafters)
+    assert (info.model, info.vocab_size, info.system_fingerprint) == ("", 0, "")
+    with pytest.raises(grpc.aio.AioRpcError) as waited:
+        await cluster.stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=0.3)
+    assert waited.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
+async def test_a_model_that_was_met_is_described_the_same_way_at_once(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(num_drafters=0)
+    waited, at_once = [
+        await cluster.stub.GetModelInfo(pb.GetModelInfoRequest(at_once=at_once), timeout=30)
+        for at_once in (False, True)
+    ]
+    for info in (waited, at_once):
+        info.verify_workers[0].ClearField("load")
+    assert waited == at_once and waited.model
+
+
 @pytest.mark.parametrize("field", [{"max_context": 64}, {"eos_token_ids": [7]}])
 async def test_verifiers_with_other_limits_do_not_serve_together(
     make_cluster: MakeCluster, field: dict[str, Any]

@@ -44,7 +44,7 @@ def info(
     files = (tls_ca_file, tls_cert_file, tls_key_file)
     connection = c.Connection(address, tls, *files, tls_server_name, api_key_file, timeout_s)
     with c.reported_errors(connection, json_), connection.client() as client:
-        model = client.model_info()
+        model = client.model_info(wait=False)  # it is asked most where workers are not ready
         if json_:
             print(json.dumps(asdict(model)))
             return
@@ -68,6 +68,11 @@ def _model_table(model: ModelInfo) -> Table:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")
     grid.add_column()
+    if not model.model:
+        grid.add_row("model", "none: no verify worker has been met yet")
+        grid.add_row("drafters", ", ".join(model.drafters) or "none")
+        grid.add_row("router", model.version)
+        return grid
     grid.add_row("model", Text(model.model))  # names are no markup, whatever brackets they hold
     grid.add_row("vocabulary", f"{model.vocab_size} ids, EOS {', '.join(map(str, model.eos_token_ids)) or 'none'}")
     grid.add_row("context", f"{model.max_context} tokens")

@@ -7,13 +7,15 @@
 Knows the router's public service only; needs grpcio, protobuf and opentelemetry-api.
 """
 
-from betoken.client.async_client import AsyncClient, AsyncGeneration
+from betoken.client.async_client import AsyncClient
+from betoken.client.async_generation import AsyncGeneration
 from betoken.client.completion import Completion, Detokenized, FinishReason, PartialAnswer, SpeculationStats, Usage
 from betoken.client.config import GenerateOptions, RetryPolicy, Sampling, Speculation, VerificationMode
 from betoken.client.model_info import ModelInfo, StepCost, WorkerStatus
 from betoken.client.piece import DraftSource, Logprobs, Piece, RoundTimes, Token, TokenOrigin
 from betoken.client.request import ChatMessage, Prompt
-from betoken.client.sync_client import Client, Generation
+from betoken.client.sync_client import Client
+from betoken.client.sync_generation import Generation
 from betoken.common.errors import (
     BetokenError,
     DeadlineExceededError,

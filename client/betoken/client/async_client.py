@@ -6,13 +6,15 @@ Waits; what to ask and what an answer means is decided in `session` and `retry`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 from weakref import WeakSet
 
 import grpc
 
+from betoken.client.async_generation import AsyncGeneration
+from betoken.client.async_waits import num_cancels, num_cancels_so_far, pause
 from betoken.client.channel import (
     DEFAULT_ADDRESS,
     DEFAULT_TIMEOUT_S,
@@ -28,127 +30,12 @@ from betoken.client.channel import (
 from betoken.client.completion import Completion, Detokenized
 from betoken.client.config import GenerateOptions, RetryPolicy
 from betoken.client.model_info import ModelInfo
-from betoken.client.piece import Piece
 from betoken.client.request import ChatMessage, Prompt, detokenize_request, generate_request, tokenize_request
 from betoken.client.retry import Retries
 from betoken.client.session import Session
-from betoken.common.errors import BetokenError, RequestCancelledError, UnavailableError
-from betoken.common.names import SPAN_CLIENT_GENERATE
+from betoken.common.errors import RequestCancelledError, UnavailableError
 from betoken.common.tls import ClientTls
 from betoken.v1 import generation_pb2 as pb
-
-
-class AsyncGeneration:
-    """One answer, still to be streamed. Iterate over its pieces once, or await `result()`.
-
-    The call starts with the iteration; leaving the iteration early, by `break`, an exception or cancellation of
-    the task, cancels it.
-    """
-
-    def __init__(self, session: Session, client: AsyncClient) -> None:
-        """Made by `AsyncClient.generate`."""
-        self._session = session
-        self._client = client
-        self._call: Any = None
-        self._cancelled = asyncio.Event()
-
-    @property
-    def request_id(self) -> str:
-        """The router's id of the request, for its logs; empty before the first message."""
-        return self._session.start.request_id if self._session.start else ""
-
-    @property
-    def seed(self) -> int | None:
-        """The seed in force; None before the first message."""
-        return self._session.start.seed if self._session.start else None
-
-    @property
-    def prompt_ids(self) -> tuple[int, ...]:
-        """The prompt as the model sees it; empty before the first message."""
-        return tuple(self._session.start.prompt_ids) if self._session.start else ()
-
-    @property
-    def model(self) -> str:
-        """The model that answers; empty before the first message."""
-        return self._session.start.model if self._session.start else ""
-
-    @property
-    def system_fingerprint(self) -> str:
-        """Of all that decides the answer besides the request; to resume it with. Empty before the first message."""
-        return self._session.start.system_fingerprint if self._session.start else ""
-
-    def __aiter__(self) -> AsyncGenerator[Piece, None]:
-        """Pieces as they arrive, over as many streams as it takes.
-
-        Raises:
-            BetokenError: the answer cannot be had, or not whole: its `partial` is what came.
-            RuntimeError: iterated before, or the client was used in another event loop.
-        """
-        self._session.begin()
-        return self._pieces()
-
-    async def _pieces(self) -> AsyncGenerator[Piece, None]:
-        with self._session.iteration(), call_span("Generate", SPAN_CLIENT_GENERATE) as span:
-            num_cancels = await _num_cancels()
-            while True:
-                self._raise_if_cancelled()
-                request, timeout_s = self._session.next_request()
-                error: BetokenError | None = None
-                stub = self._client.stub()
-                call = self._call = stub.Generate(
-                    request, timeout=timeout_s, metadata=call_metadata(span, self._session.headers)
-                )
-                try:
-                    async for response in call:
-                        piece = self._session.feed(response)
-                        if piece is not None:
-                            yield piece
-                            num_cancels = await _num_cancels(num_cancels)
-                except grpc.RpcError as broken:
-                    self._raise_if_cancelled()
-                    error = call_error(broken, is_cancelled=False)
-                except asyncio.CancelledError:
-                    # grpc.aio raises it for a status CANCELLED too, whoever asked for it.
-                    if _count_cancels() > num_cancels:
-                        raise
-                    self._raise_if_cancelled()
-                    error = UnavailableError("the stream was cut off")
-                finally:
-                    call.cancel()
-                if self._session.is_finished:
-                    return
-                await _wait(self._cancelled, self._session.delay_after(error))
-
-    async def result(self) -> Completion:
-        """The whole answer; streams it first unless it has been iterated to its end.
-
-        Raises:
-            BetokenError: the answer cannot be had, or not whole: its `partial` is what came.
-            RuntimeError: the iteration was begun and left before its end.
-        """
-        if self._session.must_iterate():
-            async for _ in self:
-                pass
-        return self._session.completion()
-
-    def cancel(self) -> None:
-        """Ends the call; an iteration in progress in another task raises `RequestCancelledError`."""
-        self._cancelled.set()
-        if self._call is not None:
-            self._call.cancel()
-
-    def _raise_if_cancelled(self) -> None:
-        if not self._session.is_finished and (self._cancelled.is_set() or self._client.is_closed):
-            reason = "the client was closed" if self._client.is_closed else "the request was cancelled"
-            raise RequestCancelledError(reason, request_id=self.request_id)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.cancel()
 
 
 class AsyncClient:
@@ -233,15 +120,16 @@ class AsyncClient:
         return await self.generate(prompt, **options).result()
 
     async def model_info(
-        self, *, timeout_s: float | None = None, headers: Mapping[str, str] | None = None
+        self, *, wait: bool = True, timeout_s: float | None = None, headers: Mapping[str, str] | None = None
     ) -> ModelInfo:
-        """The served model, its defaults and its workers.
+        """The served model, its defaults and its workers; with `wait` not before a verify worker has been met.
 
         Raises:
-            BetokenError: the router cannot be asked.
+            BetokenError: the router cannot be asked, or has met none in time.
             RuntimeError: the client is closed.
         """
-        return ModelInfo.from_proto(await self._unary("GetModelInfo", pb.GetModelInfoRequest(), timeout_s, headers))
+        request = pb.GetModelInfoRequest(at_once=not wait)
+        return ModelInfo.from_proto(await self._unary("GetModelInfo", request, timeout_s, headers))
 
     async def tokenize(
         self,
@@ -291,7 +179,7 @@ class AsyncClient:
         retries, headers = self._retries(timeout_s), checked_headers(headers, self._key_headers)
         self._raise_if_closed()
         with call_span(method_name) as span:
-            num_cancels = await _num_cancels()
+            before = await num_cancels_so_far()
             while True:
                 try:
                     return await getattr(self.stub(), method_name)(
@@ -300,12 +188,12 @@ class AsyncClient:
                 except grpc.RpcError as broken:
                     error = call_error(broken, is_cancelled=self.is_closed)
                 except asyncio.CancelledError:
-                    if _count_cancels() > num_cancels:
+                    if num_cancels() > before:
                         raise
                     if self.is_closed:
                         raise RequestCancelledError("the client was closed") from None
                     error = UnavailableError("the call was cut off")
-                await _wait(self._closed, retries.delay_after(error))
+                await pause(self._closed, retries.delay_after(error))
                 if self.is_closed:
                     raise RequestCancelledError("the client was closed")
 
@@ -334,27 +222,3 @@ class AsyncClient:
     def _raise_if_closed(self) -> None:
         if self.is_closed:
             raise RuntimeError("the client is closed")
-
-
-async def _num_cancels(last: int = 0) -> int:
-    """How often this task has been cancelled and went on all the same; `last` is what it was before.
-
-    A cancellation that was asked for and has not come yet comes here, where it is told from one of the call.
-    """
-    if _count_cancels() != last:
-        await asyncio.sleep(0)
-    return _count_cancels()
-
-
-def _count_cancels() -> int:
-    task = asyncio.current_task()
-    return task.cancelling() if task is not None else 0
-
-
-async def _wait(event: asyncio.Event, timeout_s: float) -> None:
-    """Sleeps, but not longer than until `event`."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            await event.wait()
-    except TimeoutError:
-        pass

@@ -94,6 +94,7 @@ class ModelInfo:
     """What a router serves."""
 
     model: str
+    """Its id; empty = no verify worker has been met yet, and what only one knows is empty or 0 as well."""
     vocab_size: int
     max_context: int
     """Largest prompt + output, tokens."""

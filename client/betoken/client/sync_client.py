@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 from weakref import WeakSet
@@ -29,129 +29,13 @@ from betoken.client.channel import (
 from betoken.client.completion import Completion, Detokenized
 from betoken.client.config import GenerateOptions, RetryPolicy
 from betoken.client.model_info import ModelInfo
-from betoken.client.piece import Piece
 from betoken.client.request import ChatMessage, Prompt, detokenize_request, generate_request, tokenize_request
 from betoken.client.retry import Retries
 from betoken.client.session import Session
+from betoken.client.sync_generation import Generation
 from betoken.common.errors import RequestCancelledError
-from betoken.common.names import SPAN_CLIENT_GENERATE
 from betoken.common.tls import ClientTls
 from betoken.v1 import generation_pb2 as pb
-
-
-class Generation:
-    """One answer, still to be streamed. Iterate over its pieces once, or ask for `result`.
-
-    The call starts with the iteration; leaving the iteration early, by `break` or an exception, cancels it.
-    """
-
-    def __init__(self, session: Session, client: Client) -> None:
-        """Made by `Client.generate`."""
-        self._session = session
-        self._client = client
-        self._call: Any = None
-        self._cancelled = threading.Event()
-
-    @property
-    def request_id(self) -> str:
-        """The router's id of the request, for its logs; empty before the first message."""
-        return self._session.start.request_id if self._session.start else ""
-
-    @property
-    def seed(self) -> int | None:
-        """The seed in force; None before the first message."""
-        return self._session.start.seed if self._session.start else None
-
-    @property
-    def prompt_ids(self) -> tuple[int, ...]:
-        """The prompt as the model sees it; empty before the first message."""
-        return tuple(self._session.start.prompt_ids) if self._session.start else ()
-
-    @property
-    def model(self) -> str:
-        """The model that answers; empty before the first message."""
-        return self._session.start.model if self._session.start else ""
-
-    @property
-    def system_fingerprint(self) -> str:
-        """Of all that decides the answer besides the request; to resume it with. Empty before the first message."""
-        return self._session.start.system_fingerprint if self._session.start else ""
-
-    def __iter__(self) -> Generator[Piece, None, None]:
-        """Pieces as they arrive, over as many streams as it takes.
-
-        Raises:
-            BetokenError: the answer cannot be had, or not whole: its `partial` is what came.
-            RuntimeError: iterated before.
-        """
-        self._session.begin()
-        return self._pieces()
-
-    def _pieces(self) -> Generator[Piece, None, None]:
-        with self._session.iteration(), call_span("Generate", SPAN_CLIENT_GENERATE) as span:
-            while True:
-                self._raise_if_cancelled()
-                request, timeout_s = self._session.next_request()
-                error = None
-                call = None
-                try:
-                    call = self._call = self._begin(request, timeout_s, call_metadata(span, self._session.headers))
-                    if self._cancelled.is_set():  # by another thread, which may not have seen this call
-                        call.cancel()
-                    for response in call:
-                        piece = self._session.feed(response)
-                        if piece is not None:
-                            yield piece
-                except grpc.RpcError as broken:
-                    self._raise_if_cancelled()
-                    error = call_error(broken, is_cancelled=False)
-                except KeyboardInterrupt:
-                    self._client.reconnect()
-                    raise
-                finally:
-                    if call is not None:
-                        call.cancel()
-                if self._session.is_finished:
-                    return
-                self._cancelled.wait(self._session.delay_after(error))
-
-    def result(self) -> Completion:
-        """The whole answer; streams it first unless it has been iterated to its end.
-
-        Raises:
-            BetokenError: the answer cannot be had, or not whole: its `partial` is what came.
-            RuntimeError: the iteration was begun and left before its end.
-        """
-        if self._session.must_iterate():
-            for _ in self:
-                pass
-        return self._session.completion()
-
-    def cancel(self) -> None:
-        """Ends the call, from any thread; an iteration in progress raises `RequestCancelledError`."""
-        self._cancelled.set()
-        if self._call is not None:
-            self._call.cancel()
-
-    def _begin(self, request: pb.GenerateRequest, timeout_s: float | None, metadata: Any) -> Any:
-        try:
-            return self._client.current_stub().Generate(request, timeout=timeout_s, metadata=metadata)
-        except ValueError:  # another thread has just closed the channel
-            self._raise_if_cancelled()
-            raise
-
-    def _raise_if_cancelled(self) -> None:
-        if not self._session.is_finished and (self._cancelled.is_set() or self._client.is_closed):
-            reason = "the client was closed" if self._client.is_closed else "the request was cancelled"
-            raise RequestCancelledError(reason, request_id=self.request_id)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.cancel()
 
 
 class Client:
@@ -235,14 +119,17 @@ class Client:
         """
         return self.generate(prompt, **options).result()
 
-    def model_info(self, *, timeout_s: float | None = None, headers: Mapping[str, str] | None = None) -> ModelInfo:
-        """The served model, its defaults and its workers.
+    def model_info(
+        self, *, wait: bool = True, timeout_s: float | None = None, headers: Mapping[str, str] | None = None
+    ) -> ModelInfo:
+        """The served model, its defaults and its workers; with `wait` not before a verify worker has been met.
 
         Raises:
-            BetokenError: the router cannot be asked.
+            BetokenError: the router cannot be asked, or has met none in time.
             RuntimeError: the client is closed.
         """
-        return ModelInfo.from_proto(self._unary("GetModelInfo", pb.GetModelInfoRequest(), timeout_s, headers))
+        request = pb.GetModelInfoRequest(at_once=not wait)
+        return ModelInfo.from_proto(self._unary("GetModelInfo", request, timeout_s, headers))
 
     def tokenize(
         self,

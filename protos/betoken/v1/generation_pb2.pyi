@@ -224,8 +224,10 @@ class GenerateResponse(_message.Message):
     def __init__(self, start: _Optional[_Union[GenerateStart, _Mapping]] = ..., tokens: _Optional[_Union[GenerateTokens, _Mapping]] = ..., finish: _Optional[_Union[GenerateFinish, _Mapping]] = ...) -> None: ...
 
 class GetModelInfoRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("at_once",)
+    AT_ONCE_FIELD_NUMBER: _ClassVar[int]
+    at_once: bool
+    def __init__(self, at_once: _Optional[bool] = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
     __slots__ = ("address", "hello", "load", "state", "detail")

@@ -20,6 +20,7 @@ from betoken.router.round.outbox import Finished, Started, Tokens
 from betoken.router.text.answer import FinishReason
 from betoken.router.workers.draft_pool import DraftWorker
 from betoken.router.workers.verify_pool import SILENCE, VerifyWorker
+from betoken.router.workers.worker_identity import ServedModel
 from betoken.router.workers.worker_metrics import observe_workers
 from betoken.rpc.sampling import NEUTRAL
 from betoken.rpc.servicing import new_request_id, typed_errors
@@ -91,24 +92,20 @@ class GenerationServicer:
         async with typed_errors(context, tells_places=tells_places):
             self._keys.check_if_any(context.invocation_metadata())
             router = self._router
-            model, _, system_fingerprint, eos_token_ids = await router.model(context.time_remaining())
+            served = router.verify.model
+            if served is None and not request.at_once:
+                served = await router.model(context.time_remaining())
             response = pb.GetModelInfoResponse(
-                model=model.model_id,
-                vocab_size=model.vocab_size,
-                max_context=model.max_context,
-                eos_token_ids=eos_token_ids,
-                default_sampling=NEUTRAL,
                 drafters=router.draft.ready_drafters,
                 default_drafter=drafter_choice.default_drafter(router),
-                default_num_draft_tokens=drafter_choice.default_num_draft_tokens(model, router),
-                verification_modes=model.verification_modes,
                 verify_workers=[_worker_info(worker, tells_places) for worker in router.verify.workers],
                 draft_workers=[_worker_info(worker, tells_places) for worker in router.draft.workers],
                 has_chat_template=router.tokenizer.chat_template is not None,
                 version=__version__,
-                system_fingerprint=system_fingerprint,
             )
-            response.default_sampling.MergeFrom(model.default_sampling)
+            if served is not None:
+                _describe(response, served)
+                response.default_num_draft_tokens = drafter_choice.default_num_draft_tokens(served.hello, router)
             return response
         raise AssertionError("unreachable: typed_errors ends the call")
 
@@ -153,6 +150,18 @@ class GenerationServicer:
         """Its drafter, if it is one: of a worker that was not met, and to be resumed, requests name what they like."""
         name = request.drafter.name if request.drafter is not None else ""
         return name if name in self._router.draft.known_drafters else ""
+
+
+def _describe(response: pb.GetModelInfoResponse, served: ServedModel) -> None:
+    hello = served.hello
+    response.model = hello.model_id
+    response.vocab_size = hello.vocab_size
+    response.max_context = hello.max_context
+    response.eos_token_ids.extend(served.eos_token_ids)
+    response.default_sampling.MergeFrom(NEUTRAL)
+    response.default_sampling.MergeFrom(hello.default_sampling)
+    response.verification_modes.extend(hello.verification_modes)
+    response.system_fingerprint = served.system_fingerprint
 
 
 def _tokens(event: Tokens) -> pb.GenerateResponse:

@@ -1,0 +1,33 @@
+"""What waiting in a task takes: to tell whose cancellation it was, and to wait no longer than for an event.
+
+Knows no calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+
+async def num_cancels_so_far(last: int = 0) -> int:
+    """How often this task has been cancelled and went on all the same; `last` is what it was before.
+
+    A cancellation that was asked for and has not come yet comes here, where it is told from one of the call.
+    """
+    if num_cancels() != last:
+        await asyncio.sleep(0)
+    return num_cancels()
+
+
+def num_cancels() -> int:
+    """How often this task has been cancelled."""
+    task = asyncio.current_task()
+    return task.cancelling() if task is not None else 0
+
+
+async def pause(event: asyncio.Event, timeout_s: float) -> None:
+    """Sleeps, but not longer than until `event`."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        pass
