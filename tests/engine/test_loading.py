@@ -12,9 +12,10 @@ def test_a_layers_weights_are_let_go_of_when_another_layer_has_its_place() -> No
     model = nn.Sequential(*(nn.Sequential(nn.Linear(2, 2), nn.ReLU()) for _ in range(4)))
     weights: list[weakref.ref[Tensor]] = []
 
-    def make(weight: Tensor, bias: Tensor | None) -> nn.Module:
+    def make(weight: Tensor, bias: Tensor | None, is_last: bool) -> nn.Module:
         assert all(earlier() is None for earlier in weights[:-1])
         weights.append(weakref.ref(weight))
+        assert not is_last, "this model has none"
         return nn.Identity()
 
     replace_linears(model, make)

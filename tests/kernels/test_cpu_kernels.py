@@ -38,7 +38,11 @@ def test_product_is_torchs_and_equal_per_row(
         expected = x.double() @ weight.double().T + (0 if given is None else given.double())
         tolerance = 1e-5 if dtype == torch.float32 else 8e-3
         assert (out.double() - expected).abs().max() <= tolerance * expected.abs().max()
+        sums = torch.ops.betoken.linear_sums(x, packed, given, num_outputs)
+        assert sums.dtype == torch.float32 and torch.equal(sums.to(dtype), out)
+        assert (sums.double() - expected).abs().max() <= 1e-5 * expected.abs().max()
         for num_rows in (1, 2, 3, 4, 5, 8, 15, 16, 17, 31, 33, 64):
+            assert torch.equal(torch.ops.betoken.linear_sums(x[:num_rows], packed, given, num_outputs), sums[:num_rows])
             assert torch.equal(torch.ops.betoken.linear(x[:num_rows], packed, given, num_outputs), out[:num_rows])
             assert torch.equal(torch.ops.betoken.linear(x[-num_rows:], packed, given, num_outputs), out[-num_rows:])
 

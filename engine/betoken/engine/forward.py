@@ -17,7 +17,7 @@ from betoken.engine.batch import Batch
 from betoken.engine.tree import KeptPath
 
 ModelCall = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""token ids [1, R], positions [1, R], indices of the rows that yield logits [L] -> logits [L, V]."""
+"""token ids [1, R], positions [1, R], indices of the rows that yield logits [L] -> logits [L, V] float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class StepOutput:
     """What one forward yields. Both tensors may be overwritten by the next forward."""
 
     logits: Tensor
-    """Logits [L, V] of the rows that asked for them, in the order of the batch."""
+    """Logits [L, V] float32 of the rows that asked for them, in the order of the batch."""
     features: Tensor | None = None
     """Hidden states [R, num_layers, H] of the layers a drafter named; None where none is attached."""
 
@@ -86,7 +86,7 @@ def call_model(
         **{CONTEXT_KEYWORD: context},
     )
     logits: Tensor = output.logits[0]
-    return logits
+    return logits.float()  # they are, from a linear layer of ours and whatever the model scales them by
 
 
 @contextmanager

@@ -52,7 +52,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment]) -> StepOutput:
-        """Write the KV of the segments' tokens and return logits [sum(num_logits), V] in the model's dtype.
+        """Write the KV of the segments' tokens and return logits [sum(num_logits), V] float32.
 
         Raises:
             ValueError: see `build_batch`; or a token id is outside the vocabulary, a position beyond max_context.

@@ -90,6 +90,23 @@ def test_buckets_give_the_reference_logits_and_the_eager_bits(family: str, tmp_p
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("only_last", [False, True])
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+@torch.inference_mode()
+def test_recorded_logits_of_a_half_type_are_sums_and_not_rounded(family: str, only_last: bool, tmp_path: Path) -> None:
+    register_attention()
+    model = AutoModelForCausalLM.from_pretrained(
+        save_tiny(tmp_path, family), dtype="bfloat16", attn_implementation="betoken"
+    ).eval()
+    pool = KvPool(_probe(model, 640), NUM_PAGES + 1, PAGE_SIZE, model.dtype, model.device)
+    replace_linears(model, RowLinear, only_last=only_last)
+    assert isinstance(model.get_output_embeddings(), RowLinear)
+    forward = CudaForward(model, pool, MAX_CONTEXT, "fake", is_row_invariant=not only_last)
+    forward.record([16], FakeRecorder(), lambda fraction: None)
+    logits = forward(batches()[1]).logits
+    assert logits.dtype == torch.float32 and not torch.equal(logits, logits.bfloat16().float())
+
+
 @torch.inference_mode()
 def test_a_batch_beyond_the_largest_bucket_runs_eagerly(tmp_path: Path) -> None:
     forward, reference, _ = load(tmp_path, "llama")

@@ -18,7 +18,9 @@ def make(
     return x, weight, bias
 
 
-def check(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+def check(
+    out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, keeps_sums: bool = False
+) -> None:
     """At most one rounding of the result's type and one of float32 for each term of the sum."""
     exact = x.double() @ weight.double().T
     magnitude = x.double().abs() @ weight.double().abs().T
@@ -26,7 +28,9 @@ def check(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.
         exact, magnitude = exact + bias.double(), magnitude + bias.double().abs()
     num_terms = x.shape[1] + 1
     limit = torch.finfo(out.dtype).eps * exact.abs() + num_terms * torch.finfo(torch.float32).eps * magnitude
-    assert out.dtype == x.dtype and bool(((out.double() - exact).abs() <= limit).all())
+    assert out.dtype == (torch.float32 if keeps_sums else x.dtype) and bool(
+        ((out.double() - exact).abs() <= limit).all()
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -36,8 +40,11 @@ def test_product_is_right_to_rounding(shape, dtype, device, takes_triton):
         x, weight, bias = make(num_rows, *shape, dtype, device)
         with takes_triton():
             plain, biased = linear(x, weight), linear(x, weight, bias)
+            sums = linear(x, weight, bias, keeps_sums=True)
         check(plain, x, weight, None)
         check(biased, x, weight, bias)
+        check(sums, x, weight, bias, keeps_sums=True)
+        check(linear(x, weight, bias, keeps_sums=True), x, weight, bias, keeps_sums=True)
         check(linear(x, weight, bias), x, weight, bias)  # the reference, or on a GPU the same again
 
 

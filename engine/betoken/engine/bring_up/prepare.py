@@ -41,8 +41,7 @@ def prepare(config: EngineConfig, examined: Examined, progress: Progress) -> tup
     pool = KvPool(shapes, num_pages + 1, config.page_size, model.dtype, model.device)
     kernels = _kernels_for(config, model, pool)
     if kernels is None:
-        if model.dtype != torch.bfloat16:
-            replace_linears(model, BlockLinear)
+        replace_linears(model, BlockLinear, only_last=model.dtype == torch.bfloat16)
         return ReferenceForward(model, pool, scratch_page=num_pages), num_pages
     kernels.set_num_threads(config.num_threads or torch.get_num_threads())
     return CpuForward(model, kernels, pool), num_pages

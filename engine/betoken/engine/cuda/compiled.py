@@ -19,7 +19,12 @@ from betoken.engine.forward import ModelCall
 
 _ATEN: Any = torch.ops.aten
 _ROWS: Any = torch.ops.betoken_rows
-_DENSE_ROWS = {_ROWS.linear.default, _ROWS.expert_linear.default, _ROWS.row_sum.default}
+_DENSE_ROWS = {
+    _ROWS.linear.default,
+    _ROWS.linear_sums.default,
+    _ROWS.expert_linear.default,
+    _ROWS.row_sum.default,
+}
 _OPTIONS = {"size_asserts": False, "nan_asserts": False, "fallback_random": False}
 
 

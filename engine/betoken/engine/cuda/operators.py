@@ -1,11 +1,12 @@
 """The operators of a forward on a GPU, as torch operators: opaque to tracers, the same bits for a row in any company.
 
-`torch.ops.betoken_rows.{linear,expert_linear,row_sum,attend}`. They run on any device for which the kernels have a
-path.
+`torch.ops.betoken_rows.{linear,linear_sums,expert_linear,row_sum,attend}`. They run on any device for which the kernels
+have a path.
 """
 
 from collections.abc import Callable
 from itertools import count
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
@@ -38,10 +39,14 @@ class StepContext:
         return out
 
 
-def linear_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The operator `linear` over the last dimension: x [..., K], weight [N, K], bias [N] -> [..., N]."""
+def linear_rows(x: Tensor, weight: Tensor, bias: Tensor | None, keeps_sums: bool = False) -> Tensor:
+    """The operator `linear`, or `linear_sums`, over the last dimension.
+
+    x [..., K], weight [N, K], bias [N] -> [..., N].
+    """
     rows = x.reshape(-1, x.shape[-1]).contiguous()
-    out: Tensor = torch.ops.betoken_rows.linear(rows, weight, bias)
+    operator: Any = torch.ops.betoken_rows.linear_sums if keeps_sums else torch.ops.betoken_rows.linear
+    out: Tensor = operator(rows, weight, bias)
     return out.reshape(*x.shape[:-1], -1)
 
 
@@ -79,6 +84,14 @@ def _linear_shape(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return x.new_empty(x.shape[0], weight.shape[0])
 
 
+def _linear_sums(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return linear(x, weight, bias, keeps_sums=True)
+
+
+def _linear_sums_shape(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty(x.shape[0], weight.shape[0], dtype=torch.float32)
+
+
 def _expert_linear_shape(x: Tensor, weight: Tensor, bias: Tensor | None, expert_ids: Tensor) -> Tensor:
     return x.new_empty(x.shape[0], weight.shape[1])
 
@@ -94,6 +107,7 @@ def _define(name: str, schema: str, run: Callable[..., Tensor], shape: Callable[
 
 
 _define("linear", "(Tensor x, Tensor weight, Tensor? bias) -> Tensor", linear, _linear_shape)
+_define("linear_sums", "(Tensor x, Tensor weight, Tensor? bias) -> Tensor", _linear_sums, _linear_sums_shape)
 _define(
     "expert_linear",
     "(Tensor x, Tensor weight, Tensor? bias, Tensor expert_ids) -> Tensor",

@@ -47,6 +47,8 @@ def prepare_cuda(
             raise ModelRefusedError(
                 f"{reason} on this device: set batch_invariant to false to serve without the promise"
             )
+    else:
+        replace_linears(model, RowLinear, only_last=True)  # cuBLAS would round its sums
     try:
         progress("measuring memory", _START)
         scratch = KvPool(shapes, 1, config.page_size, model.dtype, model.device)

@@ -15,14 +15,16 @@ _COMPANIES = (1, 16, 17, 32, 33, 64, 65, 128, 129)
 class RowLinear(nn.Module):
     """y = x W^T + b; a row's bits depend on that row only."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, keeps_sums: bool = False) -> None:
         super().__init__()
+        self.keeps_sums = keeps_sums
+        """Whether the result is float32, whatever the weight is."""
         self.weight = nn.Parameter(weight.contiguous(), requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., K] -> [..., N], dtype of the weight."""
-        return linear_rows(x, self.weight, self.bias)
+        """[..., K] -> [..., N], dtype of the weight or float32."""
+        return linear_rows(x, self.weight, self.bias, self.keeps_sums)
 
 
 @torch.inference_mode()

@@ -139,6 +139,9 @@ def _register_shapes() -> None:
     def linear(x: Tensor, packed: Tensor, bias: Tensor | None, n: int) -> Tensor:
         return x.new_empty(*x.shape[:-1], n)
 
+    def linear_sums(x: Tensor, packed: Tensor, bias: Tensor | None, n: int) -> Tensor:
+        return x.new_empty(*x.shape[:-1], n, dtype=torch.float32)
+
     def expert_linear(x: Tensor, packed: Tensor, bias: Tensor | None, expert_ids: Tensor, n: int) -> Tensor:
         return x.new_empty(x.shape[0], n)
 
@@ -163,5 +166,5 @@ def _register_shapes() -> None:
     def materialize(x: Tensor) -> Tensor:
         return torch.empty_like(x, memory_format=torch.contiguous_format)
 
-    for function in (linear, expert_linear, linear_grouped, grouped_rows, attend, materialize):
+    for function in (linear, linear_sums, expert_linear, linear_grouped, grouped_rows, attend, materialize):
         torch.library.register_fake(f"betoken::{function.__name__}", function)

@@ -48,19 +48,26 @@ struct Linear {
   T* y;             // [rows, n]
   int64_t rows, k, n;
   const float* floats = nullptr;  // x, where bf16 is not multiplied in pairs
+  float* sums = nullptr;          // [rows, n]: where results go as they were added up, and not to y
 
   // Store up to 16 columns of a row.
   void finish(int64_t row, int64_t column, F16 sum) const {
+    if (sums) store(sums + row * n + column, column, sum);
+    else store(y + row * n + column, column, sum);
+  }
+
+  template <class Out>
+  void store(Out* to, int64_t column, F16 sum) const {
     if (column + kLanes <= n) {
       if (bias) sum += load16(bias + column);
-      store16(y + row * n + column, sum);
+      store16(to, sum);
       return;
     }
-    T out[kLanes];
+    Out out[kLanes];
     F16 padded = {};
     for (int64_t i = 0; i < n - column; ++i) padded.set(i, bias ? to_float(bias[column + i]) : 0.0f);
     store16(out, sum + padded);
-    for (int64_t i = 0; i < n - column; ++i) y[row * n + column + i] = out[i];
+    for (int64_t i = 0; i < n - column; ++i) to[i] = out[i];
   }
 };
 

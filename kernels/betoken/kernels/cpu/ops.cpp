@@ -150,24 +150,37 @@ at::Tensor pack_linear(const at::Tensor& weight) {
   return packed;
 }
 
-// x [..., K] -> [..., N].
-at::Tensor linear_op(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n) {
+// x [..., K] -> [..., N] of this type: that of x, or float.
+at::Tensor linear_to(at::ScalarType type, const at::Tensor& x, const at::Tensor& packed,
+                     const std::optional<at::Tensor>& bias, int64_t n) {
   TORCH_CHECK(x.scalar_type() == packed.scalar_type(), "rows and weights differ in type");
   auto sizes = x.sizes().vec();
   sizes.back() = n;
-  at::Tensor out = at::empty(sizes, x.options());
+  at::Tensor out = at::empty(sizes, x.options().dtype(type));
   const bool half = x.scalar_type() == at::kBFloat16;
   const at::Tensor rows = half ? padded_rows(x) : x.contiguous();
   const int64_t k = rows.size(-1);
   if (k == 0) return bias ? out.copy_(*bias) : out.zero_();  // experts that a configuration makes empty
   const int64_t num_rows = rows.numel() / k;
-  if (half)
-    linear(Linear<bf16>{data<bf16>(rows), data<bf16>(packed), bias ? data<bf16>(*bias) : nullptr, data<bf16>(out),
-                        num_rows, k, n});
-  else
+  if (half) {
+    Linear<bf16> job{data<bf16>(rows), data<bf16>(packed), bias ? data<bf16>(*bias) : nullptr, nullptr, num_rows, k, n};
+    if (type == at::kFloat) job.sums = data<float>(out);
+    else job.y = data<bf16>(out);
+    linear(job);
+  } else {
     linear(Linear<float>{data<float>(rows), data<float>(packed), bias ? data<float>(*bias) : nullptr,
                          data<float>(out), num_rows, k, n});
+  }
   return out;
+}
+
+at::Tensor linear_op(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n) {
+  return linear_to(x.scalar_type(), x, packed, bias, n);
+}
+
+// The same, not rounded to the type of x.
+at::Tensor linear_sums(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n) {
+  return linear_to(at::kFloat, x, packed, bias, n);
 }
 
 // x [S, K], packed [E, ...], bias [E, N], expert_ids [S] -> [S, N]: row s through expert expert_ids[s].
@@ -215,6 +228,7 @@ TORCH_LIBRARY(betoken, library) {
   library.def("materialize(Tensor x) -> Tensor");
   library.def("pack_linear(Tensor weight) -> Tensor");
   library.def("linear(Tensor x, Tensor packed, Tensor? bias, int n) -> Tensor");
+  library.def("linear_sums(Tensor x, Tensor packed, Tensor? bias, int n) -> Tensor");
   library.def("expert_linear(Tensor x, Tensor packed, Tensor? bias, Tensor expert_ids, int n) -> Tensor");
   library.def(
       "pack_grouped(Tensor values, Tensor? high, Tensor scales, Tensor? scale_units, Tensor? offsets, "
@@ -234,6 +248,7 @@ TORCH_LIBRARY_IMPL(betoken, CPU, library) {
   library.impl("materialize", materialize);
   library.impl("pack_linear", pack_linear);
   library.impl("linear", linear_op);
+  library.impl("linear_sums", linear_sums);
   library.impl("expert_linear", expert_linear);
   library.impl("pack_grouped", pack_grouped);
   library.impl("linear_grouped", linear_grouped_op);

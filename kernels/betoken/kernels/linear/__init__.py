@@ -19,16 +19,17 @@ IMPLEMENTATIONS: dict[dispatch.PathName, Callable[..., Tensor]] = {
 }
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """y = x W^T + b with float32 products and sums, rounded once at the end.
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, keeps_sums: bool = False) -> Tensor:
+    """y = x W^T + b with float32 products and sums, rounded once at the end or not at all.
 
     Args:
         x: [R, K] bfloat16, float16 or float32, contiguous, R and K at least 1.
         weight: [N, K], contiguous, dtype of `x`.
         bias: [N], contiguous, dtype of `x`.
+        keeps_sums: the result is float32, whatever `x` is.
 
     Returns:
-        [R, N], dtype of `x`. Row r depends on row r of `x`, `weight` and `bias` only, to the last bit.
+        [R, N], dtype of `x` or float32. Row r depends on row r of `x`, `weight` and `bias` only, to the last bit.
 
     Raises:
         ValueError: a shape, stride, dtype or device other than above.
@@ -39,4 +40,4 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if bias is not None:
         checks.check_column("bias", bias, weight.shape[0], x.dtype, x.device)
     _, implementation = dispatch.select(x.device, IMPLEMENTATIONS)
-    return implementation(x, weight, bias)
+    return implementation(x, weight, bias, keeps_sums)

@@ -9,13 +9,14 @@ from triton.runtime.interpreter import InterpretedFunction
 from betoken.kernels.product_tiles import BLOCK_OUTPUTS, SumOrder, add_ranges, choose_row_tile, sum_range
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, keeps_sums: bool) -> Tensor:
     """`betoken.kernels.linear.linear` for validated tensors."""
     num_rows, num_inputs = x.shape
     num_outputs = weight.shape[0]
     order = SumOrder.of(num_outputs, num_inputs, x.dtype)
     block_rows, num_stages = choose_row_tile(num_rows)
-    out = torch.empty(num_rows, num_outputs, dtype=x.dtype, device=x.device)
+    dtype = torch.float32 if keeps_sums else x.dtype
+    out = torch.empty(num_rows, num_outputs, dtype=dtype, device=x.device)
     sums = order.new_sums(out)
     # Row tiles vary fastest: programs that read the same weights run together.
     grid = (triton.cdiv(num_rows, block_rows), triton.cdiv(num_outputs, BLOCK_OUTPUTS), order.num_ranges)
