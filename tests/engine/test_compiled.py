@@ -1,6 +1,8 @@
 """The compiled forward: the eager one to rounding, and its own rows to the last bit."""
 
+import time
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import torch
@@ -120,6 +122,28 @@ def test_processors_that_share_a_cache_keep_their_code_apart(tmp_path: Path, mon
         monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda capability=capability: capability)
         compile_traced(lambda: torch.fx.GraphModule({}, torch.fx.Graph()), (), {}, tmp_path)
     assert caches[0] == caches[1] != caches[2]
+
+
+def test_workers_of_one_model_that_start_together_compile_in_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, most = [], []
+
+    def compile_slowly(*_: object, **__: object) -> None:
+        running.append(None)
+        most.append(len(running))
+        time.sleep(0.3)
+        running.pop()
+
+    monkeypatch.setattr("betoken.engine.compiled.set_inductor_cache", lambda directory: None)
+    monkeypatch.setattr("torch._inductor.standalone_compile", compile_slowly)
+    graph = torch.fx.GraphModule({}, torch.fx.Graph())
+    workers = [Thread(target=compile_traced, args=(lambda: graph, (), {}, tmp_path)) for _ in "abc"]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert most == [1, 1, 1]
 
 
 def test_compiled_code_reads_the_models_own_weights(tmp_path: Path) -> None:

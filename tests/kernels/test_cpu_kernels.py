@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from betoken.kernels import build, cpu
+from betoken.kernels import build, code_folder, cpu
 from betoken.kernels.cpu import CpuKernels, load_cpu_kernels
 
 
@@ -237,9 +237,9 @@ def test_a_library_is_on_the_disk_before_it_has_its_name(monkeypatch: pytest.Mon
 
 def test_the_cache_lies_where_the_platform_wants_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert build.user_cache_dir() == tmp_path / "betoken"
+    assert code_folder.user_cache_dir() == tmp_path / "betoken"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert build.user_cache_dir().name == "betoken" and Path.home() in build.user_cache_dir().parents
+    assert code_folder.user_cache_dir().name == "betoken" and Path.home() in code_folder.user_cache_dir().parents
 
 
 def test_a_user_without_a_home_has_a_cache_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -248,6 +248,6 @@ def test_a_user_without_a_home_has_a_cache_too(monkeypatch: pytest.MonkeyPatch, 
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    folder = build.private_folder(build.user_cache_dir())
-    assert folder.parent == tmp_path and build.private_folder(build.user_cache_dir()) == folder
+    folder = code_folder.private_folder(code_folder.user_cache_dir())
+    assert folder.parent == tmp_path and code_folder.private_folder(code_folder.user_cache_dir()) == folder
     assert folder.stat().st_mode & 0o777 == 0o700

@@ -19,6 +19,8 @@ from betoken.engine.config import EngineConfig
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.runner import ModelRunner
 from betoken.engine.weights.checkpoint import Progress
+from betoken.kernels.build import give_up
+from betoken.rpc.early_end import at_end
 from betoken.rpc.worker_settings import USUAL_PREFILL_ROWS
 from betoken.v1.types_pb2 import DRAFT_SOURCE_EARLY_EXIT, DRAFT_SOURCE_MODEL, DraftSource
 
@@ -32,6 +34,7 @@ class ModelHost:
         self._max_prefill_rows = settings.max_prefill_rows or USUAL_PREFILL_ROWS
         self._models: dict[tuple[str, int | None], tuple[ModelRunner, SharedPages]] = {}
         """Loaded models with their pages, by name and the number of layers asked for."""
+        at_end(give_up)
 
     @property
     def runners(self) -> list[ModelRunner]:

@@ -17,7 +17,8 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from betoken.engine.forward import ModelCall
-from betoken.kernels.build import native_target, private_folder
+from betoken.kernels.build import native_target
+from betoken.kernels.code_folder import ROOM_BYTES, exclusive, private_folder
 from betoken.kernels.cpu import LIBRARY
 
 _LOG = logging.getLogger(__name__)
@@ -56,13 +57,17 @@ def compile_traced(
     import torch._inductor as inductor  # at import it looks for compilers
     from torch._inductor import config as inductor_config
 
-    set_inductor_cache(private_folder(cache_dir) / f"inductor-{_processor_key()}")
+    name = f"inductor-{_processor_key()}"
+    folder = private_folder(cache_dir, 0 if (cache_dir / name).is_dir() else ROOM_BYTES)
+    set_inductor_cache(folder / name)
     start = time.monotonic()
     operators = trace()
     graph = _SharingGraph(operators, operators.graph)
     del operators  # it knows the weights from before they were joined too
     traced = time.monotonic()
-    with torch.no_grad(), inductor_config.patch(options):
+    # Workers of one model that start together: one compiles, the others find its code.
+    lock = folder / f"{name}-{hashlib.sha256(graph.code.encode()).hexdigest()[:16]}.lock"
+    with exclusive(lock), torch.no_grad(), inductor_config.patch(options):
         artifact: Any = inductor.standalone_compile(graph, list(example), dynamic_shapes="from_graph")
     _LOG.info("compiled: traced in %.1f s, compiled in %.1f s", traced - start, time.monotonic() - traced)
 

@@ -4,24 +4,35 @@ A file name carries a hash of sources, compiler, flags, processor and torch, so 
 It does not know what the kernels do.
 """
 
-import atexit
 import hashlib
 import logging
 import os
 import platform
 import shutil
 import subprocess
-import sys
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from betoken.kernels.code_folder import (
+    ROOM_BYTES,
+    exclusive,
+    is_private,
+    private_folder,
+    remove_all,
+    remove_scratch,
+    scratch_folder,
+    user_cache_dir,
+)
+
 _LOG = logging.getLogger(__name__)
 _COMMON_FLAGS = ("-O3", "-march=native", "-shared", "-fPIC")
 _TIMEOUT_S = 600
+
+_compilers: set[subprocess.Popen[str]] = set()
+"""Those that run now; a signal's handler reads it too."""
 
 
 class BuildError(Exception):
@@ -45,19 +56,6 @@ class Library:
     """Arguments after the source."""
 
 
-def user_cache_dir() -> Path:
-    """Where this user's caches lie: XDG_CACHE_HOME or the platform's default, then `betoken`; in the folder of
-    temporary files for a user who has no home."""
-    given = os.environ.get("XDG_CACHE_HOME")
-    if given:
-        return Path(given) / "betoken"
-    try:
-        home = Path.home()
-    except RuntimeError:  # HOME is not set, and the system knows the user by a number only
-        return Path(tempfile.gettempdir()) / f"betoken-{os.getuid()}"
-    return home / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "betoken"
-
-
 def find_compiler(library: Library) -> str | None:
     """Path of the library's compiler, None when this machine has none."""
     given = os.environ.get(library.compiler_variable)
@@ -66,10 +64,11 @@ def find_compiler(library: Library) -> str | None:
 
 
 def build(library: Library, cache_dir: Path | None = None) -> Path:
-    """The shared library, compiled now unless the cache holds it.
+    """The shared library, compiled now unless the cache holds it, or another process that compiles it puts it there.
 
     Raises:
         BuildError: no compiler, or the compiler's own complaint.
+        OSError: neither the cache nor the folder of temporary files takes it.
     """
     compiler = find_compiler(library)
     if compiler is None:
@@ -79,36 +78,22 @@ def build(library: Library, cache_dir: Path | None = None) -> Path:
         raise BuildError(f"no compiler for {library.name} was found ({names})")
     wanted, name = cache_dir or user_cache_dir(), f"{library.name}-{_key(compiler, library)}.so"
     # That nothing can be added does not matter then. Unlike Path's, isfile is False where one may not look.
-    if os.path.isfile(wanted / name) and _is_private(wanted):
+    if os.path.isfile(wanted / name) and is_private(wanted):
         return wanted / name
-    path = private_folder(wanted) / name
-    if not path.is_file():
-        _compile(compiler, library, path)
-    return path
+    folder = private_folder(wanted, ROOM_BYTES)
+    with exclusive(folder / f"{library.name}.lock") as is_alone:
+        if is_alone:
+            remove_scratch(folder, _scratch_prefix(library))
+        if not (folder / name).is_file():
+            _compile(compiler, library, folder / name)
+    return folder / name
 
 
-def private_folder(wanted: Path) -> Path:
-    """`wanted` if it is this user's alone, else a temporary one: loading code that others can write would be a hole."""
-    try:
-        wanted.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not _is_private(wanted):
-            mode = wanted.stat().st_mode & 0o7777
-            reason = f"it must be this user's and writable by nobody else, its mode is {mode:o}"
-        elif not os.access(wanted, os.W_OK):
-            reason = "it cannot be written"
-        else:
-            return wanted
-    except OSError as error:
-        reason = str(error)
-    _LOG.warning("compiled code is not kept in %s: %s", wanted, reason)
-    temporary = tempfile.mkdtemp(prefix="betoken-")
-    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
-    return Path(temporary)
-
-
-def _is_private(folder: Path) -> bool:
-    status = folder.stat()
-    return status.st_uid == os.getuid() and not status.st_mode & 0o022
+def give_up() -> None:
+    """End the compilers that run and remove what they made: this process ends before its start is done."""
+    for process in list(_compilers):
+        process.terminate()
+    remove_all()
 
 
 def _key(compiler: str, library: Library) -> str:
@@ -134,21 +119,39 @@ def _target(compiler: str) -> str:
 
 
 def _compile(compiler: str, library: Library, path: Path) -> None:
-    """Into a temporary file, then an atomic rename: two processes may build at once."""
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix="building-") as scratch:
-        made = Path(scratch) / path.name
+    """In a folder beside it, then an atomic rename: who reads without the lock finds all of it or nothing."""
+    with scratch_folder(path.parent, _scratch_prefix(library)) as scratch:
+        made = scratch / path.name
         _LOG.info("compiling %s: %s", library.name, path)
-        _output([compiler, *_COMMON_FLAGS, *library.flags, str(library.source), "-o", str(made), *library.links])
+        command = [compiler, *_COMMON_FLAGS, *library.flags, str(library.source), "-o", str(made), *library.links]
+        _output(command, environment=os.environ | {"TMPDIR": str(scratch)})
         with made.open("rb") as file:
             os.fsync(file.fileno())  # or a loss of power may leave the name of a file and not what is in it, for good
         made.replace(path)
 
 
-def _output(command: Sequence[str], *, allow_failure: bool = False) -> str:
+def _scratch_prefix(library: Library) -> str:
+    return f"building-{library.name}-"
+
+
+def _output(
+    command: Sequence[str], *, allow_failure: bool = False, environment: Mapping[str, str] | None = None
+) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, errors="replace", timeout=_TIMEOUT_S, check=False)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", env=environment
+        )
+        _compilers.add(process)
+        with process:
+            try:
+                output, errors = process.communicate(timeout=_TIMEOUT_S)
+            except BaseException:
+                process.kill()
+                raise
+            finally:
+                _compilers.discard(process)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"{command[0]}: {error}") from error
-    if done.returncode and not allow_failure:
-        raise BuildError(f"{command[0]} failed: {done.stderr.strip()[-2000:]}")
-    return done.stdout
+    if process.returncode and not allow_failure:
+        raise BuildError(f"{command[0]} failed: {errors.strip()[-2000:]}")
+    return output

@@ -8,6 +8,8 @@ import logging
 import os
 from pathlib import Path
 
+from betoken.rpc.early_end import at_end
+
 logger = logging.getLogger(__name__)
 
 _SUFFIX, _PART = ".progress", ".part"
@@ -21,6 +23,7 @@ class LoadProgress:
     def __init__(self, ready_file: Path | None) -> None:
         self._path = None if ready_file is None else ready_file.with_name(ready_file.name + _SUFFIX)
         self._stage = ""
+        at_end(self.remove)
 
     def __call__(self, stage: str, fraction: float) -> None:
         if stage != self._stage:
@@ -30,3 +33,9 @@ class LoadProgress:
             part = self._path.with_name(self._path.name + _PART)
             part.write_text(json.dumps({"stage": stage, "fraction": round(fraction, 3)}) + "\n")
             os.replace(part, self._path)
+
+    def remove(self) -> None:
+        """Takes the file away, however far the start is."""
+        if self._path is not None:
+            for path in (self._path.with_name(self._path.name + _PART), self._path):
+                path.unlink(missing_ok=True)

@@ -24,6 +24,7 @@ from betoken.common.errors import BetokenError, InternalError
 from betoken.rpc import telemetry
 from betoken.rpc.calls import CallLimits, remember_owners
 from betoken.rpc.decoding import TypedDecoding
+from betoken.rpc.early_end import undone_at_end
 from betoken.rpc.exposure import warning_of
 from betoken.rpc.health import HealthServicer
 from betoken.rpc.listening import bind, check_free, credentials_of
@@ -147,7 +148,7 @@ def run_service(name: str, settings: ServiceSettings, body: Callable[[], Corouti
         credentials_of(settings)
         if warning := warning_of(settings):
             _log.warning("%s", warning)
-        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        with undone_at_end(), asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(body())
     except BetokenError as error:
         _log.error("%s cannot go on: %s", name, error)

@@ -10,6 +10,8 @@ from betoken.engine.config import EngineConfig
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.model_thread import ModelThread
 from betoken.engine.weights.fingerprint import hash_sources
+from betoken.kernels.build import give_up
+from betoken.rpc.early_end import at_end
 from betoken.rpc.fast_wake import FastWake
 from betoken.rpc.hello import worker_hello
 from betoken.rpc.link import LinkServicer, OutboxLimits
@@ -57,6 +59,7 @@ def _load(settings: VerifyWorkerSettings, results: VerifyResults, hello: WorkerH
     """The core, and the hello filled in; runs on the model thread."""
     fast_wake = FastWake(settings.fast_wake)  # first: it may be refused
     progress = LoadProgress(settings.ready_file)
+    at_end(give_up)
     runner = load_runner(EngineConfig(**settings.engine_options()), progress)
     progress("measuring step times", 1.0)
     step_costs = measure_step_costs(runner)

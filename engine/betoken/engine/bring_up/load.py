@@ -27,7 +27,7 @@ from betoken.engine.runner import ModelRunner
 from betoken.engine.weights.checkpoint import Progress
 from betoken.engine.weights.loading import ModelInfo, load_model
 from betoken.kernels import dispatch, native
-from betoken.kernels.build import user_cache_dir
+from betoken.kernels.code_folder import user_cache_dir
 
 _LOG = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from betoken.engine.cuda.row_linear import RowLinear, find_row_dependence
 from betoken.engine.errors import CompiledModelRefusedError, ModelRefusedError
 from betoken.engine.kv_pool import KvPool, LayerShape
 from betoken.engine.weights.checkpoint import Progress
-from betoken.kernels.build import private_folder, user_cache_dir
+from betoken.kernels.code_folder import private_folder, user_cache_dir
 
 _LOG = logging.getLogger(__name__)
 

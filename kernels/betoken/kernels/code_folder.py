@@ -1,0 +1,137 @@
+"""Folders for compiled code: the user's cache where that is safe and has room, else a temporary one.
+
+One process at a time makes what several want, and one that is ended early leaves nothing behind. It does not know what
+is compiled.
+"""
+
+import atexit
+import logging
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_LOG = logging.getLogger(__name__)
+ROOM_BYTES = 32 << 20
+"""Free bytes that a folder needs to take new code: several times what one model makes."""
+
+_made: set[Path] = set()
+"""Folders that end with this process, by name from before they exist. No lock: a signal's handler reads it too."""
+_temporary: Path | None = None
+_is_ending = False
+
+
+class EndingError(OSError):
+    """This process ends, so no further folder is made."""
+
+
+def user_cache_dir() -> Path:
+    """Where this user's caches lie: XDG_CACHE_HOME or the platform's default, then `betoken`; in the folder of
+    temporary files for a user who has no home."""
+    given = os.environ.get("XDG_CACHE_HOME")
+    if given:
+        return Path(given) / "betoken"
+    try:
+        home = Path.home()
+    except RuntimeError:  # HOME is not set, and the system knows the user by a number only
+        return Path(tempfile.gettempdir()) / f"betoken-{os.getuid()}"
+    return home / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "betoken"
+
+
+def private_folder(wanted: Path, room_bytes: int = 0) -> Path:
+    """`wanted` if it is this user's alone and takes `room_bytes` more, else a temporary one, the same for all calls.
+
+    To load code that others can write would be a hole.
+    """
+    global _temporary
+    try:
+        reason = _unfit(wanted, room_bytes)
+    except OSError as error:
+        reason = str(error)
+    if not reason:
+        return wanted
+    _LOG.warning("compiled code is not kept in %s: %s", wanted, reason)
+    if _temporary is None:
+        _temporary = _make(Path(tempfile.gettempdir()), "betoken-")
+    return _temporary
+
+
+def is_private(folder: Path) -> bool:
+    """Whether nobody but this user can write there."""
+    status = folder.stat()
+    return status.st_uid == os.getuid() and not status.st_mode & 0o022
+
+
+def _unfit(wanted: Path, room_bytes: int) -> str:
+    """Why the folder, which is made, cannot be taken; empty = it can."""
+    wanted.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not is_private(wanted):
+        return f"it must be this user's and writable by nobody else, its mode is {wanted.stat().st_mode & 0o7777:o}"
+    if not os.access(wanted, os.W_OK):
+        return "it cannot be written"
+    if room_bytes and hasattr(os, "posix_fallocate"):
+        with tempfile.TemporaryFile(dir=wanted) as probe:
+            os.posix_fallocate(probe.fileno(), 0, room_bytes)
+    return ""
+
+
+@contextmanager
+def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
+    """A folder in `parent` for the block, removed also where the process ends early."""
+    folder = _make(parent, prefix)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        _made.discard(folder)
+
+
+def _make(parent: Path, prefix: str) -> Path:
+    folder = parent / f"{prefix}{secrets.token_hex(8)}"
+    _made.add(folder)
+    if _is_ending:
+        raise EndingError("this process ends")
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+def remove_scratch(parent: Path, prefix: str) -> None:
+    """Removes what processes left that were killed; the caller holds the lock under which such folders are made."""
+    for folder in parent.glob(f"{prefix}*"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def exclusive(lock: Path) -> Iterator[bool]:
+    """Hold the lock of this file, which stays, for the block: other processes, and threads, wait.
+
+    Yields False where the file system knows no locks.
+    """
+    import fcntl  # not on Windows, where no code is compiled
+
+    with lock.open("ab") as file:
+        is_held = True
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _LOG.info("waiting for another process that compiles: %s", lock)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:
+            is_held = False
+        yield is_held
+
+
+def remove_all() -> None:
+    """Remove what this process made and would take with it; from here on it makes nothing."""
+    global _is_ending
+    _is_ending = True
+    for folder in list(_made):
+        with suppress(OSError):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+atexit.register(remove_all)

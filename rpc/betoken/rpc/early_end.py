@@ -1,0 +1,47 @@
+"""What the start of a service has made and must not leave behind where it ends before it serves, or at all.
+
+It does not know what that is: whoever makes it says how to undo it.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+_undoings: list[Callable[[], None]] = []
+
+
+def at_end(undo: Callable[[], None]) -> None:
+    """Have `undo` called once when the service ends, by a signal while it starts too: no locks, no waiting."""
+    _undoings.append(undo)
+
+
+@contextmanager
+def undone_at_end() -> Iterator[None]:
+    """At the end of the block, and at a SIGTERM before another handler takes its place, what began in it is undone."""
+    is_main = threading.current_thread() is threading.main_thread()  # which alone may set handlers
+    others, _undoings[:] = _undoings[:], []
+    before = signal.signal(signal.SIGTERM, _end) if is_main else None
+    try:
+        yield
+    finally:
+        if is_main:
+            signal.signal(signal.SIGTERM, before)
+        undo_all()
+        _undoings[:] = others
+
+
+def undo_all() -> None:
+    """Undo what `at_end` was told so far."""
+    while _undoings:
+        with suppress(Exception):
+            _undoings.pop()()
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """As the signal itself would have ended this process."""
+    undo_all()
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)

@@ -1,0 +1,53 @@
+"""A worker that is told to end while it compiles ends at once and leaves nothing behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.engine.tiny import save_tiny
+
+COMPILER = """#!/bin/sh
+for made; do
+    case "$last" in -o) echo $$ > "$STARTED.part"; mv "$STARTED.part" "$STARTED"; exec sleep 120;; esac
+    last=$made
+done
+"""
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 130)])
+def test_a_start_that_is_ended_leaves_nothing(number: signal.Signals, status: int, tmp_path: Path) -> None:
+    compiler, started, temporary = tmp_path / "compiler", tmp_path / "started", tmp_path / "temporary"
+    compiler.write_text(COMPILER)
+    compiler.chmod(0o755)
+    temporary.mkdir()
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o770)  # so that code is kept in the folder of temporary files
+    ready = tmp_path / "run" / "ready"
+    ready.parent.mkdir()
+    command = [sys.executable, "-m", "betoken.verify_worker", "--model", str(save_tiny(tmp_path / "m", "llama"))]
+    command += ["--cache-dir", str(tmp_path / "cache"), "--port", "0", "--ready-file", str(ready)]
+    tools = {"CC": str(compiler), "CXX": str(compiler), "STARTED": str(started), "TMPDIR": str(temporary)}
+    with subprocess.Popen(command, env=os.environ | tools, stderr=subprocess.PIPE, text=True) as worker:
+        while not started.exists():
+            assert worker.poll() is None, worker.stderr.read()
+            time.sleep(0.05)
+        assert list(temporary.iterdir()) and list(ready.parent.iterdir()), "there is something to leave"
+        worker.send_signal(number)
+        assert worker.wait(20) == status
+    assert list(temporary.iterdir()) == []
+    assert list(ready.parent.iterdir()) == []
+    assert not is_alive(int(started.read_text()))
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process runs half a second from now; one that has ended may wait to be noticed by its new parent."""
+    time.sleep(0.5)
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
