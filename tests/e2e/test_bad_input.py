@@ -27,7 +27,7 @@ BAD_REQUESTS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "unknown drafter": (PROMPT, {"drafter": "oracle"}, "speculation.drafter.name"),
     "too many draft tokens": (PROMPT, {"num_draft_tokens": 10_000}, "speculation.num_draft_tokens"),
     "negative temperature": (PROMPT, {"temperature": -1.0}, "sampling.temperature"),
-    "temperature too close to greedy": (PROMPT, {"temperature": 0.005}, "sampling.temperature"),
+    "temperature beyond all": (PROMPT, {"temperature": 101.0}, "sampling.temperature"),
     "temperature NaN": (PROMPT, {"temperature": math.nan}, "sampling.temperature"),
     "top_p infinite": (PROMPT, {"top_p": math.inf}, "sampling.top_p"),
     "top_p zero": (PROMPT, {"top_p": 0.0}, "sampling.top_p"),

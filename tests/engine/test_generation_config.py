@@ -37,13 +37,29 @@ def test_what_commonly_means_all_or_nothing_is_absent(tmp_path: Path) -> None:
     assert defaults(tmp_path, top_k=50.0).sampling == {"top_k": 50}
 
 
+@pytest.mark.parametrize("value", [1e-6, 0.0099, 5e-324])
+def test_a_temperature_close_to_greedy_is_greedy_and_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, value: float
+) -> None:
+    assert defaults(tmp_path, do_sample=True, temperature=value).sampling == {"do_sample": True, "temperature": 0.0}
+    (told,) = warnings(caplog)
+    assert f"temperature = {value!r} is below 0.01: taken as 0, greedy" in told
+
+
+@pytest.mark.parametrize("value", [0.0, 0.01, 0.6])
+def test_other_temperatures_are_told_of_by_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, value: float
+) -> None:
+    assert defaults(tmp_path, temperature=value).sampling == {"temperature": value} and not warnings(caplog)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "limit"),
     [
-        ("temperature", -1.0, "0 or 0.01 to 100"),
-        ("temperature", float("nan"), "0 or 0.01 to 100"),
-        ("temperature", "hot", "0 or 0.01 to 100"),
-        ("temperature", True, "0 or 0.01 to 100"),
+        ("temperature", -1.0, "0 to 100"),
+        ("temperature", float("nan"), "0 to 100"),
+        ("temperature", "hot", "0 to 100"),
+        ("temperature", True, "0 to 100"),
         ("top_k", -2, "an integer, 0 to 2147483647"),
         ("top_k", 0.5, "an integer, 0 to 2147483647"),
         ("top_k", 1 << 40, "an integer, 0 to 2147483647"),

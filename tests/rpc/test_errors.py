@@ -33,7 +33,7 @@ from betoken.v1.generation_pb2 import GenerateRequest, GenerateResponse, Tokeniz
 from betoken.v1.types_pb2 import LinkError
 
 ERRORS = [
-    InvalidArgumentError("sampling.temperature", -1.0, "must be 0 or between 0.01 and 100"),
+    InvalidArgumentError("sampling.temperature", -1.0, "must be 0 to 100"),
     InvalidArgumentError("prompt", "größer: äöü = 3", "must be so: and so"),
     NotFoundError("model = x: this router serves y"),
     FailedPreconditionError("tokenizers differ"),

@@ -2,6 +2,7 @@
 
 import struct
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,6 +44,16 @@ def test_zero_is_a_choice_and_not_an_absence():
     assert (resolved.temperature, resolved.top_k, resolved.seed, resolved.presence_penalty) == (0, 0, 0, 0)
     assert resolved.HasField("logprobs")
     assert not resolved.ignore_eos
+
+
+@pytest.mark.parametrize(("asked", "used"), [(0.0, 0.0), (1e-6, 0.0), (0.00999, 0.0), (0.01, 0.01), (0.6, 0.6)])
+def test_a_temperature_close_to_greedy_is_greedy_whoever_asks(asked: float, used: float) -> None:
+    options = {"seed": 1, "prompt_length": 1, "max_context": 9, "vocab_size": 9}
+    asking, silent = SamplingParams(temperature=asked), SamplingParams()
+    entry = OpenSequence(prompt_ids=[1], sampling=asking, max_length=4)
+    resolved = [resolve_sampling(*pair, **options) for pair in ((asking, silent), (silent, asking))]
+    assert {shortest(each.temperature) for each in resolved} == {used}
+    assert sampling_fields(entry)["temperature"] == used
 
 
 def test_long_contexts_stop_at_the_default_number_of_new_tokens():

@@ -43,7 +43,7 @@ def check(sampling: SamplingParams) -> None:
 
 ACCEPTED_SAMPLING = [
     {},
-    *({"temperature": value} for value in (0.0, 0.01, 0.8, 100.0)),
+    *({"temperature": value} for value in (0.0, 1e-6, 0.01, 0.8, 100.0)),
     *({"top_k": value} for value in (0, 1, VOCAB)),
     *({"top_p": value} for value in (1e-6, 0.95, 1.0)),
     *({"min_p": value} for value in (0.0, 1.0)),
@@ -63,11 +63,10 @@ ACCEPTED_SAMPLING = [
     {"logprobs": 20},
 ]
 REFUSED_SAMPLING = [
-    ({"temperature": -1.0}, "sampling.temperature = -1.0: must be 0 or between 0.01 and 100"),
-    ({"temperature": 0.009}, "sampling.temperature = 0.009: must be 0 or between 0.01 and 100"),
-    ({"temperature": 100.5}, "sampling.temperature = 100.5: must be 0 or between 0.01 and 100"),
-    ({"temperature": math.nan}, "sampling.temperature = nan: must be 0 or between 0.01 and 100"),
-    ({"temperature": math.inf}, "sampling.temperature = inf: must be 0 or between 0.01 and 100"),
+    ({"temperature": -1.0}, "sampling.temperature = -1.0: must be 0 to 100"),
+    ({"temperature": 100.5}, "sampling.temperature = 100.5: must be 0 to 100"),
+    ({"temperature": math.nan}, "sampling.temperature = nan: must be 0 to 100"),
+    ({"temperature": math.inf}, "sampling.temperature = inf: must be 0 to 100"),
     ({"top_k": 65}, "sampling.top_k = 65: must be 0 to 64"),
     ({"top_p": 0.0}, "sampling.top_p = 0.0: must be above 0 and at most 1"),
     ({"top_p": 1.01}, "sampling.top_p = 1.01: must be above 0 and at most 1"),
@@ -115,7 +114,7 @@ def test_sampling_is_refused(fields, text):
 def test_limits_equal_the_comments_of_the_proto():
     proto = Path(types_pb2.__file__).with_name("types.proto").read_text()
     for pattern, value in {
-        r"otherwise ([\d.]+) to 100\.": sampling_limits.MIN_TEMPERATURE,
+        r"below ([\d.]+); at most 100\.": sampling_limits.MIN_TEMPERATURE,
         r"([\d.]+) to \d+\. Neutral: 1\.\n  optional float repetition": sampling_limits.MIN_REPETITION_PENALTY,
         r"to (\d+)\. Neutral: 1\.\n  optional float repetition": sampling_limits.MAX_REPETITION_PENALTY,
         r"unique ids, at most (\d+) entries": sampling_limits.MAX_LOGIT_BIASES,

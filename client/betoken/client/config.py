@@ -29,7 +29,7 @@ class Sampling:
     """How tokens are chosen; None takes the served model's default (`model_info().default_sampling`)."""
 
     temperature: float | None = None
-    """Softmax temperature; 0 = greedy, otherwise 0.01 to 100."""
+    """Softmax temperature; 0 = greedy, as is all below 0.01; at most 100."""
     top_k: int | None = None
     """Keep the k most likely ids; 0 = all."""
     top_p: float | None = None

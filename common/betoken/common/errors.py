@@ -61,7 +61,7 @@ class InvalidArgumentError(BetokenError):
         self.value = _shorten(value if isinstance(value, str) else _written(value), MAX_VALUE_CHARS)
         """The refused value as text, shortened."""
         self.limit = limit
-        """What is acceptable, e.g. `must be 0 or between 0.01 and 100`. Has no `: `: a link finds it by the last."""
+        """What is acceptable, e.g. `must be 0 to 100`. Has no `: `: a link finds it by the last."""
         super().__init__(f"{field} = {self.value}: {limit}" if field else limit, request_id=request_id)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -35,12 +35,11 @@ class _Range:
     highest: float
     is_count: bool = False
     takes_lowest: bool = True
-    takes_zero: bool = False
 
     def __str__(self) -> str:
         below = f"{self.lowest:g} to" if self.takes_lowest else f"above {self.lowest:g} and at most"
         kind = "an integer, " if self.is_count else ""
-        return f"must be {kind}{'0 or ' if self.takes_zero else ''}{below} {self.highest:.10g}"
+        return f"must be {kind}{below} {self.highest:.10g}"
 
     def holds(self, value: object) -> bool:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -48,12 +47,12 @@ class _Range:
         if self.is_count and isinstance(value, float) and not value.is_integer():
             return False
         if not self.lowest <= value <= self.highest:
-            return self.takes_zero and value == 0
+            return False
         return self.takes_lowest or float(np.float32(value)) > self.lowest  # requests hold float32
 
 
 _RANGES = {
-    "temperature": _Range(MIN_TEMPERATURE, MAX_TEMPERATURE, takes_zero=True),
+    "temperature": _Range(0, MAX_TEMPERATURE),
     "top_k": _Range(0, _MAX_COUNT, is_count=True),
     "top_p": _Range(0, 1, takes_lowest=False),
     "min_p": _Range(0, 1),
@@ -128,6 +127,9 @@ def _sampling(path: Path, given: dict[str, Any]) -> dict[str, Any]:
             raise ModelRefusedError(f"{path}: {name} = {sampling[name]!r}: {allowed}")
         if allowed.is_count:
             sampling[name] = int(sampling[name])
+    if 0 < (temperature := sampling.get("temperature", 0)) < MIN_TEMPERATURE:
+        _LOG.warning("%s: temperature = %r is below %g: taken as 0, greedy", path, temperature, MIN_TEMPERATURE)
+        sampling["temperature"] = 0.0
     return sampling
 
 

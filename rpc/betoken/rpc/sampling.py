@@ -6,6 +6,7 @@ Knows the messages; knows no engine and checks no limits (see `validation`).
 from typing import Any
 
 from betoken.common.float32 import shortest
+from betoken.rpc.validation.sampling import MIN_TEMPERATURE
 from betoken.v1.types_pb2 import OpenSequence, SamplingParams
 
 DEFAULT_MAX_NEW_TOKENS = 1024
@@ -49,6 +50,7 @@ def resolve_sampling(
         if not requested.HasField(name):
             source = defaults if defaults.HasField(name) else NEUTRAL
             setattr(resolved, name, getattr(source, name))
+    resolved.temperature = effective_temperature(resolved.temperature)
     if not requested.HasField("seed"):
         resolved.seed = seed
     if not requested.HasField("max_new_tokens"):
@@ -61,6 +63,11 @@ def resolve_sampling(
     return resolved
 
 
+def effective_temperature(asked: float) -> float:
+    """0, greedy, for what is too close to it to be sampled with, else `asked`: many ask for greedy by 1e-6."""
+    return 0.0 if shortest(asked) < MIN_TEMPERATURE else asked
+
+
 def sampling_fields(entry: OpenSequence) -> dict[str, Any]:
     """The keyword arguments of `betoken.engine.sampling.SamplingParams` for an opened sequence.
 
@@ -69,6 +76,7 @@ def sampling_fields(entry: OpenSequence) -> dict[str, Any]:
     sampling = SamplingParams()
     sampling.CopyFrom(NEUTRAL)
     sampling.MergeFrom(entry.sampling)
+    sampling.temperature = effective_temperature(sampling.temperature)
     has_max = sampling.HasField("max_new_tokens")
     return {
         **{name: shortest(getattr(sampling, name)) for name in _FLOATS},

@@ -5,7 +5,7 @@ from betoken.common.float32 import shortest
 from betoken.rpc.validation.checks import check_count, check_float, check_ids, check_range
 from betoken.v1.types_pb2 import SamplingParams
 
-MIN_TEMPERATURE = 0.01
+MIN_TEMPERATURE = 0.01  # below it a request is greedy: logits over it would leave the range of their type
 MAX_TEMPERATURE = 100.0
 MIN_REPETITION_PENALTY = 0.001  # logits over a much smaller one are infinite
 MAX_REPETITION_PENALTY = 10.0
@@ -47,10 +47,7 @@ def validate_sampling(
 
 def _check_distribution(sampling: SamplingParams, vocab_size: int, prefix: str) -> None:
     if sampling.HasField("temperature"):
-        temperature = shortest(sampling.temperature)
-        if temperature != 0 and not MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE:
-            limit = f"must be 0 or between {MIN_TEMPERATURE:g} and {MAX_TEMPERATURE:g}"
-            raise InvalidArgumentError(f"{prefix}.temperature", temperature, limit)
+        check_float(f"{prefix}.temperature", sampling.temperature, 0, MAX_TEMPERATURE)
     if sampling.HasField("top_k"):
         check_range(f"{prefix}.top_k", sampling.top_k, 0, vocab_size)
     if sampling.HasField("top_p"):
