@@ -22,6 +22,7 @@ NAMES = (
 for name in NAMES.split():
     parser.add_argument("--" + name, default="")
 parser.add_argument("--router-tls", action="store_true")
+parser.add_argument("--remark", default="")
 parser.add_argument("--fail", action="store_true")
 parser.add_argument("--lonely", action="store_true")
 parser.add_argument("--stubborn", action="store_true")
@@ -59,7 +60,11 @@ class Service(generation_pb2_grpc.GenerationServiceServicer):
             time.sleep(2)
             context.abort(grpc.StatusCode.UNAVAILABLE, "no verify worker became ready: refused")
         workers = {
-            role: [pb.WorkerInfo(address=a, state="ready") for a in getattr(options, role).split(",") if a]
+            role: [
+                pb.WorkerInfo(address=a, state="ready", detail=options.remark if role == "draft" else "")
+                for a in getattr(options, role).split(",")
+                if a
+            ]
             for role in ("verify", "draft")
         }
         return pb.GetModelInfoResponse(model="fake", verify_workers=workers["verify"], draft_workers=workers["draft"])

@@ -680,6 +680,15 @@ def test_up_says_which_of_the_default_drafters_go_without_a_draft_model(fake_mod
     up.communicate(timeout=60)
 
 
+def test_up_says_what_the_router_finds_amiss_with_a_worker(fake_modules: Path) -> None:
+    arguments = ["up", "--target", "t", "--port", "0", "--router-options", "--remark 'drafts short texts only'"]
+    up = start(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    lines_until(up.stderr, "draft drafts short texts only")
+    up.stdout.readline()
+    up.send_signal(signal.SIGINT)
+    up.communicate(timeout=60)
+
+
 def test_up_minds_the_variables_of_the_services_it_starts(fake_modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -807,6 +807,28 @@ async def test_a_model_that_was_met_is_described_the_same_way_at_once(make_clust
     assert waited == at_once and waited.model
 
 
+@pytest.mark.parametrize("limit", ["max_context", "draft_context"])
+@pytest.mark.parametrize(("context", "is_told"), [(1024, True), (2048, False), (4096, False), (0, False)])
+async def test_a_draft_model_with_a_shorter_context_is_told_once_and_shown(
+    make_cluster: MakeCluster, caplog: pytest.LogCaptureFixture, limit: str, context: int, is_told: bool
+) -> None:
+    cluster = await make_cluster(draft_hellos=[{limit: context}])
+    worker = cluster.router.draft.workers[0]
+    await cluster.until(lambda: worker.is_ready)
+    cluster.router.verify.changed()
+    text = "drafts texts of up to 1024 tokens only; the target's context is 2048"
+    told = [record.getMessage() for record in caplog.records if "texts of up to" in record.getMessage()]
+    assert told == ([f"draft worker {worker.link.address} {text}"] if is_told else [])
+
+
+async def test_the_shorter_context_of_a_worker_that_is_ready_is_in_its_status(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(draft_hellos=[{"max_context": 1024}, {}])
+    await cluster.until(lambda: all(worker.is_ready for worker in cluster.router.draft.workers))
+    info = await cluster.stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=30)
+    details = [worker.detail for worker in info.draft_workers]
+    assert details == ["drafts texts of up to 1024 tokens only; the target's context is 2048", ""]
+
+
 @pytest.mark.parametrize("field", [{"max_context": 64}, {"eos_token_ids": [7]}])
 async def test_verifiers_with_other_limits_do_not_serve_together(
     make_cluster: MakeCluster, field: dict[str, Any]

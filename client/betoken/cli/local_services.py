@@ -111,6 +111,8 @@ class LocalServices:
         self.config = config
         self.services: dict[str, ServiceProcess] = {}
         """By name, in the order of their start."""
+        self.remarks: list[str] = []
+        """What the router found amiss with workers that serve."""
         self._on_progress = on_progress
         self._directory = config.log_directory or Path()
         self._temporary: Path | None = None
@@ -251,6 +253,8 @@ class LocalServices:
                 workers = (*info.verify_workers, *info.draft_workers)
                 missing = [worker for worker in workers if worker.state != "ready"]
                 if not missing:
+                    names = {service.address: name for name, service in self.services.items()}
+                    self.remarks = [f"{names[w.address]} {w.detail}" for w in workers if w.detail]
                     return
                 first = missing[0]
                 if first.state == "refused" or time.monotonic() > deadline:

@@ -258,6 +258,8 @@ def _complain(console: Console, error: Exception) -> None:
 def _announce(services: LocalServices) -> None:
     for name, service in services.services.items():
         sys.stderr.write(f"{name:9} {service.address}  pid {service.pid}\n")
+    for remark in services.remarks:
+        sys.stderr.write(f"{remark}\n")
     options = ["--address", services.address]
     if (tls := services.config.router_tls) is not None:
         files = {"ca-file": tls.ca_file, "cert-file": tls.cert_file, "key-file": tls.key_file}

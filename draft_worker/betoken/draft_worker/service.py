@@ -64,7 +64,8 @@ def _load(settings: DraftWorkerSettings, results: DraftResults, hello: WorkerHel
     )
     longest = max((runner.info.max_context for runner in hosted.runners), default=0)
     hello.max_context = settings.max_context or max(DEFAULT_MAX_CONTEXT, longest)
-    # The first model may have come without a tokenizer; the router compares the others' with its own.
+    # The first model may have come without a tokenizer, or with the longer context: one handshake speaks for all.
     hello.tokenizer_hash = hosted.tokenizer_hash
+    hello.draft_context = min((runner.info.max_context for runner in hosted.runners), default=0)
     page_tables = [runner.page_table for runner in hosted.runners]
     return DraftCore(hosted.drafters, page_tables, results, settings.max_sequences, fast_wake)

@@ -145,7 +145,7 @@ class RouterHello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., router_id: _Optional[str] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
-    __slots__ = ("protocol_version", "role", "worker_id", "model_id", "dtype", "weights_fingerprint", "tokenizer_hash", "vocab_size", "max_context", "max_sequences", "verification_modes", "supports_trees", "tensor_parallel_degree", "step_costs", "drafters", "max_draft_tokens", "eos_token_ids", "default_sampling", "page_size", "numerics")
+    __slots__ = ("protocol_version", "role", "worker_id", "model_id", "dtype", "weights_fingerprint", "tokenizer_hash", "vocab_size", "max_context", "max_sequences", "verification_modes", "supports_trees", "tensor_parallel_degree", "step_costs", "drafters", "max_draft_tokens", "eos_token_ids", "default_sampling", "page_size", "numerics", "draft_context")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -166,6 +166,7 @@ class WorkerHello(_message.Message):
     DEFAULT_SAMPLING_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUMERICS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     role: str
     worker_id: str
@@ -186,7 +187,8 @@ class WorkerHello(_message.Message):
     default_sampling: SamplingParams
     page_size: int
     numerics: str
-    def __init__(self, protocol_version: _Optional[int] = ..., role: _Optional[str] = ..., worker_id: _Optional[str] = ..., model_id: _Optional[str] = ..., dtype: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context: _Optional[int] = ..., max_sequences: _Optional[int] = ..., verification_modes: _Optional[_Iterable[_Union[VerificationMode, str]]] = ..., supports_trees: _Optional[bool] = ..., tensor_parallel_degree: _Optional[int] = ..., step_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., drafters: _Optional[_Iterable[str]] = ..., max_draft_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., page_size: _Optional[int] = ..., numerics: _Optional[str] = ...) -> None: ...
+    draft_context: int
+    def __init__(self, protocol_version: _Optional[int] = ..., role: _Optional[str] = ..., worker_id: _Optional[str] = ..., model_id: _Optional[str] = ..., dtype: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context: _Optional[int] = ..., max_sequences: _Optional[int] = ..., verification_modes: _Optional[_Iterable[_Union[VerificationMode, str]]] = ..., supports_trees: _Optional[bool] = ..., tensor_parallel_degree: _Optional[int] = ..., step_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., drafters: _Optional[_Iterable[str]] = ..., max_draft_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., page_size: _Optional[int] = ..., numerics: _Optional[str] = ..., draft_context: _Optional[int] = ...) -> None: ...
 
 class LinkError(_message.Message):
     __slots__ = ("sequence_id", "code", "message")

@@ -70,7 +70,7 @@ class Router:
             patience,
             settings.verify_timeout_s,
             options,
-            on_change=lambda: self.admission.capacity_changed(),
+            on_change=self._workers_changed,
         )
         self.draft = DraftPool(
             settings.draft,
@@ -80,7 +80,7 @@ class Router:
             lambda: CircuitBreaker(settings.max_draft_failures, settings.min_probe_pause_s, settings.max_probe_pause_s),
             settings.first_draft_timeout_s,
             options,
-            on_up=self._warn_without_default_drafter,
+            on_up=self._draft_worker_met,
         )
         self.admission = Admission(
             settings.max_concurrency,
@@ -95,6 +95,8 @@ class Router:
         """By drafter and whether tokens are drawn at random: such drafts are accepted about as often."""
         self._failover = Failover(self.verify, AioPool(settings.max_reopens), settings.failover_timeout_s)
         self._probes = AioPool(settings.max_probes)
+        self._told: set[tuple[str, str]] = set()
+        """Addresses of draft workers whose context is short, and what was said of it."""
         self._is_draining = False
         self.is_cut_off = False
         """Whether what still runs is ended, the time for it being over."""
@@ -227,6 +229,30 @@ class Router:
         # A worker without a model of its own (n-grams) works on ids alone and has no tokenizer to compare.
         if hello.tokenizer_hash and hello.tokenizer_hash != self.tokenizer.hash:
             raise self._tokenizers_differ(hello)
+
+    def short_context(self, hello: WorkerHello) -> str:
+        """What a draft worker's shorter context means; empty where it is none."""
+        served = self.verify.model
+        shortest = min(filter(None, (hello.max_context, hello.draft_context)), default=0)
+        if served is None or not 0 < shortest < served.hello.max_context:
+            return ""
+        return f"drafts texts of up to {shortest} tokens only; the target's context is {served.hello.max_context}"
+
+    def _workers_changed(self) -> None:
+        self.admission.capacity_changed()
+        self._tell_short_contexts()
+
+    def _draft_worker_met(self) -> None:
+        self._warn_without_default_drafter()
+        self._tell_short_contexts()
+
+    def _tell_short_contexts(self) -> None:
+        """Once for each worker: links are made again and again."""
+        for worker in self.draft.workers:
+            told = (worker.link.address, self.short_context(worker.link.hello) if worker.link.hello else "")
+            if told[1] and told not in self._told:
+                self._told.add(told)
+                _log.warning("draft worker %s %s", *told)
 
     def _warn_without_default_drafter(self) -> None:
         wanted, known = self.settings.drafter, self.draft.known_drafters

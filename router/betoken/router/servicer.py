@@ -98,8 +98,8 @@ class GenerationServicer:
             response = pb.GetModelInfoResponse(
                 drafters=router.draft.ready_drafters,
                 default_drafter=drafter_choice.default_drafter(router),
-                verify_workers=[_worker_info(worker, tells_places) for worker in router.verify.workers],
-                draft_workers=[_worker_info(worker, tells_places) for worker in router.draft.workers],
+                verify_workers=[_worker_info(worker, router, tells_places) for worker in router.verify.workers],
+                draft_workers=[_worker_info(worker, router, tells_places) for worker in router.draft.workers],
                 has_chat_template=router.tokenizer.chat_template is not None,
                 version=__version__,
             )
@@ -227,13 +227,15 @@ def _num_charged(event: Event) -> int:
             return 0
 
 
-def _worker_info(worker: VerifyWorker | DraftWorker, tells_places: bool) -> pb.WorkerInfo:
+def _worker_info(worker: VerifyWorker | DraftWorker, router: Router, tells_places: bool) -> pb.WorkerInfo:
     link = worker.link
     info = pb.WorkerInfo(address=link.address, state=link.state, detail=link.detail)
     if isinstance(worker, VerifyWorker) and worker.is_silent and worker.is_ready:
         info.detail = SILENCE
     if link.is_up and link.hello is not None:
         info.hello.CopyFrom(link.hello)
+        if isinstance(worker, DraftWorker):
+            info.detail = info.detail or router.short_context(link.hello)
     if link.load is not None:
         info.load.CopyFrom(link.load)
     if not tells_places:
