@@ -12,18 +12,22 @@ from typing import Any, get_args, get_type_hints
 
 from typer.models import OptionInfo, ParameterInfo
 
-from betoken.cli.generate import generate
-from betoken.cli.info import info
-from betoken.cli.up import up
+from betoken.cli.main import app
+from betoken.cli.services import PASS_THROUGH
 
 PAGE = Path(__file__).with_name("commands.md")
 HEAD = """# Commands
 
-Options of `betoken up`, `betoken generate` and `betoken info`; those of the services are [settings](settings.md).
+Options of the commands that are no services; those of the services are [settings](settings.md).
 An option given on the command line beats the variable named beside it, which beats the default. A switch takes no
 value. This page is made by `make docs`; a test compares it with the commands.
 """
-COMMANDS: dict[str, Callable[..., None]] = {"up": up, "generate": generate, "info": info}
+COMMANDS: dict[str, Callable[..., None]] = {
+    command.name or command.callback.__name__.replace("_", "-"): command.callback
+    for command in app.registered_commands
+    if command.callback is not None and command.context_settings != PASS_THROUGH
+}
+"""Those that have options of their own; the others hand all on to a service."""
 
 
 def render() -> str:

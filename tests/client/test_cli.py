@@ -243,6 +243,8 @@ def test_what_came_of_an_answer_that_broke_is_in_its_error(router, script) -> No
         ("tls.ca_file", "--tls-ca-file"),
         ("tls.server_name", "--tls-server-name"),
         ("timeout_s", "--timeout-s"),
+        ("api_key", "--api-key-file, BETOKEN_API_KEY"),
+        ("api_key_file", "--api-key-file"),
         ("address", "--address"),
     ],
 )
@@ -316,7 +318,7 @@ def test_a_file_without_a_key_is_refused_in_one_line(router, tmp_path: Path, con
         file.write_bytes(content)
     result = cli.invoke(app, ["info", "--address", router.address, "--api-key-file", str(file)])
     assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
-    assert "api_key" in result.stderr
+    assert "--api-key-file" in result.stderr
 
 
 def test_a_new_key_is_let_in_by_its_entry(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ _PANEL = "Connection"
 _OPTIONS = (
     (r"prompt_ids\b.*", "--prompt-ids"),
     (r"(prompt|message)$", "PROMPT"),
+    (r"api_key$", f"--api-key-file, {API_KEY_VARIABLE}"),
     (r"messages\[0\].*", "--system"),
     (r"messages\b.*", "--chat"),
     (r"sampling\.stop_token_ids\b.*", "--stop-token-id"),
