@@ -127,6 +127,7 @@ def test_the_handshake_has_the_tokenizer_of_whichever_model_has_one(tiny, tmp_pa
     _load(asked, DraftResults(), hello)
     runner = load_drafters(settings(str(target), tmp_path, drafters=("model",)), no_progress).runners[0]
     assert hello.tokenizer_hash == runner.info.tokenizer_hash != ""
+    assert hello.draft_context == runner.info.max_context > 0
 
 
 def test_more_layers_than_there_are_stop_the_worker(tiny, tmp_path):

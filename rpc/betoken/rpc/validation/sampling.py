@@ -1,7 +1,6 @@
 """The limits of `SamplingParams`, field by field, for requests and link entries. Knows three numbers of the model."""
 
 from betoken.common.errors import InvalidArgumentError
-from betoken.common.float32 import shortest
 from betoken.rpc.validation.checks import check_count, check_float, check_ids, check_range
 from betoken.v1.types_pb2 import SamplingParams
 
