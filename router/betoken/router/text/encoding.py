@@ -20,6 +20,8 @@ _LONG_TEXT_CHARS = 4096  # longer ones are tokenized on a thread: about a millis
 _LARGE_TEXT_CHARS = 1 << 18  # a tenth of a second and more
 _large_texts = ThreadPoolExecutor(2, "large-text")
 """Their own threads, so that no other request waits for them, be they refused in the end."""
+_chats = ThreadPoolExecutor(4, "chat")
+"""Likewise for chats, whose templates may take their time."""
 _PART_CHARS = 1 << 16
 _USUAL_TOKEN_BYTES = 4  # a text of so many bytes for each token that fits is tokenized without a look at its parts
 _PARTS_ALLOWANCE = 2  # parts of a text may have more tokens than the whole, which counts
@@ -60,12 +62,16 @@ async def encode_chat(
     num_bytes = sum(utf8_bytes(text) for message in messages for text in message.values())
     check_count(field, num_bytes, 0, limits.max_bytes, "bytes")
 
-    def encode() -> Sequence[int]:
-        text = tokenizer.render(messages)
-        check_count(field, utf8_bytes(text), 0, limits.max_bytes, "bytes, rendered,")
+    def encode(text: str) -> Sequence[int]:
         return _encode(text, tokenizer, limits, field, add_special_tokens=False)
 
-    return await on_text_thread(encode, num_bytes)
+    def render() -> tuple[str, Sequence[int] | None]:
+        text = tokenizer.render(messages)
+        check_count(field, utf8_bytes(text), 0, limits.max_bytes, "bytes, rendered,")
+        return text, encode(text) if len(text) <= _LONG_TEXT_CHARS else None
+
+    text, ids = await asyncio.get_running_loop().run_in_executor(_chats, render)
+    return ids if ids is not None else await on_text_thread(lambda: encode(text), len(text))
 
 
 async def on_text_thread(work: Callable[[], Result], size: int) -> Result:
