@@ -267,6 +267,18 @@ def test_up_names_its_own_options_of_the_connection() -> None:
     assert in_options(error, "--router-").startswith("--router-tls-ca-file = x.pem")
 
 
+def test_what_routers_and_workers_say_moves_no_cursor(router) -> None:
+    evil = "a\x1b[2J\r\nb"
+    hello = types_pb2.WorkerHello(role="verify", model_id=evil, dtype=evil)
+    worker = pb.WorkerInfo(address="a:1", state="refused", detail=evil, hello=hello)
+    router.will(pb.GetModelInfoResponse(model=evil, drafters=[evil], verify_workers=[worker]))
+    router.will(InternalError(evil))
+    told = [run("info", "--address", router.address) for _ in range(2)]
+    assert "a:1 is refused: a\\x1b[2J\\r\\nb\n" in told[0].stdout
+    assert told[1].stderr.startswith("betoken: INTERNAL: a\\x1b[2J\\r\\nb (")
+    assert not {"\x1b", "\r"} & set(told[0].stdout + told[1].stderr)
+
+
 def test_info_shows_workers_at_once_while_none_is_ready(router) -> None:
     worker = pb.WorkerInfo(address="a:1", state="connecting", detail="no handshake within 5.0 s")
     answer = pb.GetModelInfoResponse(verify_workers=[worker], version="1.2.3")

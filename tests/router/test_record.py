@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from betoken.rpc.logs import _Text
+from betoken.common.logs import _Text
 from tests.router.harness import Cluster, MakeCluster, request
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"

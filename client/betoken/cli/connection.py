@@ -26,6 +26,7 @@ from betoken.client import (
 )
 from betoken.client.channel import DEFAULT_ADDRESS as DEFAULT_ADDRESS
 from betoken.common.api_key import API_KEY_VARIABLE, check_api_key
+from betoken.common.logs import escaped
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -171,7 +172,7 @@ def option_of(field: str, prefix: str = "--") -> str:
 def _described(error: Exception, connection: Connection) -> str:
     if not isinstance(error, BetokenError):
         return str(error)
-    text = f"{error.code.name}: {in_options(error)} (router {connection.address})"
+    text = escaped(f"{error.code.name}: {in_options(error)} (router {connection.address})")
     return f"{text}, request {error.request_id}" if error.request_id else text
 
 

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from betoken.cli import connection as c
 from betoken.client import ModelInfo, Sampling, WorkerStatus
+from betoken.common.logs import escaped
 
 _WIDTH_OF_A_PIPE = 160
 _LEAST_WIDTH = 80
@@ -55,7 +56,8 @@ def info(
         console.print(_worker_table(workers))
         for worker in workers:
             if worker.detail:
-                console.print(f"{worker.address} is {worker.state}: {worker.detail}", markup=False, highlight=False)
+                told = escaped(f"{worker.address} is {worker.state}: {worker.detail}")
+                console.print(told, markup=False, highlight=False)
 
 
 def _console() -> Console:
@@ -70,14 +72,14 @@ def _model_table(model: ModelInfo) -> Table:
     grid.add_column()
     if not model.model:
         grid.add_row("model", "none: no verify worker has been met yet")
-        grid.add_row("drafters", ", ".join(model.drafters) or "none")
+        grid.add_row("drafters", escaped(", ".join(model.drafters)) or "none")
         grid.add_row("router", model.version)
         return grid
-    grid.add_row("model", Text(model.model))  # names are no markup, whatever brackets they hold
+    grid.add_row("model", Text(escaped(model.model)))  # names are no markup, whatever brackets they hold
     grid.add_row("vocabulary", f"{model.vocab_size} ids, EOS {', '.join(map(str, model.eos_token_ids)) or 'none'}")
     grid.add_row("context", f"{model.max_context} tokens")
     grid.add_row("chat template", "yes" if model.has_chat_template else "no")
-    grid.add_row("drafters", ", ".join(model.drafters) or "none")
+    grid.add_row("drafters", escaped(", ".join(model.drafters)) or "none")
     if model.default_drafter:
         number = model.default_num_draft_tokens or "as many as pay"
         grid.add_row("default", f"{model.default_drafter}, draft tokens a round: {number}")
@@ -102,7 +104,7 @@ def _worker_table(workers: Sequence[WorkerStatus]) -> Table:
             worker.role,
             Text(worker.address),
             state,
-            Text(" ".join((Path(worker.model_id).name, worker.dtype)).strip() or ", ".join(worker.drafters)),
+            Text(escaped(" ".join((Path(worker.model_id).name, worker.dtype)).strip() or ", ".join(worker.drafters))),
             f"{worker.running} (+{worker.waiting})" if worker.waiting else str(worker.running),
             f"{worker.free_pages}/{worker.total_pages}",
             ", ".join(times),

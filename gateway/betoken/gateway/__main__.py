@@ -7,6 +7,7 @@ import logging
 import sys
 
 from betoken.client import AsyncClient, BetokenError, RetryPolicy
+from betoken.common.logs import configure_logging
 from betoken.gateway.app import create_app
 from betoken.gateway.server import serve
 from betoken.gateway.settings import GatewaySettings
@@ -37,9 +38,7 @@ async def run(settings: GatewaySettings) -> None:
 def main() -> int:
     """The process's exit status."""
     settings = GatewaySettings.parse()
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
-    )
+    configure_logging(settings.log_level, settings.log_format, captures_stderr=True)
     try:
         import uvloop
     except ImportError:  # Windows

@@ -15,6 +15,7 @@ from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, NoDecode,
 
 from betoken.client import ClientTls
 from betoken.common.address import is_target
+from betoken.common.logs import LogFormat
 
 ENV_PREFIX = "BETOKEN_"
 
@@ -75,6 +76,9 @@ class GatewaySettings(BaseSettings):
         10.0, ge=0, le=3600, description="On SIGTERM: how long answers may take to finish, seconds."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level logged.")
+    log_format: LogFormat = Field(
+        "text", description="Form of every line of the log: text, or json = an object a line."
+    )
 
     @model_validator(mode="before")
     @classmethod

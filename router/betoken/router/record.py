@@ -19,11 +19,11 @@ from betoken.common.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
+from betoken.common.logs import fields
 from betoken.common.trace import Span, trace_id_of
 from betoken.router.request import GenerationRequest
 from betoken.router.round.outbox import Finished, Started, Tokens
 from betoken.router.round.stats import SpeculationCounts
-from betoken.rpc.logs import fields
 
 _log = logging.getLogger(__name__)
 

@@ -21,6 +21,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from betoken.common.errors import BetokenError, InternalError
+from betoken.common.logs import configure_logging
 from betoken.rpc import telemetry
 from betoken.rpc.calls import CallLimits, remember_owners
 from betoken.rpc.decoding import TypedDecoding
@@ -28,7 +29,6 @@ from betoken.rpc.early_end import undone_at_end
 from betoken.rpc.exposure import warning_of
 from betoken.rpc.health import HealthServicer
 from betoken.rpc.listening import bind, check_free, credentials_of
-from betoken.rpc.logs import configure_logging
 from betoken.rpc.settings import ServiceSettings
 
 _log = logging.getLogger(__name__)

@@ -24,8 +24,8 @@ from pydantic import (
 from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, NoDecode, SettingsConfigDict
 
 from betoken.common.address import MAX_UNIX_PATH_BYTES, UNIX_PREFIX, is_socket
+from betoken.common.logs import LogFormat
 from betoken.common.tls import ServerTls
-from betoken.rpc.logs import LogFormat
 from betoken.rpc.progress import LONGEST_SUFFIX
 
 ENV_PREFIX = "BETOKEN_"

@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
-from betoken.rpc.logs import MAX_CHARS, escaped
+from betoken.common.logs import MAX_CHARS, escaped
 
 EVIL = "w\x1b[2J\r\nforged\x9b1m\u2028\u202e\x00"
 PROGRAM = """
 import asyncio, ctypes, logging, socket, sys, threading
 import grpc
-from betoken.rpc.logs import fields
+from betoken.common.logs import fields
 from betoken.rpc.server import run_service
 from betoken.rpc.settings import ServiceSettings
 
@@ -52,7 +52,7 @@ sys.exit(run_service("example", ServiceSettings.parse(sys.argv[1:]), body))
 """
 ABORTED = """
 import ctypes, sys
-from betoken.rpc.logs import configure_logging
+from betoken.common.logs import configure_logging
 configure_logging("info", "json", captures_stderr=True)
 library = ctypes.PyDLL(None)  # it keeps the interpreter's lock: no thread of Python's runs any more
 library.write(2, b"last words\\n", 11)
