@@ -70,6 +70,22 @@ def test_loads_a_directory_with_its_chat_template(tmp_path: Path) -> None:
     assert Tokenizer.load(str(tmp_path)).encode_messages([{"role": "user", "content": "a"}])[-1] == 0
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for a in messages %}" * 40 + "{% endfor %}" * 40,
+        "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+        "{{ " + "-" * 100_000 + "1 }}",
+        "{% for a in %}",
+    ],
+    ids=["blocks", "brackets", "signs", "no template"],
+)
+def test_a_template_that_cannot_be_compiled_is_refused_by_name(tmp_path: Path, template: str) -> None:
+    save(tmp_path, chat_template=template)
+    with pytest.raises(TokenizerError, match="the chat template of .* does not compile: "):
+        Tokenizer.load(str(tmp_path))
+
+
 def test_what_a_template_sets_in_the_assistants_part_ends_with_it() -> None:
     source = (
         "{% set last = 'none' %}{% for m in messages %}{% generation %}{% set last = m.content %}({{ last }})"

@@ -3,6 +3,7 @@
 It knows the model's forward, not the ways to run it faster.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,10 @@ from betoken.engine.config import EngineConfig
 from betoken.engine.errors import EngineError, ModelRefusedError
 from betoken.engine.kv_pool import LayerShape
 from betoken.engine.weights.loading import ModelInfo
+
+_READ_OF_OURS = re.compile(r"'(\w+)' object has no attribute '(\w+)'")
+_OURS = ("betoken.engine.cpu.row_linear", "betoken.engine.cuda.row_linear")
+"""Modules of the layers that take the place of a model's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,12 @@ def refusing(model: Any) -> Iterator[None]:
     except EngineError:
         raise
     except Exception as error:
-        raise ModelRefusedError(f"{type(model).__name__} cannot be run: {type(error).__name__}: {error}") from error
+        reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, AttributeError) and (found := _READ_OF_OURS.search(str(error))):
+            owns = {type(module).__name__ for module in model.modules() if type(module).__module__ in _OURS}
+            if found[1] in owns:
+                reason = f"its code reads the {found[2]} of linear layers itself, which are kept in another form here"
+        raise ModelRefusedError(f"{type(model).__name__} cannot be run: {reason}") from error
 
 
 @torch.inference_mode()

@@ -9,15 +9,17 @@ from betoken.engine.errors import ModelRefusedError
 _MAKERS_OF_WINDOWS = ("create_sliding_window_causal_mask", "create_masks_for_generate")
 """What a model's file imports of transformers to make masks with windows."""
 
+_TABLE_OF_ATTENTION = "ALL_ATTENTION_FUNCTIONS"
+"""What a model's file imports of transformers to look up attention by its name."""
+
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "attention", "dense", "sparse", "mlp"})
 
 
-def check_config(config: Any, max_context: int) -> None:
-    """Refuse what reads more than a row's own sequence and position.
+def check_layers(config: Any) -> None:
+    """Refuse kinds of layers that no length of context makes fit.
 
     Args:
         config: the text configuration of a transformers model.
-        max_context: the longest sequence that will be served, in tokens.
 
     Raises:
         ModelRefusedError: with the reason.
@@ -27,6 +29,31 @@ def check_config(config: Any, max_context: int) -> None:
     for layer_type in getattr(config, "layer_types", None) or ():
         if layer_type not in _LAYER_TYPES:
             raise ModelRefusedError(f"layer type {layer_type!r} is neither full nor sliding attention")
+
+
+def check_code(model_class: Any) -> None:
+    """Refuse a model whose code has attention of its own making, or none: ours could not take its place.
+
+    Raises:
+        ModelRefusedError: with the reason.
+    """
+    file = sys.modules[model_class.__module__]
+    if not getattr(model_class, "_supports_attention_backend", True) and not hasattr(file, _TABLE_OF_ATTENTION):
+        raise ModelRefusedError(
+            f"{model_class.__name__}: its code does not use the attention interface of transformers"
+        )
+
+
+def check_rope(config: Any, max_context: int) -> None:
+    """Refuse positions that read more than a row's own.
+
+    Args:
+        config: the text configuration of a transformers model.
+        max_context: the longest sequence that will be served, in tokens.
+
+    Raises:
+        ModelRefusedError: with the reason.
+    """
     for rope in rope_parameters(config):
         rope_type = str(rope.get("rope_type") or rope.get("type") or "default")
         if "dynamic" in rope_type:

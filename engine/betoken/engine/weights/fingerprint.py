@@ -9,6 +9,7 @@ from types import ModuleType
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from betoken.engine.errors import ModelRefusedError
+from betoken.engine.weights.plausible import shard_paths
 
 EDGE_BYTES = 64 * 1024
 SAMPLE_BYTES = 4 * 1024
@@ -50,9 +51,9 @@ def _weight_files(directory: Path) -> list[Path]:
         raise FileNotFoundError(f"{directory} holds neither {SAFE_WEIGHTS_NAME} nor {SAFE_WEIGHTS_INDEX_NAME}")
     try:
         names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        return [directory / name for name in names]
     except Exception as error:  # whatever its contents are taken for
         raise ModelRefusedError(f"{index} is not an index of weights: {type(error).__name__}: {error}") from error
+    return shard_paths(index, names)
 
 
 def _middles(path: Path, header: bytes, size: int) -> Iterator[tuple[int, int]]:

@@ -15,12 +15,13 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils.logging import disable_progress_bar
 
 from betoken.engine.attention import ATTENTION_NAME, register_attention
-from betoken.engine.bring_up.refusals import check_config, rope_parameters
+from betoken.engine.bring_up.refusals import check_code, check_layers, check_rope, rope_parameters
 from betoken.engine.config import EngineConfig
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.generation_config import generation_defaults
 from betoken.engine.weights.checkpoint import Progress, resolve_directory
 from betoken.engine.weights.fingerprint import hash_tokenizer, hash_weights
+from betoken.engine.weights.plausible import check_files, check_sizes
 
 _LOG = logging.getLogger(__name__)
 
@@ -62,13 +63,18 @@ def load_model(config: EngineConfig, progress: Progress) -> tuple[Any, ModelInfo
     progress("finding the checkpoint", 0.0)
     directory = resolve_directory(config.model, config.revision, progress)
     try:
+        check_files(directory)
         (directory / "config.json").read_bytes()  # transformers finds fault with the content of one that is not there
-        _check_type(PreTrainedConfig.get_config_dict(directory)[0])
+        described = PreTrainedConfig.get_config_dict(directory)[0]
+        _check_type(described)
+        check_sizes(described)
         model_config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
         text_config = model_config.get_text_config(decoder=True)
+        check_layers(text_config)
+        check_code(_model_class(model_config))
         fingerprint = hash_weights(directory)
         max_context = _max_context(text_config, config.max_context)
-        check_config(text_config, max_context)
+        check_rope(text_config, max_context)
     except ModelRefusedError:
         raise
     except Exception as error:  # whatever the files' contents make transformers raise, or are taken for
@@ -115,6 +121,11 @@ def _check_type(config: dict[str, Any]) -> None:
         )
     if is_known:
         raise ModelRefusedError(f"model type {model_type!r} is no causal language model of transformers")
+
+
+def _model_class(model_config: Any) -> Any:
+    found = MODEL_FOR_CAUSAL_LM_MAPPING[type(model_config)]
+    return found[0] if isinstance(found, tuple) else found
 
 
 def _keep_first_layers(text_config: Any, num_layers: int) -> None:
@@ -207,6 +218,7 @@ def _quiet_about_other_layers(is_quiet: bool) -> Iterator[None]:
 
 def _max_context(text_config: Any, asked: int | None) -> int:
     own: int | None = getattr(text_config, "max_position_embeddings", None)
+    own = None if own is not None and own < 1 else own  # -1: as many as one likes
     if own is None and asked is None:
         raise ModelRefusedError("the model names no max_position_embeddings: set max_context")
     if own is not None:

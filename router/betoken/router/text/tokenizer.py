@@ -66,7 +66,9 @@ class Tokenizer:
         """Bytes of one id alone."""
         try:
             self.chat_template = ChatTemplate(chat_template, named_tokens(config)) if chat_template else None
-        except TemplateError as error:
+        except (
+            Exception
+        ) as error:  # jinja raises its own, Python what it makes of the code: SyntaxError, RecursionError
             raise TokenizerError(f"the chat template of {name} does not compile: {error}") from error
         eos = named_tokens(config).get("eos_token")
         self.chat_eos_id: int | None = self._fast.token_to_id(eos) if eos and self.chat_template else None
