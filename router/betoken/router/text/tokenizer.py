@@ -17,7 +17,7 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 from tokenizers import Tokenizer as FastTokenizer
 
 from betoken.common.errors import FailedPreconditionError
-from betoken.router.text.chat_template import ChatTemplate, TemplateError
+from betoken.router.text.chat_template import ChatTemplate
 from betoken.router.text.special_tokens import add_tokens, named_tokens
 from betoken.router.text.token_bytes import TokenBytes
 
