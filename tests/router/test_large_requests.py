@@ -33,6 +33,11 @@ class Memory:
         self._before = self._read("VmRSS")
 
     @property
+    def growth(self) -> int:
+        """How much it is above what it was first."""
+        return self._read("VmRSS") - self._before
+
+    @property
     def peak_growth(self) -> int:
         """How much it was, at most, above what it was first."""
         return self._read("VmHWM") - self._before
@@ -85,6 +90,24 @@ async def test_no_request_makes_the_router_grow_by_much(tmp_path: Path, tokenize
             error = from_rpc_error(failed.value)
             assert isinstance(error, InvalidArgumentError if message.ByteSize() < 9 * _MIB else ResourceExhaustedError)
             assert memory.peak_growth < MOST_GROWTH, name
+
+
+async def test_memory_that_large_requests_took_comes_back(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    async with (
+        serving(tmp_path, tokenizer) as (process, address),
+        grpc.aio.insecure_channel(address, SEND_ALL) as channel,
+    ):
+        stub = GenerationServiceStub(channel)
+        await call(stub, "Generate", request(prompt="x", max_new_tokens=4))
+        memory, text = Memory(process.pid), "the other one " * 500_000
+        for _ in range(3):
+            asking = [call(stub, "Generate", pb.GenerateRequest(prompt=text)) for _ in range(8)]
+            errors = await asyncio.gather(*asking, return_exceptions=True)
+            assert all(isinstance(error, grpc.aio.AioRpcError) for error in errors)
+        assert memory.peak_growth > MOST_GROWTH
+        async with asyncio.timeout(30):
+            while memory.growth > memory.peak_growth // 3:  # noqa: ASYNC110
+                await asyncio.sleep(0.2)
 
 
 async def test_a_text_beyond_its_limit_is_refused_before_it_is_tokenized(make_cluster: MakeCluster) -> None:

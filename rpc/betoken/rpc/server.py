@@ -29,6 +29,7 @@ from betoken.rpc.early_end import undone_at_end
 from betoken.rpc.exposure import warning_of
 from betoken.rpc.health import HealthServicer
 from betoken.rpc.listening import bind, check_free, credentials_of
+from betoken.rpc.memory import keep_trimming
 from betoken.rpc.settings import ServiceSettings
 
 _log = logging.getLogger(__name__)
@@ -116,8 +117,10 @@ async def serve(
             on_ready(port)
         async with asyncio.TaskGroup() as tasks:
             telling = tasks.create_task(_keep_telling_health(health_servicer, services))
+            trimming = tasks.create_task(keep_trimming())
             await stopping.requested.wait()
             telling.cancel()
+            trimming.cancel()
         grace_s = 0.0 if failure is not None and failure.done() else settings.drain_grace_s
         _log.info("draining for at most %g s", grace_s)
         health_servicer.stop()
