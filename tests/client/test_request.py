@@ -1,5 +1,6 @@
 """What becomes of keyword arguments."""
 
+import json
 import subprocess
 import sys
 from collections import deque
@@ -72,7 +73,7 @@ def test_a_prompt_is_text_ids_or_messages() -> None:
         pytest.param(memoryview(b"hi"), {}, "prompt", id="memoryview"),  # its repr is never twice the same
         ([-1], {}, "prompt_ids"),
         ([1, "a"], {}, "prompt_ids"),
-        ([{"role": "user", "text": "hi"}], {}, "messages[0]"),
+        ([{"role": "user", "text": "hi"}], {}, "messages[0].content"),
         ([{"role": "user", "content": 5}], {}, "messages[0]"),
         ([{"role": "user"}], {}, "messages[0].content"),
         ([{"role": "user", "content": "hi"}, {"role": None, "content": "hi"}], {}, "messages[1].role"),
@@ -137,3 +138,32 @@ def test_what_callers_write_passes_a_strict_type_checker(tmp_path: Path) -> None
     command = [sys.executable, "-m", "mypy", "--no-incremental", "--follow-imports=silent", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=300)
     assert done.returncode == 0, done.stdout
+
+
+def test_a_chat_takes_tools_and_what_else_a_template_knows() -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": {"z": 1, "a": 2}}}
+    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    options = {"tools": [{"name": "f"}], "template_arguments": {"enable_thinking": False}}
+    request = generate_request(chat, options | {"continue_final_message": True}).messages
+    assert json.loads(request.messages[1].extra) == {"tool_calls": [call]} and not request.messages[0].extra
+    assert request.messages[1].extra.index('"z"') < request.messages[1].extra.index('"a"')
+    assert list(map(json.loads, request.tools)) == options["tools"] and request.continue_final_message
+    assert json.loads(request.template_arguments) == options["template_arguments"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "field"),
+    [
+        ("hi", {"tools": [{}]}, "tools"),
+        ([1, 2], {"template_arguments": {"a": 1}}, "template_arguments"),
+        ("hi", {"continue_final_message": True}, "continue_final_message"),
+        ([{"role": "user", "content": "a"}], {"tools": [3]}, "tools"),
+        ([{"role": "user", "content": "a"}], {"tools": [{"a": b"b"}]}, "tools"),
+        ([{"role": "user", "content": "a"}], {"template_arguments": {"a": object()}}, "template_arguments"),
+        ([{"role": "user", "content": "a", "name": object()}], {}, "messages[0]"),
+    ],
+)
+def test_what_no_template_can_be_given_is_refused_by_name(prompt, options, field) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        generate_request(prompt, options)
+    assert caught.value.field == field

@@ -14,6 +14,7 @@ import pytest
 
 from betoken.common.errors import InvalidArgumentError, from_rpc_error
 from betoken.router.text import template_process
+from betoken.router.text.chat import Chat
 from betoken.router.text.chat_template import NUM_PROCESSES, ChatTemplate, TemplateError
 from betoken.router.text.tokenizer import Tokenizer
 from tests.router.harness import MakeCluster, byte_tokenizer_json
@@ -48,10 +49,10 @@ def test_a_template_that_takes_too_much_is_the_requests_fault(source: str) -> No
     for _ in range(2):  # the process that was ended is replaced
         began_s = time.monotonic()
         with bounded(), pytest.raises(InvalidArgumentError) as refused:
-            template.render(USER)
+            template.render(Chat(USER))
         assert refused.value.field == "messages" and "chat template" in refused.value.limit
         assert time.monotonic() - began_s < 10
-        assert template.render([{"role": "user", "content": "hi"}]) == "ok"
+        assert template.render(Chat([{"role": "user", "content": "hi"}])) == "ok"
 
 
 @pytest.mark.parametrize(
@@ -60,13 +61,13 @@ def test_a_template_that_takes_too_much_is_the_requests_fault(source: str) -> No
 def test_a_template_that_does_not_compile_in_its_bounds_is_refused(source: str) -> None:
     """Jinja computes constants when it compiles."""
     with bounded(), pytest.raises((TemplateError, InvalidArgumentError)):
-        ChatTemplate(source, {}).render(USER)
+        ChatTemplate(source, {}).render(Chat(USER))
 
 
 def test_a_chat_of_many_long_messages_is_rendered() -> None:
     template = ChatTemplate("{% for m in messages %}{{ m.content|trim }}|{% endfor %}{{ eos }}", {"eos": "\ud800"})
     chat = [{"role": "user", "content": "\N{CRAB}" * 128} for _ in range(15_000)]  # 8 MiB
-    assert template.render(chat) == ("\N{CRAB}" * 128 + "|") * 15_000 + "\ud800"
+    assert template.render(Chat(chat)) == ("\N{CRAB}" * 128 + "|") * 15_000 + "\ud800"
 
 
 async def test_templates_that_take_long_hold_up_no_prompt_and_little_else(make_cluster: MakeCluster) -> None:
@@ -87,7 +88,7 @@ async def test_templates_that_take_long_hold_up_no_prompt_and_little_else(make_c
 
 def test_the_processes_end_with_their_template() -> None:
     template = ChatTemplate("{{ messages[0].content }}", {})
-    assert template.render(USER) == "2"
+    assert template.render(Chat(USER)) == "2"
     ids = [process._process.pid for process in template._processes._all]
     assert ids
     del template
@@ -102,4 +103,4 @@ def test_a_process_that_ends_between_two_chats_is_replaced() -> None:
     for process in template._processes._all:
         process._process.kill()
         process._process.wait()
-    assert template.render(USER) == "2"
+    assert template.render(Chat(USER)) == "2"

@@ -16,6 +16,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from betoken.common.errors import InvalidArgumentError
 from betoken.engine.weights.fingerprint import hash_tokenizer_json as engine_hash
+from betoken.router.text.chat import Chat
 from betoken.router.text.chat_template import ChatTemplate
 from betoken.router.text.tokenizer import Tokenizer, TokenizerError, hash_tokenizer_json
 from tests.router.harness import CHAT_TEMPLATE, byte_tokenizer_json
@@ -93,7 +94,7 @@ def test_what_a_template_sets_in_the_assistants_part_ends_with_it() -> None:
     )
     chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
     (theirs,), _ = render_jinja_template([chat], chat_template=source)
-    assert ChatTemplate(source, {}).render(chat) == theirs == "(hi)none (ho)none "
+    assert ChatTemplate(source, {}).render(Chat(chat)) == theirs == "(hi)none (ho)none "
 
 
 def test_special_tokens_of_a_checkpoint_that_names_them_in_a_file_of_their_own(tmp_path: Path) -> None:
@@ -103,11 +104,11 @@ def test_special_tokens_of_a_checkpoint_that_names_them_in_a_file_of_their_own(t
     tokens.write_text('{"bos_token": {"content": "<eos>", "lstrip": false}, "eos_token": "b"}')
     messages = [{"role": "user", "content": "hi"}]
     template = Tokenizer.load(str(tmp_path)).chat_template
-    assert template is not None and template.render(messages) == "<eos>hib"
+    assert template is not None and template.render(Chat(messages)) == "<eos>hib"
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     save(tmp_path, **config, added_tokens_decoder={})  # a later version's: the file says nothing more
     template = Tokenizer.load(str(tmp_path)).chat_template
-    assert template is not None and template.render(messages) == "hia"
+    assert template is not None and template.render(Chat(messages)) == "hia"
     save(tmp_path, **config)
     tokens.write_text("[]")
     with pytest.raises(TokenizerError, match=r"special_tokens_map\.json is not a JSON object"):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from numbers import Real
-from typing import TypedDict, cast
+from typing import Any, TypedDict, cast
 
 
 class VerificationMode(StrEnum):
@@ -155,3 +155,9 @@ class GenerateOptions(SamplingOptions, SpeculationOptions, total=False):
     """Deadline of the whole answer, resumptions included; None = the client's."""
     headers: Mapping[str, str]
     """Further headers of each call, such as `authorization`: lower-case names, printable ASCII."""
+    tools: Sequence[Mapping[str, Any]]
+    """Of a chat: tools that the model's chat template is given, each a JSON object."""
+    template_arguments: Mapping[str, Any]
+    """Of a chat: further variables for that template, such as `enable_thinking`."""
+    continue_final_message: bool
+    """Of a chat: the answer goes on with its last message."""

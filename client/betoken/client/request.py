@@ -5,11 +5,12 @@ Refuses what a message cannot hold, naming the field; every other limit is the r
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import fields
 from numbers import Real
-from typing import Any, TypeAlias, TypedDict, cast
+from typing import Any, NotRequired, TypeAlias, TypedDict, cast
 
 from google.protobuf.descriptor import FieldDescriptor
 
@@ -21,17 +22,24 @@ from betoken.v1 import types_pb2
 
 
 class ChatMessage(TypedDict):
-    """One chat message."""
+    """One chat message; any further key, as `name`, goes to the model's chat template, too."""
 
     role: str
     """"system", "user", "assistant", or what the model's chat template knows."""
     content: str
+    name: NotRequired[str]
+    tool_calls: NotRequired[Sequence[Mapping[str, Any]]]
+    """Of an assistant: [{"type": "function", "id": ..., "function": {"name": ..., "arguments": {...}}}]."""
+    tool_call_id: NotRequired[str]
+    """Of a tool: whose result the content is."""
+    reasoning_content: NotRequired[str]
 
 
 Prompt: TypeAlias = str | Sequence[int | ChatMessage]
 """Text, or token ids, or chat messages; one Sequence, since of two mypy takes no message that is written in place."""
 
 _BYTES = bytes | bytearray | memoryview  # sequences of integers, but none that is meant as ids
+_NOT_FIELDS = ("timeout_s", "headers", "tools", "template_arguments", "continue_final_message")
 _OTHER_FIELDS = ("model", "tenant", "resume_ids", "system_fingerprint")
 _KINDS: Mapping[int, str] = {
     FieldDescriptor.CPPTYPE_UINT32: "an integer from 0 to 2**32 - 1",
@@ -49,12 +57,13 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> pb.GenerateReq
         InvalidArgumentError: a value no message can hold.
         TypeError: an unknown option.
     """
-    known = {*_names(Sampling), *_names(Speculation), *_OTHER_FIELDS, "sampling", "speculation", "timeout_s", "headers"}
+    known = {*_names(Sampling), *_names(Speculation), *_OTHER_FIELDS, "sampling", "speculation", *_NOT_FIELDS}
     unknown = sorted(options.keys() - known)
     if unknown:
         raise TypeError(f"generate() got an unexpected keyword argument {unknown[0]!r}")
     request = pb.GenerateRequest()
     _set_input(request, prompt)
+    _set_chat_options(request, options)
     _fill(request, {name: options.get(name) for name in _OTHER_FIELDS}, "")
     given = cast(Mapping[str, Any], options)
     _set_sampling(request.sampling, _merged("sampling", Sampling, given))
@@ -94,17 +103,41 @@ def _set_input(request: pb.GenerateRequest | pb.TokenizeRequest, prompt: Prompt)
         )
     elif isinstance(next(iter(prompt), None), Mapping):  # not prompt[0], which a view of a mapping's values lacks
         for index, message in enumerate(cast(Sequence[ChatMessage], prompt)):
-            with _refusing(f"messages[{index}]", message, 'must be {"role": text, "content": text}'):
-                request.messages.messages.add(**message)
-            for name in ("role", "content"):
-                if message.get(name) is None:  # which protobuf takes for the empty text
-                    raise InvalidArgumentError(f"messages[{index}].{name}", "absent", "must be text")
+            _add_message(request, index, message)
     elif isinstance(request, pb.GenerateRequest):
         request.prompt_ids.SetInParent()
         with _refusing("prompt_ids", prompt, "must be integers from 0 to 2**32 - 1"):
             request.prompt_ids.ids.extend(cast(Sequence[int], prompt))
     else:
         raise InvalidArgumentError("prompt", prompt, "must be text or a list of chat messages")
+
+
+def _add_message(request: pb.GenerateRequest | pb.TokenizeRequest, index: int, message: ChatMessage) -> None:
+    name = f"messages[{index}]"
+    for key in ("role", "content"):
+        if message.get(key) is None:  # which protobuf takes for the empty text
+            raise InvalidArgumentError(f"{name}.{key}", "absent", "must be text")
+    further = {key: value for key, value in message.items() if key not in ("role", "content")}
+    with _refusing(name, message, 'must be {"role": text, "content": text}, and JSON under further keys'):
+        extra = json.dumps(further, ensure_ascii=False) if further else ""
+        request.messages.messages.add(role=message["role"], content=message["content"], extra=extra)
+
+
+def _set_chat_options(request: pb.GenerateRequest, options: GenerateOptions) -> None:
+    """What a template is given besides messages."""
+    tools, arguments = options.get("tools"), options.get("template_arguments")
+    continues = options.get("continue_final_message")
+    if not tools and not arguments and not continues:
+        return
+    if request.WhichOneof("input") != "messages":
+        name = "tools" if tools else "template_arguments" if arguments else "continue_final_message"
+        raise InvalidArgumentError(name, "set", "needs a prompt of chat messages")
+    with _refusing("tools", tools, "must be a list of JSON objects"):
+        request.messages.tools.extend(json.dumps(dict(tool), ensure_ascii=False) for tool in tools or ())
+    if arguments:
+        with _refusing("template_arguments", arguments, "must be a JSON object"):
+            request.messages.template_arguments = json.dumps(dict(arguments), ensure_ascii=False)
+    request.messages.continue_final_message = bool(continues)
 
 
 def _has_length(prompt: Any) -> bool:

@@ -15,6 +15,7 @@ from betoken.router.access.keys import ANYBODY, Caller
 from betoken.router.core import Router
 from betoken.router.policy.drafter_choice import check_num_draft_tokens, choose_drafter, default_num_draft_tokens
 from betoken.router.request import GenerationRequest
+from betoken.router.text.chat import chat_of
 from betoken.router.text.encoding import TextLimits, encode_chat, encode_text, on_text_thread
 from betoken.rpc.sampling import resolve_sampling
 from betoken.rpc.validation import (
@@ -169,8 +170,7 @@ def _limits(router: Router) -> TextLimits:
 
 
 async def _encode_messages(messages: ChatMessages, router: Router) -> Sequence[int]:
-    chat = [{"role": message.role, "content": message.content} for message in messages.messages]
-    return await encode_chat(chat, router.tokenizer, _limits(router))
+    return await encode_chat(chat_of(messages), router.tokenizer, _limits(router))
 
 
 def _mode(speculation: Speculation, model: WorkerHello) -> VerificationMode:

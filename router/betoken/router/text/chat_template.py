@@ -8,9 +8,10 @@ from __future__ import annotations
 import queue
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from betoken.common.errors import InvalidArgumentError, ResourceExhaustedError
+from betoken.router.text.chat import Chat
 from betoken.router.text.template_process import RenderingFailedError, TemplateProcess
 
 MAX_RENDERED_CHARS = 1 << 25
@@ -18,6 +19,8 @@ NUM_PROCESSES = 2
 """That render at once; a chat which takes long leaves one for the others."""
 _WAIT_S = 30.0
 _RETRY_AFTER_S = 1.0
+_MARK = "\ue000the last message goes on here\ue001 "
+_OWN_VARIABLES = ("messages", "tools", "add_generation_prompt")
 
 
 class TemplateError(Exception):
@@ -38,30 +41,61 @@ class ChatTemplate:
         self._processes = _Processes(source)
         weakref.finalize(self, self._processes.close)
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The prompt's text, ending where the assistant's answer begins. Blocks its thread.
+    def render(self, chat: Chat) -> str:
+        """The prompt's text, ending where the assistant's answer begins, or where the last message ends that it is to
+        go on with. Blocks its thread.
 
         Raises:
-            InvalidArgumentError: the template refuses these messages, or takes too much for them.
+            InvalidArgumentError: the template refuses these messages, takes too much for them, or does not know what
+                else it is given.
             ResourceExhaustedError: other chats take too long.
         """
+        self._check_known(chat)
+        messages = [dict(message) for message in chat.messages]
+        if chat.continues:
+            messages[-1]["content"] += _MARK
         variables = {
-            "messages": [dict(message) for message in messages],
-            "tools": None,
             "documents": None,
-            "add_generation_prompt": True,
+            **chat.arguments,
+            "messages": messages,
+            "tools": list(chat.tools) or None,
+            "add_generation_prompt": not chat.continues,
             **self._special_tokens,
         }
         try:
-            return self._processes.render(variables)
+            text = self._processes.render(variables)
         except RenderingFailedError as error:
             roles = [message.get("role", "") for message in messages]
             raise InvalidArgumentError("messages", roles, f"refused by the model's chat template: {error}") from error
+        return _up_to_mark(text) if chat.continues else text
+
+    def _check_known(self, chat: Chat) -> None:
+        """Nothing is given to a template that would not look at it."""
+        names = self._processes.names
+        if chat.tools and "tools" not in names:
+            count = f"{len(chat.tools)} tools"
+            raise InvalidArgumentError("messages.tools", count, "the model's chat template knows none")
+        for name in chat.arguments:
+            field = f"messages.template_arguments.{name}"
+            if name in _OWN_VARIABLES or name in self._special_tokens:
+                raise InvalidArgumentError(field, "set", "is this service's to set")
+            if name not in names:
+                raise InvalidArgumentError(field, "set", "the model's chat template knows no such argument")
 
     @staticmethod
     def missing() -> InvalidArgumentError:
         """The error for chat messages to a model that has no template."""
         return InvalidArgumentError("messages", "set", "the model has no chat template; send prompt or prompt_ids")
+
+
+def _up_to_mark(text: str) -> str:
+    """`text` up to the mark after the last message's content; without the spaces before it where the template has cut
+    those after it, as transformers does."""
+    end = text.rfind(_MARK.strip())
+    if end < 0:
+        limit = "the template does not leave the last message as it stands"
+        raise InvalidArgumentError("messages.continue_final_message", True, limit)
+    return text[:end] if text.startswith(_MARK, end) else text[:end].rstrip()
 
 
 class _Processes:
@@ -73,6 +107,8 @@ class _Processes:
             first = TemplateProcess(source, MAX_RENDERED_CHARS)
         except RenderingFailedError as error:
             raise TemplateError(str(error)) from error
+        self.names = first.names
+        """Variables that the template asks for."""
         self._idle: queue.LifoQueue[TemplateProcess | None] = queue.LifoQueue()  # the last used is the warmest
         for _ in range(NUM_PROCESSES - 1):
             self._idle.put(None)

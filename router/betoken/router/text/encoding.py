@@ -7,12 +7,13 @@ the tokenizer and who must not wait for whom; knows no request and no model.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
 from betoken.common.errors import InvalidArgumentError
+from betoken.router.text.chat import Chat
 from betoken.router.text.tokenizer import Tokenizer, TokenizerFailedError
 from betoken.rpc.validation import check_count
 
@@ -51,22 +52,19 @@ async def encode_text(text: str, tokenizer: Tokenizer, limits: TextLimits, field
     return await on_text_thread(lambda: _encode(text, tokenizer, limits, field, add_special_tokens=True), len(text))
 
 
-async def encode_chat(
-    messages: Sequence[Mapping[str, str]], tokenizer: Tokenizer, limits: TextLimits, field: str = "messages"
-) -> Sequence[int]:
+async def encode_chat(chat: Chat, tokenizer: Tokenizer, limits: TextLimits, field: str = "messages") -> Sequence[int]:
     """Ids of a chat, rendered by the model's template.
 
     Raises:
         InvalidArgumentError: it is too long, or the template or the tokenizer refuses it.
     """
-    num_bytes = sum(utf8_bytes(text) for message in messages for text in message.values())
-    check_count(field, num_bytes, 0, limits.max_bytes, "bytes")
+    check_count(field, chat.num_bytes, 0, limits.max_bytes, "bytes")
 
     def encode(text: str) -> Sequence[int]:
         return _encode(text, tokenizer, limits, field, add_special_tokens=False)
 
     def render() -> tuple[str, Sequence[int] | None]:
-        text = tokenizer.render(messages)
+        text = tokenizer.render(chat)
         check_count(field, utf8_bytes(text), 0, limits.max_bytes, "bytes, rendered,")
         return text, encode(text) if len(text) <= _LONG_TEXT_CHARS else None
 

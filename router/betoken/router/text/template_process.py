@@ -50,7 +50,8 @@ class TemplateProcess:
         limits = {"max_chars": max_chars, "max_cpu_s": MAX_CPU_S, "max_memory_bytes": _MAX_MEMORY_BYTES}
         self._max_answer_bytes = 4 * max_chars + 1
         try:
-            self._ask({"source": source, **limits})
+            self.names = frozenset(json.loads(self._ask({"source": source, **limits})))
+            """Variables that the template asks for."""
         except RenderingFailedError:
             self.close()
             raise

@@ -2,7 +2,8 @@
 
 A template is somebody else's program, and so are its arguments: this process has little memory, a limit on the time of
 each chat that the system keeps, and nothing to lose. Imports nothing of ours, so that it starts soon and is small. It
-reads `<length><JSON>` from standard input and answers each with `<length><kind><text>`, the first being the template.
+reads `<length><JSON>` from standard input and answers each with `<length><kind><text>`. The first is the template,
+which is answered by the names of its variables.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from datetime import datetime
 from typing import Any, BinaryIO, NoReturn
 
 import jinja2
+from jinja2 import meta
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import Node, Scope
 from jinja2.parser import Parser
@@ -39,15 +41,15 @@ class _GenerationTag(Extension):
         return Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
 
 
-def compile_template(source: str) -> jinja2.Template:
-    """The template, with all that templates of models may call."""
+def compile_template(source: str) -> tuple[jinja2.Template, list[str]]:
+    """The template, with all that templates of models may call, and the names of the variables that it asks for."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
-    return environment.from_string(source)
+    return environment.from_string(source), sorted(meta.find_undeclared_variables(environment.parse(source)))
 
 
 def _to_json(
@@ -104,7 +106,8 @@ def main() -> None:
         signal.setitimer(signal.ITIMER_PROF, setup["max_cpu_s"])
         try:
             if template is None:
-                template, text = compile_template(setup["source"]), ""
+                template, names = compile_template(setup["source"])
+                text = json.dumps(names)
             else:
                 text = template.render(**variables)
             if len(text) > setup["max_chars"]:

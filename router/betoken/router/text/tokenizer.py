@@ -17,6 +17,7 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 from tokenizers import Tokenizer as FastTokenizer
 
 from betoken.common.errors import FailedPreconditionError
+from betoken.router.text.chat import Chat
 from betoken.router.text.chat_template import ChatTemplate
 from betoken.router.text.special_tokens import add_tokens, named_tokens
 from betoken.router.text.token_bytes import TokenBytes
@@ -105,7 +106,7 @@ class Tokenizer:
         ids: list[int] = encoding.ids
         return ids
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def render(self, chat: Chat) -> str:
         """Text of a chat, rendered by the model's template up to where the assistant speaks.
 
         Raises:
@@ -113,11 +114,11 @@ class Tokenizer:
         """
         if self.chat_template is None:
             raise ChatTemplate.missing()
-        return self.chat_template.render(messages)
+        return self.chat_template.render(chat)
 
     def encode_messages(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Token ids of a chat. Raises as `render` and `encode`."""
-        return self.encode(self.render(messages), add_special_tokens=False)
+        return self.encode(self.render(Chat(messages)), add_special_tokens=False)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids` without special tokens; incomplete UTF-8 becomes U+FFFD.

@@ -22,6 +22,7 @@ MAX_DRAFTER_SETTINGS = 32
 MAX_DRAFTER_SETTING_BYTES = 256
 MAX_CHAT_ROLE_BYTES = 64
 MAX_CHAT_MESSAGES = 16384
+MAX_TOOLS = 1024
 MAX_MODEL_ID_BYTES = 512
 MAX_DETOKENIZED_IDS = 1 << 20
 MAX_SYSTEM_FINGERPRINT_BYTES = 128
@@ -139,6 +140,7 @@ def _check_messages(messages: ChatMessages) -> None:
     for index, message in enumerate(messages.messages):
         field = f"messages.messages[{index}].role"
         check_count(field, len(message.role.encode("utf-8", "surrogatepass")), 1, MAX_CHAT_ROLE_BYTES, "bytes")
+    check_count("messages.tools", len(messages.tools), 0, MAX_TOOLS)
 
 
 def _check_speculation(speculation: Speculation) -> None:
