@@ -93,7 +93,7 @@ def test_standard_input_that_cannot_be_read_is_told(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(sys, "stdin", TextIOWrapper(HungUp()))
     with pytest.raises(typer.BadParameter, match="standard input cannot be read: .*Input/output error"):
-        _prompt(None, None, chat=False, system=None)
+        _prompt(None, None, chat=False, system=None, begin=None)
 
 
 def test_bytes_that_are_no_text_are_refused_in_every_locale() -> None:
@@ -165,6 +165,20 @@ def test_every_option_reaches_the_request(answering) -> None:
     assert [(m.role, m.content) for m in request.messages.messages] == [("system", "be-brief"), ("user", "hi")]
 
 
+def test_how_a_prompt_becomes_ids_reaches_the_request(answering) -> None:
+    options = ("--address", answering.address, "--escape-special-tokens", "--begin", "Well,")
+    assert run("generate", "hi", *options).exit_code == 0
+    chat = answering.requests[0].messages
+    assert [(m.role, m.content) for m in chat.messages] == [("user", "hi"), ("assistant", "Well,")]
+    assert chat.continue_final_message and chat.escape_special_tokens
+
+
+def test_a_text_without_special_tokens_reaches_the_request(answering) -> None:
+    assert run("generate", "hi", "--address", answering.address, "--no-special-tokens").exit_code == 0
+    request = answering.requests[0]
+    assert request.HasField("add_special_tokens") and not request.add_special_tokens
+
+
 def test_off_reaches_the_request(answering) -> None:
     assert run("generate", "hi", "--address", answering.address, "--off").exit_code == 0
     assert answering.requests[0].speculation.off
@@ -233,6 +247,10 @@ def test_what_came_of_an_answer_that_broke_is_in_its_error(router, script) -> No
         ("message", "PROMPT"),
         ("messages", "--chat"),
         ("messages[0].content", "--system"),
+        ("messages.continue_final_message", "--begin"),
+        ("messages.escape_special_tokens", "--escape-special-tokens"),
+        ("escape_special_tokens", "--escape-special-tokens"),
+        ("add_special_tokens", "--no-special-tokens"),
         ("messages[1].content", "--chat"),
         ("prompt_ids.ids[3]", "--prompt-ids"),
         ("sampling.stop_token_ids[1]", "--stop-token-id"),

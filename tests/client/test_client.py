@@ -169,6 +169,15 @@ async def test_a_break_before_the_first_message_repeats_the_request(router, scri
     assert router.requests[0] == router.requests[1]
 
 
+async def test_a_resumed_request_is_of_ids_and_says_nothing_of_text(router, script, runner) -> None:
+    router.will(script.start(), script.tokens("a", 5), grpc.StatusCode.UNAVAILABLE)
+    router.will(script.start(), script.finish(1))
+    assert (await runner.call(router.address, "complete", "hi", add_special_tokens=False)).text == "a"
+    first, second = router.requests
+    assert first.HasField("add_special_tokens") and not second.HasField("add_special_tokens")
+    assert second.WhichOneof("input") == "prompt_ids"
+
+
 async def test_a_cancellation_nobody_asked_for_is_a_lost_stream(router, script, runner) -> None:
     router.will(script.start(), script.tokens("a", 5), grpc.StatusCode.CANCELLED)
     router.will(script.start(), script.tokens("b", 6), script.finish(2))

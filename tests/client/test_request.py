@@ -62,6 +62,28 @@ def test_a_prompt_is_text_ids_or_messages() -> None:
     assert tokenize_request("hi").prompt == "hi"
 
 
+def test_how_a_prompt_becomes_ids_is_said_where_it_is_minded() -> None:
+    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    for request in (
+        generate_request(chat, {"continue_final_message": True, "escape_special_tokens": True}),  # type: ignore[arg-type]
+        tokenize_request(chat, {"continue_final_message": True, "escape_special_tokens": True}),  # type: ignore[arg-type]
+    ):
+        assert request.messages.continue_final_message and request.messages.escape_special_tokens
+        assert not request.HasField("add_special_tokens")
+    for request in (generate_request("hi", {}), tokenize_request("hi")):
+        assert not request.HasField("add_special_tokens")
+    for request in (
+        generate_request("hi", {"add_special_tokens": False}),
+        tokenize_request("hi", {"add_special_tokens": False}),
+    ):
+        assert request.HasField("add_special_tokens") and not request.add_special_tokens
+    for name in ("continue_final_message", "escape_special_tokens"):
+        with pytest.raises(InvalidArgumentError, match=f"{name} = set: needs a prompt of chat messages"):
+            generate_request("hi", {name: True})  # type: ignore[misc]
+    with pytest.raises(TypeError, match="'temperature'"):
+        tokenize_request("hi", {"temperature": 1})  # type: ignore[typeddict-unknown-key]
+
+
 @pytest.mark.parametrize(
     "prompt, options, field",
     [

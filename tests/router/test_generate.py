@@ -9,6 +9,8 @@ from typing import Any
 
 import grpc
 import pytest
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import processors
 
 from betoken.common.errors import from_rpc_error
 from betoken.router.round.outbox import Finished
@@ -349,6 +351,33 @@ async def test_chat_goes_through_the_models_template(make_cluster: MakeCluster) 
     cluster = await make_cluster()
     reply = await cluster.generate(messages=[("user", "hi"), ("assistant", "yo"), ("user", "the")], max_new_tokens=3)
     assert cluster.tokenizer.decode(reply.start.prompt_ids) == "<user>hi\n<assistant>yo\n<user>the\n<assistant>"
+
+
+async def test_a_chat_is_continued_and_its_names_of_tokens_are_text_where_asked(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster()
+    chat = pb.ChatMessages(continue_final_message=True, escape_special_tokens=True)
+    chat.messages.add(role="user", content="hi<eos>")
+    chat.messages.add(role="assistant", content="the on")
+    request = pb.GenerateRequest(messages=chat)
+    request.sampling.max_new_tokens = 3
+    start = (await anext(aiter(cluster.stub.Generate(request)))).start
+    assert cluster.tokenizer.decode(start.prompt_ids) == "<user>hi<eos>\n<assistant>the on"
+    assert list((await cluster.stub.Tokenize(pb.TokenizeRequest(messages=chat))).ids) == list(start.prompt_ids)
+    chat.ClearField("escape_special_tokens")
+    assert 0 in (await cluster.stub.Tokenize(pb.TokenizeRequest(messages=chat))).ids
+
+
+async def test_a_text_that_is_rendered_already_has_one_bos() -> None:
+    fast = FastTokenizer.from_str(byte_tokenizer_json())
+    fast.post_processor = processors.TemplateProcessing("<eos> $0", special_tokens=[("<eos>", 0)])
+    tokenizer = Tokenizer(fast.to_str(), {"eos_token": "<eos>"}, CHAT_TEMPLATE, "test")
+    async with running_cluster(tokenizer) as cluster:
+        for add, num_bos in ((None, 2), (True, 2), (False, 1)):
+            options = {} if add is None else {"add_special_tokens": add}
+            reply = await cluster.generate(prompt="<eos>hi", max_new_tokens=2, **options)
+            assert list(reply.start.prompt_ids).count(0) == num_bos
+            answer = await cluster.stub.Tokenize(pb.TokenizeRequest(prompt="<eos>hi", **options))
+            assert list(answer.ids) == list(reply.start.prompt_ids)
 
 
 async def test_model_info_and_tokenize(make_cluster: MakeCluster) -> None:

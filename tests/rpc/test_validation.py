@@ -135,6 +135,14 @@ REFUSED_REQUESTS = [
     (GenerateRequest(prompt_ids=TokenIds()), "prompt_ids.ids = 0 entries: must be at least 1"),
     (GenerateRequest(messages=ChatMessages()), "messages.messages = 0 entries: must be at least 1"),
     (
+        GenerateRequest(messages=ChatMessages(messages=[ChatMessage(role="user")]), add_special_tokens=True),
+        "add_special_tokens = True: must be absent without prompt",
+    ),
+    (
+        GenerateRequest(prompt_ids=TokenIds(ids=[1]), add_special_tokens=False),
+        "add_special_tokens = False: must be absent without prompt",
+    ),
+    (
         GenerateRequest(messages=ChatMessages(messages=[ChatMessage(content="x")])),
         "messages.messages[0].role = 0 bytes: must be at least 1",
     ),
@@ -261,7 +269,7 @@ REFUSED_OPENS = [
     ({"sampling": SamplingParams()}, "open.sampling.seed = absent"),
     ({"sampling": SamplingParams(seed=1, min_new_tokens=7)}, "open.sampling.min_new_tokens = 7: must be 0 to 6"),
     ({"mode": 4}, "open.mode = 4: must be one of 0, 1, 2, 3"),
-    ({"eos_token_ids": range(65)}, "open.eos_token_ids = 65 entries: must be at most 64"),
+    ({"eos_token_ids": range(66)}, "open.eos_token_ids = 66 entries: must be at most 65"),
     ({"eos_token_ids": [64]}, "open.eos_token_ids[0] = 64"),
     ({"tenant": "t" * 129}, "open.tenant = 129 bytes"),
     ({"traceparent": "t" * 257}, "open.traceparent = 257 bytes"),

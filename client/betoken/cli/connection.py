@@ -32,6 +32,9 @@ EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 _PANEL = "Connection"
 _OPTIONS = (
+    (r"messages\.continue_final_message$|continue_final_message$", "--begin"),
+    (r"messages\.escape_special_tokens$", "--escape-special-tokens"),
+    (r"add_special_tokens$", "--no-special-tokens"),
     (r"prompt_ids\b.*", "--prompt-ids"),
     (r"(prompt|message)$", "PROMPT"),
     (r"api_key$", f"--api-key-file, {API_KEY_VARIABLE}"),

@@ -22,6 +22,7 @@ from betoken.client import (
     Client,
     Generation,
     Prompt,
+    PromptOptions,
     Sampling,
     Speculation,
     VerificationMode,
@@ -37,6 +38,13 @@ def generate(
     *,
     chat: Annotated[bool, typer.Option("--chat", help="Send the text as a user's message.")] = False,
     system: Annotated[str | None, typer.Option(help="System message before it; implies --chat.")] = None,
+    begin: Annotated[str | None, typer.Option(help="Beginning of the answer, which goes on; implies --chat.")] = None,
+    escape_special_tokens: Annotated[
+        bool, typer.Option("--escape-special-tokens", help="Their names in messages are text.")
+    ] = False,
+    no_special_tokens: Annotated[
+        bool, typer.Option("--no-special-tokens", help="No BOS before a text, such as a chat that is rendered already.")
+    ] = False,
     prompt_ids: Annotated[str | None, typer.Option(help="Token ids in place of text: 1,2,3.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     model: Annotated[str, typer.Option(help="Model id the router must be serving.")] = "",
@@ -128,11 +136,18 @@ def generate(
         if value is not None and value != []:
             raise typer.BadParameter("means nothing with --off, which decodes plainly", param_hint=option)
     speculation = Speculation(drafter, _settings(drafter_setting or []), num_draft_tokens, off or None, mode)
-    question = _prompt(prompt, prompt_ids, chat, system)
+    question = _prompt(prompt, prompt_ids, chat, system, begin)
+    options: PromptOptions = {"add_special_tokens": False} if no_special_tokens else {}
+    if begin is not None:
+        options["continue_final_message"] = True
+    if escape_special_tokens:
+        options["escape_special_tokens"] = True
     files = (tls_ca_file, tls_cert_file, tls_key_file)
     connection = c.Connection(address, tls, *files, tls_server_name, api_key_file, timeout_s)
     with c.reported_errors(connection, json_), connection.client() as client:
-        generation = client.generate(question, sampling=sampling, speculation=speculation, model=model, tenant=tenant)
+        generation = client.generate(
+            question, sampling=sampling, speculation=speculation, model=model, tenant=tenant, **options
+        )
         start = time.monotonic()
         if json_:
             completion = generation.result()
@@ -168,9 +183,9 @@ def _chat_hint(client: Client) -> str:
     return "\nthe model has a chat template: --chat sends the text as a message\n" if has_template else ""
 
 
-def _prompt(text: str | None, ids: str | None, chat: bool, system: str | None) -> Prompt:
+def _prompt(text: str | None, ids: str | None, chat: bool, system: str | None, begin: str | None) -> Prompt:
     if ids is not None:
-        if text is not None or chat or system is not None:
+        if text is not None or chat or system is not None or begin is not None:
             raise typer.BadParameter("takes the place of text and messages", param_hint="--prompt-ids")
         try:
             return [int(part) for part in ids.replace(",", " ").split()]
@@ -188,10 +203,10 @@ def _prompt(text: str | None, ids: str | None, chat: bool, system: str | None) -
             raise typer.BadParameter(f"standard input cannot be read: {error}", param_hint="PROMPT") from None
         except UnicodeDecodeError as error:
             raise typer.BadParameter(f"standard input is not text: {error}", param_hint="PROMPT") from None
-    if not chat and system is None:
+    if not chat and system is None and begin is None:
         return text
-    messages = [ChatMessage(role="system", content=system)] if system is not None else []
-    return [*messages, ChatMessage(role="user", content=text)]
+    said = [("system", system), ("user", text), ("assistant", begin)]
+    return [ChatMessage(role=role, content=content) for role, content in said if content is not None]
 
 
 def _biases(texts: list[str]) -> dict[int, float] | None:

@@ -136,7 +136,23 @@ class SpeculationOptions(TypedDict, total=False):
     report_rounds: bool | None
 
 
-class GenerateOptions(SamplingOptions, SpeculationOptions, total=False):
+class PromptOptions(TypedDict, total=False):
+    """How a prompt becomes ids."""
+
+    add_special_tokens: bool
+    """Whether a text gets the tokenizer's own special tokens (BOS), as it does unless told not to. A chat that is
+    rendered already has them."""
+    tools: Sequence[Mapping[str, Any]]
+    """Of a chat: tools that the model's chat template is given, each a JSON object."""
+    template_arguments: Mapping[str, Any]
+    """Of a chat: further variables for that template, such as `enable_thinking`."""
+    continue_final_message: bool
+    """Of a chat: the answer goes on with its last message; otherwise the assistant begins a new turn."""
+    escape_special_tokens: bool
+    """Of a chat: names of special tokens in messages are text; otherwise they become the tokens."""
+
+
+class GenerateOptions(SamplingOptions, SpeculationOptions, PromptOptions, total=False):
     """Every keyword argument of `generate`; a single field wins over the same field of `sampling` or `speculation`."""
 
     sampling: Sampling | None
@@ -155,9 +171,3 @@ class GenerateOptions(SamplingOptions, SpeculationOptions, total=False):
     """Deadline of the whole answer, resumptions included; None = the client's."""
     headers: Mapping[str, str]
     """Further headers of each call, such as `authorization`: lower-case names, printable ASCII."""
-    tools: Sequence[Mapping[str, Any]]
-    """Of a chat: tools that the model's chat template is given, each a JSON object."""
-    template_arguments: Mapping[str, Any]
-    """Of a chat: further variables for that template, such as `enable_thinking`."""
-    continue_final_message: bool
-    """Of a chat: the answer goes on with its last message."""

@@ -14,7 +14,7 @@ from typing import Any, NotRequired, TypeAlias, TypedDict, cast
 
 from google.protobuf.descriptor import FieldDescriptor
 
-from betoken.client.config import GenerateOptions, Sampling, Speculation, VerificationMode
+from betoken.client.config import GenerateOptions, PromptOptions, Sampling, Speculation, VerificationMode
 from betoken.client.modes import TO_PROTO
 from betoken.common.errors import InvalidArgumentError
 from betoken.v1 import generation_pb2 as pb
@@ -39,8 +39,11 @@ Prompt: TypeAlias = str | Sequence[int | ChatMessage]
 """Text, or token ids, or chat messages; one Sequence, since of two mypy takes no message that is written in place."""
 
 _BYTES = bytes | bytearray | memoryview  # sequences of integers, but none that is meant as ids
-_NOT_FIELDS = ("timeout_s", "headers", "tools", "template_arguments", "continue_final_message")
-_OTHER_FIELDS = ("model", "tenant", "resume_ids", "system_fingerprint")
+_NOT_FIELDS = (
+    "timeout_s",
+    "headers",
+)
+_OTHER_FIELDS = ("model", "tenant", "resume_ids", "system_fingerprint", "add_special_tokens")
 _KINDS: Mapping[int, str] = {
     FieldDescriptor.CPPTYPE_UINT32: "an integer from 0 to 2**32 - 1",
     FieldDescriptor.CPPTYPE_UINT64: "an integer from 0 to 2**64 - 1",
@@ -58,6 +61,7 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> pb.GenerateReq
         TypeError: an unknown option.
     """
     known = {*_names(Sampling), *_names(Speculation), *_OTHER_FIELDS, "sampling", "speculation", *_NOT_FIELDS}
+    known |= PromptOptions.__annotations__.keys()
     unknown = sorted(options.keys() - known)
     if unknown:
         raise TypeError(f"generate() got an unexpected keyword argument {unknown[0]!r}")
@@ -71,14 +75,20 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> pb.GenerateReq
     return request
 
 
-def tokenize_request(prompt: str | Sequence[ChatMessage]) -> pb.TokenizeRequest:
+def tokenize_request(prompt: str | Sequence[ChatMessage], options: PromptOptions | None = None) -> pb.TokenizeRequest:
     """The request that turns text or chat messages into ids as `generate` would.
 
     Raises:
         InvalidArgumentError: a value no message can hold.
     """
+    options = options or {}
+    unknown = sorted(options.keys() - PromptOptions.__annotations__.keys())
+    if unknown:
+        raise TypeError(f"tokenize() got an unexpected keyword argument {unknown[0]!r}")
     request = pb.TokenizeRequest()
     _set_input(request, prompt)
+    _set_chat_options(request, options)
+    _fill(request, {"add_special_tokens": options.get("add_special_tokens")}, "")
     return request
 
 
@@ -123,14 +133,22 @@ def _add_message(request: pb.GenerateRequest | pb.TokenizeRequest, index: int, m
         request.messages.messages.add(role=message["role"], content=message["content"], extra=extra)
 
 
-def _set_chat_options(request: pb.GenerateRequest, options: GenerateOptions) -> None:
+def _set_chat_options(
+    request: pb.GenerateRequest | pb.TokenizeRequest, options: GenerateOptions | PromptOptions
+) -> None:
     """What a template is given besides messages."""
     tools, arguments = options.get("tools"), options.get("template_arguments")
-    continues = options.get("continue_final_message")
-    if not tools and not arguments and not continues:
+    continues, escapes = options.get("continue_final_message"), options.get("escape_special_tokens")
+    given = {
+        "tools": tools,
+        "template_arguments": arguments,
+        "continue_final_message": continues,
+        "escape_special_tokens": escapes,
+    }
+    name = next((name for name, value in given.items() if value), None)
+    if name is None:
         return
     if request.WhichOneof("input") != "messages":
-        name = "tools" if tools else "template_arguments" if arguments else "continue_final_message"
         raise InvalidArgumentError(name, "set", "needs a prompt of chat messages")
     with _refusing("tools", tools, "must be a list of JSON objects"):
         request.messages.tools.extend(json.dumps(dict(tool), ensure_ascii=False) for tool in tools or ())
@@ -138,6 +156,7 @@ def _set_chat_options(request: pb.GenerateRequest, options: GenerateOptions) -> 
         with _refusing("template_arguments", arguments, "must be a JSON object"):
             request.messages.template_arguments = json.dumps(dict(arguments), ensure_ascii=False)
     request.messages.continue_final_message = bool(continues)
+    request.messages.escape_special_tokens = bool(escapes)
 
 
 def _has_length(prompt: Any) -> bool:

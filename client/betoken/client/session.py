@@ -91,6 +91,7 @@ class Session:
         request = pb.GenerateRequest()
         request.CopyFrom(self._request)
         request.prompt_ids.ids[:] = self.start.prompt_ids
+        request.ClearField("add_special_tokens")
         if self.start.system_fingerprint:
             request.ClearField("model")
         request.system_fingerprint = self.start.system_fingerprint

@@ -27,7 +27,7 @@ from betoken.client.channel import (
     key_headers,
 )
 from betoken.client.completion import Completion, Detokenized
-from betoken.client.config import GenerateOptions, RetryPolicy
+from betoken.client.config import GenerateOptions, PromptOptions, RetryPolicy
 from betoken.client.model_info import ModelInfo
 from betoken.client.request import ChatMessage, Prompt, detokenize_request, generate_request, tokenize_request
 from betoken.client.retry import Retries
@@ -137,6 +137,7 @@ class Client:
         *,
         timeout_s: float | None = None,
         headers: Mapping[str, str] | None = None,
+        **options: Unpack[PromptOptions],
     ) -> tuple[int, ...]:
         """The token ids of text or chat messages, as `generate` would see them.
 
@@ -144,7 +145,7 @@ class Client:
             BetokenError: the router refuses, or cannot be asked.
             RuntimeError: the client is closed.
         """
-        return tuple(self._unary("Tokenize", tokenize_request(prompt), timeout_s, headers).ids)
+        return tuple(self._unary("Tokenize", tokenize_request(prompt, options), timeout_s, headers).ids)
 
     def detokenize(
         self, ids: Sequence[int], *, timeout_s: float | None = None, headers: Mapping[str, str] | None = None

@@ -28,16 +28,18 @@ class ChatMessage(_message.Message):
     def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., extra: _Optional[str] = ...) -> None: ...
 
 class ChatMessages(_message.Message):
-    __slots__ = ("messages", "tools", "template_arguments", "continue_final_message")
+    __slots__ = ("messages", "tools", "template_arguments", "continue_final_message", "escape_special_tokens")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     TOOLS_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
     CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    ESCAPE_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
     tools: _containers.RepeatedScalarFieldContainer[str]
     template_arguments: str
     continue_final_message: bool
-    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., tools: _Optional[_Iterable[str]] = ..., template_arguments: _Optional[str] = ..., continue_final_message: _Optional[bool] = ...) -> None: ...
+    escape_special_tokens: bool
+    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., tools: _Optional[_Iterable[str]] = ..., template_arguments: _Optional[str] = ..., continue_final_message: _Optional[bool] = ..., escape_special_tokens: _Optional[bool] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -60,7 +62,7 @@ class Speculation(_message.Message):
     def __init__(self, drafter: _Optional[_Union[_types_pb2.DrafterChoice, _Mapping]] = ..., num_draft_tokens: _Optional[int] = ..., off: _Optional[bool] = ..., mode: _Optional[_Union[_types_pb2.VerificationMode, str]] = ..., report_rounds: _Optional[bool] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("prompt", "prompt_ids", "messages", "model", "sampling", "speculation", "resume_ids", "tenant", "adapter_id", "response_format", "n", "system_fingerprint")
+    __slots__ = ("prompt", "prompt_ids", "messages", "model", "sampling", "speculation", "resume_ids", "tenant", "adapter_id", "response_format", "n", "system_fingerprint", "add_special_tokens")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +75,7 @@ class GenerateRequest(_message.Message):
     RESPONSE_FORMAT_FIELD_NUMBER: _ClassVar[int]
     N_FIELD_NUMBER: _ClassVar[int]
     SYSTEM_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompt: str
     prompt_ids: TokenIds
     messages: ChatMessages
@@ -85,7 +88,8 @@ class GenerateRequest(_message.Message):
     response_format: str
     n: int
     system_fingerprint: str
-    def __init__(self, prompt: _Optional[str] = ..., prompt_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., messages: _Optional[_Union[ChatMessages, _Mapping]] = ..., model: _Optional[str] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., resume_ids: _Optional[_Iterable[int]] = ..., tenant: _Optional[str] = ..., adapter_id: _Optional[str] = ..., response_format: _Optional[str] = ..., n: _Optional[int] = ..., system_fingerprint: _Optional[str] = ...) -> None: ...
+    add_special_tokens: bool
+    def __init__(self, prompt: _Optional[str] = ..., prompt_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., messages: _Optional[_Union[ChatMessages, _Mapping]] = ..., model: _Optional[str] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., resume_ids: _Optional[_Iterable[int]] = ..., tenant: _Optional[str] = ..., adapter_id: _Optional[str] = ..., response_format: _Optional[str] = ..., n: _Optional[int] = ..., system_fingerprint: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ...) -> None: ...
 
 class GenerateStart(_message.Message):
     __slots__ = ("prompt_ids", "seed", "model", "request_id", "mode", "drafter", "sampling", "system_fingerprint")
@@ -284,12 +288,14 @@ class GetModelInfoResponse(_message.Message):
     def __init__(self, model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., drafters: _Optional[_Iterable[str]] = ..., default_drafter: _Optional[str] = ..., default_num_draft_tokens: _Optional[int] = ..., verification_modes: _Optional[_Iterable[_Union[_types_pb2.VerificationMode, str]]] = ..., verify_workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., draft_workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., has_chat_template: _Optional[bool] = ..., version: _Optional[str] = ..., system_fingerprint: _Optional[str] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
-    __slots__ = ("prompt", "messages")
+    __slots__ = ("prompt", "messages", "add_special_tokens")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompt: str
     messages: ChatMessages
-    def __init__(self, prompt: _Optional[str] = ..., messages: _Optional[_Union[ChatMessages, _Mapping]] = ...) -> None: ...
+    add_special_tokens: bool
+    def __init__(self, prompt: _Optional[str] = ..., messages: _Optional[_Union[ChatMessages, _Mapping]] = ..., add_special_tokens: _Optional[bool] = ...) -> None: ...
 
 class TokenizeResponse(_message.Message):
     __slots__ = ("ids",)

@@ -133,7 +133,7 @@ async def tokenize(message: TokenizeRequest, router: Router) -> Sequence[int]:
     """
     validate_tokenize(message)
     if message.WhichOneof("input") == "prompt":
-        return await encode_text(message.prompt, router.tokenizer, _limits(router))
+        return await _encode_prompt(message, router)
     return await _encode_messages(message.messages, router)
 
 
@@ -156,7 +156,7 @@ async def _prompt_ids(message: GenerateRequest, router: Router) -> tuple[str, Se
     """The input's field name and ids."""
     match message.WhichOneof("input"):
         case "prompt":
-            return "prompt", await encode_text(message.prompt, router.tokenizer, _limits(router))
+            return "prompt", await _encode_prompt(message, router)
         case "messages":
             return "messages", await _encode_messages(message.messages, router)
         case _:
@@ -167,6 +167,11 @@ def _limits(router: Router) -> TextLimits:
     served = router.verify.model
     max_tokens = served.hello.max_context if served is not None else _UNMET_MAX_TOKENS
     return TextLimits(router.settings.max_prompt_bytes, max_tokens)
+
+
+async def _encode_prompt(message: GenerateRequest | TokenizeRequest, router: Router) -> Sequence[int]:
+    adds = message.add_special_tokens or not message.HasField("add_special_tokens")
+    return await encode_text(message.prompt, router.tokenizer, _limits(router), add_special_tokens=adds)
 
 
 async def _encode_messages(messages: ChatMessages, router: Router) -> Sequence[int]:

@@ -27,6 +27,8 @@ class Chat:
     """The answer goes on with the last message."""
     num_bytes: int = 0
     """UTF-8 of all its texts."""
+    escapes: bool = False
+    """Names of special tokens in messages are text."""
 
 
 def chat_of(given: ChatMessages) -> Chat:
@@ -45,7 +47,7 @@ def chat_of(given: ChatMessages) -> Chat:
         messages.append({"role": message.role, "content": message.content} | extra)
     tools = [_object(f"messages.tools[{index}]", tool) for index, tool in enumerate(given.tools)]
     arguments = _object("messages.template_arguments", given.template_arguments)
-    return Chat(messages, tools, arguments, given.continue_final_message, given.ByteSize())
+    return Chat(messages, tools, arguments, given.continue_final_message, given.ByteSize(), given.escape_special_tokens)
 
 
 def _object(name: str, text: str) -> dict[str, Any]:

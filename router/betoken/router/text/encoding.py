@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from betoken.common.errors import InvalidArgumentError
@@ -40,16 +41,19 @@ class TextLimits:
     """Ids that are of use to whoever asks; a text of a few more is still tokenized."""
 
 
-async def encode_text(text: str, tokenizer: Tokenizer, limits: TextLimits, field: str = "prompt") -> Sequence[int]:
+async def encode_text(
+    text: str, tokenizer: Tokenizer, limits: TextLimits, field: str = "prompt", *, add_special_tokens: bool = True
+) -> Sequence[int]:
     """Ids of a prompt.
 
     Raises:
         InvalidArgumentError: it is too long, or the tokenizer fails at it.
     """
     check_count(field, utf8_bytes(text), 0, limits.max_bytes, "bytes")
+    encode = partial(tokenizer.encode, add_special_tokens=add_special_tokens)
     if len(text) <= _LONG_TEXT_CHARS:
-        return _encode(text, tokenizer, limits, field, add_special_tokens=True)
-    return await on_text_thread(lambda: _encode(text, tokenizer, limits, field, add_special_tokens=True), len(text))
+        return _encode(text, tokenizer, limits, field, encode)
+    return await on_text_thread(lambda: _encode(text, tokenizer, limits, field, encode), len(text))
 
 
 async def encode_chat(chat: Chat, tokenizer: Tokenizer, limits: TextLimits, field: str = "messages") -> Sequence[int]:
@@ -61,10 +65,12 @@ async def encode_chat(chat: Chat, tokenizer: Tokenizer, limits: TextLimits, fiel
     check_count(field, chat.num_bytes, 0, limits.max_bytes, "bytes")
 
     def encode(text: str) -> Sequence[int]:
-        return _encode(text, tokenizer, limits, field, add_special_tokens=False)
+        plainly = partial(tokenizer.encode, add_special_tokens=False)
+        return _encode(text, tokenizer, limits, field, tokenizer.escaping.encode if chat.escapes else plainly)
 
     def render() -> tuple[str, Sequence[int] | None]:
-        text = tokenizer.render(chat)
+        given = replace(chat, messages=tokenizer.escaping.break_messages(chat.messages)) if chat.escapes else chat
+        text = tokenizer.render(given)
         check_count(field, utf8_bytes(text), 0, limits.max_bytes, "bytes, rendered,")
         return text, encode(text) if len(text) <= _LONG_TEXT_CHARS else None
 
@@ -84,11 +90,11 @@ def utf8_bytes(text: str) -> int:
 
 
 def _encode(
-    text: str, tokenizer: Tokenizer, limits: TextLimits, field: str, *, add_special_tokens: bool
+    text: str, tokenizer: Tokenizer, limits: TextLimits, field: str, encode: Callable[[str], Sequence[int]]
 ) -> Sequence[int]:
     try:
         _check_parts(text, tokenizer, limits, field)
-        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return encode(text)
     except TokenizerFailedError as error:
         raise InvalidArgumentError(field, f"{utf8_bytes(text)} bytes", str(error)) from error
 

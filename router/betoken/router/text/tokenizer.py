@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from betoken.common.errors import FailedPreconditionError
 from betoken.router.text.chat import Chat
 from betoken.router.text.chat_template import ChatTemplate
+from betoken.router.text.escaping import EscapingTokenizer
 from betoken.router.text.special_tokens import add_tokens, named_tokens
 from betoken.router.text.token_bytes import TokenBytes
 
@@ -115,6 +117,11 @@ class Tokenizer:
         if self.chat_template is None:
             raise ChatTemplate.missing()
         return self.chat_template.render(chat)
+
+    @cached_property
+    def escaping(self) -> EscapingTokenizer:
+        """For chats whose messages spell no special tokens."""
+        return EscapingTokenizer.of(self._fast)
 
     def encode_messages(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Token ids of a chat. Raises as `render` and `encode`."""

@@ -47,6 +47,7 @@ def validate_generate(request: GenerateRequest) -> None:
             _check_messages(request.messages)
         case _:
             raise InvalidArgumentError("input", "absent", _PROMPT)
+    _check_added_tokens(request)
     check_text("model", request.model, MAX_MODEL_ID_BYTES)
     check_text("tenant", request.tenant, MAX_TENANT_BYTES)
     check_text("system_fingerprint", request.system_fingerprint, MAX_SYSTEM_FINGERPRINT_BYTES)
@@ -70,6 +71,7 @@ def validate_tokenize(request: TokenizeRequest) -> None:
             _check_messages(request.messages)
         case None:
             raise InvalidArgumentError("input", "absent", "must be set: one of prompt, messages")
+    _check_added_tokens(request)
 
 
 def validate_detokenize(request: DetokenizeRequest, vocab_size: int) -> None:
@@ -133,6 +135,11 @@ def check_drafter(field: str, drafter: DrafterChoice) -> None:
 def _check_prompt(prompt: str) -> None:
     if not prompt:
         raise InvalidArgumentError("prompt", '""', "must not be empty")
+
+
+def _check_added_tokens(request: GenerateRequest | TokenizeRequest) -> None:
+    if request.HasField("add_special_tokens") and request.WhichOneof("input") != "prompt":
+        raise InvalidArgumentError("add_special_tokens", request.add_special_tokens, "must be absent without prompt")
 
 
 def _check_messages(messages: ChatMessages) -> None:
