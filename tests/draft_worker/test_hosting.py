@@ -101,7 +101,9 @@ def test_models_of_different_tokenizers_are_refused_whatever_their_names(tmp_pat
         save_tiny(folder, "llama")
         (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {folder.parent.name: 0}}}))
     asked = settings(str(folders[0]), tmp_path, drafters=("model", "lookahead"), lookahead_model=str(folders[1]))
-    with pytest.raises(FailedPreconditionError, match="--lookahead-model: model and model have different tokenizers"):
+    with pytest.raises(
+        FailedPreconditionError, match="--lookahead-model = .*: not the tokenizer of --model = .*: 1 and 1 ids"
+    ):
         load_drafters(asked, no_progress)
 
 

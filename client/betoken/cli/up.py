@@ -153,6 +153,8 @@ def up(
     target, draft = options.models(target, draft)
     names = options.drafters(drafters, draft)
     options.check_models_are_used(names, draft if is_draft_named else "", lookahead_model)
+    hosted = {"--draft": draft, "--lookahead-model": lookahead_model}
+    options.check_tokenizers(target, hosted if names else {})
     port = options.checked_port(host, port)
     console = Console(stderr=True)
     http_port = None if no_gateway else _http_port(host, http_port, console)

@@ -9,7 +9,7 @@ import errno
 import os
 import shlex
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from betoken.cli.local_services import (
 )
 from betoken.client import ClientTls
 from betoken.common.address import is_socket
+from betoken.common.tokenizer_json import tokenizer_difference
 
 _DEFAULT_PORT = 50051
 DEFAULT_HTTP_PORT = 8000
@@ -68,6 +69,17 @@ def check_models_are_used(drafters: Sequence[str], draft: str, lookahead_model: 
     if is_asked and "lookahead" not in drafters:
         text = f"{lookahead_model}: only `lookahead` uses it, which --drafters does not name"
         raise typer.BadParameter(text, param_hint="--lookahead-model")
+
+
+def check_tokenizers(target: str, models: Mapping[str, str]) -> None:
+    """Finds out before models load whether drafts would be of the target's ids; `models` by their options.
+
+    Raises:
+        typer.BadParameter: they would not.
+    """
+    for option, model in models.items():
+        if model and (difference := tokenizer_difference(target, model)):
+            raise typer.BadParameter(f"{model}: not the tokenizer of {target}: {difference}", param_hint=option)
 
 
 def split(option: str, text: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from betoken.common.errors import FailedPreconditionError
+from betoken.common.tokenizer_json import tokenizer_difference
 from betoken.draft_worker.settings import DraftWorkerSettings
 from betoken.drafters.drafter import Drafter
 from betoken.drafters.lookahead.drafter import LookaheadDrafter
@@ -55,6 +56,7 @@ class ModelHost:
     def load_drafters(self, ngram_settings: NgramSettings) -> dict[str, Drafter]:
         """Every drafter of the settings that runs a model, by name; `model` also where `staged` alone needs it."""
         settings = self._settings
+        self._check_tokenizers()
         made: dict[str, Drafter] = {}
         if "model" in settings.drafters or "staged" in settings.drafters:
             model = self._model_drafter("--model", settings.model, DRAFT_SOURCE_MODEL)
@@ -67,6 +69,17 @@ class ModelHost:
         if "lookahead" in settings.drafters:
             made["lookahead"] = self._lookahead_drafter()
         return made
+
+    def _check_tokenizers(self) -> None:
+        """Of models in directories, before any is loaded: those of the hub are compared once they are here."""
+        settings = self._settings
+        users = {"--early-exit-model": "early_exit", "--lookahead-model": "lookahead"}
+        names = {"--early-exit-model": settings.early_exit_model, "--lookahead-model": settings.lookahead_model}
+        for option, model in names.items():
+            is_used = users[option] in settings.drafters and model and settings.model
+            if is_used and (difference := tokenizer_difference(settings.model, model)):
+                text = f"{option} = {model}: not the tokenizer of --model = {settings.model}: {difference}"
+                raise FailedPreconditionError(text)
 
     def _model_drafter(
         self, option: str, model: str, source: DraftSource, num_layers: int | None = None

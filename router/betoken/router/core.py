@@ -265,8 +265,9 @@ class Router:
 
     def _tokenizers_differ(self, hello: WorkerHello) -> FailedPreconditionError:
         return FailedPreconditionError(
-            f"tokenizers differ: {self.settings.tokenizer} has {self.tokenizer.hash}, "
-            f"the {hello.role} worker's {hello.model_id or 'model'} has {hello.tokenizer_hash or 'none'}"
+            f"tokenizers differ: {self.settings.tokenizer} has {self.tokenizer.hash} of {self.tokenizer.vocab_size} ids, the"
+            f" {hello.role} worker's {hello.model_id or 'model'} has {hello.tokenizer_hash or 'none'}, its model"
+            f" {hello.vocab_size} rows"
         )
 
 

@@ -18,6 +18,7 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 from tokenizers import Tokenizer as FastTokenizer
 
 from betoken.common.errors import FailedPreconditionError
+from betoken.common.tokenizer_json import hash_tokenizer_json
 from betoken.router.text.chat import Chat
 from betoken.router.text.chat_template import ChatTemplate
 from betoken.router.text.escaping import EscapingTokenizer
@@ -152,28 +153,6 @@ def _failed(verb: str, error: BaseException) -> BaseException:
     if isinstance(error, KeyboardInterrupt | SystemExit):
         return error
     return TokenizerFailedError(f"must be a text that the model's tokenizer {verb} (it fails: {type(error).__name__})")
-
-
-def hash_tokenizer_json(text: str) -> str:
-    """SHA-256 hex of the canonical vocabulary, merges and added tokens of a `tokenizer.json`'s text.
-
-    The workers compute the same over their model's file; normalisers and templates do not enter, ids and merges do.
-    """
-    data = json.loads(text)
-    model = data["model"]
-    vocab = model.get("vocab", {})
-    canonical = {
-        # BPE, WordPiece, WordLevel: token -> id; Unigram: [token, score] by position.
-        "vocab": sorted(([token, index] for token, index in vocab.items()), key=lambda entry: (entry[1], entry[0]))
-        if isinstance(vocab, dict)
-        else [entry[0] for entry in vocab],
-        # Older files write "a b", newer ones ["a", "b"].
-        "merges": [merge.split(" ") if isinstance(merge, str) else list(merge) for merge in model.get("merges") or []],
-        "added_tokens": sorted([token["id"], token["content"]] for token in data.get("added_tokens") or []),
-    }
-    return hashlib.sha256(
-        json.dumps(canonical, ensure_ascii=True, separators=(",", ":"), sort_keys=True).encode()
-    ).hexdigest()
 
 
 def _find(source: str, revision: str | None) -> Path:

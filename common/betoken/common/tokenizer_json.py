@@ -1,0 +1,82 @@
+"""What a tokenizer.json says of ids, merges and added tokens: its hash, and where two of them differ.
+
+Reads JSON alone; knows nothing of normalisers, templates or libraries of tokenizers.
+"""
+
+import hashlib
+import json
+import os
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+_FILE = "tokenizer.json"
+
+
+def canonical_tokenizer(text: str) -> dict[str, list[Any]]:
+    """Vocabulary, merges and added tokens of a tokenizer.json's text, in an order of their own."""
+    data = json.loads(text)
+    model = data["model"]
+    vocab = model.get("vocab", {})
+    return {
+        # BPE, WordPiece, WordLevel: token -> id; Unigram: [token, score] by position.
+        "vocab": sorted(([token, index] for token, index in vocab.items()), key=lambda entry: (entry[1], entry[0]))
+        if isinstance(vocab, dict)
+        else [entry[0] for entry in vocab],
+        # Older files write "a b", newer ones ["a", "b"].
+        "merges": [merge.split(" ") if isinstance(merge, str) else list(merge) for merge in model.get("merges") or []],
+        "added_tokens": sorted([token["id"], token["content"]] for token in data.get("added_tokens") or []),
+    }
+
+
+def hash_tokenizer_json(text: str) -> str:
+    """SHA-256 hex of the canonical vocabulary, merges and added tokens of a `tokenizer.json`'s text.
+
+    The workers compute the same over their model's file; normalisers and templates do not enter, ids and merges do.
+    """
+    encoded = json.dumps(canonical_tokenizer(text), ensure_ascii=True, separators=(",", ":"), sort_keys=True)
+    return hashlib.sha256(encoded.encode()).hexdigest()
+
+
+def tokenizer_difference(first: str, second: str) -> str:
+    """How two models' tokenizers differ: sizes and the first difference; empty where they do not.
+
+    Args:
+        first: directory of a model; anything else, or one without a tokenizer.json that can be read, differs from none.
+        second: likewise.
+    """
+    texts = [_text(name) for name in (first, second)]
+    try:
+        ours, theirs = (canonical_tokenizer(text) for text in texts if text is not None)
+    except (ValueError, KeyError, TypeError, AttributeError):  # too few, or no tokenizer: who loads it says why
+        return ""
+    if ours == theirs:
+        return ""
+    ids = [_tokens_by_id(each) for each in (ours, theirs)]
+    sizes = f"{len(ids[0])} and {len(ids[1])} ids"
+    for token_id in sorted({*ids[0], *ids[1]}):
+        pair = [known.get(token_id) for known in ids]
+        if pair[0] != pair[1]:
+            return f"{sizes}, the first that differs {token_id}: {_named(pair[0])} and {_named(pair[1])}"
+    for index, (mine, other) in enumerate(zip_longest(ours["merges"], theirs["merges"])):
+        if mine != other:
+            return f"{sizes}, all equal; the first merge that differs {index}: {mine} and {other}"
+    return f"{sizes}, all equal; other tokens are added"
+
+
+def _text(name: str) -> str | None:
+    try:
+        path = Path(os.path.expanduser(name)) / _FILE
+        return path.read_text(encoding="utf-8") if path.is_file() else None
+    except (OSError, ValueError):
+        return None
+
+
+def _tokens_by_id(tokenizer: dict[str, list[Any]]) -> dict[int, str]:
+    vocab = tokenizer["vocab"]
+    entries = [(entry[1], entry[0]) if isinstance(entry, list) else (index, entry) for index, entry in enumerate(vocab)]
+    return dict(entries) | {token_id: content for token_id, content in tokenizer["added_tokens"]}
+
+
+def _named(token: str | None) -> str:
+    return "none" if token is None else repr(token)

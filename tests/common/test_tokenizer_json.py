@@ -1,0 +1,48 @@
+"""Where two tokenizers differ, and that equal hashes mean no difference."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from betoken.common.tokenizer_json import hash_tokenizer_json, tokenizer_difference
+from betoken.engine.weights import fingerprint
+
+VOCAB = {"a": 0, "b": 1, "ab": 2}
+
+
+def save(folder: Path, vocab: Any = VOCAB, merges: Any = ("a b",), added: Any = ()) -> str:
+    folder.mkdir()
+    added = [{"id": token_id, "content": content} for token_id, content in added]
+    text = json.dumps({"model": {"vocab": vocab, "merges": merges}, "added_tokens": added})
+    (folder / "tokenizer.json").write_text(text)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"vocab": VOCAB | {"c": 3}}, "3 and 4 ids, the first that differs 3: none and 'c'"),
+        ({"vocab": {"a": 0, "x": 1, "ab": 2}}, "3 and 3 ids, the first that differs 1: 'b' and 'x'"),
+        ({"added": [(3, "<s>")]}, "3 and 4 ids, the first that differs 3: none and '<s>'"),
+        ({"merges": ["b a"]}, "3 and 3 ids, all equal; the first merge that differs 0: ['a', 'b'] and ['b', 'a']"),
+        ({"added": [(0, "a")]}, "3 and 3 ids, all equal; other tokens are added"),
+        ({"vocab": [["a", 0.0], ["c", -1.0]]}, "3 and 2 ids, the first that differs 1: 'b' and 'c'"),
+        ({"merges": [["a", "b"]]}, ""),
+        ({}, ""),
+    ],
+)
+def test_sizes_and_the_first_difference_are_told(tmp_path: Path, other: dict[str, Any], told: str) -> None:
+    first, second = save(tmp_path / "first"), save(tmp_path / "second", **other)
+    assert tokenizer_difference(first, second) == told
+    texts = [Path(folder, "tokenizer.json").read_text() for folder in (first, second)]
+    assert (hash_tokenizer_json(texts[0]) == hash_tokenizer_json(texts[1])) == (told == "")
+    assert [hash_tokenizer_json(text) for text in texts] == [fingerprint.hash_tokenizer_json(text) for text in texts]
+
+
+def test_what_cannot_be_compared_differs_from_nothing(tmp_path: Path) -> None:
+    first, broken = save(tmp_path / "first"), save(tmp_path / "broken")
+    Path(broken, "tokenizer.json").write_text("{")
+    for other in (broken, str(tmp_path), "some/hub-id", "~nobody/x", "m" * 300):
+        assert tokenizer_difference(first, other) == "" == tokenizer_difference(other, first)
