@@ -265,8 +265,8 @@ class Router:
 
     def _tokenizers_differ(self, hello: WorkerHello) -> FailedPreconditionError:
         return FailedPreconditionError(
-            f"tokenizers differ: {self.settings.tokenizer} has {self.tokenizer.hash} of {self.tokenizer.vocab_size} ids,"
-            f" the {hello.role} worker's {hello.model_id or 'model'} has {hello.tokenizer_hash or 'none'}, its model"
+            f"tokenizers differ: {self.settings.tokenizer} has {self.tokenizer.hash} of"
+            f" {self.tokenizer.vocab_size} ids, the {hello.role} worker's {hello.model_id or 'model'} has {hello.tokenizer_hash or 'none'}, its model"
             f" {hello.vocab_size} rows"
         )
 
