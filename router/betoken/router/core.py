@@ -264,11 +264,9 @@ class Router:
             )
 
     def _tokenizers_differ(self, hello: WorkerHello) -> FailedPreconditionError:
-        return FailedPreconditionError(
-            f"tokenizers differ: {self.settings.tokenizer} has {self.tokenizer.hash} of"
-            f" {self.tokenizer.vocab_size} ids, the {hello.role} worker's {hello.model_id or 'model'} has {hello.tokenizer_hash or 'none'}, its model"
-            f" {hello.vocab_size} rows"
-        )
+        own = f"{self.settings.tokenizer} has {self.tokenizer.hash} of {self.tokenizer.vocab_size} ids"
+        other = f"the {hello.role} worker's {hello.model_id or 'model'} has {hello.tokenizer_hash or 'none'}"
+        return FailedPreconditionError(f"tokenizers differ: {own}, {other}, its model {hello.vocab_size} rows")
 
 
 async def _stream(request: GenerationRequest, generation: Generation, outbox: Outbox, emit: Emit) -> None:
