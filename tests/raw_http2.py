@@ -60,9 +60,13 @@ class RawConnection:
         headers |= {"te": "trailers", "content-type": "application/grpc"}
         self._send(_HEADERS, _END_HEADERS, stream, b"".join(map(_literal, headers, headers.values())))
         if message is not None:
-            data = message.SerializeToString()
-            self._send(_DATA, _END_STREAM, stream, struct.pack(">BI", 0, len(data)) + data)
+            self.send(stream, message)
         return stream
+
+    def send(self, stream: int, message: Any) -> None:
+        """Send a stream's only message."""
+        data = message.SerializeToString()
+        self._send(_DATA, _END_STREAM, stream, struct.pack(">BI", 0, len(data)) + data)
 
     def cancel(self, stream: int) -> None:
         """Reset a stream."""

@@ -96,6 +96,17 @@ async def test_calls_that_nobody_goes_on_with_keep_no_one_out():
                 assert (await service.Tokenize(TokenizeRequest(), timeout=10)).ids == [1], method
 
 
+async def test_messages_may_come_well_after_their_headers():
+    async with serving(max_concurrent_rpcs=100) as (address, _), RawConnection(address, window=1000) as slow:
+        streams = {slow.call(TOKENIZE) for _ in range(100)}
+        await slow.drain()
+        await asyncio.sleep(0.3)
+        for stream in streams:
+            slow.send(stream, TokenizeRequest())
+        await until(lambda: streams <= slow.ended)
+        assert all(len(slow.messages(stream)) == 1 for stream in streams)
+
+
 async def test_a_call_whose_message_does_not_come_ends(monkeypatch):
     monkeypatch.setattr(calls, "_SWEEP_S", 0.05)
     monkeypatch.setattr(server, "CallLimits", lambda *options: calls.CallLimits(*options, first_message_s=0.2))

@@ -26,6 +26,8 @@ _LONGEST_REFLECTION_S = 60.0
 _MAX_REFLECTIONS = 64
 _IDLE_SHARE = 4
 """One in so many calls may wait for its message, and as many for their end to be read."""
+_ALWAYS_S = 1.0
+"""How long each may wait while there is any other room: messages may come well after their headers."""
 _SWEEP_S = 1.0
 _RETRY_AFTER_S = 1.0
 _HANDLING = "_handle_exceptions"
@@ -90,17 +92,21 @@ class _Idle:
         if call in self._deadlines:
             return
         self._deadlines[call] = now_s + self._longest_s
-        if len(self._deadlines) > self._most:
-            self._end_eldest()
+        if (
+            len(self._deadlines) > self._most
+            and next(iter(self._deadlines.values())) < now_s - _ALWAYS_S + self._longest_s
+        ):
+            self.end_eldest()
 
     def remove(self, call: _Call) -> None:
         self._deadlines.pop(call, None)
 
     def sweep(self, now_s: float) -> None:
         while self._deadlines and next(iter(self._deadlines.values())) <= now_s:
-            self._end_eldest()
+            self.end_eldest()
 
-    def _end_eldest(self) -> None:
+    def end_eldest(self) -> None:
+        """Make room."""
         call = next(iter(self._deadlines))
         del self._deadlines[call]
         call.end(UnavailableError(self._why))
@@ -117,7 +123,7 @@ class CallLimits(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
         self._most = {"": max_calls, _REFLECTION: _MAX_REFLECTIONS}
         self._counts = {"": 0, _REFLECTION: 0, _HEALTH: 0}
         most_idle = max(1, max_calls // _IDLE_SHARE)
-        self._silent = _Idle("the call sent no message", first_message_s, most_idle)
+        self._silent = {kind: _Idle("the call sent no message", first_message_s, most_idle) for kind in self._counts}
         self._unread = _Idle("the call's end was not read", max_unread_s, most_idle)
         self._looking = _Idle("reflection was not over", _LONGEST_REFLECTION_S, _MAX_REFLECTIONS)
         self._is_sweeping = False
@@ -133,7 +139,10 @@ class CallLimits(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
         if handler is None or handling is None:
             return handler
         kind = next((kind for kind in (_HEALTH, _REFLECTION) if handler_call_details.method.startswith(kind)), "")
-        if self._counts[kind] >= self._most.get(kind, self._counts[kind] + 1):
+        is_full = self._counts[kind] >= self._most.get(kind, self._counts[kind] + 1)
+        if is_full and self._silent[kind]:
+            self._silent[kind].end_eldest()
+        elif is_full:
             return _refusal(f"{self._counts[kind]} calls are served, the most there may be")
         call = _Call(handling, kind)
         self._begin(call)
@@ -142,7 +151,7 @@ class CallLimits(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
 
     def _begin(self, call: _Call) -> None:
         self._counts[call.kind] += 1
-        self._wait(self._silent, call)
+        self._wait(self._silent[call.kind], call)
         if call.kind == _REFLECTION:
             self._wait(self._looking, call)
         call.handling.add_done_callback(lambda _: self._handled(call))
@@ -151,13 +160,13 @@ class CallLimits(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
         if call.owner is None or call.owner.done():
             self._end(call)
             return
-        self._silent.remove(call)
+        self._silent[call.kind].remove(call)
         self._wait(self._unread, call)
         call.owner.add_done_callback(lambda _: self._end(call))
 
     def _end(self, call: _Call) -> None:
         self._counts[call.kind] -= 1
-        for idle in (self._silent, self._unread, self._looking):
+        for idle in (self._silent[call.kind], self._unread, self._looking):
             idle.remove(call)
         call.owner = None  # which holds the other task: no cycle
 
@@ -166,7 +175,7 @@ class CallLimits(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
         decode = handler.request_deserializer
 
         def heard(data: bytes) -> Any:
-            self._silent.remove(call)
+            self._silent[call.kind].remove(call)
             return decode(data) if decode is not None else data
 
         changes: dict[str, Any] = {"request_deserializer": heard}
@@ -220,7 +229,7 @@ class CallLimits(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
-        idles = (self._silent, self._unread, self._looking)
+        idles = (*self._silent.values(), self._unread, self._looking)
         for idle in idles:
             idle.sweep(loop.time())
         self._is_sweeping = any(idles)
