@@ -15,11 +15,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from betoken.client import AsyncGeneration, BetokenError, Completion, Piece
+from betoken.client import AsyncGeneration, BetokenError, Completion
 from betoken.gateway.door import Door, caller_headers
 from betoken.gateway.errors import Failure, failure_of
 from betoken.gateway.form import Form
-from betoken.gateway.logprobs import ids_of
 from betoken.gateway.question import Question
 
 _EVENT_HEADERS = [
@@ -80,10 +79,11 @@ class Answers(Response):
             async with aclosing(aiter(generation)) as pieces:
                 async for piece in pieces:
                     async with turn:
+                        await self._learn(generation, piece.tokens)
                         if not is_open:
                             is_open = True
                             await events.put(generation, form, form.opening(index, generation))
-                        await self._put_piece(index, generation, piece, events)
+                        await events.put(generation, form, form.delta(index, piece))
             answer = await generation.result()
             self._door.metrics.answered(answer)
             async with turn:
@@ -97,13 +97,9 @@ class Answers(Response):
             await events.put_json(form.last_event(answers))
         await events.end()
 
-    async def _put_piece(self, index: int, generation: AsyncGeneration, piece: Piece, events: _Events) -> None:
-        await self._learn(generation, piece.tokens)
-        await events.put(generation, self._form, self._form.delta(index, piece))
-
     async def _learn(self, asked: AsyncGeneration, tokens: Sequence[Any]) -> None:
-        """The bytes that logprobs are told by."""
-        if ids := ids_of(tokens):
+        """The bytes that tokens are told by."""
+        if ids := self._form.ids_needed(asked.prompt_ids, tokens):
             names = await self._door.vocabulary.names(asked.system_fingerprint, ids, self._caller)
             self._form.names = names
 

@@ -18,7 +18,8 @@ from starlette.responses import JSONResponse, Response
 from betoken.client import AsyncClient, BetokenError
 from betoken.gateway import models, pages, tokens
 from betoken.gateway.answering import Answers
-from betoken.gateway.chat import ChatBody, ChatForm
+from betoken.gateway.chat import ChatBody
+from betoken.gateway.chat_form import ChatForm
 from betoken.gateway.completions import CompletionBody, CompletionForm
 from betoken.gateway.door import Door, request_id_of
 from betoken.gateway.edge import Edge

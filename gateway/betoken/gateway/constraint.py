@@ -1,6 +1,7 @@
 """The one place where a request's constraints become the router's: so far none exist, and each is refused by name.
 
-`response_format`, `tool_choice` and `prediction` are to be mapped here once `GenerateRequest` has the fields.
+`response_format`, `tool_choice`, `parallel_tool_calls` and `prediction` are to be mapped here once `GenerateRequest`
+has the fields.
 """
 
 from __future__ import annotations
@@ -20,3 +21,11 @@ def check_response_format(given: Mapping[str, Any]) -> None:
         raise refuse("type", f"{kind} is not supported yet")
     if given != {"type": "text"}:
         raise refuse("type", "must be text")
+
+
+def check_tool_choice(given: str | Mapping[str, Any]) -> None:
+    """Raises:
+    PydanticCustomError: a call that has to be made, which only a grammar guarantees.
+    """
+    if given not in ("none", "auto"):
+        raise ValueError("must be none or auto: no call can be forced yet")

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from betoken.client import AsyncGeneration, Completion, Piece, Token
 from betoken.gateway.body import Extension, GenerationBody
+from betoken.gateway.logprobs import ids_of
 
 
 class Form(ABC):
@@ -60,6 +61,10 @@ class Form(ABC):
     @abstractmethod
     def ending(self, index: int, answer: Completion) -> dict[str, Any]:
         """What follows the last piece."""
+
+    def ids_needed(self, prompt_ids: Sequence[int], tokens: Sequence[Token]) -> set[int]:
+        """Ids whose bytes have to be in `names` before these tokens are told."""
+        return ids_of(tokens)
 
     def bytes_of(self, token_id: int) -> bytes:
         """Bytes of one id."""

@@ -5,8 +5,9 @@ Knows the SDK's options; nothing of bodies and replies.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from betoken.client import AsyncClient, AsyncGeneration, Prompt, Sampling, Speculation
 
@@ -23,6 +24,13 @@ class Question:
     tenant: str = ""
     names: Mapping[str, str] = field(default_factory=dict)
     """The request's names of fields, by the router's, where they are this endpoint's own."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    continue_final_message: bool = False
+
+    def with_seed(self, seed: int) -> Question:
+        """The same with another seed."""
+        return replace(self, seed=seed)
 
     def ask(self, client: AsyncClient, headers: Mapping[str, str]) -> AsyncGeneration:
         """The answer, still to be streamed.
@@ -38,4 +46,7 @@ class Question:
             model=self.model,
             tenant=self.tenant,
             headers=headers,
+            tools=self.tools,
+            template_arguments=self.template_arguments,
+            continue_final_message=self.continue_final_message,
         )

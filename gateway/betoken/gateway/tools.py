@@ -1,0 +1,43 @@
+"""Tools of a request, as the template is given them, and calls as OpenAI's clients are.
+
+Knows forms only: what a model writes is `reader`'s.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from betoken.gateway.body import Body, Refusals
+from betoken.gateway.reader import Call
+
+_ID_DIGITS = 9  # what Mistral's templates ask of ids
+
+
+class Function(Body):
+    """A function that may be called."""
+
+    refused: ClassVar[Refusals] = {"strict": ("is not supported yet: nothing forces arguments into a schema", (False,))}
+    name: str = Field(min_length=1, max_length=64, pattern=r"^[\w.-]+$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(Body):
+    """One tool."""
+
+    type: Literal["function"]
+    function: Function
+
+    def for_template(self) -> dict[str, Any]:
+        """As it came."""
+        return {"type": self.type, "function": self.function.model_dump(exclude_unset=True)}
+
+
+def call_object(call: Call, request_id: str, choice: int, index: int) -> dict[str, Any]:
+    """`message.tool_calls[index]`; its id is the same however often the reply is written."""
+    digest = hashlib.sha256(f"{request_id}:{choice}:{index}".encode()).hexdigest()
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": digest[:_ID_DIGITS], "type": "function", "function": function}

@@ -1,0 +1,145 @@
+"""Tools through the template and back, and thoughts, as OpenAI's client sees them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from betoken.router.text.tokenizer import Tokenizer
+from betoken.testing.fake_model import FakeModel
+from tests.gateway.conftest import Gate, MakeGate
+from tests.router.harness import byte_tokenizer_json
+
+TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}{{ call.function | tojson }}{% endfor %}\n{% endfor %}"
+    "{% if enable_thinking is defined and enable_thinking %}<think>\n{% endif %}"
+)
+SPECIAL = ["[TOOL_CALLS]", "[ARGS]", "<|python_tag|>"]
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+}
+CHAT: list[Any] = [{"role": "user", "content": "How is it in Bern?"}]
+ARGUMENTS = '{"city": "Bern"}'
+WRITTEN = {
+    "hermes": f'I ask.\n<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>',
+    "mistral": f'I ask.[TOOL_CALLS][{{"name": "weather", "arguments": {ARGUMENTS}}}]',
+    "mistral named": f"I ask.[TOOL_CALLS]weather[ARGS]{ARGUMENTS}",
+    "llama": f'I ask.<|python_tag|>{{"name": "weather", "parameters": {ARGUMENTS}}}',
+}
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    config = {"eos_token": "<eos>", "additional_special_tokens": SPECIAL}
+    return Tokenizer(byte_tokenizer_json(), config, TEMPLATE, "test")
+
+
+async def saying(make_gate: MakeGate, tokenizer: Tokenizer, text: str) -> Gate:
+    return await make_gate(model=FakeModel(tokenizer.vocab_size, script=tuple(tokenizer.encode(text))))
+
+
+@pytest.mark.parametrize("style", WRITTEN)
+async def test_calls_are_read_out_of_the_answer_whole_and_in_streams(
+    make_gate: MakeGate, tokenizer: Tokenizer, style: str
+) -> None:
+    gate = await saying(make_gate, tokenizer, WRITTEN[style])
+    options: Any = {"model": "fake", "messages": CHAT, "tools": [WEATHER]}
+    whole = (await gate.openai.chat.completions.create(**options)).choices[0]
+    assert whole.finish_reason == "tool_calls" and whole.message.content == "I ask."
+    (call,) = whole.message.tool_calls
+    assert (call.type, call.function.name, call.function.arguments) == ("function", "weather", ARGUMENTS)
+    assert len(call.id) == 9 and call.id.isalnum()
+    calls, text, reasons = [], "", []
+    async for event in await gate.openai.chat.completions.create(**options, stream=True):
+        (choice,) = event.choices
+        calls += choice.delta.tool_calls or []
+        text += choice.delta.content or ""
+        reasons.append(choice.finish_reason)
+    assert text == "I ask." and reasons[-1] == "tool_calls" and not any(reasons[:-1])
+    assert [(one.index, one.function.name, one.function.arguments) for one in calls] == [(0, "weather", ARGUMENTS)]
+
+
+async def test_what_was_called_and_what_came_of_it_go_to_the_template(
+    make_gate: MakeGate, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = await saying(make_gate, tokenizer, "Fine.")
+    opened: list[Any] = []
+    monkeypatch.setattr(gate.cluster.verifiers[0], "check_open", opened.append)
+    call = {"id": "123456789", "type": "function", "function": {"name": "weather", "arguments": ARGUMENTS}}
+    messages: Any = [
+        *CHAT,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "123456789", "content": "sunny"},
+    ]
+    answer = await gate.openai.chat.completions.create(model="fake", messages=messages, tools=[WEATHER])
+    assert answer.choices[0].message.content == "Fine." and answer.choices[0].finish_reason == "stop"
+    text = tokenizer.decode(opened[-1].prompt_ids)
+    assert text.startswith(json.dumps(WEATHER) + "\n<user>How")
+    assert f'<assistant>{{"name": "weather", "arguments": {ARGUMENTS}}}<tool>sunny' in text
+
+
+async def test_without_tools_nothing_is_read_as_a_call(make_gate: MakeGate, tokenizer: Tokenizer) -> None:
+    gate = await saying(make_gate, tokenizer, WRITTEN["hermes"])
+    for options in ({}, {"tools": [WEATHER], "tool_choice": "none"}):
+        asked: Any = {"model": "fake", "messages": CHAT, **options}
+        answer = await gate.openai.chat.completions.create(**asked)
+        assert answer.choices[0].message.content == WRITTEN["hermes"]
+        assert answer.choices[0].message.tool_calls is None and answer.choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize(("said", "thinks"), [("<think>\nhm\n</think>\n\nyes", False), ("hm\n</think>\n\nyes", True)])
+async def test_thoughts_are_told_apart(make_gate: MakeGate, tokenizer: Tokenizer, said: str, thinks: bool) -> None:
+    gate = await saying(make_gate, tokenizer, said)
+    kwargs = {"chat_template_kwargs": {"enable_thinking": thinks}}
+    options: Any = {"model": "fake", "messages": CHAT, "extra_body": kwargs}
+    whole = await gate.openai.chat.completions.create(**options)
+    message = whole.choices[0].message
+    assert (message.content, message.model_extra["reasoning_content"]) == ("yes", "hm")
+    thought, content = "", ""
+    async for event in await gate.openai.chat.completions.create(**options, stream=True):
+        delta = event.choices[0].delta
+        thought += (delta.model_extra or {}).get("reasoning_content") or ""
+        content += delta.content or ""
+    assert (thought, content) == ("hm", "yes")
+    num_thought = len(tokenizer.encode(said.partition("</think>")[0].removeprefix("<think>")))
+    assert 0 < whole.usage.completion_tokens_details.reasoning_tokens - num_thought <= len("</think>")
+
+
+async def test_what_cannot_be_kept_is_refused_by_name(make_gate: MakeGate, tokenizer: Tokenizer) -> None:
+    gate = await saying(make_gate, tokenizer, "x")
+    strict = {"type": "function", "function": {"name": "f", "strict": True}}
+    named = {"type": "function", "function": {"name": "weather"}}
+    for field, param in (
+        ({"tools": [WEATHER], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": named}, "tool_choice"),
+        ({"tools": [WEATHER], "parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"tools": [strict]}, "tools[0].function.strict"),
+        ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"chat_template_kwargs": {"other": 1}}, "chat_template_kwargs.other"),
+        ({"messages": [{"role": "assistant", "content": None}]}, "messages[0].content"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": {}}]}]},
+            "messages[0].tool_calls[0].function.name",
+        ),
+    ):
+        reply = await gate.post("/v1/chat/completions", {"messages": CHAT} | field)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, param), reply.text
+
+
+async def test_an_answer_goes_on_with_the_last_message(
+    make_gate: MakeGate, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = await saying(make_gate, tokenizer, " and on")
+    opened: list[Any] = []
+    monkeypatch.setattr(gate.cluster.verifiers[0], "check_open", opened.append)
+    messages = [*CHAT, {"role": "assistant", "content": "On"}]
+    body = {"messages": messages, "continue_final_message": True}
+    assert (await gate.post("/v1/chat/completions", body)).json()["choices"][0]["message"]["content"] == " and on"
+    assert tokenizer.decode(opened[-1].prompt_ids).endswith("<assistant>On")
