@@ -80,6 +80,34 @@ def test_another_certificates_key_is_refused_by_name(files: Path, tmp_path: Path
     assert caught.value.field == "tls.key_file" and "server.pem" in caught.value.limit
 
 
+@pytest.mark.parametrize("kind", [ClientTls, ServerTls])
+@pytest.mark.parametrize("form", ["pkcs8 -topk8", "ec -aes256"])
+def test_an_encrypted_key_is_told_so(files: Path, tmp_path: Path, kind: Any, form: str) -> None:
+    key = tmp_path / "encrypted.key"
+    command = f"openssl {form} -in {files / 'server.key'} -out {key} -passout pass:secret"
+    subprocess.run(command.split(), check=True, capture_output=True)
+    with pytest.raises(InvalidArgumentError, match="must be unencrypted") as caught:
+        kind(cert_file=files / "server.pem", key_file=key).credentials()
+    assert (caught.value.field, caught.value.value) == ("tls.key_file", str(key))
+
+
+@pytest.mark.parametrize("kind", [ClientTls, ServerTls])
+def test_swapped_files_are_told_by_what_they_hold(files: Path, kind: Any) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        kind(cert_file=files / "server.key", key_file=files / "server.pem").credentials()
+    assert (caught.value.field, caught.value.limit) == (
+        "tls.key_file",
+        "must hold a private key, and holds a certificate",
+    )
+    with pytest.raises(InvalidArgumentError, match="cert_file = .*must hold certificates, and holds a private key"):
+        kind(cert_file=files / "server.key", key_file=files / "server.key").credentials()
+
+
+def test_a_key_is_no_authority(files: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"tls\.ca_file = .*must hold certificates"):
+        ClientTls(ca_file=files / "server.key").credentials()
+
+
 @pytest.mark.parametrize("content", ["", "not a certificate"])
 def test_a_file_without_certificates_is_not_taken_for_the_systems_roots(tmp_path: Path, content: str) -> None:
     (tmp_path / "ca.pem").write_text(content)
@@ -124,7 +152,8 @@ async def test_files_of_no_use_are_told_and_not_tried_again(
     files: Path, address: str, tmp_path: Path, unusable: str
 ) -> None:
     """What gRPC makes of them it tells only as a connection that failed."""
-    (tmp_path / "broken.pem").write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
+    label = "CERTIFICATE" if unusable == "ca_file" else "PRIVATE KEY"
+    (tmp_path / "broken.pem").write_text(f"-----BEGIN {label}-----\nAAAA\n-----END {label}-----\n")
     used = {"ca_file": files / "server.pem", "cert_file": files / "server.pem", "key_file": files / "server.key"}
     tls = ClientTls(**(used | {unusable: tmp_path / "broken.pem"}), server_name="router")
     with Client(address, tls=tls) as client, pytest.raises(FailedPreconditionError, match="TLS files of this side"):

@@ -16,6 +16,8 @@ from betoken.common.errors import BetokenError, FailedPreconditionError, Invalid
 _log = logging.getLogger(__name__)
 
 _PEM = b"-----BEGIN "
+_CERTIFICATE, _KEY = b"CERTIFICATE-----", b"PRIVATE KEY-----"
+_ENCRYPTED = (b"BEGIN ENCRYPTED PRIVATE KEY", b"Proc-Type: 4,ENCRYPTED")
 _NO_PAIR = frozenset(("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED"))
 """OpenSSL's reasons where a key is not the certificate's; the latter two where it is of another kind."""
 _UNUSABLE_FILES = "Failed to create security handshaker"  # gRPC's words; which file it was is in its own log only
@@ -141,6 +143,12 @@ def _check_pair(cert_file: str | Path, key_file: str | Path) -> None:
 
 def _read_pem(name: str, file: str | Path) -> bytes:
     content = Path(file).read_bytes()
+    if name == "key_file" and any(mark in content for mark in _ENCRYPTED):
+        raise InvalidArgumentError(f"tls.{name}", str(file), "must be unencrypted, and it asks for a passphrase")
+    if name == "key_file" and _CERTIFICATE in content and _KEY not in content:
+        raise InvalidArgumentError(f"tls.{name}", str(file), "must hold a private key, and holds a certificate")
+    if name != "key_file" and _KEY in content and _CERTIFICATE not in content:
+        raise InvalidArgumentError(f"tls.{name}", str(file), "must hold certificates, and holds a private key")
     if _PEM not in content:  # an empty file of CAs gRPC takes for none: a client trusts the system's, a server nobody
         raise InvalidArgumentError(f"tls.{name}", str(file), "must hold PEM, '-----BEGIN ...'")
     return content
