@@ -153,6 +153,12 @@ def test_no_python_runs_between_the_fork_and_the_exec_of_a_process():
     assert not faults, "\n".join(faults)
 
 
+def test_hints_on_installing_come_from_one_place():
+    """A name alone would be looked up on the package index, where it may be a stranger's."""
+    told = [str(path.relative_to(ROOT)) for _, path in FILES if "pip install" in path.read_text()]
+    assert told == ["common/betoken/common/release.py"]
+
+
 def loaded_by(*modules: str, then: str = "pass") -> set[str]:
     """Top-level packages in `sys.modules` of a fresh process after importing `modules` and doing `then`."""
     end = "print(*sorted({name.split('.')[0] for name in sys.modules}))"

@@ -21,7 +21,7 @@ from betoken.engine.sampling import SamplingParams
 from betoken.engine.weights import checkpoint
 from betoken.v1.types_pb2 import DRAFT_SOURCE_EARLY_EXIT, DRAFT_SOURCE_MODEL, WorkerHello
 from betoken.verify_worker.settings import VerifyWorkerSettings
-from tests.draft_worker.test_core import RecordingSink
+from tests.draft_worker.harness import RecordingSink
 from tests.engine.tiny import save_tiny
 from tests.router.harness import byte_tokenizer_json
 

@@ -17,7 +17,7 @@ from betoken.engine.config import EngineConfig
 from betoken.engine.sampler import SampleGroup, perturbed_top
 from betoken.engine.sampling import SamplingParams
 from betoken.v1.types_pb2 import DRAFT_SOURCE_EARLY_EXIT
-from tests.draft_worker.test_core import RecordingSink
+from tests.draft_worker.harness import RecordingSink
 from tests.engine.tiny import save_tiny
 
 RULED = {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "logit_bias": ((5, 1.5),), "min_new_tokens": 9}

@@ -14,7 +14,7 @@ from betoken.drafters.lookahead.settings import LookaheadSettings
 from betoken.drafters.model.drafter import ModelDrafter
 from betoken.engine.sampling import SamplingParams
 from betoken.v1.types_pb2 import DRAFT_SOURCE_LOOKAHEAD
-from tests.draft_worker.test_core import Bench
+from tests.draft_worker.harness import Bench
 
 MAX_ROWS = 48
 SMALL = LookaheadSettings(window=4, ngram_size=4, guesses=3)

@@ -20,7 +20,7 @@ from betoken.engine.bring_up.load import load_runner
 from betoken.engine.config import EngineConfig
 from betoken.engine.sampler import SampleGroup, choose_tokens
 from betoken.engine.sampling import SamplingParams
-from tests.draft_worker.test_core import RecordingSink
+from tests.draft_worker.harness import RecordingSink
 from tests.engine.tiny import save_tiny
 
 MAX_ROWS = 96

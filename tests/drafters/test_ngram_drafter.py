@@ -10,7 +10,7 @@ from betoken.drafters.drafter import DraftSequence, DraftTerms
 from betoken.drafters.ngram import drafter as ngram_drafter
 from betoken.drafters.ngram.drafter import NgramDrafter, NgramLookup, NgramSettings
 from betoken.engine.sampling import SamplingParams
-from tests.draft_worker.test_core import Bench
+from tests.draft_worker.harness import Bench
 
 
 def propose(ids, num_tokens=6, takes_trees=True, **settings):

@@ -15,7 +15,7 @@ from betoken.draft_worker.settings import DraftWorkerSettings
 from betoken.drafters.drafter import DraftSequence
 from betoken.drafters.plugin import is_plugin_path, load_plugin
 from betoken.engine.sampling import SamplingParams
-from tests.draft_worker.test_core import RecordingSink
+from tests.draft_worker.harness import RecordingSink
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "drafters.md"

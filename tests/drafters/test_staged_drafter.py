@@ -13,7 +13,7 @@ from betoken.drafters.ngram.suffix_automaton import SuffixAutomaton
 from betoken.drafters.staged import StagedDrafter
 from betoken.engine.sampler import choose_tokens
 from betoken.v1.types_pb2 import DRAFT_SOURCE_MODEL, DRAFT_SOURCE_NGRAM
-from tests.draft_worker.test_core import Bench
+from tests.draft_worker.harness import Bench
 
 
 class StagedBench(Bench):

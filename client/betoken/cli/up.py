@@ -30,6 +30,7 @@ from betoken.cli.local_services import (
 from betoken.cli.service_process import Progress, ServiceFailedError
 from betoken.cli.supervision import Supervisor
 from betoken.client import BetokenError, ClientTls
+from betoken.common.release import how_to_install
 
 _CHECK_INTERVAL_S = 0.25
 _STOP_GRACE_S = 3660.0
@@ -245,7 +246,7 @@ def _http_port(host: str, port: int | None, console: Console) -> int | None:
     if port is not None:
         service_commands.check_installed("--http-port", extra="gateway", needs=needs)
     elif missing := service_commands.missing_packages(needs):
-        text = f"betoken: no gateway: it needs {', '.join(missing)}: pip install 'betoken[gateway]'"
+        text = f"betoken: no gateway: it needs {', '.join(missing)}: {how_to_install('gateway')}"
         console.print(text, markup=False, highlight=False, soft_wrap=True)
         return None
     return options.checked_http_port(host, port)

@@ -1,0 +1,88 @@
+"""A draft core over any runner, and a sink that records what it says."""
+
+import time
+
+from opentelemetry.trace import INVALID_SPAN
+
+from betoken.draft_worker.core import DraftCore
+from betoken.drafters.drafter import DraftSequence
+from betoken.drafters.model.drafter import ModelDrafter
+from betoken.drafters.ngram.drafter import NgramDrafter
+from betoken.drafters.shared_pages import SharedPages
+from betoken.engine.sampling import SamplingParams
+from betoken.rpc.fast_wake import FastWake
+
+
+class RecordingSink:
+    def __init__(self):
+        self.answers, self.failures, self.load, self.pendings = [], {}, None, []
+
+    def drafted(self, answers, load):
+        self.answers += answers
+        self.load = load()
+
+    def pending(self, keys):
+        self.pendings.append(keys)
+
+    def failed(self, key, error):
+        self.failures[key] = error
+
+    def load_changed(self, load):
+        self.load = load
+
+
+class Bench:
+    def __init__(self, runner, max_sequences=8, idle_grace_s=0.0):
+        self.fast_wake = FastWake()
+        self.runner = runner
+        self.pages = SharedPages(runner.page_table, idle_grace_s)
+        self.sink = RecordingSink()
+        self.core = DraftCore(self.drafters(), [runner.page_table], self.sink, max_sequences, self.fast_wake)
+
+    def drafters(self):
+        model = ModelDrafter(self.runner, max_rows=16, max_prefill_rows=6, pages=self.pages)
+        return {"model": model, "ngram": NgramDrafter()}
+
+    def open(
+        self,
+        sequence_id,
+        prompt_ids,
+        drafter="model",
+        output_ids=(),
+        max_length=200,
+        deadline_s=None,
+        wants_probs=False,
+        steers_tokens=False,
+        seed=None,
+        temperature=0.0,
+        span=INVALID_SPAN,
+        **settings,
+    ):
+        params = SamplingParams(temperature=temperature, eos_token_ids=(96,), ignore_eos=True, seed=seed or sequence_id)
+        sequence = DraftSequence(
+            key=(1, sequence_id),
+            params=params,
+            prompt_ids=list(prompt_ids),
+            output_ids=list(output_ids),
+            max_length=max_length,
+            settings=settings,
+            deadline_s=deadline_s,
+            wants_probs=wants_probs,
+            steers_tokens=steers_tokens,
+            span=span,
+        )
+        self.core.open(sequence, drafter)
+
+    def draft(self, *sequence_ids, num_tokens=4):
+        """Draft blocks by sequence id, all asked for at once."""
+        self.sink.answers.clear()
+        for sequence_id in sequence_ids:
+            self.core.request((1, sequence_id), num_tokens, time.perf_counter_ns())
+        for _ in range(200):
+            if not self.core.has_work:
+                break
+            self.core.step()
+            self.core.check_integrity()
+            for kv in getattr(self.core._drafters.get("model"), "_caches", {}).values():
+                assert self.runner.held_ids(kv.page_ids, len(kv.kv_ids)) == kv.kv_ids
+        return {answer.key[1]: answer.drafted.draft_ids for answer in self.sink.answers}
