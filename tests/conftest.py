@@ -20,8 +20,17 @@ settings.load_profile("tests")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Services under test are this machine's own.
 os.environ["no_grpc_proxy"] = "127.0.0.1,localhost"
+# gRPC's threads write of connections that tests break when pytest is past the test, between the dots. gRPC reads this
+# once; services under test do not inherit it.
+VERBOSITY = os.environ.get("GRPC_VERBOSITY")
+os.environ["GRPC_VERBOSITY"] = VERBOSITY or "NONE"
 
+import grpc  # noqa: E402
 import torch  # noqa: E402
+
+grpc.insecure_channel("127.0.0.1:1").close()
+if VERBOSITY is None:
+    del os.environ["GRPC_VERBOSITY"]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
