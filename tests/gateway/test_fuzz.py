@@ -91,7 +91,7 @@ def mutated(chance: random.Random) -> tuple[str, bytes, dict[str, str]]:
             inner = inner[key]
         kind = chance.random()
         if kind < 0.2 and isinstance(inner, dict):
-            del inner[last]
+            inner.pop(last, None)
         elif kind < 0.3 and isinstance(inner, dict):
             inner[chance.choice(["", "n", "tools", "best_of", "suffix", "é", "model"])] = chance.choice(JUNK)
         else:
