@@ -24,7 +24,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "engine": ("kernels",),
     "rpc": ("common", "v1"),
     "client": ("common", "v1"),
-    "cli": ("client", "common", "v1"),
+    "cli": ("client", "common", "drafters.registry", "v1"),
     "drafters": ("engine", "kernels", "rpc", "common", "v1"),
     "draft_worker": ("drafters", "engine", "kernels", "rpc", "common", "v1"),
     "verify_worker": ("drafters", "engine", "kernels", "rpc", "common", "v1"),

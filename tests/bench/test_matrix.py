@@ -13,7 +13,7 @@ from betoken.bench.matrix import (
     Disturbance,
     all_cells,
 )
-from betoken.draft_worker.settings import BUILT_IN_DRAFTERS
+from betoken.drafters.registry import SPECS
 
 CELLS = all_cells()
 
@@ -35,7 +35,7 @@ def test_every_combination_is_there() -> None:
 
 
 def test_every_drafter_is_covered_and_every_one_that_can_branch_by_chains_and_by_trees() -> None:
-    assert sorted(DRAFTERS) == sorted(BUILT_IN_DRAFTERS)
+    assert sorted(DRAFTERS) == sorted(SPECS)
     assert {drafting.label for drafting in DRAFTINGS} >= set(DRAFTERS), "stores of results know these names"
     ways = {drafter: [d for d in DRAFTINGS if d.drafter == drafter] for drafter in DRAFTERS}
     assert {drafter for drafter, of in ways.items() if len(of) == 2} == {"model", "early_exit", "ngram", "lookahead"}

@@ -35,7 +35,7 @@ def start(seed: int = 7, prompt_ids: Sequence[int] = (1, 2, 3), **fields: object
     return pb.GenerateResponse(start=pb.GenerateStart(**values))
 
 
-def tokens(text: str, *ids: int, origin: int = types_pb2.TOKEN_ORIGIN_PLAIN, source: int = 0) -> pb.GenerateResponse:
+def tokens(text: str, *ids: int, origin: int = types_pb2.TOKEN_ORIGIN_PLAIN, source: str = "") -> pb.GenerateResponse:
     """One message whose text is shared evenly by its tokens, the rest falling to the last."""
     share = len(text) // len(ids) if ids else 0
     entries = [pb.GeneratedToken(id=id_, origin=origin, source=source, num_chars=share) for id_ in ids]

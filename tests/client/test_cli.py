@@ -33,10 +33,20 @@ from betoken.cli.info import _console, _worker_table
 from betoken.cli.main import app
 from betoken.cli.up import up as up_command
 from betoken.cli.up_options import checked_port
-from betoken.client import Completion, InternalError, InvalidArgumentError, Piece, Sampling, Speculation, WorkerStatus
+from betoken.client import (
+    Completion,
+    InternalError,
+    InvalidArgumentError,
+    Piece,
+    Sampling,
+    SourceInfo,
+    Speculation,
+    WorkerStatus,
+)
 from betoken.client.channel import DEFAULT_ADDRESS
 from betoken.common.release import how_to_install
 from betoken.draft_worker.settings import DraftWorkerSettings
+from betoken.drafters.registry import SPECS
 from betoken.router.access.keys import Keys
 from betoken.router.settings import RouterSettings
 from betoken.v1 import generation_pb2 as pb
@@ -45,7 +55,12 @@ from betoken.verify_worker.settings import VerifyWorkerSettings
 from tests.client.command import start
 
 ROOT = Path(__file__).parents[2]
-ACCEPTED = {"origin": types_pb2.TOKEN_ORIGIN_ACCEPTED, "source": types_pb2.DRAFT_SOURCE_MODEL}
+SOURCES = (
+    SourceInfo("model", "accepted from the draft model", "green"),
+    SourceInfo("ngram", "accepted from prompt lookup", "cyan"),
+)
+MODEL_SOURCE = types_pb2.SourceInfo(name="model", explains="accepted from the draft model", colour="green")
+ACCEPTED = {"origin": types_pb2.TOKEN_ORIGIN_ACCEPTED, "source": "model"}
 STATS = pb.SpeculationStats(
     num_drafts=1,
     num_draft_tokens=4,
@@ -411,9 +426,10 @@ def test_tokens_are_coloured_and_control_characters_shown(script) -> None:
     console = Console(force_terminal=True, file=StringIO(), color_system="standard", width=80)
     piece = Piece.from_proto(script.tokens("a\x1b[2J\n", 5, **ACCEPTED).tokens)
     recovered = Piece.from_proto(script.tokens("b" * 200, 6, origin=types_pb2.TOKEN_ORIGIN_RECOVERED).tokens)
-    for shown in (piece, recovered):
-        provenance.show(console, shown)
-    console.print(provenance.legend(console, [*piece.tokens, *recovered.tokens]))
+    shown = provenance.Provenance(console, SOURCES)
+    for part in (piece, recovered):
+        shown.show(part)
+    console.print(shown.legend([*piece.tokens, *recovered.tokens]))
     output = console.file.getvalue()
     assert "\x1b[32ma␛[2J\x1b[0m\n" in output and "\x1b[33m" + "b" * 200 in output
     assert "50% \x1b[32mmodel" in output and "50% \x1b[33mrecovered" in output and "bonus" not in output
@@ -444,12 +460,20 @@ SOLARIZED = {
 }
 
 
+def styles_of(console: Console) -> list[str]:
+    """How every origin and every source of the project's own drafters is shown."""
+    sources = [SourceInfo(spec.name, spec.explains, spec.colour) for spec in SPECS.values() if spec.explains]
+    shown = provenance.Provenance(console, [*sources, SourceInfo("a.b:C", "accepted from the plug-in a.b:C", "")])
+    names = [*(source.name for source in sources), "a.b:C", "recovered", "bonus", "plain", "unknown"]
+    return [shown.style(name) for name in names]
+
+
 @pytest.mark.parametrize("background", [(0, 43, 54), (253, 246, 227)], ids=["dark", "light"])
 def test_every_provenance_can_be_read_and_told_apart_on_solarized(background: tuple[int, int, int]) -> None:
     console = Console(force_terminal=True, color_system="standard", no_color=False)
-    known = provenance.styles(console)
-    assert len(set(known.values())) == len(known)
-    for style in map(Style.parse, known.values()):
+    known = styles_of(console)
+    assert len(set(known)) == len(known)
+    for style in map(Style.parse, known):
         if style.color is not None:
             lights = sorted((luminance(*background), luminance(*SOLARIZED[style.color.name])))
             assert (lights[1] + 0.05) / (lights[0] + 0.05) > 2.5, style
@@ -457,13 +481,14 @@ def test_every_provenance_can_be_read_and_told_apart_on_solarized(background: tu
 
 def test_without_colours_the_legend_still_shows_which_is_which(script) -> None:
     console = Console(force_terminal=True, file=StringIO(), color_system="standard", no_color=True, width=80)
-    known = provenance.styles(console)
-    assert len(set(known.values())) == len(known)
+    known = styles_of(console)
+    assert len(set(known)) == len(known)
     piece = Piece.from_proto(script.tokens("a", 5, **ACCEPTED).tokens)
     recovered = Piece.from_proto(script.tokens("b", 6, origin=types_pb2.TOKEN_ORIGIN_RECOVERED).tokens)
-    for shown in (piece, recovered):
-        provenance.show(console, shown)
-    console.print(provenance.legend(console, [*piece.tokens, *recovered.tokens]))
+    shown = provenance.Provenance(console, SOURCES)
+    for part in (piece, recovered):
+        shown.show(part)
+    console.print(shown.legend([*piece.tokens, *recovered.tokens]))
     output = console.file.getvalue()
     assert "\x1b[1ma\x1b[0m" in output and "\x1b[4mb\x1b[0m" in output and "\x1b[3" not in output
     assert "50% \x1b[1mmodel\x1b[0m" in output and "50% \x1b[4mrecovered\x1b[0m" in output
@@ -830,6 +855,7 @@ def test_up_serves_on_a_unix_socket_and_leaves_logs_only(fake_modules: Path) -> 
 
 
 def test_a_terminal_gets_colours_and_an_interrupt_cancels(router, script) -> None:
+    router.will(pb.GetModelInfoResponse(model="tiny", sources=[MODEL_SOURCE]))
     router.will(script.start(), script.tokens("green", 5, **ACCEPTED), script.Hang())
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -867,14 +893,15 @@ def on_a_terminal(arguments: list[str]) -> str:
 
 @pytest.mark.parametrize("has_template", [True, False])
 def test_a_text_for_a_chat_model_is_told_how_to_ask_it(router, script, has_template: bool) -> None:
-    router.will(script.start(), script.tokens("abc", 5), script.finish(1))
     router.will(pb.GetModelInfoResponse(model="tiny", has_chat_template=has_template))
+    router.will(script.start(), script.tokens("abc", 5), script.finish(1))
     output = on_a_terminal(["generate", "hi", "--address", router.address])
     assert ("--chat sends the text as a message" in output) is has_template
 
 
 @pytest.mark.parametrize("options", [["hi", "--chat"], ["hi", "--system", "s"], ["--prompt-ids", "1"]])
 def test_who_asks_a_chat_model_otherwise_is_told_nothing(router, script, options: list[str]) -> None:
+    router.will(pb.GetModelInfoResponse(model="tiny", has_chat_template=True))
     router.will(script.start(), script.tokens("abc", 5), script.finish(1))
     assert "--chat" not in on_a_terminal(["generate", *options, "--address", router.address])
 

@@ -64,14 +64,14 @@ class FaultyDrafter:
             "bad parents": (ids, [0] * num_tokens, None),
             "few parents": (ids, [-1], None),
             "real parents": (ids, [index - 1.0 for index in range(num_tokens)], None),
-            "few sources": (ids, None, [1]),
-            "real sources": (ids, None, [1.0] * num_tokens),
-            "no source": (ids, None, [1 << 40] * num_tokens),
+            "few sources": ([*ids, 1], None, ["a"] * num_tokens),
+            "nameless source": (ids, None, [""] * num_tokens),
+            "long source": (ids, None, ["s" * 65] * num_tokens),
             "no probs": (ids, None, None, [{1: 1.0}] * num_tokens),
             "negative count": (ids, None, None, (), -1),
             "true id": ([True], None, None),
             "true parent": ([1, 2, 3], [-1, 0, True], None),
-            "true source": ([1], None, [True]),
+            "numbered source": ([1], None, [1]),
             "true count": (ids, None, None, (), True),
         }.get(fault, (ids, None, None))
 
@@ -83,8 +83,8 @@ class FaultyDrafter:
     "fault",
     [
         *("commit", "request", "step", "twice", "negative id", "no id", "bad parents", "few parents"),
-        *("real parents", "few sources", "real sources", "no source", "no probs", "negative count"),
-        *("true id", "true parent", "true source", "true count"),
+        *("real parents", "few sources", "nameless source", "long source", "no probs", "negative count"),
+        *("true id", "true parent", "numbered source", "true count"),
     ],
 )
 def test_any_fault_of_a_drafter_costs_one_round_and_is_logged(bench, caplog, fault):

@@ -19,7 +19,7 @@ from betoken.draft_worker.settings import DraftWorkerSettings
 from betoken.drafters.drafter import DraftSequence
 from betoken.engine.sampling import SamplingParams
 from betoken.engine.weights import checkpoint
-from betoken.v1.types_pb2 import DRAFT_SOURCE_EARLY_EXIT, DRAFT_SOURCE_MODEL, WorkerHello
+from betoken.v1.types_pb2 import WorkerHello
 from betoken.verify_worker.settings import VerifyWorkerSettings
 from tests.draft_worker.harness import RecordingSink
 from tests.engine.tiny import save_tiny
@@ -59,8 +59,8 @@ def test_all_drafters_work_side_by_side(tiny, tmp_path):
     assert sorted(answers) == sorted(ALL) and not sink.failures
     assert answers["staged"].draft_ids == answers["model"].draft_ids
     assert answers["ngram"].draft_ids == [7, 8, 5, 6]
-    assert set(answers["early_exit"].sources) == {DRAFT_SOURCE_EARLY_EXIT}
-    assert set(answers["model"].sources) == {DRAFT_SOURCE_MODEL}
+    assert set(answers["early_exit"].sources) == {"early_exit"}
+    assert set(answers["model"].sources) == {"model"}
     assert answers["lookahead"].draft_ids == [], "nothing is in its pool yet"
     core.close_link(1)
     assert sink.load.num_free_pages == sink.load.num_pages == 2 * 40
@@ -141,18 +141,21 @@ def test_more_layers_than_there_are_stop_the_worker(tiny, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"drafters": ("nonsense",)}, "must be among model, ngram, lookahead, early_exit, staged, fused"),
+        ({"drafters": ("nonsense",)}, "must be among fused, model, ngram, staged, lookahead, early_exit"),
         ({"drafters": ()}, "must name at least one drafter"),
         ({"drafters": ("ngram", "ngram")}, "each once"),
         ({"drafters": ("model",), "model": ""}, "--model: must be given for the drafter `model`"),
         ({"drafters": ("staged",), "model": ""}, "--model: must be given for the drafter `staged`"),
         ({"drafters": ("early_exit",), "early_exit_model": ""}, "--early-exit-model: must be given"),
-        ({"drafters": ("fused", "ngram")}, "there must be two at least"),
+        ({"drafters": ("fused", "ngram")}, "there must be 2 at least"),
         ({"early_exit_layers": 0}, "early_exit_layers"),
         ({"model_branches": 0}, "model_branches"),
         ({"model_branches": 17}, "model_branches"),
         ({"model_depth": -1}, "model_depth"),
-        ({"drafters": ("lookahead",), "model": ""}, "--lookahead-model or --model: must be given for the drafter"),
+        (
+            {"drafters": ("lookahead",), "model": "", "early_exit_model": ""},
+            "--lookahead-model or --model or --early-exit",
+        ),
         ({"lookahead_window": 1}, "lookahead_window"),
         ({"lookahead_ngram_size": 1}, "lookahead_ngram_size"),
         ({"lookahead_guesses": 0}, "lookahead_guesses"),

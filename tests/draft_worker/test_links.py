@@ -28,8 +28,6 @@ from betoken.rpc.validation import CONTEXT_FIELDS, validate_distribution
 from betoken.v1 import draft_pb2_grpc
 from betoken.v1.draft_pb2 import Commit, DraftLinkRequest, DraftLinkResponse, DraftRequest
 from betoken.v1.types_pb2 import (
-    DRAFT_SOURCE_MODEL,
-    DRAFT_SOURCE_NGRAM,
     CloseSequence,
     DrafterChoice,
     OpenSequence,
@@ -102,9 +100,9 @@ async def test_drafts_carry_their_source_and_follow_commits(link):
         frame = await read_until(call, lambda frame: frame.blocks)
         blocks |= {block.sequence_id: block for block in frame.blocks}
     assert list(blocks[1].ids) == runner.complete(PROMPT, 3)
-    assert list(blocks[1].sources) == [DRAFT_SOURCE_MODEL] * 3
+    assert list(blocks[1].sources) == ["model"] * 3
     assert list(blocks[2].ids) == [3, 4, 1]
-    assert list(blocks[2].sources) == [DRAFT_SOURCE_NGRAM] * 3
+    assert list(blocks[2].sources) == ["ngram"]
     assert blocks[1].base_length == len(PROMPT)
 
     commits = [Commit(sequence_id=1, base_length=6, ids=[9])]
@@ -217,7 +215,7 @@ def test_an_empty_draft_may_come_in_arrays():
     sequence = DraftSequence((1, 7), EngineSampling(), PROMPT, [], 100)
     drafted = Drafted(sequence, [], parents=nothing, sources=nothing)
     drafted.check()
-    results.drafted([DraftAnswer((1, 7), 6, drafted, 0, 0)], lambda: WorkerLoad(1, 0, 0, 0))
+    results.drafted([DraftAnswer((1, 7), 6, drafted, "model", 0, 0)], lambda: WorkerLoad(1, 0, 0, 0))
     assert [list(block.ids) for block in Recorder.frames[0].blocks] == [[]]
 
 

@@ -16,7 +16,6 @@ from betoken.engine.bring_up.load import load_runner
 from betoken.engine.config import EngineConfig
 from betoken.engine.sampler import SampleGroup, perturbed_top
 from betoken.engine.sampling import SamplingParams
-from betoken.v1.types_pb2 import DRAFT_SOURCE_EARLY_EXIT
 from tests.draft_worker.harness import RecordingSink
 from tests.engine.tiny import save_tiny
 
@@ -43,7 +42,7 @@ class Bench:
 
     def __init__(self, runner, max_rows=24, settings=None):
         self.runner, self.sink, self.num_forwards = runner, RecordingSink(), 0
-        drafter = ModelDrafter(runner, max_rows, 8, DRAFT_SOURCE_EARLY_EXIT, settings or ModelSettings(3))
+        drafter = ModelDrafter(runner, max_rows, 8, "early_exit", settings or ModelSettings(3))
         self.core = DraftCore({"model": drafter}, [runner.page_table], self.sink, 8)
 
     def open(self, n, ids, num_prompt, params, wants_probs=False, **settings):
@@ -100,7 +99,7 @@ def test_children_are_the_likeliest_with_the_noise_by_the_rules_of_their_path(ru
     drafted = bench.draft({n: 10})[n]
     assert bench.num_forwards <= 10
     assert drafted.parents is not None and len(drafted.draft_ids) == 10
-    assert set(drafted.sources) == {DRAFT_SOURCE_EARLY_EXIT}
+    assert set(drafted.sources) == {"early_exit"}
     paths = {-1: []}
     for node, (token_id, parent) in enumerate(zip(drafted.draft_ids, drafted.parents, strict=True)):
         paths[node] = [*paths[parent], token_id]

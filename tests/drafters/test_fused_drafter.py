@@ -11,8 +11,7 @@ from betoken.drafters.fused.shadow_draft import ShadowDraft
 from betoken.drafters.immediate import ImmediateDrafter
 from betoken.drafters.model.drafter import ModelDrafter
 from betoken.drafters.ngram.drafter import NgramDrafter, NgramSettings
-from betoken.drafters.staged import StagedDrafter
-from betoken.v1.types_pb2 import DRAFT_SOURCE_MODEL, DRAFT_SOURCE_NGRAM
+from betoken.drafters.staged.drafter import StagedDrafter
 from tests.draft_worker.harness import Bench
 
 
@@ -619,7 +618,7 @@ def test_over_real_drafters_no_commit_leaks_a_page_or_confuses_a_source(fake_run
         drafts = bench.draft(*texts, num_tokens=rng.randrange(1, 7))
         for answer in bench.sink.answers:
             seen |= set(answer.drafted.sources)
-            if DRAFT_SOURCE_MODEL in answer.drafted.sources:
+            if "model" in answer.drafted.sources:
                 text = texts[answer.key[1]]
                 assert answer.drafted.draft_ids == runner.complete(text, len(answer.drafted.draft_ids))
         for n, text in texts.items():
@@ -627,7 +626,7 @@ def test_over_real_drafters_no_commit_leaks_a_page_or_confuses_a_source(fake_run
             emitted = [*kept, runner.next_id(text + kept)]
             bench.core.commit((1, n), len(text), emitted)
             text += emitted
-    assert seen == {DRAFT_SOURCE_MODEL, DRAFT_SOURCE_NGRAM}
+    assert seen == {"model", "ngram"}
     bench.core.close((1, 1))
     bench.core.close_link(1)
     assert runner.page_table.num_free == runner.page_table.num_pages

@@ -13,7 +13,6 @@ from betoken.drafters.lookahead.drafter import LookaheadDrafter
 from betoken.drafters.lookahead.settings import LookaheadSettings
 from betoken.drafters.model.drafter import ModelDrafter
 from betoken.engine.sampling import SamplingParams
-from betoken.v1.types_pb2 import DRAFT_SOURCE_LOOKAHEAD
 from tests.draft_worker.harness import Bench
 
 MAX_ROWS = 48
@@ -91,7 +90,7 @@ def test_a_replica_is_right_wherever_the_text_goes(bench):
         bench.blocks(1)
         drafted = bench.blocks(1)[1]
         assert paths(drafted)[0] == bench.runner.complete(text, 3)
-        assert set(drafted.sources) == {DRAFT_SOURCE_LOOKAHEAD}
+        assert set(drafted.sources) == {"lookahead"}
 
 
 @pytest.mark.parametrize("steps", [1, 3])

@@ -10,9 +10,8 @@ from betoken.drafters.model import drafter as model_drafter
 from betoken.drafters.model.drafter import ModelDrafter
 from betoken.drafters.ngram.drafter import NgramSettings
 from betoken.drafters.ngram.suffix_automaton import SuffixAutomaton
-from betoken.drafters.staged import StagedDrafter
+from betoken.drafters.staged.drafter import StagedDrafter
 from betoken.engine.sampler import choose_tokens
-from betoken.v1.types_pb2 import DRAFT_SOURCE_MODEL, DRAFT_SOURCE_NGRAM
 from tests.draft_worker.harness import Bench
 
 
@@ -37,7 +36,7 @@ def test_right_guesses_save_forwards_and_are_named(bench):
     prompt = [1, 2, 3, *text, 1, 2, 3]  # said once already
     bench.open(1, prompt, "staged")
     assert bench.draft(1, num_tokens=6) == {1: text[:6]}
-    assert bench.sources()[1] == [DRAFT_SOURCE_NGRAM] * 5 + [DRAFT_SOURCE_MODEL]
+    assert bench.sources()[1] == ["ngram"] * 5 + ["model"]
     bench.core.commit((1, 1), len(prompt), text[:7])
     bench.runner.forwards.clear()
     assert bench.draft(1, num_tokens=6) == {1: text[7:13]}
@@ -49,7 +48,7 @@ def test_wrong_guesses_change_nothing(bench):
     prompt = [1, 2, 3, 90, 91, 92, 1, 2, 3]
     bench.open(1, prompt, "staged")
     assert bench.draft(1, num_tokens=5) == {1: bench.runner.complete(prompt, 5)}
-    assert bench.sources()[1][0] == DRAFT_SOURCE_MODEL
+    assert bench.sources()[1][0] == "model"
 
 
 def test_settings_are_those_of_the_ngrams(bench):
@@ -73,7 +72,7 @@ def test_whatever_is_committed_drafts_are_the_models_and_no_page_leaks(fake_runn
     for _ in range(12):
         asked = [n for n in texts if rng.random() < 0.8] or [1]
         drafts = bench.draft(*asked, num_tokens=rng.randrange(1, 8))
-        num_guessed += sum(source == DRAFT_SOURCE_NGRAM for of in bench.sources().values() for source in of)
+        num_guessed += sum(source == "ngram" for of in bench.sources().values() for source in of)
         for n in asked:
             assert drafts[n] == runner.complete(texts[n], len(drafts[n])), (seed, n)
         for n, text in texts.items():

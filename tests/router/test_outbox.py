@@ -6,7 +6,7 @@ import time
 import pytest
 
 from betoken.router.round.outbox import Outbox, Tokens
-from betoken.v1.types_pb2 import DRAFT_SOURCE_UNSPECIFIED, TOKEN_ORIGIN_PLAIN
+from betoken.v1.types_pb2 import TOKEN_ORIGIN_PLAIN
 
 LONG_S = 60.0
 
@@ -14,7 +14,7 @@ LONG_S = 60.0
 def put(outbox: Outbox, *ids: int) -> None:
     count = len(ids)
     text = "".join(chr(96 + token_id) for token_id in ids)
-    outbox.put(ids, [TOKEN_ORIGIN_PLAIN] * count, [DRAFT_SOURCE_UNSPECIFIED] * count, (), text, [1] * count)
+    outbox.put(ids, [TOKEN_ORIGIN_PLAIN] * count, [""] * count, (), text, [1] * count)
 
 
 async def taken(outbox: Outbox) -> tuple[list[int], str]:

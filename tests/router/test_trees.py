@@ -10,12 +10,9 @@ from betoken.router.workers import draft_tree
 from betoken.router.workers.draft_session import _usable
 from betoken.v1.draft_pb2 import DraftedBlock
 from betoken.v1.types_pb2 import (
-    DRAFT_SOURCE_MODEL,
-    DRAFT_SOURCE_NGRAM,
     TOKEN_ORIGIN_ACCEPTED,
     TOKEN_ORIGIN_BONUS,
     TOKEN_ORIGIN_RECOVERED,
-    DraftSource,
 )
 from tests.router.harness import MakeCluster
 
@@ -40,7 +37,7 @@ async def test_trees_give_the_same_tokens_and_go_where_they_are_taken(
     assert origins.count(TOKEN_ORIGIN_RECOVERED) + origins.count(TOKEN_ORIGIN_BONUS) == stats.num_drafts
     assert origins.count(TOKEN_ORIGIN_BONUS) and origins.count(TOKEN_ORIGIN_RECOVERED)
     accepted = [token.source for token in reply.tokens if token.origin == TOKEN_ORIGIN_ACCEPTED]
-    assert set(accepted) == {DRAFT_SOURCE_MODEL}, "the source is the accepted node's own"
+    assert set(accepted) == {"model"}, "the source is the accepted node's own"
     await cluster.until_idle()
 
 
@@ -55,8 +52,8 @@ async def test_a_path_that_is_none_costs_a_reopening(make_cluster: MakeCluster) 
     await cluster.until_idle()
 
 
-def block(ids: list[int], parents: list[int], sources: list[DraftSource] | None = None) -> DraftedBlock:
-    return DraftedBlock(ids=ids, parents=parents, sources=sources or [DRAFT_SOURCE_NGRAM] * len(ids))
+def block(ids: list[int], parents: list[int], sources: list[str] | None = None) -> DraftedBlock:
+    return DraftedBlock(ids=ids, parents=parents, sources=sources or ["ngram"] * len(ids))
 
 
 @pytest.mark.parametrize(

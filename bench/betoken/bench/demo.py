@@ -33,7 +33,7 @@ from betoken.bench.prompts import OWN_PROMPTS, Prompt, load_prompts
 from betoken.bench.speculation_totals import acceptance_rate, block_efficiency
 from betoken.bench.streams import TimedCompletion, generate, sampling, speculation
 from betoken.cli.local_services import LocalServices, LocalServicesConfig
-from betoken.cli.provenance import legend, styles, visible
+from betoken.cli.provenance import Provenance, visible
 from betoken.client import AsyncClient, Client, Sampling, Token
 
 _PROMPT = 2
@@ -107,7 +107,8 @@ class Demo:
 
     def _show(self, client: Client) -> None:
         """Stream both completions into two columns, tokens coloured by where they came from."""
-        prompt, known = Text(visible(self._prompt.rstrip("\n")), "dim"), styles(self._console)
+        prompt = Text(visible(self._prompt.rstrip("\n")), "dim")
+        shown = Provenance(self._console, client.model_info().sources)
         self._console.print(Text("asked to go on from", "bold"), prompt, sep="\n", end="\n\n")
         columns = {"with speculation": Text(), "without": Text()}
         tokens: list[Token] = []
@@ -116,11 +117,11 @@ class Demo:
                 answer = client.generate(self._prompt, sampling=self._sampling(), speculation=speculation(drafter))
                 for piece in answer:
                     for token in piece.tokens:
-                        column.append(visible(token.text), known.get(token.provenance, known["unknown"]))
+                        column.append(visible(token.text), shown.style(token.provenance))
                     live.update(_beside(columns), refresh=True)
                 tokens += answer.result().tokens if drafter != NO_DRAFTER else ()
         self._console.print()
-        self._console.print(legend(self._console, tokens))
+        self._console.print(shown.legend(tokens))
 
     def _check_against_transformers(self) -> Comparison:
         """What float32 greedy speculation gives beside what `generate()` gives."""

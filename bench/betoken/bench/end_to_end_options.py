@@ -9,8 +9,7 @@ from typing import Any
 from betoken.bench.command import positive, temperature
 from betoken.bench.matrix import DRAFTERS, DTYPES, NO_DRAFTER
 from betoken.bench.prompts import OWN_PROMPTS
-from betoken.bench.sides import FUSED
-from betoken.cli.local_services import NEED_DRAFT_MODEL
+from betoken.bench.sides import needs_draft_model
 from betoken.client import VerificationMode
 from betoken.draft_worker.settings import DraftWorkerSettings
 
@@ -99,7 +98,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     add("--no-transformers", action="store_true", help="leave out the transformers side")
     given = vars(parser.parse_args(arguments))
     options = Options(**given | {"drafter_settings": dict(given["drafter_settings"] or ())})
-    if options.drafter in (*NEED_DRAFT_MODEL, FUSED) and not options.draft:  # `fused` has no two sources without it
+    if needs_draft_model(options.drafter) and not options.draft:
         parser.error(f"--drafter {options.drafter} needs --draft")
     return options
 

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from betoken.drafters.registry import SPECS
+
 NO_DRAFTER = "none"
-DRAFTERS = ("model", "ngram", "lookahead", "early_exit", "staged", "fused")
+DRAFTERS = tuple(SPECS)
 """Every drafter there is. One more is covered by adding its name here, with its trees or chains in `DRAFTINGS`."""
 DRAFT_LENGTHS = (1, 4, 8)
 BY_COST = 0

@@ -21,10 +21,10 @@ from betoken.bench.command import EXIT_NOTHING_MEASURED, exit_status, positive, 
 from betoken.bench.machine import describe_hardware, describe_versions
 from betoken.bench.matrix import NO_DRAFTER
 from betoken.bench.prompts import OWN_PROMPTS, load_prompts
-from betoken.bench.sides import FUSED
+from betoken.bench.sides import FUSED, needs_draft_model
 from betoken.bench.stack import Stack
 from betoken.bench.streams import sampling, speculation
-from betoken.cli.local_services import NEED_DRAFT_MODEL, LocalServicesConfig
+from betoken.cli.local_services import LocalServicesConfig
 from betoken.client import AsyncClient, Completion
 
 SIDES = {False: "without", True: "with"}
@@ -144,7 +144,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--compile", choices=("auto", "on", "off"), default="auto", help="torch.compile in the workers")
     add("--verify-threads", type=positive, help="CPU threads of each verify worker")
     options = parser.parse_args(arguments)
-    if options.drafter in (*NEED_DRAFT_MODEL, FUSED) and not options.draft:  # `fused` has no two sources without it
+    if needs_draft_model(options.drafter) and not options.draft:
         parser.error(f"--drafter {options.drafter} needs --draft")
     return options
 

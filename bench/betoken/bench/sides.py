@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from betoken.bench.matrix import NO_DRAFTER
 from betoken.bench.streams import speculation
 from betoken.client import Speculation
+from betoken.drafters.registry import SPECS
 
 FUSED = "fused"
 DEFAULT_SIDES = (
@@ -72,3 +73,9 @@ def _setting(text: str, part: str) -> tuple[str, str]:
     if not (name and equals and value):
         raise ValueError(f"{text}: {part!r}, must be setting=value")
     return name, value
+
+
+def needs_draft_model(drafter: str) -> bool:
+    """Whether `drafter` cannot be hosted without a draft model; those that choose among others have too few then."""
+    spec = SPECS.get(drafter)
+    return spec is not None and ("model" in spec.needs and spec.is_usual or spec.num_others > 0)

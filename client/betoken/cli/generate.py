@@ -9,6 +9,7 @@ import io
 import json
 import sys
 import time
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -21,14 +22,17 @@ from betoken.client import (
     ChatMessage,
     Client,
     Generation,
+    ModelInfo,
     Prompt,
     PromptOptions,
     Sampling,
+    SourceInfo,
     Speculation,
     VerificationMode,
 )
 
 _HINT_TIMEOUT_S = 2.0
+_CHAT_HINT = "\nthe model has a chat template: --chat sends the text as a message\n"
 _SAMPLING = "Sampling (default: the model's)"
 _SPECULATION = "Speculation (never changes a token in the mode `coupled`)"
 
@@ -153,34 +157,36 @@ def generate(
             completion = generation.result()
             print(json.dumps(report.as_json(completion, time.monotonic() - start)))
         elif sys.stdout.isatty():
-            _stream_coloured(generation, start)
-            if isinstance(question, str) and (hint := _chat_hint(client)):
-                sys.stderr.write(hint)
+            info = _info(client)
+            _stream_coloured(generation, info.sources if info is not None else ())
+            if isinstance(question, str) and info is not None and info.has_chat_template:
+                sys.stderr.write(_CHAT_HINT)
         else:
             for piece in generation:
                 print(piece, end="", flush=True)
             print()
 
 
-def _stream_coloured(generation: Generation, start: float) -> None:
+def _stream_coloured(generation: Generation, sources: Sequence[SourceInfo]) -> None:
     console = Console()
+    shown = provenance.Provenance(console, sources)
+    start = time.monotonic()
     for piece in generation:
-        provenance.show(console, piece)
+        shown.show(piece)
     elapsed_s = time.monotonic() - start
     completion = generation.result()
     console.print("\n")
-    console.print(provenance.legend(console, completion.tokens))
+    console.print(shown.legend(completion.tokens))
     console.print()
     console.print(report.table(completion, elapsed_s))
 
 
-def _chat_hint(client: Client) -> str:
-    """What to say after a text that went to a model made for messages. The answer is there: no fault is told now."""
+def _info(client: Client) -> ModelInfo | None:
+    """The served model; None where it cannot be told soon: the answer does not need it."""
     try:
-        has_template = client.model_info(timeout_s=_HINT_TIMEOUT_S).has_chat_template
+        return client.model_info(timeout_s=_HINT_TIMEOUT_S)
     except BetokenError:
-        return ""
-    return "\nthe model has a chat template: --chat sends the text as a message\n" if has_template else ""
+        return None
 
 
 def _prompt(text: str | None, ids: str | None, chat: bool, system: str | None, begin: str | None) -> Prompt:

@@ -27,9 +27,6 @@ VERIFY_MODULE = "betoken.verify_worker"
 DRAFT_MODULE = "betoken.draft_worker"
 ROUTER_MODULE = "betoken.router"
 GATEWAY_MODULE = "betoken.gateway"
-NEED_DRAFT_MODEL = ("model", "staged")
-"""Drafters that are left out where there is no draft model."""
-DEFAULT_DRAFTERS = ("fused", "model", "ngram", "staged")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +39,8 @@ class LocalServicesConfig:
     """Draft model: a directory or hub id; empty = without the drafters that need one."""
     lookahead_model: str = ""
     """Model that `lookahead` iterates; empty = the draft model, without one the target: a replica of it."""
-    drafters: Sequence[str] = DEFAULT_DRAFTERS
-    """Drafters of each draft worker, the default first; empty = no draft worker at all. Without a draft model those
-    that need one are left out, and `fused` where fewer than two others remain."""
+    drafters: Sequence[str] | None = None
+    """Drafters of each draft worker, the default first; empty = no draft worker; None = the usual ones with a model."""
     dtype: str = "bfloat16"
     """Of both models."""
     verify_threads: int | None = None
@@ -90,14 +86,6 @@ def embedded_models() -> Path | None:
     return None
 
 
-def usable_drafters(names: Sequence[str], draft: str) -> list[str]:
-    """The drafters of `names` that can be hosted with the draft model `draft`, or without one where that is empty."""
-    usable = [name for name in names if draft or name not in NEED_DRAFT_MODEL]
-    if not draft and len(usable) <= 2:
-        usable = [name for name in usable if name != "fused"]  # nothing to choose among
-    return usable
-
-
 class LocalServices:
     """The services "verify", "draft", "router" and "gateway" ("verify-1", "verify-2" ... where there are several).
 
@@ -136,7 +124,9 @@ class LocalServices:
                 self._directory = self._temporary
             self._directory.mkdir(parents=True, exist_ok=True)
             verifiers = self._start("verify", VERIFY_MODULE, self._verify_arguments(), self.config.num_verify_workers)
-            num_draft_workers = self.config.num_draft_workers if self._drafters() else 0
+            num_draft_workers = (
+                self.config.num_draft_workers if self.config.drafters is None or self.config.drafters else 0
+            )
             drafters = self._start("draft", DRAFT_MODULE, self._draft_arguments(), num_draft_workers)
             self._wait_until_ready([*verifiers, *drafters])
             routers = self._start("router", ROUTER_MODULE, self._router_arguments(verifiers, drafters), 1)
@@ -262,20 +252,16 @@ class LocalServices:
                     raise ServiceFailedError("router", what, self.services["router"].log_tail())
                 time.sleep(_POLL_S)
 
-    def _drafters(self) -> list[str]:
-        return usable_drafters(self.config.drafters, self.config.draft)
-
     def _verify_arguments(self) -> list[str]:
         config = self.config
         options = {"model": config.target, "dtype": config.dtype, "compile": config.compile}
         return [*_options(options | {"threads": config.verify_threads}), *self._caching(), *config.verify_options]
 
     def _draft_arguments(self) -> list[str]:
-        config, drafters = self.config, self._drafters()
-        options = {"drafters": ",".join(drafters), "model": config.draft, "dtype": config.dtype}
-        options |= {"compile": config.compile, "early-exit-model": config.target if "early_exit" in drafters else ""}
-        if "lookahead" in drafters:
-            options["lookahead-model"] = config.lookahead_model or ("" if config.draft else config.target)
+        config = self.config
+        options = {"drafters": ",".join(config.drafters or ()), "model": config.draft, "dtype": config.dtype}
+        options |= {"compile": config.compile, "early-exit-model": config.target}
+        options |= {"lookahead-model": config.lookahead_model}
         return [*_options(options | {"threads": config.draft_threads}), *self._caching(), *config.draft_options]
 
     def _caching(self) -> list[str]:

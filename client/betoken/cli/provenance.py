@@ -6,44 +6,22 @@ Knows tokens and a console; knows nothing of streams.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.text import Text
 
-from betoken.client import Piece, Token
+from betoken.client import Piece, SourceInfo, Token
 
 # Of the sixteen colours the six that every palette keeps apart from its background: Solarized makes greys of the bright
 # ones, of which one is its background, and white is that of its light half.
-_COLOURS = {
-    "model": "green",
-    "ngram": "cyan",
-    "lookahead": "blue",
-    "early_exit": "green underline",
-    "custom": "blue underline",
-    "recovered": "yellow",
-    "bonus": "magenta",
-    "plain": "none",
-    "unknown": "red",
-}
-_MARKS = {
-    "model": "bold",
-    "ngram": "bold underline",
-    "lookahead": "bold italic",
-    "early_exit": "bold italic underline",
-    "custom": "italic underline",
-    "recovered": "underline",
-    "bonus": "italic",
-    "plain": "none",
-    "unknown": "reverse",
-}
+_COLOURS = {"recovered": "yellow", "bonus": "magenta", "plain": "none", "unknown": "red"}
+_SOURCE_COLOURS = ("blue underline", "cyan underline", "green", "cyan", "blue")
+"""For sources that nobody told a colour of, in the order of their first token."""
+_MARKS = {"recovered": "underline", "bonus": "italic", "plain": "none", "unknown": "reverse"}
 """For terminals without colours, or users who want none (NO_COLOR)."""
+_SOURCE_MARKS = ("bold", "bold underline", "bold italic", "bold italic underline", "italic underline")
 _EXPLANATIONS = {
-    "model": "accepted from the draft model",
-    "ngram": "accepted from prompt lookup",
-    "lookahead": "accepted from lookahead",
-    "early_exit": "accepted from the target's first layers",
-    "custom": "accepted from a plug-in",
     "recovered": "the target's, where it refused the draft",
     "bonus": "the target's, after a wholly accepted draft",
     "plain": "the target's, without a draft",
@@ -54,36 +32,58 @@ _VISIBLE = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\
 _VISIBLE |= {0x7F: 0x2421} | {code: 0xFFFD for code in range(0x80, 0xA0)}
 
 
-def styles(console: Console) -> Mapping[str, str]:
-    """How this console can tell provenances apart: by colours, else by weight, slant and lines."""
-    return _MARKS if console.no_color or console.color_system is None else _COLOURS
-
-
 def visible(text: str) -> str:
     """`text` with its control characters shown."""
     return text.translate(_VISIBLE)
 
 
-def show(console: Console, piece: Piece) -> None:
-    """Writes a piece at the cursor, without a line break of its own."""
-    if not piece.tokens:
-        _write(console, piece.text, "unknown")
-    for token in piece.tokens:
-        _write(console, token.text, token.provenance)
+class Provenance:
+    """How a console tells where tokens came from: by colours, else by weight, slant and lines."""
 
+    def __init__(self, console: Console, sources: Sequence[SourceInfo] = ()) -> None:
+        self._console = console
+        self._is_plain = console.no_color or console.color_system is None
+        self._styles: dict[str, str] = {}
+        """Styles of sources by name, in the order of the legend."""
+        self._explanations: dict[str, str] = {}
+        for source in sources:
+            self._add(source.name, "" if self._is_plain else source.colour, source.explains)
 
-def legend(console: Console, tokens: Iterable[Token]) -> Text:
-    """One line per provenance that occurs: its name as its tokens are shown, its share of them, what it means."""
-    counts = Counter(token.provenance for token in tokens)
-    total, known = counts.total(), styles(console)
-    lines = []
-    for name, style in known.items():
-        if counts[name]:
-            share = f"{counts[name] / total:4.0%} "
-            lines.append(Text.assemble(share, (name, style), f"  {_EXPLANATIONS[name]}"))
-    return Text("\n").join(lines)
+    def style(self, provenance: str) -> str:
+        """The style of tokens of this provenance."""
+        own = (_MARKS if self._is_plain else _COLOURS).get(provenance)
+        if own is None and provenance not in self._styles:
+            self._add(provenance, "", f"accepted from {visible(provenance)}")
+        return own or self._styles[provenance]
 
+    def show(self, piece: Piece) -> None:
+        """Write a piece at the cursor, without a line break of its own."""
+        if not piece.tokens:
+            self._write(piece.text, "unknown")
+        for token in piece.tokens:
+            self._write(token.text, token.provenance)
 
-def _write(console: Console, text: str, provenance: str) -> None:
-    if text:
-        console.out(visible(text), style=styles(console).get(provenance), highlight=False, end="")
+    def legend(self, tokens: Iterable[Token]) -> Text:
+        """One line per provenance that occurs: its name as its tokens are shown, its share of them, what it means."""
+        counts = Counter(token.provenance for token in tokens)
+        total = counts.total()
+        styles = {name: self.style(name) for name in counts}
+        order = [*self._styles, *_EXPLANATIONS]
+        explanations = self._explanations | _EXPLANATIONS
+        lines = [
+            Text.assemble(f"{counts[name] / total:4.0%} ", (visible(name), styles[name]), f"  {explanations[name]}")
+            for name in order
+            if counts[name]
+        ]
+        return Text("\n").join(lines)
+
+    def _add(self, name: str, colour: str, explains: str) -> None:
+        known = _SOURCE_MARKS if self._is_plain else _SOURCE_COLOURS
+        taken = set(self._styles.values())
+        free = [style for style in known if style not in taken] or known
+        self._styles[name] = colour or free[0]
+        self._explanations[name] = visible(explains)
+
+    def _write(self, text: str, provenance: str) -> None:
+        if text:
+            self._console.out(visible(text), style=self.style(provenance), highlight=False, end="")

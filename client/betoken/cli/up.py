@@ -23,7 +23,6 @@ from betoken.cli import services as service_commands
 from betoken.cli import up_options as options
 from betoken.cli.connection import EXIT_FAILED, in_options, let_go_of_output
 from betoken.cli.local_services import (
-    DEFAULT_DRAFTERS,
     LocalServices,
     LocalServicesConfig,
 )
@@ -152,8 +151,9 @@ def up(
     service_commands.check_installed("up", extra="router,worker", needs=needs)
     is_draft_named = draft is not None
     target, draft = options.models(target, draft)
-    names = options.drafters(drafters, draft)
-    options.check_models_are_used(names, draft if is_draft_named else "", lookahead_model)
+    models = options.Models(draft, target, lookahead_model)
+    names = options.drafters(drafters, models)
+    options.check_models_are_used(names, models, is_draft_named)
     hosted = {"--draft": draft, "--lookahead-model": lookahead_model}
     options.check_tokenizers(target, hosted if names else {})
     port = options.checked_port(host, port)
@@ -187,7 +187,7 @@ def up(
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
         signal.signal(signal.SIGHUP, _interrupt)  # the terminal was closed
     try:
-        if left_out := [name for name in DEFAULT_DRAFTERS if drafters is None and name not in names]:
+        if drafters is None and (left_out := options.left_out(names)):
             text = f"betoken: no --draft: without the drafters {', '.join(left_out)}"
             console.print(text, markup=False, soft_wrap=True)
         with shown_progress(console) as view:

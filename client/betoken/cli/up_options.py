@@ -11,17 +11,12 @@ import shlex
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import typer
 
-from betoken.cli.local_services import (
-    DEFAULT_DRAFTERS,
-    LOOPBACK,
-    NEED_DRAFT_MODEL,
-    embedded_models,
-    usable_drafters,
-)
+from betoken.cli.local_services import LOOPBACK, embedded_models
 from betoken.client import ClientTls
 from betoken.common.address import is_socket
 from betoken.common.tokenizer_json import tokenizer_difference
@@ -41,33 +36,55 @@ def models(target: str | None, draft: str | None) -> tuple[str, str]:
     return str(embedded / "target"), draft or str(embedded / "draft")
 
 
-def drafters(asked: str | None, draft: str) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Models:
+    """The models there are for drafters, by the names of a draft worker's settings; empty = none."""
+
+    model: str
+    early_exit_model: str
+    lookahead_model: str
+
+
+def drafters(asked: str | None, models: Models) -> list[str]:
     """The drafters to host; those that are asked for by name are all of them, or none starts.
 
     Raises:
         typer.BadParameter: one needs what is not there.
     """
+    from betoken.drafters.registry import SPECS, usual_drafters  # of the services, which are installed by now
+
     if asked is None:
-        return usable_drafters(DEFAULT_DRAFTERS, draft)
+        return list(usual_drafters(models))
     names = [name.strip() for name in asked.split(",") if name.strip()]
-    if lacking := [name for name in names if not draft and name in NEED_DRAFT_MODEL]:
+    specs = [SPECS[name] for name in names if name in SPECS]
+    if lacking := [spec.name for spec in specs if not spec.is_met_by(models)]:
         raise typer.BadParameter(f"{', '.join(lacking)}: needs a draft model; name it by --draft", param_hint=_DRAFTERS)
-    if unusable := [name for name in names if name not in usable_drafters(names, draft)]:
-        text = f"{', '.join(unusable)}: chooses among others, of which there must be two at least"
+    if lonely := [spec.name for spec in specs if len(names) <= spec.num_others]:
+        text = f"{', '.join(lonely)}: chooses among others, of which there must be two at least"
         raise typer.BadParameter(text, param_hint=_DRAFTERS)
     return names
 
 
-def check_models_are_used(drafters: Sequence[str], draft: str, lookahead_model: str) -> None:
+def left_out(drafters: Sequence[str]) -> list[str]:
+    """The usual drafters that are not among these."""
+    from betoken.drafters.registry import SPECS
+
+    return [spec.name for spec in SPECS.values() if spec.is_usual and spec.name not in drafters]
+
+
+def check_models_are_used(drafters: Sequence[str], models: Models, is_draft_named: bool) -> None:
     """Raises:
     typer.BadParameter: a model is named that no drafter would use.
     """
-    users = (*NEED_DRAFT_MODEL, "lookahead") if not lookahead_model else NEED_DRAFT_MODEL
-    if draft and not set(users).intersection(drafters):
-        raise typer.BadParameter(f"{draft}: none of the drafters uses it", param_hint="--draft")
-    is_asked = lookahead_model != os.environ.get(LOOKAHEAD_VARIABLE, "")  # which draft workers mind in any case
-    if is_asked and "lookahead" not in drafters:
-        text = f"{lookahead_model}: only `lookahead` uses it, which --drafters does not name"
+    from betoken.drafters.registry import SPECS
+
+    used = {SPECS[name].used(models) for name in drafters if name in SPECS}
+    if is_draft_named and models.model and "model" not in used:
+        raise typer.BadParameter(f"{models.model}: none of the drafters uses it", param_hint="--draft")
+    is_asked = models.lookahead_model != os.environ.get(LOOKAHEAD_VARIABLE, "")  # which draft workers mind in any case
+    if is_asked and "lookahead_model" not in used:
+        users = [spec.name for spec in SPECS.values() if "lookahead_model" in spec.needs]
+        text = f"{models.lookahead_model}: only `{'`, `'.join(users)}` uses it, which --drafters does not name"
         raise typer.BadParameter(text, param_hint="--lookahead-model")
 
 

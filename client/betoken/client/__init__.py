@@ -11,8 +11,8 @@ from betoken.client.async_client import AsyncClient
 from betoken.client.async_generation import AsyncGeneration
 from betoken.client.completion import Completion, Detokenized, FinishReason, PartialAnswer, SpeculationStats, Usage
 from betoken.client.config import GenerateOptions, PromptOptions, RetryPolicy, Sampling, Speculation, VerificationMode
-from betoken.client.model_info import ModelInfo, StepCost, WorkerStatus
-from betoken.client.piece import DraftSource, Logprobs, Piece, RoundTimes, Token, TokenOrigin
+from betoken.client.model_info import ModelInfo, SourceInfo, StepCost, WorkerStatus
+from betoken.client.piece import Logprobs, Piece, RoundTimes, Token, TokenOrigin
 from betoken.client.request import ChatMessage, Prompt
 from betoken.client.sync_client import Client
 from betoken.client.sync_generation import Generation
@@ -42,7 +42,6 @@ __all__ = [
     "Completion",
     "DeadlineExceededError",
     "Detokenized",
-    "DraftSource",
     "FailedPreconditionError",
     "FinishReason",
     "BetokenError",
@@ -64,6 +63,7 @@ __all__ = [
     "RoundTimes",
     "Sampling",
     "Speculation",
+    "SourceInfo",
     "SpeculationStats",
     "StepCost",
     "Token",

@@ -30,6 +30,18 @@ class StepCost:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceInfo:
+    """A drafter as the source of tokens, for people."""
+
+    name: str
+    """Name in `Token.source`."""
+    explains: str
+    """Words for a token of this source."""
+    colour: str
+    """One of the 16 colours of a terminal, perhaps underlined."""
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerStatus:
     """A worker as the router sees it; what its handshake says is empty or 0 while it is not connected."""
 
@@ -115,6 +127,8 @@ class ModelInfo:
     """Of the router."""
     system_fingerprint: str
     """Same request, seed and fingerprint = same tokens."""
+    sources: tuple[SourceInfo, ...] = ()
+    """Sources that tokens may have."""
 
     @classmethod
     def from_proto(cls, message: pb.GetModelInfoResponse) -> ModelInfo:
@@ -133,6 +147,7 @@ class ModelInfo:
             has_chat_template=message.has_chat_template,
             version=message.version,
             system_fingerprint=message.system_fingerprint,
+            sources=tuple(SourceInfo(source.name, source.explains, source.colour) for source in message.sources),
         )
 
 

@@ -28,17 +28,6 @@ class TokenOrigin(StrEnum):
     """Of a kind this client does not know."""
 
 
-class DraftSource(StrEnum):
-    """Which drafting method proposed an accepted token."""
-
-    MODEL = "model"
-    NGRAM = "ngram"
-    LOOKAHEAD = "lookahead"
-    EARLY_EXIT = "early_exit"
-    CUSTOM = "custom"
-    UNKNOWN = "unknown"
-
-
 _NS = 1e-9
 _ORIGINS: Mapping[int, TokenOrigin] = {
     types_pb2.TOKEN_ORIGIN_ACCEPTED: TokenOrigin.ACCEPTED,
@@ -46,13 +35,7 @@ _ORIGINS: Mapping[int, TokenOrigin] = {
     types_pb2.TOKEN_ORIGIN_BONUS: TokenOrigin.BONUS,
     types_pb2.TOKEN_ORIGIN_PLAIN: TokenOrigin.PLAIN,
 }
-_SOURCES: Mapping[int, DraftSource] = {
-    types_pb2.DRAFT_SOURCE_MODEL: DraftSource.MODEL,
-    types_pb2.DRAFT_SOURCE_NGRAM: DraftSource.NGRAM,
-    types_pb2.DRAFT_SOURCE_LOOKAHEAD: DraftSource.LOOKAHEAD,
-    types_pb2.DRAFT_SOURCE_EARLY_EXIT: DraftSource.EARLY_EXIT,
-    types_pb2.DRAFT_SOURCE_CUSTOM: DraftSource.CUSTOM,
-}
+_UNKNOWN_SOURCE = str(TokenOrigin.UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +56,8 @@ class Token:
     """Vocabulary id."""
     origin: TokenOrigin
     """Why it is here."""
-    source: DraftSource | None
-    """Who proposed it, if it was accepted from a draft."""
+    source: str | None
+    """Name of the drafter that proposed it, if it was accepted from a draft."""
     text: str
     """The text that became final with it; empty while a character or a possible stop string is incomplete."""
     logprobs: Logprobs | None
@@ -83,7 +66,7 @@ class Token:
     @property
     def provenance(self) -> str:
         """One word for where it came from: the drafter of an accepted token, else the origin."""
-        return str(self.source) if self.source is not None else str(self.origin)
+        return self.source if self.source is not None else str(self.origin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +131,7 @@ class Piece:
 
 def _token(token: pb.GeneratedToken, text: str) -> Token:
     origin = _ORIGINS.get(token.origin, TokenOrigin.UNKNOWN)
-    source = _SOURCES.get(token.source, DraftSource.UNKNOWN) if origin is TokenOrigin.ACCEPTED else None
+    source = (token.source or _UNKNOWN_SOURCE) if origin is TokenOrigin.ACCEPTED else None
     logprobs = None
     if token.HasField("logprobs"):
         top = zip(token.logprobs.top_ids, token.logprobs.top_logprobs, strict=True)

@@ -34,6 +34,8 @@ class DraftAnswer:
     key: SequenceKey
     base_length: int
     drafted: Drafted
+    drafter_name: str
+    """Name of the drafter that was asked."""
     queue_ns: int
     forward_ns: int
 
@@ -281,6 +283,7 @@ class DraftCore:
             key=seq.key,
             base_length=len(seq.ids),
             drafted=drafted,
+            drafter_name=entry.drafter_name,
             queue_ns=max(0, entry.started_ns - entry.requested_ns),
             forward_ns=now_ns - entry.started_ns,
         )

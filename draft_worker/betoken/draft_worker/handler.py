@@ -29,7 +29,6 @@ from betoken.rpc.validation import validate_commit, validate_draft_request, vali
 from betoken.v1 import draft_pb2 as pb
 from betoken.v1.draft_pb2 import Commit, DraftedBlock, DraftLinkRequest, DraftLinkResponse, DraftRequest
 from betoken.v1.types_pb2 import (
-    DRAFT_SOURCE_CUSTOM,
     VERIFICATION_MODE_COUPLED,
     VERIFICATION_MODE_REJECTION,
     VERIFICATION_MODE_UNSPECIFIED,
@@ -131,7 +130,7 @@ def _block(answer: DraftAnswer) -> DraftedBlock:
         base_length=answer.base_length,
         ids=drafted.draft_ids,
         parents=() if drafted.parents is None else drafted.parents,
-        sources=[DRAFT_SOURCE_CUSTOM] * len(drafted.draft_ids) if drafted.sources is None else drafted.sources,
+        sources=(answer.drafter_name,) if drafted.sources is None else drafted.sources,
         draft_probs=[
             SparseDistribution(token_ids=sparse.token_ids, probs=sparse.probs) for sparse in drafted.draft_probs
         ],

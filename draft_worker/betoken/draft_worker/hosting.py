@@ -1,22 +1,26 @@
 """Makes the drafters a worker was told to host.
 
-Knows every drafter there is; knows no links, and nothing of models where none is needed.
+Knows what a drafter's spec tells; knows no links, and nothing of models where none is needed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from betoken.common.errors import FailedPreconditionError
 from betoken.common.release import how_to_install
-from betoken.draft_worker.settings import MODEL_DRAFTERS, DraftWorkerSettings
+from betoken.draft_worker.settings import DraftWorkerSettings
 from betoken.drafters.drafter import Drafter
-from betoken.drafters.fused.drafter import FusedDrafter
-from betoken.drafters.ngram.drafter import NgramDrafter, NgramSettings
 from betoken.drafters.plugin import is_plugin_path, load_plugin
+from betoken.drafters.registry import SPECS
+from betoken.rpc.worker_settings import USUAL_PREFILL_ROWS
+from betoken.v1.types_pb2 import SourceInfo
 
 if TYPE_CHECKING:
+    from betoken.draft_worker.model_hosting import ModelHost
+    from betoken.drafters.shared_pages import SharedPages
     from betoken.engine.runner import ModelRunner
     from betoken.engine.weights.checkpoint import Progress
 
@@ -26,37 +30,79 @@ class Hosted:
     """What a draft worker runs."""
 
     drafters: dict[str, Drafter] = field(default_factory=dict)
-    """By name, the default first."""
+    """Drafters by name, the default first."""
     runners: list[ModelRunner] = field(default_factory=list)
     """Loaded models, the first the worker speaks for."""
     tokenizer_hash: str = ""
-    """Of all models that have a tokenizer; empty = none has."""
+    """Hash that all models with a tokenizer share; empty = none has one."""
 
 
 def load_drafters(settings: DraftWorkerSettings, progress: Progress) -> Hosted:
-    """Every drafter of `settings.drafters`; plug-ins are looked at before any model is loaded.
+    """Every drafter of the settings; plug-ins are looked at before any model is loaded.
 
     Raises:
         FailedPreconditionError: a plug-in is no drafter, or a model cannot be served: torch may be missing.
     """
-    made: dict[str, Drafter] = {name: load_plugin(name) for name in settings.drafters if is_plugin_path(name)}
-    hosted = Hosted()
-    ngram_settings = NgramSettings(settings.min_ngram, settings.max_ngram, settings.max_branches, settings.draft_factor)
-    if "ngram" in settings.drafters:
-        made["ngram"] = NgramDrafter(ngram_settings)
-    if not MODEL_DRAFTERS.isdisjoint(settings.drafters):
-        # Here, since it takes torch and transformers: seconds, and hundreds of megabytes, that n-grams have no use for.
-        try:
-            from betoken.draft_worker.model_hosting import ModelHost
-        except ModuleNotFoundError as error:
-            if error.name is None:  # transformers' own, of a package that is there and broken: its causes tell which
-                raise
-            reason = f"a drafter with a model needs {error.name}: {how_to_install('worker')}"
-            raise FailedPreconditionError(reason) from error
-        models = ModelHost(settings, progress)
-        made |= models.load_drafters(ngram_settings)
-        hosted.runners, hosted.tokenizer_hash = models.runners, models.tokenizer_hash
-    if "fused" in settings.drafters:
-        made["fused"] = FusedDrafter({name: made[name] for name in settings.drafters if name != "fused"})
-    hosted.drafters = {name: made[name] for name in settings.drafters}
+    names = settings.hosted_drafters
+    host = Host(settings)
+    for name in names:
+        if is_plugin_path(name):
+            host.made[name] = load_plugin(name)
+    if any(SPECS[name].runs_model for name in names if name in SPECS):
+        host.models = _model_host(settings, progress)
+        host.models.check_tokenizers()
+    hosted = Hosted({name: host.drafter(name) for name in names})
+    if host.models is not None:
+        hosted.runners, hosted.tokenizer_hash = host.models.runners, host.models.tokenizer_hash
     return hosted
+
+
+def source_infos(names: Sequence[str]) -> list[SourceInfo]:
+    """What the sources of draft tokens are and look like: every drafter with a spec, and the plug-ins among `names`."""
+    infos = [
+        SourceInfo(name=spec.name, explains=spec.explains, colour=spec.colour)
+        for spec in SPECS.values()
+        if spec.explains
+    ]
+    plugins = [name for name in names if is_plugin_path(name)]
+    return infos + [
+        SourceInfo(name=name, explains=f"accepted from the plug-in {name}", colour="blue underline") for name in plugins
+    ]
+
+
+class Host:
+    """What this worker lends to its drafters; see `DrafterHost`."""
+
+    def __init__(self, settings: DraftWorkerSettings) -> None:
+        self.settings = settings
+        self.max_prefill_rows = settings.max_prefill_rows or USUAL_PREFILL_ROWS
+        self.made: dict[str, Drafter] = {}
+        """Drafters made so far by name, hosted or not."""
+        self.models: ModelHost | None = None
+
+    def model(self, option: str, num_layers: int | None = None) -> tuple[ModelRunner, SharedPages]:
+        """See `DrafterHost`."""
+        assert self.models is not None, "a drafter that runs a model says so in its spec"
+        return self.models.load(option, num_layers)
+
+    def drafter(self, name: str) -> Drafter:
+        """See `DrafterHost`."""
+        if name not in self.made:
+            self.made[name] = SPECS[name].make(self)
+        return self.made[name]
+
+    def others(self, name: str) -> dict[str, Drafter]:
+        """See `DrafterHost`."""
+        return {other: self.drafter(other) for other in self.settings.hosted_drafters if other != name}
+
+
+def _model_host(settings: DraftWorkerSettings, progress: Progress) -> ModelHost:
+    # Here, since it takes torch and transformers: seconds, and hundreds of megabytes, that n-grams have no use for.
+    try:
+        from betoken.draft_worker.model_hosting import ModelHost
+    except ModuleNotFoundError as error:
+        if error.name is None:  # transformers' own, of a package that is there and broken: its causes tell which
+            raise
+        reason = f"a drafter with a model needs {error.name}: {how_to_install('worker')}"
+        raise FailedPreconditionError(reason) from error
+    return ModelHost(settings, progress)

@@ -4,7 +4,7 @@ import asyncio
 
 from betoken.draft_worker.core import DraftCore
 from betoken.draft_worker.handler import DraftLinkHandler, DraftResults
-from betoken.draft_worker.hosting import load_drafters
+from betoken.draft_worker.hosting import load_drafters, source_infos
 from betoken.draft_worker.settings import DEFAULT_MAX_CONTEXT, DraftWorkerSettings
 from betoken.engine.model_thread import ModelThread
 from betoken.rpc.fast_wake import FastWake
@@ -57,7 +57,8 @@ def _load(settings: DraftWorkerSettings, results: DraftResults, hello: WorkerHel
             settings.worker_id,
             runner.info if runner is not None else None,
             max_sequences=settings.max_sequences,
-            drafters=settings.drafters,
+            drafters=settings.hosted_drafters,
+            sources=source_infos(settings.hosted_drafters),
             max_draft_tokens=settings.max_draft_tokens,
             page_size=settings.page_size,
         )

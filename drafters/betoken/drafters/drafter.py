@@ -9,11 +9,11 @@ from opentelemetry.trace import INVALID_SPAN, Span
 from betoken.engine.sampling import SamplingParams
 from betoken.engine.sparse_probs import SparseProbs
 from betoken.rpc.link.worker_entries import SequenceKey
-from betoken.v1.types_pb2 import DraftSource
 
 MAX_TOKEN_ID = 1 << 31
 
-_SOURCES = frozenset(DraftSource.values())
+MAX_SOURCE_BYTES = 64
+"""Longest name of a source, UTF-8 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,8 @@ class Drafted:
     parents: list[int] | None = None
     """[K] index of each node's parent, -1 = the last committed token, parents before children; None = a chain. Only
     where the sequence takes trees."""
-    sources: Sequence[DraftSource] | None = None
-    """[K] who proposed each token; None = a plug-in."""
+    sources: Sequence[str] | None = None
+    """Names of the drafters that proposed the tokens: one for all, or [K]; None = the drafter that was asked."""
     draft_probs: Sequence[SparseProbs] = ()
     """[K] what each token was sampled from, where the sequence wants it; empty = each was certain."""
     num_forwards: int = 0
@@ -98,8 +98,10 @@ class Drafted:
             if not all(isinstance(prob, float) or prob in (0, 1) for prob in sparse.probs):
                 raise ValueError("draft_probs: not all are numbers")
         if self.sources is not None:
-            known = (type(source) is int and source in _SOURCES for source in self.sources)
-            if len(self.sources) != num_nodes or not all(known):
+            are_names = all(
+                type(source) is str and 0 < len(source.encode()) <= MAX_SOURCE_BYTES for source in self.sources
+            )
+            if len(self.sources) not in (1, num_nodes) or not are_names:
                 raise ValueError(f"{num_nodes} draft ids with sources {self.sources}")
         if self.draft_probs and (len(self.draft_probs) != num_nodes or self.parents is not None):
             raise ValueError(f"{num_nodes} draft ids with {len(self.draft_probs)} distributions; chains only")

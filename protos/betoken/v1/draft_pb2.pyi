@@ -41,41 +41,27 @@ class DraftTerms(_message.Message):
     min_gain: float
     def __init__(self, max_tokens: _Optional[int] = ..., row_price: _Optional[float] = ..., min_gain: _Optional[float] = ...) -> None: ...
 
-class Outcome(_message.Message):
-    __slots__ = ("num_accepted", "next_id", "first_index", "num_ids")
-    NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
-    NEXT_ID_FIELD_NUMBER: _ClassVar[int]
-    FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
-    NUM_IDS_FIELD_NUMBER: _ClassVar[int]
-    num_accepted: int
-    next_id: int
-    first_index: int
-    num_ids: int
-    def __init__(self, num_accepted: _Optional[int] = ..., next_id: _Optional[int] = ..., first_index: _Optional[int] = ..., num_ids: _Optional[int] = ...) -> None: ...
-
 class DraftedBlock(_message.Message):
-    __slots__ = ("sequence_id", "base_length", "ids", "parents", "sources", "outcomes", "draft_probs", "queue_ns", "forward_ns", "num_forwards")
+    __slots__ = ("sequence_id", "base_length", "ids", "parents", "draft_probs", "queue_ns", "forward_ns", "num_forwards", "sources")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
     PARENTS_FIELD_NUMBER: _ClassVar[int]
-    SOURCES_FIELD_NUMBER: _ClassVar[int]
-    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
     DRAFT_PROBS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_NS_FIELD_NUMBER: _ClassVar[int]
     FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
     NUM_FORWARDS_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
     sequence_id: int
     base_length: int
     ids: _containers.RepeatedScalarFieldContainer[int]
     parents: _containers.RepeatedScalarFieldContainer[int]
-    sources: _containers.RepeatedScalarFieldContainer[_types_pb2.DraftSource]
-    outcomes: _containers.RepeatedCompositeFieldContainer[Outcome]
     draft_probs: _containers.RepeatedCompositeFieldContainer[_types_pb2.SparseDistribution]
     queue_ns: int
     forward_ns: int
     num_forwards: int
-    def __init__(self, sequence_id: _Optional[int] = ..., base_length: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., sources: _Optional[_Iterable[_Union[_types_pb2.DraftSource, str]]] = ..., outcomes: _Optional[_Iterable[_Union[Outcome, _Mapping]]] = ..., draft_probs: _Optional[_Iterable[_Union[_types_pb2.SparseDistribution, _Mapping]]] = ..., queue_ns: _Optional[int] = ..., forward_ns: _Optional[int] = ..., num_forwards: _Optional[int] = ...) -> None: ...
+    sources: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, sequence_id: _Optional[int] = ..., base_length: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., draft_probs: _Optional[_Iterable[_Union[_types_pb2.SparseDistribution, _Mapping]]] = ..., queue_ns: _Optional[int] = ..., forward_ns: _Optional[int] = ..., num_forwards: _Optional[int] = ..., sources: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DraftLinkRequest(_message.Message):
     __slots__ = ("hello", "opens", "commits", "requests", "closes", "drain")

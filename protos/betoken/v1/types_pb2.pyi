@@ -21,15 +21,6 @@ class TokenOrigin(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TOKEN_ORIGIN_RECOVERED: _ClassVar[TokenOrigin]
     TOKEN_ORIGIN_BONUS: _ClassVar[TokenOrigin]
     TOKEN_ORIGIN_PLAIN: _ClassVar[TokenOrigin]
-
-class DraftSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    DRAFT_SOURCE_UNSPECIFIED: _ClassVar[DraftSource]
-    DRAFT_SOURCE_MODEL: _ClassVar[DraftSource]
-    DRAFT_SOURCE_NGRAM: _ClassVar[DraftSource]
-    DRAFT_SOURCE_LOOKAHEAD: _ClassVar[DraftSource]
-    DRAFT_SOURCE_EARLY_EXIT: _ClassVar[DraftSource]
-    DRAFT_SOURCE_CUSTOM: _ClassVar[DraftSource]
 VERIFICATION_MODE_UNSPECIFIED: VerificationMode
 VERIFICATION_MODE_COUPLED: VerificationMode
 VERIFICATION_MODE_REJECTION: VerificationMode
@@ -39,12 +30,6 @@ TOKEN_ORIGIN_ACCEPTED: TokenOrigin
 TOKEN_ORIGIN_RECOVERED: TokenOrigin
 TOKEN_ORIGIN_BONUS: TokenOrigin
 TOKEN_ORIGIN_PLAIN: TokenOrigin
-DRAFT_SOURCE_UNSPECIFIED: DraftSource
-DRAFT_SOURCE_MODEL: DraftSource
-DRAFT_SOURCE_NGRAM: DraftSource
-DRAFT_SOURCE_LOOKAHEAD: DraftSource
-DRAFT_SOURCE_EARLY_EXIT: DraftSource
-DRAFT_SOURCE_CUSTOM: DraftSource
 
 class LogitBias(_message.Message):
     __slots__ = ("token_id", "bias")
@@ -144,8 +129,18 @@ class RouterHello(_message.Message):
     router_id: str
     def __init__(self, protocol_version: _Optional[int] = ..., router_id: _Optional[str] = ...) -> None: ...
 
+class SourceInfo(_message.Message):
+    __slots__ = ("name", "explains", "colour")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    EXPLAINS_FIELD_NUMBER: _ClassVar[int]
+    COLOUR_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    explains: str
+    colour: str
+    def __init__(self, name: _Optional[str] = ..., explains: _Optional[str] = ..., colour: _Optional[str] = ...) -> None: ...
+
 class WorkerHello(_message.Message):
-    __slots__ = ("protocol_version", "role", "worker_id", "model_id", "dtype", "weights_fingerprint", "tokenizer_hash", "vocab_size", "max_context", "max_sequences", "verification_modes", "supports_trees", "tensor_parallel_degree", "step_costs", "drafters", "max_draft_tokens", "eos_token_ids", "default_sampling", "page_size", "numerics", "draft_context")
+    __slots__ = ("protocol_version", "role", "worker_id", "model_id", "dtype", "weights_fingerprint", "tokenizer_hash", "vocab_size", "max_context", "max_sequences", "verification_modes", "supports_trees", "tensor_parallel_degree", "step_costs", "drafters", "max_draft_tokens", "eos_token_ids", "default_sampling", "page_size", "numerics", "draft_context", "sources")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -167,6 +162,7 @@ class WorkerHello(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUMERICS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     role: str
     worker_id: str
@@ -188,7 +184,8 @@ class WorkerHello(_message.Message):
     page_size: int
     numerics: str
     draft_context: int
-    def __init__(self, protocol_version: _Optional[int] = ..., role: _Optional[str] = ..., worker_id: _Optional[str] = ..., model_id: _Optional[str] = ..., dtype: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context: _Optional[int] = ..., max_sequences: _Optional[int] = ..., verification_modes: _Optional[_Iterable[_Union[VerificationMode, str]]] = ..., supports_trees: _Optional[bool] = ..., tensor_parallel_degree: _Optional[int] = ..., step_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., drafters: _Optional[_Iterable[str]] = ..., max_draft_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., page_size: _Optional[int] = ..., numerics: _Optional[str] = ..., draft_context: _Optional[int] = ...) -> None: ...
+    sources: _containers.RepeatedCompositeFieldContainer[SourceInfo]
+    def __init__(self, protocol_version: _Optional[int] = ..., role: _Optional[str] = ..., worker_id: _Optional[str] = ..., model_id: _Optional[str] = ..., dtype: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context: _Optional[int] = ..., max_sequences: _Optional[int] = ..., verification_modes: _Optional[_Iterable[_Union[VerificationMode, str]]] = ..., supports_trees: _Optional[bool] = ..., tensor_parallel_degree: _Optional[int] = ..., step_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., drafters: _Optional[_Iterable[str]] = ..., max_draft_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., page_size: _Optional[int] = ..., numerics: _Optional[str] = ..., draft_context: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[SourceInfo, _Mapping]]] = ...) -> None: ...
 
 class LinkError(_message.Message):
     __slots__ = ("sequence_id", "code", "message")

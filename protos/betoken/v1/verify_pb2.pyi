@@ -8,22 +8,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class DraftBlock(_message.Message):
-    __slots__ = ("sequence_id", "base_length", "draft_ids", "parents", "draft_probs", "sources", "num_plain_steps")
+    __slots__ = ("sequence_id", "base_length", "draft_ids", "parents", "draft_probs", "num_plain_steps")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     DRAFT_IDS_FIELD_NUMBER: _ClassVar[int]
     PARENTS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_PROBS_FIELD_NUMBER: _ClassVar[int]
-    SOURCES_FIELD_NUMBER: _ClassVar[int]
     NUM_PLAIN_STEPS_FIELD_NUMBER: _ClassVar[int]
     sequence_id: int
     base_length: int
     draft_ids: _containers.RepeatedScalarFieldContainer[int]
     parents: _containers.RepeatedScalarFieldContainer[int]
     draft_probs: _containers.RepeatedCompositeFieldContainer[_types_pb2.SparseDistribution]
-    sources: _containers.RepeatedScalarFieldContainer[_types_pb2.DraftSource]
     num_plain_steps: int
-    def __init__(self, sequence_id: _Optional[int] = ..., base_length: _Optional[int] = ..., draft_ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., draft_probs: _Optional[_Iterable[_Union[_types_pb2.SparseDistribution, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[_types_pb2.DraftSource, str]]] = ..., num_plain_steps: _Optional[int] = ...) -> None: ...
+    def __init__(self, sequence_id: _Optional[int] = ..., base_length: _Optional[int] = ..., draft_ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., draft_probs: _Optional[_Iterable[_Union[_types_pb2.SparseDistribution, _Mapping]]] = ..., num_plain_steps: _Optional[int] = ...) -> None: ...
 
 class Verdict(_message.Message):
     __slots__ = ("sequence_id", "base_length", "num_accepted", "path", "next_id", "logprobs", "features", "queue_ns", "forward_ns", "num_draft_tokens", "cached_tokens")

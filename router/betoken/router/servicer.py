@@ -97,6 +97,7 @@ class GenerationServicer:
                 served = await router.model(context.time_remaining())
             response = pb.GetModelInfoResponse(
                 drafters=router.draft.ready_drafters,
+                sources=router.draft.sources,
                 default_drafter=drafter_choice.default_drafter(router),
                 verify_workers=[_worker_info(worker, router, tells_places) for worker in router.verify.workers],
                 draft_workers=[_worker_info(worker, router, tells_places) for worker in router.draft.workers],

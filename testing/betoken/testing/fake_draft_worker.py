@@ -16,8 +16,6 @@ from betoken.testing.fake_worker import LOOPBACK, FakeLink, FakeWorker
 from betoken.v1.draft_pb2 import DraftedBlock, DraftLinkRequest, DraftLinkResponse, DraftRequest
 from betoken.v1.draft_pb2_grpc import add_DraftServiceServicer_to_server
 from betoken.v1.types_pb2 import (
-    DRAFT_SOURCE_MODEL,
-    DRAFT_SOURCE_NGRAM,
     Drain,
     LinkError,
     Load,
@@ -214,16 +212,16 @@ class FakeDraftWorker(FakeWorker):
             cursor.push(ids[-1])
         if faults.bad_ids and len(ids) > 1:
             ids[1] = self.model.vocab_size + 3
-        source: Any = DRAFT_SOURCE_NGRAM if sequence.entry.drafter.name == "ngram" else DRAFT_SOURCE_MODEL
+        source = sequence.entry.drafter.name or self.hello.drafters[0]
         if faults.bad_sources:
-            source = 99
+            source = "s" * 99
         frame.blocks.append(
             DraftedBlock(
                 sequence_id=sequence_id,
                 base_length=sequence.length + faults.wrong_base,
                 ids=ids,
                 parents=[-1] * len(ids) if faults.is_tree else (),
-                sources=() if faults.no_sources else [source] * len(ids),
+                sources=() if faults.no_sources else [source],
                 queue_ns=max(0, started_ns - sequence.arrived_ns),
                 num_forwards=len(ids),
             )
@@ -238,7 +236,7 @@ class FakeDraftWorker(FakeWorker):
             guess = cursor.guess(self.agreement)
             block.ids.extend([(guess + 2) % self.model.vocab_size, guess])
             block.parents.extend([parent, parent])
-            block.sources.extend([DRAFT_SOURCE_NGRAM, DRAFT_SOURCE_MODEL])
+            block.sources.extend(["ngram", "model"])
             cursor.push(guess)
             parent = len(block.ids) - 1
         self.num_blocks += 1

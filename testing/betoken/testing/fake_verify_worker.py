@@ -16,7 +16,6 @@ from betoken.testing.fake_model import FakeCursor, FakeModel
 from betoken.testing.fake_worker import LOOPBACK, FakeLink, FakeWorker
 from betoken.v1.types_pb2 import (
     VERIFICATION_MODE_COUPLED,
-    DraftSource,
     Drain,
     LinkError,
     Load,
@@ -253,8 +252,6 @@ class FakeVerifyWorker(FakeWorker):
             self.violations.append(f"{num_draft} draft tokens in a block")
         if any(token_id >= self.model.vocab_size for token_id in block.draft_ids):
             self.violations.append("draft ids outside the vocabulary")
-        if any(source not in DraftSource.values() for source in block.sources):
-            self.violations.append("a source that no version knows")
         if not num_draft and block.base_length > sequence.length:
             self.violations.append("a grant beyond the committed length")
 

@@ -1,1 +1,50 @@
-"""Lookahead decoding as a drafter: Jacobi trajectories on the draft worker's own device, their n-grams as guesses."""
+"""Lookahead (Jacobi iteration) of a model as drafter."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from betoken.drafters.spec import DrafterHost, DrafterSpec
+
+if TYPE_CHECKING:
+    from betoken.drafters.drafter import Drafter
+
+_MODELS = ("lookahead_model", "model", "early_exit_model")
+"""Settings that name the model it iterates; the first that is given."""
+
+
+def _make(host: DrafterHost) -> Drafter:
+    from betoken.drafters.lookahead.drafter import LookaheadDrafter
+    from betoken.drafters.lookahead.settings import LookaheadSettings
+
+    options = host.settings
+    option = SPEC.used(options)
+    assert option is not None, "settings are checked before drafters are made"
+    runner, pages = host.model(option)
+    settings = LookaheadSettings(
+        window=options.lookahead_window,
+        ngram_size=options.lookahead_ngram_size,
+        guesses=options.lookahead_guesses,
+        steps=options.lookahead_steps,
+        seed_from_prompt=options.lookahead_seed_from_prompt,
+    )
+    return LookaheadDrafter(runner, options.max_batch_rows, host.max_prefill_rows, settings, pages)
+
+
+def _check(settings: Any) -> None:
+    num_rows = settings.lookahead_window * (settings.lookahead_ngram_size - 1)
+    if num_rows > settings.max_batch_rows:
+        shape = f"--lookahead-ngram-size = {settings.lookahead_ngram_size}"
+        limit = f"{num_rows} rows of a window exceed --max-batch-rows = {settings.max_batch_rows}"
+        raise ValueError(f"--lookahead-window = {settings.lookahead_window} with {shape}: {limit}")
+
+
+SPEC = DrafterSpec(
+    name="lookahead",
+    make=_make,
+    explains="accepted from lookahead",
+    colour="blue",
+    needs=_MODELS,
+    runs_model=True,
+    check=_check,
+)

@@ -24,7 +24,9 @@ from betoken.engine.batch import Segment
 from betoken.engine.runner import ModelRunner
 from betoken.engine.sampler import SampleGroup, choose_tokens
 from betoken.engine.sampling import SamplingParams
-from betoken.v1.types_pb2 import DRAFT_SOURCE_LOOKAHEAD
+
+SOURCE = "lookahead"
+"""Name that its tokens are credited to: that of its spec."""
 
 _MAX_POOLED_AT_ONCE = 1024
 """N-grams of the text, between two looks at what else is to be drafted: some 10 ms. Other sequences' drafts wait
@@ -162,7 +164,7 @@ class LookaheadDrafter:
             sequence,
             ids,
             None if is_chain else parents,
-            [DRAFT_SOURCE_LOOKAHEAD] * len(ids),
+            [SOURCE],
             num_forwards=state.num_forwards,
         )
         state.num_wanted, state.num_forwards = None, 0

@@ -1,1 +1,31 @@
-"""A small model as drafter: chains and trees."""
+"""A small model as drafter: chains and trees, with the target's own noise."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from betoken.drafters.spec import DrafterHost, DrafterSpec
+
+if TYPE_CHECKING:
+    from betoken.drafters.model.drafter import ModelDrafter
+
+
+def drafter_of(host: DrafterHost, option: str, source: str, num_layers: int | None = None) -> ModelDrafter:
+    """A drafter over the model, or its first layers, that `option` names."""
+    from betoken.drafters.model.drafter import ModelDrafter
+    from betoken.drafters.model.sequence import ModelSettings
+
+    runner, pages = host.model(option, num_layers)
+    settings = ModelSettings(host.settings.model_branches, host.settings.model_depth)
+    return ModelDrafter(runner, host.settings.max_batch_rows, host.max_prefill_rows, source, settings, pages)
+
+
+SPEC: DrafterSpec = DrafterSpec(
+    name="model",
+    make=lambda host: drafter_of(host, "model", SPEC.name),
+    explains="accepted from the draft model",
+    colour="green",
+    needs=("model",),
+    runs_model=True,
+    is_usual=True,
+)

@@ -23,7 +23,9 @@ from betoken.engine.draft_probs import sample_drafts
 from betoken.engine.runner import ModelRunner
 from betoken.engine.sampler import SampleGroup, choose_tokens, perturbed_top
 from betoken.kernels.accept import accept_block
-from betoken.v1.types_pb2 import DRAFT_SOURCE_MODEL, DraftSource
+
+SOURCE = "model"
+"""Name that its tokens are credited to: that of its spec."""
 
 
 class ModelDrafter:
@@ -34,12 +36,14 @@ class ModelDrafter:
         runner: ModelRunner,
         max_rows: int,
         max_prefill_rows: int,
-        source: DraftSource = DRAFT_SOURCE_MODEL,
+        source: str = SOURCE,
         settings: ModelSettings | None = None,
         pages: SharedPages | None = None,
     ) -> None:
-        """`source`: the provenance of its tokens. `settings`: of sequences that have none of their own. `pages`: of the
-        runner, where other drafters use it too.
+        """Args:
+        source: name of the drafter that its tokens are credited to.
+        settings: those of sequences that have none of their own.
+        pages: pages of the runner, where other drafters use it too.
         """
         self._source = source
         self._settings = settings or ModelSettings()

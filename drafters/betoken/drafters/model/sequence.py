@@ -12,7 +12,6 @@ from betoken.drafters.model.tree import ModelTree
 from betoken.drafters.settings import check_names, integer
 from betoken.engine.batch import Segment
 from betoken.engine.sparse_probs import SparseProbs
-from betoken.v1.types_pb2 import DraftSource
 
 MAX_BRANCHES = 16
 MAX_DEPTH = 512
@@ -22,8 +21,8 @@ class Guesser(Protocol):
     """Guesses what a draft model will say."""
 
     @property
-    def source(self) -> DraftSource:
-        """The provenance of its guesses."""
+    def source(self) -> str:
+        """Name of the drafter that makes the guesses."""
         ...
 
     def follow(self) -> None:
@@ -75,7 +74,7 @@ class DraftKV:
     """The draft under way."""
     draft_probs: list[SparseProbs] = field(default_factory=list)
     """What each of its ids was sampled from, for sequences that want it."""
-    sources: list[DraftSource] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
     """Who proposed each of its ids."""
     guesser: Guesser | None = None
     """Guesses at this model's own tokens."""

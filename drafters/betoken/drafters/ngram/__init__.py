@@ -1,1 +1,28 @@
-"""N-gram lookup as drafter."""
+"""N-gram lookup in prompt and output as drafter: no model, no device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from betoken.drafters.spec import DrafterHost, DrafterSpec
+
+if TYPE_CHECKING:
+    from betoken.drafters.drafter import Drafter
+    from betoken.drafters.ngram.drafter import NgramSettings
+
+
+def settings_of(host: DrafterHost) -> NgramSettings:
+    """How to look up where a request says nothing else."""
+    from betoken.drafters.ngram.drafter import NgramSettings
+
+    options = host.settings
+    return NgramSettings(options.min_ngram, options.max_ngram, options.max_branches, options.draft_factor)
+
+
+def _make(host: DrafterHost) -> Drafter:
+    from betoken.drafters.ngram.drafter import NgramDrafter
+
+    return NgramDrafter(settings_of(host))
+
+
+SPEC = DrafterSpec(name="ngram", make=_make, explains="accepted from prompt lookup", colour="cyan", is_usual=True)

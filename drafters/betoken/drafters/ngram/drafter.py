@@ -15,7 +15,9 @@ from betoken.drafters.immediate import ImmediateDrafter
 from betoken.drafters.ngram.suffix_automaton import SuffixAutomaton
 from betoken.drafters.ngram.tree import grow_tree
 from betoken.drafters.settings import check_names, integer
-from betoken.v1.types_pb2 import DRAFT_SOURCE_NGRAM
+
+SOURCE = "ngram"
+"""Name that its tokens are credited to: that of its spec."""
 
 MAX_NGRAM = 1024
 MAX_BRANCHES = 16
@@ -72,7 +74,7 @@ class _ScoredDraft(NamedTuple):
 class NgramLookup:
     """One sequence's text, and what it says of its own continuation."""
 
-    source = DRAFT_SOURCE_NGRAM
+    source = SOURCE
 
     def __init__(self, settings: NgramSettings, ids: list[int], calibration: Calibration | None = None) -> None:
         """Follows `ids`, which the caller goes on appending to; `calibration` is that of all sequences."""
@@ -234,4 +236,4 @@ class NgramDrafter(ImmediateDrafter):
 
     def propose(self, sequence: DraftSequence, num_tokens: int) -> Drafted:
         draft_ids, parents = self._lookups[sequence].propose(num_tokens, sequence.takes_trees, sequence.terms)
-        return Drafted(sequence, draft_ids, parents, [DRAFT_SOURCE_NGRAM] * len(draft_ids))
+        return Drafted(sequence, draft_ids, parents, [SOURCE])

@@ -23,13 +23,11 @@ from betoken.router.workers.verify_pool import VerifyWorker
 from betoken.router.workers.verify_session import SequenceLostError, VerifySession
 from betoken.v1.generation_pb2 import RoundTimes
 from betoken.v1.types_pb2 import (
-    DRAFT_SOURCE_UNSPECIFIED,
     TOKEN_ORIGIN_ACCEPTED,
     TOKEN_ORIGIN_BONUS,
     TOKEN_ORIGIN_PLAIN,
     TOKEN_ORIGIN_RECOVERED,
     VERIFICATION_MODE_COUPLED,
-    DraftSource,
 )
 from betoken.v1.verify_pb2 import Verdict
 
@@ -186,7 +184,7 @@ class Generation:
         self,
         draft: Draft,
         path: Sequence[int],
-        sources: Sequence[DraftSource],
+        sources: Sequence[str],
         ids: Sequence[int],
         verdict: Verdict,
         kept: Kept,
@@ -199,7 +197,7 @@ class Generation:
         else:
             origins.append(TOKEN_ORIGIN_RECOVERED)
         origins = origins[: len(ids)]
-        sources = [*sources[: len(ids)], *[DRAFT_SOURCE_UNSPECIFIED] * (len(ids) - len(sources))]
+        sources = [*sources[: len(ids)], *[""] * (len(ids) - len(sources))]
         logprobs = verdict.logprobs[: len(ids)] if verdict.logprobs else ()
         times = (
             self._times(draft, min(len(path), len(ids)), verdict, len(ids)) if self._request.reports_rounds else None

@@ -14,7 +14,7 @@ from betoken.router.request import GenerationRequest
 from betoken.router.round.stats import SpeculationCounts
 from betoken.router.text.answer import FinishReason
 from betoken.v1.generation_pb2 import RoundTimes
-from betoken.v1.types_pb2 import DraftSource, TokenLogprobs, TokenOrigin
+from betoken.v1.types_pb2 import TokenLogprobs, TokenOrigin
 
 _LEAST_PAUSE_S = 0.001  # a shorter one is not worth its timer
 
@@ -32,7 +32,7 @@ class Tokens:
 
     ids: list[int] = field(default_factory=list)
     origins: list[TokenOrigin] = field(default_factory=list)
-    sources: list[DraftSource] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     """One per id when asked for, else empty."""
     text: str = ""
@@ -79,7 +79,7 @@ class Outbox:
         self,
         ids: Sequence[int],
         origins: Sequence[TokenOrigin],
-        sources: Sequence[DraftSource],
+        sources: Sequence[str],
         logprobs: Sequence[TokenLogprobs],
         text: str,
         num_chars: Sequence[int],

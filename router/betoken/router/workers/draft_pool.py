@@ -30,6 +30,7 @@ from betoken.v1.types_pb2 import (
     CloseSequence,
     DrafterChoice,
     SamplingParams,
+    SourceInfo,
     WorkerHello,
 )
 
@@ -84,6 +85,11 @@ class DraftWorker:
     def drafters(self) -> Sequence[str]:
         """Names of the drafters it hosts, its default first; those of its last handshake while it is away."""
         return tuple(self.link.hello.drafters) if self.link.hello is not None else ()
+
+    @property
+    def sources(self) -> Sequence[SourceInfo]:
+        """What the sources of its draft tokens are; those of its last handshake while it is away."""
+        return self.link.hello.sources if self.link.hello is not None else ()
 
     @property
     def has_room(self) -> bool:
@@ -224,6 +230,12 @@ class DraftPool:
     def known_drafters(self) -> list[str]:
         """Names hosted by any worker this router has met, in order of the workers."""
         return list(dict.fromkeys(name for worker in self.workers for name in worker.drafters))
+
+    @property
+    def sources(self) -> list[SourceInfo]:
+        """What the sources of draft tokens are, of every worker this router has met; one entry a name."""
+        met = (source for worker in self.workers for source in worker.sources)
+        return list({source.name: source for source in met}.values())
 
     @property
     def has_met_all(self) -> bool:

@@ -14,9 +14,9 @@ from betoken.router.workers import draft_tree
 from betoken.router.workers.mailbox import Mailbox, Patience
 from betoken.rpc.validation import validate_distribution
 from betoken.v1.draft_pb2 import Commit, DraftedBlock, DraftRequest, DraftTerms
-from betoken.v1.types_pb2 import DRAFT_SOURCE_UNSPECIFIED, DraftSource, SparseDistribution
+from betoken.v1.types_pb2 import SparseDistribution
 
-_SOURCES = frozenset(DraftSource.values())
+_MAX_SOURCE_CHARS = 64
 
 
 class DraftFailedError(Exception):
@@ -35,8 +35,8 @@ class Draft(NamedTuple):
     """A chain or tree of guesses for one round; empty = none."""
 
     ids: Sequence[int] = ()
-    sources: Sequence[DraftSource] = ()
-    """Who proposed each id; one per id, or empty."""
+    sources: Sequence[str] = ()
+    """Names of the drafters that proposed the ids: one for all, one per id, or none."""
     queue_ns: int = 0
     forward_ns: int = 0
     parents: Sequence[int] = ()
@@ -51,11 +51,14 @@ class Draft(NamedTuple):
         """Most ids that can be accepted."""
         return draft_tree.depth(self.parents) if self.parents else len(self.ids)
 
-    def along(self, path: Sequence[int]) -> tuple[Sequence[int], Sequence[DraftSource]]:
+    def along(self, path: Sequence[int]) -> tuple[Sequence[int], Sequence[str]]:
         """Ids, and sources if there are any, of the nodes of an accepted `path`."""
+        sources = self.sources
+        if len(sources) == 1:
+            sources = (sources[0],) * len(self.ids)
         if not self.parents:
-            return self.ids[: len(path)], self.sources[: len(path)]
-        return [self.ids[node] for node in path], [self.sources[node] for node in path] if self.sources else ()
+            return self.ids[: len(path)], sources[: len(path)]
+        return [self.ids[node] for node in path], [sources[node] for node in path] if sources else ()
 
     def is_exhausted_by(self, path: Sequence[int]) -> bool:
         """Whether nothing was proposed after the accepted `path`."""
@@ -191,11 +194,9 @@ def _usable(block: DraftedBlock, num_tokens: int, vocab_size: int, takes_trees: 
         parents = parents[: len(ids)]
         if draft_tree.leading_chain(parents) == len(parents):
             parents = ()
-    sources = block.sources[: len(ids)]
-    if len(sources) < len(ids):
-        sources = []
-    if not _SOURCES.issuperset(sources):  # a verify worker would refuse the block, and with it the request
-        sources = [source if source in _SOURCES else DRAFT_SOURCE_UNSPECIFIED for source in sources]
+    sources: Sequence[str] = block.sources[: len(ids)]
+    if len(sources) not in (1, len(ids)) or max(map(len, sources), default=0) > _MAX_SOURCE_CHARS:
+        sources = ()
     forward_ns = min(block.forward_ns, elapsed_ns)
     queue_ns = min(block.queue_ns, elapsed_ns - forward_ns)
     return Draft(ids, sources, queue_ns, forward_ns, parents, num_forwards=block.num_forwards)

@@ -72,8 +72,6 @@ class VerifySession:
         """
         block = DraftBlock(sequence_id=self.sequence_id, base_length=base_length)
         block.draft_ids.extend(draft.ids)
-        if draft.sources:
-            block.sources.extend(draft.sources)
         if draft.parents:
             block.parents.extend(draft.parents)
         if draft.probs:

@@ -13,7 +13,7 @@ from betoken.rpc.validation.checks import check_count, check_enum, check_ids, ch
 from betoken.rpc.validation.request import MAX_TENANT_BYTES, check_drafter
 from betoken.rpc.validation.sampling import validate_sampling
 from betoken.v1.draft_pb2 import Commit, DraftRequest
-from betoken.v1.types_pb2 import DraftSource, OpenSequence, SparseDistribution, VerificationMode
+from betoken.v1.types_pb2 import OpenSequence, SparseDistribution, VerificationMode
 from betoken.v1.verify_pb2 import DraftBlock
 
 MAX_FRAME_ENTRIES = 1 << 16  # peers close frames at 1 MiB, and what they send most of takes 16 bytes or more
@@ -26,7 +26,6 @@ MAX_EOS_TOKEN_IDS = 64
 _SUM_TOLERANCE = 1e-3  # float32 probabilities, each rounded
 
 _MODES = frozenset(VerificationMode.values())
-_SOURCES = frozenset(DraftSource.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +103,6 @@ def validate_block(block: DraftBlock, limits: BlockLimits) -> None:
         raise InvalidArgumentError("block.num_plain_steps", block.num_plain_steps, f"must be 0 to {MAX_PLAIN_STEPS}")
     if block.parents:
         _check_parents(block.parents, num_drafts, limits.supports_trees)
-    if block.sources:
-        _check_per_node("block.sources", len(block.sources), num_drafts)
-        if not _SOURCES.issuperset(block.sources):
-            for index, source in enumerate(block.sources):
-                check_enum(f"block.sources[{index}]", source, _SOURCES)
     if block.draft_probs:
         _check_per_node("block.draft_probs", len(block.draft_probs), num_drafts)
         for index, (distribution, draft_id) in enumerate(zip(block.draft_probs, block.draft_ids, strict=True)):

@@ -1,0 +1,46 @@
+"""Every drafter that comes with the project, in the order in which settings list them.
+
+A new drafter is a folder with a `SPEC`, and one line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from betoken.drafters import early_exit, fused, lookahead, model, ngram, staged
+from betoken.drafters.plugin import is_plugin_path
+from betoken.drafters.spec import DrafterSpec
+
+SPECS: dict[str, DrafterSpec] = {
+    spec.name: spec for spec in (fused.SPEC, model.SPEC, ngram.SPEC, staged.SPEC, lookahead.SPEC, early_exit.SPEC)
+}
+"""Specs by name."""
+
+
+def usual_drafters(settings: Any) -> tuple[str, ...]:
+    """Names of the usual drafters whose needs `settings` meet, the default first."""
+    names = [spec.name for spec in SPECS.values() if spec.is_usual and spec.is_met_by(settings)]
+    return tuple(name for name in names if len(names) > SPECS[name].num_others)
+
+
+def check_drafters(names: Sequence[str], settings: Any) -> None:
+    """Raises:
+    ValueError: a name that is unknown or given twice, a need that `settings` do not meet, or a model for nobody.
+    """
+    for name in names:
+        if name not in SPECS and not is_plugin_path(name):
+            raise ValueError(f"--drafters = {name!r}: must be among {', '.join(SPECS)}, or a path package.module:Class")
+    if not names or len(set(names)) != len(names):
+        raise ValueError("--drafters: must name at least one drafter, each once")
+    specs = [SPECS[name] for name in names if name in SPECS]
+    for spec in specs:
+        if not spec.is_met_by(settings):
+            known = " or ".join(f"--{option.replace('_', '-')}" for option in spec.needs)
+            raise ValueError(f"{known}: must be given for the drafter `{spec.name}`")
+        if len(names) <= spec.num_others:
+            raise ValueError(
+                f"--drafters: `{spec.name}` chooses among the others, of which there must be {spec.num_others} at least"
+            )
+        if spec.check is not None:
+            spec.check(settings)

@@ -1,0 +1,77 @@
+"""What a drafter tells of itself: name, options, needs, how it is made, how its tokens are shown.
+
+Needs neither torch nor numpy, so that services can name every drafter before they load a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from betoken.drafters.drafter import Drafter
+    from betoken.drafters.shared_pages import SharedPages
+    from betoken.engine.runner import ModelRunner
+
+
+class DrafterHost(Protocol):
+    """What a worker lends to the drafters that it makes."""
+
+    @property
+    def settings(self) -> Any:
+        """The worker's settings, with every drafter's options."""
+        ...
+
+    @property
+    def max_prefill_rows(self) -> int:
+        """Most prompt tokens of a forward beside other sequences."""
+        ...
+
+    def model(self, option: str, num_layers: int | None = None) -> tuple[ModelRunner, SharedPages]:
+        """The model that `option` of the settings names, its first `num_layers` only where given; loaded once.
+
+        Raises:
+            FailedPreconditionError: it cannot be served; the text names the option.
+        """
+        ...
+
+    def drafter(self, name: str) -> Drafter:
+        """Another drafter, hosted by itself too or made for this one alone."""
+        ...
+
+    def others(self, name: str) -> dict[str, Drafter]:
+        """The hosted drafters except `name`, in the order of the settings."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterSpec:
+    """One drafter of the registry."""
+
+    name: str
+    """Name in settings, requests, statistics and provenance."""
+    make: Callable[[DrafterHost], Drafter]
+    """Makes the drafter; imports what it needs."""
+    explains: str = ""
+    """Words for a token that it proposed; empty where its tokens are proposed by others."""
+    colour: str = ""
+    """One of the 16 colours of a terminal for such tokens."""
+    needs: tuple[str, ...] = ()
+    """Settings of which one must be given; it uses the first that is."""
+    runs_model: bool = False
+    """Whether it needs the packages of models: torch and transformers."""
+    is_usual: bool = False
+    """Whether it is hosted where the settings name no drafters and its needs are met."""
+    num_others: int = 0
+    """Other drafters that must be hosted beside it."""
+    check: Callable[[Any], None] | None = None
+    """Raises ValueError for settings that it cannot be made with."""
+
+    def used(self, settings: Any) -> str | None:
+        """The setting that it would use of `needs`; None where none is given, or it needs none."""
+        return next((option for option in self.needs if getattr(settings, option)), None)
+
+    def is_met_by(self, settings: Any) -> bool:
+        """Whether `settings` give what it needs."""
+        return not self.needs or self.used(settings) is not None
