@@ -21,7 +21,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "v1": (),
     "common": ("v1",),
     "kernels": (),
-    "engine": ("kernels",),
+    "engine": ("kernels", "common.gguf"),
     "rpc": ("common", "v1"),
     "client": ("common", "v1"),
     "cli": ("client", "common", "drafters.registry", "v1"),

@@ -89,6 +89,8 @@ def test_the_product_is_torchs_and_equal_per_row(
     for given in (bias, None):
         out = torch.ops.betoken.linear_grouped(x, packed.data, given, shape[0], packed.code)
         expected = x.double() @ weight.dequantised().double().T + (0 if given is None else given.double())
+        sums = torch.ops.betoken.linear_grouped_sums(x, packed.data, given, shape[0], packed.code)
+        assert sums.dtype == torch.float32 and torch.equal(sums.to(dtype), out)
         tolerance = 1e-5 if dtype == torch.float32 else 8e-3
         assert (out.double() - expected).abs().max() <= tolerance * expected.abs().max()
         for num_rows in (1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 15, 25, 33):
@@ -105,6 +107,7 @@ def test_the_reference_is_torchs_product_and_equal_per_row(dtype: torch.dtype) -
     out = linear_grouped(x, weight, bias)
     expected = x.double() @ weight.dequantised().double().T + bias.double()
     assert (out.double() - expected).abs().max() <= 8e-3 * expected.abs().max()
+    assert torch.equal(linear_grouped(x, weight, bias, keeps_sums=True).to(dtype), out)
     assert len(list(weight.slices())) > 1
     for num_rows in (1, 2, 7, 16, 33):
         assert torch.equal(linear_grouped(x[:num_rows].contiguous(), weight, bias), out[:num_rows])

@@ -11,11 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from gguf import GGUFWriter
 from transformers import AutoTokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from betoken.common.errors import InvalidArgumentError
 from betoken.engine.weights.fingerprint import hash_tokenizer_json as engine_hash
+from betoken.engine.weights.sources import open_source
 from betoken.router.text.chat import Chat
 from betoken.router.text.chat_template import ChatTemplate
 from betoken.router.text.tokenizer import Tokenizer, TokenizerError, hash_tokenizer_json
@@ -222,3 +224,27 @@ def test_encoding_a_long_text_on_a_thread_holds_up_no_other(tokenizer: Tokenizer
             times_s.append(time.perf_counter())
     longest_s = max(later - earlier for earlier, later in itertools.pairwise(times_s))
     assert longest_s < 0.5 * (times_s[-1] - times_s[0])
+
+
+def test_a_gguf_file_holds_the_tokenizer_that_workers_hash(tmp_path: Path) -> None:
+    writer = GGUFWriter(tmp_path / "tiny.gguf", "llama")
+    writer.add_string("tokenizer.ggml.model", "gpt2")
+    writer.add_string("tokenizer.ggml.pre", "smollm")
+    writer.add_array("tokenizer.ggml.tokens", ["<|end|>", "a", "b", "ab"])
+    writer.add_array("tokenizer.ggml.token_type", [3, 1, 1, 1])
+    writer.add_array("tokenizer.ggml.merges", ["a b"])
+    writer.add_uint32("tokenizer.ggml.eos_token_id", 0)
+    writer.add_string("tokenizer.chat_template", "{{ messages[0].content }}<|end|>")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    tokenizer = Tokenizer.load(str(tmp_path / "tiny.gguf"))
+    assert tokenizer.encode_messages([{"role": "user", "content": "aab"}]) == [1, 3, 0]
+    assert tokenizer.special_ids == {"<|end|>": 0} and tokenizer.is_concatenative
+    source = open_source(str(tmp_path), None)
+    assert tokenizer.hash == Tokenizer.load(str(tmp_path)).hash == source.tokenizer_hash()
+    (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
+    with pytest.raises(TokenizerError, match="has 4 bytes and is no GGUF file"):
+        Tokenizer.load(str(tmp_path / "tiny.gguf"))
+    with pytest.raises(TokenizerError, match="revision 'v1' is one of the hub, and .* is a file"):
+        Tokenizer.load(str(tmp_path / "tiny.gguf"), "v1")

@@ -23,8 +23,7 @@ from betoken.bench.drafters_store import DraftersStore
 from betoken.bench.machine import describe_hardware
 from betoken.bench.prompts import fingerprint, load_prompts
 from betoken.bench.stack import Stack
-from betoken.engine.weights.checkpoint import resolve_directory
-from betoken.engine.weights.fingerprint import hash_weights
+from betoken.engine.weights.sources import open_source
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,8 +59,8 @@ async def _measure(options: Options) -> DraftersStore:
 
 def _manifest(options: Options) -> dict[str, Any]:
     weights = {
-        "target": hash_weights(resolve_directory(options.target, None)),
-        "draft": hash_weights(resolve_directory(options.draft, None)),
+        "target": open_source(options.target, None).fingerprint(),
+        "draft": open_source(options.draft, None).fingerprint(),
     }
     hardware = describe_hardware()
     names = ("processor", "cores", "fast_wake", *(() if options.device == "cpu" else ("gpus",)))

@@ -23,8 +23,7 @@ from betoken.bench.matrix import TOP_P, Cell, all_cells
 from betoken.bench.matrix_runner import MatrixRunner, RunnerConfig
 from betoken.bench.near_tie import MAX_GAP
 from betoken.bench.prompts import OWN_PROMPTS, fingerprint, load_prompts
-from betoken.engine.weights.checkpoint import resolve_directory
-from betoken.engine.weights.fingerprint import hash_weights
+from betoken.engine.weights.sources import open_source
 
 RULE = (
     f"near-tie rule (float32 against transformers only): at the first differing position the two best logits are less "
@@ -47,8 +46,8 @@ def _run(options: argparse.Namespace) -> int:
         print("\n".join(cell.name for cell in cells))
         return 0
     manifest = {
-        "target": hash_weights(resolve_directory(options.target, None)),
-        "draft": hash_weights(resolve_directory(options.draft, None)),
+        "target": open_source(options.target, None).fingerprint(),
+        "draft": open_source(options.draft, None).fingerprint(),
         "prompts": fingerprint(prompts),
         "num_prompts": len(prompts),
         "max_new_tokens": options.max_new_tokens,

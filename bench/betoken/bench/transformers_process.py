@@ -9,10 +9,14 @@ import os
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TextIO
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedTokenizerFast
+
+from betoken.common.gguf import find_gguf, read_header, read_tokenizer
 
 METHODS = ("plain", "assisted", "prompt_lookup")
 PROMPT_LOOKUP_TOKENS = 10
@@ -32,12 +36,12 @@ class Models:
 
         def load(name: str) -> Any:
             from_pretrained: Any = AutoModelForCausalLM.from_pretrained
-            return from_pretrained(name, dtype=getattr(torch, dtype)).eval().to(device)
+            return from_pretrained(**_source(name), dtype=getattr(torch, dtype)).eval().to(device)
 
         return cls(
             target=load(target),
             draft=load(draft) if draft else None,
-            tokenizer=AutoTokenizer.from_pretrained(target),
+            tokenizer=_tokenizer(target),
         )
 
     def generate(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -89,6 +93,27 @@ class Models:
         elif self.tokenizer.chat_template and self.tokenizer.eos_token_id not in (None, *ids):
             ids = [*ids, self.tokenizer.eos_token_id]
         return {"pad_token_id": pad_id} | ({"eos_token_id": ids} if ids else {})
+
+
+def _source(name: str) -> dict[str, Any]:
+    """Where `from_pretrained` finds a model: of a GGUF file the numbers that its blocks stand for."""
+    file = find_gguf(Path(name))
+    if file is None:
+        return {"pretrained_model_name_or_path": name}
+    source = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
+    return source | {"quantization_config": GgufConfig(dequantize=True)}
+
+
+def _tokenizer(name: str) -> Any:
+    """A GGUF file's is ours: transformers forgets how some of them cut a text."""
+    file = find_gguf(Path(name))
+    if file is None:
+        return AutoTokenizer.from_pretrained(name)
+    ours = read_tokenizer(read_header(file))
+    make: Any = PreTrainedTokenizerFast
+    fast = make(tokenizer_object=Tokenizer.from_str(ours.text), **ours.config)
+    fast.chat_template = ours.chat_template
+    return fast
 
 
 def _sampling(request: dict[str, Any]) -> dict[str, Any]:

@@ -67,7 +67,7 @@ class ModelHost:
         model: str = getattr(self._settings, option)
         settings = self._settings
         path = os.path.expanduser(model)  # unlike Path's, these raise for no name
-        key = (os.path.realpath(path) if os.path.isdir(path) else model, num_layers)
+        key = (os.path.realpath(path) if os.path.exists(path) else model, num_layers)
         if key not in self._models:
             revision = settings.revision if model == settings.model else None  # other repositories have their own
             which = {"model": model, "revision": revision, "num_layers": num_layers}

@@ -4,16 +4,21 @@ Inductor generates the arithmetic between them, on the calling thread alone.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
 
 from betoken.engine.compiled import compile_traced, constant_of, trace_call
+from betoken.engine.cpu.grouped_linear import PackedGroupedLinear
 from betoken.engine.cpu.row_linear import PackedLinear
 from betoken.engine.forward import ModelCall
 from betoken.kernels.build import BuildError
-from betoken.kernels.cpu import GROUP_COLUMNS
+from betoken.kernels.cpu import GROUP_COLUMNS, grouped
+
+_OPS: Any = torch.ops.betoken
+_Packed = PackedLinear | PackedGroupedLinear
+_PACKED = (PackedLinear, PackedGroupedLinear)
 
 _OPTIONS = {
     "cpp.threads": 1,
@@ -62,10 +67,10 @@ def keep_angles(graph: fx.GraphModule) -> None:
 
 def join_linears(graph: fx.GraphModule, model: Any) -> int:
     """Make one product of the linear layers that read the same rows (query, key, value; gate, up); returns how many."""
-    owners = {id(module.packed): module for module in model.modules() if isinstance(module, PackedLinear)}
+    owners = {id(module.packed): module for module in model.modules() if isinstance(module, _PACKED)}
     readers: dict[fx.Node, list[fx.Node]] = {}
     for node in graph.graph.nodes:
-        if node.op == "call_function" and node.target is torch.ops.betoken.linear.default:
+        if node.op == "call_function" and node.target in (_OPS.linear.default, _OPS.linear_grouped.default):
             readers.setdefault(node.args[0], []).append(node)
     num_joined = 0
     for source, nodes in readers.items():
@@ -82,13 +87,20 @@ def join_linears(graph: fx.GraphModule, model: Any) -> int:
     return num_joined
 
 
-def _can_join(modules: list[PackedLinear]) -> bool:
-    return all(module.num_outputs % GROUP_COLUMNS == 0 for module in modules[:-1]) and all(
-        (module.bias is None) == (modules[0].bias is None) for module in modules
+def _can_join(modules: list[_Packed]) -> bool:
+    first = modules[0]
+    columns = GROUP_COLUMNS if isinstance(first, PackedLinear) else grouped.COLUMNS
+    return all(module.num_outputs % columns == 0 for module in modules[:-1]) and all(
+        (module.bias is None) == (first.bias is None) and _format_of(module) == _format_of(first) for module in modules
     )
 
 
-def _join(graph: fx.GraphModule, source: fx.Node, nodes: list[fx.Node], modules: list[PackedLinear], name: str) -> None:
+def _format_of(module: _Packed) -> tuple[int, ...]:
+    """What the operator takes besides rows, weight, bias and width."""
+    return () if isinstance(module, PackedLinear) else (module.format,)
+
+
+def _join(graph: fx.GraphModule, source: fx.Node, nodes: list[fx.Node], modules: list[_Packed], name: str) -> None:
     joined = torch.cat([module.packed for module in modules])
     start = 0
     for module in modules:  # the eager path reads the same memory
@@ -104,7 +116,7 @@ def _join(graph: fx.GraphModule, source: fx.Node, nodes: list[fx.Node], modules:
     with graph.graph.inserting_before(nodes[0]):
         bias = graph.graph.get_attr(f"{name}_bias") if biases else None
         product = graph.graph.call_function(
-            torch.ops.betoken.linear.default, (source, graph.graph.get_attr(name), bias, num_outputs)
+            cast(Any, nodes[0].target), (source, graph.graph.get_attr(name), bias, num_outputs, *_format_of(modules[0]))
         )
         start = 0
         for node, module in zip(nodes, modules, strict=True):

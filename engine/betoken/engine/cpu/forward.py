@@ -16,6 +16,7 @@ from betoken.engine.batch import Batch, Segment, build_batch
 from betoken.engine.compiled import EXAMPLE_LOGITS, EXAMPLE_ROWS
 from betoken.engine.cpu.compiled import compile_call
 from betoken.engine.cpu.experts import BareProducts, use_packed_experts
+from betoken.engine.cpu.grouped_linear import pack_grouped_layers
 from betoken.engine.cpu.row_elementwise import WholeVectors
 from betoken.engine.cpu.row_linear import PackedLinear, replace_linears
 from betoken.engine.forward import ModelCall, StepOutput, call_model, one_torch_thread
@@ -84,6 +85,7 @@ class CpuForward:
         self._cache: CpuCache = kernels.create_cache(pool.keys, pool.values)
         use_packed_experts(model)
         replace_linears(model, PackedLinear)
+        pack_grouped_layers(model)
         self._calls = ModelCallStack(model)
         self._is_settled = False
         self._compiled: ModelCall | None = None

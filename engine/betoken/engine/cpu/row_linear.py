@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
+from betoken.engine.weights.layers import GroupedLinear
+
 _BLOCK_ROWS = 16
 _WIDENED_OUTPUTS = 4096
 """Rows of a half type's weight that are float32 at a time."""
@@ -68,14 +70,16 @@ def _by_blocks(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def replace_linears(model: nn.Module, make: MakeLinear, *, only_last: bool = False) -> None:
     """Put what `make` gives in the place of every linear layer of a model, or the one that gives logits alone, and let
-    go of each in turn."""
+    go of each in turn. A grouped one that gives logits keeps its sums from then on."""
     last = _id_of_last(model)
     for parent in [module for module in model.modules() if type(module) not in (nn.Linear, Conv1D)]:
         for name, child in list(parent.named_children()):
             is_last = id(child) == last
             if only_last and not is_last:
                 continue
-            if type(child) is nn.Linear:
+            if isinstance(child, GroupedLinear):
+                child.keeps_sums = is_last
+            elif type(child) is nn.Linear:
                 setattr(parent, name, make(child.weight, child.bias, is_last))
             elif type(child) is Conv1D:
                 setattr(parent, name, make(child.weight.T, child.bias, is_last))

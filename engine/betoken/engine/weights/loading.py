@@ -1,16 +1,14 @@
 """Load a checkpoint as an unmodified transformers model, and say what it is. It knows no pages or batches."""
 
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.pytorch_utils import Conv1D
 from transformers.utils.logging import disable_progress_bar
 
@@ -19,9 +17,10 @@ from betoken.engine.bring_up.refusals import check_code, check_layers, check_rop
 from betoken.engine.config import EngineConfig
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.generation_config import generation_defaults
-from betoken.engine.weights.checkpoint import Progress, resolve_directory
-from betoken.engine.weights.fingerprint import hash_tokenizer, hash_weights
-from betoken.engine.weights.plausible import check_files, check_sizes
+from betoken.engine.weights.checkpoint import Progress
+from betoken.engine.weights.layers import GroupedLinear, num_grouped, output_width
+from betoken.engine.weights.plausible import check_sizes
+from betoken.engine.weights.sources import Source, open_source
 
 _LOG = logging.getLogger(__name__)
 
@@ -61,18 +60,17 @@ def load_model(config: EngineConfig, progress: Progress) -> tuple[Any, ModelInfo
     """
     _check_device(config.device)
     progress("finding the checkpoint", 0.0)
-    directory = resolve_directory(config.model, config.revision, progress)
+    source = open_source(config.model, config.revision, progress)
     try:
-        check_files(directory)
-        (directory / "config.json").read_bytes()  # transformers finds fault with the content of one that is not there
-        described = PreTrainedConfig.get_config_dict(directory)[0]
+        described = source.config_dict()
         _check_type(described)
         check_sizes(described)
-        model_config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
+        model_config = source.config()
         text_config = model_config.get_text_config(decoder=True)
         check_layers(text_config)
         check_code(_model_class(model_config))
-        fingerprint = hash_weights(directory)
+        fingerprint = source.fingerprint()
+        tokenizer_hash = source.tokenizer_hash()
         max_context = _max_context(text_config, config.max_context)
         check_rope(text_config, max_context)
     except ModelRefusedError:
@@ -83,19 +81,19 @@ def load_model(config: EngineConfig, progress: Progress) -> tuple[Any, ModelInfo
         _keep_first_layers(text_config, config.num_layers)
         fingerprint += f":{config.num_layers}"
     progress("loading weights", 0.05)
-    model = _load_weights(directory, model_config, config)
-    num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    vocab_size = model.get_output_embeddings().weight.shape[0]
-    defaults = generation_defaults(directory, model, vocab_size)
+    model = _load_weights(source, model_config, config)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters()) + num_grouped(model)
+    vocab_size = output_width(model.get_output_embeddings())
+    defaults = generation_defaults(source.path, model, vocab_size)
     info = ModelInfo(
-        model_id=directory.resolve().name if os.path.isdir(os.path.expanduser(config.model)) else config.model,
+        model_id=source.name,
         dtype=str(model.dtype).removeprefix("torch."),
         vocab_size=vocab_size,
         max_context=max_context,
         eos_token_ids=defaults.eos_token_ids,
         default_sampling=defaults.sampling,
         weights_fingerprint=fingerprint,
-        tokenizer_hash=hash_tokenizer(directory),
+        tokenizer_hash=tokenizer_hash,
         num_parameters=num_parameters,
     )
     return model, info
@@ -138,20 +136,20 @@ def _keep_first_layers(text_config: Any, num_layers: int) -> None:
         text_config.layer_types = text_config.layer_types[:num_layers]
 
 
-def _load_weights(directory: Path, model_config: Any, config: EngineConfig) -> Any:
+def _load_weights(source: Source, model_config: Any, config: EngineConfig) -> Any:
     register_attention()
     disable_progress_bar()  # type: ignore[no-untyped-call]  # standard error is the log
     keywords: dict[str, Any] = {
         "dtype": config.dtype if config.dtype == "auto" else getattr(torch, config.dtype),
         "attn_implementation": ATTENTION_NAME,
-        "trust_remote_code": False,
         "output_loading_info": True,
     }
     _dequantize(model_config, config)
-    load: Any = AutoModelForCausalLM.from_pretrained
     try:
         with _quiet_about_other_layers(config.num_layers is not None):
-            model, report = load(directory, config=model_config, local_files_only=True, **keywords)
+            model, report = source.load(model_config, keywords)
+    except ModelRefusedError:
+        raise
     except Exception as error:  # the model's own code may raise anything
         reason = f"{type(error).__name__}: {error}"
         if isinstance(error, KeyError) and error.args == (ATTENTION_NAME,):  # looked up in a table of its own
@@ -195,7 +193,7 @@ def _check_weights(name: str, model: Any, report: dict[str, Any]) -> None:
     """
     if missing := sorted(report["missing_keys"]):
         raise ModelRefusedError(f"{name} lacks {len(missing)} of the model's weights, as {missing[0]}")
-    linears = {path for path, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D))}
+    linears = {path for path, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D, GroupedLinear))}
     if unused := sorted(key for key in report["unexpected_keys"] if key.rpartition(".")[0] in linears):
         raise ModelRefusedError(
             f"{name} holds {len(unused)} tensors that the model's linear layers do not use, as {unused[0]}: is it"

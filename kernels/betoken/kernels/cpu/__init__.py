@@ -148,6 +148,9 @@ def _register_shapes() -> None:
     def linear_grouped(x: Tensor, packed: Tensor, bias: Tensor | None, n: int, format: int) -> Tensor:
         return x.new_empty(*x.shape[:-1], n)
 
+    def linear_grouped_sums(x: Tensor, packed: Tensor, bias: Tensor | None, n: int, format: int) -> Tensor:
+        return x.new_empty(*x.shape[:-1], n, dtype=torch.float32)
+
     def grouped_rows(ids: Tensor, packed: Tensor, n: int, k: int, format: int) -> Tensor:
         return packed.new_empty(*ids.shape, k, dtype=torch.float32)
 
@@ -166,5 +169,6 @@ def _register_shapes() -> None:
     def materialize(x: Tensor) -> Tensor:
         return torch.empty_like(x, memory_format=torch.contiguous_format)
 
-    for function in (linear, linear_sums, expert_linear, linear_grouped, grouped_rows, attend, materialize):
+    products = (linear, linear_sums, expert_linear, linear_grouped, linear_grouped_sums)
+    for function in (*products, grouped_rows, attend, materialize):
         torch.library.register_fake(f"betoken::{function.__name__}", function)

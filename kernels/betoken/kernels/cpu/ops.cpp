@@ -234,6 +234,7 @@ TORCH_LIBRARY(betoken, library) {
       "pack_grouped(Tensor values, Tensor? high, Tensor scales, Tensor? scale_units, Tensor? offsets, "
       "Tensor? offset_units, int k, int format) -> Tensor");
   library.def("linear_grouped(Tensor x, Tensor packed, Tensor? bias, int n, int format) -> Tensor");
+  library.def("linear_grouped_sums(Tensor x, Tensor packed, Tensor? bias, int n, int format) -> Tensor");
   library.def("grouped_rows(Tensor ids, Tensor packed, int n, int k, int format) -> Tensor");
   library.def(
       "attend(Tensor query, Tensor key, Tensor value, int layer, float scale, int window, float softcap, "
@@ -252,6 +253,7 @@ TORCH_LIBRARY_IMPL(betoken, CPU, library) {
   library.impl("expert_linear", expert_linear);
   library.impl("pack_grouped", pack_grouped);
   library.impl("linear_grouped", linear_grouped_op);
+  library.impl("linear_grouped_sums", linear_grouped_sums);
   library.impl("grouped_rows", grouped_rows_op);
   library.impl("attend", attend);
   library.impl("paged_attention", paged_attention);

@@ -33,25 +33,37 @@ inline void check_packed(const GroupedLayout& layout, const at::Tensor& packed, 
   TORCH_CHECK(packed.numel() == ceil_to(n, kColumns) / kColumns * layout.bytes, "packed weights of another shape");
 }
 
-// x [..., K] -> [..., N].
-inline at::Tensor linear_grouped_op(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias,
-                             int64_t n, int64_t format) {
+// x [..., K] -> [..., N] of this type: that of x, or float.
+inline at::Tensor linear_grouped_to(at::ScalarType type, const at::Tensor& x, const at::Tensor& packed,
+                                    const std::optional<at::Tensor>& bias, int64_t n, int64_t format) {
   auto sizes = x.sizes().vec();
   sizes.back() = n;
-  at::Tensor out = at::empty(sizes, x.options());
+  at::Tensor out = at::empty(sizes, x.options().dtype(type));
   const at::Tensor rows = padded_rows(x);
   const GroupedLayout layout(GroupedFormat::of(format), rows.size(-1));
   check_packed(layout, packed, n);
   const int64_t num_rows = rows.numel() / layout.k;
   auto run = [&](auto number) {
     using T = decltype(number);
-    const T* given = bias ? data<T>(*bias) : nullptr;
-    const Linear<T> sums{nullptr, nullptr, given, data<T>(out), num_rows, layout.k, n};
-    linear_grouped(GroupedLinear<T>{data<T>(rows), data<uint8_t>(packed), sums, num_rows, layout});
+    Linear<T> results{nullptr, nullptr, bias ? data<T>(*bias) : nullptr, nullptr, num_rows, layout.k, n};
+    if (type == at::kFloat) results.sums = data<float>(out);
+    else results.y = data<T>(out);
+    linear_grouped(GroupedLinear<T>{data<T>(rows), data<uint8_t>(packed), results, num_rows, layout});
   };
   if (x.scalar_type() == at::kBFloat16) run(bf16{});
   else run(float{});
   return out;
+}
+
+inline at::Tensor linear_grouped_op(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias,
+                                    int64_t n, int64_t format) {
+  return linear_grouped_to(x.scalar_type(), x, packed, bias, n, format);
+}
+
+// The same, not rounded to the type of x.
+inline at::Tensor linear_grouped_sums(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias,
+                                      int64_t n, int64_t format) {
+  return linear_grouped_to(at::kFloat, x, packed, bias, n, format);
 }
 
 // ids [...] -> those rows of the weight, [..., k] float.

@@ -5,6 +5,7 @@ What row r gives is the same for any number of rows. It does not know formats or
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from betoken.kernels import checks, dispatch
@@ -16,7 +17,7 @@ __all__ = ["Grouped", "Weight", "linear_grouped"]
 IMPLEMENTATIONS: dict[dispatch.PathName, Callable[..., Tensor]] = {"reference": reference.linear_grouped}
 
 
-def linear_grouped(x: Tensor, weight: Grouped, bias: Tensor | None = None) -> Tensor:
+def linear_grouped(x: Tensor, weight: Grouped, bias: Tensor | None = None, *, keeps_sums: bool = False) -> Tensor:
     """y = x W^T + b with float32 products and sums, rounded once at the end.
 
     The CPU kernel takes packed weights and is an operator of `betoken.kernels.cpu`.
@@ -25,9 +26,11 @@ def linear_grouped(x: Tensor, weight: Grouped, bias: Tensor | None = None) -> Te
         x: [R, K] bfloat16, float16 or float32, contiguous, R and K at least 1.
         weight: [N, K].
         bias: [N], contiguous, dtype of `x`.
+        keeps_sums: leave the float32 sums as they are.
 
     Returns:
-        [R, N], dtype of `x`. Row r depends on row r of `x`, `weight` and `bias` only, to the last bit.
+        [R, N], dtype of `x`, or float32 with `keeps_sums`. Row r depends on row r of `x`, `weight` and `bias` only, to
+        the last bit.
 
     Raises:
         ValueError: a shape, stride, dtype or device other than above.
@@ -41,4 +44,4 @@ def linear_grouped(x: Tensor, weight: Grouped, bias: Tensor | None = None) -> Te
     if bias is not None:
         checks.check_column("bias", bias, num_outputs, x.dtype, x.device)
     _, implementation = dispatch.select(x.device, IMPLEMENTATIONS)
-    return implementation(x, weight, bias)
+    return implementation(x, weight, bias, torch.float32 if keeps_sums else x.dtype)

@@ -18,6 +18,7 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 from tokenizers import Tokenizer as FastTokenizer
 
 from betoken.common.errors import FailedPreconditionError
+from betoken.common.gguf import GgufError, GgufTokenizer, find_gguf, read_header, read_tokenizer
 from betoken.common.tokenizer_json import hash_tokenizer_json
 from betoken.router.text.chat import Chat
 from betoken.router.text.chat_template import ChatTemplate
@@ -80,12 +81,14 @@ class Tokenizer:
 
     @classmethod
     def load(cls, source: str, revision: str | None = None) -> Tokenizer:
-        """Read the tokenizer of a local directory or, where no such directory exists, of a hub id at `revision`.
+        """Read the tokenizer of a GGUF file, a local directory or, where neither exists, of a hub id at `revision`.
 
         Raises:
             TokenizerError: no `tokenizer.json` there, a broken file, or a directory and a revision.
         """
         directory = _find(source, revision)
+        if (gguf := _gguf_tokenizer(directory, source)) is not None:
+            return cls(gguf.text, gguf.config, gguf.chat_template, source)
         text = _read(directory, _TOKENIZER, source)
         if text is None:
             raise TokenizerError(f"{_named(source, revision)} has no {_TOKENIZER}")
@@ -156,15 +159,16 @@ def _failed(verb: str, error: BaseException) -> BaseException:
 
 
 def _find(source: str, revision: str | None) -> Path:
-    """The directory that holds the files: itself, or a snapshot of the hub's, where all are of one commit."""
+    """The file or directory: itself, or a snapshot of the hub's, where all files are of one commit."""
     directory = Path(os.path.expanduser(source))  # as workers do for --model
     try:
-        is_directory = directory.is_dir()
+        is_local = directory.is_dir() or (directory.suffix == ".gguf" and directory.is_file())
     except OSError as error:
         raise TokenizerError(f"{source!r} cannot be looked at: {error.strerror}") from error
-    if is_directory:
+    if is_local:
         if revision is not None:
-            raise TokenizerError(f"revision {revision!r} is one of the hub, and {source} is a directory")
+            kind = "directory" if directory.is_dir() else "file"
+            raise TokenizerError(f"revision {revision!r} is one of the hub, and {source} is a {kind}")
         return directory
     disable_progress_bars()  # standard error is the log
     try:
@@ -173,6 +177,17 @@ def _find(source: str, revision: str | None) -> Path:
     except Exception as error:  # the hub client raises many types: network, authentication, validation
         reason = f"{type(error).__name__}: {error}"
         raise TokenizerError(f"the tokenizer of {_named(source, revision)} cannot be fetched: {reason}") from error
+
+
+def _gguf_tokenizer(path: Path, source: str) -> GgufTokenizer | None:
+    """That of the GGUF file that the path means; None where it means none."""
+    if (path / _TOKENIZER).is_file():
+        return None
+    try:
+        file = find_gguf(path)
+        return None if file is None else read_tokenizer(read_header(file))
+    except (GgufError, OSError) as error:
+        raise TokenizerError(f"the tokenizer of {source} cannot be read: {error}") from error
 
 
 def _named(source: str, revision: str | None) -> str:

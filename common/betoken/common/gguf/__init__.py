@@ -1,0 +1,6 @@
+"""GGUF files: their header, and the tokenizer in it. It knows the format, not models or arithmetic."""
+
+from betoken.common.gguf.header import GgufError, GgufHeader, GgufTensor, find_gguf, read_header
+from betoken.common.gguf.tokenizer import GgufTokenizer, read_tokenizer
+
+__all__ = ["GgufError", "GgufHeader", "GgufTensor", "GgufTokenizer", "find_gguf", "read_header", "read_tokenizer"]

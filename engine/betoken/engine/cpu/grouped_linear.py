@@ -1,0 +1,60 @@
+"""Grouped layers by the CPU kernel for weights of few bits, which exist in the kernel's layout only."""
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from betoken.engine.weights.layers import GROUPED_LAYERS, GroupedLinear
+from betoken.kernels.cpu.grouped import PackedWeight
+
+
+class PackedGroupedLinear(nn.Module):
+    """y = x W^T + b; the layer that gives logits keeps its float32 sums."""
+
+    def __init__(self, weight: PackedWeight, bias: Tensor | None, keeps_sums: bool) -> None:
+        super().__init__()
+        self.num_outputs, self.format = weight.num_outputs, weight.code
+        operators: Any = torch.ops.betoken
+        self._operator: Any = operators.linear_grouped_sums if keeps_sums else operators.linear_grouped
+        self.packed: Tensor
+        self.register_buffer("packed", weight.data, persistent=False)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., K] -> [..., N], dtype of x or float32."""
+        out: Tensor = self._operator(x, self.packed, self.bias, self.num_outputs, self.format)
+        return out
+
+
+class PackedGroupedEmbedding(nn.Module):
+    """Rows of a table in the kernel's layout, which an output layer may share."""
+
+    def __init__(self, weight: PackedWeight, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.shape, self.format, self.dtype = (weight.num_outputs, weight.num_inputs), weight.code, dtype
+        self.packed: Tensor
+        self.register_buffer("packed", weight.data, persistent=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """[...] -> [..., K]."""
+        rows: Tensor = torch.ops.betoken.grouped_rows(ids, self.packed, *self.shape, self.format)
+        return rows.to(self.dtype)
+
+
+def pack_grouped_layers(model: nn.Module) -> None:
+    """Put the CPU kernels' layers in the place of all grouped ones, and let go of each in turn; tied ones stay so."""
+    layers = {path: module for path, module in model.named_modules() if isinstance(module, GROUPED_LAYERS)}
+    num_users = Counter(layer.grouped.values.data_ptr() for layer in layers.values())
+    packed: dict[int, PackedWeight] = {}
+    while layers:
+        path, layer = layers.popitem()
+        key = layer.grouped.values.data_ptr()
+        weight = packed[key] if key in packed else PackedWeight.of(layer.grouped)
+        if num_users[key] > 1:
+            packed[key] = weight
+        if isinstance(layer, GroupedLinear):
+            model.set_submodule(path, PackedGroupedLinear(weight, layer.bias, layer.keeps_sums))
+        else:
+            model.set_submodule(path, PackedGroupedEmbedding(weight, layer.dtype))

@@ -1,0 +1,143 @@
+"""The kinds of checkpoint that can be loaded: a directory in Hugging Face format, or a GGUF file.
+
+It knows which files say what; `loading` what is asked of a model.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+
+from betoken.common.gguf import GgufError, GgufHeader, find_gguf, read_header, read_tokenizer
+from betoken.engine.errors import ModelRefusedError
+from betoken.engine.weights import gguf
+from betoken.engine.weights.checkpoint import Progress, resolve_directory
+from betoken.engine.weights.fingerprint import hash_tokenizer, hash_tokenizer_json, hash_weights
+from betoken.engine.weights.plausible import check_files
+
+
+class Source(Protocol):
+    """Where a model comes from. Its methods raise whatever unreadable contents make others raise."""
+
+    @property
+    def name(self) -> str:
+        """What the model is called."""
+        ...
+
+    @property
+    def path(self) -> Path:
+        """The directory or file."""
+        ...
+
+    def config_dict(self) -> dict[str, Any]:
+        """The configuration as it is stored, to find out its type."""
+        ...
+
+    def config(self) -> PreTrainedConfig:
+        """The model's configuration."""
+        ...
+
+    def fingerprint(self) -> str:
+        """What tells its weights from others."""
+        ...
+
+    def tokenizer_hash(self) -> str:
+        """`hash_tokenizer_json` of its tokenizer, empty where it has none."""
+        ...
+
+    def load(self, config: PreTrainedConfig, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """The model and transformers' report of it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DirectorySource:
+    """A directory in Hugging Face format."""
+
+    name: str
+    path: Path
+
+    def config_dict(self) -> dict[str, Any]:
+        """See `Source`."""
+        check_files(self.path)
+        # transformers finds fault with the content of a config.json that is not there
+        (self.path / "config.json").read_bytes()
+        found: dict[str, Any] = PreTrainedConfig.get_config_dict(self.path)[0]
+        return found
+
+    def config(self) -> PreTrainedConfig:
+        """See `Source`."""
+        config: PreTrainedConfig = AutoConfig.from_pretrained(self.path, trust_remote_code=False)
+        return config
+
+    def fingerprint(self) -> str:
+        """See `Source`."""
+        return hash_weights(self.path)
+
+    def tokenizer_hash(self) -> str:
+        """See `Source`."""
+        return hash_tokenizer(self.path)
+
+    def load(self, config: PreTrainedConfig, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """See `Source`."""
+        load: Any = AutoModelForCausalLM.from_pretrained
+        loaded: tuple[Any, dict[str, Any]] = load(
+            self.path, config=config, local_files_only=True, trust_remote_code=False, **keywords
+        )
+        return loaded
+
+
+@dataclass(frozen=True, slots=True)
+class GgufSource:
+    """A GGUF file, which holds configuration, tokenizer and weights."""
+
+    name: str
+    header: GgufHeader
+
+    @property
+    def path(self) -> Path:
+        """See `Source`."""
+        return self.header.path
+
+    def config_dict(self) -> dict[str, Any]:
+        """See `Source`."""
+        return {"model_type": gguf.ARCHITECTURES.get(self.header.architecture, "")}
+
+    def config(self) -> PreTrainedConfig:
+        """See `Source`."""
+        return gguf.read_config(self.header)
+
+    def fingerprint(self) -> str:
+        """See `Source`."""
+        return gguf.hash_header(self.header)
+
+    def tokenizer_hash(self) -> str:
+        """See `Source`."""
+        return hash_tokenizer_json(read_tokenizer(self.header).text)
+
+    def load(self, config: PreTrainedConfig, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """See `Source`."""
+        return gguf.load(self.header, config, keywords)
+
+
+def open_source(model: str, revision: str | None, progress: Progress = lambda stage, fraction: None) -> Source:
+    """The checkpoint that `--model` means: a GGUF file, a directory, or a snapshot of the hub's.
+
+    Raises:
+        ModelRefusedError: it cannot be found or is none.
+    """
+    path = Path(os.path.expanduser(model))
+    is_file = model.endswith(".gguf") and os.path.isfile(path)
+    if is_file and revision is not None:
+        raise ModelRefusedError(f"revision {revision!r} is one of the hub, and {model} is a file")
+    if not is_file:
+        path = resolve_directory(model, revision, progress)
+    try:
+        if (file := find_gguf(path)) is not None:
+            return GgufSource(file.stem, read_header(file))
+    except (GgufError, OSError) as error:
+        raise ModelRefusedError(f"{model}: {error}") from error
+    is_local = os.path.isdir(os.path.expanduser(model))
+    return DirectorySource(path.resolve().name if is_local else model, path)

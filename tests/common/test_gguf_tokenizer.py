@@ -1,0 +1,88 @@
+"""Tokenizers of GGUF files: their ids by hand, and that what cannot be made exactly is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from betoken.common.gguf import GgufError, GgufHeader, read_tokenizer
+
+BYTES = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "smollm",
+    "tokenizer.ggml.tokens": ["<|end|>", "<think>", "1", "2", "a", "b", "ab", "\u0120", "\u0120a", "12"],
+    "tokenizer.ggml.token_type": [3, 4, 1, 1, 1, 1, 1, 1, 1, 1],
+    "tokenizer.ggml.merges": ["a b", "\u0120 a", "1 2"],
+    "tokenizer.ggml.eos_token_id": 0,
+    "tokenizer.chat_template": "{{ messages }}",
+}
+PIECES = {
+    "tokenizer.ggml.model": "llama",
+    "tokenizer.ggml.tokens": ["<unk>", "<s>", "<0x61>", "\u2581", "b", "c", "bc", "\u2581bc"],
+    "tokenizer.ggml.scores": [0.0, 0.0, 0.0, -3.0, -4.0, -5.0, -1.0, -2.0],
+    "tokenizer.ggml.token_type": [2, 3, 6, 1, 1, 1, 1, 1],
+    "tokenizer.ggml.unknown_token_id": 0,
+    "tokenizer.ggml.bos_token_id": 1,
+}
+
+
+def header_of(metadata: dict[str, Any]) -> GgufHeader:
+    return GgufHeader(Path("a.gguf"), {k: v for k, v in metadata.items() if v is not None}, (), 0)
+
+
+def ids_of(metadata: dict[str, Any], text: str) -> list[int]:
+    ids: list[int] = Tokenizer.from_str(read_tokenizer(header_of(metadata)).text).encode(text).ids
+    return ids
+
+
+def test_a_byte_level_vocabulary_is_cut_as_its_makers_cut() -> None:
+    assert ids_of(BYTES, "ab a12<|end|><think>") == [6, 8, 2, 3, 0, 1], "digits one by one, whatever merges say"
+    assert ids_of(BYTES | {"tokenizer.ggml.pre": "gpt-2"}, "a12") == [4, 9]
+    assert ids_of(BYTES | {"tokenizer.ggml.pre": "llama-bpe"}, "a12") == [4, 9]
+    assert ids_of(BYTES | {"tokenizer.ggml.pre": "qwen2"}, "a12") == [4, 2, 3]
+
+
+def test_names_and_template_come_along() -> None:
+    read = read_tokenizer(header_of(BYTES))
+    assert read.config == {"eos_token": "<|end|>"} and read.chat_template == "{{ messages }}"
+    tokens = Tokenizer.from_str(read.text).get_added_tokens_decoder()
+    assert {index: token.special for index, token in tokens.items()} == {0: True, 1: False}
+
+
+def test_a_text_may_begin_with_a_token() -> None:
+    begun = BYTES | {"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": 0}
+    assert ids_of(begun, "ab") == [0, 6]
+
+
+def test_sentencepiece_merges_follow_scores_and_bytes_stand_in() -> None:
+    assert ids_of(PIECES, "bc") == [1, 7]
+    assert ids_of(PIECES, "bcabc") == [1, 7, 2, 6]
+    fast = Tokenizer.from_str(read_tokenizer(header_of(PIECES)).text)
+    assert fast.decode([1, 7, 2, 6]) == "bcabc"
+    assert ids_of(PIECES | {"tokenizer.ggml.add_space_prefix": False}, "bc bc") == [1, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"tokenizer.ggml.model": "bert"}, "tokenizer.ggml.model = 'bert' is neither 'gpt2' nor 'llama'"),
+        ({"tokenizer.ggml.model": None}, "tokenizer.ggml.model = None is no text"),
+        ({"tokenizer.ggml.pre": "viking"}, "tokenizer.ggml.pre: 'viking' is none of"),
+        ({"tokenizer.ggml.tokens": 7}, "tokens: is no list of str"),
+        ({"tokenizer.ggml.tokens": ["a", "a"], "tokenizer.ggml.token_type": None}, "a token comes twice"),
+        ({"tokenizer.ggml.token_type": [1]}, "1 types of 10 tokens"),
+        ({"tokenizer.ggml.merges": ["ab"]}, "merges: an entry is no pair"),
+        ({"tokenizer.ggml.merges": ["x y"]}, "'x' 'y' is of tokens that the vocabulary lacks"),
+        ({"tokenizer.ggml.eos_token_id": 10}, "eos_token_id: 10 is no id of 10 tokens"),
+        ({"tokenizer.ggml.add_eos_token": True}, "add_eos_token = true"),
+    ],
+)
+def test_what_is_unknown_is_refused_by_name(changes: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(GgufError, match=complaint):
+        read_tokenizer(header_of(BYTES | changes))
+
+
+def test_scores_have_to_be_as_many_as_tokens() -> None:
+    with pytest.raises(GgufError, match="1 scores of 8 tokens"):
+        read_tokenizer(header_of(PIECES | {"tokenizer.ggml.scores": [0.0]}))

@@ -1,0 +1,123 @@
+"""Tiny GGUF files, written by ggml's own package from a transformers model, as llama.cpp's converter would."""
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Type
+from gguf import GGUFWriter
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+TOKENS = ["<|end|>", "<|turn|>", *(chr(code) for code in range(33, 127)), "\u0120", "in", "\u0120i", "\u0120in"]
+MERGES = ["i n", "\u0120 i", "\u0120 in"]
+NUMPY_QUANTIZES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
+_HALVES_AT = {"Q4_K": (144, (0, 2)), "Q5_K": (176, (0, 2)), "Q6_K": (210, (208,))}
+
+
+def tiny_model(num_layers: int = 2, is_tied: bool = False) -> Any:
+    """A random Llama whose layers are whole blocks of every type."""
+    torch.manual_seed(5)
+    config = LlamaConfig(
+        vocab_size=len(TOKENS),
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=num_layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=256,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=is_tied,
+        initializer_range=0.1,
+    )
+    return AutoModelForCausalLM.from_config(config)
+
+
+def write_gguf(
+    path: Path, type_name: str = "Q4_1", model: Any = None, changes: dict[str, Any] | None = None, **extra: np.ndarray
+) -> str:
+    """Write a model, `changes` to its metadata (None leaves a key out) and `extra` tensors; returns the path."""
+    model = model or tiny_model()
+    config = model.config
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    writer = GGUFWriter(path, "llama")
+    fields: dict[str, Any] = {
+        "llama.block_count": config.num_hidden_layers,
+        "llama.context_length": config.max_position_embeddings,
+        "llama.embedding_length": config.hidden_size,
+        "llama.feed_forward_length": config.intermediate_size,
+        "llama.attention.head_count": config.num_attention_heads,
+        "llama.attention.head_count_kv": config.num_key_value_heads,
+        "llama.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "llama.rope.freq_base": 10000.0,
+        "llama.rope.dimension_count": config.head_dim,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": TOKENS,
+        "tokenizer.ggml.token_type": [3, 3] + [1] * (len(TOKENS) - 2),
+        "tokenizer.ggml.merges": MERGES,
+        "tokenizer.ggml.eos_token_id": 0,
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.chat_template": "{% for m in messages %}<|turn|>{{ m.content }}{% endfor %}",
+    }
+    for key, value in (fields | (changes or {})).items():
+        if value is not None and key != "general.architecture":
+            _add(writer, key, value)
+    if changes and "general.architecture" in changes:
+        writer.kv_data[0]["general.architecture"].value = changes["general.architecture"]
+    for name, weight in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        known = names.get_name(name.removesuffix(".weight"))
+        heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}.get(known.split(".")[-1])
+        _write(writer, f"{known}.weight", _permuted(weight, heads).numpy(), type_name if weight.dim() == 2 else "F32")
+    for name, tensor in extra.items():
+        writer.add_tensor(name, tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return str(path)
+
+
+def _add(writer: GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)
+
+
+def _permuted(weight: torch.Tensor, num_heads: int | None) -> torch.Tensor:
+    """As llama.cpp orders the rows of queries and keys for its rotary embedding."""
+    if num_heads is None:
+        return weight
+    halves = weight.reshape(num_heads, 2, weight.shape[0] // num_heads // 2, *weight.shape[1:])
+    return halves.swapaxes(1, 2).reshape(weight.shape).contiguous()
+
+
+def _write(writer: GGUFWriter, name: str, numbers: np.ndarray, type_name: str) -> None:
+    if type_name == "F32":
+        writer.add_tensor(name, numbers)
+    elif type_name in NUMPY_QUANTIZES:
+        writer.add_tensor(name, gguf.quants.quantize(numbers, Type[type_name]), raw_dtype=Type[type_name])
+    else:
+        writer.add_tensor(name, random_blocks(type_name, *numbers.shape), raw_dtype=Type[type_name])
+
+
+def random_blocks(type_name: str, num_rows: int, num_inputs: int) -> np.ndarray:
+    """Bytes of blocks whose scales are small numbers and all else is drawn: the package writes none of these types."""
+    generator = np.random.default_rng(num_rows * num_inputs)
+    block_bytes, places = _HALVES_AT[type_name]
+    blocks = generator.integers(0, 256, (num_rows, num_inputs // 256, block_bytes), dtype=np.uint8)
+    for at in places:
+        halves = (generator.standard_normal(blocks.shape[:2]) / 3000).astype(np.float16)
+        blocks[..., at : at + 2] = halves[..., None].view(np.uint8)
+    return blocks.reshape(num_rows, -1)

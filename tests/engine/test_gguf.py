@@ -1,0 +1,159 @@
+"""GGUF files as models: their numbers and logits are those that transformers gives them; what is unknown is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
+
+from betoken.engine.bring_up.load import load_runner
+from betoken.engine.bring_up.self_check import forward_together
+from betoken.engine.config import EngineConfig
+from betoken.engine.cpu import compiled as compiled_forward
+from betoken.engine.errors import ModelRefusedError
+from betoken.engine.weights.gguf_blocks import GROUPED_TYPES
+from betoken.engine.weights.layers import GroupedEmbedding, GroupedLinear
+from betoken.engine.weights.loading import load_model
+from tests.engine.gguf_files import NUMPY_QUANTIZES, tiny_model, write_gguf
+
+SEQUENCES = [[1, 2, 3, 4, 5], list(range(30, 90))]
+
+
+def config_of(path: str, dtype: Any = "float32", **others: Any) -> EngineConfig:
+    return EngineConfig(path, dtype=dtype, num_pages=32, compile="off", **others)
+
+
+def of_transformers(path: str) -> Any:
+    source = {"pretrained_model_name_or_path": Path(path).parent, "gguf_file": Path(path).name}
+    return AutoModelForCausalLM.from_pretrained(
+        **source, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
+    ).eval()
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize("type_name", sorted({*NUMPY_QUANTIZES, *GROUPED_TYPES}))
+def test_a_file_is_served_as_what_its_blocks_stand_for(type_name: str, is_tied: bool, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", type_name, tiny_model(is_tied=is_tied))
+    theirs = of_transformers(path)
+    loaded, _ = load_model(config_of(path), lambda stage, fraction: None)
+    num_grouped = 0
+    for name, layer in loaded.named_modules():
+        if isinstance(layer, (GroupedLinear, GroupedEmbedding)):
+            num_grouped += 1
+            assert torch.equal(layer.grouped.dequantised(), theirs.get_submodule(name).weight), name
+    assert num_grouped == (16 if type_name in GROUPED_TYPES else 0)
+    runner = load_runner(config_of(path))
+    assert runner.info.model_id == "tiny" and runner.info.eos_token_ids == (0,)
+    with torch.inference_mode():
+        for ids, ours in zip(SEQUENCES, forward_together(runner, SEQUENCES), strict=True):
+            expected = theirs(torch.tensor([ids])).logits[0]
+            assert (ours - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
+def test_the_configuration_is_the_one_of_transformers(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", changes={"llama.rope.freq_base": 5e5})
+    theirs = AutoConfig.from_pretrained(tmp_path, gguf_file="tiny.gguf").to_dict()
+    loaded, _ = load_model(config_of(path), lambda stage, fraction: None)
+    ours = loaded.config.to_dict()
+    named = {"_name_or_path", "dtype", "eos_token_id", "unk_token_id", "transformers_version", "architectures"}
+    assert {name: value for name, value in ours.items() if name not in named} == {
+        name: value for name, value in theirs.items() if name not in named
+    }
+
+
+def test_tied_embeddings_are_kept_once(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", model=tiny_model(is_tied=True))
+    loaded, info = load_model(config_of(path), lambda stage, fraction: None)
+    assert loaded.lm_head.grouped.values.data_ptr() == loaded.model.embed_tokens.grouped.values.data_ptr()
+    assert info.num_parameters == sum(p.numel() for p in of_transformers(path).parameters())
+
+
+def test_a_directory_that_holds_one_is_as_good_as_the_file(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf")
+    (by_file, first), (by_directory, second) = (
+        load_model(config_of(source), lambda stage, fraction: None) for source in (path, str(tmp_path))
+    )
+    assert first == second
+    write_gguf(tmp_path / "other.gguf")
+    with pytest.raises(ModelRefusedError, match=r"holds 2 GGUF files \(other.gguf, tiny.gguf\): name one"):
+        load_model(config_of(str(tmp_path)), lambda stage, fraction: None)
+
+
+def test_files_of_other_weights_have_other_fingerprints(tmp_path: Path) -> None:
+    fingerprints = set()
+    for name, type_name in (("a", "Q4_1"), ("b", "Q4_1"), ("c", "Q4_0")):
+        path = write_gguf(tmp_path / f"{name}.gguf", type_name)
+        fingerprints.add(load_model(config_of(path), lambda stage, fraction: None)[1].weights_fingerprint)
+    assert len(fingerprints) == 2
+
+
+def test_the_first_layers_alone(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", model=tiny_model(num_layers=3))
+    runner = load_runner(config_of(path, num_layers=1))
+    theirs = of_transformers(path)
+    theirs.model.layers = theirs.model.layers[:1]
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([SEQUENCES[0]]), use_cache=False).logits[0]
+    assert (forward_together(runner, SEQUENCES[:1])[0] - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
+def test_compiled_layers_are_joined_and_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", model=tiny_model(num_layers=1))
+    num_joined: list[int] = []
+    join = compiled_forward.join_linears
+    monkeypatch.setattr(compiled_forward, "join_linears", lambda graph, model: num_joined.append(join(graph, model)))
+    eager = load_runner(config_of(path, "bfloat16"))
+    compiled = load_runner(EngineConfig(path, dtype="bfloat16", num_pages=32, compile="on"))
+    assert compiled.is_compiled and num_joined == [2], "query, key, value; gate, up"
+    for left, right in zip(forward_together(eager, SEQUENCES), forward_together(compiled, SEQUENCES), strict=True):
+        assert (left.float() - right.float()).abs().mean() < 0.02 * left.float().abs().mean()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"general.architecture": "falcon"}, r"general.architecture = 'falcon' is none of gemma2, gpt2, llama"),
+        ({"llama.rope.scaling.type": "yarn"}, r"llama.rope.scaling.type = 'yarn' is not read"),
+        ({"llama.attention.key_length": 32}, r"llama.attention.key_length = 32 is not read"),
+        ({"llama.expert_count": 8}, r"llama.expert_count = 8 is not read"),
+        ({"tokenizer.ggml.pre": "viking"}, r"tokenizer.ggml.pre: 'viking' is none of"),
+        ({"llama.embedding_length": 512}, r"tensor '.*' has shape \[.*, 256\], not \[.*, 512\]"),
+    ],
+)
+def test_what_would_be_another_model_is_refused(changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", changes=changes)
+    with pytest.raises(ModelRefusedError, match=reason):
+        load_runner(config_of(path))
+
+
+def test_what_changes_nothing_is_taken(tmp_path: Path) -> None:
+    neutral = {"llama.rope.scaling.type": "none", "llama.attention.key_length": 64, "llama.expert_count": 0}
+    load_runner(config_of(write_gguf(tmp_path / "tiny.gguf", changes=neutral)))
+
+
+def test_a_tensor_without_a_place_is_refused(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", **{"rope_freqs.weight": np.ones(32, np.float32)})
+    with pytest.raises(ModelRefusedError, match="tensor 'rope_freqs.weight' has no place in LlamaForCausalLM"):
+        load_runner(config_of(path))
+
+
+@pytest.mark.parametrize("type_name", sorted(GROUPED_TYPES))
+def test_scales_that_are_not_finite_are_refused(type_name: str, tmp_path: Path) -> None:
+    path = Path(write_gguf(tmp_path / "tiny.gguf", type_name))
+    from betoken.common.gguf import read_header
+
+    tensor = next(tensor for tensor in read_header(path).tensors if tensor.name == "blk.1.ffn_up.weight")
+    place = tensor.start + (208 if type_name == "Q6_K" else 0)
+    content = bytearray(path.read_bytes())
+    content[place : place + 2] = np.float16(np.nan).tobytes()
+    path.write_bytes(content)
+    with pytest.raises(ModelRefusedError, match=rf"tensor 'blk.1.ffn_up.weight', {type_name}: scale.* not finite"):
+        load_runner(config_of(str(path)))
+
+
+def test_a_file_without_a_weight_is_refused(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", model=tiny_model(num_layers=1), changes={"llama.block_count": 2})
+    with pytest.raises(ModelRefusedError, match=r"lacks 9 of the model's weights, as model.layers.1"):
+        load_runner(config_of(path))
