@@ -166,7 +166,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"messages": [("tool", "x")]}, "messages"),
     ({"messages": []}, "messages"),
     ({"temperature": -1.0}, "sampling.temperature"),
-    ({"temperature": 0.001}, "sampling.temperature"),
     ({"temperature": math.nan}, "sampling.temperature"),
     ({"temperature": math.inf}, "sampling.temperature"),
     ({"top_p": 0.0}, "sampling.top_p"),

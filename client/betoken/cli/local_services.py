@@ -5,9 +5,9 @@ Knows which options connect them; what they do is theirs. Needs neither typer no
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -119,7 +119,7 @@ class LocalServices:
         """
         try:
             if self.config.log_directory is None:  # the name is known before the folder is there: an interrupt finds it
-                self._temporary = Path(tempfile.gettempdir(), f"betoken-{secrets.token_hex(8)}")
+                self._temporary = Path(_temporary_parent(), f"betoken-{secrets.token_hex(8)}")
                 self._temporary.mkdir(mode=0o700)
                 self._directory = self._temporary
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -285,6 +285,13 @@ class LocalServices:
             options |= {f"router-tls-{name}-file": file for name, file in files.items()}
             options["router-tls-server-name"] = tls.server_name
         return [*_options(options), *([] if tls is None else ["--router-tls"]), *self.config.gateway_options]
+
+
+def _temporary_parent() -> str:
+    """Where temporary folders go; `tempfile` tries the places by a file each, which an interrupt leaves there."""
+    places = [os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")]
+    may_write = (place for place in (*places, "/tmp", "/var/tmp") if place and os.access(place, os.W_OK | os.X_OK))
+    return next(may_write, os.curdir)
 
 
 def _options(values: Mapping[str, object]) -> list[str]:
