@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,7 +48,7 @@ def test_three_services_are_connected_and_stop(services: LocalServices) -> None:
     assert info.draft_workers[0].address == services.services["draft"].address
     assert options_of(services, "verify")["model"] == "target-dir"
     assert options_of(services, "verify")["threads"] == "2"
-    assert options_of(services, "draft")["drafters"] == "fused,model,ngram,staged"
+    assert options_of(services, "draft")["model"] == "draft-dir"
     assert options_of(services, "router")["tokenizer"] == "target-dir"
     pids = [service.pid for service in services.services.values()]
     services.stop()
@@ -157,39 +157,21 @@ def test_several_workers_are_numbered(fake_modules: Path) -> None:
         with Client(services.address) as client:
             assert len(client.model_info().verify_workers) == 2
         logs = services.services["draft"].log_file
-        assert options_of(services, "draft")["drafters"] == "ngram"
+        assert options_of(services, "draft")["drafters"] == "model,ngram"
     assert not logs.exists()
 
 
-def test_a_draft_worker_is_told_which_model_each_drafter_needs(fake_modules: Path) -> None:
-    with LocalServices(LocalServicesConfig("t", "d", drafters=("staged", "early_exit", "fused"))) as services:
-        options = options_of(services, "draft")
-    assert options["drafters"] == "staged,early_exit,fused"
-    assert (options["model"], options["early_exit_model"]) == ("d", "t")
-    with LocalServices(LocalServicesConfig("t", drafters=("fused", "model", "staged", "ngram"))) as services:
-        assert options_of(services, "draft")["drafters"] == "ngram", "nothing is left to choose among"
-    with LocalServices(LocalServicesConfig("t", drafters=("fused", "model", "ngram", "early_exit"))) as services:
-        assert options_of(services, "draft")["drafters"] == "fused,ngram,early_exit"
-    with LocalServices(LocalServicesConfig("t", drafters=("model", "staged", "ngram", "early_exit"))) as services:
-        options = options_of(services, "draft")
-    assert options["drafters"] == "ngram,early_exit"
-    assert (options["model"], options["early_exit_model"]) == ("", "t")
-    with LocalServices(LocalServicesConfig("t", "d", drafters=("model", "ngram"))) as services:
-        options = options_of(services, "draft")
-    assert (options["early_exit_model"], options["lookahead_model"]) == ("", "")
-
-
-@pytest.mark.parametrize(
-    ("draft", "lookahead_model", "given"),
-    [("d", "", ""), ("", "", "t"), ("d", "other", "other"), ("", "other", "other")],
-)
-def test_lookahead_iterates_the_draft_model_else_the_target(
-    fake_modules: Path, draft: str, lookahead_model: str, given: str
+@pytest.mark.parametrize("drafters", [None, ("ngram",), ("staged", "early_exit", "fused")])
+@pytest.mark.parametrize(("draft", "lookahead_model"), [("d", ""), ("", "other")])
+def test_a_draft_worker_is_told_all_models_and_the_drafters_asked_for(
+    fake_modules: Path, drafters: Sequence[str] | None, draft: str, lookahead_model: str
 ) -> None:
-    config = LocalServicesConfig("t", draft, lookahead_model=lookahead_model, drafters=("lookahead",))
+    """Which model a drafter uses, and what is hosted where nothing is asked for, is the worker's to know."""
+    config = LocalServicesConfig("t", draft, lookahead_model=lookahead_model, drafters=drafters)
     with LocalServices(config) as services:
         options = options_of(services, "draft")
-    assert (options["model"], options["lookahead_model"]) == (draft, given)
+    assert options["drafters"] == ",".join(drafters or ())
+    assert (options["model"], options["early_exit_model"], options["lookahead_model"]) == (draft, "t", lookahead_model)
 
 
 def test_a_service_that_cannot_start_is_named_with_its_last_words(fake_modules: Path) -> None:

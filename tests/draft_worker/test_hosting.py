@@ -40,7 +40,7 @@ def tiny(tmp_path_factory):
 
 def settings(tiny, tmp_path, **options):
     defaults = {"model": tiny, "early_exit_model": tiny, "early_exit_layers": 1, "num_pages": 40}
-    return DraftWorkerSettings(**defaults | {"compile": "off", "cache_dir": tmp_path, "threads": 1} | options)
+    return DraftWorkerSettings(**defaults | {"compile": "off", "threads": 1} | options)
 
 
 def test_all_drafters_work_side_by_side(tiny, tmp_path):

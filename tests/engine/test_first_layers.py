@@ -17,7 +17,7 @@ IDS = [3, 1, 4, 1, 5, 9]
 @pytest.mark.parametrize("family", CONFIGS)
 def test_one_layer_gives_what_the_models_own_first_layer_gives(tmp_path, family):
     directory = save_tiny(tmp_path, family)
-    config = EngineConfig(directory, dtype="float32", num_layers=1, num_pages=8, compile="off", cache_dir=tmp_path)
+    config = EngineConfig(directory, dtype="float32", num_layers=1, num_pages=8, compile="off")
     runner = load_runner(config)
     page_ids, _ = runner.page_table.allocate(IDS)
     logits = runner.forward([Segment(page_ids, 0, IDS, len(IDS))]).logits
