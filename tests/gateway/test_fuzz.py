@@ -31,6 +31,12 @@ SEEDS: list[tuple[str, dict[str, Any]]] = [
         {"messages": [{"role": "assistant", "content": None, "tool_calls": [CALL]}], "max_completion_tokens": 3}
         | {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}], "tool_choice": "auto"},
     ),
+    (
+        "/v1/responses",
+        {"input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}]}], "max_output_tokens": 3}
+        | {"tools": [{"type": "function", "name": "f"}], "text": {"format": {"type": "text"}}, "instructions": "b"},
+    ),
+    ("/v1/responses", {"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}]}),
     ("/tokenize", {"prompt": "the", "return_token_strs": True}),
     ("/detokenize", {"tokens": [1, 2, 3]}),
 ]
@@ -93,7 +99,7 @@ def mutated(chance: random.Random) -> tuple[str, bytes, dict[str, str]]:
         if kind < 0.2 and isinstance(inner, dict):
             inner.pop(last, None)
         elif kind < 0.3 and isinstance(inner, dict):
-            inner[chance.choice(["", "n", "tools", "best_of", "suffix", "é", "model"])] = chance.choice(JUNK)
+            inner[chance.choice(["", "n", "tools", "best_of", "suffix", "é", "model", "stream"])] = chance.choice(JUNK)
         else:
             inner[last] = copy.deepcopy(chance.choice(JUNK))
     data = json.dumps(body).encode()
@@ -120,7 +126,8 @@ async def bombard(gate: Gate, num: int, chance: random.Random) -> dict[int, int]
         if reply.status_code != 200:
             assert reply.json()["error"]["message"], (path, data, told)
         elif reply.headers["content-type"].startswith("text/event-stream"):
-            assert told.endswith("data: [DONE]\n\n"), (path, data, told)
+            end = told.rstrip().rpartition("\n\n")[2]
+            assert end == "data: [DONE]" or end.startswith("event: response."), (path, data, told)
 
     for _ in range(num // 20):
         await asyncio.gather(*(one() for _ in range(20)))

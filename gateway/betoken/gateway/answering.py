@@ -48,7 +48,7 @@ class Answers(Response):
         self._is_stream = is_stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        events = _Events(send)
+        events = _Events(send, self._form.names_events)
         await unless_gone(self._reply(scope, receive, events), receive)
 
     async def _reply(self, scope: Scope, receive: Receive, events: _Events) -> None:
@@ -119,23 +119,26 @@ class Answers(Response):
 class _Events:
     """A stream of server-sent events, begun with the first of them."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, are_named: bool) -> None:
         self.send = send
+        self._are_named = are_named
         self.is_begun = False
 
     async def put(self, asked: AsyncGeneration, form: Form, choice: dict[str, Any] | None) -> None:
         if choice is not None:
-            await self.put_json(form.event(asked, choice))
+            for event in form.events(asked, choice):
+                await self.put_json(event)
 
     async def put_json(self, event: dict[str, Any]) -> None:
         text = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
-        await self._put(b"data: " + text.encode() + b"\n\n")
+        name = f"event: {event['type']}\n" if self._are_named and "type" in event else ""
+        await self._put(f"{name}data: {text}\n\n".encode())
 
     async def end(self, failure: Failure | None = None) -> None:
         """With what went wrong: a stream that ends so has no [DONE]."""
         if failure is not None:
             await self.put_json(failure.body())
-        else:
+        elif not self._are_named:
             await self._put(_DONE)
         await self.send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -26,6 +26,8 @@ from betoken.gateway.edge import Edge
 from betoken.gateway.errors import Failure, RefusedError, failure_of, invalid_body
 from betoken.gateway.form import Form
 from betoken.gateway.metrics import Metrics
+from betoken.gateway.responses import ResponsesBody
+from betoken.gateway.responses_form import ResponsesForm
 from betoken.gateway.settings import GatewaySettings
 from betoken.gateway.vocabulary import Vocabulary
 
@@ -43,6 +45,7 @@ def create_app(client: AsyncClient, settings: GatewaySettings) -> FastAPI:
         app.include_router(pages.router)
     app.add_api_route("/v1/completions", completions, methods=["POST"], response_model=None)
     app.add_api_route("/v1/chat/completions", chat_completions, methods=["POST"], response_model=None)
+    app.add_api_route("/v1/responses", responses, methods=["POST"], response_model=None)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(RefusedError, _refused)
     app.add_exception_handler(BetokenError, _failed)
@@ -71,7 +74,12 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     return reply(request, ChatForm(body, request_id_of(request)), body)
 
 
-def reply(request: Request, form: Form, body: CompletionBody | ChatBody) -> Response:
+async def responses(body: ResponsesBody, request: Request) -> Response:
+    """An answer to a conversation, by OpenAI's newer protocol."""
+    return reply(request, ResponsesForm(body, request_id_of(request)), body)
+
+
+def reply(request: Request, form: Form, body: CompletionBody | ChatBody | ResponsesBody) -> Response:
     """The response that asks and answers."""
     return Answers(request, form, body.questions(), is_stream=body.stream)
 

@@ -12,11 +12,9 @@ from betoken.client import AsyncGeneration, Completion, Piece, Token
 from betoken.gateway.chat import ChatBody
 from betoken.gateway.form import Form, choice_extension, piece_extension
 from betoken.gateway.logprobs import chat_logprobs
-from betoken.gateway.reader import MARKS, THINK, Call, Part, Reader, Said, Thought
+from betoken.gateway.read_answer import ids_to_read, reader_of, text_of
+from betoken.gateway.reader import Call, Part, Reader, Said, Thought
 from betoken.gateway.tools import call_object
-
-_MARK_BYTES = frozenset(mark.encode() for mark in MARKS)
-_NUM_TAIL_IDS = len(THINK) + 2  # of a prompt, within which `<think>` and two line ends fit, be each byte a token
 
 
 class ChatForm(Form):
@@ -41,10 +39,7 @@ class ChatForm(Form):
         return 0
 
     def ids_needed(self, prompt_ids: Sequence[int], tokens: Sequence[Token]) -> set[int]:
-        ids = super().ids_needed(prompt_ids, tokens)
-        ids.update(prompt_ids[-_NUM_TAIL_IDS:])
-        ids.update(token.id for token in tokens if self._tools or not token.text)
-        return ids
+        return super().ids_needed(prompt_ids, tokens) | ids_to_read(prompt_ids, tokens, bool(self._tools))
 
     def choice(self, index: int, answer: Completion) -> dict[str, Any]:
         read = self._answer(index, answer.prompt_ids)
@@ -85,8 +80,7 @@ class ChatForm(Form):
 
     def _answer(self, index: int, prompt_ids: Sequence[int]) -> _ReadAnswer:
         if index not in self._answers:
-            tail = b"".join(self.names.get(token_id, b"") for token_id in prompt_ids[-_NUM_TAIL_IDS:])
-            reader = Reader(self._tools, is_thinking=tail.rstrip().endswith(THINK.encode()))
+            reader = reader_of(prompt_ids, self.names, self._tools)
             self._answers[index] = _ReadAnswer(reader, self, index, self._request_id)
         return self._answers[index]
 
@@ -111,7 +105,7 @@ class _ReadAnswer:
         parts: list[Part] = []
         for token in tokens:
             self.num_thought_tokens += self._reader.is_thinking
-            parts += self._reader.feed(token.text + self._mark(token))
+            parts += self._reader.feed(text_of(token, self._form.names))
         if is_end:
             parts += self._reader.end()
         return self._fields(parts)
@@ -119,11 +113,6 @@ class _ReadAnswer:
     def finish_reason(self, answer: Completion) -> str:
         """OpenAI's word."""
         return "tool_calls" if self.num_calls and answer.finish_reason == "stop" else str(answer.finish_reason)
-
-    def _mark(self, token: Token) -> str:
-        """The mark that a token is, where it is a special one, which leaves no text."""
-        name = self._form.names.get(token.id, b"")
-        return name.decode() if name in _MARK_BYTES and not token.text.endswith(name.decode()) else ""
 
     def _fields(self, parts: Iterable[Part]) -> dict[str, Any]:
         fields: dict[str, Any] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from betoken.client import AsyncGeneration, Completion, Piece, Token
@@ -25,6 +25,8 @@ class Form(ABC):
     """`object` of an event, where it is another."""
     prefix: ClassVar[str]
     """Of the reply's id."""
+    names_events: ClassVar[bool] = False
+    """Whether events are named by their type, and end without [DONE]."""
     echoes: bool = False
     """Whether answers begin with their prompts."""
 
@@ -83,6 +85,10 @@ class Form(ABC):
         if self.include_usage:
             event["usage"] = None
         return event
+
+    def events(self, asked: AsyncGeneration, choice: dict[str, Any]) -> Iterable[dict[str, Any]]:
+        """The events that tell what `opening`, `delta` or `ending` gave."""
+        return (self.event(asked, choice),)
 
     def last_event(self, answers: Sequence[Completion]) -> dict[str, Any]:
         """What tells the usage of a reply in events."""

@@ -1,0 +1,224 @@
+"""`/v1/responses`: its body, and the question in it. Nothing is stored: each request brings its whole conversation.
+
+Knows no answers: `responses_form` writes them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast
+
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+
+from betoken.client import ChatMessage
+from betoken.gateway.body import Body, GenerationBody, Refusals, StreamOptions, refuse, said_as
+from betoken.gateway.constraint import check_response_format, check_tool_choice
+from betoken.gateway.messages import CalledFunction, ToolCall
+from betoken.gateway.question import Question
+from betoken.gateway.tools import Function
+
+
+class InputText(Body):
+    """A part of a message; those of earlier answers as they came."""
+
+    type: Literal["input_text", "output_text", "text", "reasoning_text"]
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+Parts: TypeAlias = Annotated[str | list[InputText], said_as("must be text, or a list of parts of text")]
+
+
+class InputMessage(Body):
+    """A message."""
+
+    type: Literal["message"] = "message"
+    role: str = Field(min_length=1)
+    content: Parts
+    id: str | None = None
+    status: str | None = None
+
+
+class InputCall(CalledFunction):
+    """A call that was made."""
+
+    type: Literal["function_call"]
+    call_id: str
+    id: str | None = None
+    status: str | None = None
+
+
+class InputCallOutput(Body):
+    """What came of it."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Parts
+    id: str | None = None
+    status: str | None = None
+
+
+class InputReasoning(Body):
+    """What was thought before the next message of the assistant's."""
+
+    refused: ClassVar[Refusals] = {"encrypted_content": ("is not supported", ())}
+    type: Literal["reasoning"]
+    content: Parts = ""
+    summary: list[Any] = Field(default_factory=list, max_length=0)
+    id: str | None = None
+    status: str | None = None
+
+
+def _kind(item: Any) -> str:
+    kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
+    return str(kind or "message")
+
+
+Item: TypeAlias = Annotated[
+    Annotated[InputMessage, Tag("message")]
+    | Annotated[InputCall, Tag("function_call")]
+    | Annotated[InputCallOutput, Tag("function_call_output")]
+    | Annotated[InputReasoning, Tag("reasoning")],
+    Discriminator(_kind, custom_error_type="item", custom_error_message="is of a type that is not supported"),
+]
+
+
+class FlatTool(Function):
+    """A function that may be called."""
+
+    type: Literal["function"]
+
+    def for_template(self) -> dict[str, Any]:
+        """As chats have it."""
+        return {"type": "function", "function": self.model_dump(exclude_unset=True, exclude={"type"})}
+
+
+class TextOptions(Body):
+    """Of the answer's text."""
+
+    refused: ClassVar[Refusals] = {"verbosity": ("is not supported: no template knows it", ("medium",))}
+    format: dict[str, Any] | None = None
+
+    @field_validator("format")
+    @classmethod
+    def _check(cls, value: dict[str, Any]) -> dict[str, Any]:
+        check_response_format(value)
+        return value
+
+
+class Reasoning(Body):
+    """How much to think."""
+
+    refused: ClassVar[Refusals] = {
+        "summary": ("is not supported: thoughts are told whole", ()),
+        "generate_summary": ("is not supported: thoughts are told whole", ()),
+    }
+    effort: str | None = None
+
+
+class ResponsesBody(GenerationBody):
+    """What may be asked."""
+
+    refused: ClassVar[Refusals] = {
+        "previous_response_id": ("is not supported: nothing is stored", ()),
+        "conversation": ("is not supported: nothing is stored", ()),
+        "prompt": ("is not supported: nothing is stored", ()),
+        "store": ("is not supported: nothing is stored", (False,)),
+        "background": ("is not supported: nothing is stored", (False,)),
+        "metadata": ("is not supported: nothing is stored", ({},)),
+        "include": ("is not supported", ([],)),
+        "truncation": ("must be disabled", ("disabled",)),
+        "parallel_tool_calls": ("must be true: nothing limits calls to one yet", (True,)),
+        "max_tool_calls": ("is not supported: no tools are called here", ()),
+        "service_tier": ("must be auto or default", ("auto", "default")),
+        "top_logprobs": ("is not supported", (0,)),
+        "prompt_cache_key": ("is not supported: prompts are found by their tokens", ()),
+        "prompt_cache_retention": ("is not supported: what is kept depends on room", ()),
+        "safety_identifier": ("is not supported: send user", ()),
+        "n": ("must be 1", (1,)),
+    }
+    stream_options: StreamOptions | None = None
+    input: str | list[Item] = Field(min_length=1, description="A user's text, or the whole conversation.")
+    instructions: str | None = Field(None, description="A system message before it.")
+    max_output_tokens: int | None = None
+    tools: list[FlatTool] | None = Field(None, max_length=1024)
+    tool_choice: Annotated[str | dict[str, Any], said_as("must be none or auto")] = "auto"
+    text: TextOptions | None = None
+    reasoning: Reasoning | None = None
+
+    @field_validator("tool_choice")
+    @classmethod
+    def _check_choice(cls, value: str | dict[str, Any]) -> str | dict[str, Any]:
+        check_tool_choice(value)
+        return value
+
+    @model_validator(mode="after")
+    def _check(self) -> ResponsesBody:
+        if self.include_usage:
+            raise refuse("stream_options.include_usage", "is not known here: the last event has the usage")
+        return self
+
+    @property
+    def callable_tools(self) -> list[FlatTool]:
+        """Tools that the model is told of."""
+        return (self.tools or []) if self.tool_choice != "none" else []
+
+    def questions(self) -> list[Question]:
+        """The one."""
+        effort = self.reasoning.effort if self.reasoning is not None else None
+        return [
+            Question(
+                self._messages(),
+                seed=self.seeds()[0],
+                sampling=self.sampling(max_new_tokens=self.max_output_tokens, logprobs=None),
+                speculation=self.betoken.speculation(),
+                model=self.model,
+                tenant=self.user,
+                names={
+                    "sampling.max_new_tokens": "max_output_tokens",
+                    "messages.template_arguments.reasoning_effort": "reasoning.effort",
+                    "messages.tools": "tools",
+                    "messages.messages": "input",
+                    "messages": "input",
+                },
+                tools=[tool.for_template() for tool in self.callable_tools],
+                template_arguments={} if effort is None else {"reasoning_effort": effort},
+            )
+        ]
+
+    def _messages(self) -> list[ChatMessage]:
+        """As the template is given them: an assistant's thoughts, text and calls are one message."""
+        messages: list[dict[str, Any]] = []
+        if self.instructions is not None:
+            messages.append({"role": "system", "content": self.instructions})
+        items = [InputMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        for item in items:
+            match item:
+                case InputMessage():
+                    role = "system" if item.role == "developer" else item.role
+                    target = _assistant(messages) if role == "assistant" else _new(messages, role)
+                    target["content"] += _joined(item.content)
+                case InputCall():
+                    function = {"name": item.name, "arguments": item.arguments}
+                    call = ToolCall.model_validate({"id": item.call_id, "type": "function", "function": function})
+                    _assistant(messages).setdefault("tool_calls", []).append(call.for_template())
+                case InputCallOutput():
+                    _new(messages, "tool").update(content=_joined(item.output), tool_call_id=item.call_id)
+                case InputReasoning():
+                    _assistant(messages)["reasoning_content"] = _joined(item.content)
+        return cast(list[ChatMessage], messages)
+
+
+def _new(messages: list[dict[str, Any]], role: str) -> dict[str, Any]:
+    messages.append({"role": role, "content": ""})
+    return messages[-1]
+
+
+def _assistant(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """The assistant's message that is being put together."""
+    is_under_way = bool(messages) and messages[-1]["role"] == "assistant"
+    return messages[-1] if is_under_way else _new(messages, "assistant")
+
+
+def _joined(content: str | list[InputText]) -> str:
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
