@@ -9,25 +9,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from typing import Any
 
 from asyncio_pool import AioPool
 
-from betoken.common.errors import BetokenError, ResourceExhaustedError, UnavailableError, from_link_error
+from betoken.common.errors import BetokenError, ResourceExhaustedError, UnavailableError
 from betoken.router.request import GenerationRequest, SequenceIds
 from betoken.router.workers.bounded import run_bounded
 from betoken.router.workers.circuit_breaker import CircuitBreaker
 from betoken.router.workers.draft_session import DraftFailedError, DraftSession, DraftWorkerLostError
 from betoken.router.workers.mailbox import Patience
+from betoken.router.workers.worker import Worker
 from betoken.rpc.link import DraftLink, LinkCallbacks, LinkOptions, LinkState
-from betoken.rpc.link.faults import LinkFaults
 from betoken.rpc.validation import validate_frame
 from betoken.v1.draft_pb2 import Commit, DraftLinkResponse, DraftRequest
 from betoken.v1.types_pb2 import (
     VERIFICATION_MODE_COUPLED,
     VERIFICATION_MODE_REJECTION,
-    CloseSequence,
     DrafterChoice,
     SamplingParams,
     SourceInfo,
@@ -53,33 +51,22 @@ _PROBE_SAMPLING = SamplingParams(
 )
 
 
-class DraftWorker:
+class DraftWorker(Worker[DraftSession]):
     """One draft worker and the sequences this router has on it."""
 
     def __init__(self, address: str, pool: DraftPool, breaker: CircuitBreaker, options: LinkOptions) -> None:
-        self.link = DraftLink(address, LinkCallbacks(self._take, self._up, self._down, pool.check_hello), options)
+        callbacks = LinkCallbacks(self._take, self._up, self._down, pool.check_hello)
+        super().__init__(DraftLink(address, callbacks, options), f"draft worker {address}")
         self.breaker = breaker
         self.asking_s = 0.0
         """What asking for a draft takes, drafting excluded; a decayed mean."""
         self._pool = pool
-        self._faults = LinkFaults(f"draft worker {address}")
-        self._sessions: dict[int, DraftSession] = {}
         self._is_up = asyncio.Event()
-
-    @property
-    def id(self) -> str:
-        """What its handshake calls it; its address where that says nothing."""
-        return self.hello.worker_id or self.link.address
 
     @property
     def is_ready(self) -> bool:
         """Whether it takes new sequences."""
         return self.link.state is LinkState.READY and self.breaker.is_closed
-
-    @property
-    def is_draining(self) -> bool:
-        """Whether it asked to be left."""
-        return self.link.state is LinkState.DRAINING
 
     @property
     def drafters(self) -> Sequence[str]:
@@ -96,18 +83,6 @@ class DraftWorker:
         """Whether it takes another sequence, by this router's own: what a worker says of its load may be late, and a
         request that goes without drafts for that would be slower, or in some modes get other tokens."""
         return len(self._sessions) < max(1, self.hello.max_sequences)
-
-    @property
-    def load_factor(self) -> float:
-        """How full it is: own sequences, or what it last said of all routers' together, over what it holds at once."""
-        others = self.link.load.running if self.link.load is not None else 0
-        return max(len(self._sessions), others) / max(1, self.hello.max_sequences)
-
-    @property
-    def hello(self) -> WorkerHello:
-        """Its handshake; only of a worker that has been ready."""
-        assert self.link.hello is not None
-        return self.link.hello
 
     def open(self, request: GenerationRequest, committed_ids: Sequence[int], drafter: DrafterChoice) -> DraftSession:
         """Open the request's sequence here, for one of the drafters it hosts (name empty: its default).
@@ -165,30 +140,11 @@ class DraftWorker:
         if request.sequence_id in self._sessions:  # otherwise the session has its error already
             self.link.send(commits=commits, requests=(request,))
 
-    def _close(self, session: DraftSession) -> None:
-        if self._sessions.pop(session.sequence_id, None) is not None:
-            with suppress(UnavailableError):  # the link has just ended, and all its sequences with it
-                self.link.send(closes=[CloseSequence(sequence_id=session.sequence_id)])
-
     def _take(self, _link: Any, frame: DraftLinkResponse) -> None:
         validate_frame(frame.blocks, frame.errors, frame.pending_ids)
-        for block in frame.blocks:
-            session = self._sessions.get(block.sequence_id)
-            if session is not None:  # a late answer to a session given up
-                session.deliver(block)
-        for sequence_id in frame.pending_ids:
-            session = self._sessions.get(sequence_id)
-            if session is not None:
-                session.pending()
-        for entry in frame.errors:
-            error = from_link_error(entry)
-            if entry.sequence_id == 0:
-                self._faults.take(error)
-                continue
-            session = self._sessions.pop(entry.sequence_id, None)
-            if session is not None:
-                session.fail(error)  # first: the link may have no room for more
-                self.link.send(closes=[CloseSequence(sequence_id=entry.sequence_id)])
+        self._deliver(frame.blocks)
+        self._note_pending(frame.pending_ids)
+        self._take_errors(frame.errors, lambda error: error)
 
     def _up(self, _link: Any) -> None:
         self.breaker.reset()
@@ -196,12 +152,9 @@ class DraftWorker:
         self._pool.on_up()
 
     def _down(self, _link: Any, why: BetokenError) -> None:
-        self._faults.tell_count()
         self._is_up.clear()
         self.breaker.reset()
-        sessions, self._sessions = self._sessions, {}
-        for session in sessions.values():
-            session.fail(DraftWorkerLostError(f"draft worker {self.link.address} went away: {why}"))
+        self._lose_sessions(DraftWorkerLostError(f"draft worker {self.link.address} went away: {why}"))
 
 
 class DraftPool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 from betoken.common.errors import (
@@ -18,16 +17,15 @@ from betoken.common.errors import (
     NotFoundError,
     ResourceExhaustedError,
     UnavailableError,
-    from_link_error,
 )
 from betoken.router.request import GenerationRequest, SequenceIds
 from betoken.router.workers.mailbox import Patience
 from betoken.router.workers.verify_session import SequenceLostError, VerifySession
+from betoken.router.workers.worker import Worker
 from betoken.router.workers.worker_identity import ServedModel, WorkerIdentity
 from betoken.rpc.link import LinkCallbacks, LinkOptions, LinkState, VerifyLink
-from betoken.rpc.link.faults import LinkFaults
 from betoken.rpc.validation import validate_frame
-from betoken.v1.types_pb2 import CloseSequence, WorkerHello
+from betoken.v1.types_pb2 import WorkerHello
 from betoken.v1.verify_pb2 import DraftBlock, VerifyLinkResponse
 
 _log = logging.getLogger(__name__)
@@ -36,53 +34,22 @@ SILENCE = "gives no sign of work: others get what is new"
 _LOST = (UnavailableError, InternalError, NotFoundError, FailedPreconditionError)
 
 
-class VerifyWorker:
+class VerifyWorker(Worker[VerifySession]):
     """One verify worker and the sequences this router has on it."""
 
     def __init__(self, address: str, pool: VerifyPool, options: LinkOptions) -> None:
-        self.link = VerifyLink(
-            address, LinkCallbacks(self._take, self._up, self._down, lambda hello: pool.check(hello, self)), options
-        )
+        callbacks = LinkCallbacks(self._take, self._up, self._down, lambda hello: pool.check(hello, self))
+        super().__init__(VerifyLink(address, callbacks, options), f"verify worker {address}")
         self.identity: WorkerIdentity
         """That of its handshake; only of a worker that has been ready."""
         self.is_silent = False
         """Whether a sequence was lost here for want of any sign of work, and none has come since."""
         self._pool = pool
-        self._faults = LinkFaults(f"verify worker {address}")
-        self._sessions: dict[int, VerifySession] = {}
-
-    @property
-    def id(self) -> str:
-        """What its handshake calls it; its address where that says nothing."""
-        return self.hello.worker_id or self.link.address
 
     @property
     def is_ready(self) -> bool:
         """Whether it takes new sequences."""
         return self.link.state is LinkState.READY
-
-    @property
-    def is_draining(self) -> bool:
-        """Whether it asked to be left."""
-        return self.link.state is LinkState.DRAINING
-
-    @property
-    def hello(self) -> WorkerHello:
-        """Its handshake; only of a worker that has been ready."""
-        assert self.link.hello is not None
-        return self.link.hello
-
-    @property
-    def load_factor(self) -> float:
-        """How full it is: own sequences, or what it last said of all routers' together, over what it holds at once."""
-        load = self.link.load
-        others = load.running + load.waiting if load is not None else 0
-        return max(len(self._sessions), others) / max(1, self.hello.max_sequences)
-
-    @property
-    def own_load_factor(self) -> float:
-        """How full it is of own sequences alone: never late, unlike what it says itself."""
-        return len(self._sessions) / max(1, self.hello.max_sequences)
 
     def open(
         self, request: GenerationRequest, committed_ids: Sequence[int], on_pending: Callable[[], None] = lambda: None
@@ -118,39 +85,16 @@ class VerifyWorker:
             except UnavailableError as error:
                 raise SequenceLostError(str(error)) from error
 
-    def _close(self, session: VerifySession) -> None:
-        if self._sessions.pop(session.sequence_id, None) is not None:
-            with suppress(UnavailableError):  # the link has just ended, and all its sequences with it
-                self.link.send(closes=[CloseSequence(sequence_id=session.sequence_id)])
-
     def _take(self, _link: Any, frame: VerifyLinkResponse) -> None:
         validate_frame(frame.verdicts, frame.stales, frame.errors, frame.pending_ids)
         if frame.HasField("drain"):
             self._pool.changed()
         if self.is_silent and (frame.verdicts or frame.stales or frame.pending_ids or frame.HasField("load")):
             self._set_silent(False)  # a load follows the close of what was lost, so that an idle one comes back as well
-        sessions = self._sessions
-        for verdict in frame.verdicts:
-            session = sessions.get(verdict.sequence_id)
-            if session is not None:  # verdicts under a grant may arrive after the close
-                session.deliver(verdict)
-        for stale in frame.stales:
-            session = sessions.get(stale.sequence_id)
-            if session is not None:
-                session.deliver(stale)
-        for sequence_id in frame.pending_ids:
-            session = sessions.get(sequence_id)
-            if session is not None:
-                session.pending()
-        for entry in frame.errors:
-            error = from_link_error(entry)
-            if entry.sequence_id == 0:
-                self._faults.take(error)
-                continue
-            session = sessions.pop(entry.sequence_id, None)
-            if session is not None:
-                session.fail(_for_session(error))  # first: the link may have no room for more
-                self.link.send(closes=[CloseSequence(sequence_id=entry.sequence_id)])
+        self._deliver(frame.verdicts)
+        self._deliver(frame.stales)
+        self._note_pending(frame.pending_ids)
+        self._take_errors(frame.errors, _for_session)
 
     def _up(self, _link: Any) -> None:
         self.identity = WorkerIdentity.of(self.hello)
@@ -158,10 +102,7 @@ class VerifyWorker:
         self._pool.changed()
 
     def _down(self, _link: Any, why: BetokenError) -> None:
-        self._faults.tell_count()
-        sessions, self._sessions = self._sessions, {}
-        for session in sessions.values():
-            session.fail(SequenceLostError(f"verify worker {self.link.address} went away: {why}"))
+        self._lose_sessions(SequenceLostError(f"verify worker {self.link.address} went away: {why}"))
         self._pool.changed()
 
     def _set_silent(self, is_silent: bool) -> None:

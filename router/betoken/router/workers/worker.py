@@ -1,0 +1,113 @@
+"""One worker and the sequences this router has on it: what verify and draft workers share.
+
+Knows the link and sessions by number; knows nothing of verdicts or drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, Generic, Protocol, TypeVar
+
+from betoken.common.errors import BetokenError, UnavailableError, from_link_error
+from betoken.rpc.link import LinkState, WorkerLink
+from betoken.rpc.link.faults import LinkFaults
+from betoken.v1.types_pb2 import CloseSequence, LinkError, WorkerHello
+
+
+class Session(Protocol):
+    """The router's end of an open sequence."""
+
+    @property
+    def sequence_id(self) -> int:
+        """Number on the link."""
+        ...
+
+    def deliver(self, answer: Any, /) -> None:
+        """An answer came from the link."""
+        ...
+
+    def pending(self) -> None:
+        """The worker is at work; the answer will come."""
+        ...
+
+    def fail(self, error: Exception) -> None:
+        """No answer will come any more."""
+        ...
+
+
+SessionT = TypeVar("SessionT", bound=Session)
+
+
+class Worker(Generic[SessionT]):
+    """A link with its sessions. Subclasses say what frames hold and what a lost session is told."""
+
+    def __init__(self, link: WorkerLink[Any, Any], name: str) -> None:
+        """`name`: role and address, for logs."""
+        self.link = link
+        self._faults = LinkFaults(name)
+        self._sessions: dict[int, SessionT] = {}
+
+    @property
+    def id(self) -> str:
+        """What its handshake calls it; its address where that says nothing."""
+        return self.hello.worker_id or self.link.address
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it asked to be left."""
+        return self.link.state is LinkState.DRAINING
+
+    @property
+    def hello(self) -> WorkerHello:
+        """Its handshake; only of a worker that has been ready."""
+        assert self.link.hello is not None
+        return self.link.hello
+
+    @property
+    def load_factor(self) -> float:
+        """How full it is: own sequences, or what it last said of all routers' together, over what it holds at once."""
+        load = self.link.load
+        others = load.running + load.waiting if load is not None else 0
+        return max(len(self._sessions), others) / max(1, self.hello.max_sequences)
+
+    @property
+    def own_load_factor(self) -> float:
+        """How full it is of own sequences alone: never late, unlike what it says itself."""
+        return len(self._sessions) / max(1, self.hello.max_sequences)
+
+    def _close(self, session: SessionT) -> None:
+        if self._sessions.pop(session.sequence_id, None) is not None:
+            with suppress(UnavailableError):  # the link has just ended, and all its sequences with it
+                self.link.send(closes=[CloseSequence(sequence_id=session.sequence_id)])
+
+    def _deliver(self, answers: Iterable[Any]) -> None:
+        for answer in answers:
+            session = self._sessions.get(answer.sequence_id)
+            if session is not None:  # answers may arrive after the close
+                session.deliver(answer)
+
+    def _note_pending(self, sequence_ids: Sequence[int]) -> None:
+        for sequence_id in sequence_ids:
+            session = self._sessions.get(sequence_id)
+            if session is not None:
+                session.pending()
+
+    def _take_errors(self, entries: Iterable[LinkError], for_session: Callable[[BetokenError], Exception]) -> None:
+        """End the sequences that the worker has closed. `for_session` makes of a fault what the session raises."""
+        for entry in entries:
+            error = from_link_error(entry)
+            if entry.sequence_id == 0:
+                self._faults.take(error)
+                continue
+            session = self._sessions.pop(entry.sequence_id, None)
+            if session is not None:
+                session.fail(for_session(error))  # first: the link may have no room for more
+                self.link.send(closes=[CloseSequence(sequence_id=entry.sequence_id)])
+
+    def _lose_sessions(self, error: Exception) -> None:
+        """The link has ended, and all its sequences with it."""
+        self._faults.tell_count()
+        sessions, self._sessions = self._sessions, {}
+        for session in sessions.values():
+            session.fail(error)
