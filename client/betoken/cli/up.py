@@ -46,7 +46,7 @@ class ProgressView(Protocol):
 
 def up(
     target: Annotated[
-        str | None, typer.Option(help="Target model: directory or hub id; default: models/target.")
+        str | None, typer.Option(help="Target model: GGUF file, directory or hub id; default: models/target.")
     ] = None,
     draft: Annotated[
         str | None,

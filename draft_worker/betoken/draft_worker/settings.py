@@ -29,7 +29,7 @@ class DraftWorkerSettings(NgramOptions, LookaheadOptions, ModelOptions, EarlyExi
         description=f"Drafters hosted, the default first: {', '.join(SPECS)}, or package.module:Class;"
         f" auto = those of {_USUAL} that there is a model for.",
     )
-    model: str = Field("", description="Draft model: a directory in Hugging Face format, or a hub id.")
+    model: str = Field("", description="Draft model: a GGUF file, a directory in Hugging Face format, or a hub id.")
     max_context: int | None = Field(
         None,
         ge=2,

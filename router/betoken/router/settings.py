@@ -48,7 +48,8 @@ class RouterSettings(ServiceSettings):
         " more; empty = those of the first worker that comes.",
     )
     tokenizer: str = Field(
-        min_length=1, description="Directory or hub id with the target's tokenizer.json and chat template."
+        min_length=1,
+        description="The target's GGUF file, or a directory or hub id with its tokenizer.json and chat template.",
     )
     tokenizer_revision: str | None = Field(None, min_length=1, description="Hub revision of the tokenizer.")
     model: str = Field("", description="Model id the verify workers must announce; empty = whatever they serve.")

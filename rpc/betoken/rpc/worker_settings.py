@@ -23,7 +23,7 @@ USUAL_PREFILL_ROWS = 64
 class WorkerSettings(ServiceSettings):
     """Options of a process that runs a model."""
 
-    model: str = Field(description="Model: a directory in Hugging Face format, or a hub id.")
+    model: str = Field(description="Model: a GGUF file, a directory in Hugging Face format, or a hub id.")
     revision: str | None = Field(None, min_length=1, description="Hub revision of the model.")
     dtype: Literal["bfloat16", "float16", "float32", "auto"] = Field(
         "bfloat16", description="Type of weights, activations and KV; auto = the checkpoint's own."

@@ -1,0 +1,51 @@
+"""A GGUF file through real services: the tokens of `generate()` on the numbers it stands for, and a chat with it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from betoken.bench.chat import packaged_model
+from betoken.bench.identity import main
+from tests.engine.gguf_files import write_gguf
+
+CELLS = [
+    "float32-t0-none-k0-c1",
+    "float32-t0-ngram-k4-c8",
+    "float32-t0-model-k4-c8",
+    "bfloat16-t0.8-ngram-k4-c8",
+    "bfloat16-t0-model-k4-c1",
+]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("type_name", ["Q4_1", "Q6_K"])
+def test_its_tokens_are_those_of_the_dequantised_model(
+    type_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", type_name)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"in {n} in 12{n} in"}) + "\n" for n in range(4)))
+    arguments = ["--target", path, "--draft", path, "--prompts", str(prompts), "--max-new-tokens", "24"]
+    status = main([*arguments, "--compile", "off", "--out", str(tmp_path / "out"), "--cells", *CELLS])
+    output = capsys.readouterr().out
+    summary = json.loads(output.splitlines()[-1])
+    assert status == 0, output
+    # With drafts in bfloat16, references of their own come besides.
+    assert summary["compared"] == 4 * len(CELLS) and summary["failed"] == 0 and summary["are_pages_free"]
+
+
+@pytest.mark.timeout(300)
+def test_a_chat_goes_on_until_an_empty_line(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf")
+    command = [sys.executable, "-m", "betoken.bench.chat", "--model", path, "--compile", "off", "--max-new-tokens", "8"]
+    done = subprocess.run(command, input="in in\nand\n\n", capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "tiny, an empty line ends the chat" in done.stdout and done.stdout.count("you:") == 3
+
+
+def test_without_the_package_a_chat_says_what_to_do() -> None:
+    with pytest.raises(FileNotFoundError, match="no GGUF file in 'no_such_package': `make chat` installs it"):
+        packaged_model("no_such_package")
