@@ -26,6 +26,12 @@ _GAIN_DECAY = 0.5
 """Weight of the trials before, per trial: one alone is short, and may fall in a slow moment."""
 _LEAST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 """Time with sequences at work from one trial to the next."""
+_FIRST_CROWD_PAUSE_S, _FIRST_CROWD_TRIAL_S = 0.15, 0.15
+"""Both for several sequences of which too little is known: a short burst has no time for longer ones."""
+_TRIAL_NOISE = 0.25
+"""Standard deviation of one short trial's log(speed with drafts / speed without), as measured."""
+_MAX_FIRST_TRIALS = 6
+"""Short trials of a crowd, after which what they say is taken for what is."""
 
 
 @dataclass(slots=True)
@@ -52,7 +58,9 @@ class _Crowd:
     is_worth: bool = True
     """Whether drafts pay, by what was tried."""
     gain: float = 0.0
-    """Decayed mean over trials of log(speed with drafts / speed without); 0 before the first."""
+    """Decayed mean over trials of log(speed with drafts / speed without); the plain mean of short ones."""
+    num_trials: int = 0
+    """Trials judged."""
     speed: _Speed = field(default_factory=_Speed)
     """Of the way that is in use, not of trials."""
     busy_s: float = 0.0
@@ -60,9 +68,15 @@ class _Crowd:
     pause_s: float = _LEAST_PAUSE_S
     """From that trial to the next."""
 
+    @property
+    def is_known(self) -> bool:
+        """Whether trials tell the faster way: two standard errors apart, or as many as short ones may be."""
+        n = self.num_trials
+        return n >= _MAX_FIRST_TRIALS or (n > 0 and abs(self.gain) * math.sqrt(n) > 2.0 * _TRIAL_NOISE)
+
 
 class SpeculationGate:
-    """Open while sequences of one kind are to draft. Nothing is tried in the first second that any are at work."""
+    """Open while sequences of one kind are to draft. A sequence alone drafts for a second before anything is tried."""
 
     def __init__(self, num_running: Callable[[], int], clock_s: Callable[[], float] = time.perf_counter) -> None:
         """`num_running`: all sequences at work, of whatever kind."""
@@ -96,7 +110,9 @@ class SpeculationGate:
             self._trial.add(num_tokens, now_s - started_s, num_running)
             self._num_commits += 1
             self._trial_s += (now_s - started_s) / num_running
-            least_s = _LEAST_TRIAL_S if num_running == 1 else _LEAST_CROWD_TRIAL_S
+            least_s = _LEAST_TRIAL_S
+            if size > 0:
+                least_s = _LEAST_CROWD_TRIAL_S if crowd.is_known else _FIRST_CROWD_TRIAL_S
             if self._num_commits >= _TRIAL_COMMITS * num_running and self._trial_s >= least_s:
                 self._judge(crowd, self._trial)
 
@@ -104,6 +120,8 @@ class SpeculationGate:
         """A crowd like the nearest that is known, until it has been tried itself."""
         nearest = min(self._crowds, key=lambda other: abs(other - size), default=None)
         crowd = self._crowds[size] = _Crowd() if nearest is None else _Crowd(self._crowds[nearest].is_worth)
+        if size > 0:
+            crowd.pause_s = _FIRST_CROWD_PAUSE_S
         return crowd
 
     def _record_usual(self, crowd: _Crowd, size: int, num_running: int, num_tokens: int, seconds: float) -> None:
@@ -119,11 +137,16 @@ class SpeculationGate:
 
     def _judge(self, crowd: _Crowd, trial: _Speed) -> None:
         gain = math.log(trial.mean / crowd.speed.mean) * (1.0 if self.is_open else -1.0)
-        crowd.gain = _GAIN_DECAY * crowd.gain + (1.0 - _GAIN_DECAY) * gain if crowd.gain else gain
+        was_unknown = not crowd.is_known
+        crowd.num_trials += 1
+        weight = 1.0 / crowd.num_trials if was_unknown else max(1.0 - _GAIN_DECAY, 1.0 / crowd.num_trials)
+        crowd.gain += weight * (gain - crowd.gain)
         if crowd.is_worth != (crowd.gain > 0.0):
             crowd.is_worth, crowd.speed = self.is_open, trial
         lost_s = self._trial_s * (1.0 - math.exp(-abs(gain)))
         crowd.pause_s = min(_LONGEST_PAUSE_S, max(_LEAST_PAUSE_S, lost_s / _TRIAL_SHARE))
+        if self._trial_size > 0 and not crowd.is_known:
+            crowd.pause_s = _FIRST_CROWD_PAUSE_S
         self._end_trial(crowd)
 
     def _end_trial(self, crowd: _Crowd) -> None:
