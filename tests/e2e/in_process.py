@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -87,21 +88,47 @@ async def worker(
         await asyncio.to_thread(thread.stop, 5.0)
 
 
+@dataclass
+class Running:
+    """The services' addresses, the models' threads, and a client."""
+
+    address: str
+    verify: str
+    draft: str
+    threads: tuple[ModelThread[Any], ...]
+    client: AsyncClient
+
+
 @asynccontextmanager
 async def services(
     folder: Path, draft_options: dict[str, Any] | None = None, verify_options: dict[str, Any] | None = None
 ) -> AsyncIterator[AsyncClient]:
     """A client of a router with one verify and one draft worker that serve the pair in `folder`."""
+    async with running(folder, draft_options, verify_options) as services:
+        yield services.client
+
+
+@asynccontextmanager
+async def running(
+    folder: Path,
+    draft_options: dict[str, Any] | None = None,
+    verify_options: dict[str, Any] | None = None,
+    router_options: dict[str, Any] | None = None,
+) -> AsyncIterator[Running]:
+    """These services, with all that a test may want of them."""
+    threads: list[ModelThread[Any]] = []
     verify_results, draft_results = VerifyResults(), DraftResults()
     verify_settings = VerifyWorkerSettings(model=str(folder / "target"), **ENGINE | (verify_options or {}))
     draft_settings = DraftWorkerSettings(model=str(folder / "draft"), **ENGINE | (draft_options or {}))
 
     def serve_verify(thread: ModelThread[Any], hello: WorkerHello, server: Any) -> None:
+        threads.append(thread)
         handler = VerifyLinkHandler(thread.submit, verify_results, hello)
         servicer = LinkServicer(lambda: hello, handler, VerifyLinkResponse)
         verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server)
 
     def serve_draft(thread: ModelThread[Any], hello: WorkerHello, server: Any) -> None:
+        threads.append(thread)
         handler = DraftLinkHandler(
             thread.submit, draft_results, draft_settings.max_draft_tokens, max_context=hello.max_context
         )
@@ -116,7 +143,8 @@ async def services(
             worker(lambda *args: draft_service._load(draft_settings, *args), draft_results, serve_draft)
         )
         tokenizer = Tokenizer(byte_tokenizer_json(), {"eos_token": "<eos>"}, CHAT_TEMPLATE, "test")
-        router = Router(RouterSettings(verify=(verify,), draft=(draft,), tokenizer="test", **PATIENCE), tokenizer)
+        options = PATIENCE | (router_options or {})
+        router = Router(RouterSettings(verify=(verify,), draft=(draft,), tokenizer="test", **options), tokenizer)
         links = asyncio.ensure_future(router.run())
         stack.callback(links.cancel)
         stack.push_async_callback(router.close)
@@ -127,4 +155,4 @@ async def services(
         async with asyncio.timeout(60):
             while not (await client.model_info()).drafters:  # noqa: ASYNC110 - offered once the draft worker has passed its probe
                 await asyncio.sleep(0.02)
-        yield client
+        yield Running(address, verify, draft, tuple(threads), client)

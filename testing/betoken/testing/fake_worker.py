@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -58,6 +58,8 @@ class FakeWorker(ABC):
         self.credentials: grpc.ServerCredentials | None = None
         """Set before `start` to speak TLS."""
         self.links: list[FakeLink] = []
+        self.tamper: Callable[[Any], Any] = lambda frame: frame
+        """What becomes of its frames, the hello aside, before they leave."""
         self._seen_ids: set[int] = set()
         self._server: grpc.aio.Server | None = None
         self._stepper: asyncio.Task[None] | None = None
@@ -147,7 +149,7 @@ class FakeWorker(ABC):
                 self.num_steps += 1
                 for link, frame in frames:
                     try:
-                        await link.context.write(frame)
+                        await link.context.write(self.tamper(frame))
                     except (grpc.aio.BaseError, asyncio.InvalidStateError, grpc.RpcError):
                         continue
                 await asyncio.sleep(0)

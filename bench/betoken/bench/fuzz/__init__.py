@@ -1,0 +1,1 @@
+"""Mutants of every message against running services: what answers, and whether anything is left behind."""
