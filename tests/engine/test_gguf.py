@@ -8,14 +8,17 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
 
+from betoken.common.gguf import read_header
 from betoken.engine.bring_up.load import load_runner
 from betoken.engine.bring_up.self_check import forward_together
 from betoken.engine.config import EngineConfig
 from betoken.engine.cpu import compiled as compiled_forward
+from betoken.engine.cpu.grouped_linear import pack_grouped_layers
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.weights.gguf_blocks import GROUPED_TYPES
-from betoken.engine.weights.layers import GroupedEmbedding, GroupedLinear
+from betoken.engine.weights.layers import GroupedEmbedding, GroupedLinear, grouped_bytes
 from betoken.engine.weights.loading import load_model
+from betoken.kernels.cpu import load_cpu_kernels
 from tests.engine.gguf_files import NUMPY_QUANTIZES, tiny_model, write_gguf
 
 SEQUENCES = [[1, 2, 3, 4, 5], list(range(30, 90))]
@@ -68,6 +71,19 @@ def test_tied_embeddings_are_kept_once(tmp_path: Path) -> None:
     loaded, info = load_model(config_of(path), lambda stage, fraction: None)
     assert loaded.lm_head.grouped.values.data_ptr() == loaded.model.embed_tokens.grouped.values.data_ptr()
     assert info.num_parameters == sum(p.numel() for p in of_transformers(path).parameters())
+
+
+@pytest.mark.parametrize("type_name", sorted(GROUPED_TYPES))
+def test_packed_weights_take_no_more_than_the_file_by_a_tenth(type_name: str, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", type_name)
+    if load_cpu_kernels() is None:
+        pytest.skip("no compiler: the CPU kernels cannot be built here")
+    in_file = sum(tensor.num_bytes for tensor in read_header(Path(path)).tensors if tensor.type == type_name)
+    loaded, _ = load_model(config_of(path), lambda stage, fraction: None)
+    assert grouped_bytes(loaded) <= 1.1 * in_file
+    pack_grouped_layers(loaded)
+    assert grouped_bytes(loaded) == 0, "what was loaded is let go of"
+    assert sum(module.packed.nbytes for module in loaded.modules() if hasattr(module, "packed")) <= 1.1 * in_file
 
 
 def test_a_directory_that_holds_one_is_as_good_as_the_file(tmp_path: Path) -> None:
@@ -142,8 +158,6 @@ def test_a_tensor_without_a_place_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("type_name", sorted(GROUPED_TYPES))
 def test_scales_that_are_not_finite_are_refused(type_name: str, tmp_path: Path) -> None:
     path = Path(write_gguf(tmp_path / "tiny.gguf", type_name))
-    from betoken.common.gguf import read_header
-
     tensor = next(tensor for tensor in read_header(path).tensors if tensor.name == "blk.1.ffn_up.weight")
     place = tensor.start + (208 if type_name == "Q6_K" else 0)
     content = bytearray(path.read_bytes())
