@@ -43,6 +43,7 @@ proto-check: proto
 docs: $(VENV)/.installed
 	$(BIN)/python docs/generate_settings.py
 	$(BIN)/python docs/generate_commands.py
+	$(BIN)/python docs/generate_results.py
 
 # Both distributions, as pip builds them, and what a package index would say of them.
 package: $(VENV)/.installed

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 ERROR_SCALE = 0.6
 """How far a target's logits lie from its draft's, for judging guesses. Measured on the shipped pair: with 1 trees are
-so broad that chains bring more, with 1/3 so narrow that they bring little more than chains (docs/log.md)."""
+so broad that chains bring more, with 1/3 so narrow that they bring little more than chains (docs/lessons.md)."""
 
 _LOG_HOPE = math.log(0.05)
 """A forward asks about nodes at least so many times as likely as the likeliest it asks about."""

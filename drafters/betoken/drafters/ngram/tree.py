@@ -37,7 +37,7 @@ def grow_tree(
 
     A node's score is its parent's times the share of its token among what followed the matched n-gram (the most recent
     token counting twice) times L / (L + 1) for a match of L tokens: a longer match deserves more trust. Scores are
-    close to the share of nodes that a target accepts (docs/log.md).
+    close to the share of nodes that a target accepts (docs/lessons.md).
 
     Args:
         automaton: of exactly `ids`.
