@@ -48,6 +48,13 @@ def byte_tokenizer_json() -> str:
     return fast.to_str()
 
 
+def with_special_tokens(tokenizer_json: str, *names: str) -> str:
+    """A tokenizer with more special tokens."""
+    fast = FastTokenizer.from_str(tokenizer_json)
+    fast.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    return fast.to_str()
+
+
 def byte_fallback_tokenizer_json() -> str:
     """A tokenizer in the manner of SentencePiece: a few characters, and tokens of single bytes for all others."""
     vocab = {"<unk>": 0} | {f"<0x{byte:02X}>": byte + 1 for byte in range(256)}

@@ -13,7 +13,13 @@ from betoken.router.text.answer import Answer, FinishReason, StopRules
 from betoken.router.text.detokenizer import Detokenizer
 from betoken.router.text.stop_strings import StopStrings
 from betoken.router.text.tokenizer import Tokenizer
-from tests.router.harness import CHAT_TEMPLATE, byte_fallback_tokenizer_json, byte_ids, byte_tokenizer_json
+from tests.router.harness import (
+    CHAT_TEMPLATE,
+    byte_fallback_tokenizer_json,
+    byte_ids,
+    byte_tokenizer_json,
+    with_special_tokens,
+)
 
 TOKENIZER = Tokenizer(byte_tokenizer_json(), {"eos_token": "<eos>"}, CHAT_TEMPLATE, "test")
 BYTE_FALLBACK = Tokenizer(byte_fallback_tokenizer_json(), {}, None, "test")
@@ -29,9 +35,9 @@ def answer(
     end_ids: Sequence[int] = (0,),
     min_new_tokens: int = 0,
     max_new_tokens: int = 10_000,
-    special_stops: Mapping[int, str] | None = None,
+    special_names: Mapping[int, str] | None = None,
 ) -> Answer:
-    rules = StopRules(frozenset(end_ids), tuple(stop), min_new_tokens, max_new_tokens, special_stops or {})
+    rules = StopRules(frozenset(end_ids), tuple(stop), min_new_tokens, max_new_tokens, special_names or {})
     return Answer(rules, detokenizer())
 
 
@@ -296,12 +302,62 @@ def _longest_first(stops: Sequence[str]) -> list[str]:
 
 
 def test_a_special_token_ends_the_answer_as_the_stop_string_it_is() -> None:
-    special_stops = {TOKENIZER.special_ids["<eos>"]: "<eos>"}
     for sizes in ([1] * 9, [9]):
-        grown = answer(stop=["<eos>", "cd"], min_new_tokens=2, special_stops=special_stops)
+        grown = answer(stop=["<eos>", "cd"], min_new_tokens=2, end_ids=(), special_names=TOKENIZER.special_names)
         kept = [grown.append(block) for block in blocks([0, *byte_ids(TOKENIZER, b"abc"), 0, 5], sizes)]
         assert "".join(part.text for part in kept) == "abc"  # the first came too early
         assert (grown.finish, grown.stop, len(grown.output_ids)) == (FinishReason.STOP, "<eos>", 5)
-    grown = answer(stop=["<eos>", "b"], special_stops=special_stops)
+    grown = answer(stop=["<eos>", "b"], special_names=TOKENIZER.special_names)
     assert grown.append([*byte_ids(TOKENIZER, b"abc"), 0]).text == "a"
     assert grown.stop == "b"
+
+
+def test_what_came_before_a_special_token_that_is_a_stop_string_is_text() -> None:
+    grown = answer(stop=["<eos>"], end_ids=(), special_names=TOKENIZER.special_names)
+    assert grown.append([*byte_ids(TOKENIZER, b"a\xf0"), 0]).text == "a\ufffd"
+
+
+SPECIAL = Tokenizer(with_special_tokens(byte_tokenizer_json(), "<|a|>", "<|b|>"), {}, None, "test")
+PARTS = st.sampled_from(["<eos>", "<|a|>", "<|b|>", "<", "|", "a", "b", ">", "\n"])
+
+
+@given(
+    parts=st.lists(PARTS, max_size=16),
+    are_spelled=st.lists(st.booleans(), min_size=16, max_size=16),
+    stops=st.lists(st.lists(PARTS, min_size=1, max_size=4).map("".join), min_size=1, max_size=3, unique=True),
+    min_new_tokens=st.integers(0, 6),
+    sizes=SIZES,
+)
+@example(["a", "<|a|>", "\n"], [False] * 16, ["<|a|>\n"], 0, [])
+@example(["a", "<|a|>", "<|b|>"], [True, True] + [False] * 14, ["a<|a|><|b", "<|a|><|b|>"], 0, [1, 1])
+@settings(deadline=None, max_examples=500)
+def test_a_stop_string_of_names_and_text_is_found_whether_spelled_or_tokens(
+    parts: list[str], are_spelled: list[bool], stops: list[str], min_new_tokens: int, sizes: list[int]
+) -> None:
+    """The answer ends with the first token after which its text, or what that is with names written, ends in one."""
+    ids: list[int] = []
+    for part, is_spelled in zip(parts, are_spelled, strict=False):
+        special_id = SPECIAL.special_ids.get(part)
+        ids += byte_ids(SPECIAL, part.encode()) if special_id is None or is_spelled else [special_id]
+    rules = StopRules(frozenset(), tuple(stops), min_new_tokens, max(1, len(ids)), SPECIAL.special_names)
+    grown, text = Answer(rules, Detokenizer(SPECIAL.decode, SPECIAL.piece, ())), ""
+    for block in blocks(ids, sizes):
+        text += grown.append(block).text
+    shown = [SPECIAL.decode([token_id]) for token_id in ids]
+    written = [SPECIAL.special_names.get(token_id, piece) for token_id, piece in zip(ids, shown, strict=True)]
+    is_text = [bool(piece) for piece, name in zip(shown, written, strict=True) for _ in name]
+    for end in range(min_new_tokens + 1, len(ids) + 1):
+        whole, named, before = ("".join(part) for part in (shown[:end], written[:end], written[: end - 1]))
+        starts = {stop: len(whole) - len(stop) for stop in stops if shown[end - 1] and whole.endswith(stop)}
+        for stop in stops:
+            if any(name in stop for name in SPECIAL.special_ids):
+                start = named.find(stop, max(0, len(before) - len(stop) + 1))  # it may end within a name
+                if start >= 0:
+                    starts[stop] = min(sum(is_text[:start]), starts.get(stop, len(whole)))
+        if starts:
+            assert (grown.finish, len(grown.output_ids)) == (FinishReason.STOP, end)
+            assert starts[grown.stop] == min(starts.values())
+            assert text == whole[: starts[grown.stop]]
+            break
+    else:
+        assert (text, grown.stop) == ("".join(shown), "")

@@ -470,14 +470,22 @@ async def test_tls_with_and_without_client_certificates(certificates):
             running.stop.set()
 
 
+def junk_pair(directory: Path) -> tuple[Path, Path]:
+    """Files in the form of a certificate and a key that are neither."""
+    cert, key = directory / "no.pem", directory / "no.key"
+    for file, label in ((cert, "CERTIFICATE"), (key, "PRIVATE KEY")):
+        file.write_text(f"-----BEGIN {label}-----\nnothing\n-----END {label}-----\n")
+    return cert, key
+
+
 async def test_a_router_whose_tls_files_hold_something_else_is_told_so(certificates):
-    (certificates / "no.pem").write_text("-----BEGIN CERTIFICATE-----\nno certificate\n-----END CERTIFICATE-----\n")
-    server, no = certificates / "server.pem", certificates / "no.pem"
+    no, no_key = junk_pair(certificates)
+    server = certificates / "server.pem"
     ignore = LinkCallbacks(lambda *_: None, lambda *_: None, lambda *_: None, lambda _: None)
     async with asyncio.TaskGroup() as tasks:
         running = Running(tasks, ServiceSettings(tls_cert_file=server, tls_key_file=certificates / "server.key"))
         address = await running.address()
-        for tls in (ClientTls(no), ClientTls(server, no, no)):
+        for tls in (ClientTls(no), ClientTls(server, no, no_key)):
             link = VerifyLink(address, ignore, LinkOptions(tls=tls, connect_timeout_s=20))
             with pytest.raises(FailedPreconditionError, match="TLS files of this side"):
                 await link.connect_once()
@@ -532,8 +540,8 @@ async def test_a_tls_file_that_is_gone_by_now_is_named(tmp_path):
 
 
 async def test_tls_files_that_hold_something_else_are_suspected(tmp_path):
-    (tmp_path / "no.pem").write_text("-----BEGIN CERTIFICATE-----\nno certificate\n-----END CERTIFICATE-----\n")
-    settings = ServiceSettings(tls_cert_file=tmp_path / "no.pem", tls_key_file=tmp_path / "no.pem")
+    cert, key = junk_pair(tmp_path)
+    settings = ServiceSettings(tls_cert_file=cert, tls_key_file=key)
     with pytest.raises(FailedPreconditionError, match="TLS files"):
         await serve([], settings, stop=asyncio.Event())
 
@@ -542,8 +550,8 @@ async def test_tls_files_that_hold_something_else_are_suspected(tmp_path):
 async def test_a_tls_file_without_pem_is_named(tmp_path, name):
     """A server with an empty file of CAs would start, and refuse every client."""
     (tmp_path / "empty").touch()
-    (tmp_path / "pem").write_text("-----BEGIN CERTIFICATE-----")
-    files = {"cert_file": "pem", "key_file": "pem", "client_ca_file": "pem", name: "empty"}
+    cert, key = junk_pair(tmp_path)
+    files = {"cert_file": cert.name, "key_file": key.name, "client_ca_file": cert.name, name: "empty"}
     settings = ServiceSettings(**{f"tls_{option}": tmp_path / file for option, file in files.items()})
     with pytest.raises(InvalidArgumentError, match=rf"tls\.{name} = .*empty: must hold PEM"):
         await serve([], settings, stop=asyncio.Event())

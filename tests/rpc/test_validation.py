@@ -307,8 +307,6 @@ REFUSED_BLOCKS = [
     ({"parents": [-1, 1]}, "block.parents[1] = 1: must be -1 to 0"),
     ({"parents": [-2, 0]}, "block.parents[0] = -2: must be -1 to -1"),
     ({"parents": [-1, -1]}, "block.parents[1] = -1: must be 0, as this worker takes chains only"),
-    ({"sources": [1]}, "block.sources = 1 entries"),
-    ({"sources": [1, 99]}, "block.sources[1] = 99: must be one of"),
     ({"draft_probs": [SparseDistribution()]}, "block.draft_probs = 1 entries"),
     ({"draft_probs": [SparseDistribution()] * 2}, "block.draft_probs[0].token_ids = 0 entries: must be at least 1"),
     ({"draft_probs": [SparseDistribution(token_ids=[1])] * 2}, "block.draft_probs[0].probs = 0 entries"),
@@ -346,7 +344,7 @@ def test_a_block_is_accepted():
     chains, trees = BlockLimits(VOCAB, 16), BlockLimits(VOCAB, 16, supports_trees=True)
     validate_block(blocked(), chains)
     validate_block(blocked(draft_ids=[], num_plain_steps=1024), chains)
-    validate_block(blocked(parents=[-1, 0], sources=[1, 2]), chains)
+    validate_block(blocked(parents=[-1, 0]), chains)
     validate_block(blocked(parents=[-1, -1]), trees)
     probs = [SparseDistribution(token_ids=[1, 2], probs=[0.25, 0.75])] * 2
     validate_block(blocked(draft_ids=[1, 2], draft_probs=probs), chains)

@@ -173,7 +173,7 @@ class Router:
         detokenizer = Detokenizer(
             tokenizer.decode, tokenizer.piece, request.prompt_ids, is_concatenative=tokenizer.is_concatenative
         )
-        answer = Answer(request.stop_rules(tokenizer.special_ids), detokenizer)
+        answer = Answer(request.stop_rules(tokenizer.special_names), detokenizer)
         num_kept = 0
         for start in range(0, len(request.resume_ids), _RESUMED_AT_ONCE):
             num_kept += answer.append(request.resume_ids[start : start + _RESUMED_AT_ONCE]).num_tokens

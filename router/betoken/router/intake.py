@@ -17,6 +17,7 @@ from betoken.router.policy.drafter_choice import check_num_draft_tokens, choose_
 from betoken.router.request import GenerationRequest
 from betoken.router.text.chat import chat_of
 from betoken.router.text.encoding import TextLimits, encode_chat, encode_text, on_text_thread
+from betoken.router.text.tokenizer import Tokenizer
 from betoken.rpc.sampling import resolve_sampling
 from betoken.rpc.validation import (
     validate_detokenize,
@@ -87,6 +88,7 @@ async def prepare(
         max_context=model.max_context,
         prompt_length=len(prompt_ids),
     )
+    _check_stop_strings(message.sampling.stop, router.tokenizer)
     sampling = resolve_sampling(
         message.sampling,
         model.default_sampling,
@@ -123,6 +125,14 @@ async def prepare(
         deadline_s=deadline_s,
         received_ns=received_ns,
     )
+
+
+def _check_stop_strings(stops: Sequence[str], tokenizer: Tokenizer) -> None:
+    """Refuse what no answer can hold."""
+    for index, stop in enumerate(stops):
+        if absent := tokenizer.alphabet.absent(stop):
+            limit = f"must be of characters that the model's tokens make: none makes {absent[0]!r}"
+            raise InvalidArgumentError(f"sampling.stop[{index}]", stop, limit)
 
 
 async def tokenize(message: TokenizeRequest, router: Router) -> Sequence[int]:

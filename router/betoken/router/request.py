@@ -79,10 +79,9 @@ class GenerationRequest:
         """Seconds until its deadline; None = it has none."""
         return None if self.deadline_s is None else self.deadline_s - time.monotonic()
 
-    def stop_rules(self, special_ids: Mapping[str, int]) -> StopRules:
-        """What ends the answer; `special_ids` are the tokenizer's special tokens by their text."""
-        special_stops = {special_ids[stop]: stop for stop in self.sampling.stop if stop in special_ids}
-        end_ids = frozenset((*self.sampling.stop_token_ids, *special_stops))
+    def stop_rules(self, special_names: Mapping[int, str]) -> StopRules:
+        """What ends the answer; `special_names` are the tokenizer's special tokens by their ids."""
+        end_ids = frozenset(self.sampling.stop_token_ids)
         if not self.sampling.ignore_eos:
             end_ids |= frozenset(self.eos_token_ids)
         return StopRules(
@@ -90,7 +89,7 @@ class GenerationRequest:
             stop_strings=tuple(self.sampling.stop),
             min_new_tokens=self.sampling.min_new_tokens,
             max_new_tokens=self.max_length - len(self.prompt_ids),
-            special_stops=special_stops,
+            special_names=special_names,
         )
 
     def open_entry(

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from betoken.router.text.detokenizer import Detokenizer
-from betoken.router.text.stop_strings import StopStrings
+from betoken.router.text.stop_search import StopSearch
 
 
 class FinishReason(Enum):
@@ -29,15 +29,15 @@ class StopRules:
     """What ends an answer."""
 
     end_ids: frozenset[int]
-    """EOS (unless ignored), stop ids and special stops; the answer ends with them."""
+    """EOS (unless ignored) and stop ids; the answer ends with them."""
     stop_strings: tuple[str, ...]
     """The answer's text ends before the first of these."""
     min_new_tokens: int
     """Nothing but the length ends the answer within its first tokens; stop strings are those that end after them."""
     max_new_tokens: int
     """Largest number of output tokens, the context's end included."""
-    special_stops: Mapping[int, str]
-    """The stop strings that are special tokens, by id: these leave no text in which to find them."""
+    special_names: Mapping[int, str]
+    """Special tokens by id: they leave no text, and a stop string may name them."""
 
 
 class Kept(NamedTuple):
@@ -60,7 +60,7 @@ class Answer:
     def __init__(self, rules: StopRules, detokenizer: Detokenizer) -> None:
         self._rules = rules
         self._detokenizer = detokenizer
-        self._stops = StopStrings(rules.stop_strings)
+        self._stops = StopSearch(rules.stop_strings, rules.special_names)
         self.output_ids: list[int] = []
         """All tokens that count, resumed ones included."""
         self.finish: FinishReason | None = None
@@ -116,7 +116,6 @@ class Answer:
         for index, token_id in enumerate(ids):
             if token_id in rules.end_ids and num_output + index >= rules.min_new_tokens:
                 self.finish = FinishReason.STOP
-                self.stop = rules.special_stops.get(token_id, "")
                 return ids[: index + 1]
         return ids
 
@@ -127,11 +126,13 @@ class Answer:
         for index, token_id in enumerate(ids):
             text, _ = self._detokenizer.step((token_id,))
             is_sought = num_output + index >= self._rules.min_new_tokens
-            match = self._stops.match(text) if is_sought else None
+            match = self._stops.match(text, token_id) if is_sought else None
             if match is not None:
                 self.finish = FinishReason.STOP
                 self.stop, self._is_cut = match.stop, True
-                texts.append((self._stops.held + text)[: match.start])
+                whole = self._stops.held + text
+                # A special token may cut a character in half; its beginning came before the stop string.
+                texts.append(whole[: match.start] if match.start < len(whole) else whole + self._detokenizer.flush())
                 break
-            texts.append(self._stops.feed(text))
+            texts.append(self._stops.feed(text, token_id))
         return Kept(len(texts), "".join(texts), [len(text) for text in texts])

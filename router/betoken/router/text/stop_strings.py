@@ -29,6 +29,11 @@ class StopStrings:
         self._held = ""
 
     @property
+    def is_empty(self) -> bool:
+        """Whether there are none."""
+        return not self._stops
+
+    @property
     def held(self) -> str:
         """Unreleased text: the longest suffix that begins a stop string."""
         return self._held

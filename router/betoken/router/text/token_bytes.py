@@ -23,7 +23,8 @@ def _byte_of_letter() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 
-_LETTERS = _byte_of_letter()
+BYTE_LETTERS = _byte_of_letter()
+"""Bytes by the letters that stand for them."""
 
 
 class TokenBytes:
@@ -32,7 +33,7 @@ class TokenBytes:
     def __init__(self, fast: Tokenizer, tokenizer_json: str) -> None:
         """`tokenizer_json` is the text that `fast` was read from."""
         self._fast = fast
-        kinds = _kinds(json.loads(tokenizer_json).get("decoder"))
+        kinds = decoder_kinds(json.loads(tokenizer_json).get("decoder"))
         self._is_byte_level = "ByteLevel" in kinds
         self._has_bytes = "ByteFallback" in kinds
         self._added = {index: token.content for index, token in fast.get_added_tokens_decoder().items()}
@@ -51,8 +52,8 @@ class TokenBytes:
         token = self._fast.id_to_token(token_id)
         if token is None:
             return b""
-        if self._is_byte_level and all(letter in _LETTERS for letter in token):
-            return bytes(_LETTERS[letter] for letter in token)
+        if self._is_byte_level and all(letter in BYTE_LETTERS for letter in token):
+            return bytes(BYTE_LETTERS[letter] for letter in token)
         if self._has_bytes and (byte := _BYTE.fullmatch(token)):
             return bytes([int(byte[1], 16)])
         return (token.replace(_SPACE, " ") if _SPACE in token else self._text(token_id, token)).encode()
@@ -63,8 +64,8 @@ class TokenBytes:
         return text or token
 
 
-def _kinds(decoder: Any) -> set[str]:
+def decoder_kinds(decoder: Any) -> set[str]:
     """Types of a decoder and of those that it is made of."""
     if not isinstance(decoder, dict):
         return set()
-    return {str(decoder.get("type"))}.union(*map(_kinds, decoder.get("decoders") or ()))
+    return {str(decoder.get("type"))}.union(*map(decoder_kinds, decoder.get("decoders") or ()))

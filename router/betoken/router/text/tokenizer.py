@@ -20,6 +20,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from betoken.common.errors import FailedPreconditionError
 from betoken.common.gguf import GgufError, GgufTokenizer, find_gguf, read_header, read_tokenizer
 from betoken.common.tokenizer_json import hash_tokenizer_json
+from betoken.router.text.alphabet import Alphabet
 from betoken.router.text.chat import Chat
 from betoken.router.text.chat_template import ChatTemplate
 from betoken.router.text.escaping import EscapingTokenizer
@@ -64,6 +65,10 @@ class Tokenizer:
         added = self._fast.get_added_tokens_decoder()
         self.special_ids = {token.content: token_id for token_id, token in added.items() if token.special}
         """Ids of the tokens that leave no text, by their own."""
+        self.special_names = {token_id: name for name, token_id in self.special_ids.items()}
+        """Their own by id."""
+        self.alphabet = Alphabet(self._fast, text)
+        """Characters that answers may have."""
         self.is_concatenative = (json.loads(text).get("decoder") or {}).get("type") == "ByteLevel"
         """Whether the bytes of ids are those of each id, one after the other."""
         self._pieces: dict[int, str] = {}
