@@ -19,6 +19,7 @@ from betoken.common.errors import (
     UnavailableError,
     from_rpc_error,
 )
+from betoken.router.access import keys as keys_module
 from betoken.v1 import generation_pb2 as pb
 from tests.router.access.key_files import ALICE, BOB, header, write
 from tests.router.harness import Cluster, MakeCluster, Reply, add_event, request
@@ -176,3 +177,14 @@ async def test_errors_tell_addresses_to_those_with_a_key_only(make_cluster: Make
         assert isinstance(error, UnavailableError) and "no verify worker became ready" in str(error)
         assert (cluster.verifiers[0].address in str(error)) == is_told
         assert ("tokenizers differ" in str(error)) == is_told
+
+
+async def test_without_keys_another_machine_is_told_no_addresses(
+    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = await make_cluster()
+    for is_own in (True, False):
+        monkeypatch.setattr(keys_module, "is_own_peer", lambda peer, is_own=is_own: is_own)
+        info = await cluster.stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=10)
+        workers = (*info.verify_workers, *info.draft_workers)
+        assert [bool(worker.address) for worker in workers] == [is_own] * 2
