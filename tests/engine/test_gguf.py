@@ -76,7 +76,7 @@ def test_tied_embeddings_are_kept_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("type_name", sorted(GROUPED_TYPES))
 def test_packed_weights_take_no_more_than_the_file_by_a_tenth(type_name: str, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", type_name)
-    if load_cpu_kernels() is None:
+    if (kernels := load_cpu_kernels()) is None:
         pytest.skip("no compiler: the CPU kernels cannot be built here")
     in_file = sum(tensor.num_bytes for tensor in read_header(Path(path)).tensors if tensor.type == type_name)
     loaded, _ = load_model(config_of(path), lambda stage, fraction: None)

@@ -33,6 +33,7 @@ def kernels(request: pytest.FixtureRequest) -> CpuKernels:
     loaded = load_cpu_kernels()
     if loaded is None:
         pytest.skip("no compiler: the CPU kernels cannot be built here")
+    loaded.load_grouped()
     loaded.set_num_threads(request.param)
     return loaded
 

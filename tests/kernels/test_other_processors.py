@@ -31,7 +31,9 @@ import dataclasses, sys
 import pytest
 from betoken.kernels import cpu
 flags, products, tests = sys.argv[1].split(), sys.argv[2], sys.argv[3:]
-cpu.LIBRARY = dataclasses.replace(cpu.LIBRARY, flags=(*cpu.LIBRARY.flags, *flags))
+for name in ("LIBRARY", "GROUPED_LIBRARY"):
+    library = getattr(cpu, name)
+    setattr(cpu, name, dataclasses.replace(library, flags=(*library.flags, *flags)))
 kernels = cpu.load_cpu_kernels()
 assert kernels is not None and kernels.products == products, kernels and kernels.products
 which = "product or packed_rows or definition or path_as_a_chain or few_queries"

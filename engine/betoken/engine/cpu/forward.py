@@ -85,7 +85,7 @@ class CpuForward:
         self._cache: CpuCache = kernels.create_cache(pool.keys, pool.values)
         use_packed_experts(model)
         replace_linears(model, PackedLinear)
-        pack_grouped_layers(model)
+        pack_grouped_layers(model, kernels)
         self._calls = ModelCallStack(model)
         self._is_settled = False
         self._compiled: ModelCall | None = None

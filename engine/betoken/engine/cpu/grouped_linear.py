@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from betoken.engine.weights.layers import GROUPED_LAYERS, GroupedLinear
+from betoken.kernels.cpu import CpuKernels
 from betoken.kernels.cpu.grouped import PackedWeight
 
 
@@ -43,9 +44,11 @@ class PackedGroupedEmbedding(nn.Module):
         return rows.to(self.dtype)
 
 
-def pack_grouped_layers(model: nn.Module) -> None:
+def pack_grouped_layers(model: nn.Module, kernels: CpuKernels) -> None:
     """Put the CPU kernels' layers in the place of all grouped ones, and let go of each in turn; tied ones stay so."""
     layers = {path: module for path, module in model.named_modules() if isinstance(module, GROUPED_LAYERS)}
+    if layers:
+        kernels.load_grouped()
     num_users = Counter(layer.grouped.values.data_ptr() for layer in layers.values())
     packed: dict[int, PackedWeight] = {}
     while layers:

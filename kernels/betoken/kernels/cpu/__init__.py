@@ -23,15 +23,24 @@ _LOG = logging.getLogger(__name__)
 
 _FOLDER = Path(__file__).parent
 _TORCH = Path(torch.__file__).parent
-LIBRARY = Library(
-    name="cpu-kernels",
-    source=_FOLDER / "ops.cpp",
-    headers=tuple(sorted(_FOLDER.glob("*.h"))),
-    compiler_variable="CXX",
-    compilers=("g++", "c++"),
-    flags=("-std=c++20", "-Wno-psabi", "-pthread", f"-isystem{_TORCH / 'include'}"),
-    links=(f"-L{_TORCH / 'lib'}", "-ltorch_cpu", "-lc10"),
-)
+_HEADERS = tuple(sorted(_FOLDER.glob("*.h")))
+
+
+def _library(name: str, source: str, headers: tuple[Path, ...]) -> Library:
+    return Library(
+        name=name,
+        source=_FOLDER / source,
+        headers=headers,
+        compiler_variable="CXX",
+        compilers=("g++", "c++"),
+        flags=("-std=c++20", "-Wno-psabi", "-pthread", f"-isystem{_TORCH / 'include'}"),
+        links=(f"-L{_TORCH / 'lib'}", "-ltorch_cpu", "-lc10"),
+    )
+
+
+LIBRARY = _library("cpu-kernels", "ops.cpp", tuple(path for path in _HEADERS if "grouped" not in path.name))
+GROUPED_LIBRARY = _library("cpu-kernels-grouped", "ops_grouped.cpp", _HEADERS)
+"""Operators on weights of few bits. Compiling them takes four times as long, so only models that need them wait."""
 
 CPU_DTYPES = (torch.bfloat16, torch.float32)
 """What the kernels compute in; always with float32 sums."""
@@ -43,12 +52,14 @@ GROUP_COLUMNS = 64
 class CpuKernels:
     """The loaded library."""
 
-    def __init__(self, library: Path) -> None:
+    def __init__(self, library: Path, cache_dir: Path | None = None) -> None:
+        self._cache_dir = cache_dir
         torch.ops.load_library(library)  # type: ignore[no-untyped-call]
         self._library = ctypes.CDLL(str(library))
         self._library.betoken_cache_create.restype = ctypes.c_void_p
         self._library.betoken_cache_create.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
         self._library.betoken_cache_destroy.argtypes = [ctypes.c_void_p]
+        self._library.betoken_pool.restype = ctypes.c_void_p
         self._library.betoken_products.restype = ctypes.c_char_p
         self._library.betoken_compiler.restype = ctypes.c_char_p
         self._begin_step = self._library.betoken_begin_step
@@ -70,6 +81,22 @@ class CpuKernels:
     def set_num_threads(self, num_threads: int) -> None:
         """Threads of one operator, the calling one included; for the whole process."""
         self._library.betoken_set_num_threads(num_threads)
+
+    def load_grouped(self) -> None:
+        """Load the operators on weights of few bits; compiled on first use.
+
+        Raises:
+            BuildError, OSError: that is impossible.
+        """
+        global _has_grouped
+        with _lock:
+            if not _has_grouped:
+                library = build(GROUPED_LIBRARY, self._cache_dir)
+                share = ctypes.CDLL(str(library)).betoken_share_pool
+                share.argtypes = [ctypes.c_void_p]
+                share(self._library.betoken_pool())
+                torch.ops.load_library(library)  # type: ignore[no-untyped-call]
+                _has_grouped = True
 
     def create_cache(self, keys: Mapping[int, Tensor], values: Mapping[int, Tensor]) -> "CpuCache":
         """Make the KV tensors of layers 0, 1, ... known: [num_pages, page_size, heads, size], kept alive."""
@@ -114,6 +141,7 @@ class CpuCache:
 
 
 _loaded: CpuKernels | None = None
+_has_grouped = False
 _failure: str | None = None
 _lock = Lock()
 
@@ -126,7 +154,7 @@ def load_cpu_kernels(cache_dir: Path | None = None) -> CpuKernels | None:
             try:
                 if sys.platform != "linux":
                     raise BuildError(f"the kernels are written for Linux, this is {sys.platform}")
-                _loaded = CpuKernels(build(LIBRARY, cache_dir))
+                _loaded = CpuKernels(build(LIBRARY, cache_dir), cache_dir)
             except (BuildError, OSError) as error:
                 _failure = str(error)
                 _LOG.warning("the CPU kernels are not available, their slow references run instead: %s", error)

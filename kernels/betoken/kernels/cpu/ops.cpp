@@ -7,7 +7,7 @@
 
 #include "attention.h"
 #include "linear.h"
-#include "ops_grouped.h"
+#include "tensors.h"
 
 namespace betoken {
 namespace {
@@ -230,6 +230,7 @@ TORCH_LIBRARY(betoken, library) {
   library.def("linear(Tensor x, Tensor packed, Tensor? bias, int n) -> Tensor");
   library.def("linear_sums(Tensor x, Tensor packed, Tensor? bias, int n) -> Tensor");
   library.def("expert_linear(Tensor x, Tensor packed, Tensor? bias, Tensor expert_ids, int n) -> Tensor");
+  // Implemented by ops_grouped.cpp, which takes longer to compile and is loaded where a model has weights of few bits.
   library.def(
       "pack_grouped(Tensor values, Tensor? high, Tensor scales, Tensor? scale_units, Tensor? offsets, "
       "Tensor? offset_units, int k, int format) -> Tensor");
@@ -251,10 +252,6 @@ TORCH_LIBRARY_IMPL(betoken, CPU, library) {
   library.impl("linear", linear_op);
   library.impl("linear_sums", linear_sums);
   library.impl("expert_linear", expert_linear);
-  library.impl("pack_grouped", pack_grouped);
-  library.impl("linear_grouped", linear_grouped_op);
-  library.impl("linear_grouped_sums", linear_grouped_sums);
-  library.impl("grouped_rows", grouped_rows_op);
   library.impl("attend", attend);
   library.impl("paged_attention", paged_attention);
 }
@@ -262,6 +259,9 @@ TORCH_LIBRARY_IMPL(betoken, CPU, library) {
 }  // namespace betoken
 
 extern "C" {
+
+// The process's pool, for the other library.
+void* betoken_pool() { return &betoken::Pool::get(); }
 
 void betoken_set_num_threads(int num_threads) { betoken::Pool::get().set_num_threads(num_threads); }
 

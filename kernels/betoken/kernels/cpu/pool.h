@@ -29,9 +29,12 @@ class Pool {
   using Task = void (*)(void* job, int task);
 
   static Pool& get() {
-    static Pool* pool = new Pool();  // never destroyed: its threads may outlive static destruction
-    return *pool;
+    static Pool* made = shared() ? shared() : new Pool();  // never destroyed: its threads may outlive static destruction
+    return *made;
   }
+
+  // Another library's pool, to be used by this one too. Only before the first `get`.
+  static void share(void* pool) { shared() = static_cast<Pool*>(pool); }
 
   // Threads of a job, the caller included. Only before or between jobs.
   void set_num_threads(int num_threads) {
@@ -84,6 +87,11 @@ class Pool {
   }
 
  private:
+  static Pool*& shared() {
+    static Pool* pool = nullptr;
+    return pool;
+  }
+
   static constexpr int kMaxThreads = 256;
   static constexpr uint64_t kExhausted = 0x7fffffff;  // not below any end
   static constexpr auto kSpin = std::chrono::microseconds(60);

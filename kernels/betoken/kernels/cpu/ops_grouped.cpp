@@ -1,19 +1,20 @@
-// The operators on weights of few bits; part of ops.cpp.
-#pragma once
+// The operators on weights of few bits, a library of their own: ops.cpp says what they take.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <torch/library.h>
 
 #include "linear_grouped.h"
 #include "tensors.h"
 
 namespace betoken {
+namespace {
 
-inline const uint8_t* bytes_of(const std::optional<at::Tensor>& tensor) {
+const uint8_t* bytes_of(const std::optional<at::Tensor>& tensor) {
   return tensor ? static_cast<const uint8_t*>(tensor->data_ptr()) : nullptr;
 }
 
 // A weight [N, K] as its format's own tensors, dense, see grouped.py -> a flat tensor in the layout of grouped.h.
-inline at::Tensor pack_grouped(const at::Tensor& values, const std::optional<at::Tensor>& high, const at::Tensor& scales,
+at::Tensor pack_grouped(const at::Tensor& values, const std::optional<at::Tensor>& high, const at::Tensor& scales,
                         const std::optional<at::Tensor>& scale_units, const std::optional<at::Tensor>& offsets,
                         const std::optional<at::Tensor>& offset_units, int64_t k, int64_t format) {
   const GroupedLayout layout(GroupedFormat::of(format), ceil_to(k, kDepth));
@@ -29,12 +30,12 @@ inline at::Tensor pack_grouped(const at::Tensor& values, const std::optional<at:
   return packed;
 }
 
-inline void check_packed(const GroupedLayout& layout, const at::Tensor& packed, int64_t n) {
+void check_packed(const GroupedLayout& layout, const at::Tensor& packed, int64_t n) {
   TORCH_CHECK(packed.numel() == ceil_to(n, kColumns) / kColumns * layout.bytes, "packed weights of another shape");
 }
 
 // x [..., K] -> [..., N] of this type: that of x, or float.
-inline at::Tensor linear_grouped_to(at::ScalarType type, const at::Tensor& x, const at::Tensor& packed,
+at::Tensor linear_grouped_to(at::ScalarType type, const at::Tensor& x, const at::Tensor& packed,
                                     const std::optional<at::Tensor>& bias, int64_t n, int64_t format) {
   auto sizes = x.sizes().vec();
   sizes.back() = n;
@@ -55,19 +56,19 @@ inline at::Tensor linear_grouped_to(at::ScalarType type, const at::Tensor& x, co
   return out;
 }
 
-inline at::Tensor linear_grouped_op(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias,
+at::Tensor linear_grouped_op(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias,
                                     int64_t n, int64_t format) {
   return linear_grouped_to(x.scalar_type(), x, packed, bias, n, format);
 }
 
 // The same, not rounded to the type of x.
-inline at::Tensor linear_grouped_sums(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias,
+at::Tensor linear_grouped_sums(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias,
                                       int64_t n, int64_t format) {
   return linear_grouped_to(at::kFloat, x, packed, bias, n, format);
 }
 
 // ids [...] -> those rows of the weight, [..., k] float.
-inline at::Tensor grouped_rows_op(const at::Tensor& ids, const at::Tensor& packed, int64_t n, int64_t k, int64_t format) {
+at::Tensor grouped_rows_op(const at::Tensor& ids, const at::Tensor& packed, int64_t n, int64_t k, int64_t format) {
   const at::Tensor dense = ids.contiguous();
   const int64_t* first = dense.data_ptr<int64_t>();
   for (int64_t i = 0; i < dense.numel(); ++i)
@@ -82,4 +83,15 @@ inline at::Tensor grouped_rows_op(const at::Tensor& ids, const at::Tensor& packe
   return out;
 }
 
+}  // namespace
+
+TORCH_LIBRARY_IMPL(betoken, CPU, library) {
+  library.impl("pack_grouped", pack_grouped);
+  library.impl("linear_grouped", linear_grouped_op);
+  library.impl("linear_grouped_sums", linear_grouped_sums);
+  library.impl("grouped_rows", grouped_rows_op);
+}
+
 }  // namespace betoken
+
+extern "C" void betoken_share_pool(void* pool) { betoken::Pool::share(pool); }
