@@ -81,7 +81,7 @@ def test_packed_weights_take_no_more_than_the_file_by_a_tenth(type_name: str, tm
     in_file = sum(tensor.num_bytes for tensor in read_header(Path(path)).tensors if tensor.type == type_name)
     loaded, _ = load_model(config_of(path), lambda stage, fraction: None)
     assert grouped_bytes(loaded) <= 1.1 * in_file
-    pack_grouped_layers(loaded)
+    pack_grouped_layers(loaded, kernels)
     assert grouped_bytes(loaded) == 0, "what was loaded is let go of"
     assert sum(module.packed.nbytes for module in loaded.modules() if hasattr(module, "packed")) <= 1.1 * in_file
 
