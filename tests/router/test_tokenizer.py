@@ -16,11 +16,12 @@ from transformers import AutoTokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from betoken.common.errors import InvalidArgumentError
+from betoken.common.tokenizer_json import hash_tokenizer_json
 from betoken.engine.weights.fingerprint import hash_tokenizer_json as engine_hash
 from betoken.engine.weights.sources import open_source
 from betoken.router.text.chat import Chat
 from betoken.router.text.chat_template import ChatTemplate
-from betoken.router.text.tokenizer import Tokenizer, TokenizerError, hash_tokenizer_json
+from betoken.router.text.tokenizer import Tokenizer, TokenizerError
 from tests.router.harness import CHAT_TEMPLATE, byte_tokenizer_json
 
 

@@ -32,7 +32,6 @@ from betoken.router.round.speculator import Speculator
 from betoken.router.round.stats import SpeculationCounts
 from betoken.router.settings import AUTO_DRAFTER, NO_DRAFTER, RouterSettings
 from betoken.router.text.answer import Answer
-from betoken.router.text.detokenizer import Detokenizer
 from betoken.router.text.tokenizer import Tokenizer
 from betoken.router.workers.circuit_breaker import CircuitBreaker
 from betoken.router.workers.draft_pool import DraftPool
@@ -170,10 +169,7 @@ class Router:
     async def _answer(self, request: GenerationRequest) -> Answer:
         """The answer so far. Resumed ids are taken in parts: a whole context of them would hold up every stream."""
         tokenizer = self.tokenizer
-        detokenizer = Detokenizer(
-            tokenizer.decode, tokenizer.piece, request.prompt_ids, is_concatenative=tokenizer.is_concatenative
-        )
-        answer = Answer(request.stop_rules(tokenizer.special_names), detokenizer)
+        answer = Answer(request.stop_rules(tokenizer.special_names), tokenizer.detokenizer(request.prompt_ids))
         num_kept = 0
         for start in range(0, len(request.resume_ids), _RESUMED_AT_ONCE):
             num_kept += answer.append(request.resume_ids[start : start + _RESUMED_AT_ONCE]).num_tokens

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from betoken.router.text.clean_up import CleaningDetokenizer
 from betoken.router.text.detokenizer import Detokenizer
 from betoken.router.text.stop_search import StopSearch
 
@@ -57,7 +58,7 @@ NOTHING = Kept(0, "", ())
 class Answer:
     """Output ids and text of one request."""
 
-    def __init__(self, rules: StopRules, detokenizer: Detokenizer) -> None:
+    def __init__(self, rules: StopRules, detokenizer: Detokenizer | CleaningDetokenizer) -> None:
         self._rules = rules
         self._detokenizer = detokenizer
         self._stops = StopSearch(rules.stop_strings, rules.special_names)

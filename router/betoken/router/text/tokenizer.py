@@ -7,32 +7,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.utils.tqdm import disable_progress_bars
 from tokenizers import Tokenizer as FastTokenizer
 
-from betoken.common.errors import FailedPreconditionError
-from betoken.common.gguf import GgufError, GgufTokenizer, find_gguf, read_header, read_tokenizer
 from betoken.common.tokenizer_json import hash_tokenizer_json
 from betoken.router.text.alphabet import Alphabet
 from betoken.router.text.chat import Chat
 from betoken.router.text.chat_template import ChatTemplate
+from betoken.router.text.clean_up import CleaningDetokenizer, clean_up
+from betoken.router.text.detokenizer import Detokenizer
 from betoken.router.text.escaping import EscapingTokenizer
+from betoken.router.text.pipeline import adapted, cleans_up, refused_options
 from betoken.router.text.special_tokens import add_tokens, named_tokens
 from betoken.router.text.token_bytes import TokenBytes
+from betoken.router.text.tokenizer_files import CONFIG, TokenizerError, read_files
 
-_TOKENIZER, _CONFIG = "tokenizer.json", "tokenizer_config.json"
-_SPECIAL_TOKENS, _TEMPLATE = "special_tokens_map.json", "chat_template.jinja"
-
-
-class TokenizerError(FailedPreconditionError):
-    """The tokenizer's files are missing or unreadable."""
+__all__ = ["Tokenizer", "TokenizerError", "TokenizerFailedError"]
 
 
 class TokenizerFailedError(Exception):
@@ -42,10 +35,22 @@ class TokenizerFailedError(Exception):
 class Tokenizer:
     """Text to ids and back, as the model's own tokenizer does it."""
 
-    def __init__(self, text: str, config: Mapping[str, Any], chat_template: str | None, name: str) -> None:
-        """`text` is the content of `tokenizer.json`, `config` that of `tokenizer_config.json`."""
+    def __init__(
+        self,
+        text: str,
+        config: Mapping[str, Any],
+        chat_template: str | None,
+        name: str,
+        tool_template: str | None = None,
+    ) -> None:
+        """`text` is the content of `tokenizer.json`, `config` that of `tokenizer_config.json`; `tool_template` is that
+        of chats with tools, None = `chat_template` too."""
+        for refused in refused_options(config):
+            raise TokenizerError(f"{name}/{CONFIG}: {refused}")
         try:
-            self._fast = FastTokenizer.from_str(text)
+            given = json.loads(text)
+            data = adapted(given, config)
+            self._fast = FastTokenizer.from_str(text if data is given else json.dumps(data))
             self.hash = hash_tokenizer_json(text)
             """SHA-256 hex of vocabulary, merges and added tokens; workers announce theirs in the handshake."""
         except Exception as error:  # the Rust library raises plain Exception
@@ -53,8 +58,11 @@ class Tokenizer:
         try:
             add_tokens(self._fast, config)
         except Exception as error:  # whatever its contents are taken for
-            raise TokenizerError(f"{name}/{_CONFIG} describes tokens that are none: {error}") from error
-        settings = [self._fast.to_str(), self._fast.encode_special_tokens, chat_template, named_tokens(config)]
+            raise TokenizerError(f"{name}/{CONFIG} describes tokens that are none: {error}") from error
+        self._cleans_up = cleans_up(data, config)
+        names = named_tokens(config)
+        settings: list[Any] = [self._fast.to_str(), self._fast.encode_special_tokens, chat_template, names]
+        settings += [tool_template] * (tool_template is not None) + [self._cleans_up] * self._cleans_up
         made_of = json.dumps(settings, sort_keys=True)
         self.fingerprint = hashlib.sha256(made_of.encode()).hexdigest()
         """SHA-256 hex of all that makes ids of text and messages, and text of ids; unlike `hash` not the workers'."""
@@ -69,18 +77,18 @@ class Tokenizer:
         """Their own by id."""
         self.alphabet = Alphabet(self._fast, text)
         """Characters that answers may have."""
-        self.is_concatenative = (json.loads(text).get("decoder") or {}).get("type") == "ByteLevel"
+        self.is_concatenative = (data.get("decoder") or {}).get("type") == "ByteLevel"
         """Whether the bytes of ids are those of each id, one after the other."""
         self._pieces: dict[int, str] = {}
         self.token_bytes = TokenBytes(self._fast, text)
         """Bytes of one id alone."""
         try:
-            self.chat_template = ChatTemplate(chat_template, named_tokens(config)) if chat_template else None
-        except (
-            Exception
-        ) as error:  # jinja raises its own, Python what it makes of the code: SyntaxError, RecursionError
+            self.chat_template, self._tool_template = (
+                ChatTemplate(template, names) if template else None for template in (chat_template, tool_template)
+            )
+        except Exception as error:  # jinja raises its own, Python what it makes of the code: RecursionError
             raise TokenizerError(f"the chat template of {name} does not compile: {error}") from error
-        eos = named_tokens(config).get("eos_token")
+        eos = names.get("eos_token")
         self.chat_eos_id: int | None = self._fast.token_to_id(eos) if eos and self.chat_template else None
         """Id of its `eos_token`, with which a template ends the assistant's turn; None without a template."""
 
@@ -91,17 +99,9 @@ class Tokenizer:
         Raises:
             TokenizerError: no `tokenizer.json` there, a broken file, or a directory and a revision.
         """
-        directory = _find(source, revision)
-        if (gguf := _gguf_tokenizer(directory, source)) is not None:
-            return cls(gguf.text, gguf.config, gguf.chat_template, source)
-        text = _read(directory, _TOKENIZER, source)
-        if text is None:
-            raise TokenizerError(f"{_named(source, revision)} has no {_TOKENIZER}")
-        config = _read_object(directory, _CONFIG, source)
-        if "added_tokens_decoder" not in config:  # of older transformers: the special tokens may be there only
-            config |= _read_object(directory, _SPECIAL_TOKENS, source)
-        template = _read(directory, _TEMPLATE, source) or _config_template(config)
-        return cls(text, config, template, source)
+        files = read_files(source, revision)
+        templates = files.templates
+        return cls(files.text, files.config, templates.get("default"), source, templates.get("tool_use"))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; special tokens of the tokenizer's own post-processor are added unless told not to.
@@ -123,9 +123,10 @@ class Tokenizer:
         Raises:
             InvalidArgumentError: the model has no template, or the template refuses these messages.
         """
-        if self.chat_template is None:
+        template = self._tool_template if chat.tools and self._tool_template is not None else self.chat_template
+        if template is None:
             raise ChatTemplate.missing()
-        return self.chat_template.render(chat)
+        return template.render(chat)
 
     @cached_property
     def escaping(self) -> EscapingTokenizer:
@@ -142,17 +143,26 @@ class Tokenizer:
         Raises:
             TokenizerFailedError: the tokenizer cannot do it.
         """
+        text = self._decode(ids)
+        return clean_up(text) if self._cleans_up else text
+
+    def detokenizer(self, context_ids: Sequence[int]) -> Detokenizer | CleaningDetokenizer:
+        """For the text of an answer as it grows, after a prompt of `context_ids`."""
+        made = Detokenizer(self._decode, self.piece, context_ids, is_concatenative=self.is_concatenative)
+        return CleaningDetokenizer(made) if self._cleans_up else made
+
+    def piece(self, token_id: int) -> str:
+        """Text of one id alone, not cleaned up; remembered."""
+        text = self._pieces.get(token_id)
+        if text is None:
+            text = self._pieces[token_id] = self._decode((token_id,))
+        return text
+
+    def _decode(self, ids: Sequence[int]) -> str:
         try:
             text: str = self._fast.decode(ids, skip_special_tokens=True)
         except BaseException as error:
             raise _failed("detokenizes", error) from error
-        return text
-
-    def piece(self, token_id: int) -> str:
-        """Text of one id alone; remembered."""
-        text = self._pieces.get(token_id)
-        if text is None:
-            text = self._pieces[token_id] = self.decode((token_id,))
         return text
 
 
@@ -161,67 +171,3 @@ def _failed(verb: str, error: BaseException) -> BaseException:
     if isinstance(error, KeyboardInterrupt | SystemExit):
         return error
     return TokenizerFailedError(f"must be a text that the model's tokenizer {verb} (it fails: {type(error).__name__})")
-
-
-def _find(source: str, revision: str | None) -> Path:
-    """The file or directory: itself, or a snapshot of the hub's, where all files are of one commit."""
-    directory = Path(os.path.expanduser(source))  # as workers do for --model
-    try:
-        is_local = directory.is_dir() or (directory.suffix == ".gguf" and directory.is_file())
-    except OSError as error:
-        raise TokenizerError(f"{source!r} cannot be looked at: {error.strerror}") from error
-    if is_local:
-        if revision is not None:
-            kind = "directory" if directory.is_dir() else "file"
-            raise TokenizerError(f"revision {revision!r} is one of the hub, and {source} is a {kind}")
-        return directory
-    disable_progress_bars()  # standard error is the log
-    try:
-        wanted = [_TOKENIZER, _CONFIG, _SPECIAL_TOKENS, _TEMPLATE]
-        return Path(snapshot_download(source, revision=revision, allow_patterns=wanted))
-    except Exception as error:  # the hub client raises many types: network, authentication, validation
-        reason = f"{type(error).__name__}: {error}"
-        raise TokenizerError(f"the tokenizer of {_named(source, revision)} cannot be fetched: {reason}") from error
-
-
-def _gguf_tokenizer(path: Path, source: str) -> GgufTokenizer | None:
-    """That of the GGUF file that the path means; None where it means none."""
-    if (path / _TOKENIZER).is_file():
-        return None
-    try:
-        file = find_gguf(path)
-        return None if file is None else read_tokenizer(read_header(file))
-    except (GgufError, OSError) as error:
-        raise TokenizerError(f"the tokenizer of {source} cannot be read: {error}") from error
-
-
-def _named(source: str, revision: str | None) -> str:
-    return source if revision is None else f"{source} at revision {revision!r}"
-
-
-def _read(directory: Path, name: str, source: str) -> str | None:
-    """Content of one file; None where there is none."""
-    path = directory / name
-    try:
-        return path.read_text(encoding="utf-8") if path.is_file() else None
-    except (OSError, ValueError) as error:
-        raise TokenizerError(f"cannot read {name} of {source}: {error}") from error
-
-
-def _read_object(directory: Path, name: str, source: str) -> dict[str, Any]:
-    """The JSON object of one file; empty where there is none."""
-    try:
-        found = json.loads(_read(directory, name, source) or "{}")
-    except ValueError as error:
-        raise TokenizerError(f"{source}/{name} is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise TokenizerError(f"{source}/{name} is not a JSON object")
-    return found
-
-
-def _config_template(config: Mapping[str, Any]) -> str | None:
-    template = config.get("chat_template")
-    if isinstance(template, list):  # several named templates
-        named = [entry for entry in template if isinstance(entry, dict)]
-        template = {entry.get("name"): entry.get("template") for entry in named}.get("default")
-    return template if isinstance(template, str) else None
