@@ -1,4 +1,4 @@
-"""The kernels of paged keys and of acceptance compile for a GPU where there is none, without fused rounding."""
+"""The kernels of paged keys compile for a GPU where there is none, without fused rounding."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,6 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from betoken.kernels.accept import kernel as accepting
 from betoken.kernels.attention import kernel as attending
 from betoken.kernels.kv_compact import kernel as compacting
 from betoken.kernels.kv_write import kernel as writing
@@ -16,7 +15,7 @@ from betoken.kernels.kv_write import kernel as writing
 HOPPER = GPUTarget("cuda", 90, 32)
 CACHED = {"query", "key", "value", "key_cache", "value_cache", "sinks", "out"}
 FLOATS = {"part_maximum", "part_total", "part_sums"}
-INT64 = {"sources", "targets", "starts", "target_ids", "draft_ids", "parents", "offsets", "num_accepted", "path"}
+INT64 = {"sources", "targets", "starts"}
 SCALARS = {"scale": "fp32", "softcap": "fp32", "window": "i32", "num_segments": "i32", "num_chunks": "i32"}
 SIZES = {"NUM_HEADS": 8, "KEY_SIZE": 128, "VALUE_SIZE": 128}
 ATTEND = SIZES | {"GROUP": 4, "PAGE_SIZE": 16, "ROWS": 8, "BLOCK_M": 32, "BLOCK_N": 64, "BLOCK_D": 128, "BLOCK_E": 128}
@@ -30,7 +29,6 @@ KERNELS = [
     (attending._fold_chunks, FOLD | {"HAS_WINDOW": True, "HAS_SINKS": True}),
     (writing._write, SIZES | {"PAGE_SIZE": 16, "BLOCK": 128, "HAS_TREES": True}),
     (compacting._compact, SIZES | {"BLOCK": 128}),
-    (accepting._accept, {"IS_CHAIN": False, "BLOCK": 128}),
 ]
 
 
@@ -39,7 +37,7 @@ def argument_type(name: str) -> str:
         return SCALARS.get(name, "i32")
     if name in CACHED:
         return "*bf16"
-    return "*fp32" if name in FLOATS else "*i64" if name in INT64 or name == "next_id" else "*i32"
+    return "*fp32" if name in FLOATS else "*i64" if name in INT64 else "*i32"
 
 
 @pytest.mark.parametrize(("kernel", "constants"), KERNELS, ids=lambda value: getattr(value, "__name__", ""))

@@ -18,7 +18,7 @@ from betoken.common.errors import (
 from betoken.rpc.link import DraftLink, LinkCallbacks, LinkOptions, LinkState, OutboxLimits, VerifyLink, router_side
 from betoken.rpc.link.backoff import Backoff
 from betoken.rpc.link.options import open_channel
-from betoken.v1.types_pb2 import CloseSequence, OpenSequence, RouterHello, WorkerHello
+from betoken.v1.types_pb2 import CloseSequence, LinkError, OpenSequence, RouterHello, WorkerHello
 from betoken.v1.verify_pb2 import DraftBlock, Verdict, VerifyLinkRequest, VerifyLinkResponse
 
 from .conftest import HELLO, eventually
@@ -164,7 +164,7 @@ async def test_an_oversized_frame_ends_that_link_only(start_worker, start_link, 
 async def test_a_worker_s_oversized_frame_ends_the_link(start_worker, start_link):
     worker = await start_worker()
     recorded = await start_link(worker.address)
-    worker.handler.links[0].send(VerifyLinkResponse(verdicts=[Verdict(sequence_id=1, features=b"x" * (5 << 20))]))
+    worker.handler.links[0].send(VerifyLinkResponse(errors=[LinkError(sequence_id=1, message="x" * (5 << 20))]))
     await eventually(lambda: recorded.downs)
     assert isinstance(recorded.downs[0], ResourceExhaustedError)
     assert not recorded.verdicts
@@ -575,7 +575,7 @@ async def test_a_router_that_does_not_read_loses_its_link_only(start_worker, sta
     await eventually(lambda: len(worker.handler.links) == 2)
     peer = worker.handler.links[1]
     for _ in range(200):
-        peer.send(VerifyLinkResponse(verdicts=[Verdict(sequence_id=1, features=b"x" * 500_000)]))
+        peer.send(VerifyLinkResponse(errors=[LinkError(sequence_id=1, message="x" * 500_000)]))
         await asyncio.sleep(0)
     await eventually(lambda: worker.handler.closed == [2])
     peer.send(VerifyLinkResponse())  # to a link that is gone: dropped

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from betoken.common.errors import ResourceExhaustedError
 from betoken.rpc.link.outbox import BacklogFullError, Outbox, OutboxLimits
-from betoken.v1.types_pb2 import CloseSequence, OpenSequence
+from betoken.v1.types_pb2 import CloseSequence, LinkError, OpenSequence
 from betoken.v1.verify_pb2 import DraftBlock, Verdict, VerifyLinkRequest, VerifyLinkResponse
 
 ENTRY_TYPES = {  # in the order a worker applies them
@@ -69,18 +69,18 @@ def test_a_whole_frame_too_large_is_split():
 
 def test_no_frame_is_larger_than_a_message_may_be():
     outbox = Outbox(VerifyLinkResponse, OutboxLimits(max_message_bytes=100))
-    outbox.add_entries({"verdicts": [Verdict(features=b"x" * 40) for _ in range(5)]})
+    outbox.add_entries({"errors": [LinkError(message="x" * 40) for _ in range(5)]})
     frames = drained(outbox)
-    assert sum(len(frame.verdicts) for frame in frames) == 5 and max(frame.ByteSize() for frame in frames) <= 100
+    assert sum(len(frame.errors) for frame in frames) == 5 and max(frame.ByteSize() for frame in frames) <= 100
 
 
 def test_limits_refuse():
     outbox = Outbox(VerifyLinkResponse, OutboxLimits(max_frame_bytes=50, max_message_bytes=100, max_pending_bytes=150))
     with pytest.raises(ResourceExhaustedError, match="limit of 100 bytes"):
-        outbox.add_entries({"verdicts": [Verdict(features=b"x" * 200)]})
+        outbox.add_entries({"errors": [LinkError(message="x" * 200)]})
     assert outbox.is_empty
-    outbox.add_entries({"verdicts": [Verdict(features=b"x" * 80)]})
+    outbox.add_entries({"errors": [LinkError(message="x" * 80)]})
     with pytest.raises(BacklogFullError):
-        outbox.add_entries({"verdicts": [Verdict(features=b"x" * 80)]})
+        outbox.add_entries({"errors": [LinkError(message="x" * 80)]})
     outbox.pop()
-    outbox.add_entries({"verdicts": [Verdict(features=b"x" * 80)]})
+    outbox.add_entries({"errors": [LinkError(message="x" * 80)]})

@@ -24,14 +24,13 @@ class DraftBlock(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ..., base_length: _Optional[int] = ..., draft_ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., draft_probs: _Optional[_Iterable[_Union[_types_pb2.SparseDistribution, _Mapping]]] = ..., num_plain_steps: _Optional[int] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("sequence_id", "base_length", "num_accepted", "path", "next_id", "logprobs", "features", "queue_ns", "forward_ns", "num_draft_tokens", "cached_tokens")
+    __slots__ = ("sequence_id", "base_length", "num_accepted", "path", "next_id", "logprobs", "queue_ns", "forward_ns", "num_draft_tokens", "cached_tokens")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     NEXT_ID_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    FEATURES_FIELD_NUMBER: _ClassVar[int]
     QUEUE_NS_FIELD_NUMBER: _ClassVar[int]
     FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -42,12 +41,11 @@ class Verdict(_message.Message):
     path: _containers.RepeatedScalarFieldContainer[int]
     next_id: int
     logprobs: _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]
-    features: bytes
     queue_ns: int
     forward_ns: int
     num_draft_tokens: int
     cached_tokens: int
-    def __init__(self, sequence_id: _Optional[int] = ..., base_length: _Optional[int] = ..., num_accepted: _Optional[int] = ..., path: _Optional[_Iterable[int]] = ..., next_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ..., features: _Optional[bytes] = ..., queue_ns: _Optional[int] = ..., forward_ns: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, sequence_id: _Optional[int] = ..., base_length: _Optional[int] = ..., num_accepted: _Optional[int] = ..., path: _Optional[_Iterable[int]] = ..., next_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ..., queue_ns: _Optional[int] = ..., forward_ns: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class Stale(_message.Message):
     __slots__ = ("sequence_id", "length")

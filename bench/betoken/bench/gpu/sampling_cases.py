@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from betoken.bench.gpu.case import Arguments, Case, Side, lazily_compiled, reference_sides
-from betoken.kernels.accept import accept
 from betoken.kernels.logits_adjust import logits_adjust
 from betoken.kernels.logits_adjust import reference as adjust_reference
 from betoken.kernels.sample import reference, sample
@@ -40,8 +39,6 @@ def sampling_cases(
         yield _sample_case(device, num_rows, vocab_size, top_k=50, top_p=1.0)
         yield _sample_case(device, num_rows, vocab_size, top_k=0, top_p=1.0)
     yield _adjust_case(device, num_rows=row_counts[-1], vocab_size=vocab_size, entries_per_row=512)
-    yield _accept_case(device, num_blocks=32, num_nodes=5, is_tree=False, vocab_size=vocab_size)
-    yield _accept_case(device, num_blocks=32, num_nodes=64, is_tree=True, vocab_size=vocab_size)
 
 
 def _sample_case(device: torch.device, num_rows: int, vocab_size: int, top_k: int, top_p: float) -> Case:
@@ -121,49 +118,3 @@ def _reference_adjust(
     logits: Tensor, offsets: Tensor, ids: Tensor, bias: Tensor, scale: Tensor, penalty: Tensor
 ) -> None:
     adjust_reference.logits_adjust(logits, offsets, ids, bias, scale, penalty, None)
-
-
-def _accept_case(device: torch.device, num_blocks: int, num_nodes: int, is_tree: bool, vocab_size: int) -> Case:
-    total = num_blocks * num_nodes
-
-    def fresh() -> Arguments:
-        target_ids = torch.randint(0, 4, (total + num_blocks,), device=device)  # few ids: long accepted paths
-        draft_ids = torch.randint(0, 4, (total,), device=device)
-        parents = None
-        if is_tree:
-            index = torch.arange(total, device=device) % num_nodes
-            parents = (torch.rand(total, device=device) * (index + 1)).long() - 1
-        offsets = torch.arange(0, total + 1, num_nodes, device=device)
-        return (target_ids, draft_ids, parents, offsets)
-
-    def run(*arguments: Any) -> tuple[Tensor, ...]:
-        return accept(*arguments)
-
-    others = reference_sides(run)
-    if not is_tree and find_spec("flashinfer") is not None:
-        others.append(_flashinfer_chains(device, num_blocks, num_nodes, vocab_size))
-    return Case(
-        op="accept",
-        shape=f"{num_blocks} {'trees' if is_tree else 'chains'} of {num_nodes}",
-        num_bytes=8 * (2 * total + num_blocks + (total if is_tree else 0) + num_blocks + 1 + total + 2 * num_blocks),
-        fresh=fresh,
-        run=run,
-        others=others,
-    )
-
-
-def _flashinfer_chains(device: torch.device, num_blocks: int, num_nodes: int, vocab_size: int) -> Side:
-    """Its acceptance reads whole distributions; they are made once, outside what is timed."""
-    lead = (num_blocks, num_nodes)
-    made: list[Tensor] = []
-
-    def call(*_: Any) -> Any:
-        if not made:
-            for num_rows in (num_nodes, num_nodes + 1):
-                logits = peaked_logits(num_blocks * num_rows, vocab_size, torch.float32, device)
-                made.append(torch.softmax(logits, dim=1).view(num_blocks, num_rows, vocab_size))
-            made.append(torch.randint(0, vocab_size, lead, device=device).int())
-        draft_probs, target_probs, draft_ids = made
-        return import_module("flashinfer.sampling").chain_speculative_sampling(draft_probs, draft_ids, target_probs)
-
-    return Side("flashinfer chain_speculative_sampling", call)

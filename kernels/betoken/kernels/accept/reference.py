@@ -1,16 +1,17 @@
-"""Torch reference of acceptance; see the package for the contract. Plain Python over ids: the algorithm on one page."""
+"""Acceptance in plain Python over ids: the algorithm on one page."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 
 def accept_block(
     target_ids: Sequence[int], draft_ids: Sequence[int], parents: Sequence[int] | None = None
 ) -> tuple[list[int], int]:
-    """Walks one draft block along the target's own tokens.
+    """Walks one draft block along the target's own tokens; of equal siblings the first is taken.
+
+    Example: the chain [5, 6, 7] with target_ids [5, 6, 9, 3] gives [0, 1] and 9 (recovered); with [5, 6, 7, 3] it gives
+    [0, 1, 2] and 3 (bonus).
 
     Args:
         target_ids: K + 1 ids: the target's token after the last committed token, then after each draft node.
@@ -33,30 +34,3 @@ def accept_block(
             node = i
             path.append(i)
     return path, target_ids[node + 1]
-
-
-def accept(
-    target_ids: torch.Tensor, draft_ids: torch.Tensor, parents: torch.Tensor | None, offsets: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The rules of `betoken.kernels.accept.accept`, any device."""
-    bounds = offsets.tolist()
-    targets, drafts = target_ids.tolist(), draft_ids.tolist()
-    all_parents = None if parents is None else parents.tolist()
-    paths = [-1] * len(drafts)
-    num_accepted: list[int] = []
-    next_ids: list[int] = []
-    for block, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
-        path, next_id = accept_block(
-            targets[start + block : end + block + 1],
-            drafts[start:end],
-            None if all_parents is None else all_parents[start:end],
-        )
-        paths[start : start + len(path)] = path
-        num_accepted.append(len(path))
-        next_ids.append(next_id)
-    device = target_ids.device
-    return (
-        torch.tensor(num_accepted, dtype=torch.int64, device=device),
-        torch.tensor(paths, dtype=torch.int64, device=device),
-        torch.tensor(next_ids, dtype=torch.int64, device=device),
-    )
