@@ -52,9 +52,9 @@ class GenerationRequest:
     model: str = ""
     """The name under which the client asked for it, or the model's id."""
     identity: WorkerIdentity | None = None
-    """Of the verify workers whose limits and defaults were applied: no others may answer. None = any."""
+    """Identity of the verify workers whose limits and defaults were applied: only they may answer. None = any."""
     system_fingerprint: str = ""
-    """Of all that decides the answer besides the request, for the client to resume with."""
+    """Hash of all that decides the answer besides the request, for the client to resume with."""
     resume_ids: Sequence[int] = ()
     """Output ids the client has already."""
     drafter: DrafterChoice | None = None

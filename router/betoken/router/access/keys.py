@@ -32,7 +32,7 @@ class Caller:
     tenant: str | None = None
     """The key's; None = no key, so that a request's own word is taken."""
     accounts: Sequence[Account] = ()
-    """Of the key and of its tenant."""
+    """Accounts of the key and of its tenant."""
 
     def tenant_of(self, asked: str) -> str:
         """Whom a request is for that names the tenant `asked` (empty: none).

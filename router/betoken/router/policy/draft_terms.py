@@ -18,7 +18,7 @@ MAX_DRAFT_TOKENS = 16
 FIRST_PAUSE, LONGEST_PAUSE = 2, 8
 """Plain steps after an empty draft; twice as many after each further one."""
 _SAVED_SHARE = 0.75
-"""Of the cost of asking: what an empty draft saves, there being four steps or so until the next asking."""
+"""Part of the cost of asking that an empty draft saves, with four steps or so until the next asking."""
 
 
 def draft_terms(load: Load, max_tokens: int, asking_s: float) -> DraftTerms | None:

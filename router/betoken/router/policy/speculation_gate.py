@@ -19,7 +19,7 @@ _TRIAL_COMMITS = 4
 """Per running sequence, in a trial."""
 _LEAST_TRIAL_S = 0.1
 _LEAST_CROWD_TRIAL_S = 0.5
-"""Of several sequences, whose pace wavers: the prompts of new ones hold the others up."""
+"""Shortest trial of several sequences, seconds. Their pace wavers: prompts of new ones hold the others up."""
 _TRIAL_SHARE = 0.01
 """Part of the tokens that trying the slower way may cost."""
 _GAIN_DECAY = 0.5
@@ -27,7 +27,7 @@ _GAIN_DECAY = 0.5
 _LEAST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 """Time with sequences at work from one trial to the next."""
 _FIRST_CROWD_PAUSE_S, _FIRST_CROWD_TRIAL_S = 0.15, 0.15
-"""Both for several sequences of which too little is known: a short burst has no time for longer ones."""
+"""Pause and trial of several sequences that are little known, seconds: a short burst has no time for longer ones."""
 _TRIAL_NOISE = 0.25
 """Standard deviation of one short trial's log(speed with drafts / speed without), as measured."""
 _MAX_FIRST_TRIALS = 6
@@ -62,7 +62,7 @@ class _Crowd:
     num_trials: int = 0
     """Trials judged."""
     speed: _Speed = field(default_factory=_Speed)
-    """Of the way that is in use, not of trials."""
+    """Speed of the way in use; trials are kept apart."""
     busy_s: float = 0.0
     """Time with sequences at work since the last trial."""
     pause_s: float = _LEAST_PAUSE_S
@@ -88,10 +88,10 @@ class SpeculationGate:
         self._crowds: dict[int, _Crowd] = {}
         self._trial: _Speed | None = None
         self._trial_size = 0
-        """Of the crowd that the trial is for."""
+        """Size of the crowd that the trial is for, log2 of its sequences."""
         self._num_commits = 0
         self._trial_s = 0.0
-        """Both in the trial; time in which nothing ran is none of it."""
+        """Commits and busy seconds counted in the current trial."""
 
     def record(self, started_s: float, now_s: float, num_tokens: int) -> None:
         """A sequence that went the present way, by drafts or without, got tokens in that time."""

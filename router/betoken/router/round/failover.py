@@ -26,9 +26,9 @@ _MAX_RETRY_PAUSE_S = 1.0
 _MAX_FAULTS = 3
 """Attempts in a row that fail by a worker's own fault; then it is the sequence that it cannot serve."""
 _SILENCE_SHARE = 0.5
-"""Of the time allowed: a worker that gives no sign for so long is left for another, also for one that comes later."""
+"""Part of the time allowed after which a worker without a sign is left for another, or for one that comes later."""
 _PROGRESS_SHARE = 0.05
-"""Of the time allowed: after so much of it progress counts again. Workers tell of it many times a second."""
+"""Part of the time allowed after which progress counts again. Workers tell of it many times a second."""
 
 
 class _AttemptFailedError(Exception):
@@ -49,9 +49,9 @@ class Failover:
         self._reopens = reopens
         self._timeout_s = timeout_s
         self._limits: set[asyncio.Timeout] = set()
-        """Of all that wait to be re-opened and have not been lost once more by an attempt."""
+        """Deadlines of sequences waiting to be re-opened. Progress anywhere extends all of them."""
         self._suspects: dict[asyncio.Timeout, float] = {}
-        """Of those that have, with the time until which they may be tried again, on the event loop's clock."""
+        """Deadlines of sequences that an attempt lost again: until when they may be tried, event loop's clock."""
         self._progressed_s = -math.inf
 
     def has_other(self, worker: VerifyWorker) -> bool:

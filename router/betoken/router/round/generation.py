@@ -64,9 +64,9 @@ class Generation:
         self._pause = FIRST_PAUSE
         """Plain steps after the next draft that is empty."""
         self._step_began_s: float | None = None
-        """Of the round or plain step under way; None if other things than its tokens take its time."""
+        """Start of the step under way (perf_counter, s). None: its time tells nothing of drafts (prefill, failover)."""
         self._began_ns = 0
-        """Of the round, plain step or re-opening under way, `time.perf_counter_ns()`."""
+        """Start of the round, plain step or re-opening under way, `time.perf_counter_ns()`."""
         self._length = len(request.prompt_ids) + len(answer.output_ids)
         self._counts = counts
 

@@ -52,7 +52,7 @@ class Finished:
     num_output_tokens: int
     """Resumed ones included."""
     num_new_tokens: int
-    """Those sent now."""
+    """Tokens sent now."""
     num_cached_tokens: int
     counts: SpeculationCounts
     queue_ns: int

@@ -66,7 +66,7 @@ class Speculator:
         """Whether the prompt's prefill has been waited for: later drafts that are late as well do not pay."""
         self._is_refused = False
         self._full_until_s: dict[DraftWorker, float] = {}
-        """Those that had no room for it, and until when they are not asked (`time.monotonic`)."""
+        """Workers that had no room for it, and until when they are not asked (`time.monotonic`, s)."""
         has_settings = request.drafter is not None and bool(request.drafter.settings)
         self._has_untried_settings = has_settings and not request.resume_ids  # else tried where the answer began
         """Only a draft worker knows whether they are good; whether drafts pay or not, one draft is asked for."""
@@ -80,7 +80,7 @@ class Speculator:
         self.num_failed = 0
         """Drafts that were late, wrong or failed."""
         self.worker_ids: list[str] = []
-        """Of the workers that had it open, in their order, each once."""
+        """Ids of the workers that had it open, in their order, each once."""
 
     @property
     def is_available(self) -> bool:

@@ -27,7 +27,7 @@ class StopSearch:
         """Unreleased text."""
 
     def match(self, text: str, token_id: int | None = None) -> StopMatch | None:
-        """Of the stop strings that end within `text`, or within the name of `token_id`, the one that begins first,
+        """The stop string that begins first, among those that end within `text` or within the name of `token_id`,
         perhaps in held text; of two, the one given first. Appends nothing."""
         num_text = len(self.held) + len(text)
         plain = self._plain.match(text)

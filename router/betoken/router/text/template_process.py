@@ -19,7 +19,7 @@ from betoken.router.text.template_renderer import LENGTH, TEXT
 
 _RENDERER = Path(__file__).with_name("template_renderer.py")
 MAX_CPU_S = 2.0
-"""Of one chat, or of the template's compilation: thousands of messages take a tenth of it."""
+"""Processor seconds of one chat, or of the template's compilation: thousands of messages take a tenth of it."""
 _MAX_WALL_S = 20.0
 _MAX_MEMORY_BYTES = 256 << 20
 

@@ -15,7 +15,7 @@ Item = TypeVar("Item")
 
 _TICK_S = 0.02
 _MAX_ITEMS = 1024
-"""That wait: many times what was ever asked for. What comes beyond is dropped; what is before it shows the fault."""
+"""Most waiting items, many times what was ever asked for. Later ones are dropped; the first ones show the fault."""
 
 
 class Patience:

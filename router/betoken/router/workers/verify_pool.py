@@ -41,7 +41,7 @@ class VerifyWorker(Worker[VerifySession]):
         callbacks = LinkCallbacks(self._take, self._up, self._down, lambda hello: pool.check(hello, self))
         super().__init__(VerifyLink(address, callbacks, options), f"verify worker {address}")
         self.identity: WorkerIdentity
-        """That of its handshake; only of a worker that has been ready."""
+        """Identity told in its handshake; set once it has been ready."""
         self.is_silent = False
         """Whether a sequence was lost here for want of any sign of work, and none has come since."""
         self._pool = pool
@@ -133,7 +133,7 @@ class VerifyPool:
         self.patience = patience
         self.verify_timeout_s = verify_timeout_s
         self.model: ServedModel | None = None
-        """That of the last accepted worker."""
+        """Model of the last accepted worker."""
         self.workers = [VerifyWorker(address, self, options) for address in addresses]
         self._check_hello = check_hello
         self._text_fingerprint, self._chat_eos_id = text_fingerprint, chat_eos_id

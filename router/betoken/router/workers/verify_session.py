@@ -145,7 +145,7 @@ class VerifySession:
 
 
 def _are_logprobs(verdict: Verdict) -> bool:
-    """Whether each emitted token has logprobs that are some."""
+    """True if every emitted token has well-formed logprobs."""
     return len(verdict.logprobs) == verdict.num_accepted + 1 and all(
         len(entry.top_ids) == len(entry.top_logprobs) and not any(map(math.isnan, (entry.logprob, *entry.top_logprobs)))
         for entry in verdict.logprobs

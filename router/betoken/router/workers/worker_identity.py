@@ -56,9 +56,9 @@ class ServedModel(NamedTuple):
     hello: WorkerHello
     """Handshake of a worker that serves it."""
     identity: WorkerIdentity
-    """That of `hello`; made once, as every request carries it."""
+    """Identity told in `hello`; made once, as every request carries it."""
     system_fingerprint: str
-    """Of all that decides an answer besides the request, in 32 hex digits; a client resumes an answer with it."""
+    """Hash of all that decides an answer besides the request, 32 hex digits; a client resumes an answer with it."""
     eos_token_ids: tuple[int, ...]
     """The worker's, and the tokenizer's where it has a chat template."""
 

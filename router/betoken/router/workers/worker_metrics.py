@@ -76,7 +76,7 @@ class _Count:
     """What a worker counted over all its starts: a counter that went back would be exported as a negative increase."""
 
     before: int = 0
-    """Of the starts before this one."""
+    """Count of the starts before this one."""
     last: int = 0
 
     def total(self, value: int) -> int:
