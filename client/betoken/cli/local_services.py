@@ -42,7 +42,7 @@ class LocalServicesConfig:
     drafters: Sequence[str] | None = None
     """Drafters of each draft worker, the default first; empty = no draft worker; None = the usual ones with a model."""
     dtype: str = "bfloat16"
-    """Of both models."""
+    """Type of both models' weights, activations and KV."""
     verify_threads: int | None = None
     """CPU threads of a verify worker; None = its own choice."""
     draft_threads: int | None = 1
@@ -56,9 +56,9 @@ class LocalServicesConfig:
     host: str = LOOPBACK
     """Address the router listens on; workers are reachable from this machine only."""
     port: int = 0
-    """Of the router; 0 = any free one. Workers listen on Unix sockets."""
+    """TCP port of the router; 0 = any free one. Workers listen on Unix sockets."""
     http_port: int | None = None
-    """Of the gateway; 0 = any free one, None = no gateway. It listens where the router does, else on loopback."""
+    """TCP port of the gateway; 0 = any free one, None = none. It listens where the router does, else on loopback."""
     verify_options: Sequence[str] = ()
     """Further command-line options of the verify workers."""
     draft_options: Sequence[str] = ()

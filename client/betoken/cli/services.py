@@ -50,7 +50,7 @@ def gateway(context: typer.Context) -> None:
 
 
 def missing_packages(needs: Sequence[str]) -> list[str]:
-    """Those that are not installed."""
+    """Packages among `needs` that are not installed."""
     return [name for name in needs if importlib.util.find_spec(name) is None]
 
 

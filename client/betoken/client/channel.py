@@ -71,7 +71,7 @@ def channel_options(address: str, tls: ClientTls | None) -> list[tuple[str, Any]
         # A router that restarts is found again within the retries of a call; gRPC's own bound is two minutes.
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", _MAX_RECONNECT_MS),
-        # Nor may one that comes back under another address be missed: gRPC asks the DNS every half minute at most.
+        # A router that comes back at another address must be found, too: gRPC asks the DNS every half minute at most.
         ("grpc.dns_min_time_between_resolutions_ms", _MIN_RESOLUTION_MS),
     ]
     if _is_own(address) or _is_beyond_proxies(address):  # gRPC would ask the environment's http_proxy for those, too

@@ -39,7 +39,7 @@ class Usage:
 
     prompt_tokens: int
     output_tokens: int
-    """Those received before a resumption included."""
+    """Tokens of the answer, those received before a resumption included."""
     cached_prompt_tokens: int
     """Prompt tokens whose KV was reused and not computed; of the last stream only, when the answer was resumed."""
 
@@ -77,7 +77,7 @@ class SpeculationStats:
     num_rounds: int
     """Rounds that asked for a draft and got an answer, an empty one included."""
     first_draft_forward_s: float
-    """Of the first of them, which includes the drafter's prefill of the prompt."""
+    """Drafting time of the first round, with the drafter's prefill of the prompt; seconds."""
     num_draft_forwards: int
     """Forwards of the drafters' models, those between a draft and the next request included, prefill excluded."""
 
@@ -136,7 +136,7 @@ class Detokenized:
     """Token ids as text. Prints as that text."""
 
     text: str
-    """Of all ids in order, without special tokens; bytes that are no UTF-8 are U+FFFD."""
+    """Text of all ids in order, without special tokens; bytes outside UTF-8 are U+FFFD."""
     pieces: tuple[bytes, ...]
     """Bytes of each id alone; a special token has those of its name."""
 
@@ -159,7 +159,7 @@ class PartialAnswer:
     text: str
     """What had become final; a resumed answer begins with what is missing of its tokens' text."""
     tokens: tuple[Token, ...]
-    """Those of this call; ids given as resume_ids are not repeated."""
+    """Tokens of this call; ids given as resume_ids are not repeated."""
     prompt_ids: tuple[int, ...]
     """The prompt as the model saw it."""
     seed: int
@@ -192,7 +192,7 @@ class Completion:
 
     text: str
     tokens: tuple[Token, ...]
-    """Those of this call; ids given as resume_ids are not repeated."""
+    """Tokens of this call; ids given as resume_ids are not repeated."""
     finish_reason: FinishReason
     stop: str
     """The stop string that ended it, or empty."""
@@ -204,13 +204,13 @@ class Completion:
     """With it, the same request gives the same tokens; in modes other than COUPLED with the same drafts only."""
     model: str
     system_fingerprint: str
-    """Of what decided the answer besides the request: weights, dtype, arithmetic, ...; the seed's promise is for it."""
+    """Hash of what decided the answer besides the request (weights, dtype, ...); a seed repeats under an equal one."""
     request_id: str
     """For the router's logs."""
     drafter: str
-    """In force; empty = plain decoding."""
+    """Name of the drafter in force; empty = plain decoding."""
     mode: VerificationMode
-    """In force."""
+    """Verification mode in force."""
     num_resumes: int
     """Times the stream broke and was taken up again."""
     queue_s: float

@@ -143,13 +143,13 @@ class PromptOptions(TypedDict, total=False):
     """Whether a text gets the tokenizer's own special tokens (BOS), as it does unless told not to. A chat that is
     rendered already has them."""
     tools: Sequence[Mapping[str, Any]]
-    """Of a chat: tools that the model's chat template is given, each a JSON object."""
+    """Tools for the chat template, each a JSON object; chats only."""
     template_arguments: Mapping[str, Any]
-    """Of a chat: further variables for that template, such as `enable_thinking`."""
+    """Further variables for the chat template, such as `enable_thinking`; chats only."""
     continue_final_message: bool
-    """Of a chat: the answer goes on with its last message; otherwise the assistant begins a new turn."""
+    """Whether the answer goes on with the last message of a chat; otherwise the assistant begins a new turn."""
     escape_special_tokens: bool
-    """Of a chat: names of special tokens in messages are text; otherwise they become the tokens."""
+    """Whether names of special tokens in a chat's messages stay text; otherwise they become the tokens."""
 
 
 class GenerateOptions(SamplingOptions, SpeculationOptions, PromptOptions, total=False):

@@ -124,7 +124,7 @@ class ModelInfo:
     draft_workers: tuple[WorkerStatus, ...]
     has_chat_template: bool
     version: str
-    """Of the router."""
+    """Version of the router."""
     system_fingerprint: str
     """Same request, seed and fingerprint = same tokens."""
     sources: tuple[SourceInfo, ...] = ()

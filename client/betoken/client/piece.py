@@ -25,7 +25,7 @@ class TokenOrigin(StrEnum):
     PLAIN = "plain"
     """The target's token of a step without a draft."""
     UNKNOWN = "unknown"
-    """Of a kind this client does not know."""
+    """An origin that this client does not know."""
 
 
 _NS = 1e-9
@@ -43,7 +43,7 @@ class Logprobs:
     """Natural logarithms of the target's raw probabilities, before any sampling rule."""
 
     logprob: float
-    """Of the emitted token."""
+    """Logarithm of the emitted token's probability."""
     top: tuple[tuple[int, float], ...]
     """(id, logprob) of the most likely ids, most likely first."""
 
@@ -111,7 +111,7 @@ class Piece:
     tokens: tuple[Token, ...]
     """At least one; their texts are that of the piece."""
     rounds: tuple[RoundTimes, ...] = ()
-    """Those that the tokens are of, where `report_rounds` asked for their times."""
+    """Times of the tokens' rounds, where `report_rounds` asked for them."""
 
     def __str__(self) -> str:
         return self.text

@@ -29,9 +29,9 @@ class ChatMessage(TypedDict):
     content: str
     name: NotRequired[str]
     tool_calls: NotRequired[Sequence[Mapping[str, Any]]]
-    """Of an assistant: [{"type": "function", "id": ..., "function": {"name": ..., "arguments": {...}}}]."""
+    """Calls of an assistant: [{"type": "function", "id": ..., "function": {"name": ..., "arguments": {...}}}]."""
     tool_call_id: NotRequired[str]
-    """Of a tool: whose result the content is."""
+    """Id of the call whose result a tool's content is."""
     reasoning_content: NotRequired[str]
 
 

@@ -30,7 +30,7 @@ class Session:
         self._error: BetokenError | None = None
         """What ended the iteration."""
         self._request_id = ""
-        """Of the last stream whose first message came."""
+        """Request id of the last stream whose first message came."""
         self.start: pb.GenerateStart | None = None
         """The first message of the first stream."""
 

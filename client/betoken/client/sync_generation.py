@@ -71,7 +71,7 @@ class Generation:
 
     @property
     def system_fingerprint(self) -> str:
-        """Of all that decides the answer besides the request; to resume it with. Empty before the first message."""
+        """Hash of all that decides the answer besides the request; resume with it. Empty before the first message."""
         return self._session.start.system_fingerprint if self._session.start else ""
 
     def __iter__(self) -> Generator[Piece, None, None]:
