@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 _RATE = 0.02
-"""Of one observation."""
+"""Weight of one observation."""
 _LEAST, _MOST = 0.1, 10.0
 """Exponents a drafter may be wrong by."""
 

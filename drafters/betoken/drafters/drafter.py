@@ -23,9 +23,9 @@ class DraftTerms:
     max_tokens: int
     """Most tokens wanted."""
     row_price: float = 0.0
-    """Of verifying one draft token: one that is less likely to be accepted is not worth it."""
+    """Price of verifying one draft token; a token pays if it is likelier than that to be accepted."""
     min_gain: float = 0.0
-    """Of a draft at all: what its tokens are expected to bring beyond their price."""
+    """Least gain of a draft: what its tokens are expected to bring beyond their price."""
 
     def is_worth(self, scores: Sequence[float]) -> bool:
         """Whether tokens that are as likely as `scores` to be accepted bring enough."""
@@ -44,7 +44,7 @@ class DraftSequence:
     """Largest prompt + output, tokens."""
     settings: dict[str, str] = field(default_factory=dict)
     deadline_s: float | None = None
-    """On the `time.monotonic` clock."""
+    """Deadline, seconds of `time.monotonic`; None = none."""
     takes_trees: bool = False
     """Whether the target takes trees; as the last request said."""
     terms: DraftTerms | None = None

@@ -19,7 +19,7 @@ class IdlePages(NamedTuple):
     """The pages of a sequence that is not at work."""
 
     order: int
-    """Of the sequence, see `SharedPages.enter`."""
+    """Place of the sequence in the order of arrival, see `SharedPages.enter`."""
     since_ns: int
     """When its work ended (`time.perf_counter_ns`)."""
     page_ids: list[int]
@@ -35,7 +35,7 @@ class PageHolder(Protocol):
         ...
 
     def idle_pages(self) -> Iterable[IdlePages]:
-        """Those of every sequence that has some and is not at work."""
+        """Pages of sequences that are not at work."""
         ...
 
 

@@ -31,7 +31,7 @@ _PRIOR_ROUNDS = 8.0
 _TRIAL_SHARE = 0.03
 """Part of the time that trying other sources may cost, all together."""
 _TRIAL_ROUNDS = 2
-"""Of a trial at most; where the first is not timed, the second is."""
+"""Most rounds of a trial; where the first is not timed, the second is."""
 _ROUNDS_AFTER_FIRST = 5
 """Rounds that bear the prompt's prefill, which a source's first round in a sequence includes."""
 _MANY_MISSED = 32
@@ -61,7 +61,7 @@ class _Source:
     """Whether the drafter has it: one that answers at once from the beginning, so that it can say how sure it is,
     others not before they are to draft, so that what is never asked costs nothing."""
     last_length: int = 0
-    """Of the sequence after its last round; 0 before the first."""
+    """Length of the sequence after the source's last round, tokens; 0 before the first."""
     last_round: int = 0
     """When it was the fastest or was tried."""
     num_wanted: int = 0
@@ -100,13 +100,13 @@ class FusedDrafter:
         self._tokens = {name: RoundMeans(_COMMON_DECAY) for name in self._sources}
         self._round_ns = {name: RoundMeans(_COMMON_DECAY) for name in self._sources}
         self._first_ns = {name: DecayedMean(_COMMON_DECAY) for name in self._sources}
-        """Of a source's first round in a sequence."""
+        """Time of a source's first round in a sequence, ns."""
         self._num_passed: Counter[tuple[str, int]] = Counter()
         """Rounds of all sequences since a source was last tried, or timed, with a confidence it had in them."""
         self._num_failed = dict.fromkeys(self._sources, 0)
         """Failed rounds in a row."""
         self._last_closed: tuple[DraftSequence, str] | None = None
-        """In mid-round, and who drafted: the host takes a sequence in again after a fault, and only then."""
+        """Sequence closed while its draft was pending, and its drafter. If it opens again, that drafter failed."""
         self._open: dict[DraftSequence, _Fused] = {}
         self._num_wanted = 0
         """Shadow drafts to be made."""
@@ -313,7 +313,7 @@ class FusedDrafter:
 
     @staticmethod
     def _most_tokens(source: _Source, num_tokens: int) -> int:
-        """Of its draft: one that answers at once may go by the terms, not by the number asked for."""
+        """Most tokens of its draft: a drafter that answers at once may go by the terms instead of the number asked."""
         terms = source.sequence.terms
         return terms.max_tokens if terms is not None and isinstance(source.drafter, ImmediateDrafter) else num_tokens
 

@@ -43,7 +43,7 @@ class RoundMeans:
         (self._known(confidence) or self._means.setdefault(confidence, DecayedMean(self._decay))).add(value)
 
     def mean(self, confidence: int) -> float:
-        """Of that confidence; of all while there is nothing on it; 0 while there is nothing at all."""
+        """Mean at that confidence; the mean of all while it is unknown, 0 before the first round."""
         known = self._known(confidence)
         return known.mean if known else self._mean_of_all()
 

@@ -39,7 +39,7 @@ class _Lookahead:
 
     settings: LookaheadSettings
     params: SamplingParams
-    """Of the rows' tokens."""
+    """Sampling of the rows' tokens."""
     window: Window
     pool: NgramPool
     order: int
@@ -139,11 +139,11 @@ class LookaheadDrafter:
         return []
 
     def page_lists(self) -> Iterator[list[int]]:
-        """Of every open sequence."""
+        """Page lists of every open sequence."""
         return (state.page_ids for state in self._states.values())
 
     def idle_pages(self) -> Iterator[IdlePages]:
-        """Of every sequence that has some and no steps to do."""
+        """Pages of sequences that have no steps to do."""
         for state in self._states.values():
             if state.page_ids and not state.num_steps_left:
                 yield IdlePages(state.order, state.stepped_ns, state.page_ids, partial(self._release, state))

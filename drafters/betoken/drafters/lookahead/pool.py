@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 MAX_NGRAMS = 1 << 14
-"""Of a sequence's pool; what was used least recently is dropped first."""
+"""Most n-grams in a sequence's pool; the least recently used is dropped first."""
 
 
 class NgramPool:

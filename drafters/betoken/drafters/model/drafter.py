@@ -109,11 +109,11 @@ class ModelDrafter:
         return self._take_finished()
 
     def page_lists(self) -> Iterator[list[int]]:
-        """Of every open sequence."""
+        """Page lists of every open sequence."""
         return (kv.page_ids for kv in self._caches.values())
 
     def idle_pages(self) -> Iterator[IdlePages]:
-        """Of every sequence that has some and is not drafting."""
+        """Pages of sequences that are not drafting."""
         for kv in self._caches.values():
             if kv.page_ids and kv.num_wanted is None:
                 yield IdlePages(kv.order, kv.idle_since_ns, kv.page_ids, partial(self._release, kv))

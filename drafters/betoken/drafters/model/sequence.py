@@ -110,7 +110,7 @@ class Planned(NamedTuple):
     sequence: DraftSequence
     segment: Segment
     nodes: Sequence[int]
-    """Of a tree that the forward adds to: what each row of logits follows, -1 = the last committed token."""
+    """Tree nodes that the rows of logits follow, where the forward adds to a tree; -1 = the last committed token."""
 
     @property
     def has_tokens(self) -> bool:

@@ -128,7 +128,7 @@ class ModelTree:
         return ids
 
     def _best(self, count: int) -> list[int]:
-        """Of equals the older: so a parent comes before its children."""
+        """The `count` best nodes. The older of equals comes first, so a parent precedes its children."""
         return heapq.nsmallest(count, range(len(self._nodes)), key=lambda node: -self._nodes[node].score)
 
     def _may_expand(self, node: _Node) -> bool:

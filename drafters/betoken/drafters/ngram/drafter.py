@@ -26,7 +26,7 @@ MAX_DRAFT_FACTOR = 512
 _MAX_IDS_AT_ONCE = 2048
 """Taken in between two looks at what else is to be drafted: some 10 ms. Other sequences' drafts wait meanwhile."""
 _MAX_CONFIDENCE = 6
-"""Of matches of 32 tokens and more: they are seldom wrong."""
+"""Confidence of matches of 32 tokens and more: they are seldom wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ class NgramDrafter(ImmediateDrafter):
         self._calibration = Calibration()
         self._lookups: dict[DraftSequence, NgramLookup] = {}
         self._behind: dict[DraftSequence, None] = {}
-        """Those that have not taken in all of their text, in order of arrival."""
+        """Sequences whose text is not wholly indexed yet, in order of arrival."""
 
     @property
     def has_work(self) -> bool:

@@ -20,7 +20,7 @@ class _Candidate(NamedTuple):
     depth: int
     state: int
     length: int
-    """Of the match that proposed the node's children."""
+    """Length of the match that proposed the node's children, tokens."""
 
 
 def grow_tree(
