@@ -82,7 +82,7 @@ class GenerationDefaults:
     """What requests that say nothing get."""
 
     sampling: dict[str, Any]
-    """Of `do_sample` and the fields of `SamplingParams`, those that are set."""
+    """Values that are set, among `do_sample` and the fields of `SamplingParams`."""
     eos_token_ids: tuple[int, ...]
 
 

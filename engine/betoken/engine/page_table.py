@@ -26,7 +26,7 @@ class Found:
 
     page_ids: list[int] = field(default_factory=list)
     nodes: list[int] = field(default_factory=list)
-    """Of each page: what it stood for."""
+    """Number that each page stood for: all ids up to its end."""
 
 
 class PageTable:
@@ -46,9 +46,9 @@ class PageTable:
         self._published: dict[tuple[int, tuple[int, ...]], int] = {}
         """The page after a node that holds these ids."""
         self._key_of: dict[int, tuple[int, tuple[int, ...]]] = {}
-        """Of every published page."""
+        """Key of every published page in `_published`."""
         self._node_of: dict[int, int] = {}
-        """Of every published page: the number that stands for all ids up to its end; never used for others."""
+        """Number of every published page. It stands for all ids up to the page's end and is never used again."""
         self._num_nodes = 0
 
     @property

@@ -1,6 +1,6 @@
 """Elementwise functions whose rows do not depend on each other, in eager forwards on a CPU.
 
-Torch takes numbers in whole vectors, and what is left at a tensor's end one by one, by code that rounds some functions
+Torch takes numbers in whole vectors, and the last few of a tensor one by one, by scalar code that rounds some functions
 otherwise. Where a row does not fill vectors (a gate of one number, the scores of eight chosen experts), the bits of the
 last rows would depend on how many rows there are. Compiled forwards mask the last vector instead.
 """
@@ -25,7 +25,7 @@ _FUNCTIONS = {
     _ATEN.sinh.default,
     _ATEN.softplus.default,
 }
-"""Those whose last numbers were found to differ, of all that models use (torch 2.13, float32, bfloat16, float16)."""
+"""Functions of models whose last numbers were found to differ (torch 2.13, float32, bfloat16, float16)."""
 _IN_PLACE = {
     _ATEN.elu_.default: _ATEN.elu.default,
     _ATEN.gelu_.default: _ATEN.gelu.default,

@@ -86,5 +86,5 @@ def replace_linears(model: nn.Module, make: MakeLinear, *, only_last: bool = Fal
 
 
 def _id_of_last(model: Any) -> int | None:
-    """Of the layer that gives logits: whoever holds the layer itself holds its weight."""
+    """Id of the layer that gives logits: whoever holds the layer itself holds its weight."""
     return id(model.get_output_embeddings()) if hasattr(model, "get_output_embeddings") else None

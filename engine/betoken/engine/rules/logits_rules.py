@@ -32,7 +32,7 @@ class BlockPath:
     """Committed output."""
     draft_ids: Sequence[int]
     parents: Sequence[int]
-    """Of each draft id, the index of the one it follows, -1 for the committed output."""
+    """Index of the draft id that each draft id follows; -1 = the committed output."""
     num_drafts: NDArray[np.int64]
     """[rows] how many draft ids a row follows."""
     token_ids: NDArray[np.int64]
@@ -45,7 +45,7 @@ class BlockPath:
     """[rows, ceil(V / 32)] bitmask of allowed ids, bit v & 31 of word v >> 5; None allows all."""
 
     _adjustments: dict[str, NDArray[np.float32]] = field(default_factory=dict, init=False)
-    """Those that a rule has asked for."""
+    """Arrays that a rule has asked for, by name."""
 
     @property
     def bias(self) -> NDArray[np.float32]:

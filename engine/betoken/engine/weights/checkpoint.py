@@ -13,7 +13,7 @@ from betoken.engine.errors import ModelRefusedError
 
 _WANTED_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 _UNWANTED_FILES = ("*/*", "consolidated*")
-"""Of those, the same weights once more in their makers' own layout: gpt-oss's, Llama's and Mistral's repositories."""
+"""Files that hold the same weights again in their makers' layout, as repositories of gpt-oss, Llama, Mistral do."""
 
 Progress = Callable[[str, float], None]
 """Called with what is done now and the fraction of loading done so far, in [0, 1]; of the download while that runs."""

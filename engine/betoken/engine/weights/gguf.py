@@ -233,7 +233,7 @@ class _Lazy:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of what is read."""
+        """Shape of what is read."""
         is_grouped = self._tensor.type in GROUPED_TYPES
         return (self._tensor.shape[0], self._tensor.row_bytes) if is_grouped else self._tensor.shape
 
