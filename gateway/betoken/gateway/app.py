@@ -94,7 +94,7 @@ def check_number(num_choices: int, param: str, request: Request) -> None:
 
 
 def gateway_version() -> str:
-    """Of this package."""
+    """Version of this package."""
     try:
         return version("betoken")
     except PackageNotFoundError:

@@ -88,7 +88,7 @@ Stop: TypeAlias = Annotated[str | list[str], said_as("must be text or a list of 
 
 
 class StreamOptions(Body):
-    """Of streams."""
+    """Options of a stream."""
 
     refused: ClassVar[Refusals] = {"include_obfuscation": ("is not offered: events are as long as they are", (False,))}
     include_usage: bool = Field(False, description="Whether a last event tells the usage.")
@@ -156,7 +156,7 @@ class GenerationBody(Body):
         )
 
     def seeds(self) -> Sequence[int]:
-        """Of the `n` answers: the first has the request's, the others follow from it."""
+        """Seeds of the `n` answers: the first has the request's, the others follow from it."""
         first = secrets.randbits(_SEED_BITS) if self.seed is None else self.seed % 2**64
         return [first, *(derived_seed(first, index) for index in range(1, self.n))]
 

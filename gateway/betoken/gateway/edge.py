@@ -113,7 +113,7 @@ class _Passage:
         given = _header(scope, b"x-request-id")
         self.request_id = given.decode() if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
         self.status = 0
-        """Of the reply; 0 before it has begun."""
+        """HTTP status of the reply; 0 before it has begun."""
         self._scope = scope
         self._send = send
         self._begin_s = time.perf_counter()

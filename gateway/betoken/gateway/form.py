@@ -24,7 +24,7 @@ class Form(ABC):
     event_kind: ClassVar[str] = ""
     """`object` of an event, where it is another."""
     prefix: ClassVar[str]
-    """Of the reply's id."""
+    """Prefix of the reply's id."""
     names_events: ClassVar[bool] = False
     """Whether events are named by their type, and end without [DONE]."""
     echoes: bool = False

@@ -45,7 +45,7 @@ class TextLogprobs:
         """Code points of the answer before the next token."""
 
     def of(self, tokens: Sequence[Token]) -> dict[str, Any]:
-        """Of the next tokens."""
+        """Logprobs of the next tokens."""
         offsets = []
         for token in tokens:
             offsets.append(self._offset)

@@ -62,7 +62,7 @@ async def health(request: Request) -> Response:
 
 @router.get("/version", response_model=None)
 async def show_version() -> Response:
-    """Of the gateway; answered as long as the process lives."""
+    """Version of the gateway; answered as long as the process lives."""
     return JSONResponse({"version": version("betoken")})
 
 

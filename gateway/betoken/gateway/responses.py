@@ -94,7 +94,7 @@ class FlatTool(Function):
 
 
 class TextOptions(Body):
-    """Of the answer's text."""
+    """Options of the answer's text."""
 
     refused: ClassVar[Refusals] = {"verbosity": ("is not supported: no template knows it", ("medium",))}
     format: dict[str, Any] | None = None
