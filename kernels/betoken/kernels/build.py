@@ -32,7 +32,7 @@ _COMMON_FLAGS = ("-O3", "-march=native", "-shared", "-fPIC")
 _TIMEOUT_S = 600
 
 _compilers: set[subprocess.Popen[str]] = set()
-"""Those that run now; a signal's handler reads it too."""
+"""Compilers that run now; a signal's handler reads it, too."""
 
 
 class BuildError(Exception):

@@ -36,7 +36,7 @@ class RowWeights:
 def row_weights(
     logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
 ) -> RowWeights:
-    """Of validated tensors; arguments as those of `weights.target_weights`."""
+    """Weights of validated tensors; arguments as those of `weights.target_weights`."""
     num_rows, vocab_size = logits.shape
     tops = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
     floors, totals, spreads = (torch.empty(num_rows, dtype=torch.int64, device=logits.device) for _ in range(3))
