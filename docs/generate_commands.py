@@ -27,7 +27,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     for command in app.registered_commands
     if command.callback is not None and command.context_settings != PASS_THROUGH
 }
-"""Those that have options of their own; the others hand all on to a service."""
+"""Commands with options of their own; the others hand all on to a service."""
 
 
 def render() -> str:

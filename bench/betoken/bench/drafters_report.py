@@ -24,7 +24,7 @@ from betoken.bench.speculation_totals import (
 )
 
 ALL = "all"
-"""Of a file with several categories."""
+"""Name of the row for a whole file of several categories."""
 TOO_LONG = "left out: longer than the context"
 _COLUMNS = {
     "drafter": "",

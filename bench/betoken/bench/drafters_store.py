@@ -31,7 +31,7 @@ class SideRun:
     num_tokens: int
     seconds: float
     speculation: SpeculationStats | None = None
-    """Of our own drafters only."""
+    """Statistics of the answer; None for `transformers`."""
 
     @property
     def tokens_per_s(self) -> float:

@@ -111,7 +111,7 @@ async def by_http(port: int, prompt: str, num_tokens: int, seed: int) -> Timed:
 
 
 async def measure(client: AsyncClient, port: int, num_streams: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Both ways with so many streams at once, in turns.
+    """Times of both ways with so many streams at once, in turns.
 
     Raises:
         ValueError: two texts differ.

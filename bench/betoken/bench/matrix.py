@@ -43,7 +43,7 @@ DRAFTINGS = (
 
 
 BY_COST_DRAFTINGS = tuple(drafting for drafting in DRAFTINGS if drafting.label in ("ngram", "fused"))
-"""Those whose draft lengths may follow costs."""
+"""Draftings whose draft lengths may follow costs."""
 
 
 class Disturbance(StrEnum):

@@ -36,7 +36,7 @@ class RunnerConfig:
     """KV pages of the verify worker in the cells that force preemption."""
     compile: str
     device: str = "cpu"
-    """Of all models, those of `generate()` too."""
+    """Torch device of all models, those of `generate()` too."""
     prefix_caching: bool = False
     """Whether cells find KV of the cells before them. It hides what would differ in the prompts' own rows."""
 

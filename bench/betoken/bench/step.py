@@ -53,7 +53,7 @@ class Stream:
             runner.forward([Segment(self._page_ids, start, chunk, 0)])
 
     def logits(self, block: list[int], offset: int = 0) -> torch.Tensor:
-        """Of every row of a block, [rows, V]; the block begins `offset` tokens after the context."""
+        """Logits of every row of a block, [rows, V]; the block begins `offset` tokens after the context."""
         segment = Segment(self._page_ids, len(self._ids) + offset, block, len(block))
         return self._runner.forward([segment]).logits.clone()
 

@@ -20,7 +20,7 @@ from typing import Any, Literal, TextIO
 LogFormat = Literal["text", "json"]
 
 MAX_CHARS = 8192
-"""Of a message, or of a field's text: peers choose some of them."""
+"""Longest text of a message or a field, characters: peers choose some of them."""
 _PLAIN_VALUE = re.compile(r"[\w.:/@+-]+", re.ASCII)
 _ABSEIL = re.compile(rb"([IWEF])\d{4} [\d:.]+ +\d+ ([\w.]+:\d+)\] ")
 _ABSEIL_LEVELS = {b"I": logging.INFO, b"W": logging.WARNING, b"E": logging.ERROR, b"F": logging.CRITICAL}

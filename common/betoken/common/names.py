@@ -79,7 +79,7 @@ METRIC_WORKER_PREEMPTIONS = "betoken.worker.preemptions"
 METRIC_WORKER_CACHED_TOKENS = "betoken.worker.cached_tokens"
 
 OTHER = "_OTHER"
-"""Of an attribute that clients choose: every value beyond as many as are told apart."""
+"""Value of an attribute that clients choose, once as many as are told apart were seen."""
 
 SECONDS_BUCKETS = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.075, 0.1),

@@ -18,7 +18,7 @@ _USUAL = ", ".join(spec.name for spec in SPECS.values() if spec.is_usual)
 
 
 DEFAULT_MAX_CONTEXT = 131_072
-"""Of a worker whose models hold less, or that has none: an n-gram index takes some hundred bytes a token."""
+"""Longest sequence, tokens, where no model holds more: an n-gram index takes some hundred bytes a token."""
 
 
 class DraftWorkerSettings(NgramOptions, LookaheadOptions, ModelOptions, EarlyExitOptions, WorkerSettings):

@@ -18,7 +18,7 @@ from betoken.common.errors import InvalidArgumentError
 
 _MAX_FIELDS = 16384  # that are looked at, some 20 ms; other calls wait meanwhile
 _MAX_DECODED_FIELDS = 1 << 16
-"""Of a request; a field of two bytes may become a message of fifty."""
+"""Most fields of a request; a field of two bytes may become a message of fifty."""
 _FEW_BYTES = 2 * _MAX_DECODED_FIELDS  # cannot hold more fields
 _refusal: ContextVar[InvalidArgumentError | None] = ContextVar("refusal", default=None)
 

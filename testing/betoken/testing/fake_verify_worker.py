@@ -76,15 +76,15 @@ class VerifyFaults:
     bad_accepted: int = 0
     """Verdicts that accept more than was proposed."""
     bad_path: int = 0
-    """Verdicts on trees whose path is none, where something was accepted."""
+    """Verdicts on trees without their path, where something was accepted."""
     no_logprobs: int = 0
     """Verdicts without the logprobs that were asked for."""
     bad_logprobs: int = 0
-    """Verdicts whose first logprob is no number."""
+    """Verdicts whose first logprob is NaN or infinite."""
     bad_top_logprobs: int = 0
     """Verdicts with an id among the likeliest that has no logprob."""
     bad_times: int = 0
-    """Verdicts whose times are no times."""
+    """Verdicts whose times are impossible."""
     error_code: int = 0
     """google.rpc.Code given to the next open or block; 0 = none."""
     open_error_code: int = 0

@@ -59,7 +59,7 @@ class CardFacts:
     corpus: dict[str, Any]
     agreement: dict[str, float]
     continued_lr: float
-    """Of the peak learning rate, for a run that goes on from an earlier one's weights."""
+    """Part of the peak learning rate for a run that goes on from an earlier one's weights."""
 
 
 def bucket_losses(position_losses: torch.Tensor) -> list[tuple[str, float]]:

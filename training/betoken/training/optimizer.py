@@ -71,7 +71,7 @@ class Muon(torch.optim.Optimizer):
 
 
 class PairOptimizer:
-    """Both optimizers of one model; peak rates are scaled by the schedule at every step."""
+    """The two optimizers of one model; the schedule scales peak rates at every step."""
 
     def __init__(self, model: nn.Module, matrix_lr: float, other_lr: float, weight_decay: float) -> None:
         matrices: list[nn.Parameter] = []

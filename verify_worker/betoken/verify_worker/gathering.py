@@ -12,7 +12,7 @@ _MEMORY = 0.95
 """Weight of the past, per block."""
 _LEAST_DEVIATION_NS = 50_000.0
 _SHARE = 0.6
-"""Of the time saved, what may be lost: routers and drafters are at work while others' forwards run, and wait here."""
+"""Part of the time saved that may be lost: routers and drafters work while others' forwards run, and wait here."""
 _LATE = 4.0
 """Mean deviations after which a block that should have come is not waited for."""
 
@@ -28,7 +28,7 @@ class Gathering:
         """From a verdict to the sequence's next block."""
         self._deviation_ns = 0.0
         self._mean_rows = 0.0
-        """Of a block."""
+        """Mean rows of a block."""
 
     def add_block(self, turn_ns: float, num_rows: int) -> None:
         """A block came, so long after the last verdict of its sequence."""

@@ -91,14 +91,14 @@ class Scheduler:
             if rows_left == 0:
                 break
             # A sequence without pages starts only if all it has committed fits: a part would soon be preempted again.
-            # Nor before its prompt's turn: what others compute until then it may find, and they may need the pages.
-            # Nor in what a preempted one has left, which those that run grow into until it fits again.
+            # It starts at its prompt's turn: until then others may compute what it can find, and may need the pages.
+            # Pages that a preempted sequence left stay free for those that run, until it fits again.
             if not seq.page_ids:
                 if not prefill_left and seq.num_missing_kv:
                     continue
                 if seq.order > oldest_preempted or self.num_preemptions > num_preemptions:
                     continue
-                # To own what is found takes time with every page of it, and most that wait do so for many plans.
+                # `look` is cheap to repeat; `find` takes references, so it is called only when the sequence will start.
                 self._page_table.look(seq.ids, len(seq.ids) - 1, seq.found)
                 if self._victims(seq, seq.found.page_ids, len(seq.ids), holders, planned) is None:
                     continue

@@ -30,7 +30,7 @@ class HealthCheck:
 
     @classmethod
     async def begin(cls, client: AsyncClient, prompt: str) -> HealthCheck:
-        """Of the answer now, decoded plainly."""
+        """A check that holds later answers to the one decoded plainly now."""
         completion = await client.complete(prompt, max_new_tokens=_NUM_TOKENS, temperature=0.8, seed=7, off=True)
         return cls(client, prompt, tuple(completion.output_ids))
 

@@ -105,7 +105,7 @@ def open_channel(address: str, options: LinkOptions) -> grpc.aio.Channel:
 
 
 def link_credentials(tls: ClientTls) -> grpc.ChannelCredentials:
-    """Of the files as they are now.
+    """Credentials of the files as they are now.
 
     Raises:
         FailedPreconditionError: a file cannot be read.
