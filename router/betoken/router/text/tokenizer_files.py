@@ -111,7 +111,7 @@ def _find(source: str, revision: str | None) -> Path:
 
 
 def _gguf_tokenizer(path: Path, source: str) -> GgufTokenizer | None:
-    """That of the GGUF file that the path means; None where it means none."""
+    """Tokenizer of the GGUF file that the path means; None where it means another file."""
     if (path / TOKENIZER).is_file():
         return None
     try:
