@@ -14,9 +14,9 @@ _BYTE_LEVEL_CLASSES = frozenset(
     "BlenderbotTokenizer CodeGenTokenizer CohereTokenizer GPT2Tokenizer GPTNeoXTokenizer Qwen2Tokenizer"
     " RobertaTokenizer WhisperTokenizer".split()
 )
-"""Pre-tokenizers that heed `add_prefix_space` and work on bytes."""
+"""Tokenizer classes that heed `add_prefix_space` and work on bytes."""
 _METASPACE_CLASSES = frozenset(("CodeLlamaTokenizer", "LlamaTokenizer"))
-"""Pre-tokenizers that heed it and write spaces as letters."""
+"""Tokenizer classes that heed it and write spaces as letters."""
 _REFUSED = {
     "fix_mistral_regex": "rewrites the tokenizer; apply it and save the result",
     "fast_tokenizer_files": "names other files than tokenizer.json; keep the one that is meant under that name",
