@@ -2,15 +2,15 @@
 
 import dataclasses
 import tracemalloc
-import weakref
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from betoken.engine.rules.logits_rules import BlockPath, LogitsRule, RepetitionRule, follow_rules, rules_for
+from betoken.engine.rules.logits_rules import BlockPath, LogitsRule, RepetitionRule, follow_rules, make_rules
 from betoken.engine.rules.prompt import Prompt
+from betoken.engine.rules.sequence_rules import SequenceRules
 from betoken.engine.sampler import Chosen, SampleGroup, TokenLogprob, choose_tokens
 from betoken.engine.sampling import SamplingParams
 from betoken.kernels import dispatch, native
@@ -144,14 +144,14 @@ class NoRepeat(LogitsRule):
 def test_a_rule_may_mask_rows_of_a_block() -> None:
     logits = torch.zeros(4, 70)
     logits[:, 40], logits[:, 2] = 2.0, 1.0
-    groups = [SampleGroup(GREEDY, [1], [40], [2, 40], extra_rules=[NoRepeat()]), SampleGroup(GREEDY, [1], [40], [])]
+    groups = [SampleGroup(GREEDY, [1], [40], [2, 40], rules=SequenceRules(GREEDY, [1], [40], extra=[NoRepeat()])), SampleGroup(GREEDY, [1], [40], [])]
     assert choose_tokens(logits, groups).token_ids == [2, 40, 2, 40]
 
 
 def test_a_rule_sees_each_node_s_own_path() -> None:
     logits = torch.zeros(4, 70)
     logits[:, 40], logits[:, 2] = 2.0, 1.0
-    group = SampleGroup(GREEDY, [1], [40], [2, 40, 40], extra_rules=[NoRepeat()], parents=[-1, -1, 0])
+    group = SampleGroup(GREEDY, [1], [40], [2, 40, 40], rules=SequenceRules(GREEDY, [1], [40], extra=[NoRepeat()]), parents=[-1, -1, 0])
     assert choose_tokens(logits, [group]).token_ids == [2, 40, 2, 2]
 
 
@@ -204,7 +204,7 @@ def test_rules_take_memory_for_what_they_adjust(settings: dict[str, float]) -> N
     history, drafts = range(8192), range(63)
     tracemalloc.start()
     try:
-        follow_rules(rules_for(SamplingParams(**settings)), history, history, drafts)
+        follow_rules(make_rules(SamplingParams(**settings)), history, history, drafts)
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -240,30 +240,25 @@ def test_bad_parameters_are_refused_by_name(field: str, value: object) -> None:
         SamplingParams(**{field: value})
 
 
-def test_rules_are_made_once_and_gone_with_their_parameters() -> None:
-    params = SamplingParams(logit_bias=((3, 1.0),), seed=5)
-    rules = rules_for(params)
-    assert rules_for(params) is rules
-    rule = weakref.ref(rules[0])
-    del rules, params
-    assert rule() is None
+def test_rules_of_a_sequence_choose_as_those_made_for_one_call() -> None:
+    prompt, output = [5, 6, 7], [8, 8, 1]
+    rules = SequenceRules(EVERYTHING, prompt, output)
+    for seed in range(10):
+        logits = random_logits(4, seed=seed)
+        groups = [SampleGroup(EVERYTHING, prompt, output, [9, 8, seed], each) for each in (rules, None)]
+        assert choose_tokens(logits, groups[:1]) == choose_tokens(logits, groups[1:])
+        output.append(seed)
+        rules.commit([seed])
 
 
-def test_rules_of_the_most_biases_are_found_without_reading_them() -> None:
-    num_hashed = 0
-
-    class Counting(tuple[tuple[int, float], ...]):
-        def __hash__(self) -> int:
-            nonlocal num_hashed
-            num_hashed += 1
-            return super().__hash__()
-
-    params, alike, other = (
-        SamplingParams(logit_bias=Counting(((3, 1.0), (4, bias))), seed=5) for bias in (2.0, 2.0, 1.0)
+def test_rules_see_what_a_drafter_has_drafted() -> None:
+    prompt, output = [5, 6, 7], [8]
+    rules = SequenceRules(EVERYTHING, prompt, output)
+    logits = random_logits(2)
+    ahead = SampleGroup(EVERYTHING, prompt, [*output, 9, 9], [3], rules)
+    assert choose_tokens(logits, [ahead]) == choose_tokens(
+        logits, [SampleGroup(EVERYTHING, prompt, [8, 9, 9], [3])]
     )
-    assert rules_for(params) is rules_for(params) is rules_for(alike)
-    assert rules_for(other) is not rules_for(params)
-    assert num_hashed == 3 and hash(params) == hash(alike) != hash(other)
 
 
 def test_a_prompt_is_scanned_once() -> None:

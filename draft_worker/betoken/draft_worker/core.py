@@ -134,6 +134,8 @@ class DraftCore:
         else:
             seq.ids.extend(ids)
             seq.output_ids.extend(ids)
+            if seq.rules is not None:
+                seq.rules.commit(ids)
             try:
                 self._drafters[entry.drafter_name].commit(seq, ids)
             except Exception:

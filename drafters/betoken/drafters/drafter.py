@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from opentelemetry.trace import INVALID_SPAN, Span
 
 from betoken.engine.sampling import SamplingParams
 from betoken.engine.sparse_probs import SparseProbs
 from betoken.rpc.link.worker_entries import SequenceKey
+
+if TYPE_CHECKING:
+    from betoken.engine.rules.sequence_rules import SequenceRules
 
 MAX_TOKEN_ID = 1 << 31
 
@@ -57,6 +60,8 @@ class DraftSequence:
     get the same draft every time."""
     is_waiting: bool = False
     """Whether a request of it is unanswered."""
+    rules: "SequenceRules | None" = None
+    """What adjusts a model's logits, constraint included; None where no model of the worker asks for it."""
     span: Span = INVALID_SPAN
     """Ends when the sequence does."""
     ids: list[int] = field(init=False)

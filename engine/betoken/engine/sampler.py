@@ -1,7 +1,7 @@
 """From logits to the target's own tokens, for the rows of many sequences in one call.
 
 It turns each sequence's parameters and history into the arguments of the kernels and knows no algorithm of its own:
-rules are in `logits_rules`, sampling in `betoken.kernels`. A row's result depends on that row alone.
+rules are in `rules`, sampling in `betoken.kernels`. A row's result depends on that row alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from betoken.engine.rules.logits_rules import LogitsRule, follow_rules, rules_for
+from betoken.engine.rules.logits_rules import BlockPath
+from betoken.engine.rules.sequence_rules import SequenceRules
 from betoken.engine.sampling import SamplingParams
 from betoken.engine.staging import to_device
 from betoken.engine.tree import node_depths
@@ -35,16 +36,21 @@ class SampleGroup:
     params: SamplingParams
     prompt_ids: Sequence[int]
     output_ids: Sequence[int]
-    """Committed output."""
+    """Committed output; of a drafter, with what it has drafted so far."""
     draft_ids: Sequence[int]
-    extra_rules: Sequence[LogitsRule] = ()
-    """Rules that apply after those of the parameters."""
+    rules: SequenceRules | None = None
+    """The sequence's, which have followed the committed output; None = made of the parameters for this call."""
     parents: Sequence[int] | None = None
     """Tree: index of each draft id's parent, -1 = the last committed token; None = a chain."""
 
-    @property
-    def has_rules(self) -> bool:
-        return self.params.has_rules or bool(self.extra_rules)
+    def adjustments(self) -> BlockPath | None:
+        """What the rules make of the rows; None where they have nothing to adjust."""
+        rules = self.rules
+        if rules is None:
+            if not self.params.has_rules:
+                return None
+            rules = SequenceRules(self.params, self.prompt_ids, self.output_ids)
+        return rules.rows(self.draft_ids, self.parents, self.output_ids[rules.num_committed :])
 
     @property
     def num_rows(self) -> int:
@@ -91,7 +97,7 @@ def adjust_rows(logits: torch.Tensor, groups: Sequence[SampleGroup]) -> torch.Te
     num_rows = sum(group.num_rows for group in groups)
     if logits.dim() != 2 or logits.shape[0] != num_rows:
         raise ValueError(f"the groups have {num_rows} rows, the logits are {list(logits.shape)}")
-    return _adjust(logits, groups) if any(group.has_rules for group in groups) else logits
+    return _adjust(logits, groups)
 
 
 def sample_rows(adjusted: torch.Tensor, groups: Sequence[SampleGroup]) -> torch.Tensor:
@@ -167,16 +173,18 @@ def _adjust(logits: torch.Tensor, groups: Sequence[SampleGroup]) -> torch.Tensor
     first = 0
     for group in groups:
         end = first + group.num_rows
-        rules = _rules(group)
-        if rules:
-            path = follow_rules(rules, group.prompt_ids, group.output_ids, group.draft_ids, group.parents)
+        path = group.adjustments()
+        if path is not None:
             num_known = int(np.searchsorted(path.token_ids, vocab_size))  # a draft model may know fewer ids
             pieces.append((np.tile(path.token_ids[:num_known], end - first), *path.columns(num_known)))
             num_entries[first + 1 : end + 1] = num_known
             if path.allowed is not None:
                 if allowed is None:
                     allowed = np.full((num_rows, -(-vocab_size // 32)), -1, dtype=np.int32)
-                allowed[first:end] = path.allowed
+                # A model's rows may be padded, or a draft model know fewer ids: what the mask lacks is refused.
+                num_words = min(allowed.shape[1], path.allowed.shape[1])
+                allowed[first:end, num_words:] = 0
+                allowed[first:end, :num_words] = path.allowed[:, :num_words]
         first = end
     if not pieces:
         return logits
@@ -187,14 +195,6 @@ def _adjust(logits: torch.Tensor, groups: Sequence[SampleGroup]) -> torch.Tensor
     adjusted = logits.to(torch.float32, copy=True)
     logits_adjust(adjusted, row_offsets, ids, bias, scale, penalty, masks[0] if masks else None)
     return adjusted
-
-
-def _rules(group: SampleGroup) -> list[LogitsRule]:
-    """The rules that have something to adjust in the group's rows."""
-    if not group.has_rules:
-        return []
-    num_outputs = len(group.output_ids)
-    return [rule for rule in (*rules_for(group.params), *group.extra_rules) if rule.applies_after(num_outputs)]
 
 
 def _fill_logprobs(

@@ -6,7 +6,7 @@ It knows no model defaults and no protocol messages: every field is set by whoev
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 MIN_TEMPERATURE = 0.01
 MAX_TEMPERATURE = 100.0
@@ -20,7 +20,7 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_LOGPROBS = 20
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Sampling of one request; every float is finite.
 
@@ -61,7 +61,6 @@ class SamplingParams:
 
     has_rules: bool = field(init=False, repr=False, compare=False)
     """Whether any field adjusts logits before the temperature does."""
-    _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         temperature = self.temperature
@@ -88,10 +87,6 @@ class SamplingParams:
             or self.min_new_tokens > 0
         )
         object.__setattr__(self, "has_rules", has_rules)
-        object.__setattr__(self, "_hash", hash(tuple(getattr(self, f.name) for f in fields(self) if f.compare)))
-
-    def __hash__(self) -> int:
-        return self._hash  # made once: biases may be many, and rules are looked up at every step
 
     def _check_ids(self) -> None:
         _check_range("len(logit_bias)", len(self.logit_bias), 0, MAX_LOGIT_BIASES)

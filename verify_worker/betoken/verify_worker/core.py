@@ -134,6 +134,8 @@ class VerifyCore:
         else:
             self._arrived(seq, block.arrived_ns, 1 + len(block.draft_ids))
             seq.ask(block.arrived_ns)
+            if seq.rules.has_grammar and not block.draft_probs:  # else what a draft was drawn from would be another
+                block.keep(seq.rules.allowed_nodes(block.draft_ids, block.parents or None))
             seq.block = block
             seq.plain_until = base_length + 1 + num_plain_steps if num_plain_steps else 0
 
@@ -191,7 +193,7 @@ class VerifyCore:
             if work.sequence.key in decided:
                 self._after_block(work.sequence)
             elif work.takes_block:
-                self._fail(work.sequence.key, InternalError("the target's logits are not finite: they choose no token"))
+                self._fail(work.sequence.key, _no_token(work.sequence))
             elif not work.sequence.wants_forward:  # its prompt is computed, before its first block is here
                 work.sequence.waiting_since_ns = time.perf_counter_ns()
         self._sink.decided(decisions, self._load)
@@ -267,6 +269,13 @@ class VerifyCore:
             row_price=round(self._price.price, 2),
             num_cached_tokens=self._scheduler.num_cached_tokens,
         )
+
+
+def _no_token(seq: VerifySequence) -> BetokenError:
+    """Why there is none after what is committed."""
+    if seq.rules.fault:
+        return InvalidArgumentError("constraint", f"{len(seq.output_ids)} tokens on", seq.rules.fault)
+    return InternalError("the target's logits are not finite: they choose no token")
 
 
 def _refusal_in_mode(block: Block, mode: VerificationMode) -> InvalidArgumentError | None:

@@ -1,11 +1,13 @@
 """What a verify worker holds of one sequence: committed ids, KV, and the work waiting. Ids only, no tensors."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 from opentelemetry.trace import INVALID_SPAN, Span
 
 from betoken.engine.page_table import Found
+from betoken.engine.rules.grammar import GrammarRule
+from betoken.engine.rules.sequence_rules import SequenceRules
 from betoken.engine.sampler import TokenLogprob
 from betoken.engine.sampling import SamplingParams
 from betoken.engine.sparse_probs import SparseProbs
@@ -25,6 +27,25 @@ class Block:
     """Tree: index of each draft id's parent, -1 = the last committed token; empty = a chain."""
     draft_probs: list[SparseProbs] = field(default_factory=list)
     """What each draft id was sampled from; empty = each was certain."""
+    num_sent: int = field(init=False)
+    """Draft ids as they came."""
+    nodes: Sequence[int] | None = None
+    """Of what is left of them, their places among those; None = all are left."""
+
+    def __post_init__(self) -> None:
+        self.num_sent = len(self.draft_ids)
+
+    def keep(self, nodes: Sequence[int]) -> None:
+        """Leave out all drafts but `nodes` (ascending), each of which follows one of them or none."""
+        if len(nodes) < len(self.draft_ids):
+            places = {node: place for place, node in enumerate(nodes)} | {-1: -1}
+            self.draft_ids = [self.draft_ids[node] for node in nodes]
+            self.parents = [places[self.parents[node]] for node in nodes] if self.parents else []
+            self.nodes = nodes
+
+    def as_sent(self, path: Sequence[int]) -> list[int]:
+        """Nodes of what is left, by their places among all that came."""
+        return list(path) if self.nodes is None else [self.nodes[node] for node in path]
 
     @property
     def depth(self) -> int:
@@ -44,6 +65,8 @@ class VerifySequence:
     """Largest prompt + output, tokens."""
     opened_ns: int
     mode: VerificationMode = VerificationMode.COUPLED
+    grammar: InitVar[GrammarRule | None] = None
+    """What a constraint allows; has followed `output_ids`."""
     deadline_s: float | None = None
     """On the `time.monotonic` clock."""
     span: Span = INVALID_SPAN
@@ -56,6 +79,7 @@ class VerifySequence:
     """Whether the committed ids end the answer as far as ids can tell; stop strings are the router's."""
     ids: list[int] = field(init=False)
     """Prompt + committed output."""
+    rules: SequenceRules = field(init=False)
     page_ids: list[int] = field(default_factory=list)
     found: Found = field(default_factory=Found)
     """While it waits for pages: what others have computed of it."""
@@ -75,8 +99,9 @@ class VerifySequence:
     num_cached_tokens: int = 0
     """Leading ids whose KV was found and not computed, until a decision tells."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, grammar: GrammarRule | None) -> None:
         self.ids = [*self.prompt_ids, *self.output_ids]
+        self.rules = SequenceRules(self.params, self.prompt_ids, self.output_ids, grammar)
         eos_ids = () if self.params.ignore_eos else self.params.eos_token_ids
         self.terminal_ids = frozenset((*eos_ids, *self.params.stop_token_ids))
         self.is_finished = self._num_to_end(self.output_ids) is not None or len(self.ids) >= self.max_length
@@ -123,6 +148,7 @@ class VerifySequence:
         """
         self.ids.extend(emitted_ids)
         self.output_ids.extend(emitted_ids)
+        self.rules.commit(emitted_ids)
         num_kept = self._num_to_end(emitted_ids)
         self.is_finished = num_kept is not None or len(self.ids) >= self.max_length
         self.kv_length = len(self.ids) - 1
@@ -132,9 +158,12 @@ class VerifySequence:
         """How many of these, the last of the output, reach to the first terminal id after min_new_tokens; None
         without one."""
         start = max(0, self.params.min_new_tokens - (len(self.output_ids) - len(ids)))
-        if self.terminal_ids.isdisjoint(ids[start:]):
-            return None
-        return next(index + 1 for index in range(start, len(ids)) if ids[index] in self.terminal_ids)
+        # A grammar that allows nothing else ends the answer before min_new_tokens too.
+        early_ids = self.params.eos_token_ids if self.rules.has_grammar else ()
+        for index, token_id in enumerate(ids):
+            if token_id in early_ids or (index >= start and token_id in self.terminal_ids):
+                return index + 1
+        return None
 
 
 @dataclass(slots=True)

@@ -43,8 +43,8 @@ def verify_step(runner: ModelRunner, planned: Sequence[Work]) -> list[Decision]:
             continue
         decision = _decide(work, outcome, started_ns, forward_ns)
         decisions.append(decision)
-        if decision.path is not None:
-            kept_paths.append(KeptPath(work.sequence.page_ids, decision.base_length, decision.path))
+        if work.parents is not None:
+            kept_paths.append(KeptPath(work.sequence.page_ids, decision.base_length, outcome.path))
     if kept_paths:
         runner.compact(kept_paths)
     for work in planned:
@@ -69,6 +69,7 @@ def _block_group(work: Work) -> BlockGroup:
             prompt_ids=seq.prompt_ids,
             output_ids=seq.output_ids,
             draft_ids=work.draft_ids,
+            rules=seq.rules,
             parents=work.parents,
         ),
         seq.mode,
@@ -79,7 +80,7 @@ def _block_group(work: Work) -> BlockGroup:
 def _decide(work: Work, verified: Verified, started_ns: int, forward_ns: int) -> Decision:
     """Accept, commit, and report; the sequence's committed length grows by num_accepted + 1."""
     seq = work.sequence
-    num_draft_tokens = len(seq.block.draft_ids) if seq.block is not None else 0  # as sent
+    num_draft_tokens = seq.block.num_sent if seq.block is not None else 0
     base_length = seq.committed_length
     seq.num_draft_tokens += num_draft_tokens
     num_kept = seq.commit(verified.emitted_ids)
@@ -90,7 +91,7 @@ def _decide(work: Work, verified: Verified, started_ns: int, forward_ns: int) ->
         base_length=base_length,
         num_draft_tokens=num_draft_tokens,
         num_accepted=verified.num_accepted,
-        path=verified.path if work.parents is not None else None,
+        path=seq.block.as_sent(verified.path) if seq.block is not None and work.parents is not None else None,
         next_id=verified.emitted_ids[-1],
         logprobs=verified.logprobs,
         queue_ns=max(0, started_ns - max(seq.asked_ns, seq.waiting_since_ns)),

@@ -223,7 +223,7 @@ class LookaheadDrafter:
         for seq, state in stepped:
             for row, path in state.window.asked():
                 rows.append(first_row + row)
-                groups.append(SampleGroup(state.params, seq.prompt_ids, seq.output_ids + path, ()))
+                groups.append(SampleGroup(state.params, seq.prompt_ids, seq.output_ids + path, (), seq.rules))
             first_row += state.window.num_rows
         token_ids = choose_tokens(logits[rows], groups).token_ids
         first = 0

@@ -220,7 +220,7 @@ class ModelDrafter:
             for node in part.nodes
         ]
         groups = [
-            SampleGroup(seq.params, seq.prompt_ids, seq.output_ids + tree.path_ids(node), ())
+            SampleGroup(seq.params, seq.prompt_ids, seq.output_ids + tree.path_ids(node), (), seq.rules)
             for seq, tree, node in places
         ]
         ids, log_shares = perturbed_top(logits, groups, max(tree.max_branches for _, tree, _ in places), ERROR_SCALE)
@@ -251,7 +251,7 @@ class ModelDrafter:
 
     def _sample_group(self, seq: DraftSequence, guesses: list[int]) -> SampleGroup:
         output_ids = seq.output_ids + self._caches[seq].draft_ids
-        return SampleGroup(params=seq.params, prompt_ids=seq.prompt_ids, output_ids=output_ids, draft_ids=guesses)
+        return SampleGroup(seq.params, seq.prompt_ids, output_ids, guesses, seq.rules)
 
     def _take_finished(self) -> list[Drafted]:
         finished = []

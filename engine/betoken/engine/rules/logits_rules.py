@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +28,7 @@ class BlockPath:
 
     prompt_ids: Sequence[int]
     output_ids: Sequence[int]
-    """Committed output."""
+    """Committed output, and what a drafter has drafted after it."""
     draft_ids: Sequence[int]
     parents: Sequence[int]
     """Index of the draft id that each draft id follows; -1 = the committed output."""
@@ -98,7 +97,7 @@ class BlockPath:
 
 
 class LogitsRule:
-    """One rule: a pure function of a block's paths. The hook for structured output, which calls `path.allow`."""
+    """One rule: a pure function of a block's paths."""
 
     reads_prompt: bool = False
     """Whether the prompt's ids must be among token_ids."""
@@ -110,6 +109,9 @@ class LogitsRule:
     def applies_after(self, num_outputs: int) -> bool:
         """Whether a block that follows this many output ids has anything to adjust."""
         return True
+
+    def commit(self, ids: Sequence[int]) -> None:
+        """The sequence's output has grown by these; for rules that would else read all of it at every step."""
 
     def adjust(self, path: BlockPath) -> None:
         """Adds its adjustments to those of the path."""
@@ -155,7 +157,7 @@ class OccurrenceRule(LogitsRule):
 
 
 class MinNewTokensRule(LogitsRule):
-    """Masks the ids that would end the answer until it has enough tokens."""
+    """Masks the ids that would end the answer until it has enough tokens, but where a grammar allows nothing else."""
 
     def __init__(self, min_new_tokens: int, ending_ids: Sequence[int]) -> None:
         self._min_new_tokens = min_new_tokens
@@ -166,22 +168,22 @@ class MinNewTokensRule(LogitsRule):
 
     def adjust(self, path: BlockPath) -> None:
         is_short = len(path.output_ids) + path.num_drafts < self._min_new_tokens
+        if path.allowed is not None:
+            is_short &= self._leaves_any(path.allowed)
         path.penalty[np.ix_(is_short, path.places(self.own_ids))] = np.inf
 
 
-_RULES: WeakKeyDictionary[SamplingParams, tuple[LogitsRule, ...]] = WeakKeyDictionary()
-"""Made once for each parameters in use, and gone with them: biases may be many."""
+    def _leaves_any(self, allowed: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """[rows] whether other ids are allowed too."""
+        others = allowed.copy()
+        for token_id in self.own_ids:
+            if token_id >> 5 < others.shape[1]:
+                others[:, token_id >> 5] &= ~np.uint32(1 << (token_id & 31)).view(np.int32)
+        return others.any(axis=1)
 
 
-def rules_for(params: SamplingParams) -> tuple[LogitsRule, ...]:
+def make_rules(params: SamplingParams) -> tuple[LogitsRule, ...]:
     """The rules that a request's parameters ask for, in the order they apply."""
-    rules = _RULES.get(params)
-    if rules is None:
-        rules = _RULES[params] = _make_rules(params)
-    return rules
-
-
-def _make_rules(params: SamplingParams) -> tuple[LogitsRule, ...]:
     rules: list[LogitsRule] = []
     if params.logit_bias:
         rules.append(BiasRule(params.logit_bias))

@@ -1,0 +1,152 @@
+"""A grammar as one more rule: which ids may follow the output, for every row of a block.
+
+A pure function of the output ids. Committed ids alone move its matcher; a block's drafts are read and taken back. Knows
+neither schemas nor tokenizers: whoever made the matcher does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from betoken.engine.rules.logits_rules import BlockPath, LogitsRule
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+Visit = Callable[[int, bool], None]
+"""Gets a node (-1 = what is before the drafts), and whether the answer has ended with it."""
+
+
+class GrammarRule(LogitsRule):
+    """Masks what the grammar refuses. An id of `eos_token_ids` is allowed exactly where the grammar may end, whatever
+    the tokenizer takes it for."""
+
+    def __init__(
+        self, matcher: LLMatcher, vocab_size: int, eos_token_ids: Collection[int], output_ids: Sequence[int] = ()
+    ) -> None:
+        """Args:
+        matcher: at the grammar's beginning; shared, and never moved.
+        vocab_size: ids that the matcher knows.
+        eos_token_ids: at least one.
+        output_ids: committed so far.
+        """
+        self._beginning = matcher
+        self._vocab_size = vocab_size
+        self._eos_ids = frozenset(eos_token_ids)
+        self._num_words = -(-max(vocab_size, *(token_id + 1 for token_id in self._eos_ids)) // 32)
+        self._eos_mask = np.zeros(self._num_words, dtype=np.int32)
+        for token_id in self._eos_ids:
+            self._eos_mask[token_id >> 5] |= np.uint32(1 << (token_id & 31)).view(np.int32)
+        self.fault = ""
+        """Why nothing may follow the committed ids, in the library's words; empty while something may."""
+        self._matcher = matcher.deep_copy()
+        self._num_committed = 0
+        self._has_ended = False
+        """Whether a committed id ended the answer."""
+        self.commit(output_ids)
+
+    def applies_after(self, num_outputs: int) -> bool:
+        """What follows the end of an answer is nobody's."""
+        return not self._has_ended
+
+    def commit(self, ids: Sequence[int]) -> None:
+        """Follow committed ids; those after the answer's end are nobody's."""
+        for token_id in ids if not (self._has_ended or self.fault) else ():
+            if token_id in self._eos_ids:
+                self._has_ended = True
+                break
+            if not self._read(token_id):
+                self.fault = self._matcher.get_error() or f"id {token_id} is not allowed where it stands"
+                break
+        self._num_committed += len(ids)
+
+    def adjust(self, path: BlockPath) -> None:
+        """Masks every row whose ids the grammar allows; the others are chosen by nobody."""
+
+        if self.fault:
+            path.allow(0, np.zeros(self._num_words, dtype=np.int32))
+            return
+        ahead = path.output_ids[self._num_committed :]
+        is_stuck = False
+
+        def mask(node: int, has_ended: bool) -> None:
+            nonlocal is_stuck
+            if not has_ended:
+                allowed = self._mask()
+                path.allow(node + 1, allowed)
+                is_stuck |= node < 0 and not ahead and not allowed.any()
+
+        self._walk(ahead, path.draft_ids, path.parents, mask)
+        if is_stuck:
+            self.fault = self._matcher.get_error() or "no token is allowed here"
+        if self._matcher.is_error():  # at a limit of the library, which leaves its matcher unusable
+            self._restore(path.output_ids)
+
+    def allowed_nodes(
+        self, output_ids: Sequence[int], draft_ids: Sequence[int], parents: Sequence[int]
+    ) -> list[int]:
+        """The nodes whose whole path the grammar allows, ascending. `output_ids`: all that is committed."""
+        nodes: list[int] = []
+        if self.fault or self._has_ended:
+            return list(range(len(draft_ids)))
+        self._walk((), draft_ids, parents, lambda node, _: nodes.append(node))
+        if self._matcher.is_error():
+            self._restore(output_ids)
+        return sorted(nodes)[1:]
+
+    def _walk(self, ahead: Sequence[int], draft_ids: Sequence[int], parents: Sequence[int], visit: Visit) -> None:
+        """Visit the nodes that the grammar allows, depth first, with the matcher standing at each; then take all back.
+
+        `ahead`: ids after the committed ones and before the block. An error of the matcher ends the walk.
+        """
+        children: list[list[int]] = [[] for _ in range(len(draft_ids) + 1)]
+        for node, parent in enumerate(parents):
+            children[parent + 1].append(node)
+        num_read = 0
+        for token_id in ahead:
+            if token_id in self._eos_ids or not self._read(token_id):
+                break
+            num_read += 1
+        else:
+            visit(-1, False)
+            trail = [iter(children[0])]
+            while trail and not self._matcher.is_error():
+                node = next(trail[-1], None)
+                if node is None:
+                    trail.pop()
+                    if trail:
+                        self._matcher.rollback(1)
+                elif draft_ids[node] in self._eos_ids:
+                    if self._matcher.is_accepting():
+                        visit(node, True)
+                elif self._read(draft_ids[node]):
+                    visit(node, False)
+                    trail.append(iter(children[node + 1]))
+        if not self._matcher.is_error():
+            self._matcher.rollback(num_read)
+
+    def _read(self, token_id: int) -> bool:
+        """Whether the grammar allows the id next; then the matcher is behind it."""
+        return 0 <= token_id < self._vocab_size and self._matcher.try_consume_tokens([token_id]) == 1
+
+    def _mask(self) -> NDArray[np.int32]:
+        """[words] what may follow; nothing after an error."""
+        mask = np.zeros(self._num_words, dtype=np.int32)
+        known = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.int32)
+        if self._matcher.is_error():
+            return mask
+        mask[: len(known)] = known
+        mask &= ~self._eos_mask
+        if self._matcher.is_accepting():
+            mask |= self._eos_mask
+        return mask
+
+    def _restore(self, output_ids: Sequence[int]) -> None:
+        """A fresh matcher behind the committed ids."""
+        self._matcher = self._beginning.deep_copy()
+        for token_id in output_ids[: self._num_committed]:
+            self._read(token_id)
