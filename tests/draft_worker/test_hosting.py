@@ -126,7 +126,7 @@ def test_the_handshake_has_the_tokenizer_of_whichever_model_has_one(tiny, tmp_pa
     (target / "tokenizer.json").write_text(byte_tokenizer_json())
     hello = WorkerHello()
     asked = settings(tiny, tmp_path, drafters=("model", "early_exit"), early_exit_model=str(target))
-    _load(asked, DraftResults(), hello)
+    _load(asked, DraftResults(), hello, [])
     runner = load_drafters(settings(str(target), tmp_path, drafters=("model",)), no_progress).runners[0]
     assert hello.tokenizer_hash == runner.info.tokenizer_hash != ""
     assert hello.draft_context == runner.info.max_context > 0

@@ -118,29 +118,35 @@ async def running(
     """These services, with all that a test may want of them."""
     threads: list[ModelThread[Any]] = []
     verify_results, draft_results = VerifyResults(), DraftResults()
+    grammars: list[Any] = []
+    rules_of: list[Any] = []
     verify_settings = VerifyWorkerSettings(model=str(folder / "target"), **ENGINE | (verify_options or {}))
     draft_settings = DraftWorkerSettings(model=str(folder / "draft"), **ENGINE | (draft_options or {}))
 
     def serve_verify(thread: ModelThread[Any], hello: WorkerHello, server: Any) -> None:
         threads.append(thread)
-        handler = VerifyLinkHandler(thread.submit, verify_results, hello)
+        handler = VerifyLinkHandler(thread.submit, verify_results, hello, *grammars)
         servicer = LinkServicer(lambda: hello, handler, VerifyLinkResponse)
         verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server)
 
     def serve_draft(thread: ModelThread[Any], hello: WorkerHello, server: Any) -> None:
         threads.append(thread)
         handler = DraftLinkHandler(
-            thread.submit, draft_results, draft_settings.max_draft_tokens, max_context=hello.max_context
+            thread.submit,
+            draft_results,
+            draft_settings.max_draft_tokens,
+            max_context=hello.max_context,
+            rules_of=rules_of[0] if rules_of else None,
         )
         servicer = LinkServicer(lambda: hello, handler, DraftLinkResponse)
         draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server)
 
     async with AsyncExitStack() as stack:
         verify = await stack.enter_async_context(
-            worker(lambda *args: verify_service._load(verify_settings, *args), verify_results, serve_verify)
+            worker(lambda *args: verify_service._load(verify_settings, *args, grammars), verify_results, serve_verify)
         )
         draft = await stack.enter_async_context(
-            worker(lambda *args: draft_service._load(draft_settings, *args), draft_results, serve_draft)
+            worker(lambda *args: draft_service._load(draft_settings, *args, rules_of), draft_results, serve_draft)
         )
         tokenizer = Tokenizer(byte_tokenizer_json(), {"eos_token": "<eos>"}, CHAT_TEMPLATE, "test")
         options = PATIENCE | (router_options or {})

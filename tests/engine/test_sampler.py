@@ -141,17 +141,24 @@ class NoRepeat(LogitsRule):
             path.allow(row, mask)
 
 
+def no_repeat() -> SequenceRules:
+    return SequenceRules(GREEDY, [1], [40], extra=[NoRepeat()])
+
+
 def test_a_rule_may_mask_rows_of_a_block() -> None:
     logits = torch.zeros(4, 70)
     logits[:, 40], logits[:, 2] = 2.0, 1.0
-    groups = [SampleGroup(GREEDY, [1], [40], [2, 40], rules=SequenceRules(GREEDY, [1], [40], extra=[NoRepeat()])), SampleGroup(GREEDY, [1], [40], [])]
+    groups = [
+        SampleGroup(GREEDY, [1], [40], [2, 40], rules=no_repeat()),
+        SampleGroup(GREEDY, [1], [40], []),
+    ]
     assert choose_tokens(logits, groups).token_ids == [2, 40, 2, 40]
 
 
 def test_a_rule_sees_each_node_s_own_path() -> None:
     logits = torch.zeros(4, 70)
     logits[:, 40], logits[:, 2] = 2.0, 1.0
-    group = SampleGroup(GREEDY, [1], [40], [2, 40, 40], rules=SequenceRules(GREEDY, [1], [40], extra=[NoRepeat()]), parents=[-1, -1, 0])
+    group = SampleGroup(GREEDY, [1], [40], [2, 40, 40], rules=no_repeat(), parents=[-1, -1, 0])
     assert choose_tokens(logits, [group]).token_ids == [2, 40, 2, 2]
 
 
@@ -256,9 +263,7 @@ def test_rules_see_what_a_drafter_has_drafted() -> None:
     rules = SequenceRules(EVERYTHING, prompt, output)
     logits = random_logits(2)
     ahead = SampleGroup(EVERYTHING, prompt, [*output, 9, 9], [3], rules)
-    assert choose_tokens(logits, [ahead]) == choose_tokens(
-        logits, [SampleGroup(EVERYTHING, prompt, [8, 9, 9], [3])]
-    )
+    assert choose_tokens(logits, [ahead]) == choose_tokens(logits, [SampleGroup(EVERYTHING, prompt, [8, 9, 9], [3])])
 
 
 def test_a_prompt_is_scanned_once() -> None:

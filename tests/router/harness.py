@@ -156,6 +156,10 @@ def request(**fields: Any) -> pb.GenerateRequest:
 def _set(message: Any, name: str, value: Any) -> None:
     if isinstance(value, list | tuple):
         getattr(message, name).extend(value)
+    elif isinstance(value, dict):
+        getattr(message, name).SetInParent()
+        for key, each in value.items():
+            _set(getattr(message, name), key, each)
     else:
         setattr(message, name, value)
 

@@ -196,7 +196,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tenant": "t" * 129}, "tenant"),
     ({"system_fingerprint": "f" * 129}, "system_fingerprint"),
     ({"adapter_id": "a"}, "adapter_id"),
-    ({"response_format": "json"}, "response_format"),
+    ({"constraint": {"json_object": True}}, "constraint.json_object"),  # these workers have no model
+    ({"constraint": {}}, "constraint"),
     ({"n": 2}, "n"),
 ]
 

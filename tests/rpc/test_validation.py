@@ -158,7 +158,10 @@ REFUSED_REQUESTS = [
     (GenerateRequest(prompt="x", system_fingerprint="f" * 129), "system_fingerprint = 129 bytes: must be at most 128"),
     (GenerateRequest(prompt="x", tenant="t" * 129), "tenant = 129 bytes: must be at most 128"),
     (GenerateRequest(prompt="x", adapter_id="a"), "adapter_id = a: is reserved"),
-    (GenerateRequest(prompt="x", response_format="json"), "response_format = json: is reserved"),
+    (
+        GenerateRequest(prompt="x", constraint={"json_object": True}, sampling={"ignore_eos": True}),
+        "sampling.ignore_eos = True: must be false beside a constraint, which EOS ends",
+    ),
     (GenerateRequest(prompt="x", n=2), "n = 2: must be absent or 1"),
     (GenerateRequest(prompt="x", n=0), "n = 0: must be absent or 1"),
     (GenerateRequest(prompt="x", speculation=Speculation(mode=9)), "speculation.mode = 9: must be one of 0, 1, 2, 3"),

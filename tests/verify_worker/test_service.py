@@ -23,7 +23,7 @@ def test_a_verify_worker_names_what_its_bits_depend_on(tmp_path: Path, monkeypat
 
     def numerics() -> str:
         hello = WorkerHello()
-        service._load(settings, service.VerifyResults(), hello)
+        service._load(settings, service.VerifyResults(), hello, [])
         return hello.numerics
 
     ours = numerics()
@@ -39,7 +39,7 @@ def test_a_verify_worker_names_what_its_bits_depend_on(tmp_path: Path, monkeypat
 def test_a_verify_worker_names_the_context_its_pages_hold(num_pages: int, max_context: int, tmp_path: Path) -> None:
     settings = VerifyWorkerSettings(model=save_tiny(tmp_path, "llama"), num_pages=num_pages, compile="off")
     hello = WorkerHello()
-    service._load(settings, service.VerifyResults(), hello)
+    service._load(settings, service.VerifyResults(), hello, [])
     assert hello.max_context == max_context
 
 

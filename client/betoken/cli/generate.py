@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,6 +18,7 @@ from rich.console import Console
 
 from betoken.cli import connection as c
 from betoken.cli import provenance, report
+from betoken.cli.constraint import read_constraint
 from betoken.client import (
     BetokenError,
     ChatMessage,
@@ -34,6 +36,7 @@ from betoken.client import (
 _HINT_TIMEOUT_S = 2.0
 _CHAT_HINT = "\nthe model has a chat template: --chat sends the text as a message\n"
 _SAMPLING = "Sampling (default: the model's)"
+_CONSTRAINT = "Constraint (one at most)"
 _SPECULATION = "Speculation (never changes a token in the mode `coupled`)"
 
 
@@ -91,6 +94,22 @@ def generate(
     logprobs: Annotated[
         int | None, typer.Option(help="Likeliest ids reported per token (--json).", rich_help_panel=_SAMPLING)
     ] = None,
+    json_object: Annotated[
+        bool, typer.Option("--json-object", help="The answer is a JSON object.", rich_help_panel=_CONSTRAINT)
+    ] = False,
+    json_schema: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="It is JSON that this schema takes.", rich_help_panel=_CONSTRAINT),
+    ] = None,
+    regex: Annotated[
+        str | None, typer.Option(help="It matches this expression as a whole.", rich_help_panel=_CONSTRAINT)
+    ] = None,
+    choice: Annotated[
+        list[str] | None, typer.Option(help="It is one of these; repeatable.", rich_help_panel=_CONSTRAINT)
+    ] = None,
+    lark: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="It is of this grammar.", rich_help_panel=_CONSTRAINT)
+    ] = None,
     drafter: Annotated[
         str | None, typer.Option(help="model, ngram, ...; see `betoken info`.", rich_help_panel=_SPECULATION)
     ] = None,
@@ -146,11 +165,18 @@ def generate(
         options["continue_final_message"] = True
     if escape_special_tokens:
         options["escape_special_tokens"] = True
+    constraint = read_constraint(json_object, json_schema, regex, choice, lark)
     files = (tls_ca_file, tls_cert_file, tls_key_file)
     connection = c.Connection(address, tls, *files, tls_server_name, api_key_file, timeout_s)
     with c.reported_errors(connection, json_), connection.client() as client:
         generation = client.generate(
-            question, sampling=sampling, speculation=speculation, model=model, tenant=tenant, **options
+            question,
+            sampling=sampling,
+            speculation=speculation,
+            constraint=constraint,
+            model=model,
+            tenant=tenant,
+            **options,
         )
         start = time.monotonic()
         if json_:

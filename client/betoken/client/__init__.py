@@ -10,7 +10,15 @@ Knows the router's public service only; needs grpcio, protobuf and opentelemetry
 from betoken.client.async_client import AsyncClient
 from betoken.client.async_generation import AsyncGeneration
 from betoken.client.completion import Completion, Detokenized, FinishReason, PartialAnswer, SpeculationStats, Usage
-from betoken.client.config import GenerateOptions, PromptOptions, RetryPolicy, Sampling, Speculation, VerificationMode
+from betoken.client.config import (
+    Constraint,
+    GenerateOptions,
+    PromptOptions,
+    RetryPolicy,
+    Sampling,
+    Speculation,
+    VerificationMode,
+)
 from betoken.client.model_info import ModelInfo, SourceInfo, StepCost, WorkerStatus
 from betoken.client.piece import Logprobs, Piece, RoundTimes, Token, TokenOrigin
 from betoken.client.request import ChatMessage, Prompt
@@ -40,6 +48,7 @@ __all__ = [
     "Client",
     "ClientTls",
     "Completion",
+    "Constraint",
     "DeadlineExceededError",
     "Detokenized",
     "FailedPreconditionError",

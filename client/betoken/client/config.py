@@ -152,6 +152,21 @@ class PromptOptions(TypedDict, total=False):
     """Whether names of special tokens in a chat's messages stay text; otherwise they become the tokens."""
 
 
+class Constraint(TypedDict, total=False):
+    """What an answer has to be: exactly one of these. EOS ends the answer where it is one."""
+
+    json_object: bool
+    """Any JSON object: True."""
+    json_schema: Mapping[str, Any] | str
+    """JSON that a JSON schema takes; a keyword that cannot be kept is refused."""
+    regex: str
+    """Text that a regular expression matches as a whole."""
+    choice: Sequence[str]
+    """One of these texts."""
+    lark: str
+    """A context-free grammar, in llguidance's variant of Lark."""
+
+
 class GenerateOptions(SamplingOptions, SpeculationOptions, PromptOptions, total=False):
     """Every keyword argument of `generate`; a single field wins over the same field of `sampling` or `speculation`."""
 
@@ -159,6 +174,8 @@ class GenerateOptions(SamplingOptions, SpeculationOptions, PromptOptions, total=
     """All of `Sampling` at once."""
     speculation: Speculation | None
     """All of `Speculation` at once."""
+    constraint: Constraint | None
+    """What the answer has to be, e.g. `{"json_schema": {...}}`; None = anything."""
     model: str
     """Model id the router must be serving; empty = whatever it serves."""
     tenant: str

@@ -14,7 +14,7 @@ from typing import Any, NotRequired, TypeAlias, TypedDict, cast
 
 from google.protobuf.descriptor import FieldDescriptor
 
-from betoken.client.config import GenerateOptions, PromptOptions, Sampling, Speculation, VerificationMode
+from betoken.client.config import Constraint, GenerateOptions, PromptOptions, Sampling, Speculation, VerificationMode
 from betoken.client.modes import TO_PROTO
 from betoken.common.errors import InvalidArgumentError
 from betoken.v1 import generation_pb2 as pb
@@ -39,6 +39,7 @@ Prompt: TypeAlias = str | Sequence[int | ChatMessage]
 """Text, or token ids, or chat messages; one Sequence, since of two mypy takes no message that is written in place."""
 
 _BYTES = bytes | bytearray | memoryview  # sequences of integers, but none that is meant as ids
+_CONSTRAINTS = ("json_object", "json_schema", "regex", "choice", "lark")
 _NOT_FIELDS = (
     "timeout_s",
     "headers",
@@ -61,6 +62,7 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> pb.GenerateReq
         TypeError: an unknown option.
     """
     known = {*_names(Sampling), *_names(Speculation), *_OTHER_FIELDS, "sampling", "speculation", *_NOT_FIELDS}
+    known.add("constraint")
     known |= PromptOptions.__annotations__.keys()
     unknown = sorted(options.keys() - known)
     if unknown:
@@ -69,6 +71,7 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> pb.GenerateReq
     _set_input(request, prompt)
     _set_chat_options(request, options)
     _fill(request, {name: options.get(name) for name in _OTHER_FIELDS}, "")
+    _set_constraint(request, options.get("constraint"))
     given = cast(Mapping[str, Any], options)
     _set_sampling(request.sampling, _merged("sampling", Sampling, given))
     _set_speculation(request.speculation, _merged("speculation", Speculation, given))
@@ -157,6 +160,27 @@ def _set_chat_options(
             request.messages.template_arguments = json.dumps(dict(arguments), ensure_ascii=False)
     request.messages.continue_final_message = bool(continues)
     request.messages.escape_special_tokens = bool(escapes)
+
+
+def _set_constraint(request: pb.GenerateRequest, constraint: Constraint | None) -> None:
+    if constraint is None:
+        return
+    limit = f"must be a mapping with one of {', '.join(_CONSTRAINTS)}"
+    given = {kind: value for kind, value in _mapping("constraint", constraint, limit).items() if value is not None}
+    if len(given) != 1 or not given.keys() <= set(_CONSTRAINTS):
+        raise InvalidArgumentError("constraint", sorted(map(str, given)), limit)
+    ((kind, value),) = given.items()
+    message = request.constraint
+    if kind == "choice":
+        with _refusing("constraint.choice", value, "must be a list of texts"):
+            if isinstance(value, str | _BYTES):
+                raise TypeError
+            message.choice.texts.extend(value)
+    elif kind == "json_schema" and not isinstance(value, str):
+        with _refusing("constraint.json_schema", value, "must be a JSON schema"):
+            message.json_schema = json.dumps(value, ensure_ascii=False)
+    else:
+        _fill(message, {kind: value}, "constraint.")
 
 
 def _has_length(prompt: Any) -> bool:

@@ -3,10 +3,12 @@
 No tensors, no policy.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from betoken.common.errors import InvalidArgumentError
 from betoken.draft_worker.core import DraftAnswer, DraftCore
@@ -36,6 +38,12 @@ from betoken.v1.types_pb2 import (
     SparseDistribution,
 )
 
+if TYPE_CHECKING:
+    from betoken.engine.rules.sequence_rules import SequenceRules
+
+RulesOf: TypeAlias = "Callable[[DraftSequence, OpenSequence], SequenceRules]"
+"""Makes the rules of a sequence."""
+
 # Ids and lengths are the target's. What a drafter does not know or cannot hold it answers with an empty draft.
 ANY_VOCAB_SIZE = (1 << 31) - 1
 ANY_CONTEXT = 1 << 31
@@ -61,12 +69,17 @@ class DraftLinkHandler(EntryHandler[DraftCore, DraftLinkResponse]):
         max_draft_tokens: int,
         worker_id: str = "",
         max_context: int = DEFAULT_MAX_CONTEXT,
+        rules_of: RulesOf | None = None,
     ) -> None:
-        """`max_context`: longest sequence taken, tokens; how long it may become is the target's to know."""
+        """Args:
+        max_context: longest sequence taken, tokens; how long it may become is the target's to know.
+        rules_of: makes the rules of a sequence, on a thread where it has a constraint; None = no model asks for them.
+        """
         super().__init__(submit, results)
         self._worker_id = worker_id
         self._max_draft_tokens = max_draft_tokens
         self._max_context = max_context
+        self._rules_of = rules_of
 
     def frame(self, link: LinkPeer[Any], request: DraftLinkRequest) -> None:
         """Opens apply first, then commits, then requests, closes last."""
@@ -81,7 +94,7 @@ class DraftLinkHandler(EntryHandler[DraftCore, DraftLinkResponse]):
             ]
         )
 
-    def _open(self, key: SequenceKey, entry: OpenSequence) -> CoreCall[DraftCore]:
+    def _open(self, key: SequenceKey, entry: OpenSequence) -> CoreCall[DraftCore] | None:
         self._check_length("open.prompt_ids", len(entry.prompt_ids) + len(entry.committed_ids))
         validate_open(entry, vocab_size=ANY_VOCAB_SIZE, max_context=ANY_CONTEXT)
         params = SamplingParams(**sampling_fields(entry))
@@ -95,11 +108,18 @@ class DraftLinkHandler(EntryHandler[DraftCore, DraftLinkResponse]):
             # A greedy draft is certain.
             wants_probs=entry.mode == VERIFICATION_MODE_REJECTION and params.temperature > 0.0,
             steers_tokens=entry.mode not in (VERIFICATION_MODE_UNSPECIFIED, VERIFICATION_MODE_COUPLED),
-            span=sequence_span(entry, "draft", self._worker_id),
             deadline_s=time.monotonic() + entry.deadline_ms / 1000 if entry.deadline_ms else None,
         )
-        name = entry.drafter.name
-        return lambda core: core.open(sequence, name)
+        name, rules_of = entry.drafter.name, self._rules_of
+
+        def opening(rules: SequenceRules | None) -> CoreCall[DraftCore]:
+            sequence.rules, sequence.span = rules, sequence_span(entry, "draft", self._worker_id)
+            return lambda core: core.open(sequence, name)
+
+        if rules_of is None or not entry.HasField("constraint"):
+            return opening(rules_of(sequence, entry) if rules_of is not None else None)
+        self.prepared(key, lambda: rules_of(sequence, entry), opening)
+        return None
 
     def _commit(self, key: SequenceKey, entry: Commit) -> CoreCall[DraftCore]:
         self._check_length("commit.ids", entry.base_length + len(entry.ids))

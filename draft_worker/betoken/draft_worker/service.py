@@ -3,7 +3,7 @@
 import asyncio
 
 from betoken.draft_worker.core import DraftCore
-from betoken.draft_worker.handler import DraftLinkHandler, DraftResults
+from betoken.draft_worker.handler import DraftLinkHandler, DraftResults, RulesOf
 from betoken.draft_worker.hosting import load_drafters, source_infos
 from betoken.draft_worker.settings import DEFAULT_MAX_CONTEXT, DraftWorkerSettings
 from betoken.engine.model_thread import ModelThread
@@ -27,11 +27,17 @@ async def run(settings: DraftWorkerSettings) -> None:
     """
     results = DraftResults()
     hello = WorkerHello()
-    thread = ModelThread(lambda: _load(settings, results, hello), "draft-model")
+    rules_of: list[RulesOf] = []
+    thread = ModelThread(lambda: _load(settings, results, hello, rules_of), "draft-model")
     await asyncio.wrap_future(thread.start())
     freeze_loaded()
     handler = DraftLinkHandler(
-        thread.submit, results, settings.max_draft_tokens, hello.worker_id, max_context=hello.max_context
+        thread.submit,
+        results,
+        settings.max_draft_tokens,
+        hello.worker_id,
+        max_context=hello.max_context,
+        rules_of=rules_of[0] if rules_of else None,
     )
     servicer: LinkServicer[DraftLinkRequest, DraftLinkResponse] = LinkServicer(
         lambda: hello,
@@ -45,12 +51,20 @@ async def run(settings: DraftWorkerSettings) -> None:
         await serve([service], settings, on_drain=servicer.drain, failure=failure)
 
 
-def _load(settings: DraftWorkerSettings, results: DraftResults, hello: WorkerHello) -> DraftCore:
-    """The core, and the hello filled in; runs on the model thread."""
+def _load(
+    settings: DraftWorkerSettings, results: DraftResults, hello: WorkerHello, rules_of: list[RulesOf]
+) -> DraftCore:
+    """The core, the hello filled in, and, where models draft, what makes a sequence's rules; runs on the model
+    thread."""
     fast_wake = FastWake(settings.fast_wake)  # first: it may be refused
     progress = LoadProgress(settings.ready_file)
     hosted = load_drafters(settings, progress)
     runner = hosted.runners[0] if hosted.runners else None
+    if hosted.runners:
+        from betoken.draft_worker.rules import rules_maker  # takes numpy, which n-grams do without
+
+        texts = (runner.info.tokenizer_text() for runner in hosted.runners)
+        rules_of.append(rules_maker(next(filter(None, texts), "")))
     hello.CopyFrom(
         worker_hello(
             "draft",

@@ -73,6 +73,9 @@ class Extension(Body):
     num_draft_tokens: int | None = Field(None, description="Draft tokens per round; absent = as many as pay.")
     off: bool | None = Field(None, description="Decode without speculation.")
     mode: Literal["coupled", "rejection", "typical"] | None = Field(None, description="Verification mode.")
+    constraint: dict[str, Any] | None = Field(
+        None, description="What the answer has to be: one of json_object, json_schema, regex, choice, lark."
+    )
     provenance: bool = Field(False, description="Whether each token is told with its id and where it came from.")
     rounds: bool = Field(False, description="Whether the times of each round are told.")
 

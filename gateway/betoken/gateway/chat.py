@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, field_validator, model_validator
 
 from betoken.gateway.body import GenerationBody, Refusals, refuse, said_as
-from betoken.gateway.constraint import check_response_format, check_tool_choice
+from betoken.gateway.constraint import check_tool_choice, format_constraint
 from betoken.gateway.messages import Message
 from betoken.gateway.question import Question
 from betoken.gateway.tools import Tool
@@ -44,7 +44,9 @@ class ChatBody(GenerationBody):
     max_completion_tokens: int | None = Field(None, description="The same by its newer name.")
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
-    response_format: dict[str, Any] | None = Field(None, description="text only.")
+    response_format: dict[str, Any] | None = Field(
+        None, description="text, json_object, or json_schema, whose schema the answer keeps, strict or not."
+    )
     tools: list[Tool] | None = Field(None, max_length=1024, description="Given to the model's template.")
     tool_choice: Annotated[str | dict[str, Any], said_as("must be none or auto")] = "auto"
     reasoning_effort: str | None = Field(None, description="Given to the model's template, where that knows it.")
@@ -54,7 +56,7 @@ class ChatBody(GenerationBody):
     @field_validator("response_format")
     @classmethod
     def _check_format(cls, value: dict[str, Any]) -> dict[str, Any]:
-        check_response_format(value)
+        format_constraint(value)
         return value
 
     @field_validator("tool_choice")
@@ -69,6 +71,8 @@ class ChatBody(GenerationBody):
             raise refuse("top_logprobs", "needs logprobs: true")
         if self.max_completion_tokens is not None and self.max_tokens not in (None, self.max_completion_tokens):
             raise refuse("max_completion_tokens", "is the newer name of max_tokens, which says something else")
+        if self.betoken.constraint is not None and self.response_format is not None:
+            raise refuse("response_format", "is a constraint, too, beside betoken.constraint")
         if _EFFORT in (self.chat_template_kwargs or {}) and self.reasoning_effort is not None:
             raise refuse(_EFFORT, "is among the chat_template_kwargs, too")
         return self
@@ -94,12 +98,19 @@ class ChatBody(GenerationBody):
             tools=[tool.for_template() for tool in self.callable_tools],
             template_arguments=(self.chat_template_kwargs or {}) | effort,
             continue_final_message=self.continue_final_message,
+            constraint=self._constraint(),
         )
         return [asked.with_seed(seed) for seed in self.seeds()]
+
+    def _constraint(self) -> Mapping[str, Any] | None:
+        return self.betoken.constraint if self.response_format is None else format_constraint(self.response_format)
 
     def _names(self) -> Mapping[str, str]:
         name = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
         names = {"sampling.max_new_tokens": name, "sampling.logprobs": "top_logprobs"}
+        if self.response_format is not None:
+            names["constraint.json_schema"] = "response_format.json_schema.schema"
+            names["constraint"] = "response_format"
         if self.reasoning_effort is not None:
             names[f"messages.template_arguments.{_EFFORT}"] = _EFFORT
         return names

@@ -59,7 +59,9 @@ class CompletionBody(GenerationBody):
         speculation = self.betoken.speculation()
         seeds = self.seeds()
         return [
-            Question(prompt, seed, sampling, speculation, self.model, self.user, _NAMES)
+            Question(
+                prompt, seed, sampling, speculation, self.model, self.user, _NAMES, constraint=self.betoken.constraint
+            )
             for prompt in self.prompts()
             for seed in seeds
         ]

@@ -1,7 +1,6 @@
-"""The one place where a request's constraints become the router's: so far none exist, and each is refused by name.
+"""The one place where a request's constraints become the router's; what it knows none for is refused by name.
 
-`response_format`, `tool_choice`, `parallel_tool_calls` and `prediction` are to be mapped here once `GenerateRequest`
-has the fields.
+`tool_choice` required or named, `parallel_tool_calls` and `prediction` are to be mapped here once they can be kept.
 """
 
 from __future__ import annotations
@@ -11,16 +10,34 @@ from typing import Any
 
 from betoken.gateway.body import refuse
 
+_SCHEMA_FIELDS = {"name", "description", "schema", "strict"}
 
-def check_response_format(given: Mapping[str, Any]) -> None:
-    """Raises:
-    PydanticCustomError: anything but text.
+
+def format_constraint(given: Mapping[str, Any], *, is_flat: bool = False) -> Mapping[str, Any] | None:
+    """What `response_format` asks for, or the format of OpenAI's responses, which `is_flat`; None for text.
+
+    Raises:
+        PydanticCustomError: anything but text, json_object and json_schema, or one of them without its fields.
     """
     kind = given.get("type")
-    if kind in ("json_object", "json_schema"):
-        raise refuse("type", f"{kind} is not supported yet")
-    if given != {"type": "text"}:
-        raise refuse("type", "must be text")
+    if kind in ("text", "json_object"):
+        if set(given) != {"type"}:
+            raise refuse(min(set(given) - {"type"}), f"is no field of {kind}")
+        return {"json_object": True} if kind == "json_object" else None
+    if kind != "json_schema":
+        raise refuse("type", "must be text, json_object or json_schema")
+    path = "" if is_flat else "json_schema."
+    described = {key: value for key, value in given.items() if key != "type"} if is_flat else given.get("json_schema")
+    if not is_flat and set(given) != {"type", "json_schema"}:
+        raise refuse("json_schema", "must be there, and nothing beside it")
+    if not isinstance(described, Mapping):
+        raise refuse("json_schema", "must be an object")
+    if unknown := sorted(set(described) - _SCHEMA_FIELDS):
+        raise refuse(path + unknown[0], "is no field that is known here")
+    schema = described.get("schema")
+    if not isinstance(schema, Mapping):
+        raise refuse(f"{path}schema", "must be a JSON schema")
+    return {"json_schema": schema}
 
 
 def check_tool_choice(given: str | Mapping[str, Any]) -> None:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
-from betoken.client import AsyncClient, AsyncGeneration, Prompt, Sampling, Speculation
+from betoken.client import AsyncClient, AsyncGeneration, Constraint, Prompt, Sampling, Speculation
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,7 @@ class Question:
     tools: Sequence[Mapping[str, Any]] = ()
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     continue_final_message: bool = False
+    constraint: Mapping[str, Any] | None = None
 
     def with_seed(self, seed: int) -> Question:
         """The same with another seed."""
@@ -49,4 +50,5 @@ class Question:
             tools=self.tools,
             template_arguments=self.template_arguments,
             continue_final_message=self.continue_final_message,
+            constraint=cast(Constraint | None, self.constraint),
         )

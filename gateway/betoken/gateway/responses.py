@@ -11,7 +11,7 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from betoken.client import ChatMessage
 from betoken.gateway.body import Body, GenerationBody, Refusals, StreamOptions, refuse, said_as
-from betoken.gateway.constraint import check_response_format, check_tool_choice
+from betoken.gateway.constraint import check_tool_choice, format_constraint
 from betoken.gateway.messages import CalledFunction, ToolCall
 from betoken.gateway.question import Question
 from betoken.gateway.tools import Function
@@ -102,7 +102,7 @@ class TextOptions(Body):
     @field_validator("format")
     @classmethod
     def _check(cls, value: dict[str, Any]) -> dict[str, Any]:
-        check_response_format(value)
+        format_constraint(value, is_flat=True)
         return value
 
 
@@ -156,7 +156,13 @@ class ResponsesBody(GenerationBody):
     def _check(self) -> ResponsesBody:
         if self.include_usage:
             raise refuse("stream_options.include_usage", "is not known here: the last event has the usage")
+        if self.betoken.constraint is not None and self._format is not None:
+            raise refuse("text.format", "is a constraint, too, beside betoken.constraint")
         return self
+
+    @property
+    def _format(self) -> dict[str, Any] | None:
+        return self.text.format if self.text is not None else None
 
     @property
     def callable_tools(self) -> list[FlatTool]:
@@ -165,7 +171,7 @@ class ResponsesBody(GenerationBody):
 
     def questions(self) -> list[Question]:
         """The one."""
-        effort = self.reasoning.effort if self.reasoning is not None else None
+        effort, form = self.reasoning.effort if self.reasoning is not None else None, self._format
         return [
             Question(
                 self._messages(),
@@ -180,9 +186,11 @@ class ResponsesBody(GenerationBody):
                     "messages.tools": "tools",
                     "messages.messages": "input",
                     "messages": "input",
-                },
+                }
+                | ({"constraint.json_schema": "text.format.schema", "constraint": "text.format"} if form else {}),
                 tools=[tool.for_template() for tool in self.callable_tools],
                 template_arguments={} if effort is None else {"reasoning_effort": effort},
+                constraint=self.betoken.constraint if form is None else format_constraint(form, is_flat=True),
             )
         ]
 

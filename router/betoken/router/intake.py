@@ -16,6 +16,7 @@ from betoken.router.core import Router
 from betoken.router.policy.drafter_choice import check_num_draft_tokens, choose_drafter, default_num_draft_tokens
 from betoken.router.request import GenerationRequest
 from betoken.router.text.chat import chat_of
+from betoken.router.text.constraint import check_constraint
 from betoken.router.text.encoding import TextLimits, encode_chat, encode_text, on_text_thread
 from betoken.router.text.tokenizer import Tokenizer
 from betoken.rpc.sampling import resolve_sampling
@@ -59,7 +60,7 @@ async def prepare(
     """The validated request; `timeout_s` is what the client's deadline leaves, None without one.
 
     Raises:
-        InvalidArgumentError: a field outside its limits.
+        InvalidArgumentError: a field outside its limits, or a constraint that cannot be kept.
         PermissionDeniedError: another tenant than the caller's.
         NotFoundError: another model than the served one.
         FailedPreconditionError: another system than the one the client began with.
@@ -104,6 +105,8 @@ async def prepare(
         temperature=sampling.temperature,
         has_seed=message.sampling.HasField("seed"),
     )
+    if message.HasField("constraint"):
+        await check_constraint(message, model, sampling, eos_token_ids, router)
     return GenerationRequest(
         request_id=request_id,
         model=message.model or model.model_id,
@@ -115,6 +118,7 @@ async def prepare(
         identity=identity,
         system_fingerprint=system_fingerprint,
         resume_ids=tuple(message.resume_ids),
+        constraint=message.constraint if message.HasField("constraint") else None,
         drafter=choose_drafter(message.speculation, router, is_resumed=is_resumed),
         is_drafter_fixed=bool(message.speculation.drafter.name or message.speculation.drafter.settings),
         num_draft_tokens=message.speculation.num_draft_tokens or default_num_draft_tokens(model, router),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from betoken.router.policy.account import Account
 from betoken.router.text.answer import StopRules
 from betoken.router.workers.worker_identity import WorkerIdentity
-from betoken.v1.types_pb2 import DrafterChoice, OpenSequence, SamplingParams, VerificationMode
+from betoken.v1.types_pb2 import Constraint, DrafterChoice, OpenSequence, SamplingParams, VerificationMode
 
 _MAX_SEQUENCE_ID = (1 << 64) - 1
 _WAITING_SHARE = 0.9
@@ -57,6 +57,8 @@ class GenerationRequest:
     """Hash of all that decides the answer besides the request, for the client to resume with."""
     resume_ids: Sequence[int] = ()
     """Output ids the client has already."""
+    constraint: Constraint | None = None
+    """What the output has to be; None = anything."""
     drafter: DrafterChoice | None = None
     """None: decode plainly."""
     is_drafter_fixed: bool = False
@@ -86,6 +88,8 @@ class GenerationRequest:
             end_ids |= frozenset(self.eos_token_ids)
         return StopRules(
             end_ids=end_ids,
+            # A grammar that allows nothing else ends the answer before min_new_tokens too.
+            early_end_ids=frozenset(self.eos_token_ids if self.constraint is not None else ()),
             stop_strings=tuple(self.sampling.stop),
             min_new_tokens=self.sampling.min_new_tokens,
             max_new_tokens=self.max_length - len(self.prompt_ids),
@@ -108,6 +112,7 @@ class GenerationRequest:
             tenant=self.tenant,
             traceparent=self.traceparent,
             drafter=drafter,
+            constraint=self.constraint,
         )
         if (left_s := self.left_s) is not None:
             entry.deadline_ms = max(1, round(left_s * 1000))

@@ -67,6 +67,15 @@ class RouterSettings(ServiceSettings):
         description="Largest text of a request, bytes: a prompt, or a chat's messages and what the template makes of"
         " them. Messages of clients are accepted up to 1 MiB more, and --max-message-bytes.",
     )
+    max_constraint_bytes: int = Field(
+        1 << 16,
+        ge=1 << 8,
+        le=1 << 20,
+        description="Largest constraint of a request, bytes: a JSON schema, a regular expression, a grammar.",
+    )
+    constraint_timeout_s: float = Field(
+        5.0, gt=0, le=60, description="Longest time to compile a request's constraint, seconds; more refuses it."
+    )
     max_waiting_bytes: int = Field(
         64 << 20,
         ge=1 << 16,

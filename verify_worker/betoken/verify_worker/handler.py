@@ -8,10 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 from betoken.common.errors import InvalidArgumentError
+from betoken.engine.rules.grammar import GrammarRule
 from betoken.engine.rules.prompt import Prompt
 from betoken.engine.sampling import SamplingParams
 from betoken.engine.sparse_probs import SparseProbs
 from betoken.engine.verification import VerificationMode
+from betoken.rpc.constraints import Grammars
 from betoken.rpc.link import LinkPeer
 from betoken.rpc.link.worker_entries import (
     CoreCall,
@@ -55,10 +57,16 @@ class VerifyLinkHandler(EntryHandler[VerifyCore, VerifyLinkResponse]):
     """Takes the frames of all routers; called on the event loop."""
 
     def __init__(
-        self, submit: Callable[[CoreCall[VerifyCore]], None], results: VerifyResults, hello: WorkerHello
+        self,
+        submit: Callable[[CoreCall[VerifyCore]], None],
+        results: VerifyResults,
+        hello: WorkerHello,
+        grammars: Grammars | None = None,
     ) -> None:
+        """`grammars`: what constraints are in the model's tokens; None = sequences may have none."""
         super().__init__(submit, results)
         self._hello = hello
+        self._grammars = grammars
         self._block_limits = BlockLimits(hello.vocab_size, hello.max_draft_tokens, hello.supports_trees)
 
     def frame(self, link: LinkPeer[Any], request: VerifyLinkRequest) -> None:
@@ -73,20 +81,33 @@ class VerifyLinkHandler(EntryHandler[VerifyCore, VerifyLinkResponse]):
             ]
         )
 
-    def _open(self, key: SequenceKey, entry: OpenSequence) -> CoreCall[VerifyCore]:
+    def _open(self, key: SequenceKey, entry: OpenSequence) -> CoreCall[VerifyCore] | None:
         validate_open(entry, vocab_size=self._hello.vocab_size, max_context=self._hello.max_context)
         mode = entry.mode or pb.VERIFICATION_MODE_COUPLED
         if mode not in self._hello.verification_modes:
             offered = ", ".join(pb.VerificationMode.Name(mode) for mode in self._hello.verification_modes)
             raise InvalidArgumentError("open.mode", pb.VerificationMode.Name(mode), f"must be one of {offered}")
+        if not entry.HasField("constraint"):
+            return self._opening(key, entry, None, self._arrived_ns)
+        grammars, arrived_ns = self._grammars, self._arrived_ns
+        if grammars is None:
+            raise InvalidArgumentError("open.constraint", "set", "must be absent, the tokenizer has no grammars")
+        self.prepared(key, lambda: _grammar(grammars, entry), lambda rule: self._opening(key, entry, rule, arrived_ns))
+        return None
+
+    def _opening(
+        self, key: SequenceKey, entry: OpenSequence, grammar: GrammarRule | None, arrived_ns: int
+    ) -> CoreCall[VerifyCore]:
+        mode = entry.mode or pb.VERIFICATION_MODE_COUPLED
         sequence = VerifySequence(
             key=key,
             params=SamplingParams(**sampling_fields(entry)),
             prompt_ids=Prompt(entry.prompt_ids),
             output_ids=list(entry.committed_ids),
             max_length=entry.max_length,
-            opened_ns=self._arrived_ns,
+            opened_ns=arrived_ns,
             mode=MODES[mode],
+            grammar=grammar,
             span=sequence_span(entry, "verify", self._hello.worker_id),
             deadline_s=time.monotonic() + entry.deadline_ms / 1000 if entry.deadline_ms else None,
         )
@@ -102,6 +123,15 @@ class VerifyLinkHandler(EntryHandler[VerifyCore, VerifyLinkResponse]):
         )
         base_length, num_plain_steps = entry.base_length, entry.num_plain_steps
         return lambda core: core.verify(key, base_length, block, num_plain_steps)
+
+
+def _grammar(grammars: Grammars, entry: OpenSequence) -> GrammarRule:
+    """The rule of a sequence's constraint, behind what is committed."""
+    matcher = grammars.compile(entry.constraint, "open.constraint")
+    rule = GrammarRule(matcher, grammars.vocab_size, entry.eos_token_ids, entry.committed_ids)
+    if rule.fault:
+        raise InvalidArgumentError("open.committed_ids", f"{len(entry.committed_ids)} tokens", rule.fault)
+    return rule
 
 
 def _verdict(decision: Decision) -> Verdict:

@@ -1,6 +1,8 @@
 """A verify worker process: load the target on its own thread, then answer links until told to stop."""
 
 import asyncio
+import logging
+from importlib.metadata import version
 
 from betoken import engine, kernels, verify_worker
 from betoken.common.errors import FailedPreconditionError
@@ -11,6 +13,7 @@ from betoken.engine.errors import ModelRefusedError
 from betoken.engine.model_thread import ModelThread
 from betoken.engine.weights.fingerprint import hash_sources
 from betoken.kernels.build import give_up
+from betoken.rpc.constraints import Grammars
 from betoken.rpc.early_end import at_end
 from betoken.rpc.fast_wake import FastWake
 from betoken.rpc.hello import worker_hello
@@ -26,6 +29,8 @@ from betoken.verify_worker.handler import MODES, VerifyLinkHandler, VerifyResult
 from betoken.verify_worker.scheduler import Scheduler, prefill_rows
 from betoken.verify_worker.settings import VerifyWorkerSettings
 
+logger = logging.getLogger(__name__)
+
 
 async def run(settings: VerifyWorkerSettings) -> None:
     """Load, then serve until SIGTERM or SIGINT.
@@ -36,13 +41,14 @@ async def run(settings: VerifyWorkerSettings) -> None:
     """
     results = VerifyResults()
     hello = WorkerHello()
-    thread = ModelThread(lambda: _load(settings, results, hello), "target-model")
+    grammars: list[Grammars] = []
+    thread = ModelThread(lambda: _load(settings, results, hello, grammars), "target-model")
     try:
         await asyncio.wrap_future(thread.start())
     except ModelRefusedError as error:
         raise FailedPreconditionError(f"--model = {settings.model}: {error}") from error
     freeze_loaded()
-    handler = VerifyLinkHandler(thread.submit, results, hello)
+    handler = VerifyLinkHandler(thread.submit, results, hello, *grammars)
     servicer: LinkServicer[VerifyLinkRequest, VerifyLinkResponse] = LinkServicer(
         lambda: hello,
         handler,
@@ -55,12 +61,18 @@ async def run(settings: VerifyWorkerSettings) -> None:
         await serve([service], settings, on_drain=servicer.drain, failure=failure)
 
 
-def _load(settings: VerifyWorkerSettings, results: VerifyResults, hello: WorkerHello) -> VerifyCore:
-    """The core, and the hello filled in; runs on the model thread."""
+def _load(
+    settings: VerifyWorkerSettings, results: VerifyResults, hello: WorkerHello, grammars: list[Grammars]
+) -> VerifyCore:
+    """The core, and the hello filled in, and the model's grammars where it can have some; runs on the model thread."""
     fast_wake = FastWake(settings.fast_wake)  # first: it may be refused
     progress = LoadProgress(settings.ready_file)
     at_end(give_up)
     runner = load_runner(EngineConfig(**settings.engine_options()), progress)
+    try:
+        grammars.append(Grammars(runner.info.tokenizer_text()))
+    except FailedPreconditionError as error:
+        logger.warning("requests with a constraint are refused: %s", error)
     progress("measuring step times", 1.0)
     step_costs = measure_step_costs(runner)
     hello.CopyFrom(
@@ -72,9 +84,11 @@ def _load(settings: VerifyWorkerSettings, results: VerifyResults, hello: WorkerH
             max_sequences=settings.max_sequences,
             verification_modes=tuple(MODES),
             supports_trees=True,
+            supports_constraints=bool(grammars),
             max_draft_tokens=settings.max_draft_tokens,
             page_size=settings.page_size,
-            numerics=f"{runner.numerics}, code {hash_sources(engine, kernels, verify_worker)[:12]}",
+            numerics=f"{runner.numerics}, code {hash_sources(engine, kernels, verify_worker)[:12]}, "
+            f"llguidance {version('llguidance')}",
         )
     )
     max_prefill_rows = settings.max_prefill_rows

@@ -86,9 +86,7 @@ class GrammarRule(LogitsRule):
         if self._matcher.is_error():  # at a limit of the library, which leaves its matcher unusable
             self._restore(path.output_ids)
 
-    def allowed_nodes(
-        self, output_ids: Sequence[int], draft_ids: Sequence[int], parents: Sequence[int]
-    ) -> list[int]:
+    def allowed_nodes(self, output_ids: Sequence[int], draft_ids: Sequence[int], parents: Sequence[int]) -> list[int]:
         """The nodes whose whole path the grammar allows, ascending. `output_ids`: all that is committed."""
         nodes: list[int] = []
         if self.fault or self._has_ended:
@@ -104,8 +102,8 @@ class GrammarRule(LogitsRule):
         `ahead`: ids after the committed ones and before the block. An error of the matcher ends the walk.
         """
         children: list[list[int]] = [[] for _ in range(len(draft_ids) + 1)]
-        for node, parent in enumerate(parents):
-            children[parent + 1].append(node)
+        for child, parent in enumerate(parents):
+            children[parent + 1].append(child)
         num_read = 0
         for token_id in ahead:
             if token_id in self._eos_ids or not self._read(token_id):
@@ -139,7 +137,8 @@ class GrammarRule(LogitsRule):
         known = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.int32)
         if self._matcher.is_error():
             return mask
-        mask[: len(known)] = known
+        num_words = min(len(known), self._num_words)  # the library rounds its masks up
+        mask[:num_words] = known[:num_words]
         mask &= ~self._eos_mask
         if self._matcher.is_accepting():
             mask |= self._eos_mask

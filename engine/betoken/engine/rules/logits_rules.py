@@ -172,14 +172,13 @@ class MinNewTokensRule(LogitsRule):
             is_short &= self._leaves_any(path.allowed)
         path.penalty[np.ix_(is_short, path.places(self.own_ids))] = np.inf
 
-
     def _leaves_any(self, allowed: NDArray[np.int32]) -> NDArray[np.bool_]:
         """[rows] whether other ids are allowed too."""
         others = allowed.copy()
         for token_id in self.own_ids:
             if token_id >> 5 < others.shape[1]:
                 others[:, token_id >> 5] &= ~np.uint32(1 << (token_id & 31)).view(np.int32)
-        return others.any(axis=1)
+        return np.asarray(others.any(axis=1), dtype=np.bool_)
 
 
 def make_rules(params: SamplingParams) -> tuple[LogitsRule, ...]:

@@ -1,7 +1,7 @@
 """Load a checkpoint as an unmodified transformers model, and say what it is. It knows no pages or batches."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,6 +50,8 @@ class ModelInfo:
     tokenizer_hash: str
     """Empty when the checkpoint has no tokenizer.json."""
     num_parameters: int
+    tokenizer_text: Callable[[], str] = field(default=lambda: "", repr=False, compare=False)
+    """Reads the tokenizer.json's text; empty where the checkpoint has none."""
 
 
 def load_model(config: EngineConfig, progress: Progress) -> tuple[Any, ModelInfo]:
@@ -95,6 +97,7 @@ def load_model(config: EngineConfig, progress: Progress) -> tuple[Any, ModelInfo
         weights_fingerprint=fingerprint,
         tokenizer_hash=tokenizer_hash,
         num_parameters=num_parameters,
+        tokenizer_text=source.tokenizer_text,
     )
     return model, info
 

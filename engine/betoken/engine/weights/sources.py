@@ -47,6 +47,10 @@ class Source(Protocol):
         """`hash_tokenizer_json` of its tokenizer, empty where it has none."""
         ...
 
+    def tokenizer_text(self) -> str:
+        """Its tokenizer as the text of a tokenizer.json, empty where it has none."""
+        ...
+
     def load(self, config: PreTrainedConfig, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """The model and transformers' report of it."""
         ...
@@ -79,6 +83,11 @@ class DirectorySource:
     def tokenizer_hash(self) -> str:
         """See `Source`."""
         return hash_tokenizer(self.path)
+
+    def tokenizer_text(self) -> str:
+        """See `Source`."""
+        path = self.path / "tokenizer.json"
+        return path.read_text(encoding="utf-8") if path.is_file() else ""
 
     def load(self, config: PreTrainedConfig, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """See `Source`."""
@@ -115,7 +124,11 @@ class GgufSource:
 
     def tokenizer_hash(self) -> str:
         """See `Source`."""
-        return hash_tokenizer_json(read_tokenizer(self.header).text)
+        return hash_tokenizer_json(self.tokenizer_text())
+
+    def tokenizer_text(self) -> str:
+        """See `Source`."""
+        return read_tokenizer(self.header).text
 
     def load(self, config: PreTrainedConfig, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """See `Source`."""

@@ -39,6 +39,8 @@ class StopRules:
     """Largest number of output tokens, the context's end included."""
     special_names: Mapping[int, str]
     """Special tokens by id: they leave no text, and a stop string may name them."""
+    early_end_ids: frozenset[int] = frozenset()
+    """Those of end_ids that end the answer within its first tokens too."""
 
 
 class Kept(NamedTuple):
@@ -115,7 +117,8 @@ class Answer:
             return ids
         num_output = len(self.output_ids)
         for index, token_id in enumerate(ids):
-            if token_id in rules.end_ids and num_output + index >= rules.min_new_tokens:
+            is_early = num_output + index < rules.min_new_tokens
+            if token_id in (rules.early_end_ids if is_early else rules.end_ids):
                 self.finish = FinishReason.STOP
                 return ids[: index + 1]
         return ids

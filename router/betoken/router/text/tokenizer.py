@@ -24,6 +24,7 @@ from betoken.router.text.pipeline import adapted, cleans_up, refused_options
 from betoken.router.text.special_tokens import add_tokens, named_tokens
 from betoken.router.text.token_bytes import TokenBytes
 from betoken.router.text.tokenizer_files import CONFIG, TokenizerError, read_files
+from betoken.rpc.constraints import Grammars
 
 __all__ = ["Tokenizer", "TokenizerError", "TokenizerFailedError"]
 
@@ -132,6 +133,15 @@ class Tokenizer:
     def escaping(self) -> EscapingTokenizer:
         """For chats whose messages spell no special tokens."""
         return EscapingTokenizer.of(self._fast)
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """What constraints are in its tokens.
+
+        Raises:
+            FailedPreconditionError: there are no grammars for such a tokenizer.
+        """
+        return Grammars(self._fast.to_str())
 
     def encode_messages(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Token ids of a chat. Raises as `render` and `encode`."""

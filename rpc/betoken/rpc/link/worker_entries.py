@@ -4,6 +4,7 @@ An entry is refused by itself: its sequence is closed and answered with an error
 Knows sequence ids; knows nothing of drafting or verifying.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from google.protobuf.message import Message
 from opentelemetry.trace import Span, get_tracer
 
-from betoken.common.errors import BetokenError, to_link_error
+from betoken.common.errors import BetokenError, FailedPreconditionError, to_link_error
 from betoken.common.names import SCOPE, SEQUENCE_ID, SPAN_SEQUENCE, WORKER_ID, WORKER_ROLE
 from betoken.common.trace import context_from
 from betoken.rpc.link.worker_side import LinkPeer
@@ -42,6 +43,7 @@ class SequenceCore(Protocol):
 
 
 CoreT = TypeVar("CoreT", bound=SequenceCore)
+T = TypeVar("T")
 CoreCall = Callable[[CoreT], None]
 
 
@@ -172,6 +174,8 @@ class EntryHandler(Generic[CoreT, Response]):
     def __init__(self, submit: Callable[[CoreCall[CoreT]], None], results: LinkResults[Response]) -> None:
         self._submit = submit
         self._results = results
+        self._late: dict[SequenceKey, list[CoreCall[CoreT]]] = {}
+        """What came for sequences whose open is still prepared."""
 
     def link_opened(self, link: LinkPeer[Any]) -> None:
         """The router hears at once how busy the worker is."""
@@ -180,24 +184,55 @@ class EntryHandler(Generic[CoreT, Response]):
 
     def link_closed(self, link: LinkPeer[Any]) -> None:
         self._results.remove(link.id)
+        for key in [key for key in self._late if key[0] == link.id]:
+            del self._late[key]
         self._submit(lambda core: core.close_link(link.id))
 
     def checked(
-        self, link: LinkPeer[Any], entries: Iterable[Any], convert: Callable[[SequenceKey, Any], CoreCall[CoreT]]
+        self,
+        link: LinkPeer[Any],
+        entries: Iterable[Any],
+        convert: Callable[[SequenceKey, Any], CoreCall[CoreT] | None],
     ) -> list[CoreCall[CoreT]]:
-        """Entries as calls on the core. `convert` validates; what it refuses is answered here and closed."""
+        """Entries as calls on the core. `convert` validates; what it refuses is answered here and closed. Where that
+        gives None the call is `prepared`, and what comes for its sequence meanwhile waits for it."""
         calls: list[CoreCall[CoreT]] = []
         for entry in entries:
             key = (link.id, entry.sequence_id)
             try:
-                calls.append(convert(key, entry))
+                call = convert(key, entry)
             except BetokenError as error:
                 self._results.failed(key, error)
-                calls.append(closing(key))
+                call = closing(key)
             except Exception as error:  # what validation has missed costs this sequence, not its link
                 self._results.failed(key, internal_error(new_request_id(), error))
-                calls.append(closing(key))
+                call = closing(key)
+            if call is not None:
+                self._late.get(key, calls).append(call)
         return calls
+
+    def prepared(self, key: SequenceKey, prepare: Callable[[], T], then: Callable[[T], CoreCall[CoreT]]) -> None:
+        """Have `prepare` run on a thread, then make the call that `then` makes of it, and those that came meanwhile.
+
+        What `prepare` refuses is answered, and its sequence closed.
+        """
+        if key in self._late:
+            raise FailedPreconditionError("the sequence is open already")
+        late: list[CoreCall[CoreT]] = []
+        self._late[key] = late
+
+        def finish(future: asyncio.Future[T]) -> None:
+            if self._late.get(key) is not late:  # its link has ended
+                return
+            del self._late[key]
+            if (error := future.exception()) is None:
+                self.run([then(future.result()), *late])
+            elif isinstance(error, BetokenError):
+                self._results.failed(key, error)
+            else:
+                self._results.failed(key, internal_error(new_request_id(), error))
+
+        asyncio.get_running_loop().run_in_executor(None, prepare).add_done_callback(finish)
 
     def run(self, calls: list[CoreCall[CoreT]]) -> None:
         """Make the calls, in order, before the core's next step."""

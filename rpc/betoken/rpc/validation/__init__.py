@@ -4,6 +4,7 @@ The router checks requests at the edge, workers check every entry again: neither
 """
 
 from betoken.rpc.validation.checks import check_count
+from betoken.rpc.validation.constraint import validate_constraint
 from betoken.rpc.validation.entries import (
     CONTEXT_FIELDS,
     BlockLimits,
@@ -29,6 +30,7 @@ __all__ = [
     "check_count",
     "validate_block",
     "validate_commit",
+    "validate_constraint",
     "validate_detokenize",
     "validate_distribution",
     "validate_draft_request",

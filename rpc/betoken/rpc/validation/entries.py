@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from betoken.common.errors import InvalidArgumentError
 from betoken.rpc.validation.checks import check_count, check_enum, check_ids, check_range, check_text
+from betoken.rpc.validation.constraint import validate_constraint
 from betoken.rpc.validation.request import MAX_TENANT_BYTES, check_drafter
 from betoken.rpc.validation.sampling import validate_sampling
 from betoken.v1.draft_pb2 import Commit, DraftRequest
@@ -84,6 +85,8 @@ def validate_open(entry: OpenSequence, *, vocab_size: int, max_context: int) -> 
     check_text("open.tenant", entry.tenant, MAX_TENANT_BYTES)
     check_text("open.traceparent", entry.traceparent, MAX_TRACEPARENT_BYTES)
     check_drafter("open.drafter", entry.drafter)
+    if entry.HasField("constraint"):
+        _check_constraint(entry)
 
 
 def validate_block(block: DraftBlock, limits: BlockLimits) -> None:
@@ -157,6 +160,14 @@ def validate_draft_request(request: DraftRequest, *, max_draft_tokens: int) -> N
         for name in ("row_price", "min_gain"):
             if not (value := getattr(terms, name)) >= 0:  # nor NaN
                 raise InvalidArgumentError(f"request.terms.{name}", value, "must be at least 0")
+
+
+def _check_constraint(entry: OpenSequence) -> None:
+    validate_constraint(entry.constraint, prefix="open.")
+    if entry.sampling.ignore_eos:
+        raise InvalidArgumentError("open.sampling.ignore_eos", True, "must be false beside a constraint")
+    if not entry.eos_token_ids:
+        raise InvalidArgumentError("open.eos_token_ids", "0 entries", "must be at least 1 beside a constraint")
 
 
 def _check_sequence(entry: str, sequence_id: int) -> None:

@@ -54,8 +54,8 @@ def validate_generate(request: GenerateRequest) -> None:
     _check_speculation(request.speculation)
     if request.adapter_id:
         raise InvalidArgumentError("adapter_id", request.adapter_id, "is reserved and must be absent")
-    if request.response_format:
-        raise InvalidArgumentError("response_format", request.response_format, "is reserved and must be absent")
+    if request.HasField("constraint") and request.sampling.ignore_eos:
+        raise InvalidArgumentError("sampling.ignore_eos", True, "must be false beside a constraint, which EOS ends")
     if request.HasField("n") and request.n != 1:
         raise InvalidArgumentError("n", request.n, "must be absent or 1")
 

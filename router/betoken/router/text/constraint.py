@@ -1,0 +1,58 @@
+"""The early word on a request's constraint: compiled here too, so that a bad one is refused before any work.
+
+Knows the message and the tokenizer; what the workers make of it they compile themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from betoken.common.errors import InvalidArgumentError
+from betoken.router.text.encoding import on_text_thread
+from betoken.rpc.validation import validate_constraint
+from betoken.v1.generation_pb2 import GenerateRequest
+from betoken.v1.types_pb2 import SamplingParams, WorkerHello
+
+if TYPE_CHECKING:
+    from betoken.router.core import Router
+
+
+async def check_constraint(
+    message: GenerateRequest,
+    model: WorkerHello,
+    sampling: SamplingParams,
+    eos_token_ids: Sequence[int],
+    router: Router,
+) -> None:
+    """Refuse what cannot be honoured; `sampling` is resolved.
+
+    Raises:
+        InvalidArgumentError: a constraint that is none, is too large or takes too long; one that the workers cannot
+            keep, or that nothing would end; resume_ids that it does not allow.
+    """
+    constraint, settings = message.constraint, router.settings
+    validate_constraint(constraint, settings.max_constraint_bytes)
+    field = f"constraint.{constraint.WhichOneof('kind')}"
+    if not model.supports_constraints:
+        raise InvalidArgumentError(field, "set", "must be absent, as the verify workers keep none for this tokenizer")
+    if not eos_token_ids:
+        raise InvalidArgumentError(field, "set", "must be absent, as the model has no EOS that would end the answer")
+    if sampling.ignore_eos:
+        raise InvalidArgumentError("sampling.ignore_eos", True, "must be false beside a constraint, which EOS ends")
+    grammars, resume_ids = router.tokenizer.grammars, message.resume_ids
+
+    def compile_() -> int:
+        return grammars.num_allowed(grammars.compile(constraint), resume_ids, eos_token_ids)
+
+    try:
+        async with asyncio.timeout(settings.constraint_timeout_s):
+            num_allowed = await on_text_thread(compile_, constraint.ByteSize())
+    except TimeoutError:
+        limit = f"must compile within {settings.constraint_timeout_s:g} s (--constraint-timeout-s)"
+        raise InvalidArgumentError(field, f"{constraint.ByteSize()} bytes", limit) from None
+    if num_allowed < len(resume_ids):
+        raise InvalidArgumentError(
+            "resume_ids", f"{len(resume_ids)} ids", f"must be allowed by the constraint; {num_allowed} are"
+        )

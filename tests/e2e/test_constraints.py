@@ -1,0 +1,182 @@
+"""Structured answers through all three services: valid where complete, and the same whatever drafts."""
+
+import asyncio
+import json
+import random
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from betoken.client import AsyncClient, Completion, InvalidArgumentError, VerificationMode
+from tests.e2e.in_process import save_pair, services
+from tests.e2e.schemas import CALL, EVENT, PERSON, REALISTIC, random_schema
+
+NUM_SCHEMAS = 50
+PLAIN = {"off": True}
+CELLS: dict[str, dict[str, Any]] = {
+    "model": {"drafter": "model", "num_draft_tokens": 4},
+    "tree of a model": {"drafter": "model", "drafter_settings": {"max_branches": 3}, "num_draft_tokens": 6},
+    "tree of n-grams": {"drafter": "ngram", "num_draft_tokens": 8},
+}
+PROMPT = 'Say {"name": "ab", "age": 12, "at": "2020-01-02"}, "on" or "off", [1, 2], null, true, 12-34: '
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pair")
+    save_pair(folder)
+    return folder
+
+
+@pytest.fixture
+async def client(folder: Path) -> AsyncIterator[AsyncClient]:
+    async with services(folder) as client:
+        yield client
+
+
+async def answer(client: AsyncClient, schema: Any, **options: Any) -> Completion:
+    options = {"max_new_tokens": 100, "seed": 5} | options
+    return await client.complete(PROMPT, constraint={"json_schema": schema}, timeout_s=120, **options)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+async def test_complete_answers_are_valid_and_the_same_whatever_drafts(client: AsyncClient, temperature: float) -> None:
+    rng = random.Random(3)
+    schemas = [*REALISTIC, *(random_schema(rng) for _ in range(NUM_SCHEMAS - len(REALISTIC)))]
+    busy = asyncio.Semaphore(8)
+    num_accepted = dict.fromkeys(CELLS, 0)
+
+    async def ask(index: int, speculation: dict[str, Any]) -> Completion:
+        async with busy:
+            return await answer(client, schemas[index], temperature=temperature, seed=index, **speculation)
+
+    async def compare(index: int) -> bool:
+        plain, *drafted = await asyncio.gather(*(ask(index, cell) for cell in (PLAIN, *CELLS.values())))
+        for name, completion in zip(CELLS, drafted, strict=True):
+            assert completion.output_ids == plain.output_ids, f"{name}: {schemas[index]}"
+            num_accepted[name] += completion.speculation.num_accepted_tokens
+        if plain.finish_reason == "stop":
+            jsonschema.validate(json.loads(plain.text), schemas[index])
+        return plain.finish_reason == "stop"
+
+    are_complete = await asyncio.gather(*(compare(index) for index in range(NUM_SCHEMAS)))
+    assert sum(are_complete) >= 0.8 * NUM_SCHEMAS, "or next to nothing was validated"
+    assert min(num_accepted.values()) > 0, "drafts were verified under grammars"
+
+
+@pytest.mark.parametrize("mode", [VerificationMode.REJECTION, VerificationMode.TYPICAL])
+@pytest.mark.parametrize("drafter", ["model", "ngram"])
+async def test_answers_of_other_modes_are_valid_too(client: AsyncClient, mode: VerificationMode, drafter: str) -> None:
+    options: dict[str, Any] = {"mode": mode, "drafter": drafter, "num_draft_tokens": 4, "temperature": 1.0}
+    completions = await asyncio.gather(*(answer(client, PERSON, seed=seed, **options) for seed in range(8)))
+    complete = [each for each in completions if each.finish_reason == "stop"]
+    assert complete
+    for completion in complete:
+        jsonschema.validate(json.loads(completion.text), PERSON)
+
+
+async def test_sampling_fields_stand_beside_a_constraint(client: AsyncClient) -> None:
+    fields: dict[str, Any] = {
+        "temperature": 0.9,
+        "top_k": 20,
+        "top_p": 0.9,
+        "min_p": 0.01,
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.3,
+        "logit_bias": {40: 5.0},
+        "logprobs": 3,
+    }
+    plain = await answer(client, EVENT, **fields, **PLAIN)
+    drafted = await answer(client, EVENT, **fields, **CELLS["model"])
+    assert plain.output_ids == drafted.output_ids and plain.finish_reason == "stop"
+    jsonschema.validate(json.loads(plain.text), EVENT)
+    assert all(len(token.logprobs.top) == 3 for token in drafted.tokens)
+
+
+async def test_lengths_and_stop_rules_end_a_constrained_answer(client: AsyncClient) -> None:
+    compact = EVENT | {"x-guidance": {"whitespace_pattern": " ?"}}
+    whole = await answer(client, compact, temperature=0.8)
+    assert whole.finish_reason == "stop" and json.loads(whole.text)
+    cut = await answer(client, compact, temperature=0.8, stop=['"who"'])
+    assert cut.text == whole.text[: whole.text.index('"who"')] and cut.stop == '"who"'
+    short = await answer(client, compact, temperature=0.8, max_new_tokens=9)
+    assert short.output_ids == whole.output_ids[:9] and short.finish_reason == "length"
+    for speculation in (PLAIN, CELLS["model"]):
+        early = await client.complete(
+            PROMPT, constraint={"choice": ["yes", "no"]}, min_new_tokens=40, max_new_tokens=60, seed=1, **speculation
+        )
+        assert early.text in ("yes", "no") and early.finish_reason == "stop", "the grammar is the stronger"
+    spun = await answer(client, {"type": "string", "maxLength": 60}, temperature=0.0, min_new_tokens=30)
+    assert len(spun.output_ids) > 30 and isinstance(json.loads(spun.text), str)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "pattern"),
+    [
+        ({"regex": "[a-f]{3}-[0-9]{2}"}, r"[a-f]{3}-[0-9]{2}"),
+        ({"choice": ["left", "right"]}, "left|right"),
+        ({"lark": 'start: "<" w ">"\nw: /[xy]{1,4}/'}, "<[xy]{1,4}>"),
+    ],
+)
+async def test_the_other_kinds(client: AsyncClient, constraint: Any, pattern: str) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 40, "temperature": 1.0, "seed": 2}
+    plain = await client.complete(PROMPT, constraint=constraint, **options, **PLAIN)
+    assert re.fullmatch(pattern, plain.text) and plain.finish_reason == "stop"
+    for cell in CELLS.values():
+        assert (await client.complete(PROMPT, constraint=constraint, **options, **cell)).output_ids == plain.output_ids
+    anything = await client.complete(PROMPT, constraint={"json_object": True}, **options | {"max_new_tokens": 100})
+    assert anything.text.startswith("{")
+
+
+async def test_an_answer_is_resumed_in_its_middle(client: AsyncClient) -> None:
+    whole = await answer(client, EVENT, temperature=0.8, **PLAIN)
+    for num_kept in (1, 7, len(whole.output_ids) - 1):
+        kept = whole.output_ids[:num_kept]
+        rest = await answer(client, EVENT, temperature=0.8, resume_ids=kept, **CELLS["model"])
+        assert [*kept, *rest.output_ids] == list(whole.output_ids)
+    with pytest.raises(InvalidArgumentError, match="resume_ids"):
+        await answer(client, EVENT, temperature=0.8, resume_ids=[*whole.output_ids[:3], whole.output_ids[0]])
+
+
+async def test_preemption_in_the_middle_changes_nothing(folder: Path) -> None:
+    schemas = [PERSON, EVENT, CALL, {"type": "string", "maxLength": 90, "minLength": 80}] * 2
+    options: dict[str, Any] = {"temperature": 0.8, "max_new_tokens": 110}
+
+    async def answers(client: AsyncClient, **speculation: Any) -> list[list[int]]:
+        asked = (answer(client, schema, seed=seed, **options, **speculation) for seed, schema in enumerate(schemas))
+        return [list(each.output_ids) for each in await asyncio.gather(*asked)]
+
+    async with services(folder) as roomy:
+        expected = await answers(roomy, **PLAIN)
+    async with services(folder, verify_options={"num_pages": 18}) as tight:
+        assert await answers(tight, **CELLS["tree of a model"]) == expected
+        info = await tight.model_info()
+        assert info.verify_workers[0].preemptions > 0
+
+
+@pytest.mark.parametrize(
+    ("constraint", "field", "words"),
+    [
+        ({"json_schema": "{"}, "constraint.json_schema", "Expecting"),
+        ({"json_schema": {"type": "objekt"}}, "constraint.json_schema", "Invalid type"),
+        ({"regex": "(a"}, "constraint.regex", "unclosed group"),
+        ({"regex": "a" * 70_000}, "constraint.regex", "at most 65536"),
+        ({"lark": "start: nope"}, "constraint.lark", "unknown name"),
+        ({"choice": []}, "constraint.choice.texts", "at least 1"),
+        ({}, "constraint", "one of json_object"),
+        ({"regex": "a", "lark": "b"}, "constraint", "one of json_object"),
+    ],
+)
+async def test_a_bad_constraint_is_refused_by_name(
+    client: AsyncClient, constraint: Any, field: str, words: str
+) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        await client.complete("x", constraint=constraint)
+    assert caught.value.field == field and words in caught.value.limit
+    with pytest.raises(InvalidArgumentError, match="ignore_eos"):
+        await client.complete("x", constraint={"regex": "a"}, ignore_eos=True)

@@ -1,0 +1,97 @@
+"""Constraints as grammars of one tokenizer: what they mean, and how bad ones are refused."""
+
+import json
+
+import pytest
+
+from betoken.common.errors import FailedPreconditionError, InvalidArgumentError
+from betoken.rpc.constraints import Grammars
+from betoken.rpc.validation import validate_constraint
+from betoken.v1.types_pb2 import Constraint
+from tests.router.harness import byte_tokenizer_json
+
+GRAMMARS = Grammars(byte_tokenizer_json())
+EOS = 0
+
+
+def takes(constraint: Constraint, text: str) -> bool:
+    ids = [*GRAMMARS._tokenizer.tokenize_str(text), EOS]
+    return GRAMMARS.num_allowed(GRAMMARS.compile(constraint), ids, (EOS,)) == len(ids)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "good", "bad"),
+    [
+        (Constraint(json_object=True), '{"a": [1, {"b": null}]}', "[1]"),
+        (Constraint(json_schema='{"type": "integer", "minimum": 3}'), "4", "2"),
+        (Constraint(regex="[a-c]{2,3}"), "abc", "abcd"),
+        (Constraint(choice={"texts": ["yes", "no"]}), "no", "nor"),
+        (Constraint(lark='start: "a" b+\nb: "b"'), "abb", "aab"),
+    ],
+)
+def test_each_kind_takes_its_texts_and_no_others(constraint: Constraint, good: str, bad: str) -> None:
+    assert takes(constraint, good) and not takes(constraint, bad) and not takes(constraint, good[:-1] + "\0")
+
+
+@pytest.mark.parametrize("text", ['"', "\\", "/a|b/", "%x", "a\nb", "ü😀", " ", "start: b", "{}", "'"])
+def test_a_choice_is_text_as_it_stands(text: str) -> None:
+    constraint = Constraint(choice={"texts": [text, "other"]})
+    assert takes(constraint, text) and takes(constraint, "other") and not takes(constraint, text + text)
+
+
+def test_json_may_be_indented_but_not_for_ever() -> None:
+    constraint = Constraint(json_object=True)
+    assert takes(constraint, json.dumps({"a": [1, 2], "b": {"c": 3}}, indent=8)) and takes(constraint, '{"a":1}')
+    assert not takes(constraint, "{" + " " * 200 + '"a":1}')
+
+
+@pytest.mark.parametrize(
+    ("constraint", "field", "words"),
+    [
+        (Constraint(json_schema="{nope"), "constraint.json_schema", "Expecting property name"),
+        (Constraint(json_schema="[]"), "constraint.json_schema", "must be a JSON object"),
+        (Constraint(json_schema='{"type": "objekt"}'), "constraint.json_schema", "Invalid type - objekt"),
+        (Constraint(json_schema='{"uniqueItems": true, "type": "array"}'), "constraint.json_schema", "uniqueItems"),
+        (Constraint(json_schema="[" * 100_000), "constraint.json_schema", "recursion"),
+        (Constraint(regex="(ab"), "constraint.regex", "unclosed group"),
+        (Constraint(regex="a(?=b)"), "constraint.regex", "look-around"),
+        (Constraint(lark="start: foo"), "constraint.lark", "unknown name"),
+        (Constraint(lark="nothing"), "constraint.lark", ""),
+    ],
+)
+def test_a_bad_one_is_refused_in_the_librarys_words(constraint: Constraint, field: str, words: str) -> None:
+    for _ in range(2):  # a refusal is not kept as a grammar
+        with pytest.raises(InvalidArgumentError) as caught:
+            GRAMMARS.compile(constraint)
+        assert caught.value.field == field and words in caught.value.limit and ": " not in caught.value.limit
+
+
+@pytest.mark.parametrize(
+    ("constraint", "text"),
+    [
+        (Constraint(), "constraint = absent: must have one of json_object, json_schema, regex, choice, lark"),
+        (Constraint(json_object=False), "constraint.json_object = False: must be true"),
+        (Constraint(regex=""), "constraint.regex = 0 bytes: must be at least 1"),
+        (Constraint(regex="x" * 301), "constraint.regex = 301 bytes: must be at most 300"),
+        (Constraint(choice={"texts": []}), "constraint.choice.texts = 0 entries: must be at least 1"),
+        (Constraint(choice={"texts": ["a", ""]}), "constraint.choice.texts[1] = 0 bytes: must be at least 1"),
+        (Constraint(choice={"texts": ["abc"] * 200}), "constraint.choice = 1000 bytes: must be at most 300"),
+        (Constraint(choice={"texts": ["a"] * 1025}), "constraint.choice.texts = 1025 entries: must be at most 1024"),
+    ],
+)
+def test_sizes_and_kinds_are_checked(constraint: Constraint, text: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        validate_constraint(constraint, max_bytes=300)
+    assert str(caught.value) == text
+
+
+def test_a_compiled_one_is_kept() -> None:
+    constraint = Constraint(regex="kept[0-9]")
+    assert not GRAMMARS.has(constraint)
+    matcher = GRAMMARS.compile(constraint)
+    assert GRAMMARS.has(constraint) and GRAMMARS.compile(Constraint(regex="kept[0-9]")) is matcher
+
+
+def test_a_tokenizer_without_grammars_is_refused() -> None:
+    with pytest.raises(FailedPreconditionError, match="no grammars"):
+        Grammars("{}")
