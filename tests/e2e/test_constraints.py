@@ -12,6 +12,8 @@ import jsonschema
 import pytest
 
 from betoken.client import AsyncClient, Completion, InvalidArgumentError, VerificationMode
+from betoken.verify_worker import core
+from betoken.verify_worker.verify import verify_step
 from tests.e2e.in_process import save_pair, services
 from tests.e2e.schemas import CALL, EVENT, PERSON, REALISTIC, random_schema
 
@@ -180,3 +182,24 @@ async def test_a_bad_constraint_is_refused_by_name(
     assert caught.value.field == field and words in caught.value.limit
     with pytest.raises(InvalidArgumentError, match="ignore_eos"):
         await client.complete("x", constraint={"regex": "a"}, ignore_eos=True)
+
+
+async def test_failover_in_the_middle_changes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences that a worker loses are opened again from their ids, and their grammars with them."""
+    num_forwards = 0
+
+    def failing(*args: Any) -> Any:
+        nonlocal num_forwards
+        num_forwards += 1
+        if num_forwards % 10 == 0:
+            raise RuntimeError("lost")
+        return verify_step(*args)
+
+    async with services(folder) as client:
+        for cell in (PLAIN, CELLS["model"], CELLS["tree of n-grams"]):
+            expected = await answer(client, PERSON, temperature=0.8, **cell)
+            with monkeypatch.context() as patch:
+                patch.setattr(core, "verify_step", failing)
+                lost = await answer(client, PERSON, temperature=0.8, **cell)
+            assert lost.output_ids == expected.output_ids
+            assert lost.speculation.num_failovers > 0

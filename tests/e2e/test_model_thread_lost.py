@@ -52,7 +52,7 @@ class DoomedCore:
 
 
 def loader(release=None):
-    def load(settings, results, hello):
+    def load(settings, results, hello, *made):
         hello.vocab_size, hello.max_context, hello.max_draft_tokens = 97, 256, 8
         hello.verification_modes.append(VERIFICATION_MODE_COUPLED)
         return DoomedCore(release)

@@ -93,5 +93,6 @@ def test_a_compiled_one_is_kept() -> None:
 
 
 def test_a_tokenizer_without_grammars_is_refused() -> None:
-    with pytest.raises(FailedPreconditionError, match="no grammars"):
-        Grammars("{}")
+    for text, words in (("{}", "no grammars"), ("", "no tokenizer.json")):
+        with pytest.raises(FailedPreconditionError, match=words):
+            Grammars(text)

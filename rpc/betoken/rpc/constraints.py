@@ -35,6 +35,8 @@ class Grammars:
         Raises:
             FailedPreconditionError: the library cannot make grammars for such a tokenizer.
         """
+        if not tokenizer_json:
+            raise FailedPreconditionError("there is no tokenizer.json")
         try:
             self._tokenizer = LLTokenizer(tokenizer_json)
         except BaseException as error:  # its panics are no `Exception`
