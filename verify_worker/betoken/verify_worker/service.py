@@ -87,8 +87,8 @@ def _load(
             supports_constraints=bool(grammars),
             max_draft_tokens=settings.max_draft_tokens,
             page_size=settings.page_size,
-            numerics=f"{runner.numerics}, code {hash_sources(engine, kernels, verify_worker)[:12]}, "
-            f"llguidance {version('llguidance')}",
+            numerics=f"{runner.numerics}, llguidance {version('llguidance')}, "
+            f"code {hash_sources(engine, kernels, verify_worker)[:12]}",
         )
     )
     max_prefill_rows = settings.max_prefill_rows
