@@ -64,7 +64,9 @@ class Answer:
 
 def test_what_is_gone_on_from_stands_above_both_completions() -> None:
     shown = io.StringIO()
-    client: Any = SimpleNamespace(generate=lambda prompt, **how: Answer())
+    client: Any = SimpleNamespace(
+        generate=lambda prompt, **how: Answer(), model_info=lambda: SimpleNamespace(sources=())
+    )
     options = argparse.Namespace(**vars(OPTIONS) | {"prompt": "def add(a, b):\n", "temperature": 0.0})
     Demo(options, Console(file=shown, force_terminal=False, width=80))._show(client)
     asked, _, completions = shown.getvalue().partition("with speculation")

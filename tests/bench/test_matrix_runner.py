@@ -39,8 +39,7 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MatrixRunner:
 
 
 def stand_for_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(identity, "hash_weights", lambda folder: "f")
-    monkeypatch.setattr(identity, "resolve_directory", lambda name, revision: Path(name))
+    monkeypatch.setattr(identity, "open_source", lambda *which: SimpleNamespace(fingerprint=lambda: "f"))
 
 
 async def test_a_reference_that_only_equals_itself_counts_no_comparison(runner: MatrixRunner) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any, Self
 
 import pytest
@@ -50,8 +50,7 @@ def test_a_drafter_without_the_model_it_needs_is_refused(
 
 def test_the_drafter_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(drafters, "Stack", NarrowStack)
-    monkeypatch.setattr(drafters, "hash_weights", lambda folder: "f")
-    monkeypatch.setattr(drafters, "resolve_directory", lambda name, revision: Path(name))
+    monkeypatch.setattr(drafters, "open_source", lambda *which: SimpleNamespace(fingerprint=lambda: "f"))
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "a"}\n')
     options = ["--target", "t", "--draft", "d", "--prompts", str(prompts), "--out", str(tmp_path / "out")]
