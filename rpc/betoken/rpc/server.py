@@ -39,6 +39,7 @@ MIN_PING_INTERVAL_S = 5.0
 _KEEPALIVE_TIME_S = 20.0
 _KEEPALIVE_TIMEOUT_S = 10.0
 _PENDING_SHARE = 1.125
+_MAX_UNLOOKED_S = 3600
 """Calls that may have come and not been looked at yet, over those that are served: of a burst, some are refused with
 advice. What comes beyond gRPC cancels without; each that waits takes 25 KB, be it reset by then."""
 _HEALTH_PERIOD_S = 0.5
@@ -252,6 +253,8 @@ def _server_options(settings: ServiceSettings, max_connection_age_s: float) -> l
         ("grpc.max_concurrent_streams", settings.max_connection_streams),
         ("grpc.server.max_pending_requests", max_pending),
         ("grpc.server.max_pending_requests_hard_limit", max_pending),
+        # After 30 s by default it cancels, without a word, what the event loop has not looked at yet.
+        ("grpc.server_max_unrequested_time_in_server", _MAX_UNLOOKED_S),
         ("grpc.http2.min_ping_interval_without_data_ms", int(MIN_PING_INTERVAL_S * 1000)),
     ]
     if max_connection_age_s:  # calls under way go on: the grace that gRPC leaves them has no end of its own
