@@ -194,6 +194,23 @@ def test_a_text_without_special_tokens_reaches_the_request(answering) -> None:
     assert request.HasField("add_special_tokens") and not request.add_special_tokens
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("--json-object", {"json_object": True}),
+        ("--json-schema FILE", {"json_schema": "in the file"}),
+        ("--regex a+", {"regex": "a+"}),
+        ("--choice yes --choice no", {"choice": {"texts": ["yes", "no"]}}),
+        ("--lark FILE", {"lark": "in the file"}),
+    ],
+)
+def test_a_constraint_reaches_the_request(answering, tmp_path: Path, options: str, expected: Any) -> None:
+    (tmp_path / "file").write_text("in the file")
+    given = options.replace("FILE", str(tmp_path / "file")).split()
+    assert run("generate", "hi", "--address", answering.address, *given).exit_code == 0
+    assert answering.requests[0].constraint == types_pb2.Constraint(**expected)
+
+
 def test_off_reaches_the_request(answering) -> None:
     assert run("generate", "hi", "--address", answering.address, "--off").exit_code == 0
     assert answering.requests[0].speculation.off
@@ -207,6 +224,8 @@ def test_prompt_ids_take_the_place_of_text(answering) -> None:
 @pytest.mark.parametrize(
     "options",
     [
+        "--json-object --regex a",
+        "--json-schema /no/such/file",
         "--logit-bias 4",
         "--logit-bias a=b",
         "--prompt-ids 1,x",
@@ -273,6 +292,8 @@ def test_what_came_of_an_answer_that_broke_is_in_its_error(router, script) -> No
         ("speculation.drafter.name", "--drafter"),
         ("speculation.drafter.settings", "--drafter-setting"),
         ("speculation.drafter.settings.window", "--drafter-setting window"),
+        ("constraint.json_schema", "--json-schema"),
+        ("constraint.choice.texts[1]", "--choice"),
         ("tls.ca_file", "--tls-ca-file"),
         ("tls.server_name", "--tls-server-name"),
         ("timeout_s", "--timeout-s"),

@@ -52,6 +52,30 @@ def test_arguments_reach_the_message_and_win_over_the_config() -> None:
     assert list(request.resume_ids) == [0, 1]
 
 
+def test_a_constraint_is_one_of_its_kinds() -> None:
+    for given, expected in (
+        ({"json_object": True}, {"json_object": True}),
+        ({"json_schema": {"type": "null"}, "regex": None}, {"json_schema": '{"type": "null"}'}),
+        ({"json_schema": "{}"}, {"json_schema": "{}"}),
+        ({"choice": ("a", "b")}, {"choice": {"texts": ["a", "b"]}}),
+        ({"lark": "start: a"}, {"lark": "start: a"}),
+    ):
+        assert generate_request("hi", {"constraint": given}).constraint == types_pb2.Constraint(**expected)
+    assert not generate_request("hi", {"constraint": None}).HasField("constraint")
+    for bad, field in (
+        ({}, "constraint"),
+        ({"xml": "a"}, "constraint"),
+        ({"regex": "a", "lark": "b"}, "constraint"),
+        ("json", "constraint"),
+        ({"regex": 5}, "constraint.regex"),
+        ({"choice": "yes"}, "constraint.choice"),
+        ({"json_schema": {1j}}, "constraint.json_schema"),
+    ):
+        with pytest.raises(InvalidArgumentError) as caught:
+            generate_request("hi", {"constraint": bad})
+        assert caught.value.field == field
+
+
 def test_a_prompt_is_text_ids_or_messages() -> None:
     assert generate_request("hi", {}).prompt == "hi"
     for ids in ([1, 2], range(1, 3), np.array([1, 2]), deque([1, 2]), {"a": 1, "b": 2}.values()):

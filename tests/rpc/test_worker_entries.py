@@ -1,11 +1,16 @@
 """Results reach each router's link, and with them, now and then, the load."""
 
+import asyncio
 import itertools
+import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from betoken.rpc.link import worker_entries
-from betoken.rpc.link.worker_entries import LinkResults, WorkerLoad
+from betoken.rpc.link.worker_entries import EntryHandler, LinkResults, SequenceKey, WorkerLoad
+from betoken.v1.types_pb2 import CloseSequence
 from betoken.v1.verify_pb2 import Verdict, VerifyLinkResponse
 
 
@@ -39,3 +44,64 @@ def test_each_router_hears_the_load_once_an_interval(monkeypatch, interval_s, ar
     assert next(numbers) == 1 + 2 * sum(are_told)  # not made for those that do not hear it
     results.load_changed(WorkerLoad(99, 0, 9, 9))
     assert all(link.frames[-1].load.running == 99 for link in links)
+
+
+class Recording:
+    """A core, a link and results that note what becomes of them."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+        self.handler: EntryHandler[Any, VerifyLinkResponse] = EntryHandler(lambda call: call(self), self)  # type: ignore[arg-type]
+        self.id = 1
+
+    def take(self, *entries: CloseSequence, convert: Any) -> None:
+        self.handler.run(self.handler.checked(self, entries, convert))  # type: ignore[arg-type]
+
+    def note(self, name: str) -> Callable[[Any], None]:
+        return lambda core: self.calls.append(name)
+
+    def close(self, key: SequenceKey) -> None:
+        self.calls.append("close")
+
+    def close_link(self, link_id: int) -> None:
+        self.calls.append("link ended")
+
+    def remove(self, link_id: int) -> None: ...
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+async def test_what_comes_while_an_open_is_prepared_waits_for_it() -> None:
+    bench, ready = Recording(), threading.Event()
+    entry, other = CloseSequence(sequence_id=7), CloseSequence(sequence_id=8)
+
+    def opening(key: SequenceKey, _: Any) -> None:
+        bench.handler.prepared(key, lambda: ready.wait(10), lambda _: bench.note("open"))
+
+    bench.take(entry, convert=opening)
+    bench.take(entry, other, convert=lambda key, _: bench.note(f"block {key[1]}"))
+    assert bench.calls == ["block 8"], "others go on"
+    ready.set()
+    await until(lambda: len(bench.calls) == 3)
+    assert bench.calls == ["block 8", "open", "block 7"]
+
+
+async def test_an_open_whose_link_has_ended_is_dropped() -> None:
+    bench, ready = Recording(), threading.Event()
+    entry = CloseSequence(sequence_id=7)
+    done: list[bool] = []
+
+    def prepare() -> None:
+        ready.wait(10)
+        done.append(True)
+
+    bench.take(entry, convert=lambda key, _: bench.handler.prepared(key, prepare, lambda _: bench.note("open")))
+    bench.handler.link_closed(bench)  # type: ignore[arg-type]
+    ready.set()
+    await until(lambda: bool(done))
+    await asyncio.sleep(0.02)
+    assert bench.calls == ["link ended"]

@@ -32,6 +32,7 @@ EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 _PANEL = "Connection"
 _OPTIONS = (
+    (r"constraint\.choice\..*", "--choice"),
     (r"messages\.continue_final_message$|continue_final_message$", "--begin"),
     (r"messages\.escape_special_tokens$", "--escape-special-tokens"),
     (r"add_special_tokens$", "--no-special-tokens"),

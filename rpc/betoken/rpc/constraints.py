@@ -47,10 +47,6 @@ class Grammars:
         self._lock = threading.Lock()
         self._kept: OrderedDict[bytes, LLMatcher] = OrderedDict()
 
-    def has(self, constraint: Constraint) -> bool:
-        """Whether `compile` would take no time."""
-        return constraint.SerializeToString(deterministic=True) in self._kept
-
     def compile(self, constraint: Constraint, field: str = "constraint") -> LLMatcher:
         """A matcher at the grammar's beginning, to be copied and never moved; `constraint` has passed validation.
 
