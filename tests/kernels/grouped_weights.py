@@ -9,7 +9,7 @@ from betoken.kernels.linear_grouped.weight import CodeKind, Grouped
 
 KINDS: tuple[CodeKind, ...] = ("int4", "int5", "int6", "int8", "float8")
 SCALES = ("half", "bfloat", "float", "units", "signed units")
-OFFSETS = ("none", "half", "units", "zeros")
+OFFSETS = ("none", "half", "units", "zeros", "signed zeros")
 _FLOATS = {"half": torch.float16, "bfloat": torch.bfloat16, "float": torch.float32}
 _HIGH_BITS = {"int5": 1, "int6": 2}
 _ZERO = {"int4": 8, "int5": 16, "int6": 32}
@@ -51,6 +51,8 @@ def draw_weight(
         given["scale_units"] = (floats(num_units) / 64).half()
     if offsets == "zeros":
         given["zeros"] = integers(0, 16, num_groups).to(torch.uint8)
+    elif offsets == "signed zeros":
+        given["zeros"] = integers(-128, 128, num_groups).to(torch.int8)
     elif offsets == "units":
         given |= {
             "offsets": integers(0, 64, num_groups).to(torch.uint8),

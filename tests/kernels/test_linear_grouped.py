@@ -14,16 +14,18 @@ WAYS = [
     ("half", "none"),
     ("half", "half"),
     ("bfloat", "zeros"),
+    ("bfloat", "signed zeros"),
     ("float", "none"),
     ("units", "units"),
     ("signed units", "none"),
 ]
+_KINDS_WITH = {"half": ("int4", "int5"), "units": ("int4", "int5"), "signed zeros": ("int8",)}
 CASES = [
     (kind, shape, group, scales, offsets)
     for kind in KINDS
     for shape, group in SHAPES
     for scales, offsets in WAYS
-    if ("units" not in scales or group <= 32) and (offsets in ("none", "zeros") or kind in ("int4", "int5"))
+    if ("units" not in scales or group <= 32) and kind in _KINDS_WITH.get(offsets, KINDS)
 ]
 """What formats have: units with short groups, offsets with codes of few bits."""
 

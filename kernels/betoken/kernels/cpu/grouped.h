@@ -16,7 +16,9 @@
 namespace betoken {
 
 enum CodeKind { kNibbles = 4, kFives = 5, kSixes = 6, kBytes = 8, kFloat8 = 9 };
-enum NumberKind { kNone = 0, kHalf = 1, kBFloat = 2, kFloat = 3, kUnsignedUnits = 4, kSignedUnits = 5, kZeros = 6 };
+enum NumberKind {
+  kNone = 0, kHalf = 1, kBFloat = 2, kFloat = 3, kUnsignedUnits = 4, kSignedUnits = 5, kZeros = 6, kSignedZeros = 7
+};
 
 constexpr int kColumns = 32, kStep = 32, kQuarter = 8, kQuarterPairs = 4;
 constexpr int kUnit = 256;  // k that share a unit
@@ -34,6 +36,7 @@ struct GroupedFormat {
 inline int number_bytes(int kind) {
   return kind == kNone ? 0 : kind == kHalf || kind == kBFloat ? 2 : kind == kFloat ? 4 : 1;
 }
+inline bool is_zeros(int kind) { return kind == kZeros || kind == kSignedZeros; }
 inline bool has_units(int kind) { return kind == kUnsignedUnits || kind == kSignedUnits; }
 constexpr bool is_byte(int code) { return code == kBytes || code == kFloat8; }
 constexpr int64_t tile_bytes(int code) { return is_byte(code) ? 128 : 64; }  // of a quarter
@@ -82,6 +85,7 @@ inline Native load_numbers(int kind, const uint8_t* numbers, const uint8_t* unit
     case kFloat: return load_native(reinterpret_cast<const float*>(numbers) + lane);
     case kNone: return Native{};
     case kZeros: return __builtin_convertvector(load_bytes(numbers + lane, false), Native);
+    case kSignedZeros: return __builtin_convertvector(load_bytes(numbers + lane, true), Native);
   }
   return half_to_float(units + lane * 2) *
          __builtin_convertvector(load_bytes(numbers + lane, kind == kSignedUnits), Native);
@@ -146,8 +150,8 @@ inline void decode_floats(const GroupedColumns& columns, int64_t from, float* ou
   for (int64_t k = from; k < from + kStep; k += 16) {  // a group is a whole number of these
     for (int lane = 0; lane < kColumns; lane += kNative) {
       const Native scale = columns.scale(k / format.group, lane), offset = columns.offset(k / format.group, lane);
-      const Native zeros = format.offset == kZeros ? zero + offset : zero;
-      const Native added = format.offset == kZeros ? Native{} : offset;
+      const Native zeros = is_zeros(format.offset) ? zero + offset : zero;
+      const Native added = is_zeros(format.offset) ? Native{} : offset;
 #pragma GCC unroll 4
       for (int64_t i = k - from; i < k - from + 16; ++i)
         store_native(out + i * kColumns + lane, (load_codes<CODE>(step, lane, int(i)) - zeros) * scale + added);

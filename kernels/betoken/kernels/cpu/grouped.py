@@ -12,7 +12,8 @@ COLUMNS = 32
 
 _CODES = {"int4": 4, "int5": 5, "int6": 6, "int8": 8, "float8": 9}
 _NUMBERS = {torch.float16: 1, torch.bfloat16: 2, torch.float32: 3}
-_UNSIGNED_UNITS, _SIGNED_UNITS, _ZEROS = 4, 5, 6
+_UNSIGNED_UNITS, _SIGNED_UNITS = 4, 5
+_ZEROS = {torch.uint8: 6, torch.int8: 7}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ def code_of(weight: Grouped) -> int:
     scale = _number(weight.scales, weight.scale_units)
     offset = 0 if weight.offsets is None else _number(weight.offsets, weight.offset_units)
     if weight.zeros is not None:
-        offset = _ZEROS
+        offset = _ZEROS[weight.zeros.dtype]
     return _CODES[weight.kind] | scale << 8 | offset << 16 | weight.zero << 24 | weight.group << 32
 
 

@@ -91,7 +91,7 @@ inline void load_scales(const GroupedColumns& columns, int64_t k, __m512 (&scale
   for (int tile = 0; tile < 2; ++tile) {
     scale[tile] = (__m512)columns.scale(group, tile * 16);
     offset[tile] = (__m512)columns.offset(group, tile * 16);
-    if (format.offset == kZeros) offset[tile] = _mm512_mul_ps(_mm512_sub_ps(_mm512_setzero_ps(), offset[tile]), scale[tile]);
+    if (is_zeros(format.offset)) offset[tile] = _mm512_mul_ps(_mm512_sub_ps(_mm512_setzero_ps(), offset[tile]), scale[tile]);
   }
 }
 

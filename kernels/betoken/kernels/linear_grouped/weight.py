@@ -46,7 +46,7 @@ class Grouped:
     zero: int = 0
     """Subtracted from every code, 0 to 255."""
     zeros: Tensor | None = None
-    """[N, G] uint8, subtracted from the codes of a group besides."""
+    """[N, G] uint8, or int8 with `int8` codes: subtracted from the codes of a group besides."""
     offsets: Tensor | None = None
     """[N, G] float; or uint8, multiples of `offset_units`. Only where scale times code is exact in float32, so that the
     number is rounded once however it is computed: codes of 4 and 5 bits, scales other than float32, no zeros."""
@@ -81,7 +81,7 @@ class Grouped:
             ("high", -(-k * high_bits // 8), (torch.uint8,)),
             ("scales", num_groups, _FLOATS if self.scale_units is None else (torch.uint8, torch.int8)),
             ("scale_units", num_units, (torch.float16,)),
-            ("zeros", num_groups, (torch.uint8,)),
+            ("zeros", num_groups, (torch.uint8, torch.int8) if self.kind == "int8" else (torch.uint8,)),
             ("offsets", num_groups, _FLOATS if self.offset_units is None else (torch.uint8,)),
             ("offset_units", num_units, (torch.float16,)),
         ):
