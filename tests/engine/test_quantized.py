@@ -1,4 +1,4 @@
-"""Checkpoints stored in MXFP4, as gpt-oss on the hub, or in blocks of FP8: served as the numbers they stand for."""
+"""Mixtures stored in MXFP4, as gpt-oss on the hub, or in blocks of FP8: served as the numbers they stand for."""
 
 import json
 from pathlib import Path
@@ -44,7 +44,7 @@ def store_mxfp4(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 def store_fp8(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """The same for linear layers in FP8 (E4M3), one scale for 16 by 16 weights."""
     stored = dict(weights)
-    for name in [name for name in weights if name.endswith("_proj.weight")]:
+    for name in [name for name in weights if name.endswith(("_proj.weight", "w1.weight", "w2.weight", "w3.weight"))]:
         num_outputs, num_inputs = weights[name].shape
         blocks = weights[name].float().reshape(num_outputs // 16, 16, num_inputs // 16, 16)
         scales = blocks.abs().amax((1, 3)) / 448
@@ -65,8 +65,8 @@ FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size
     [
         ("gpt_oss", store_mxfp4, {"quant_method": "mxfp4"}, "bfloat16"),
         pytest.param("gpt_oss", store_mxfp4, {"quant_method": "mxfp4"}, "float32", marks=NOT_5_17),
-        ("llama", store_fp8, FP8, "bfloat16"),
-        ("llama", store_fp8, FP8, "float32"),
+        ("mixtral", store_fp8, FP8, "bfloat16"),
+        ("mixtral", store_fp8, FP8, "float32"),
     ],
 )
 def test_it_has_the_bits_of_the_same_weights_stored_plainly(
@@ -95,12 +95,18 @@ def test_it_has_the_bits_of_the_same_weights_stored_plainly(
 @pytest.mark.parametrize(
     ("quantization", "dtype", "reason"),
     [
-        ({"quant_method": "gptq", "bits": 4}, "bfloat16", "quantized by 'gptq', not by mxfp4 or fp8"),
-        (FP8, "bfloat16", "dtype: .*, quantized by 'fp8', can be served in float32 only"),
+        (FP8, "bfloat16", "dtype: .*, quantized by 'fp8' and undone at load, can be served in float32 only"),
+        (
+            {"quant_method": "gptq", "bits": 4},
+            "float32",
+            r"gptq: model.layers.0.*experts.0.w1: experts of mixtures are not supported",
+        ),
     ],
 )
 def test_others_are_refused(quantization: Any, dtype: Any, reason: str, tmp_path: Path) -> None:
-    directory = save_tiny(tmp_path, "llama")
+    directory = save_tiny(tmp_path, "mixtral")
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file(store_fp8(weights), tmp_path / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
     with pytest.raises(ModelRefusedError, match=reason):

@@ -29,7 +29,7 @@ def hash_weights(directory: Path) -> str:
     config = json.loads((directory / "config.json").read_text())
     config.pop("transformers_version", None)
     digest.update(json.dumps(config, sort_keys=True).encode())
-    for path in _weight_files(directory):
+    for path in weight_files(directory):
         size = path.stat().st_size
         digest.update(f"\0{path.name}\0{size}\0".encode())
         with path.open("rb") as file:
@@ -42,8 +42,8 @@ def hash_weights(directory: Path) -> str:
     return digest.hexdigest()
 
 
-def _weight_files(directory: Path) -> list[Path]:
-    """The files that transformers loads, by name: others beside them depend on how the directory came about."""
+def weight_files(directory: Path) -> list[Path]:
+    """Files that transformers loads, by name: others beside them depend on how the directory came about."""
     whole, index = directory / SAFE_WEIGHTS_NAME, directory / SAFE_WEIGHTS_INDEX_NAME
     if whole.is_file():
         return [whole]

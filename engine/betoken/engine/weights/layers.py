@@ -22,7 +22,11 @@ class _GroupedLayer(nn.Module):
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         # As bytes: `fn` may ask for another dtype, which a format's numbers do not have.
         tensors: dict[str, Any] = self.grouped.tensors()
-        moved = {name: fn(tensor.view(torch.uint8)).view(tensor.dtype) for name, tensor in tensors.items()}
+        moved = {
+            # Flat, since a single column may have any stride.
+            name: fn(tensor.view(-1).view(torch.uint8)).view(tensor.dtype).view(tensor.shape)
+            for name, tensor in tensors.items()
+        }
         self.grouped = replace(self.grouped, **moved)
         return cast(Any, super())._apply(fn, recurse)
 

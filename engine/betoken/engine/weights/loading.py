@@ -20,15 +20,13 @@ from betoken.engine.generation_config import generation_defaults
 from betoken.engine.weights.checkpoint import Progress
 from betoken.engine.weights.layers import GroupedLinear, num_grouped, output_width
 from betoken.engine.weights.plausible import check_sizes
+from betoken.engine.weights.quantized import select_loading
 from betoken.engine.weights.sources import Source, open_source
 
 _LOG = logging.getLogger(__name__)
 
 _DTYPES = ("bfloat16", "float16", "float32")
 """What kernels and tolerances exist for."""
-
-_DEQUANTIZED = ("mxfp4", "fp8")
-"""Quantizations that transformers undoes as it loads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +145,8 @@ def _load_weights(source: Source, model_config: Any, config: EngineConfig) -> An
         "attn_implementation": ATTENTION_NAME,
         "output_loading_info": True,
     }
-    _dequantize(model_config, config)
     try:
+        select_loading(model_config, config, source.path)
         with _quiet_about_other_layers(config.num_layers is not None):
             model, report = source.load(model_config, keywords)
     except ModelRefusedError:
@@ -167,25 +165,6 @@ def _load_weights(source: Source, model_config: Any, config: EngineConfig) -> An
         # The experts' default multiplies the rows that share an expert together: a row's bits would depend on them.
         model.set_experts_implementation("batched_mm")
     return model.to(config.device).eval().requires_grad_(False)
-
-
-def _dequantize(model_config: Any, config: EngineConfig) -> None:
-    """Have quantized weights loaded as the numbers they stand for; refuse those for which transformers has no such way.
-
-    Otherwise the device and the packages that happen to be installed decide whether kernels multiply the stored
-    numbers, whose rows depend on each other: they share experts, or are quantized together.
-    """
-    quantization = getattr(model_config, "quantization_config", None)
-    if quantization is None:
-        return
-    method = quantization.get("quant_method")
-    if method not in _DEQUANTIZED:
-        known = " or ".join(_DEQUANTIZED)
-        raise ModelRefusedError(f"{config.model} is quantized by {method!r}, not by {known}: save it dequantized")
-    stored = str(model_config.dtype).removeprefix("torch.")
-    if method == "fp8" and config.dtype not in ("auto", stored):  # what is not quantized stays as it is stored
-        raise ModelRefusedError(f"dtype: {config.model}, quantized by 'fp8', can be served in {stored} only")
-    quantization["dequantize"] = True
 
 
 def _check_weights(name: str, model: Any, report: dict[str, Any]) -> None:

@@ -1,0 +1,182 @@
+"""Tiny quantised checkpoints: compressed-tensors' by its own package, the others' by what their formats say.
+
+Each writer turns a plain directory into a quantised one and returns the numbers that the format's definition gives its
+layers, computed another way than the engine does.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from compressed_tensors.compressors.naive_quantized import FloatQuantizationCompressor, IntQuantizationCompressor
+from compressed_tensors.compressors.pack_quantized import PackedQuantizationCompressor
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+_COMPRESSORS = {
+    "pack-quantized": PackedQuantizationCompressor,
+    "int-quantized": IntQuantizationCompressor,
+    "float-quantized": FloatQuantizationCompressor,
+}
+
+Stored = tuple[dict[str, Tensor], Tensor]
+"""What is stored of a layer, by the name below it, and the numbers [N, K] that it stands for, float32."""
+
+
+def write_quantized(directory: Path, config: dict[str, Any], store: Callable[[Tensor], Stored]) -> dict[str, Tensor]:
+    """Quantise the linear layers of a plain checkpoint in place; returns their numbers by path."""
+    weights, numbers = load_file(directory / "model.safetensors"), {}
+    stored = dict(weights)
+    for name in [name for name in weights if name.endswith("_proj.weight")]:
+        path = name.removesuffix(".weight")
+        tensors, numbers[path] = store(stored.pop(name).float())
+        stored |= {f"{path}.{part}": tensor.contiguous() for part, tensor in tensors.items()}
+    save_file(stored, directory / "model.safetensors", metadata={"format": "pt"})
+    described = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(described | {"quantization_config": config}))
+    return numbers
+
+
+def scales_of(weight: Tensor, group: int, largest: float, dtype: torch.dtype) -> Tensor:
+    """[N, ceil(K / group)]."""
+    parts = torch.nn.functional.pad(weight, (0, -weight.shape[1] % group)).unflatten(1, (-1, group))
+    return (parts.abs().amax(2) / largest).to(dtype)
+
+
+def draw_zeros(shape: torch.Size, bits: int) -> Tensor:
+    """Zeros about the middle of the codes, int32."""
+    middle = 1 << bits - 1
+    return torch.randint(middle - 2, middle + 3, shape, generator=torch.Generator().manual_seed(1)).int()
+
+
+def compressed_tensors_config(form: str, **weights: Any) -> dict[str, Any]:
+    """As the package writes it."""
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "format": form}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    }
+
+
+def store_compressed_tensors(form: str, weights: dict[str, Any], dtype: torch.dtype) -> Callable[[Tensor], Stored]:
+    """By the package itself, with scales of a dtype."""
+    scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**weights))
+    compressor: Any = _COMPRESSORS[form]
+
+    def store(weight: Tensor) -> Stored:
+        state = {"weight": weight, "weight_scale": _package_scales(weight, weights, dtype)}
+        if not weights.get("symmetric", True):
+            zeros = draw_zeros(state["weight_scale"].shape, weights["num_bits"]) - (1 << weights["num_bits"] - 1)
+            state["weight_zero_point"] = zeros.to(torch.int8)
+        compressed = compressor.compress(state, scheme)
+        exact = compressed | {"weight_scale": compressed["weight_scale"].float()}
+        return compressed, compressor.decompress(exact, scheme)["weight"]
+
+    return store
+
+
+def _package_scales(weight: Tensor, weights: dict[str, Any], dtype: torch.dtype) -> Tensor:
+    largest = 448.0 if weights.get("type") == "float" else float((1 << weights["num_bits"] - 1) - 1)
+    strategy = weights["strategy"]
+    if strategy == "tensor":
+        return (weight.abs().amax() / largest).reshape(1).to(dtype)
+    if strategy == "block":
+        height, width = weights["block_structure"]
+        rows, columns = -weight.shape[0] % height, -weight.shape[1] % width
+        padded = torch.nn.functional.pad(weight, (0, columns, 0, rows))
+        return (padded.unflatten(1, (-1, width)).unflatten(0, (-1, height)).abs().amax((1, 3)) / largest).to(dtype)
+    return scales_of(weight, weight.shape[1] if strategy == "channel" else weights["group_size"], largest, dtype)
+
+
+def _rounded(weight: Tensor, scales: Tensor, zeros: Tensor, group: int, bits: int) -> tuple[Tensor, Tensor]:
+    """Codes [N, K] int32, and the numbers."""
+    size = weight.shape[1]
+    spread = scales.float().repeat_interleave(group, dim=1)[:, :size]
+    zero = zeros.float().repeat_interleave(group, dim=1)[:, :size]
+    codes = (weight / spread + zero).round().clamp(0, (1 << bits) - 1)
+    return codes.int(), (codes - zero) * spread
+
+
+def _words(codes: Tensor, bits: int, places: list[int]) -> Tensor:
+    """[R, C] -> int32 [R, C / places], code j of a word at bit bits * places[j]."""
+    parts = codes.long().unflatten(1, (-1, len(places)))
+    words = sum(parts[..., j] << bits * place for j, place in enumerate(places))
+    return torch.where(words >= 1 << 31, words - (1 << 32), words).int()  # type: ignore[arg-type, operator]
+
+
+def gptq_config(bits: int, group: int, **others: Any) -> dict[str, Any]:
+    """As AutoGPTQ writes it."""
+    return {"quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": False, "sym": False} | others
+
+
+def store_gptq(bits: int, group: int, less: int, is_symmetric: bool = False) -> Callable[[Tensor], Stored]:
+    """`less` is what the stored zeros lack: 1 in version 1, 0 in 2."""
+
+    def store(weight: Tensor) -> Stored:
+        size = weight.shape[1] if group == -1 else group
+        scales = scales_of(weight, size, (1 << bits - 1) - 1, torch.float16)
+        zeros = torch.full(scales.shape, 1 << bits - 1) if is_symmetric else draw_zeros(scales.shape, bits)
+        codes, numbers = _rounded(weight, scales, zeros, size, bits)
+        places = list(range(32 // bits))
+        return {
+            "qweight": _words(codes, bits, places).T,
+            "qzeros": _words((zeros - less).T, bits, places),
+            "scales": scales.T,
+            "g_idx": (torch.arange(weight.shape[1]) // size).int(),
+        }, numbers
+
+    return store
+
+
+def awq_config(group: int, **others: Any) -> dict[str, Any]:
+    """As AutoAWQ writes it."""
+    return {"quant_method": "awq", "bits": 4, "group_size": group, "zero_point": True, "version": "gemm"} | others
+
+
+def store_awq(group: int) -> Callable[[Tensor], Stored]:
+    """Columns 0, 2, 4, 6, 1, 3, 5, 7 in the nibbles of a word, from the lowest."""
+
+    def store(weight: Tensor) -> Stored:
+        scales = scales_of(weight, group, 7.0, torch.float16)
+        zeros = draw_zeros(scales.shape, 4)
+        codes, numbers = _rounded(weight, scales, zeros, group, 4)
+        places = [0, 4, 1, 5, 2, 6, 3, 7]
+        return {
+            "qweight": _words(codes.T, 4, places),
+            "qzeros": _words(zeros.T, 4, places),
+            "scales": scales.T,
+        }, numbers
+
+    return store
+
+
+def fp8_config(block: tuple[int, int] | None) -> dict[str, Any]:
+    """As transformers writes it."""
+    found: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3"}
+    return found if block is None else found | {"weight_block_size": list(block)}
+
+
+def store_fp8(block: tuple[int, int] | None) -> Callable[[Tensor], Stored]:
+    """One scale for a block or a whole weight."""
+
+    def store(weight: Tensor) -> Stored:
+        num_outputs, num_inputs = weight.shape
+        height, width = block or (num_outputs, num_inputs)
+        scales = torch.stack(
+            [
+                torch.stack([part.abs().amax() / 448 for part in rows.split(width, dim=1)])
+                for rows in weight.split(height, dim=0)
+            ]
+        )
+        spread = scales.repeat_interleave(height, 0).repeat_interleave(width, 1)[:num_outputs, :num_inputs]
+        codes = (weight / spread).to(torch.float8_e4m3fn)
+        stored = {"weight": codes, "weight_scale_inv": scales if block else scales.reshape(())}
+        return stored, codes.float() * spread
+
+    return store

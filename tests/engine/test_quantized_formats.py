@@ -1,0 +1,217 @@
+"""Quantised checkpoints of every format: their numbers to the last bit, their tokens, and what is refused by name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from betoken.bench.near_tie import is_near_tie
+from betoken.engine.bring_up.load import load_runner
+from betoken.engine.bring_up.self_check import forward_together
+from betoken.engine.config import EngineConfig
+from betoken.engine.errors import ModelRefusedError
+from betoken.engine.weights.layers import GroupedLinear, grouped_bytes
+from betoken.engine.weights.loading import load_model
+from tests.engine import quantized_files as files
+from tests.engine.tiny import save_tiny
+
+PROMPTS = [[1, 2, 3, 4, 5], list(range(30, 70)), [7] * 9]
+NUM_NEW = 24
+LAYER = "model.layers.1.mlp.down_proj"
+
+
+def of_package(form: str, dtype: torch.dtype = torch.bfloat16, **weights: Any) -> tuple[dict[str, Any], Any]:
+    return files.compressed_tensors_config(form, **weights), files.store_compressed_tensors(form, weights, dtype)
+
+
+def integers(bits: int, strategy: str, symmetric: bool = True, **others: Any) -> dict[str, Any]:
+    return {"num_bits": bits, "type": "int", "strategy": strategy, "symmetric": symmetric} | others
+
+
+FORMATS = {
+    f"packed-{bits}-{strategy}-{'symmetric' if symmetric else 'asymmetric'}": of_package(
+        "pack-quantized", **integers(bits, strategy, symmetric, **({"group_size": 32} if strategy == "group" else {}))
+    )
+    for bits in (4, 8)
+    for strategy in ("group", "channel")
+    for symmetric in (True, False)
+}
+FORMATS |= {
+    "packed-float-scales": of_package("pack-quantized", torch.float32, **integers(4, "group", group_size=16)),
+    "packed-actorder-weight": of_package("pack-quantized", **integers(4, "group", group_size=32, actorder="weight")),
+    "integers-channel": of_package("int-quantized", **integers(8, "channel")),
+    "integers-tensor-asymmetric": of_package("int-quantized", **integers(8, "tensor", symmetric=False)),
+    "float-tensor": of_package("float-quantized", num_bits=8, type="float", strategy="tensor"),
+    "float-channel": of_package("float-quantized", num_bits=8, type="float", strategy="channel"),
+    "float-block": of_package("float-quantized", num_bits=8, type="float", strategy="block", block_structure=[64, 32]),
+    "gptq-4": (files.gptq_config(4, 32), files.store_gptq(4, 32, less=1)),
+    "gptq-4-symmetric": (files.gptq_config(4, 32), files.store_gptq(4, 32, less=1, is_symmetric=True)),
+    "gptq-8": (files.gptq_config(8, 32, checkpoint_format="gptq"), files.store_gptq(8, 32, less=1)),
+    "gptq-whole": (files.gptq_config(4, -1, desc_act=True), files.store_gptq(4, -1, less=1)),
+    "gptq-2-4": (files.gptq_config(4, 32, checkpoint_format="gptq_v2"), files.store_gptq(4, 32, less=0)),
+    "gptq-2-8": (files.gptq_config(8, 32, checkpoint_format="gptq_v2"), files.store_gptq(8, 32, less=0)),
+    "awq": (files.awq_config(32), files.store_awq(32)),
+    "fp8-block": (files.fp8_config((64, 64)), files.store_fp8((64, 64))),
+    "fp8-tensor": (files.fp8_config(None), files.store_fp8(None)),
+}
+
+
+def config_of(directory: Path, dtype: Any = "float32") -> EngineConfig:
+    return EngineConfig(str(directory), dtype=dtype, num_pages=32, compile="off")
+
+
+def write(directory: Path, name: str) -> dict[str, torch.Tensor]:
+    save_tiny(directory, "llama")
+    return files.write_quantized(directory, *FORMATS[name])
+
+
+def gap_of(logits: torch.Tensor) -> float:
+    best = logits.topk(2).values
+    return float(best[0] - best[1])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_weight_is_the_number_of_its_format_to_the_last_bit(name: str, tmp_path: Path) -> None:
+    numbers = write(tmp_path, name)
+    loaded, info = load_model(config_of(tmp_path, "bfloat16"), lambda stage, fraction: None)
+    layers = {path: layer for path, layer in loaded.named_modules() if isinstance(layer, GroupedLinear)}
+    assert layers.keys() == numbers.keys() and len(numbers) == 14
+    for path, layer in layers.items():
+        assert torch.equal(layer.grouped.dequantised(), numbers[path]), path
+    assert info.num_parameters == sum(weight.numel() for weight in save_and_load(tmp_path / "plain").values())
+
+
+def save_and_load(directory: Path) -> dict[str, torch.Tensor]:
+    return load_file(Path(save_tiny(directory, "llama")) / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_its_tokens_are_those_of_the_dequantised_model(name: str, tmp_path: Path) -> None:
+    numbers = write(tmp_path, name)
+    plain = AutoModelForCausalLM.from_pretrained(save_tiny(tmp_path / "plain", "llama"), dtype=torch.float32).eval()
+    for path, weight in numbers.items():
+        plain.get_submodule(path).weight.data = weight
+    runner = load_runner(config_of(tmp_path))
+    for prompt in PROMPTS:
+        options: dict[str, Any] = {"do_sample": False, "max_new_tokens": NUM_NEW, "eos_token_id": None}
+        expected = plain.generate(torch.tensor([prompt]), **options)[0].tolist()
+        ours, theirs = forward_together(runner, [expected])[0], plain(torch.tensor([expected])).logits[0]
+        for place in range(len(prompt) - 1, len(expected) - 1):
+            if ours[place].argmax() != expected[place + 1]:
+                assert is_near_tie(gap_of(ours[place]), gap_of(theirs[place])), (place, name)
+                break
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name != "packed-float-scales"])
+def test_weights_take_no_more_than_the_file_by_a_tenth(name: str, tmp_path: Path) -> None:
+    numbers = write(tmp_path, name)
+    stored = load_file(tmp_path / "model.safetensors")
+    in_file = sum(weight.nbytes for key, weight in stored.items() if key.rpartition(".")[0] in numbers)
+    loaded, _ = load_model(config_of(tmp_path), lambda stage, fraction: None)
+    assert grouped_bytes(loaded) <= 1.1 * in_file
+
+
+PACKED, GPTQ, FP8 = "packed-4-group-asymmetric", "gptq-4", "fp8-block"
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "reason"),
+    [
+        (PACKED, {"format": "marlin-24"}, r"compressed-tensors: format = 'marlin-24' is none of 'dense'"),
+        (PACKED, {"transform_config": {"a": 1}}, r"compressed-tensors: transform_config is not empty"),
+        (PACKED, {"sparsity_config": {"format": "sparse-24-bitmask"}}, r"sparsity_config.format = 'sparse-24-bitmask'"),
+        (PACKED, {"config_groups": {}}, r"compressed-tensors: config_groups = \{\} names no group"),
+        (GPTQ, {"bits": 3}, r"gptq: bits = 3 is none of 4, 8"),
+        (GPTQ, {"checkpoint_format": "marlin"}, r"gptq: checkpoint_format = 'marlin' is none of 'gptq', 'gptq_v2'"),
+        (GPTQ, {"group_size": 24}, r"gptq: group_size = 24 is neither -1, 16 nor a multiple of 32"),
+        (GPTQ, {"group_size": "128"}, r"gptq: group_size = '128' is neither"),
+        (GPTQ, {"bits": 8}, r"gptq: .*q_proj.qweight: \[8, 64\] of I32, not \[16, 64\] of int32"),
+        ("awq", {"version": "gemv"}, r"awq: version = 'gemv' is not 'gemm'"),
+        ("awq", {"bits": 8}, r"awq: bits = 8 is not 4"),
+        ("awq", {"group_size": 64}, r"awq: .*qzeros: \[2, 8\] of I32, not \[1, 8\] of int32"),
+        (FP8, {"fmt": "e5m2"}, r"fp8: fmt = 'e5m2' is not 'e4m3'"),
+        (FP8, {"weight_block_size": [128]}, r"fp8: weight_block_size = \[128\] is not a pair"),
+        (FP8, {"weight_block_size": [64, 24]}, r"fp8: the blocks' width = 24 is neither"),
+        (FP8, {"weight_block_size": [32, 64]}, r"fp8: .*weight_scale_inv: \[1, 1\] of F32, not .*\[2, 1\]"),
+        (FP8, {"quant_method": "quark"}, r"quantized by 'quark', not by awq, compressed-tensors, fp8, gptq, mxfp4"),
+    ],
+)
+def test_a_setting_that_is_not_supported_is_refused_by_name(
+    name: str, changes: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    write(tmp_path, name)
+    path = tmp_path / "config.json"
+    described = json.loads(path.read_text())
+    described["quantization_config"] |= changes
+    path.write_text(json.dumps(described))
+    with pytest.raises(ModelRefusedError, match=reason):
+        load_model(config_of(tmp_path), lambda stage, fraction: None)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("num_bits", 3, r"group_0.weights.num_bits = 3 is none of 4, 8"),
+        ("type", "float", r"group_0.weights.num_bits = 4 is none of 8"),
+        ("strategy", "tensor_group", r"group_0.weights.strategy = 'tensor_group' is none of"),
+        ("actorder", "group", r"group_0.weights.actorder = 'group' is none of"),
+        ("group_size", 64, r"weight_scale: \[64, 2\] of BF16, not \[64, 1\] or"),
+        ("num_bits", 8, r"weight_packed: no group has 4 bits"),
+    ],
+)
+def test_a_group_that_is_not_supported_is_refused_by_name(field: str, value: Any, reason: str, tmp_path: Path) -> None:
+    write(tmp_path, PACKED)
+    path = tmp_path / "config.json"
+    described = json.loads(path.read_text())
+    described["quantization_config"]["config_groups"]["group_0"]["weights"][field] = value
+    path.write_text(json.dumps(described))
+    with pytest.raises(ModelRefusedError, match=reason):
+        load_model(config_of(tmp_path), lambda stage, fraction: None)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "change", "reason"),
+    [
+        (PACKED, "weight_scale", lambda scales: scales[:, :-1], r"weight_scale: \[64, 2\] of BF16, not \[64, 3\]"),
+        (PACKED, "weight_scale", lambda scales: scales * torch.nan, r"scales: not all are finite"),
+        (PACKED, "weight_scale", lambda scales: None, r"weight_scale: is not in the checkpoint"),
+        (PACKED, "weight_zero_point", lambda zeros: None, r"weight_zero_point: is not in the checkpoint, though"),
+        (PACKED, "weight_shape", lambda shape: shape + 1, r"weight_shape: \[65, 97\], not \[64, 96\]"),
+        (PACKED, "weight_packed", lambda packed: packed.long(), r"weight_packed: \[64, 12\] of I64, not .* of int32"),
+        (PACKED, "weight_g_idx", lambda _: torch.arange(96).int(), r"weight_g_idx: inputs in the order of their act"),
+        (GPTQ, "g_idx", lambda order: order.flip(0), r"g_idx: inputs in the order of their activations \(desc_act\)"),
+        (GPTQ, "qzeros", lambda zeros: zeros[:-1], r"qzeros: \[2, 8\] of I32, not \[3, 8\] of int32"),
+        (GPTQ, "scales", lambda scales: scales / 0, r"scales: not all are finite"),
+        ("awq", "qweight", lambda words: words.T, r"qweight: \[8, 96\] of I32, not \[96, 8\] of int32"),
+        (FP8, "weight_scale_inv", lambda scales: scales * torch.nan, r"scales: not all are finite"),
+        (FP8, "weight_scale_inv", lambda scales: scales[:, :1], r"weight_scale_inv: \[1, 1\] of F32, not .*\[1, 2\]"),
+        (FP8, "weight", lambda codes: (codes.float() * torch.nan).to(codes.dtype), r"weight: holds NaN"),
+    ],
+)
+def test_a_tensor_that_is_not_what_the_format_says_is_refused(
+    name: str, tensor: str, change: Any, reason: str, tmp_path: Path
+) -> None:
+    write(tmp_path, name)
+    path, key = tmp_path / "model.safetensors", f"{LAYER}.{tensor}"
+    stored = load_file(path)
+    changed = change(stored.pop(key, None))
+    if changed is not None:
+        stored[key] = changed.contiguous()
+    save_file(stored, path, metadata={"format": "pt"})
+    with pytest.raises(ModelRefusedError, match=rf"{LAYER}.{reason}"):
+        load_model(config_of(tmp_path), lambda stage, fraction: None)
+
+
+@pytest.mark.parametrize("name", [PACKED, GPTQ, "awq", FP8])
+def test_a_file_that_is_cut_off_is_refused(name: str, tmp_path: Path) -> None:
+    write(tmp_path, name)
+    path = tmp_path / "model.safetensors"
+    content = path.read_bytes()
+    for length in (0, 7, 2000, len(content) - 1):
+        path.write_bytes(content[:length])
+        with pytest.raises(ModelRefusedError):
+            load_model(config_of(tmp_path), lambda stage, fraction: None)
