@@ -8,23 +8,45 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class DraftBlock(_message.Message):
-    __slots__ = ("sequence_id", "base_length", "draft_ids", "parents", "draft_probs", "num_plain_steps")
+    __slots__ = ("sequence_id", "base_length", "draft_ids", "parents", "draft_probs", "num_plain_steps", "num_draft_tokens", "is_priced")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     DRAFT_IDS_FIELD_NUMBER: _ClassVar[int]
     PARENTS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_PROBS_FIELD_NUMBER: _ClassVar[int]
     NUM_PLAIN_STEPS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    IS_PRICED_FIELD_NUMBER: _ClassVar[int]
     sequence_id: int
     base_length: int
     draft_ids: _containers.RepeatedScalarFieldContainer[int]
     parents: _containers.RepeatedScalarFieldContainer[int]
     draft_probs: _containers.RepeatedCompositeFieldContainer[_types_pb2.SparseDistribution]
     num_plain_steps: int
-    def __init__(self, sequence_id: _Optional[int] = ..., base_length: _Optional[int] = ..., draft_ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., draft_probs: _Optional[_Iterable[_Union[_types_pb2.SparseDistribution, _Mapping]]] = ..., num_plain_steps: _Optional[int] = ...) -> None: ...
+    num_draft_tokens: int
+    is_priced: bool
+    def __init__(self, sequence_id: _Optional[int] = ..., base_length: _Optional[int] = ..., draft_ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., draft_probs: _Optional[_Iterable[_Union[_types_pb2.SparseDistribution, _Mapping]]] = ..., num_plain_steps: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., is_priced: _Optional[bool] = ...) -> None: ...
+
+class AttachedDraft(_message.Message):
+    __slots__ = ("accepted_ids", "sources", "depth", "is_exhausted", "forward_ns", "num_forwards", "is_failed")
+    ACCEPTED_IDS_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    DEPTH_FIELD_NUMBER: _ClassVar[int]
+    IS_EXHAUSTED_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FORWARDS_FIELD_NUMBER: _ClassVar[int]
+    IS_FAILED_FIELD_NUMBER: _ClassVar[int]
+    accepted_ids: _containers.RepeatedScalarFieldContainer[int]
+    sources: _containers.RepeatedScalarFieldContainer[str]
+    depth: int
+    is_exhausted: bool
+    forward_ns: int
+    num_forwards: int
+    is_failed: bool
+    def __init__(self, accepted_ids: _Optional[_Iterable[int]] = ..., sources: _Optional[_Iterable[str]] = ..., depth: _Optional[int] = ..., is_exhausted: _Optional[bool] = ..., forward_ns: _Optional[int] = ..., num_forwards: _Optional[int] = ..., is_failed: _Optional[bool] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("sequence_id", "base_length", "num_accepted", "path", "next_id", "logprobs", "queue_ns", "forward_ns", "num_draft_tokens", "cached_tokens")
+    __slots__ = ("sequence_id", "base_length", "num_accepted", "path", "next_id", "logprobs", "queue_ns", "forward_ns", "num_draft_tokens", "cached_tokens", "attached")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
@@ -35,6 +57,7 @@ class Verdict(_message.Message):
     FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ATTACHED_FIELD_NUMBER: _ClassVar[int]
     sequence_id: int
     base_length: int
     num_accepted: int
@@ -45,7 +68,8 @@ class Verdict(_message.Message):
     forward_ns: int
     num_draft_tokens: int
     cached_tokens: int
-    def __init__(self, sequence_id: _Optional[int] = ..., base_length: _Optional[int] = ..., num_accepted: _Optional[int] = ..., path: _Optional[_Iterable[int]] = ..., next_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ..., queue_ns: _Optional[int] = ..., forward_ns: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+    attached: AttachedDraft
+    def __init__(self, sequence_id: _Optional[int] = ..., base_length: _Optional[int] = ..., num_accepted: _Optional[int] = ..., path: _Optional[_Iterable[int]] = ..., next_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ..., queue_ns: _Optional[int] = ..., forward_ns: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., attached: _Optional[_Union[AttachedDraft, _Mapping]] = ...) -> None: ...
 
 class Stale(_message.Message):
     __slots__ = ("sequence_id", "length")
