@@ -9,7 +9,7 @@ from betoken.engine.verification import VerificationMode as Mode
 from betoken.rpc.fast_wake import FastWake
 from betoken.verify_worker.core import VerifyCore
 from betoken.verify_worker.scheduler import Scheduler
-from betoken.verify_worker.sequence import Block, VerifySequence
+from betoken.verify_worker.sequence import Block, Rounds, VerifySequence
 
 EOS = 96
 
@@ -39,12 +39,21 @@ class RecordingSink:
 class Bench:
     """A core with its fake model and sink."""
 
-    def __init__(self, runner, max_rows=32, max_prefill_rows=8, max_sequences=16, idle_grace_s=0.0, step_costs=()):
+    def __init__(
+        self,
+        runner,
+        max_rows=32,
+        max_prefill_rows=8,
+        max_sequences=16,
+        idle_grace_s=0.0,
+        step_costs=(),
+        attached=None,
+    ):
         self.runner = runner
         self.sink = RecordingSink()
         self.scheduler = Scheduler(runner.page_table, max_rows, max_prefill_rows, idle_grace_s)
         self.fast_wake = FastWake()
-        self.core = VerifyCore(runner, self.scheduler, self.sink, max_sequences, step_costs, self.fast_wake)
+        self.core = VerifyCore(runner, self.scheduler, self.sink, max_sequences, step_costs, self.fast_wake, attached)
 
     def open(
         self,
@@ -55,6 +64,8 @@ class Bench:
         deadline_s=None,
         mode=Mode.COUPLED,
         span=INVALID_SPAN,
+        drafter="",
+        drafter_settings=(),
         **params,
     ):
         params = {"temperature": 0.0, "eos_token_ids": (EOS,), "ignore_eos": True} | params
@@ -67,6 +78,8 @@ class Bench:
                 max_length=max_length,
                 opened_ns=time.perf_counter_ns(),
                 mode=mode,
+                drafter=drafter,
+                drafter_settings=dict(drafter_settings),
                 span=span,
                 deadline_s=deadline_s,
             )
@@ -75,6 +88,10 @@ class Bench:
     def block(self, sequence_id, base_length, draft_ids, num_plain_steps=0, **fields):
         block = Block(list(draft_ids), time.perf_counter_ns(), **fields)
         self.core.verify((1, sequence_id), base_length, block, num_plain_steps)
+
+    def grant(self, sequence_id, base_length, num_tokens, num_draft_tokens=0, is_priced=False):
+        block = Block([], time.perf_counter_ns())
+        self.core.verify((1, sequence_id), base_length, block, num_tokens, Rounds(num_draft_tokens, is_priced))
 
     def run(self):
         for _ in range(1000):
@@ -97,6 +114,9 @@ class Bench:
         for decision in self.sink.decisions:
             if decision.key == (1, sequence_id):
                 draft_ids = drafts.get(decision.base_length, [])
+                if decision.attached is not None:
+                    ids += [*decision.attached.accepted_ids, decision.next_id]
+                    continue
                 path = range(decision.num_accepted) if decision.path is None else decision.path
                 ids += [*(draft_ids[node] for node in path), decision.next_id]
         return ids

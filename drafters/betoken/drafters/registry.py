@@ -44,3 +44,15 @@ def check_drafters(names: Sequence[str], settings: Any) -> None:
             )
         if spec.check is not None:
             spec.check(settings)
+
+
+def check_attached(names: Sequence[str]) -> None:
+    """Raises:
+    ValueError: a name that no verify worker can attach, or one given twice.
+    """
+    known = [spec.name for spec in SPECS.values() if spec.can_attach]
+    for name in names:
+        if name not in known:
+            raise ValueError(f"--attached-drafters = {name!r}: must be among {', '.join(known)}")
+    if len(set(names)) != len(names):
+        raise ValueError(f"--attached-drafters = {','.join(names)}: must name each once")

@@ -63,6 +63,8 @@ class DrafterSpec:
     """Whether it needs the packages of models: torch and transformers."""
     is_usual: bool = False
     """Whether it is hosted where the settings name no drafters and its needs are met."""
+    can_attach: bool = False
+    """Whether a verify worker can run it between its forwards: it needs no more than the sequences' ids."""
     num_others: int = 0
     """Other drafters that must be hosted beside it."""
     check: Callable[[Any], None] | None = None

@@ -24,10 +24,11 @@ from betoken.engine.runner import ModelRunner
 from betoken.engine.verification import VerificationMode
 from betoken.rpc.fast_wake import FastWake
 from betoken.rpc.link.worker_entries import PendingReport, SequenceKey, WorkerLoad
+from betoken.verify_worker.attached import AttachedDrafters
 from betoken.verify_worker.gathering import Gathering
 from betoken.verify_worker.row_price import RowPrice
 from betoken.verify_worker.scheduler import Scheduler, Work
-from betoken.verify_worker.sequence import Block, Decision, VerifySequence
+from betoken.verify_worker.sequence import PLAIN, Block, Decision, Rounds, VerifySequence
 from betoken.verify_worker.verify import verify_step
 
 logger = logging.getLogger(__name__)
@@ -68,8 +69,10 @@ class VerifyCore:
         max_sequences: int,
         step_costs: Sequence[StepCost] = (),
         fast_wake: FastWake | None = None,
+        attached: AttachedDrafters | None = None,
     ) -> None:
         """`step_costs`: as measured; without any, rows have no price. `fast_wake`: held while a sequence is open."""
+        self._attached = attached or AttachedDrafters({})
         self._runner = runner
         self._price = RowPrice(step_costs)
         self._gathering = Gathering(self._price.table_ns) if len(step_costs) > 1 else None
@@ -87,7 +90,8 @@ class VerifyCore:
 
     @property
     def has_work(self) -> bool:
-        return self._retry_at_s is None and any(seq.wants_forward for seq in self._sequences.values())
+        is_wanted = self._retry_at_s is None and any(seq.wants_forward for seq in self._sequences.values())
+        return is_wanted or self._attached.has_work
 
     def open(self, sequence: VerifySequence) -> None:
         """Take a sequence in; its prefill starts with the next forward."""
@@ -105,6 +109,12 @@ class VerifyCore:
             limit = f"must be at most {table.num_pages * table.page_size} tokens, all the KV pages there are"
             self._refuse(sequence, InvalidArgumentError("open.max_length", sequence.max_length, limit))
             return
+        if sequence.drafter:
+            try:
+                self._attached.open(sequence)
+            except InvalidArgumentError as error:
+                self._refuse(sequence, error)
+                return
         if not self._sequences:
             self._price.resume(time.perf_counter())
         sequence.order = self._num_opened
@@ -113,20 +123,25 @@ class VerifyCore:
         self._fast_wake.hold()
         self.report_load()  # or other routers would think there was room
 
-    def verify(self, key: SequenceKey, base_length: int, block: Block, num_plain_steps: int) -> None:
-        """Queue a draft block (or, without draft ids, a grant of plain steps) for the next forward."""
+    def verify(
+        self, key: SequenceKey, base_length: int, block: Block, num_plain_steps: int, rounds: Rounds = PLAIN
+    ) -> None:
+        """Queue a draft block (or, without draft ids, a grant of steps or `rounds`) for the next forward."""
         self._retry_at_s = None
         seq = self._sequences.get(key)
         if seq is None:
             self._sink.failed(key, NotFoundError("the sequence is not open"))
+        elif rounds.num_draft_tokens and not seq.drafter:
+            limit = "must be 0, as the sequence has no attached drafter"
+            self._fail(key, InvalidArgumentError("block.num_draft_tokens", rounds.num_draft_tokens, limit))
         elif not block.draft_ids:
-            self._grant(seq, base_length, max(1, num_plain_steps), block.arrived_ns)
-        elif seq.block is not None:
+            self._grant(seq, base_length, max(1, num_plain_steps), block.arrived_ns, rounds)
+        elif seq.block is not None and seq.attached_round is None:
             self._fail(key, FailedPreconditionError("a block of this sequence is still unanswered"))
         elif (error := _refusal_in_mode(block, seq.mode)) is not None:
             self._fail(key, error)
         elif base_length != seq.committed_length:
-            seq.plain_until = 0
+            seq.plain_until, seq.rounds = 0, PLAIN
             self._sink.stale(key, seq.committed_length)
         elif base_length + block.depth + 1 > seq.max_length:
             limit = f"must be at most {seq.max_length - base_length - 1} ids deep, what fits before max_length"
@@ -136,7 +151,7 @@ class VerifyCore:
             seq.ask(block.arrived_ns)
             if seq.rules.has_grammar and not block.draft_probs:  # else what a draft was drawn from would be another
                 block.keep(seq.rules.allowed_nodes(block.draft_ids, block.parents or None))
-            seq.block = block
+            seq.block, seq.attached_round, seq.rounds = block, None, PLAIN
             seq.plain_until = base_length + 1 + num_plain_steps if num_plain_steps else 0
 
     def close(self, key: SequenceKey) -> None:
@@ -145,6 +160,7 @@ class VerifyCore:
         if seq is not None:
             self._retry_at_s = None
             self._fast_wake.release()
+            self._attached.close(seq)
             self._scheduler.release(seq)
             seq.span.set_attributes({NUM_DRAFT_TOKENS: seq.num_draft_tokens, NUM_ACCEPTED: seq.num_accepted})
             seq.span.end()
@@ -173,12 +189,16 @@ class VerifyCore:
         return min(times_s, default=None)
 
     def step(self) -> None:
-        """Schedule, run one forward, hand out its decisions. A failing forward ends the sequences that were in it."""
+        """Draft, schedule, run one forward, hand out its decisions. A failing forward ends the sequences that were in
+        it."""
+        self._attached.propose(self._price.price)
         if self._gathering is not None and (wait_ns := self._wait_ns(self._gathering)):
             self._retry_at_s = time.monotonic() + wait_ns * 1e-9
             return
         planned = self._scheduler.plan(self._sequences.values())
         if not planned:
+            if self._attached.has_work:  # a round that waits for its draft
+                return
             self._retry_at_s = time.monotonic() + self._scheduler.idle_grace_s
             return
         try:
@@ -188,10 +208,10 @@ class VerifyCore:
             for work in planned:
                 self._fail(work.sequence.key, InternalError("the forward failed"))
             return
-        decided = {decision.key for decision in decisions}
+        decided = {decision.key: decision.base_length for decision in decisions}
         for work in planned:
-            if work.sequence.key in decided:
-                self._after_block(work.sequence)
+            if (base_length := decided.get(work.sequence.key)) is not None:
+                self._after_block(work.sequence, base_length)
             elif work.takes_block:
                 self._fail(work.sequence.key, _no_token(work.sequence))
             elif not work.sequence.wants_forward:  # its prompt is computed, before its first block is here
@@ -216,10 +236,13 @@ class VerifyCore:
 
     def check_integrity(self) -> None:
         """Re-derive from the open sequences what is held for them; raises when it is off."""
+        self._attached.check_integrity()
         self._runner.page_table.check_integrity(seq.page_ids for seq in self._sequences.values())
         assert self._fast_wake.num_held == len(self._sequences), "cores are kept awake for what is not open"
 
-    def _grant(self, seq: VerifySequence, base_length: int, num_plain_steps: int, arrived_ns: int) -> None:
+    def _grant(
+        self, seq: VerifySequence, base_length: int, num_plain_steps: int, arrived_ns: int, rounds: Rounds
+    ) -> None:
         """Extend the grant; a repeated or late grant changes nothing."""
         if base_length > seq.committed_length:
             self._sink.stale(seq.key, seq.committed_length)
@@ -228,13 +251,15 @@ class VerifyCore:
                 self._arrived(seq, arrived_ns, 1)
                 seq.ask(max(seq.opened_ns, time.perf_counter_ns()))
             seq.plain_until = max(seq.plain_until, min(base_length + num_plain_steps, seq.max_length))
+            seq.rounds = rounds
 
     def _arrived(self, seq: VerifySequence, arrived_ns: int, num_rows: int) -> None:
         if self._gathering is not None and seq.is_between_blocks:
             self._gathering.add_block(arrived_ns - seq.waiting_since_ns, num_rows)
 
-    def _after_block(self, seq: VerifySequence) -> None:
+    def _after_block(self, seq: VerifySequence, base_length: int) -> None:
         seq.block = None
+        self._attached.commit(seq, seq.ids[base_length:])
         seq.waiting_since_ns = time.perf_counter_ns()
         if seq.is_finished:
             seq.plain_until = 0

@@ -28,9 +28,9 @@ from betoken.rpc.sampling import sampling_fields
 from betoken.rpc.validation import BlockLimits, validate_block, validate_frame, validate_open
 from betoken.v1 import types_pb2 as pb
 from betoken.v1.types_pb2 import OpenSequence, WorkerHello
-from betoken.v1.verify_pb2 import DraftBlock, Stale, Verdict, VerifyLinkRequest, VerifyLinkResponse
+from betoken.v1.verify_pb2 import AttachedDraft, DraftBlock, Stale, Verdict, VerifyLinkRequest, VerifyLinkResponse
 from betoken.verify_worker.core import VerifyCore
-from betoken.verify_worker.sequence import Block, Decision, VerifySequence
+from betoken.verify_worker.sequence import AttachedDecision, Block, Decision, Rounds, VerifySequence
 
 MODES = {
     pb.VERIFICATION_MODE_COUPLED: VerificationMode.COUPLED,
@@ -108,6 +108,8 @@ class VerifyLinkHandler(EntryHandler[VerifyCore, VerifyLinkResponse]):
             opened_ns=arrived_ns,
             mode=MODES[mode],
             grammar=grammar,
+            drafter=entry.drafter.name,
+            drafter_settings=dict(entry.drafter.settings),
             span=sequence_span(entry, "verify", self._hello.worker_id),
             deadline_s=time.monotonic() + entry.deadline_ms / 1000 if entry.deadline_ms else None,
         )
@@ -122,7 +124,8 @@ class VerifyLinkHandler(EntryHandler[VerifyCore, VerifyLinkResponse]):
             [SparseProbs(list(sparse.token_ids), list(sparse.probs)) for sparse in entry.draft_probs],
         )
         base_length, num_plain_steps = entry.base_length, entry.num_plain_steps
-        return lambda core: core.verify(key, base_length, block, num_plain_steps)
+        rounds = Rounds(entry.num_draft_tokens, entry.is_priced)
+        return lambda core: core.verify(key, base_length, block, num_plain_steps, rounds)
 
 
 def _grammar(grammars: Grammars, entry: OpenSequence) -> GrammarRule:
@@ -145,8 +148,22 @@ def _verdict(decision: Decision) -> Verdict:
         num_draft_tokens=decision.num_draft_tokens,
         cached_tokens=decision.num_cached_tokens,
     )
-    if decision.path is not None:
+    if decision.attached is not None:
+        verdict.attached.CopyFrom(_attached(decision.attached))
+    elif decision.path is not None:
         verdict.path.extend(decision.path)
     for logprob in decision.logprobs:
         verdict.logprobs.add(logprob=logprob.logprob, top_ids=logprob.top_ids, top_logprobs=logprob.top_logprobs)
     return verdict
+
+
+def _attached(decision: AttachedDecision) -> AttachedDraft:
+    return AttachedDraft(
+        accepted_ids=decision.accepted_ids,
+        sources=decision.sources,
+        depth=decision.depth,
+        is_exhausted=decision.is_exhausted,
+        forward_ns=decision.forward_ns,
+        num_forwards=decision.num_forwards,
+        is_failed=decision.is_failed,
+    )

@@ -75,7 +75,7 @@ class Scheduler:
         waiting.sort(key=lambda seq: seq.waiting_since_ns)
         rows_left = prefill_left = self.max_rows
         idle_before_ns = time.perf_counter_ns() - round(self.idle_grace_s * 1e9)
-        decoding = next((seq for seq in waiting if seq.num_missing_kv == 0), None)
+        decoding = next((seq for seq in waiting if seq.num_missing_kv == 0 and not seq.awaits_draft), None)
         if decoding is not None:
             num_drafts = len(decoding.block.draft_ids) if decoding.block is not None else 0
             prefill_left = min(self._max_prefill_rows, self.max_rows - 1 - num_drafts)
@@ -148,7 +148,8 @@ class Scheduler:
             # A tree may have more nodes than there are slots; its first nodes are a tree, and drafts may be missing.
             room = self._page_table.num_pages * self._page_table.page_size - seq.committed_length
             draft_ids, parents = draft_ids[:room], parents[:room]
-        takes_block = seq.has_block and num_prefill == num_missing and num_prefill + 1 + len(draft_ids) <= rows_left
+        has_all = seq.has_block and not seq.awaits_draft and num_prefill == num_missing
+        takes_block = has_all and num_prefill + 1 + len(draft_ids) <= rows_left
         if not takes_block and num_prefill == 0:
             return None
         if not takes_block:

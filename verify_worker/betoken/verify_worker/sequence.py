@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
+from typing import NamedTuple
 
 from opentelemetry.trace import INVALID_SPAN, Span
 
@@ -53,6 +54,30 @@ class Block:
         return max(node_depths(self.parents)) + 1 if self.parents else len(self.draft_ids)
 
 
+class Rounds(NamedTuple):
+    """How a grant is gone through: with drafts of the sequence's attached drafter, or without."""
+
+    num_draft_tokens: int = 0
+    """Most of a round; 0 = plain steps."""
+    is_priced: bool = False
+    """Whether there may be as many as pay, where the drafter can tell."""
+
+
+PLAIN = Rounds()
+
+
+@dataclass(slots=True)
+class AttachedRound:
+    """What a sequence's attached drafter has done for its next decision; the draft, unless empty, is its block."""
+
+    sources: Sequence[str] = ()
+    """Names of the drafters that proposed the tokens: one for all, or one per id."""
+    forward_ns: int = 0
+    """Drafting, for all sequences of the batch."""
+    num_forwards: int = 0
+    is_failed: bool = False
+
+
 @dataclass(slots=True, eq=False)
 class VerifySequence:
     """One open sequence. Committed length = len(ids); KV covers [0, kv_length), at most len(ids) - 1 positions."""
@@ -67,6 +92,9 @@ class VerifySequence:
     mode: VerificationMode = VerificationMode.COUPLED
     grammar: InitVar[GrammarRule | None] = None
     """What a constraint allows; has followed `output_ids`."""
+    drafter: str = ""
+    """Name of its attached drafter; empty = none."""
+    drafter_settings: dict[str, str] = field(default_factory=dict)
     deadline_s: float | None = None
     """On the `time.monotonic` clock."""
     span: Span = INVALID_SPAN
@@ -88,6 +116,12 @@ class VerifySequence:
     block: Block | None = None
     plain_until: int = 0
     """Committed length up to which the worker may decode alone."""
+    rounds: Rounds = PLAIN
+    """How the grant is gone through."""
+    attached_round: AttachedRound | None = None
+    """Of the round under way; None: its drafter was not asked, or has not answered."""
+    awaits_draft: bool = False
+    """Whether the round waits for its drafter, as its tokens would be others without the draft."""
     waiting_since_ns: int = field(init=False)
     """Its place among those that wait: when it was opened, until its prompt is computed; then when the block that waits
     arrived, or, without one, when there was last something to compute: `time.perf_counter_ns`."""
@@ -120,6 +154,12 @@ class VerifySequence:
     def has_block(self) -> bool:
         """Whether a draft block or a plain step waits."""
         return self.block is not None or self.plain_until > len(self.ids)
+
+    @property
+    def wants_draft(self) -> bool:
+        """Whether the next round is to have a draft of its attached drafter that was not proposed yet."""
+        is_granted = self.rounds.num_draft_tokens > 0 and self.plain_until > len(self.ids)
+        return is_granted and self.block is None and self.attached_round is None
 
     @property
     def wants_forward(self) -> bool:
@@ -167,6 +207,22 @@ class VerifySequence:
 
 
 @dataclass(slots=True)
+class AttachedDecision:
+    """What became of an attached drafter's proposal, an empty one included."""
+
+    accepted_ids: list[int]
+    sources: Sequence[str]
+    """Names of the drafters that proposed them: one for all, or one per id."""
+    depth: int
+    """The most draft tokens that could have been accepted."""
+    is_exhausted: bool
+    """Whether nothing was proposed after the accepted ids."""
+    forward_ns: int
+    num_forwards: int
+    is_failed: bool
+
+
+@dataclass(slots=True)
 class Decision:
     """What the target decided about one block or plain step of one sequence."""
 
@@ -184,3 +240,5 @@ class Decision:
     num_cached_tokens: int
     num_kept: int
     """Tokens up to one that ends the answer as far as ids can tell, at most num_accepted + 1."""
+    attached: AttachedDecision | None = None
+    """Where the worker's own drafter was asked for the round."""

@@ -24,6 +24,8 @@ from betoken.rpc.worker_settings import USUAL_PREFILL_ROWS
 from betoken.v1 import verify_pb2_grpc
 from betoken.v1.types_pb2 import WorkerHello
 from betoken.v1.verify_pb2 import VerifyLinkRequest, VerifyLinkResponse
+from betoken.verify_worker.attached import AttachedDrafters
+from betoken.verify_worker.attached_hosting import attached_drafters, attached_sources
 from betoken.verify_worker.core import VerifyCore
 from betoken.verify_worker.handler import MODES, VerifyLinkHandler, VerifyResults
 from betoken.verify_worker.scheduler import Scheduler, prefill_rows
@@ -85,6 +87,8 @@ def _load(
             verification_modes=tuple(MODES),
             supports_trees=True,
             supports_constraints=bool(grammars),
+            drafters=settings.attached_drafters,
+            sources=attached_sources(settings),
             max_draft_tokens=settings.max_draft_tokens,
             page_size=settings.page_size,
             numerics=f"{runner.numerics}, llguidance {version('llguidance')}, "
@@ -95,4 +99,5 @@ def _load(
     if max_prefill_rows is None:
         max_prefill_rows = prefill_rows(step_costs, USUAL_PREFILL_ROWS, settings.max_batch_rows // 2)
     scheduler = Scheduler(runner.page_table, settings.max_batch_rows, max_prefill_rows)
-    return VerifyCore(runner, scheduler, results, settings.max_sequences, step_costs, fast_wake)
+    attached = AttachedDrafters(attached_drafters(settings), runner.info.vocab_size, settings.max_draft_tokens)
+    return VerifyCore(runner, scheduler, results, settings.max_sequences, step_costs, fast_wake, attached)

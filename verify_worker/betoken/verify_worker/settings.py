@@ -4,11 +4,20 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
+from betoken.drafters.ngram.options import NgramOptions
+from betoken.drafters.registry import SPECS, check_attached
+from betoken.rpc.settings import CommaSeparated
 from betoken.rpc.worker_settings import WorkerSettings
 
+_ATTACHABLE = ", ".join(spec.name for spec in SPECS.values() if spec.can_attach)
 
-class VerifyWorkerSettings(WorkerSettings):
+
+class VerifyWorkerSettings(NgramOptions, WorkerSettings):
     """Options of `betoken verify-worker`."""
+
+    attached_drafters: CommaSeparated = Field(
+        (), description=f"Drafters that propose here, between two forwards, among {_ATTACHABLE}; default: none."
+    )
 
     kv_memory_fraction: float = Field(
         0.9, gt=0, le=1, description="On a GPU: part of the memory that the largest forward leaves which KV takes."
@@ -22,6 +31,11 @@ class VerifyWorkerSettings(WorkerSettings):
             "kv_memory_fraction": self.kv_memory_fraction,
             "max_context": self.max_context,
         }
+
+    @model_validator(mode="after")
+    def _check_attached(self) -> Self:
+        check_attached(self.attached_drafters)
+        return self
 
     @model_validator(mode="after")
     def _check_rows(self) -> Self:

@@ -15,6 +15,7 @@ from betoken.engine.runner import ModelRunner
 from betoken.engine.sampler import SampleGroup
 from betoken.engine.tree import KeptPath
 from betoken.engine.verification import BlockGroup, Verified, verify_blocks
+from betoken.verify_worker.attached_decision import take_attached
 from betoken.verify_worker.scheduler import Work
 from betoken.verify_worker.sequence import Decision
 
@@ -98,4 +99,5 @@ def _decide(work: Work, verified: Verified, started_ns: int, forward_ns: int) ->
         forward_ns=forward_ns,
         num_cached_tokens=num_cached_tokens,
         num_kept=num_kept,
+        attached=take_attached(seq, verified.path, verified.emitted_ids[:-1]),
     )

@@ -25,4 +25,11 @@ def _make(host: DrafterHost) -> Drafter:
     return NgramDrafter(settings_of(host))
 
 
-SPEC = DrafterSpec(name="ngram", make=_make, explains="accepted from prompt lookup", colour="cyan", is_usual=True)
+SPEC = DrafterSpec(
+    name="ngram",
+    make=_make,
+    explains="accepted from prompt lookup",
+    colour="cyan",
+    is_usual=True,
+    can_attach=True,
+)

@@ -104,6 +104,9 @@ def validate_block(block: DraftBlock, limits: BlockLimits) -> None:
         check_ids("block.draft_ids", block.draft_ids, limits.vocab_size)
     if block.num_plain_steps > MAX_PLAIN_STEPS:
         raise InvalidArgumentError("block.num_plain_steps", block.num_plain_steps, f"must be 0 to {MAX_PLAIN_STEPS}")
+    if block.num_draft_tokens:
+        limit = 0 if num_drafts else limits.max_draft_tokens
+        check_range("block.num_draft_tokens", block.num_draft_tokens, 0, limit)
     if block.parents:
         _check_parents(block.parents, num_drafts, limits.supports_trees)
     if block.draft_probs:

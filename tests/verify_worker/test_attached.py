@@ -1,0 +1,174 @@
+"""Drafters attached to the verify worker change how many rounds there are, never a token; their faults cost drafts."""
+
+import pytest
+
+from betoken.common.errors import InvalidArgumentError
+from betoken.drafters.drafter import Drafted
+from betoken.drafters.ngram.drafter import NgramDrafter
+from betoken.engine.verification import VerificationMode as Mode
+from betoken.verify_worker.attached import AttachedDrafters
+from tests.verify_worker.harness import Bench
+
+VOCAB_SIZE = 97
+PROMPT = [1, 2, 3]
+
+
+class OracleDrafter:
+    """Proposes what the target will say, and `wrong` after it; fails in the ways a test asks for."""
+
+    def __init__(self, truth, fault=None, num_late=0):
+        self.truth, self.fault, self.num_late = truth, fault, num_late
+        self.requests, self.num_opened, self.num_closed = {}, 0, 0
+
+    @property
+    def has_work(self):
+        return bool(self.requests)
+
+    def open(self, sequence):
+        self.num_opened += 1
+
+    def commit(self, sequence, ids):
+        assert sequence.ids[-len(ids) :] == ids
+
+    def request(self, sequence, num_tokens):
+        self.requests[sequence] = num_tokens
+
+    def close(self, sequence):
+        self.num_closed += 1
+        self.requests.pop(sequence, None)
+
+    def step(self):
+        if self.fault is not None:
+            raise self.fault
+        if self.num_late > 0:
+            self.num_late -= 1
+            return []
+        requests, self.requests = self.requests, {}
+        return [Drafted(seq, self.truth[len(seq.output_ids) :][:num]) for seq, num in requests.items()]
+
+    def check_integrity(self):
+        pass
+
+
+def bench_with(runner, drafter, **options):
+    attached = AttachedDrafters({"it": drafter}, VOCAB_SIZE, max_draft_tokens=8)
+    return Bench(runner, attached=attached, **options)
+
+
+def answer(bench, n, num_output):
+    return bench.emitted(n, {})[:num_output]
+
+
+@pytest.mark.parametrize("num_draft_tokens", [0, 1, 4, 8])
+@pytest.mark.parametrize("branches", ["1", "4"])
+def test_ngram_rounds_give_the_plain_tokens_for_any_length_with_few_pages_too(
+    fake_runner_class, num_draft_tokens, branches
+):
+    runner = fake_runner_class()
+    bench = bench_with(runner, NgramDrafter())
+    prompts = {n: [n, n + 1, n + 2] * 7 for n in range(1, 9)}
+    for n, prompt in prompts.items():
+        bench.open(n, prompt, drafter="it", drafter_settings={"max_branches": branches})
+        bench.grant(n, len(prompt), 60, num_draft_tokens)
+    bench.run()
+    for n, prompt in prompts.items():
+        assert answer(bench, n, 60) == runner.complete(prompt, 60)
+
+
+def test_a_grant_of_rounds_accepts_whole_drafts_without_a_further_message(fake_runner_class):
+    runner = fake_runner_class()
+    truth = runner.complete(PROMPT, 60)
+    bench = bench_with(runner, OracleDrafter(truth))
+    bench.open(1, PROMPT, drafter="it")
+    bench.grant(1, len(PROMPT), 20, num_draft_tokens=4)
+    bench.run()
+    assert answer(bench, 1, 20) == truth[:20]
+    assert [decision.num_accepted for decision in bench.sink.decisions] == [4] * 4
+    for decision in bench.sink.decisions:
+        own = decision.attached
+        assert (list(own.sources), own.depth, own.is_exhausted, own.is_failed) == (["it"], 4, True, False)
+
+
+def test_rounds_end_with_the_longest_sequence(fake_runner_class):
+    runner = fake_runner_class()
+    truth = runner.complete(PROMPT, 60)
+    bench = bench_with(runner, OracleDrafter(truth))
+    bench.open(1, PROMPT, drafter="it", max_length=10)
+    bench.grant(1, len(PROMPT), 100, num_draft_tokens=4)
+    bench.run()
+    assert bench.emitted(1, {}) == truth[:7]
+
+
+def test_a_grant_without_drafts_ends_them(fake_runner_class):
+    runner = fake_runner_class()
+    bench = bench_with(runner, OracleDrafter(runner.complete(PROMPT, 60)))
+    bench.open(1, PROMPT, drafter="it")
+    bench.grant(1, len(PROMPT), 20, num_draft_tokens=4)
+    bench.core.step()
+    bench.grant(1, len(PROMPT), 20)
+    bench.run()
+    assert bench.sink.decisions[0].num_accepted == 4
+    assert {decision.num_draft_tokens for decision in bench.sink.decisions[1:]} == {0}
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_a_late_draft_is_waited_for_only_where_tokens_depend_on_drafts(fake_runner_class, mode):
+    runner = fake_runner_class()
+    truth = runner.complete(PROMPT, 60)
+    bench = bench_with(runner, OracleDrafter(truth, num_late=5))
+    bench.open(1, PROMPT, drafter="it", mode=mode)
+    bench.grant(1, len(PROMPT), 20, num_draft_tokens=4)
+    bench.run()
+    assert answer(bench, 1, 20) == truth[:20]
+    assert (bench.sink.decisions[0].num_draft_tokens == 0) == (mode is Mode.COUPLED)
+
+
+def test_a_drafter_that_fails_costs_drafts_and_in_the_end_its_place(fake_runner_class):
+    runner = fake_runner_class()
+    truth = runner.complete(PROMPT, 60)
+    drafter = OracleDrafter(truth, fault=RuntimeError("drafter"))
+    bench = bench_with(runner, drafter)
+    bench.open(1, PROMPT, drafter="it")
+    bench.grant(1, len(PROMPT), 20, num_draft_tokens=4)
+    bench.run()
+    assert bench.emitted(1, {}) == truth[:20]
+    failed = [decision.attached is not None and decision.attached.is_failed for decision in bench.sink.decisions]
+    assert failed == [True] * 3 + [False] * 17
+    assert not bench.sink.failures
+
+
+@pytest.mark.parametrize("draft_ids", [[VOCAB_SIZE], [-1], ["x"], list(range(20))])
+def test_drafts_that_are_none_cost_only_themselves(fake_runner_class, draft_ids):
+    runner = fake_runner_class()
+    bench = bench_with(runner, OracleDrafter(draft_ids * 60))
+    bench.open(1, PROMPT, drafter="it")
+    bench.grant(1, len(PROMPT), 20, num_draft_tokens=4)
+    bench.run()
+    assert bench.emitted(1, {})[:20] == runner.complete(PROMPT, 20)
+
+
+def test_settings_and_names_are_refused_of_what_begins_and_forgiven_of_what_goes_on(fake_runner_class):
+    runner = fake_runner_class()
+    bench = bench_with(runner, NgramDrafter())
+    bench.open(1, PROMPT, drafter="it", drafter_settings={"max_ngram": "x"})
+    bench.open(2, PROMPT, drafter="other")
+    assert {type(error) for error in bench.sink.failures.values()} == {InvalidArgumentError}
+    bench.open(3, PROMPT, drafter="other", output_ids=runner.complete(PROMPT, 2))
+    bench.grant(3, 5, 10, num_draft_tokens=4)
+    bench.run()
+    assert bench.emitted(3, {}) == runner.complete(PROMPT, 12)[2:]
+
+
+def test_rounds_need_a_drafter(fake_runner_class):
+    bench = bench_with(fake_runner_class(), NgramDrafter())
+    bench.open(1, PROMPT)
+    bench.grant(1, len(PROMPT), 20, num_draft_tokens=4)
+    assert "block.num_draft_tokens" in str(bench.sink.failures[1, 1])
+
+
+def test_a_closed_sequence_is_closed_in_its_drafter(fake_runner_class):
+    drafter = OracleDrafter([])
+    bench = bench_with(fake_runner_class(), drafter)
+    bench.open(1, PROMPT, drafter="it")
+    bench.core.close((1, 1))
+    assert (drafter.num_opened, drafter.num_closed) == (1, 1)

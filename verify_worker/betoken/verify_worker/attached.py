@@ -1,0 +1,230 @@
+"""Drafters attached to the verify worker: between two forwards they propose for every sequence that may go on alone.
+
+A fault here costs a round its draft, never a stream. Knows sequences and drafters; knows no forwards and no links.
+"""
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from betoken.common.errors import InvalidArgumentError
+from betoken.drafters.drafter import Drafted, Drafter, DraftSequence, DraftTerms
+from betoken.engine.verification import VerificationMode
+from betoken.rpc.link.worker_entries import SequenceKey
+from betoken.verify_worker.sequence import AttachedRound, Block, VerifySequence
+
+logger = logging.getLogger(__name__)
+
+_MAX_FAULTS = 3
+"""Failed drafts of a sequence in a row; then it goes on without its drafter."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A sequence with its drafter."""
+
+    seq: VerifySequence
+    draft: DraftSequence
+    drafter: Drafter
+    asked_ns: int = 0
+    """When its unanswered request was made (`time.perf_counter_ns`)."""
+    max_tokens: int = 0
+    """Most draft tokens it may be answered with."""
+    late_ids: list[int] = field(default_factory=list)
+    """Ids decided since the unanswered request."""
+    num_faults: int = 0
+    """In a row."""
+
+
+class AttachedDrafters:
+    """Drafters by name, and the sequences that have one."""
+
+    def __init__(self, drafters: Mapping[str, Drafter], vocab_size: int = 0, max_draft_tokens: int = 0) -> None:
+        """`max_draft_tokens`: most of a block, where as many as pay are wanted."""
+        self._drafters = dict(drafters)
+        self._vocab_size = vocab_size
+        self._max_draft_tokens = max_draft_tokens
+        self._entries: dict[SequenceKey, _Entry] = {}
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a drafter has something to do, such as taking in a long prompt."""
+        return bool(self._entries) and any(_has_work(drafter) for drafter in self._drafters.values())
+
+    def open(self, seq: VerifySequence) -> None:
+        """Give the sequence the drafter that it names. One that goes on from ids is taken without, where that fails.
+
+        Raises:
+            InvalidArgumentError: it begins, and the drafter is not attached or refuses its settings.
+        """
+        drafter = self._drafters.get(seq.drafter)
+        draft = DraftSequence(
+            key=seq.key,
+            params=replace(seq.params, num_logprobs=None),
+            prompt_ids=seq.prompt_ids,
+            output_ids=list(seq.output_ids),
+            max_length=seq.max_length,
+            settings=seq.drafter_settings,
+            takes_trees=seq.mode is VerificationMode.COUPLED,
+            wants_probs=seq.mode is VerificationMode.REJECTION and seq.params.temperature > 0.0,
+            steers_tokens=seq.mode is not VerificationMode.COUPLED,
+            span=seq.span,
+        )
+        try:
+            if drafter is None:
+                raise InvalidArgumentError("drafter.name", seq.drafter, f"must be one of {', '.join(self._drafters)}")
+            drafter.open(draft)
+        except InvalidArgumentError as error:
+            if not seq.output_ids:
+                raise
+            logger.warning("a sequence goes on without its attached drafter: %s", error)
+        except Exception:
+            logger.exception("the attached drafter %s failed", seq.drafter)
+        else:
+            self._entries[seq.key] = _Entry(seq, draft, drafter)
+
+    def close(self, seq: VerifySequence) -> None:
+        """Forget a sequence; unknown ones are ignored."""
+        entry = self._entries.pop(seq.key, None)
+        if entry is not None:
+            seq.awaits_draft = False
+            try:
+                entry.drafter.close(entry.draft)
+            except Exception:
+                logger.exception("the attached drafter %s failed", seq.drafter)
+
+    def commit(self, seq: VerifySequence, ids: list[int]) -> None:
+        """The target decided `ids`."""
+        entry = self._entries.get(seq.key)
+        if entry is None:
+            return
+        if entry.draft.is_waiting:  # its answer, at what is decided by now, is of no use
+            entry.late_ids += ids
+            return
+        entry.draft.ids.extend(ids)
+        entry.draft.output_ids.extend(ids)
+        try:
+            entry.drafter.commit(entry.draft, ids)
+        except Exception:
+            logger.exception("the attached drafter %s failed", seq.drafter)
+            self._restart(entry)
+
+    def propose(self, row_price: float) -> None:
+        """Ask for all sequences whose next round is to have a draft, let each drafter do one unit of work, and hand the
+        drafts to their sequences as blocks.
+
+        `row_price`: tokens that a draft token has to bring to be worth verifying.
+        """
+        for entry in list(self._entries.values()):
+            if entry.seq.wants_draft and not entry.draft.is_waiting:
+                self._ask(entry, row_price)
+        for name, drafter in self._drafters.items():
+            self._step(name, drafter)
+        for entry in self._entries.values():
+            entry.seq.awaits_draft = entry.draft.is_waiting and entry.draft.steers_tokens
+
+    def check_integrity(self) -> None:
+        """Re-derive what the drafters account for; raises when it is off."""
+        for drafter in self._drafters.values():
+            drafter.check_integrity()
+
+    def _ask(self, entry: _Entry, row_price: float) -> None:
+        seq, draft = entry.seq, entry.draft
+        room = seq.max_length - seq.committed_length - 1
+        if room <= 0:
+            return
+        is_priced = (
+            seq.rounds.is_priced and not draft.steers_tokens
+        )  # a length that follows the clock would choose tokens
+        entry.max_tokens = min(room, self._max_draft_tokens if is_priced else seq.rounds.num_draft_tokens)
+        draft.terms = DraftTerms(entry.max_tokens, row_price) if is_priced else None
+        entry.asked_ns, draft.is_waiting = time.perf_counter_ns(), True
+        try:
+            entry.drafter.request(draft, min(room, seq.rounds.num_draft_tokens))
+        except Exception:
+            logger.exception("the attached drafter %s failed", seq.drafter)
+            self._fault(entry)
+
+    def _step(self, name: str, drafter: Drafter) -> None:
+        waiting = {
+            id(entry.draft): entry
+            for entry in self._entries.values()
+            if entry.drafter is drafter and entry.draft.is_waiting
+        }
+        if not waiting and not _has_work(drafter):
+            return
+        try:
+            for drafted in list(drafter.step()):
+                self._take(waiting.pop(id(drafted.sequence)), drafted)
+            if drafter.has_work:  # at what is still to come
+                return
+        except Exception:
+            logger.exception("the attached drafter %s failed", name)
+        for entry in waiting.values():
+            self._fault(entry)
+
+    def _take(self, entry: _Entry, drafted: Drafted) -> None:
+        seq = entry.seq
+        entry.draft.is_waiting = False
+        if entry.late_ids:
+            ids, entry.late_ids = entry.late_ids, []
+            self.commit(seq, ids)
+            return
+        if not seq.wants_draft:  # the grant is over, or a block came from elsewhere
+            return
+        try:
+            self._check(entry, drafted)
+        except Exception:
+            logger.exception("the attached drafter %s failed", seq.drafter)
+            self._fault(entry)
+            return
+        entry.num_faults = 0
+        sources = (seq.drafter,) if drafted.sources is None else tuple(drafted.sources)
+        seq.attached_round = AttachedRound(sources, time.perf_counter_ns() - entry.asked_ns, drafted.num_forwards)
+        if drafted.draft_ids:
+            probs = list(drafted.draft_probs) if entry.draft.wants_probs else []
+            block = Block(drafted.draft_ids, entry.asked_ns, drafted.parents or [], probs)
+            if seq.rules.has_grammar and not probs:
+                block.keep(seq.rules.allowed_nodes(block.draft_ids, block.parents or None))
+            seq.block = block
+
+    def _check(self, entry: _Entry, drafted: Drafted) -> None:
+        drafted.check()
+        if len(drafted.draft_ids) > entry.max_tokens:
+            raise ValueError(f"{len(drafted.draft_ids)} draft ids where {entry.max_tokens} were asked for")
+        if max(drafted.draft_ids, default=0) >= self._vocab_size:
+            raise ValueError(f"draft ids {drafted.draft_ids}: not all are below {self._vocab_size}")
+        if drafted.parents is not None and not entry.draft.takes_trees:
+            raise ValueError("a tree where a chain was asked for")
+
+    def _fault(self, entry: _Entry) -> None:
+        """The request is over without an answer."""
+        entry.draft.is_waiting = False
+        if entry.seq.wants_draft:
+            entry.seq.attached_round = AttachedRound(is_failed=True)
+        entry.num_faults += 1
+        self._restart(entry)
+
+    def _restart(self, entry: _Entry) -> None:
+        """Let the drafter take the sequence in afresh, or go on without it."""
+        self.close(entry.seq)
+        if entry.num_faults >= _MAX_FAULTS:
+            logger.warning("a sequence goes on without the attached drafter %s", entry.seq.drafter)
+            return
+        ids, entry.late_ids = entry.late_ids, []
+        entry.draft.ids.extend(ids)
+        entry.draft.output_ids.extend(ids)
+        try:
+            entry.drafter.open(entry.draft)
+        except Exception:
+            logger.exception("the attached drafter %s cannot take its sequence again", entry.seq.drafter)
+        else:
+            self._entries[entry.seq.key] = entry
+
+
+def _has_work(drafter: Drafter) -> bool:
+    try:
+        return drafter.has_work
+    except Exception:  # `step` is asked only for those that wait, and fails for them
+        return False

@@ -1,0 +1,34 @@
+"""What a verdict tells of the worker's own draft: ids and sources of what was accepted. Knows no drafters."""
+
+from collections.abc import Sequence
+
+from betoken.verify_worker.sequence import AttachedDecision, Block, VerifySequence
+
+
+def take_attached(seq: VerifySequence, path: Sequence[int], accepted_ids: list[int]) -> AttachedDecision | None:
+    """What became of the round's own draft, which ends with it; None where its drafter was not asked.
+
+    `path`: the accepted nodes, root first.
+    """
+    own, seq.attached_round = seq.attached_round, None
+    if own is None:
+        return None
+    sources = own.sources
+    if len(sources) > 1 and seq.block is not None:
+        sources = [sources[node] for node in seq.block.as_sent(path)]
+    return AttachedDecision(
+        accepted_ids=accepted_ids,
+        sources=sources if path else (),
+        depth=seq.block.depth if seq.block is not None else 0,
+        is_exhausted=seq.block is None or _is_exhausted(seq.block, path),
+        forward_ns=own.forward_ns,
+        num_forwards=own.num_forwards,
+        is_failed=own.is_failed,
+    )
+
+
+def _is_exhausted(block: Block, path: Sequence[int]) -> bool:
+    if block.nodes is not None:  # what a grammar took away was proposed
+        return False
+    last = path[-1] if path else -1
+    return last not in block.parents if block.parents else last == len(block.draft_ids) - 1
