@@ -25,6 +25,7 @@ from betoken.router.policy.admission import Admission
 from betoken.router.policy.byte_budget import ByteBudget
 from betoken.router.policy.speculation_gate import SpeculationGate
 from betoken.router.request import GenerationRequest, SequenceIds, waiting_s
+from betoken.router.round.attached_rounds import AttachedRounds
 from betoken.router.round.failover import Failover
 from betoken.router.round.generation import Generation
 from betoken.router.round.outbox import Finished, Outbox, Started, Tokens
@@ -40,7 +41,7 @@ from betoken.router.workers.verify_pool import VerifyPool
 from betoken.router.workers.worker_identity import ServedModel
 from betoken.rpc.fast_wake import FastWake
 from betoken.rpc.link import LinkOptions, OutboxLimits
-from betoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED, WorkerHello
+from betoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED, SourceInfo, WorkerHello
 
 _log = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ class Router:
         )
         self.waiting_bytes = ByteBudget(settings.max_waiting_bytes)
         """Bytes of the requests that are read and not yet admitted."""
-        self._gates: dict[tuple[str, bool], SpeculationGate] = {}
+        self._gates: dict[tuple[str, bool, bool], SpeculationGate] = {}
         """By drafter and whether tokens are drawn at random: such drafts are accepted about as often."""
         self._failover = Failover(self.verify, AioPool(settings.max_reopens), settings.failover_timeout_s)
         self._probes = AioPool(settings.max_probes)
@@ -195,15 +196,32 @@ class Router:
             self._gate(request),
         )
         outbox = Outbox(pause_s=lambda: self.admission.num_running / settings.max_messages_per_s)
-        return Generation(request, answer, worker, speculator, self._failover, outbox, counts), outbox
+        attached = AttachedRounds(request, self._gate(request, is_attached=True))
+        return Generation(request, answer, worker, speculator, self._failover, outbox, counts, attached), outbox
 
-    def _gate(self, request: GenerationRequest) -> SpeculationGate | None:
+    @property
+    def known_drafters(self) -> list[str]:
+        """Names of drafters that any worker this router has met hosts or has attached."""
+        return list(dict.fromkeys((*self.draft.known_drafters, *self.verify.known_drafters)))
+
+    @property
+    def ready_drafters(self) -> list[str]:
+        """Names that can be had right now."""
+        return list(dict.fromkeys((*self.draft.ready_drafters, *self.verify.ready_drafters)))
+
+    @property
+    def sources(self) -> list[SourceInfo]:
+        """What the sources of draft tokens are; one entry a name."""
+        return list({source.name: source for source in (*self.draft.sources, *self.verify.sources)}.values())
+
+    def _gate(self, request: GenerationRequest, *, is_attached: bool = False) -> SpeculationGate | None:
         """What says whether drafts pay; None where the request leaves that no choice, or its tokens depend on them."""
         name = request.drafter.name if request.drafter is not None else ""
         is_free = not request.num_draft_tokens and request.mode == VERIFICATION_MODE_COUPLED
-        if not self.settings.drafts_must_pay or not is_free or name not in self.draft.known_drafters:
+        known = self.verify.known_drafters if is_attached else self.draft.known_drafters
+        if not self.settings.drafts_must_pay or not is_free or name not in known:
             return None
-        kind = (name, request.sampling.temperature > 0.0)
+        kind = (name, is_attached, request.sampling.temperature > 0.0)
         if kind not in self._gates:
             self._gates[kind] = SpeculationGate(lambda: self.admission.num_running)
         return self._gates[kind]
@@ -251,7 +269,7 @@ class Router:
                 _log.warning("draft worker %s %s", *told)
 
     def _warn_without_default_drafter(self) -> None:
-        wanted, known = self.settings.drafter, self.draft.known_drafters
+        wanted, known = self.settings.drafter, self.known_drafters
         if wanted not in (AUTO_DRAFTER, NO_DRAFTER, *known):
             _log.warning(
                 "--drafter %s: no draft worker met so far hosts it, they host %s; requests that name none go plain",

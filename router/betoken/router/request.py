@@ -99,8 +99,8 @@ class GenerationRequest:
     def open_entry(
         self, sequence_id: int, committed_ids: Sequence[int], drafter: DrafterChoice | None = None
     ) -> OpenSequence:
-        """The link entry that opens, or re-opens, this sequence with the output decided so far; `drafter` for draft
-        links only."""
+        """The link entry that opens, or re-opens, this sequence with the output decided so far; `drafter`: of
+        this worker."""
         entry = OpenSequence(
             sequence_id=sequence_id,
             prompt_ids=self.prompt_ids,

@@ -96,8 +96,8 @@ class GenerationServicer:
             if served is None and not request.at_once:
                 served = await router.model(context.time_remaining())
             response = pb.GetModelInfoResponse(
-                drafters=router.draft.ready_drafters,
-                sources=router.draft.sources,
+                drafters=router.ready_drafters,
+                sources=router.sources,
                 default_drafter=drafter_choice.default_drafter(router),
                 verify_workers=[_worker_info(worker, router, tells_places) for worker in router.verify.workers],
                 draft_workers=[_worker_info(worker, router, tells_places) for worker in router.draft.workers],
@@ -150,7 +150,7 @@ class GenerationServicer:
     def _hosted_drafter(self, request: GenerationRequest) -> str:
         """Its drafter, if it is one: of a worker that was not met, and to be resumed, requests name what they like."""
         name = request.drafter.name if request.drafter is not None else ""
-        return name if name in self._router.draft.known_drafters else ""
+        return name if name in self._router.known_drafters else ""
 
 
 def _describe(response: pb.GetModelInfoResponse, served: ServedModel) -> None:

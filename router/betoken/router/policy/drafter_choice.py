@@ -18,9 +18,9 @@ from betoken.v1.types_pb2 import DrafterChoice, WorkerHello
 
 def default_drafter(router: Router) -> str:
     """Name of the drafter of requests that name none; empty = plain decoding, or nobody hosts it as far as is known."""
-    name, known = router.settings.drafter, router.draft.known_drafters
+    name, known = router.settings.drafter, router.known_drafters
     if name == AUTO_DRAFTER:
-        return next(iter(router.draft.ready_drafters or known), "")
+        return next(iter(router.ready_drafters or known), "")
     return name if name in known else ""
 
 
@@ -33,14 +33,14 @@ def choose_drafter(speculation: Speculation, router: Router, *, is_resumed: bool
     """
     if speculation.off:
         return None
-    known, named = router.draft.known_drafters, speculation.drafter.name
+    known, named = router.known_drafters, speculation.drafter.name
     is_certain = router.draft.has_met_all and not is_resumed
     if named and is_certain and named not in known:
         limit = f"must be one of: {', '.join(known) or '(none)'}"
         raise InvalidArgumentError("speculation.drafter.name", named, limit)
     choice = DrafterChoice(name=named or router.settings.drafter, settings=speculation.drafter.settings)
     why_none = ""
-    if not router.draft.workers:
+    if not router.draft.workers and not known:
         why_none = "must be absent: this router has no draft workers"
     elif not named and choice.name == NO_DRAFTER:
         why_none = "must come with a drafter's name: this router has no default drafter"

@@ -10,14 +10,16 @@ import logging
 import time
 from collections.abc import Sequence
 
-from betoken.common.errors import ResourceExhaustedError
+from betoken.common.errors import InvalidArgumentError, ResourceExhaustedError
 from betoken.router.policy.draft_terms import FIRST_PAUSE, LONGEST_PAUSE
 from betoken.router.request import GenerationRequest
+from betoken.router.round.attached_rounds import AttachedRounds
 from betoken.router.round.failover import Failover
 from betoken.router.round.outbox import Outbox
-from betoken.router.round.speculator import Speculator
+from betoken.router.round.speculator import Speculator, of_request
 from betoken.router.round.stats import SpeculationCounts
 from betoken.router.text.answer import Answer, Kept
+from betoken.router.workers.attached_draft import AttachedDraft, attached_draft
 from betoken.router.workers.draft_session import NO_DRAFT, Draft
 from betoken.router.workers.verify_pool import VerifyWorker
 from betoken.router.workers.verify_session import SequenceLostError, VerifySession
@@ -51,6 +53,7 @@ class Generation:
         failover: Failover,
         outbox: Outbox,
         counts: SpeculationCounts,
+        attached: AttachedRounds,
     ) -> None:
         """`answer` holds the request's resume_ids already; `counts` are filled, up to where it ends."""
         self._request = request
@@ -69,6 +72,7 @@ class Generation:
         """Start of the round, plain step or re-opening under way, `time.perf_counter_ns()`."""
         self._length = len(request.prompt_ids) + len(answer.output_ids)
         self._counts = counts
+        self._attached = attached
 
     async def run(self) -> None:
         """Generate until the answer ends; everything is freed on the workers whatever happens.
@@ -87,7 +91,7 @@ class Generation:
         finally:
             self._speculator.close()
             self._close_session()
-            self._counts.num_failed_drafts = self._speculator.num_failed
+            self._counts.num_failed_drafts = self._speculator.num_failed + self._attached.num_failed
             self._counts.draft_workers += self._speculator.worker_ids
             self._outbox.close(failure)
 
@@ -102,7 +106,9 @@ class Generation:
             self._step_began_s = None  # its prefill is in it
         if self._worker.is_draining and self._failover.has_other(self._worker):
             raise SequenceLostError(f"verify worker {self._worker.link.address} drains")
-        if self._length >= self._session.granted_length and self._answer.room > 1 and self._speculator.is_available:
+        if self._session.is_attached:
+            await self._attached_round(self._session)
+        elif self._length >= self._session.granted_length and self._answer.room > 1 and self._speculator.is_available:
             await self._round(self._session)
         else:
             await self._plain_step(self._session)
@@ -122,6 +128,22 @@ class Generation:
             )
         await self._commit(draft, verdict)
 
+    async def _attached_round(self, session: VerifySession) -> None:
+        """A round that the verify worker does alone, with a drafter of its own."""
+        self._attached.renew(session, self._length, self._answer.room)
+        try:
+            verdict = await session.next_plain(self._length)
+        except InvalidArgumentError as error:
+            if not error.field.startswith("drafter."):
+                raise
+            raise of_request(error, self._request) from error
+        draft = attached_draft(verdict)
+        if draft is not None:
+            round_ns = time.perf_counter_ns() - self._began_ns
+            self._counts.num_draft_forwards += draft.num_forwards
+            self._counts.add_round(round_ns, 0, draft.forward_ns, verdict.queue_ns + verdict.forward_ns)
+        await self._commit(draft or NO_DRAFT, verdict)
+
     async def _draft(self) -> Draft:
         # The modes that look at draft distributions take chains only.
         takes_trees = self._request.mode == VERIFICATION_MODE_COUPLED and self._worker.hello.supports_trees
@@ -140,20 +162,22 @@ class Generation:
         session.grant(self._length, num_steps)
         return await session.next_plain(self._length)
 
-    async def _commit(self, draft: Draft, verdict: Verdict) -> None:
+    async def _commit(self, draft: Draft | AttachedDraft, verdict: Verdict) -> None:
         """Append what the target decided, tell the drafter and the client."""
         path = verdict.path if draft.parents else range(verdict.num_accepted)
         accepted, sources = draft.along(path)
         emitted = [*accepted, verdict.next_id]
         kept = self._answer.append(emitted)
         self._counts.add_forward(kept.num_tokens, verdict.queue_ns, verdict.forward_ns)
-        if draft.ids:  # the answer may have ended inside the accepted prefix
-            self._counts.add_draft(len(draft.ids), draft.depth, min(len(path), kept.num_tokens))
+        if draft.num_tokens:  # the answer may have ended inside the accepted prefix
+            self._counts.add_draft(draft.num_tokens, draft.depth, min(len(path), kept.num_tokens))
         if not self._counts.first_token_ns:
             self._counts.first_token_ns = time.perf_counter_ns()
             self._counts.num_cached_tokens = min(verdict.cached_tokens, len(self._request.prompt_ids))
             self._step_began_s = None  # the prompt's prefill is in it
-        if self._answer.finish is None:
+        if self._session is not None and self._session.is_attached:
+            self._attached.record(verdict, len(emitted), self._step_began_s)
+        elif self._answer.finish is None:
             self._speculator.commit(self._length, emitted, self._step_began_s)
         self._length += kept.num_tokens
         self._emit(draft, path, sources, emitted[: kept.num_tokens], verdict, kept)
@@ -182,7 +206,7 @@ class Generation:
 
     def _emit(
         self,
-        draft: Draft,
+        draft: Draft | AttachedDraft,
         path: Sequence[int],
         sources: Sequence[str],
         ids: Sequence[int],
@@ -190,7 +214,7 @@ class Generation:
         kept: Kept,
     ) -> None:
         origins = [TOKEN_ORIGIN_ACCEPTED] * len(path)
-        if not draft.ids:
+        if not draft.num_tokens:
             origins.append(TOKEN_ORIGIN_PLAIN)
         elif draft.is_exhausted_by(path):
             origins.append(TOKEN_ORIGIN_BONUS)
@@ -204,10 +228,10 @@ class Generation:
         )
         self._outbox.put(ids, origins, sources, logprobs, kept.text, kept.num_chars, times)
 
-    def _times(self, draft: Draft, num_accepted: int, verdict: Verdict, num_tokens: int) -> RoundTimes:
+    def _times(self, draft: Draft | AttachedDraft, num_accepted: int, verdict: Verdict, num_tokens: int) -> RoundTimes:
         return RoundTimes(
             num_tokens=num_tokens,
-            num_draft_tokens=len(draft.ids),
+            num_draft_tokens=draft.num_tokens,
             num_accepted_tokens=num_accepted,
             begin_ns=self._began_ns - self._request.received_ns,
             duration_ns=time.perf_counter_ns() - self._began_ns,

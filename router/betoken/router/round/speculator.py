@@ -207,7 +207,7 @@ class Speculator:
             self._is_refused = True
             may_be_settings = self._has_untried_settings and error.field not in CONTEXT_FIELDS
             if drafter is not None and may_be_settings:  # later it is another worker that refuses them
-                raise _of_request(error, drafter) from error
+                raise of_request(error, self._request) from error
         elif worker is not None and isinstance(error, ResourceExhaustedError):
             self._full_until_s[worker] = time.monotonic() + _FULL_PAUSE_S  # other routers filled it: it works
         elif worker is not None and not isinstance(error, _NO_FAULTS):
@@ -216,8 +216,9 @@ class Speculator:
         _log.info("request %s: no draft from %s: %s", self._request.request_id, address, error)
 
 
-def _of_request(error: InvalidArgumentError, drafter: DrafterChoice) -> InvalidArgumentError:
-    """What a worker refused, as the field of the request it came from."""
-    if error.field.startswith("drafter.settings"):
+def of_request(error: InvalidArgumentError, request: GenerationRequest) -> InvalidArgumentError:
+    """What a worker refused of a drafter, as the field of the request it came from."""
+    if error.field == "drafter.name" or error.field.startswith("drafter.settings"):
         return InvalidArgumentError(f"speculation.{error.field}", error.value, error.limit)
-    return InvalidArgumentError("speculation.drafter.settings", dict(drafter.settings), str(error))
+    settings = dict(request.drafter.settings) if request.drafter is not None else {}
+    return InvalidArgumentError("speculation.drafter.settings", settings, str(error))

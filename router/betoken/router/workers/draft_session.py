@@ -47,6 +47,11 @@ class Draft(NamedTuple):
     """Forwards of the drafter's models since its last answer."""
 
     @property
+    def num_tokens(self) -> int:
+        """Draft tokens, those of all branches."""
+        return len(self.ids)
+
+    @property
     def depth(self) -> int:
         """Most ids that can be accepted."""
         return draft_tree.depth(self.parents) if self.parents else len(self.ids)

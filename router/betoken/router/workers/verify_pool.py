@@ -25,7 +25,7 @@ from betoken.router.workers.worker import Worker
 from betoken.router.workers.worker_identity import ServedModel, WorkerIdentity
 from betoken.rpc.link import LinkCallbacks, LinkOptions, LinkState, VerifyLink
 from betoken.rpc.validation import validate_frame
-from betoken.v1.types_pb2 import WorkerHello
+from betoken.v1.types_pb2 import DrafterChoice, SourceInfo, WorkerHello
 from betoken.v1.verify_pb2 import DraftBlock, VerifyLinkResponse
 
 _log = logging.getLogger(__name__)
@@ -51,6 +51,16 @@ class VerifyWorker(Worker[VerifySession]):
         """Whether it takes new sequences."""
         return self.link.state is LinkState.READY
 
+    @property
+    def drafters(self) -> Sequence[str]:
+        """Names of the drafters attached to it; those of its last handshake while it is away."""
+        return tuple(self.link.hello.drafters) if self.link.hello is not None else ()
+
+    def attached(self, request: GenerationRequest) -> DrafterChoice | None:
+        """The request's drafter, if it is attached here."""
+        choice = request.drafter
+        return choice if choice is not None and choice.name and choice.name in self.hello.drafters else None
+
     def open(
         self, request: GenerationRequest, committed_ids: Sequence[int], on_pending: Callable[[], None] = lambda: None
     ) -> VerifySession:
@@ -60,6 +70,7 @@ class VerifyWorker(Worker[VerifySession]):
             SequenceLostError: the worker has just gone.
         """
         sequence_id = self._pool.sequence_ids.next()
+        attached = self.attached(request)
         session = VerifySession(
             sequence_id,
             self.hello.vocab_size,
@@ -70,9 +81,10 @@ class VerifyWorker(Worker[VerifySession]):
             on_pending,
             lambda: self._set_silent(True),
             has_logprobs=request.sampling.HasField("logprobs"),
+            max_attached=self.hello.max_draft_tokens if attached is not None else 0,
         )
         try:
-            self.link.send(opens=[request.open_entry(sequence_id, committed_ids)])
+            self.link.send(opens=[request.open_entry(sequence_id, committed_ids, attached)])
         except UnavailableError as error:
             raise SequenceLostError(str(error)) from error
         self._sessions[sequence_id] = session
@@ -144,6 +156,21 @@ class VerifyPool:
     def capacity(self) -> int:
         """Sequences that the workers which get new ones hold at once."""
         return sum(worker.hello.max_sequences for worker in self._in_use())
+
+    @property
+    def known_drafters(self) -> list[str]:
+        """Names attached to any worker this router has met, in order of the workers."""
+        return list(dict.fromkeys(name for worker in self.workers for name in worker.drafters))
+
+    @property
+    def ready_drafters(self) -> list[str]:
+        """Names that can be had right now."""
+        return list(dict.fromkeys(name for worker in self.workers if worker.is_ready for name in worker.drafters))
+
+    @property
+    def sources(self) -> list[SourceInfo]:
+        """What the sources of attached drafters' tokens are, of every worker this router has met."""
+        return [s for worker in self.workers if worker.link.hello is not None for s in worker.link.hello.sources]
 
     def check(self, hello: WorkerHello, candidate: VerifyWorker) -> None:
         """Accept a worker's handshake.

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TypeAlias
 
+from betoken.router.workers.attached_draft import can_be
 from betoken.router.workers.draft_session import Draft
 from betoken.router.workers.draft_tree import is_path
 from betoken.router.workers.mailbox import Mailbox, Patience
@@ -30,7 +31,7 @@ class VerifySession:
 
     __slots__ = (
         *("_close", "_has_logprobs", "_is_pending", "_mailbox", "_on_pending", "_on_silence", "_send_block"),
-        *("_timeout_s", "_vocab_size", "granted_length", "sequence_id"),
+        *("_max_attached", "_timeout_s", "_vocab_size", "granted_drafts", "granted_length", "sequence_id"),
     )
 
     def __init__(
@@ -44,15 +45,20 @@ class VerifySession:
         on_pending: Callable[[], None],
         on_silence: Callable[[], None],
         has_logprobs: bool = False,
+        max_attached: int = 0,
     ) -> None:
         """`on_pending`: called when the worker says that the block still waits for its turn; `on_silence` when the
         sequence is lost because it says nothing.
 
-        `has_logprobs`: whether every token has to come with its logprobs.
+        `has_logprobs`: whether every token has to come with its logprobs. `max_attached`: most draft tokens of a round
+        that the worker's own drafter proposes; 0 = the sequence has none.
         """
         self.sequence_id = sequence_id
         self.granted_length = 0
         """Committed length up to which the worker may decode alone."""
+        self.granted_drafts = 0
+        """Draft tokens of a round under the grant, by the worker's own drafter; 0 = plain steps."""
+        self._max_attached = max_attached
         self._vocab_size = vocab_size
         self._timeout_s = timeout_s
         self._send_block = send_block
@@ -82,10 +88,18 @@ class VerifySession:
             raise SequenceLostError(f"a verdict that cannot be: accepted {verdict.num_accepted} along {verdict.path}")
         return verdict
 
-    def grant(self, base_length: int, num_steps: int) -> None:
-        """Let the worker decode alone up to `base_length + num_steps`."""
-        self.granted_length = base_length + num_steps
-        self._send_block(DraftBlock(sequence_id=self.sequence_id, base_length=base_length, num_plain_steps=num_steps))
+    @property
+    def is_attached(self) -> bool:
+        """Whether the worker drafts for this sequence itself, as far as grants say so."""
+        return self._max_attached > 0
+
+    def grant(self, base_length: int, num_steps: int, num_draft_tokens: int = 0, *, is_priced: bool = False) -> None:
+        """Let the worker decode alone up to `base_length + num_steps`; with drafts of its own, of so many tokens or as
+        many as pay."""
+        self.granted_length, self.granted_drafts = base_length + num_steps, num_draft_tokens
+        block = DraftBlock(sequence_id=self.sequence_id, base_length=base_length, num_plain_steps=num_steps)
+        block.num_draft_tokens, block.is_priced = min(num_draft_tokens, self._max_attached), is_priced
+        self._send_block(block)
 
     async def next_plain(self, base_length: int, is_enough: Callable[[float], bool] | None = None) -> Verdict:
         """The next step under a grant. Raises as `verify`.
@@ -131,10 +145,13 @@ class VerifySession:
                     raise SequenceLostError(f"no verdict within {round(silent_s, 1):g} s") from None
         if isinstance(decision, Stale):
             raise SequenceLostError(f"block at {base_length} is stale: the worker stands at {decision.length}")
+        if decision.HasField("attached") and num_draft_tokens == 0:
+            is_of_request = can_be(decision, self._vocab_size, self._max_attached)
+        else:
+            is_of_request = decision.num_accepted <= decision.num_draft_tokens == num_draft_tokens
         if (
             decision.base_length != base_length
-            or decision.num_draft_tokens != num_draft_tokens
-            or decision.num_accepted > num_draft_tokens
+            or not is_of_request
             or decision.next_id >= self._vocab_size
             or (not _are_logprobs(decision) if self._has_logprobs else decision.logprobs)
         ):

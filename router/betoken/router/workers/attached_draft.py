@@ -1,0 +1,62 @@
+"""What a verify worker proposed and verified by itself, as its verdict tells. Knows no sessions and no text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from betoken.v1.verify_pb2 import Verdict
+
+_MAX_SOURCE_CHARS = 64
+
+
+class AttachedDraft(NamedTuple):
+    """A draft of which only what was accepted is known; stands where a `Draft` does once that is verified."""
+
+    accepted_ids: Sequence[int]
+    sources: Sequence[str]
+    """Names of the drafters that proposed them: one for all, one per id, or none."""
+    num_tokens: int
+    depth: int
+    is_exhausted: bool
+    forward_ns: int
+    num_forwards: int
+    queue_ns: int = 0
+    parents: Sequence[int] = ()
+
+    def along(self, path: Sequence[int]) -> tuple[Sequence[int], Sequence[str]]:
+        """The accepted ids, and sources if there are any."""
+        sources = self.sources
+        return self.accepted_ids, (sources[0],) * len(path) if len(sources) == 1 else sources
+
+    def is_exhausted_by(self, path: Sequence[int]) -> bool:
+        """Whether nothing was proposed after what was accepted."""
+        return self.is_exhausted
+
+
+def attached_draft(verdict: Verdict) -> AttachedDraft | None:
+    """The worker's own draft; None where it made none."""
+    if not verdict.HasField("attached"):
+        return None
+    own = verdict.attached
+    sources: Sequence[str] = own.sources
+    if len(sources) not in (1, len(own.accepted_ids)) or max(map(len, sources), default=0) > _MAX_SOURCE_CHARS:
+        sources = ()
+    return AttachedDraft(
+        own.accepted_ids,
+        sources,
+        verdict.num_draft_tokens,
+        own.depth,
+        own.is_exhausted,
+        own.forward_ns,
+        own.num_forwards,
+    )
+
+
+def can_be(verdict: Verdict, vocab_size: int, max_draft_tokens: int) -> bool:
+    """Whether what a verdict tells of the worker's own draft fits together."""
+    own = verdict.attached
+    return (
+        len(own.accepted_ids) == verdict.num_accepted <= own.depth <= verdict.num_draft_tokens <= max_draft_tokens
+        and max(own.accepted_ids, default=0) < vocab_size
+    )

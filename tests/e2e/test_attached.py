@@ -1,0 +1,67 @@
+"""A drafter attached to the verify worker, over real services: the plain tokens, in fewer forwards, with no draft worker."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from betoken.client import AsyncClient, Completion, InvalidArgumentError, Sampling, Speculation, VerificationMode
+from tests.e2e.in_process import save_pair, services
+from tests.e2e.test_hostile_drafts import until_all_pages_are_free
+
+PROMPTS = [f"{n} is {n} and {n} is {n}, so {n} is " for n in range(8)]
+ATTACHED = {"attached_drafters": ("ngram",)}
+
+
+async def answers(client: AsyncClient, speculation: Speculation, temperature: float) -> list[Completion]:
+    """All prompts at once."""
+    sampling = Sampling(temperature=temperature, seed=3, max_new_tokens=48, ignore_eos=True, logprobs=2)
+    waiting = [client.complete(prompt, sampling=sampling, speculation=speculation) for prompt in PROMPTS]
+    return await asyncio.gather(*waiting)
+
+
+def told(completions: list[Completion]) -> list[object]:
+    return [(one.output_ids, [token.logprobs for token in one.tokens]) for one in completions]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("num_pages", [256, 24])
+async def test_attached_ngrams_give_the_plain_tokens(tmp_path: Path, dtype: str, num_pages: int) -> None:
+    save_pair(tmp_path)
+    verify = ATTACHED | {"dtype": dtype, "num_pages": num_pages, "max_context": 200}
+    async with services(tmp_path, {"drafters": ("model",)}, verify) as client:
+        info = await client.model_info()
+        assert "ngram" in info.drafters
+        for temperature in (0.0, 0.8):
+            plain = told(await answers(client, Speculation(off=True), temperature))
+            for num_draft_tokens in (None, 1, 4, 8):
+                for branches in (1, 4):
+                    speculation = Speculation("ngram", {"max_branches": branches}, num_draft_tokens)
+                    drafted = await answers(client, speculation, temperature)
+                    assert told(drafted) == plain, (temperature, num_draft_tokens, branches)
+            assert sum(one.speculation.num_accepted_tokens for one in drafted) > 0
+            accepted = [token for one in drafted for token in one.tokens if token.source]
+            assert {token.source for token in accepted} == {"ngram"}
+            assert len(accepted) == sum(one.speculation.num_accepted_tokens for one in drafted)
+        await until_all_pages_are_free(client)
+
+
+async def test_modes_take_attached_chains_and_repeat(tmp_path: Path) -> None:
+    save_pair(tmp_path)
+    async with services(tmp_path, {"drafters": ("model",)}, ATTACHED) as client:
+        for mode in (VerificationMode.REJECTION, VerificationMode.TYPICAL):
+            speculation = Speculation("ngram", mode=mode)
+            first = told(await answers(client, speculation, 0.8))
+            assert told(await answers(client, speculation, 0.8)) == first
+            greedy = await answers(client, Speculation(off=True), 0.0)
+            if mode is VerificationMode.REJECTION:
+                assert told(await answers(client, speculation, 0.0)) == told(greedy)
+
+
+async def test_settings_of_an_attached_drafter_are_refused_by_their_name(tmp_path: Path) -> None:
+    save_pair(tmp_path)
+    async with services(tmp_path, {"drafters": ("model",)}, ATTACHED) as client:
+        with pytest.raises(InvalidArgumentError, match=r"speculation.drafter.settings.max_ngram"):
+            await client.complete("x", speculation=Speculation("ngram", {"max_ngram": "many"}))
+        with pytest.raises(InvalidArgumentError, match=r"must be one of: model, ngram"):
+            await client.complete("x", speculation=Speculation("other"))
