@@ -1,4 +1,4 @@
-"""A drafter attached to the verify worker, over real services: the plain tokens, in fewer forwards, with no draft worker."""
+"""A drafter attached to the verify worker, over real services: the plain tokens in fewer forwards."""
 
 import asyncio
 from pathlib import Path
