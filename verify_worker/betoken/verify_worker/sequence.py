@@ -31,7 +31,7 @@ class Block:
     num_sent: int = field(init=False)
     """Draft ids as they came."""
     nodes: Sequence[int] | None = None
-    """Of what is left of them, their places among those; None = all are left."""
+    """Places of the draft ids that are left among those that came; None = all are left."""
 
     def __post_init__(self) -> None:
         self.num_sent = len(self.draft_ids)

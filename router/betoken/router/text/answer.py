@@ -40,7 +40,7 @@ class StopRules:
     special_names: Mapping[int, str]
     """Special tokens by id: they leave no text, and a stop string may name them."""
     early_end_ids: frozenset[int] = frozenset()
-    """Those of end_ids that end the answer within its first tokens too."""
+    """End ids that end the answer within its first tokens too."""
 
 
 class Kept(NamedTuple):
