@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 COMPILE_CHOICES = ("auto", "on", "off")
+QUANTIZE_CHOICES = ("int8", "int4")
 DTYPE_CHOICES = ("bfloat16", "float16", "float32", "auto")
 _KV_MEMORY_BYTES = 1 << 30
 _POSITIVE = (
@@ -27,6 +28,8 @@ class EngineConfig:
     """Revision of a hub id; None is its main branch. A directory has none."""
     dtype: Literal["bfloat16", "float16", "float32", "auto"] = "bfloat16"
     """Type of weights, activations and KV; `auto` takes the checkpoint's own."""
+    quantize: Literal["int8", "int4"] | None = None
+    """Round the linear layers of a dense checkpoint to so many bits, by groups, as it is loaded; None leaves them."""
     device: str = "cpu"
     """A torch device."""
     num_layers: int | None = None
@@ -65,6 +68,8 @@ class EngineConfig:
             raise ValueError("model: must not be empty")
         if self.dtype not in DTYPE_CHOICES:
             raise ValueError(f"dtype: {self.dtype!r} is not one of {', '.join(DTYPE_CHOICES)}")
+        if self.quantize is not None and self.quantize not in QUANTIZE_CHOICES:
+            raise ValueError(f"quantize: {self.quantize!r} is not one of {', '.join(QUANTIZE_CHOICES)}")
         if self.compile not in COMPILE_CHOICES:
             raise ValueError(f"compile: {self.compile!r} is not one of {', '.join(COMPILE_CHOICES)}")
         for name in _POSITIVE:

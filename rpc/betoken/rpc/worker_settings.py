@@ -11,8 +11,8 @@ from pydantic import Field, field_validator
 from betoken.rpc.settings import ServiceSettings
 
 _ENGINE_FIELDS = (
-    *("model", "revision", "dtype", "device", "num_pages", "kv_memory_bytes", "page_size", "prefix_caching"),
-    *("max_batch_rows", "max_graph_rows", "compile", "batch_invariant", "cache_dir"),
+    *("model", "revision", "dtype", "quantize", "device", "num_pages", "kv_memory_bytes", "page_size"),
+    *("prefix_caching", "max_batch_rows", "max_graph_rows", "compile", "batch_invariant", "cache_dir"),
 )
 
 
@@ -27,6 +27,9 @@ class WorkerSettings(ServiceSettings):
     revision: str | None = Field(None, min_length=1, description="Hub revision of the model.")
     dtype: Literal["bfloat16", "float16", "float32", "auto"] = Field(
         "bfloat16", description="Type of weights, activations and KV; auto = the checkpoint's own."
+    )
+    quantize: Literal["int8", "int4"] | None = Field(
+        None, description="Round linear layers of dense checkpoints to so many bits as they are loaded; default: none."
     )
     device: str = Field("cpu", description="Torch device of the model, e.g. cpu or cuda:0.")
     threads: int | None = Field(None, ge=1, le=1024, description="CPU threads of a forward; default: torch's choice.")

@@ -80,6 +80,8 @@ def load_model(config: EngineConfig, progress: Progress) -> tuple[Any, ModelInfo
     if config.num_layers is not None:
         _keep_first_layers(text_config, config.num_layers)
         fingerprint += f":{config.num_layers}"
+    if config.quantize is not None:
+        fingerprint += f":{config.quantize}"
     progress("loading weights", 0.05)
     model = _load_weights(source, model_config, config)
     num_parameters = sum(parameter.numel() for parameter in model.parameters()) + num_grouped(model)

@@ -1,4 +1,4 @@
-"""Which way a quantised checkpoint in Hugging Face format is loaded: by its tensors, or undone by transformers.
+"""Which way a checkpoint's weights are loaded: by its tensors, undone by transformers, or rounded where they are dense.
 
 What neither can be is refused by method, field and value.
 """
@@ -12,6 +12,7 @@ from typing import Any
 from betoken.engine.config import EngineConfig
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.weights import awq, compressed_tensors, float8, gptq
+from betoken.engine.weights.rounding import plan_rounding
 from betoken.engine.weights.stored import StoredConfig
 from betoken.engine.weights.stored_files import Spec, plan_of, read_specs
 
@@ -21,12 +22,20 @@ _UNDONE = ("mxfp4", "fp8")
 
 
 def select_loading(model_config: Any, config: EngineConfig, directory: Path) -> None:
-    """Set a config's `quantization_config`, where there is one, to how its weights are to be loaded.
+    """Set a config's `quantization_config` to how its weights are to be loaded; none where they are dense and stay so.
 
     Raises:
         ModelRefusedError: the method, a field or a tensor is not supported.
     """
     quantization = getattr(model_config, "quantization_config", None)
+    if config.quantize is not None:
+        if directory.is_file():
+            raise ModelRefusedError(f"quantize: {config.quantize}: {directory} is a GGUF file, of types of its own")
+        if quantization is not None:
+            method = quantization.get("quant_method")
+            raise ModelRefusedError(f"quantize: {config.quantize}: {config.model} is quantized already, by {method!r}")
+        model_config.quantization_config = StoredConfig(partial(plan_rounding, config.quantize))
+        return
     if quantization is None:
         return
     method = quantization.get("quant_method")
