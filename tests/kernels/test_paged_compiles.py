@@ -11,9 +11,11 @@ from triton.compiler import ASTSource
 from betoken.kernels.attention import kernel as attending
 from betoken.kernels.kv_compact import kernel as compacting
 from betoken.kernels.kv_write import kernel as writing
+from betoken.kernels.short_conv import kernel as convolving
 
 HOPPER = GPUTarget("cuda", 90, 32)
-CACHED = {"query", "key", "value", "key_cache", "value_cache", "sinks", "out"}
+CACHED = {"query", "key", "value", "key_cache", "value_cache", "sinks", "out", "inputs", "weight", "bias"}
+CONVOLVE = {"NUM_CHANNELS": 1000, "NUM_TAPS": 3, "PAGE_SIZE": 16, "BLOCK": 512, "HAS_BIAS": True, "HAS_TREES": True}
 FLOATS = {"part_maximum", "part_total", "part_sums"}
 INT64 = {"sources", "targets", "starts"}
 SCALARS = {"scale": "fp32", "softcap": "fp32", "window": "i32", "num_segments": "i32", "num_chunks": "i32"}
@@ -29,6 +31,7 @@ KERNELS = [
     (attending._fold_chunks, FOLD | {"HAS_WINDOW": True, "HAS_SINKS": True}),
     (writing._write, SIZES | {"PAGE_SIZE": 16, "BLOCK": 128, "HAS_TREES": True}),
     (compacting._compact, SIZES | {"BLOCK": 128}),
+    (convolving._convolve, CONVOLVE),
 ]
 
 

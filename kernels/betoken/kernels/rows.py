@@ -77,3 +77,11 @@ class PagedRows:
             return self.positions
         last = slots[(starts[1:] - 1).clamp_min(0)]
         return last.where(starts.diff() > 0, self.positions)
+
+    def slots_at(self, positions: Tensor) -> Tensor:
+        """The slot of each row's path at one position a row, which is on it: [R] int32."""
+        if self.paths is None or not len(self.paths.slots):
+            return positions
+        starts, slots = self.paths.starts, self.paths.slots
+        index = starts[1:] - 1 - (self.positions - positions)
+        return slots[index.clamp_min(0).long()].where(index >= starts[:-1], positions)

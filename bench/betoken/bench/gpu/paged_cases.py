@@ -1,4 +1,4 @@
-"""Cases of the ops over the paged KV cache: attention, kv_write, kv_compact."""
+"""Cases of the ops over the paged KV cache: attention, kv_write, kv_compact, short_conv."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from betoken.kernels.attention import attention
 from betoken.kernels.kv_compact import kv_compact, kv_compact_reference
 from betoken.kernels.kv_write import kv_write, kv_write_reference
 from betoken.kernels.rows import PagedRows
+from betoken.kernels.short_conv import short_conv, short_conv_reference
 
 PAGE_SIZE = 16
 _DTYPE = torch.bfloat16
@@ -39,6 +40,7 @@ def paged_cases(device: torch.device, shape: Shape | None = None, max_context: i
         yield _attention_case(device, shape, num_sequences, num_rows, max_context)
     yield _write_case(device, shape, num_sequences=32, num_rows=6, context=max_context)
     yield _compact_case(device, shape, num_sequences=32, num_moves=6)
+    yield _short_conv_case(device, shape, num_sequences=32, num_rows=6, context=max_context)
 
 
 def _caches(device: torch.device, shape: Shape, num_pages: int) -> tuple[Tensor, Tensor]:
@@ -154,4 +156,31 @@ def _compact_case(device: torch.device, shape: Shape, num_sequences: int, num_mo
         fresh=fresh,
         run=run,
         others=reference_sides(run, kv_compact_reference),
+    )
+
+
+def _short_conv_case(device: torch.device, shape: Shape, num_sequences: int, num_rows: int, context: int) -> Case:
+    """LFM2's: three inputs a sum, as many channels as half the queries are wide."""
+    total, num_taps, num_channels = num_sequences * num_rows, 3, shape.num_heads * shape.size // 2
+    num_pages = num_sequences * -(-context // PAGE_SIZE)
+
+    def fresh() -> Arguments:
+        inputs = torch.randn(num_pages, PAGE_SIZE, num_channels, device=device).to(_DTYPE)
+        weight = torch.randn(num_taps, num_channels, device=device).to(_DTYPE)
+        return (inputs, weight, *_columns(device, num_sequences, num_rows, context))
+
+    def run(inputs: Tensor, weight: Tensor, *columns: Tensor) -> tuple[Tensor]:
+        return (short_conv(inputs, weight, None, _rows(columns, context)),)
+
+    def reference(inputs: Tensor, weight: Tensor, *columns: Tensor) -> tuple[Tensor]:
+        return (short_conv_reference(inputs, weight, None, _rows(columns, context)),)
+
+    return Case(
+        op="short_conv",
+        shape=f"R={total}, {num_taps} of {num_channels} channels, bfloat16",
+        num_bytes=(num_taps + 1) * total * num_channels * 2,
+        fresh=fresh,
+        run=run,
+        tolerance=torch.finfo(_DTYPE).eps,  # both round once
+        others=reference_sides(run, reference),
     )

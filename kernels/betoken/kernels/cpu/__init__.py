@@ -1,4 +1,4 @@
-"""The CPU kernels in C++: linear layers with packed weights, paged attention with its KV write, and their thread pool.
+"""The CPU kernels in C++: linear layers with packed weights, paged attention and convolution, and their thread pool.
 
 They are torch operators `torch.ops.betoken.*` plus a few plain C functions. Loading them compiles them once.
 """
@@ -126,7 +126,7 @@ class CpuCache:
     def begin_step(
         self, layout: npt.NDArray[np.int32], num_rows: int, num_segments: int, has_trees: bool = False
     ) -> None:
-        """Let this thread's next `attend` operators run over a batch, until the next call.
+        """Let this thread's next `attend` and `short_conv` operators run over a batch, until the next call.
 
         Args:
             layout: positions [R], row_segments [R], page_starts [S + 1], page_ids and, with trees, the starts [R + 1]
@@ -194,9 +194,12 @@ def _register_shapes() -> None:
     ) -> Tensor:
         return query.new_empty(query.shape[0], query.shape[1], value.shape[2])
 
+    def short_conv(x: Tensor, weight: Tensor, bias: Tensor | None, layer: int) -> Tensor:
+        return torch.empty_like(x, memory_format=torch.contiguous_format)
+
     def materialize(x: Tensor) -> Tensor:
         return torch.empty_like(x, memory_format=torch.contiguous_format)
 
     products = (linear, linear_sums, expert_linear, linear_grouped, linear_grouped_sums)
-    for function in (*products, grouped_rows, attend, materialize):
+    for function in (*products, grouped_rows, attend, short_conv, materialize):
         torch.library.register_fake(f"betoken::{function.__name__}", function)

@@ -1,4 +1,4 @@
-// The kernels as torch operators. `attend` and `attend_` find the batch in the step that the calling thread has begun,
+// The kernels as torch operators. `attend` and `short_conv` find the batch in the step that the calling thread has begun,
 // so that a compiled graph carries neither page tables nor caches.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/clone.h>
@@ -7,6 +7,7 @@
 
 #include "attention.h"
 #include "linear.h"
+#include "ops_short_conv.h"
 #include "tensors.h"
 
 namespace betoken {
@@ -120,6 +121,15 @@ at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tens
   return attend_any(q, &k, &v, own, step.cache->page_size, step.rows, scale, window, softcap, sinks);
 }
 
+Rows rows_of(const at::Tensor& positions, const at::Tensor& row_segments, const at::Tensor& page_starts,
+             const at::Tensor& page_ids, const std::optional<at::Tensor>& path_starts,
+             const std::optional<at::Tensor>& path_slots) {
+  return {positions.data_ptr<int32_t>(), row_segments.data_ptr<int32_t>(), page_starts.data_ptr<int32_t>(),
+          page_ids.data_ptr<int32_t>(),  positions.size(0),               page_starts.size(0) - 1,
+          path_starts ? path_starts->data_ptr<int32_t>() : nullptr,
+          path_slots ? path_slots->data_ptr<int32_t>() : nullptr};
+}
+
 // The attention kernel over explicit caches; writes nothing.
 at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& key_cache, const at::Tensor& value_cache,
                            const at::Tensor& positions, const at::Tensor& row_segments, const at::Tensor& page_starts,
@@ -128,12 +138,30 @@ at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& key_cache,
                            const std::optional<at::Tensor>& sinks) {
   const Layer layer{key_cache.data_ptr(), value_cache.data_ptr(), key_cache.size(2), key_cache.size(3),
                     value_cache.size(3)};
-  const Rows rows{positions.data_ptr<int32_t>(), row_segments.data_ptr<int32_t>(), page_starts.data_ptr<int32_t>(),
-                  page_ids.data_ptr<int32_t>(),  query.size(0),                   page_starts.size(0) - 1,
-                  path_starts ? path_starts->data_ptr<int32_t>() : nullptr,
-                  path_slots ? path_slots->data_ptr<int32_t>() : nullptr};
+  const Rows rows = rows_of(positions, row_segments, page_starts, page_ids, path_starts, path_slots);
   return attend_any(with_dense_rows(query), nullptr, nullptr, layer, key_cache.size(1), rows, scale, window, softcap,
                     sinks);
+}
+
+// Write the rows' inputs [R, C] in the step's cache, where they are keys without values; convolve, return [R, C].
+at::Tensor short_conv_op(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                         int64_t layer) {
+  TORCH_CHECK(step.cache, "no step has begun on this thread");
+  const Layer& own = step.cache->layers.at(layer);
+  TORCH_CHECK(x.scalar_type() == step.cache->type && own.num_heads == 1 && own.value_size == 0 &&
+                  x.sizes().equals({step.rows.num_rows, own.key_size}),
+              "inputs ", text(x.sizes()), " do not fit the cache");
+  const at::Tensor dense = x.contiguous();
+  return convolve_any(&dense, own.keys, weight, bias, step.rows, step.cache->page_size);
+}
+
+// The same over explicit inputs [pages, page_size, C]; writes nothing.
+at::Tensor paged_short_conv(const at::Tensor& inputs, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                            const at::Tensor& positions, const at::Tensor& row_segments, const at::Tensor& page_starts,
+                            const at::Tensor& page_ids, const std::optional<at::Tensor>& path_starts,
+                            const std::optional<at::Tensor>& path_slots) {
+  const Rows rows = rows_of(positions, row_segments, page_starts, page_ids, path_starts, path_slots);
+  return convolve_any(nullptr, inputs.data_ptr(), weight, bias, rows, inputs.size(1));
 }
 
 // weight [N, K] -> a flat tensor in the layout of linear.h.
@@ -244,6 +272,10 @@ TORCH_LIBRARY(betoken, library) {
       "paged_attention(Tensor query, Tensor key_cache, Tensor value_cache, Tensor positions, Tensor row_segments, "
       "Tensor page_starts, Tensor page_ids, Tensor? path_starts, Tensor? path_slots, float scale, int window, "
       "float softcap, Tensor? sinks) -> Tensor");
+  library.def("short_conv(Tensor x, Tensor weight, Tensor? bias, int layer) -> Tensor");
+  library.def(
+      "paged_short_conv(Tensor inputs, Tensor weight, Tensor? bias, Tensor positions, Tensor row_segments, "
+      "Tensor page_starts, Tensor page_ids, Tensor? path_starts, Tensor? path_slots) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(betoken, CPU, library) {
@@ -254,6 +286,8 @@ TORCH_LIBRARY_IMPL(betoken, CPU, library) {
   library.impl("expert_linear", expert_linear);
   library.impl("attend", attend);
   library.impl("paged_attention", paged_attention);
+  library.impl("short_conv", short_conv_op);
+  library.impl("paged_short_conv", paged_short_conv);
 }
 
 }  // namespace betoken
@@ -290,7 +324,7 @@ void* betoken_cache_create(int is_half, int64_t page_size, int64_t num_layers, c
 
 void betoken_cache_destroy(void* cache) { delete static_cast<betoken::Cache*>(cache); }
 
-// The calling thread's next `attend`s run over this batch: positions [R], row_segments [R], page_starts [S + 1], page_ids
+// The calling thread's next `attend`s and `short_conv`s run over this batch: positions [R], row_segments [R], page_starts [S + 1], page_ids
 // and, with trees, path_starts [R + 1], path_slots.
 void betoken_begin_step(void* cache, const int32_t* numbers, int64_t num_rows, int64_t num_segments, int has_trees) {
   const int32_t* page_starts = numbers + 2 * num_rows;
