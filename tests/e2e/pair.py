@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 EMBEDDED = Path(__file__).parents[2] / "models"
 VOCAB_SIZE = 384
@@ -19,21 +20,21 @@ def find_or_make_pair(folder: Path) -> Pair:
     """The pair; a made one is written into `folder`."""
     if all((EMBEDDED / name / "config.json").exists() for name in ("target", "draft")):
         return Pair(str(EMBEDDED / "target"), str(EMBEDDED / "draft"))
-    _make_pair(folder)
+    make_pair(folder)
     return Pair(str(folder / "target"), str(folder / "draft"))
 
 
-def _make_pair(folder: Path) -> None:
-    """A random Llama, and as its draft the same weights with noise, so that they agree sometimes."""
+def make_pair(folder: Path, config: Any = None) -> None:
+    """Write a random model, a Llama unless told, and as its draft the same weights with noise: they agree sometimes."""
     import torch
     from tokenizers import ByteLevelBPETokenizer
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
     tokenizer = ByteLevelBPETokenizer()
     text = [path.read_text() for path in Path(__file__).parents[2].glob("bench/betoken/bench/*.py")]
     tokenizer.train_from_iterator(text, vocab_size=VOCAB_SIZE, special_tokens=["<|endoftext|>"], show_progress=False)
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer._tokenizer, eos_token="<|endoftext|>")
-    config = LlamaConfig(
+    config = config or LlamaConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=64,
         intermediate_size=128,
@@ -46,8 +47,8 @@ def _make_pair(folder: Path) -> None:
         initializer_range=0.3,
     )
     torch.manual_seed(0)
-    target = LlamaForCausalLM(config)
-    draft = LlamaForCausalLM(config)
+    target = AutoModelForCausalLM.from_config(config)
+    draft = AutoModelForCausalLM.from_config(config)
     draft.load_state_dict({name: w + 0.02 * torch.randn_like(w) for name, w in target.state_dict().items()})
     for name, model in (("target", target), ("draft", draft)):
         model.to(torch.bfloat16).save_pretrained(folder / name)

@@ -158,7 +158,7 @@ def test_a_rejected_draft_leaves_no_trace(tmp_path: Path) -> None:
     assert torch.equal(runner.forward([Segment(page_ids, 20, ids[20:], 10)]).logits, whole[20:])
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt_oss"])
+@pytest.mark.parametrize("family", ["llama", "gpt_oss", "lfm2"])
 def test_greedy_decode_equals_generate(family: str, tmp_path: Path) -> None:
     directory = save_tiny(tmp_path, family)
     runner = load(directory, "float32")

@@ -34,7 +34,7 @@ def chain_logits(runner: ModelRunner, ids: list[int], num_logits: int) -> torch.
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "lfm2"])
 def test_a_node_has_the_logits_of_its_path(family: str, dtype: str, tmp_path: Path) -> None:
     runner = load(save_tiny(tmp_path, family), dtype)
     rng = random.Random(5)

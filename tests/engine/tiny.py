@@ -13,6 +13,7 @@ from transformers import (
     GptOssConfig,
     GraniteSWAConfig,
     HunYuanMoEV1Config,
+    Lfm2Config,
     LlamaConfig,
     MixtralConfig,
     NemotronConfig,
@@ -74,6 +75,14 @@ CONFIGS: dict[str, Any] = {
     "granite_swa": lambda: GraniteSWAConfig(
         **_COMMON, num_key_value_heads=2, sliding_window=9, layer_types=["sliding_attention", "full_attention"]
     ),
+    "lfm2": lambda: Lfm2Config(
+        **_COMMON | {"num_hidden_layers": 4},
+        num_key_value_heads=2,
+        block_auto_adjust_ff_dim=False,
+        conv_bias=True,
+        layer_types=["conv", "full_attention", "conv", "conv"],
+        pad_token_id=0,
+    ),
     "gpt_oss": lambda: GptOssConfig(
         **_COMMON,
         num_key_value_heads=2,
@@ -102,6 +111,8 @@ def save_tiny(directory: Path, family: str, seed: int = 0) -> str:
         for name, parameter in model.named_parameters():
             if name.endswith("sinks"):
                 parameter.normal_(std=3.0)  # as large as scores: whoever leaves them out is far off
+            elif name.endswith(("conv.conv.weight", "conv.conv.bias", "conv.in_proj.bias")):
+                parameter.normal_()  # or what convolutions add would be lost beside the rest
             elif parameter.dim() > 1:
                 parameter.normal_(std=0.15)
     model.save_pretrained(directory)

@@ -95,9 +95,10 @@ def decode_plainly(runner, prompts, num_tokens, params):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_a_real_model_gives_the_same_tokens_and_logprobs(tmp_path, dtype):
+@pytest.mark.parametrize("family", ["gemma2", "lfm2"])
+def test_a_real_model_gives_the_same_tokens_and_logprobs(tmp_path, family, dtype):
     """Sampling, penalties, a minimal length and a bias, each along the node's own path."""
-    config = EngineConfig(save_tiny(tmp_path, "gemma2"), dtype=dtype, num_pages=64, compile="off", self_check=False)
+    config = EngineConfig(save_tiny(tmp_path, family), dtype=dtype, num_pages=64, compile="off", self_check=False)
     runner = load_runner(config)
     rng = random.Random(3)
     prompts = {n: [rng.randrange(101) for _ in range(rng.randrange(1, 30))] for n in range(1, 4)}

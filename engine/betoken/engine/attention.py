@@ -51,10 +51,14 @@ class Scoring(NamedTuple):
 
 
 class AttentionContext(Protocol):
-    """What a layer's attention needs of the batch."""
+    """What layers that mix tokens need of the batch."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
         """Write `key` [R, H, D] and `value` [R, H, E], attend `query` [R, Hq, D] causally, return [R, Hq, E]."""
+        ...
+
+    def convolve(self, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Write inputs `x` [R, C], convolve with `weight` [L, C] and `bias` [C] causally, return [R, C]."""
         ...
 
 
@@ -108,8 +112,7 @@ class ProbeContext:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
         """Record the layer; the result is of the right shape only."""
-        if layer in self.shapes:
-            raise ModelRefusedError(f"layer {layer} attends more than once in a forward")
+        self._check_first(layer)
         if query.shape[1] % key.shape[1]:
             raise ModelRefusedError(f"layer {layer} shares {key.shape[1]} key heads among {query.shape[1]} query heads")
         sinks = scoring.sinks
@@ -118,3 +121,13 @@ class ProbeContext:
         self.shapes[layer] = (key.shape[1], key.shape[2], value.shape[2])
         self.windows[layer] = scoring.window
         return torch.zeros(*query.shape[:2], value.shape[2], dtype=query.dtype, device=query.device)
+
+    def convolve(self, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Record the layer: its inputs are kept as one head's keys without values."""
+        self._check_first(layer)
+        self.shapes[layer] = (1, x.shape[1], 0)
+        return torch.zeros_like(x)
+
+    def _check_first(self, layer: int) -> None:
+        if layer in self.shapes:
+            raise ModelRefusedError(f"layer {layer} mixes tokens more than once in a forward")

@@ -1,4 +1,7 @@
-"""The paged KV tensors of a model. It knows layers, pages and slots, not sequences."""
+"""The paged KV tensors of a model. It knows layers, pages and slots, not sequences.
+
+Of a short convolution the pages hold each token's input, as a key of one head without a value.
+"""
 
 import math
 import mmap
@@ -16,11 +19,12 @@ from betoken.kernels.attention import attention
 from betoken.kernels.kv_compact import kv_compact_layers
 from betoken.kernels.kv_write import kv_write
 from betoken.kernels.rows import PagedRows
+from betoken.kernels.short_conv import short_conv
 
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """Key heads, size of a key, size of a value."""
+    """Key heads, size of a key, size of a value; of a convolution 1, its channels, 0."""
 
     num_heads: int
     key_size: int
@@ -68,14 +72,14 @@ class KvPool:
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros, not empty: a slot never written may be read, masked, and must be finite. On a CPU they are the system's
     own, which take memory once they are written to."""
-    if device.type != "cpu":
+    if device.type != "cpu" or 0 in shape:
         return torch.zeros(shape, dtype=dtype, device=device)
     memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 class PagedContext:
-    """Attention context of one forward over a pool."""
+    """Context of one forward over a pool."""
 
     def __init__(self, pool: KvPool, rows: PagedRows) -> None:
         self._pool = pool
@@ -86,3 +90,9 @@ class PagedContext:
         keys, values = self._pool.keys[layer], self._pool.values[layer]
         kv_write(key, value, keys, values, self._rows)
         return attention(query, keys, values, self._rows, **scoring._asdict())
+
+    def convolve(self, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Write the new inputs, then convolve those of each row's path."""
+        keys = self._pool.keys[layer]
+        kv_write(x.unsqueeze(1), x.new_empty(len(x), 1, 0), keys, self._pool.values[layer], self._rows)
+        return short_conv(keys.squeeze(2), weight, bias, self._rows)

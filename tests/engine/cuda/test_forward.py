@@ -16,6 +16,7 @@ from betoken.engine.cuda.forward import CudaForward
 from betoken.engine.cuda.row_experts import use_row_experts
 from betoken.engine.cuda.row_linear import RowLinear
 from betoken.engine.kv_pool import KvPool
+from betoken.engine.mixers import replace_mixers
 from betoken.engine.reference_forward import ReferenceForward
 from tests.engine.tiny import CONFIGS, MIXTURES, save_tiny
 
@@ -52,6 +53,8 @@ def load(directory: Path, family: str) -> tuple[CudaForward, ReferenceForward, K
         AutoModelForCausalLM.from_pretrained(saved, dtype="float32", attn_implementation="betoken").eval()
         for _ in range(2)
     ]
+    for model in models:
+        replace_mixers(model)
     pools = [KvPool(_probe(model, 640), NUM_PAGES + 1, PAGE_SIZE, model.dtype, model.device) for model in models]
     replace_linears(models[0], RowLinear)
     assert use_row_experts(models[0]) == (family in MIXTURES)

@@ -15,6 +15,7 @@ from betoken.engine.cuda.row_invariance import RowInvariance
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.forward import call_model
 from betoken.engine.kv_pool import KvPool, PagedContext
+from betoken.engine.mixers import replace_mixers
 from betoken.kernels import dispatch
 from betoken.kernels.rows import PagedRows
 from tests.engine.tiny import CONFIGS, MIXTURES
@@ -134,6 +135,7 @@ def load(family: str) -> tuple[torch.nn.Module, StepContext]:
     register_attention()
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(CONFIGS[family](), attn_implementation="betoken").eval()
+    replace_mixers(model)
     context = StepContext()
     rows = PagedRows(*(torch.tensor(part, dtype=torch.int32) for part in (range(5), [0] * 5, [0, 1], [1])))
     context.paged = PagedContext(KvPool(_probe(model, 640), 2, 16, model.dtype, model.device), rows)

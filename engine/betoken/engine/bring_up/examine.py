@@ -18,6 +18,7 @@ from betoken.engine.bring_up.self_check import eager_logits, sample_sequences
 from betoken.engine.config import EngineConfig
 from betoken.engine.errors import EngineError, ModelRefusedError
 from betoken.engine.kv_pool import LayerShape
+from betoken.engine.mixers import replace_mixers
 from betoken.engine.weights.loading import ModelInfo
 
 _READ_OF_OURS = re.compile(r"'(\w+)' object has no attribute '(\w+)'")
@@ -42,16 +43,17 @@ class Examined:
 
 
 def examine(config: EngineConfig, model: Any, info: ModelInfo) -> Examined:
-    """Run the model as it is.
+    """Run the model as it is, then with our mixers in the place of its own.
 
     Raises:
         ModelRefusedError: the model cannot be run this way, or hides the windows of its layers.
     """
-    shapes = _probe(model, info.max_context)
     sequences = sample_sequences(info.vocab_size, info.max_context, config.max_batch_rows)
     is_mixture = any(name.endswith("experts") for name, _ in model.named_modules())
     with refusing(model):
         expected = eager_logits(model, sequences) if config.self_check else []
+        replace_mixers(model)
+    shapes = _probe(model, info.max_context)
     return Examined(model, info, shapes, sequences, expected, is_mixture)
 
 

@@ -14,6 +14,9 @@ _TABLE_OF_ATTENTION = "ALL_ATTENTION_FUNCTIONS"
 
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "attention", "dense", "sparse", "mlp"})
 
+_CONVOLVING = ("lfm2",)
+"""Model types whose layers of type `conv` are short convolutions that `mixers` knows."""
+
 
 def check_layers(config: Any) -> None:
     """Refuse kinds of layers that no length of context makes fit.
@@ -26,8 +29,9 @@ def check_layers(config: Any) -> None:
     """
     if getattr(config, "is_encoder_decoder", False):
         raise ModelRefusedError("encoder-decoder models are not supported")
+    served = _LAYER_TYPES | {"conv"} if getattr(config, "model_type", None) in _CONVOLVING else _LAYER_TYPES
     for layer_type in getattr(config, "layer_types", None) or ():
-        if layer_type not in _LAYER_TYPES:
+        if layer_type not in served:
             raise ModelRefusedError(f"layer type {layer_type!r} is neither full nor sliding attention")
 
 

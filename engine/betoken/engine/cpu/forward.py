@@ -33,6 +33,11 @@ class CpuContext:
         out: Tensor = torch.ops.betoken.attend(query, key, value, layer, *scoring)
         return out
 
+    def convolve(self, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """See `AttentionContext.convolve`."""
+        out: Tensor = torch.ops.betoken.short_conv(x, weight, bias, layer)
+        return out
+
 
 class ModelCallStack:
     """The model call and what is wrapped around it: products redirected to our kernels, whole vectors.

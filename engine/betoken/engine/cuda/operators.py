@@ -1,7 +1,7 @@
 """The operators of a forward on a GPU, as torch operators: opaque to tracers, the same bits for a row in any company.
 
-`torch.ops.betoken_rows.{linear,linear_sums,expert_linear,row_sum,attend}`. They run on any device for which the kernels
-have a path.
+`torch.ops.betoken_rows.{linear,linear_sums,expert_linear,row_sum,attend,short_conv}`. They run on any device for which
+the kernels have a path.
 """
 
 from collections.abc import Callable
@@ -38,6 +38,11 @@ class StepContext:
         out: Tensor = torch.ops.betoken_rows.attend(query, key, value, self._number, layer, *scoring)
         return out
 
+    def convolve(self, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """See `AttentionContext.convolve`."""
+        out: Tensor = torch.ops.betoken_rows.short_conv(x, weight, bias, self._number, layer)
+        return out
+
 
 def linear_rows(x: Tensor, weight: Tensor, bias: Tensor | None, keeps_sums: bool = False) -> Tensor:
     """The operator `linear`, or `linear_sums`, over the last dimension.
@@ -61,9 +66,13 @@ def _attend(
     softcap: float,
     sinks: Tensor | None,
 ) -> Tensor:
+    return _paged(context).attend(layer, query, key, value, Scoring(scale, window, softcap, sinks))
+
+
+def _paged(context: int) -> PagedContext:
     paged = _contexts[context].paged
     assert paged is not None, "the context's rows are set before the model is called"
-    return paged.attend(layer, query, key, value, Scoring(scale, window, softcap, sinks))
+    return paged
 
 
 def _attend_shape(
@@ -78,6 +87,14 @@ def _attend_shape(
     sinks: Tensor | None,
 ) -> Tensor:
     return query.new_empty(query.shape[0], query.shape[1], value.shape[2])
+
+
+def _short_conv(x: Tensor, weight: Tensor, bias: Tensor | None, context: int, layer: int) -> Tensor:
+    return _paged(context).convolve(layer, x, weight, bias)
+
+
+def _short_conv_shape(x: Tensor, weight: Tensor, bias: Tensor | None, context: int, layer: int) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def _linear_shape(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -121,4 +138,10 @@ _define(
     " Tensor? sinks) -> Tensor",
     _attend,
     _attend_shape,
+)
+_define(
+    "short_conv",
+    "(Tensor x, Tensor weight, Tensor? bias, int context, int layer) -> Tensor",
+    _short_conv,
+    _short_conv_shape,
 )

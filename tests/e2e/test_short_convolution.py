@@ -1,0 +1,50 @@
+"""A target and a draft model with short convolutions through real services: the tokens of `generate()`."""
+
+import json
+from pathlib import Path
+
+import pytest
+from pair import make_pair
+from transformers import Lfm2Config
+
+from betoken.bench.identity import main
+
+CELLS = [
+    "float32-t0-none-k0-c1",
+    "float32-t0-ngram-k4-c8",
+    "float32-t0-model-k4-c8",
+    "float32-t0-model_tree-k8-c8",
+    "float32-t0.8-early_exit_tree-k4-c8",
+    "float32-t0-lookahead-k8-c8",
+    "bfloat16-t0.8-ngram-k4-c8",
+    "bfloat16-t0-model-k4-c8-draft-killed",
+    "bfloat16-t0.8-model_tree-k4-c8-preemption",
+]
+
+
+@pytest.mark.timeout(900)
+def test_its_tokens_are_those_of_no_speculation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = Lfm2Config(
+        vocab_size=384,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        block_auto_adjust_ff_dim=False,
+        layer_types=["conv", "full_attention", "conv", "conv"],
+        pad_token_id=0,
+        bos_token_id=0,
+        eos_token_id=0,
+        initializer_range=0.3,
+    )
+    make_pair(tmp_path, config)
+    arguments = ["--target", str(tmp_path / "target"), "--draft", str(tmp_path / "draft"), "--limit", "8"]
+    arguments += ["--max-new-tokens", "32", "--few-pages", "24", "--prefix-caching"]
+    status = main([*arguments, "--compile", "off", "--out", str(tmp_path / "out"), "--cells", *CELLS])
+    output = capsys.readouterr().out
+    summary = json.loads(output.splitlines()[-1])
+    assert status == 0, output
+    assert summary["cells"] == len(CELLS) and summary["failed"] == 0
+    assert summary["compared"] >= 8 * len(CELLS) and summary["are_pages_free"]
