@@ -92,10 +92,7 @@ class _Idle:
         if call in self._deadlines:
             return
         self._deadlines[call] = now_s + self._longest_s
-        if (
-            len(self._deadlines) > self._most
-            and next(iter(self._deadlines.values())) < now_s - _ALWAYS_S + self._longest_s
-        ):
+        if self.is_crowded and self.has_waited(_ALWAYS_S, now_s):
             self.end_eldest()
 
     def remove(self, call: _Call) -> None:
@@ -104,6 +101,16 @@ class _Idle:
     def sweep(self, now_s: float) -> None:
         while self._deadlines and next(iter(self._deadlines.values())) <= now_s:
             self.end_eldest()
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether more wait than may; of a burst's calls a few do, whose messages have come and lie unread."""
+        return len(self._deadlines) > self._most
+
+    def has_waited(self, seconds: float, now_s: float) -> bool:
+        """Whether the eldest waits for so long."""
+        deadline_s = next(iter(self._deadlines.values()), None)
+        return deadline_s is not None and now_s - (deadline_s - self._longest_s) >= seconds
 
     def end_eldest(self) -> None:
         """Make room."""
@@ -140,8 +147,9 @@ class CallLimits(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
             return handler
         kind = next((kind for kind in (_HEALTH, _REFLECTION) if handler_call_details.method.startswith(kind)), "")
         is_full = self._counts[kind] >= self._most.get(kind, self._counts[kind] + 1)
-        if is_full and self._silent[kind]:
-            self._silent[kind].end_eldest()
+        silent = self._silent[kind]
+        if is_full and (silent.is_crowded or silent.has_waited(_ALWAYS_S, asyncio.get_running_loop().time())):
+            silent.end_eldest()
         elif is_full:
             return _refusal(f"{self._counts[kind]} calls are served, the most there may be")
         call = _Call(handling, kind)

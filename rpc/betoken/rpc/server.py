@@ -39,9 +39,10 @@ MIN_PING_INTERVAL_S = 5.0
 _KEEPALIVE_TIME_S = 20.0
 _KEEPALIVE_TIMEOUT_S = 10.0
 _PENDING_SHARE = 1.125
-_MAX_UNLOOKED_S = 3600
 """Calls that may have come and not been looked at yet, over those that are served: of a burst, some are refused with
 advice. What comes beyond gRPC cancels without; each that waits takes 25 KB, be it reset by then."""
+_MAX_UNLOOKED_S = 3600
+"""How long a call may wait for the event loop to look at it, seconds."""
 _HEALTH_PERIOD_S = 0.5
 _STOP_GRACE_S = 0.5  # after a drain only health watchers and statuses under way are left
 
