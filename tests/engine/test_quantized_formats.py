@@ -215,3 +215,17 @@ def test_a_file_that_is_cut_off_is_refused(name: str, tmp_path: Path) -> None:
         path.write_bytes(content[:length])
         with pytest.raises(ModelRefusedError):
             load_model(config_of(tmp_path), lambda stage, fraction: None)
+
+
+def test_weights_in_several_files_are_found_in_all(tmp_path: Path) -> None:
+    numbers = write(tmp_path, GPTQ)
+    stored = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    names = {key: f"model-{number % 2}.safetensors" for number, key in enumerate(sorted(stored))}
+    for file in set(names.values()):
+        part = {key: stored[key] for key in stored if names[key] == file}
+        save_file(part, tmp_path / file, metadata={"format": "pt"})
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
+    loaded, _ = load_model(config_of(tmp_path), lambda stage, fraction: None)
+    for path, weight in numbers.items():
+        assert torch.equal(loaded.get_submodule(path).grouped.dequantised(), weight)
