@@ -11,7 +11,7 @@ from threading import Thread
 
 import pytest
 
-from betoken.kernels import build, code_folder, native
+from betoken.kernels import build, code_folder, cpu, native
 
 COMPILER = """#!/bin/sh
 for made; do case "$last" in -o) echo "$made" >> "$LOG"; sleep 0.5; echo made > "$made";; esac; last=$made; done
@@ -97,3 +97,9 @@ def test_a_cache_on_a_full_disk_gives_way_to_a_temporary_folder(
     kept = build.build(native.LIBRARY, tmp_path / "cache")
     monkeypatch.setattr(os, "posix_fallocate", full)
     assert build.build(native.LIBRARY, tmp_path / "cache") == kept, "what is there needs no room"
+
+
+def test_no_library_sweeps_the_scratch_folders_of_another() -> None:
+    prefixes = [build._scratch_prefix(library) for library in (cpu.LIBRARY, cpu.GROUPED_LIBRARY, native.LIBRARY)]
+    for prefix in prefixes:
+        assert [other for other in prefixes if other.startswith(prefix)] == [prefix]

@@ -119,7 +119,7 @@ class VerifySequence:
     rounds: Rounds = PLAIN
     """How the grant is gone through."""
     attached_round: AttachedRound | None = None
-    """Of the round under way; None: its drafter was not asked, or has not answered."""
+    """The round under way; None: its drafter was not asked, or has not answered."""
     awaits_draft: bool = False
     """Whether the round waits for its drafter, as its tokens would be others without the draft."""
     waiting_since_ns: int = field(init=False)

@@ -39,7 +39,7 @@ def _library(name: str, source: str, headers: tuple[Path, ...]) -> Library:
 
 
 LIBRARY = _library("cpu-kernels", "ops.cpp", tuple(path for path in _HEADERS if "grouped" not in path.name))
-GROUPED_LIBRARY = _library("cpu-kernels-grouped", "ops_grouped.cpp", _HEADERS)
+GROUPED_LIBRARY = _library("grouped-cpu-kernels", "ops_grouped.cpp", _HEADERS)
 """Operators on weights of few bits. Compiling them takes four times as long, so only models that need them wait."""
 
 CPU_DTYPES = (torch.bfloat16, torch.float32)

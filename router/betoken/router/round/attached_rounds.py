@@ -18,7 +18,7 @@ NUM_GRANTED_TOKENS = 128
 
 
 class AttachedRounds:
-    """Those of one request."""
+    """The attached rounds of one request."""
 
     def __init__(self, request: GenerationRequest, gate: SpeculationGate | None) -> None:
         """`gate`: says whether drafts pay, and hears how fast tokens come; None = they are wanted anyway."""
