@@ -55,7 +55,7 @@ def test_a_request_is_counted_by_its_status(
 
 
 def record(counts: SpeculationCounts, **fields: Any) -> RequestRecord:
-    """Of a chat of 3 prompt tokens, 20 of its 25 tokens resumed, that took 9 ms, the first token 1 ms."""
+    """The end of a chat of 3 prompt tokens, 20 of its 25 tokens resumed, that took 9 ms, the first token 1 ms."""
     kept = RequestRecord("r", True, "", counts)
     asked = Mock(model="m", prompt_ids=[1, 2, 3], resume_ids=[4] * 20, tenant="t", received_ns=5_000_000)
     kept.accepted(asked, "ngram")

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from betoken.client import Piece, SourceInfo, Token
 
-# Of the sixteen colours the six that every palette keeps apart from its background: Solarized makes greys of the bright
+# Six of the sixteen colours, which every palette keeps apart from its background: Solarized makes greys of the bright
 # ones, of which one is its background, and white is that of its light half.
 _COLOURS = {"recovered": "yellow", "bonus": "magenta", "plain": "none", "unknown": "red"}
 _SOURCE_COLOURS = ("blue underline", "cyan underline", "green", "cyan", "blue")

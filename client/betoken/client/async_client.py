@@ -54,7 +54,7 @@ class AsyncClient:
 
         Args:
             address: the router, `host:port`, or another target that gRPC knows (`dns:///host:port`, `unix:/path`).
-                That of another machine is asked for at the environment's proxy (`http_proxy`, `no_proxy`), if any.
+                A router on another machine is asked for at the environment's proxy (`http_proxy`, `no_proxy`), if any.
             tls: certificates; None = plain text.
             retry: what happens when a call breaks; None = `RetryPolicy()`.
             timeout_s: deadline of calls that bring none of their own, retries included; None = none.

@@ -1,6 +1,6 @@
 """The paged KV tensors of a model. It knows layers, pages and slots, not sequences.
 
-Of a short convolution the pages hold each token's input, as a key of one head without a value.
+For a short convolution the pages hold each token's input, as a key of one head without a value.
 """
 
 import math

@@ -111,7 +111,7 @@ class Tokenizer:
             TokenizerFailedError: the tokenizer cannot do it.
         """
         try:
-            # Of a batch, which leaves the other threads of this process alone meanwhile: `encode` holds them all up.
+            # A batch leaves the other threads of this process alone meanwhile: `encode` holds them all up.
             (encoding,) = self._fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except BaseException as error:
             raise _failed("tokenizes", error) from error
