@@ -36,7 +36,7 @@ def target(name: str, revision: str | None) -> dict[str, Any]:
         _, info = load_model(EngineConfig(name, revision, dtype="auto"), lambda *now: told.update([now]))
     except ModelRefusedError as error:
         return {"refusal": str(error)}
-    return asdict(info) | {"downloaded": told["downloading"]}
+    return _told(info) | {"downloaded": told["downloading"]}
 
 
 def draft(name: str, revision: str | None) -> dict[str, Any]:
@@ -51,7 +51,12 @@ def draft(name: str, revision: str | None) -> dict[str, Any]:
         hosted = load_drafters(DraftWorkerSettings(drafters=("model", "early_exit"), **options), lambda *told: None)
     except FailedPreconditionError as error:
         return {"refusal": str(error)}
-    return asdict(hosted.runners[0].info)
+    return _told(hosted.runners[0].info)
+
+
+def _told(info: Any) -> dict[str, Any]:
+    """The description without what only the process that loaded can call."""
+    return {name: value for name, value in asdict(info).items() if not callable(value)}
 
 
 KINDS = {"tokenizer": tokenizer, "target": target, "draft": draft}

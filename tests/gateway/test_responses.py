@@ -95,7 +95,7 @@ async def test_what_is_not_kept_is_refused_by_name(make_gate: MakeGate, tokenize
         ({"store": True}, "store"),
         ({"background": True}, "background"),
         ({"truncation": "auto"}, "truncation"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_object"}}}, "text.format.json_object"),  # no verify worker here keeps one
         ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
         ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
         ({"tool_choice": "required"}, "tool_choice"),

@@ -125,6 +125,6 @@ def test_a_step_whose_rows_differ_is_reported(capsys: pytest.CaptureFixture[str]
 def test_only_the_named_ops_are_measured() -> None:
     assert {case.op for case in CASES} == {
         *("sample", "logits_adjust", "attention", "kv_write", "kv_compact", "linear"),
-        *("expert_linear", "row_sum"),
+        *("expert_linear", "row_sum", "short_conv"),
     }
     assert kernels.PROGRAM in kernels.__doc__ and step.PROGRAM in step.__doc__

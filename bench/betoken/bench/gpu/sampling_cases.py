@@ -1,4 +1,4 @@
-"""Cases of the ops over logits and ids: logits_adjust, sample, accept; and who the field would use.
+"""Cases of the ops over logits and ids: logits_adjust, sample; and who the field would use.
 
 Logits are peaked as a language model's are: normal with deviation 2, and 20 random ids a row at 16, 15.5, ... 6.5.
 """
