@@ -19,7 +19,7 @@ from betoken.drafters import shared_pages
 from betoken.drafters.drafter import Drafted, DraftTerms
 from betoken.drafters.model import drafter as model_drafter
 from betoken.engine.sparse_probs import SparseProbs
-from betoken.rpc.link import worker_entries
+from betoken.rpc.link import sequence_table
 from tests.draft_worker.harness import Bench
 
 
@@ -94,7 +94,7 @@ def test_prefill_is_no_draft_forward(bench):
 
 
 def test_drafts_that_take_long_are_named_while_the_worker_is_at_them(bench, monkeypatch):
-    monkeypatch.setattr(worker_entries, "PENDING_INTERVAL_S", 0.0)
+    monkeypatch.setattr(sequence_table, "PENDING_INTERVAL_S", 0.0)
     bench.open(1, [n % 90 for n in range(40)])
     bench.open(2, [1, 2])  # nobody waits for a draft of it
     bench.draft(1, num_tokens=2)
@@ -102,7 +102,7 @@ def test_drafts_that_take_long_are_named_while_the_worker_is_at_them(bench, monk
 
 
 def test_a_draft_that_comes_soon_is_not_worth_a_word(bench, monkeypatch):
-    monkeypatch.setattr(worker_entries, "PENDING_INTERVAL_S", 60.0)
+    monkeypatch.setattr(sequence_table, "PENDING_INTERVAL_S", 60.0)
     bench.open(1, [n % 90 for n in range(40)])
     assert bench.draft(1) and not bench.sink.pendings
 

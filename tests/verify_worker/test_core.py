@@ -18,7 +18,7 @@ from betoken.common.errors import (
 from betoken.common.names import ERROR_TYPE, NUM_ACCEPTED, NUM_DRAFT_TOKENS
 from betoken.engine.sparse_probs import SparseProbs
 from betoken.engine.verification import VerificationMode as Mode
-from betoken.rpc.link import worker_entries
+from betoken.rpc.link import sequence_table
 from betoken.verify_worker.scheduler import IDLE_GRACE_S
 from tests.verify_worker.harness import EOS, Bench
 
@@ -305,7 +305,7 @@ def test_nor_one_whose_next_block_is_still_to_come(fake_runner_class):
 
 def test_blocks_that_wait_long_are_named_until_their_verdict(fake_runner_class, monkeypatch):
     bench = Bench(fake_runner_class(), max_rows=16)
-    monkeypatch.setattr(worker_entries, "PENDING_INTERVAL_S", 0.0)
+    monkeypatch.setattr(sequence_table, "PENDING_INTERVAL_S", 0.0)
     for sequence_id in (1, 2):
         bench.open(sequence_id, [sequence_id, 2, 3] * 13)
         bench.block(sequence_id, 39, [], num_plain_steps=1)
@@ -317,7 +317,7 @@ def test_blocks_that_wait_long_are_named_until_their_verdict(fake_runner_class, 
 
 
 def test_a_short_wait_is_not_worth_a_word(bench, monkeypatch):
-    monkeypatch.setattr(worker_entries, "PENDING_INTERVAL_S", 60.0)
+    monkeypatch.setattr(sequence_table, "PENDING_INTERVAL_S", 60.0)
     bench.open(1, [1, 2, 3] * 13)
     bench.block(1, 39, [], num_plain_steps=5)
     bench.run()

@@ -9,20 +9,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from opentelemetry.trace import Span
+
 from betoken.common.errors import (
     BetokenError,
-    DeadlineExceededError,
     FailedPreconditionError,
     InternalError,
     InvalidArgumentError,
-    NotFoundError,
-    ResourceExhaustedError,
 )
-from betoken.common.trace import fail, status_of
 from betoken.drafters.drafter import Drafted, Drafter, DraftSequence, DraftTerms
 from betoken.engine.page_table import PageTable
 from betoken.rpc.fast_wake import FastWake
-from betoken.rpc.link.worker_entries import PendingReport, SequenceKey, WorkerLoad
+from betoken.rpc.link.sequence_table import SequenceTable, TableSink
+from betoken.rpc.link.worker_entries import SequenceKey, WorkerLoad
 
 logger = logging.getLogger(__name__)
 
@@ -47,26 +46,34 @@ class _Open:
     sequence: DraftSequence
     drafter_name: str
     requested_ns: int | None = None
+    """When its unanswered request arrived, `time.perf_counter_ns`; None without one."""
     started_ns: int = 0
+    """When the drafter was asked, `time.perf_counter_ns`."""
+    is_hosted: bool = True
+    """Whether the drafter holds the sequence."""
+
+    @property
+    def key(self) -> SequenceKey:
+        return self.sequence.key
+
+    @property
+    def deadline_s(self) -> float | None:
+        return self.sequence.deadline_s
+
+    @property
+    def span(self) -> Span:
+        return self.sequence.span
+
+    @property
+    def owed_since_ns(self) -> int | None:
+        return self.requested_ns
 
 
-class DraftSink(Protocol):
+class DraftSink(TableSink, Protocol):
     """Where results go; called on the model thread."""
 
     def drafted(self, answers: list[DraftAnswer], load: Callable[[], WorkerLoad]) -> None:
         """Drafts that became complete; `load` gives how busy the worker is."""
-        ...
-
-    def pending(self, keys: list[SequenceKey]) -> None:
-        """Drafts of these sequences are still to come."""
-        ...
-
-    def failed(self, key: SequenceKey, error: BetokenError) -> None:
-        """The sequence is closed for this reason."""
-        ...
-
-    def load_changed(self, load: WorkerLoad) -> None:
-        """Sequences went without a draft."""
         ...
 
 
@@ -86,10 +93,7 @@ class DraftCore:
         self._default_drafter = next(iter(self._drafters))
         self._page_tables = page_tables
         self._sink = sink
-        self._max_sequences = max_sequences
-        self._fast_wake = fast_wake or FastWake()
-        self._pending = PendingReport(sink.pending)
-        self._sequences: dict[SequenceKey, _Open] = {}
+        self._sequences: SequenceTable[_Open] = SequenceTable(self, sink, max_sequences, fast_wake)
 
     @property
     def has_work(self) -> bool:
@@ -97,26 +101,24 @@ class DraftCore:
 
     def open(self, sequence: DraftSequence, drafter_name: str) -> None:
         """Take a sequence in for a drafter; "" is the default one."""
-        name = drafter_name or self._default_drafter
+        self._sequences.open(_Open(sequence, drafter_name or self._default_drafter))
+
+    def take_in(self, entry: _Open) -> None:
+        """Raises:
+        InvalidArgumentError: there is no such drafter, or it refuses the sequence's settings.
+        InternalError: the drafter failed.
+        """
+        drafter = self._drafters.get(entry.drafter_name)
+        if drafter is None:
+            limit = f"must be one of {', '.join(self._drafters)}"
+            raise InvalidArgumentError("drafter.name", entry.drafter_name, limit)
         try:
-            if sequence.key in self._sequences:
-                self.close(sequence.key)
-                raise FailedPreconditionError("the sequence is open already")
-            if len(self._sequences) >= self._max_sequences:
-                raise ResourceExhaustedError(f"{self._max_sequences} sequences are open, the most this worker holds")
-            if name not in self._drafters:
-                raise InvalidArgumentError("drafter.name", name, "must be one of " + ", ".join(self._drafters))
-            self._drafters[name].open(sequence)
-        except BetokenError as error:
-            self._refuse(sequence, error)
-            return
-        except Exception:
-            logger.exception("drafter %s failed", name)
-            self._refuse(sequence, InternalError("the drafter failed"))
-            return
-        self._sequences[sequence.key] = _Open(sequence, name)
-        self._fast_wake.hold()
-        self.report_load()  # or other routers would think there was room
+            drafter.open(entry.sequence)
+        except BetokenError:
+            raise
+        except Exception as error:
+            logger.exception("drafter %s failed", entry.drafter_name)
+            raise InternalError("the drafter failed") from error
 
     def commit(self, key: SequenceKey, base_length: int, ids: list[int]) -> None:
         """Append decided ids."""
@@ -126,11 +128,12 @@ class DraftCore:
         seq = entry.sequence
         if base_length != len(seq.ids):
             message = f"commit.base_length = {base_length}: the committed length here is {len(seq.ids)}"
-            self._fail(key, FailedPreconditionError(message))
+            self._sequences.fail(key, FailedPreconditionError(message))
         elif entry.requested_ns is not None:
-            self._fail(key, FailedPreconditionError("a request of this sequence is still unanswered"))
+            self._sequences.fail(key, FailedPreconditionError("a request of this sequence is still unanswered"))
         elif len(seq.ids) + len(ids) > seq.max_length:
-            self._fail(key, InvalidArgumentError("commit.ids", f"{len(ids)} ids", f"max_length is {seq.max_length}"))
+            limit = f"must end within max_length = {seq.max_length}"
+            self._sequences.fail(key, InvalidArgumentError("commit.ids", f"{len(ids)} ids", limit))
         else:
             seq.ids.extend(ids)
             seq.output_ids.extend(ids)
@@ -151,11 +154,11 @@ class DraftCore:
         terms: DraftTerms | None = None,
     ) -> None:
         """Ask the sequence's drafter for a block."""
-        entry = self._sequences.get(key)
+        entry = self._sequences.find(key)
         if entry is None:
-            self._sink.failed(key, NotFoundError("the sequence is not open"))
-        elif entry.requested_ns is not None:
-            self._fail(key, FailedPreconditionError("a request of this sequence is still unanswered"))
+            return
+        if entry.requested_ns is not None:
+            self._sequences.fail(key, FailedPreconditionError("a request of this sequence is still unanswered"))
         else:
             entry.requested_ns = arrived_ns
             entry.started_ns = time.perf_counter_ns()
@@ -170,36 +173,27 @@ class DraftCore:
 
     def close(self, key: SequenceKey) -> None:
         """Forget a sequence and free what its drafter holds; unknown keys are ignored."""
-        entry = self._sequences.pop(key, None)
-        if entry is not None:
-            self._fast_wake.release()
+        self._sequences.close(key)
+
+    def let_go(self, entry: _Open) -> None:
+        """Close a sequence in its drafter."""
+        if entry.is_hosted:
             try:
                 self._drafters[entry.drafter_name].close(entry.sequence)
             except Exception:
                 logger.exception("drafter %s failed", entry.drafter_name)
-            entry.sequence.span.end()
-            self.report_load()
 
     def close_link(self, link_id: int) -> None:
         """Forget every sequence of a link."""
-        for key in [key for key in self._sequences if key[0] == link_id]:
-            self.close(key)
+        self._sequences.close_link(link_id)
 
     def report_load(self) -> None:
         """Tell the sink how busy the worker is."""
-        self._sink.load_changed(self._load())
+        self._sequences.report_load()
 
     def expire(self, now_s: float) -> float | None:
         """Close what is past its deadline; return the next deadline (`time.monotonic`), None without one."""
-        deadlines = [
-            (entry.sequence.deadline_s, key)
-            for key, entry in self._sequences.items()
-            if entry.sequence.deadline_s is not None
-        ]
-        for deadline_s, key in deadlines:
-            if deadline_s <= now_s:
-                self._fail(key, DeadlineExceededError("the request's deadline passed"))
-        return min((deadline_s for deadline_s, _ in deadlines if deadline_s > now_s), default=None)
+        return self._sequences.expire(now_s)
 
     def step(self) -> None:
         """Let every drafter with work do one unit of it, and hand out what became complete."""
@@ -218,15 +212,13 @@ class DraftCore:
                 waiting = [entry for entry in self._sequences.values() if entry.requested_ns is not None]
                 finished = self._abandon([entry for entry in waiting if entry.drafter_name in {name, *idle}])
             self._hand_out(finished)
-        self._pending.after_step(
-            (key, entry.requested_ns) for key, entry in self._sequences.items() if entry.requested_ns is not None
-        )
+        self._sequences.report_pending()
 
     def check_integrity(self) -> None:
         """Re-derive what is held for open sequences; raises when it is off."""
         for drafter in self._drafters.values():
             drafter.check_integrity()
-        assert self._fast_wake.num_held == len(self._sequences), "cores are kept awake for what is not open"
+        self._sequences.check_integrity()
 
     def _has_work(self, name: str) -> bool:
         """Whether a drafter has something to do; one that cannot tell has if a sequence waits for it: `step` fails."""
@@ -261,20 +253,20 @@ class DraftCore:
     def _restart(self, entry: _Open) -> bool:
         """Whether the drafter, after a fault, took the sequence in again; otherwise it is closed."""
         drafter = self._drafters[entry.drafter_name]
+        entry.is_hosted = False
         try:
             drafter.close(entry.sequence)
             drafter.open(entry.sequence)
         except Exception:
             logger.exception("drafter %s cannot take its sequence again", entry.drafter_name)
-            del self._sequences[entry.sequence.key]
-            self._fast_wake.release()
-            self._refuse(entry.sequence, InternalError("the drafter failed"))
+            self._sequences.fail(entry.key, InternalError("the drafter failed"))
             return False
+        entry.is_hosted = True
         return True
 
     def _hand_out(self, finished: list[Drafted]) -> None:
         if finished:
-            self._sink.drafted([self._answer(drafted) for drafted in finished], self._load)
+            self._sink.drafted([self._answer(drafted) for drafted in finished], self.load)
 
     def _answer(self, drafted: Drafted) -> DraftAnswer:
         seq = drafted.sequence
@@ -292,18 +284,8 @@ class DraftCore:
         entry.requested_ns, entry.sequence.is_waiting = None, False
         return answer
 
-    def _refuse(self, sequence: DraftSequence, error: BetokenError) -> None:
-        """Turn away a sequence that was not taken in, or not again."""
-        fail(sequence.span, status_of(error))
-        sequence.span.end()
-        self._sink.failed(sequence.key, error)
-
-    def _fail(self, key: SequenceKey, error: BetokenError) -> None:
-        fail(self._sequences[key].sequence.span, status_of(error))
-        self.close(key)
-        self._sink.failed(key, error)
-
-    def _load(self) -> WorkerLoad:
+    def load(self) -> WorkerLoad:
+        """How busy the worker is."""
         num_free = sum(table.num_free for table in self._page_tables)
         num_pages = sum(table.num_pages for table in self._page_tables)
         return WorkerLoad(len(self._sequences), 0, num_free, num_pages)

@@ -10,20 +10,17 @@ from typing import Protocol
 
 from betoken.common.errors import (
     BetokenError,
-    DeadlineExceededError,
     FailedPreconditionError,
     InternalError,
     InvalidArgumentError,
-    NotFoundError,
-    ResourceExhaustedError,
 )
 from betoken.common.names import NUM_ACCEPTED, NUM_DRAFT_TOKENS
-from betoken.common.trace import fail, status_of
 from betoken.engine.bring_up.step_costs import StepCost
 from betoken.engine.runner import ModelRunner
 from betoken.engine.verification import VerificationMode
 from betoken.rpc.fast_wake import FastWake
-from betoken.rpc.link.worker_entries import PendingReport, SequenceKey, WorkerLoad
+from betoken.rpc.link.sequence_table import SequenceTable, TableSink
+from betoken.rpc.link.worker_entries import SequenceKey, WorkerLoad
 from betoken.verify_worker.attached import AttachedDrafters
 from betoken.verify_worker.gathering import Gathering
 from betoken.verify_worker.row_price import RowPrice
@@ -34,7 +31,7 @@ from betoken.verify_worker.verify import verify_step
 logger = logging.getLogger(__name__)
 
 
-class VerifySink(Protocol):
+class VerifySink(TableSink, Protocol):
     """Where results go; called on the model thread."""
 
     def decided(self, decisions: list[Decision], load: Callable[[], WorkerLoad]) -> None:
@@ -43,18 +40,6 @@ class VerifySink(Protocol):
 
     def stale(self, key: SequenceKey, length: int) -> None:
         """A drafted block had another base than the committed length."""
-        ...
-
-    def pending(self, keys: list[SequenceKey]) -> None:
-        """Blocks of these sequences still wait for their turn."""
-        ...
-
-    def failed(self, key: SequenceKey, error: BetokenError) -> None:
-        """The sequence is closed for this reason."""
-        ...
-
-    def load_changed(self, load: WorkerLoad) -> None:
-        """Sequences went without a forward."""
         ...
 
 
@@ -78,13 +63,9 @@ class VerifyCore:
         self._gathering = Gathering(self._price.table_ns) if len(step_costs) > 1 else None
         self._scheduler = scheduler
         self._sink = sink
-        self._max_sequences = max_sequences
-        self._fast_wake = fast_wake or FastWake()
-        self._sequences: dict[SequenceKey, VerifySequence] = {}
-        self._num_opened = 0
+        self._sequences: SequenceTable[VerifySequence] = SequenceTable(self, sink, max_sequences, fast_wake)
         self._stepped_ns = 0
         """When the last forward's decisions were handed out: `time.perf_counter_ns`."""
-        self._pending = PendingReport(sink.pending)
         self._retry_at_s: float | None = None
         """When to plan again (`time.monotonic`) if nothing happens before: all that waits wants pages of idle ones."""
 
@@ -96,56 +77,45 @@ class VerifyCore:
     def open(self, sequence: VerifySequence) -> None:
         """Take a sequence in; its prefill starts with the next forward."""
         self._retry_at_s = None
-        if sequence.key in self._sequences:
-            self.close(sequence.key)
-            self._refuse(sequence, FailedPreconditionError("the sequence is open already"))
-            return
-        if len(self._sequences) >= self._max_sequences:
-            limit = f"{self._max_sequences} sequences are open, the most this worker holds"
-            self._refuse(sequence, ResourceExhaustedError(limit))
-            return
+        self._sequences.open(sequence)
+
+    def take_in(self, sequence: VerifySequence) -> None:
+        """Raises:
+        InvalidArgumentError: it does not fit into all pages, or its attached drafter refuses it.
+        """
         table = self._runner.page_table
         if table.num_pages_for(sequence.max_length) > table.num_pages:
             limit = f"must be at most {table.num_pages * table.page_size} tokens, all the KV pages there are"
-            self._refuse(sequence, InvalidArgumentError("open.max_length", sequence.max_length, limit))
-            return
+            raise InvalidArgumentError("open.max_length", sequence.max_length, limit)
         if sequence.drafter:
-            try:
-                self._attached.open(sequence)
-            except InvalidArgumentError as error:
-                self._refuse(sequence, error)
-                return
+            self._attached.open(sequence)
         if not self._sequences:
             self._price.resume(time.perf_counter())
-        sequence.order = self._num_opened
-        self._num_opened += 1
-        self._sequences[sequence.key] = sequence
-        self._fast_wake.hold()
-        self.report_load()  # or other routers would think there was room
+        sequence.order = self._sequences.num_opened
 
     def verify(
         self, key: SequenceKey, base_length: int, block: Block, num_plain_steps: int, rounds: Rounds = PLAIN
     ) -> None:
         """Queue a draft block (or, without draft ids, a grant of steps or `rounds`) for the next forward."""
         self._retry_at_s = None
-        seq = self._sequences.get(key)
+        seq = self._sequences.find(key)
         if seq is None:
-            self._sink.failed(key, NotFoundError("the sequence is not open"))
-        elif rounds.num_draft_tokens and not seq.drafter:
+            return
+        if rounds.num_draft_tokens and not seq.drafter:
             limit = "must be 0, as the sequence has no attached drafter"
-            self._fail(key, InvalidArgumentError("block.num_draft_tokens", rounds.num_draft_tokens, limit))
+            self._sequences.fail(key, InvalidArgumentError("block.num_draft_tokens", rounds.num_draft_tokens, limit))
         elif not block.draft_ids:
             self._grant(seq, base_length, max(1, num_plain_steps), block.arrived_ns, rounds)
         elif seq.block is not None and seq.attached_round is None:
-            self._fail(key, FailedPreconditionError("a block of this sequence is still unanswered"))
+            self._sequences.fail(key, FailedPreconditionError("a block of this sequence is still unanswered"))
         elif (error := _refusal_in_mode(block, seq.mode)) is not None:
-            self._fail(key, error)
+            self._sequences.fail(key, error)
         elif base_length != seq.committed_length:
             seq.plain_until, seq.rounds = 0, PLAIN
             self._sink.stale(key, seq.committed_length)
         elif base_length + block.depth + 1 > seq.max_length:
             limit = f"must be at most {seq.max_length - base_length - 1} ids deep, what fits before max_length"
-            self._fail(key, InvalidArgumentError("block.draft_ids", f"{block.depth} ids", limit))
+            self._sequences.fail(key, InvalidArgumentError("block.draft_ids", f"{block.depth} ids", limit))
         else:
             self._arrived(seq, block.arrived_ns, 1 + len(block.draft_ids))
             seq.ask(block.arrived_ns)
@@ -156,37 +126,31 @@ class VerifyCore:
 
     def close(self, key: SequenceKey) -> None:
         """Forget a sequence and free its pages; unknown keys are ignored."""
-        seq = self._sequences.pop(key, None)
-        if seq is not None:
-            self._retry_at_s = None
-            self._fast_wake.release()
-            self._attached.close(seq)
-            self._scheduler.release(seq)
-            seq.span.set_attributes({NUM_DRAFT_TOKENS: seq.num_draft_tokens, NUM_ACCEPTED: seq.num_accepted})
-            seq.span.end()
-            self.report_load()
+        self._sequences.close(key)
+
+    def let_go(self, sequence: VerifySequence) -> None:
+        """Free the pages of a sequence that is closed."""
+        self._retry_at_s = None
+        self._attached.close(sequence)
+        self._scheduler.release(sequence)
+        counts = {NUM_DRAFT_TOKENS: sequence.num_draft_tokens, NUM_ACCEPTED: sequence.num_accepted}
+        sequence.span.set_attributes(counts)
 
     def close_link(self, link_id: int) -> None:
         """Forget every sequence of a link."""
-        for key in [key for key in self._sequences if key[0] == link_id]:
-            self.close(key)
+        self._sequences.close_link(link_id)
 
     def report_load(self) -> None:
         """Tell the sink how busy the worker is."""
-        self._sink.load_changed(self._load())
+        self._sequences.report_load()
 
     def expire(self, now_s: float) -> float | None:
         """Close what is past its deadline; return when to call again (`time.monotonic`), None without a time."""
-        deadlines = [(seq.deadline_s, key) for key, seq in self._sequences.items() if seq.deadline_s is not None]
-        for deadline_s, key in deadlines:
-            if deadline_s <= now_s:
-                self._fail(key, DeadlineExceededError("the request's deadline passed"))
-        times_s = [deadline_s for deadline_s, _ in deadlines if deadline_s > now_s]
+        times_s = [self._sequences.expire(now_s)]
         if self._retry_at_s is not None and self._retry_at_s <= now_s:
             self._retry_at_s = None
-        elif self._retry_at_s is not None:
-            times_s.append(self._retry_at_s)
-        return min(times_s, default=None)
+        times_s.append(self._retry_at_s)
+        return min((time_s for time_s in times_s if time_s is not None), default=None)
 
     def step(self) -> None:
         """Draft, schedule, run one forward, hand out its decisions. A failing forward ends the sequences that were in
@@ -206,20 +170,20 @@ class VerifyCore:
         except Exception:
             logger.exception("a forward over %d sequences failed", len(planned))
             for work in planned:
-                self._fail(work.sequence.key, InternalError("the forward failed"))
+                self._sequences.fail(work.sequence.key, InternalError("the forward failed"))
             return
         decided = {decision.key: decision.base_length for decision in decisions}
         for work in planned:
             if (base_length := decided.get(work.sequence.key)) is not None:
                 self._after_block(work.sequence, base_length)
             elif work.takes_block:
-                self._fail(work.sequence.key, _no_token(work.sequence))
+                self._sequences.fail(work.sequence.key, _no_token(work.sequence))
             elif not work.sequence.wants_forward:  # its prompt is computed, before its first block is here
                 work.sequence.waiting_since_ns = time.perf_counter_ns()
-        self._sink.decided(decisions, self._load)
+        self._sink.decided(decisions, self.load)
         self._stepped_ns = time.perf_counter_ns()
         self._learn(planned, decisions)
-        self._pending.after_step((seq.key, seq.waiting_since_ns) for seq in self._sequences.values() if seq.has_block)
+        self._sequences.report_pending()
 
     def _wait_ns(self, gathering: Gathering) -> float:
         """How long the next forward waits for blocks that are about to come."""
@@ -238,7 +202,7 @@ class VerifyCore:
         """Re-derive from the open sequences what is held for them; raises when it is off."""
         self._attached.check_integrity()
         self._runner.page_table.check_integrity(seq.page_ids for seq in self._sequences.values())
-        assert self._fast_wake.num_held == len(self._sequences), "cores are kept awake for what is not open"
+        self._sequences.check_integrity()
 
     def _grant(
         self, seq: VerifySequence, base_length: int, num_plain_steps: int, arrived_ns: int, rounds: Rounds
@@ -269,18 +233,8 @@ class VerifyCore:
             self._price.add_forward(sum(work.num_rows for work in planned), len(planned), decisions[0].forward_ns)
         self._price.add_tokens(sum(decision.num_kept for decision in decisions), time.perf_counter())
 
-    def _refuse(self, sequence: VerifySequence, error: BetokenError) -> None:
-        """Turn away a sequence that was not taken in."""
-        fail(sequence.span, status_of(error))
-        sequence.span.end()
-        self._sink.failed(sequence.key, error)
-
-    def _fail(self, key: SequenceKey, error: BetokenError) -> None:
-        fail(self._sequences[key].span, status_of(error))
-        self.close(key)
-        self._sink.failed(key, error)
-
-    def _load(self) -> WorkerLoad:
+    def load(self) -> WorkerLoad:
+        """How busy the worker is."""
         table = self._runner.page_table
         num_waiting = sum(seq.wants_forward and not seq.page_ids for seq in self._sequences.values())
         num_running = len(self._sequences) - num_waiting

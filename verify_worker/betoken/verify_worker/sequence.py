@@ -156,6 +156,11 @@ class VerifySequence:
         return self.block is not None or self.plain_until > len(self.ids)
 
     @property
+    def owed_since_ns(self) -> int | None:
+        """Since when its router waits for a verdict, `time.perf_counter_ns`; None while it does not."""
+        return self.waiting_since_ns if self.has_block else None
+
+    @property
     def wants_draft(self) -> bool:
         """Whether the next round is to have a draft of its attached drafter that was not proposed yet."""
         is_granted = self.rounds.num_draft_tokens > 0 and self.plain_until > len(self.ids)

@@ -23,9 +23,6 @@ from betoken.v1.types_pb2 import Load, OpenSequence
 SequenceKey = tuple[int, int]
 """(link id, sequence_id): sequence ids are unique within one link."""
 
-PENDING_INTERVAL_S = 0.1
-"""How long an answer may take before its router is told that it is still to come, and how often that is said."""
-
 LOAD_INTERVAL_S = 0.02
 """How often a router hears the load with its results, which changes with each: it costs more to tell than a verdict."""
 
@@ -140,23 +137,6 @@ class LinkResults(Generic[Response]):
             frame: Any = self._response_type()
             if _add_load(frame, listener, load):
                 listener.link.send(frame)
-
-
-class PendingReport:
-    """Names, some times a second, what has waited for long: so routers know a long wait from a worker that hangs."""
-
-    def __init__(self, tell: Callable[[list[SequenceKey]], None]) -> None:
-        self._tell = tell
-        self._told_ns = 0
-
-    def after_step(self, waiting: Iterable[tuple[SequenceKey, int]]) -> None:
-        """`waiting`: whose answer is still to come, and since when (`time.perf_counter_ns`)."""
-        now_ns = time.perf_counter_ns()
-        before_ns = now_ns - round(PENDING_INTERVAL_S * 1e9)
-        if self._told_ns <= before_ns:
-            self._told_ns = now_ns
-            if keys := [key for key, since_ns in waiting if since_ns <= before_ns]:
-                self._tell(keys)
 
 
 def _add_load(frame: Any, listener: _Listener[Response], load: WorkerLoad) -> bool:

@@ -1,0 +1,186 @@
+"""The open sequences of a worker: taken in or refused, found, ended by close, deadline, fault or the end of their link.
+
+Kept by a core on the model thread. Knows keys, deadlines, spans and limits; knows nothing of drafting or verifying.
+"""
+
+import time
+from collections.abc import ItemsView, Iterator, Mapping, ValuesView
+from typing import Generic, Protocol, TypeVar
+
+from opentelemetry.trace import Span
+
+from betoken.common.errors import (
+    BetokenError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    NotFoundError,
+    ResourceExhaustedError,
+)
+from betoken.common.trace import fail, status_of
+from betoken.rpc.fast_wake import FastWake
+from betoken.rpc.link.worker_entries import SequenceKey, WorkerLoad
+
+PENDING_INTERVAL_S = 0.1
+"""How long an answer may take before its router is told that it is still to come, and how often that is said."""
+
+
+class KeptSequence(Protocol):
+    """What a table needs of any worker's sequence."""
+
+    @property
+    def key(self) -> SequenceKey: ...
+
+    @property
+    def deadline_s(self) -> float | None:
+        """Deadline, seconds of `time.monotonic`; None = none."""
+        ...
+
+    @property
+    def span(self) -> Span:
+        """Ends when the sequence does."""
+        ...
+
+    @property
+    def owed_since_ns(self) -> int | None:
+        """Since when its router waits for an answer, `time.perf_counter_ns`; None while it does not."""
+        ...
+
+
+class TableSink(Protocol):
+    """Where a table tells what becomes of sequences; called on the model thread."""
+
+    def pending(self, keys: list[SequenceKey]) -> None:
+        """Answers of these sequences are still to come."""
+        ...
+
+    def failed(self, key: SequenceKey, error: BetokenError) -> None:
+        """The sequence is closed for this reason."""
+        ...
+
+    def load_changed(self, load: WorkerLoad) -> None:
+        """Sequences went without an answer."""
+        ...
+
+
+KeptT = TypeVar("KeptT", bound=KeptSequence)
+_OwnedT = TypeVar("_OwnedT", bound=KeptSequence, contravariant=True)
+
+
+class SequenceOwner(Protocol[_OwnedT]):
+    """The core whose table it is."""
+
+    def take_in(self, sequence: _OwnedT) -> None:
+        """Make room for a sequence. Raises a `BetokenError` that refuses it."""
+        ...
+
+    def let_go(self, sequence: _OwnedT) -> None:
+        """Free what is held for a sequence that has just left the table; must not raise."""
+        ...
+
+    def load(self) -> WorkerLoad:
+        """How busy the worker is."""
+        ...
+
+
+class SequenceTable(Mapping[SequenceKey, KeptT], Generic[KeptT]):
+    """Open sequences by key, in the order they were opened."""
+
+    def __init__(
+        self, owner: SequenceOwner[KeptT], sink: TableSink, max_sequences: int, fast_wake: FastWake | None = None
+    ) -> None:
+        """`fast_wake`: held while a sequence is open."""
+        self._owner = owner
+        self._sink = sink
+        self._max_sequences = max_sequences
+        self._fast_wake = fast_wake or FastWake()
+        self._open: dict[SequenceKey, KeptT] = {}
+        self._told_pending_ns = 0
+        self.num_opened = 0
+        """Sequences taken in since the start."""
+
+    def __getitem__(self, key: SequenceKey) -> KeptT:
+        return self._open[key]
+
+    def __iter__(self) -> Iterator[SequenceKey]:
+        return iter(self._open)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def values(self) -> ValuesView[KeptT]:
+        return self._open.values()
+
+    def items(self) -> ItemsView[SequenceKey, KeptT]:
+        return self._open.items()
+
+    def open(self, sequence: KeptT) -> None:
+        """Take a sequence in, or refuse it. A second open of one closes the first too."""
+        try:
+            if sequence.key in self._open:
+                self.close(sequence.key)
+                raise FailedPreconditionError("the sequence is open already")
+            if len(self._open) >= self._max_sequences:
+                raise ResourceExhaustedError(f"{self._max_sequences} sequences are open, the most this worker holds")
+            self._owner.take_in(sequence)
+        except BetokenError as error:
+            fail(sequence.span, status_of(error))
+            sequence.span.end()
+            self._sink.failed(sequence.key, error)
+            return
+        self._open[sequence.key] = sequence
+        self.num_opened += 1
+        self._fast_wake.hold()
+        self.report_load()  # or other routers would think there was room
+
+    def find(self, key: SequenceKey) -> KeptT | None:
+        """The sequence; None where it is not open, which its router is told."""
+        sequence = self._open.get(key)
+        if sequence is None:
+            self._sink.failed(key, NotFoundError("the sequence is not open"))
+        return sequence
+
+    def close(self, key: SequenceKey) -> None:
+        """Forget a sequence and free what is held for it; unknown keys are ignored."""
+        sequence = self._open.pop(key, None)
+        if sequence is not None:
+            self._fast_wake.release()
+            self._owner.let_go(sequence)
+            sequence.span.end()
+            self.report_load()
+
+    def close_link(self, link_id: int) -> None:
+        """Forget every sequence of a link."""
+        for key in [key for key in self._open if key[0] == link_id]:
+            self.close(key)
+
+    def fail(self, key: SequenceKey, error: BetokenError) -> None:
+        """Close an open sequence for this reason."""
+        fail(self._open[key].span, status_of(error))
+        self.close(key)
+        self._sink.failed(key, error)
+
+    def expire(self, now_s: float) -> float | None:
+        """Close what is past its deadline; return the next deadline (`time.monotonic`), None without one."""
+        deadlines = [(seq.deadline_s, key) for key, seq in self._open.items() if seq.deadline_s is not None]
+        for deadline_s, key in deadlines:
+            if deadline_s <= now_s:
+                self.fail(key, DeadlineExceededError("the request's deadline passed"))
+        return min((deadline_s for deadline_s, _ in deadlines if deadline_s > now_s), default=None)
+
+    def report_load(self) -> None:
+        """Tell how busy the worker is."""
+        self._sink.load_changed(self._owner.load())
+
+    def report_pending(self) -> None:
+        """Name, some times a second, what has waited for long: so routers know a long wait from a worker that hangs."""
+        now_ns = time.perf_counter_ns()
+        before_ns = now_ns - round(PENDING_INTERVAL_S * 1e9)
+        if self._told_pending_ns <= before_ns:
+            self._told_pending_ns = now_ns
+            waiting = [(key, seq.owed_since_ns) for key, seq in self._open.items()]
+            if keys := [key for key, since_ns in waiting if since_ns is not None and since_ns <= before_ns]:
+                self._sink.pending(keys)
+
+    def check_integrity(self) -> None:
+        """Re-derive from the open sequences what is held for them; raises when it is off."""
+        assert self._fast_wake.num_held == len(self._open), "cores are kept awake for what is not open"
