@@ -1,6 +1,6 @@
 """Ends a build under too old a Python in one sentence: pip would first complain of dependencies that need a newer one.
 
-The builds of both distributions load it. It knows nothing of what they hold.
+The builds of both distributions load it. Their content is unknown to it.
 """
 
 import sys

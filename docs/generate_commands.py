@@ -1,4 +1,4 @@
-"""Writes commands.md beside this file: every option of the commands that are no services, from the commands themselves.
+"""Writes commands.md beside this file: every option of the commands, services apart, from the commands themselves.
 
 `--check` compares instead and fails when the page is out of date.
 """

@@ -11,7 +11,7 @@ PHRASES = [[11, 12, 13, 14, 15], [11, 12, 20, 21]]  # token ids
 
 
 class PhraseDrafter(ImmediateDrafter):
-    """Proposes the phrase whose longest beginning the text ends with."""
+    """Proposes the phrase whose beginning matches the longest end of the text."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the benchmarks' commands share: values of options, and one line where nothing could be measured.
+"""Shared parts of the benchmarks' commands: values of options, and one line where nothing could be measured.
 
 Knows no benchmark.
 """
@@ -35,8 +35,8 @@ def temperature(text: str) -> float:
 
 
 def exit_status(module: str, body: Callable[[], int], kept: Path | None = None) -> int:
-    """What `body` returns, or 2 after one line on stderr: no such file, model or service, or an answer refused; 130
-    after one where Ctrl-C ended it, which names the folder that results are `kept` in.
+    """The status of `body`. It is 2 after one line on stderr where a file, model or service is missing or an answer is
+    refused. It is 130 after Ctrl-C, with a line that names the folder in which results are `kept`.
     """
     try:
         return body()

@@ -3,8 +3,8 @@
     python -m betoken.bench.demo
 
 Speeds are medians over alternating repeats, of our own services with and without speculation. Equality is checked
-twice: with our own decoding without speculation in the served dtype, and in float32 with `transformers` `generate()`
-itself; where a token differs, no speed is given. The last stdout line is one JSON object.
+twice: against plain decoding in the served dtype, and in float32 against `transformers` `generate()`. Where a token
+differs, no speed is given. The last stdout line is one JSON object.
 """
 
 import argparse
@@ -41,7 +41,7 @@ _PROMPT = 2
 
 
 class Demo:
-    """What one run of the demo shows and measures."""
+    """Results of one run of the demo."""
 
     def __init__(self, options: argparse.Namespace, console: Console) -> None:
         self._options = options
@@ -124,7 +124,7 @@ class Demo:
         self._console.print(shown.legend(tokens))
 
     def _check_against_transformers(self) -> Comparison:
-        """What float32 greedy speculation gives beside what `generate()` gives."""
+        """Float32 greedy speculation compared with `generate()`."""
         with (
             self._services("float32", "off") as address,
             Status("asking transformers", console=self._console),

@@ -15,7 +15,7 @@ from betoken.rpc.worker_settings import WorkerSettings
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to measure and on what."""
+    """Options of one measurement."""
 
     target: str
     draft: str

@@ -132,7 +132,7 @@ def _group(prompts: str, category: str, runs: Sequence[PromptRun], drafters: Seq
 
 
 def ratios_per_prompt(runs: Sequence[PromptRun], side: str, reference: str) -> list[float]:
-    """Speed of a side over that of another, one number per prompt: the median over its passes, whose noise is not
+    """Ratio of two sides' speeds, one number per prompt. It is the median over the passes, whose noise is not
     independent evidence.
     """
     ratios: dict[tuple[str, int], list[float]] = {}

@@ -1,7 +1,7 @@
 """Measures drafters prompt by prompt on running services, beside `transformers`, and keeps what each prompt gave.
 
-On a prompt every side runs once, one at a time, in an order drawn per prompt: what the machine does meanwhile falls on
-all of them, and none always follows the same other.
+Every side runs once on a prompt, one at a time, in an order drawn per prompt. Disturbances of the machine so fall on
+all sides alike.
 """
 
 import asyncio

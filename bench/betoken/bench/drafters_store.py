@@ -1,4 +1,4 @@
-"""What the drafter table has measured so far, in one folder, so that a long run can be made in pieces.
+"""The results of the drafter table so far, in one folder, so that a long run can be made in pieces.
 
 `manifest.json` says what decides the speeds; a folder made with anything else is refused.
 """
@@ -91,7 +91,7 @@ class DraftersStore:
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """What the folder holds.
+        """The content of the folder.
 
         Raises:
             ValueError: it holds nothing, or records of another version.

@@ -42,7 +42,7 @@ TRIAL_TOKENS = 48
 
 @dataclass(slots=True)
 class Measurements:
-    """What the run collected: tokens per second by side, one entry per prompt and repeat, and identity counts."""
+    """Results of the run: tokens per second by side, one entry per prompt and repeat, and identity counts."""
 
     tokens_per_s: dict[str, list[float]] = field(default_factory=dict)
     drafted: list[TimedCompletion] = field(default_factory=list)
@@ -101,7 +101,7 @@ async def _measure_prompt(
 async def measure_concurrent(
     options: Options, stack: Stack, prompts: list[Prompt], identity: IdentityCount
 ) -> dict[str, Any]:
-    """Total tokens per second with so many streams at once, at least four requests per stream; sides alternate."""
+    """Total tokens per second of concurrent streams, at least four requests per stream; sides alternate."""
     requests = [prompts[i % len(prompts)] for i in range(max(len(prompts), 4 * options.concurrency))]
     totals: dict[str, list[float]] = {BETOKEN: [], BETOKEN_OFF: []}
     drafted: list[TimedCompletion] = []

@@ -16,7 +16,7 @@ from betoken.draft_worker.settings import DraftWorkerSettings
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to run and on what."""
+    """Options of one run."""
 
     target: str
     draft: str | None

@@ -1,11 +1,10 @@
-"""What the HTTP door adds to an answer: gateway against direct gRPC, over a real router and workers without a model.
+"""Cost of the HTTP door: gateway against direct gRPC, over a real router and workers without a model.
 
     python -m betoken.bench.gateway_overhead --tokenizer DIR
 
-Every request is asked twice, by gRPC and over HTTP, close in time and in turns, one after the other first; streams run
-at once as many as are said. The HTTP client is a bare socket, so that what is measured is the door. Time per token is
-that from the first event to the last over the tokens between. No figure is printed unless both texts are equal. The
-last stdout line is one JSON object.
+Every request is asked by gRPC and over HTTP, close in time, and each way goes first in turn. The HTTP client is a bare
+socket, so that what is measured is the door. Time per token is that from the first event to the last over the tokens
+between. No figure is printed unless both texts are equal. The last stdout line is one JSON object.
 """
 
 import argparse
@@ -111,7 +110,7 @@ async def by_http(port: int, prompt: str, num_tokens: int, seed: int) -> Timed:
 
 
 async def measure(client: AsyncClient, port: int, num_streams: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Times of both ways with so many streams at once, in turns.
+    """Times of both ways with `num_streams` concurrent streams, in turns.
 
     Raises:
         ValueError: two texts differ.

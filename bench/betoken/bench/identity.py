@@ -3,8 +3,8 @@
     python -m betoken.bench.identity --target DIR --draft DIR --prompts FILE --out DIR
 
 Finished cells are kept in the --out folder and not run again, so a run can be interrupted and resumed. The last stdout
-line is one JSON object, which names every commit and machine that a cell was run at; the exit status is 1 when a cell
-failed and 2 when nothing was compared.
+line is one JSON object with the commit and machine of every cell. The exit status is 1 when a cell failed and 2 when
+nothing was compared.
 """
 
 import argparse

@@ -15,7 +15,7 @@ from betoken.client import AsyncClient, Completion
 
 
 class Outcome(StrEnum):
-    """What a comparison came to."""
+    """The result of a comparison."""
 
     IDENTICAL = "identical"
     NEAR_TIE = "near-tie"

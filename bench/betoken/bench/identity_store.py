@@ -1,4 +1,4 @@
-"""What the exactness matrix has found so far, in one folder, so that a run can be interrupted and resumed.
+"""Results of the exactness matrix, in one folder, so that a run can be interrupted and resumed.
 
 `manifest.json` says what was run on; a folder made for other weights, prompts, lengths or workers' options is refused.
 """

@@ -1,4 +1,4 @@
-"""What a figure was measured on: processor, cores and whether they may sleep, memory, versions, commit, date.
+"""The conditions of a measurement: processor, cores and whether they may sleep, memory, versions, commit, date.
 
 Loads no framework; versions come from the installed packages' metadata.
 """

@@ -47,7 +47,7 @@ BY_COST_DRAFTINGS = tuple(drafting for drafting in DRAFTINGS if drafting.label i
 
 
 class Disturbance(StrEnum):
-    """What is done to the services while a cell runs."""
+    """Faults done to the services while a cell runs."""
 
     NONE = ""
     PREEMPTION = "preemption"
@@ -93,7 +93,7 @@ class Cell:
 
     @property
     def against(self) -> str:
-        """What its tokens are compared with; empty for a reference that nothing is known to equal."""
+        """The reference of its tokens; empty for a reference itself."""
         own = "" if self.is_reference else "own"
         return " and ".join(filter(None, (own, "transformers" if self.meets_transformers else "")))
 

@@ -27,7 +27,7 @@ from betoken.client import Completion
 
 @dataclass(frozen=True, slots=True)
 class RunnerConfig:
-    """What every cell shares."""
+    """Shared options of all cells."""
 
     target: str
     draft: str

@@ -24,5 +24,6 @@ def is_near_tie(gap: float, reference_gap: float) -> bool:
 
 
 def max_near_ties(num_prompts: int) -> int:
-    """Excusable near-ties among so many prompts: two of 164, in proportion for fewer, and at least one."""
+    """Number of near-ties that are excused among `num_prompts`: two of 164, in proportion for fewer, at least
+    one."""
     return max(1, int(num_prompts * MAX_NEAR_TIE_SHARE))

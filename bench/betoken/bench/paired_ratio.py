@@ -1,8 +1,8 @@
 """Whether one side is nearly as fast as the best of others, from speeds measured in pairs.
 
-A pair is two sides on the same prompt, close in time. The best is picked by its median over the same measurements it is
-then compared by, so it is the luckiest as well as the fastest: the ratio comes out too low rather than too high, the
-more so the closer the candidates are. Knows numbers only.
+A pair is two sides on the same prompt, close in time. The best is picked by its median over the measurements that are
+then compared, so luck favours it. The ratio therefore comes out too low, the more so the closer the candidates are.
+Knows numbers only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ CONFIDENCE = 0.95
 
 
 class Verdict(StrEnum):
-    """What the interval says of the margin."""
+    """The verdict of the interval on the margin."""
 
     WITHIN = "within 5 %"
     NOT_WITHIN = "not within 5 %"

@@ -30,8 +30,8 @@ def load_prompts(path: Path, limit: int | None = None) -> list[Prompt]:
 
     Raises:
         OSError: there is no such file.
-        ValueError: it is no text, or not wholly there; a line is not an object with a non-empty `prompt` or `turns`;
-            or the file holds none.
+        ValueError: the file is not complete text, a line is not an object with a non-empty `prompt` or `turns`, or
+            there is no line.
     """
     prompts: list[Prompt] = []
     for number, line in enumerate(_lines_of(path), start=1):

@@ -1,12 +1,12 @@
-"""What the router adds to a round: real router, real gRPC, workers without a model.
+"""Overhead of the router in a round: real router, real gRPC, workers without a model.
 
     python -m betoken.bench.router_overhead --tokenizer DIR
 
 Overhead of a round = its duration in the router less both workers' queue and forward times; p50 within a request, then
-the median over requests. With many streams rounds share the event loop, so it is also given per sequence, and as the
-router's own processor time per round, which does not depend on what else runs. The client runs on the same machine and
-takes its share. No figure is printed unless every answer is what the pretended model says and the workers found nothing
-amiss with the router. The last stdout line is one JSON object.
+the median over requests. With many streams rounds share the event loop. Overhead is therefore also given per sequence,
+and as the router's own processor time per round, which is independent of other load. The client runs on the same
+machine and takes its share. No figure is printed unless every answer is what the pretended model says and the workers
+found nothing amiss with the router. The last stdout line is one JSON object.
 """
 
 import argparse
@@ -70,7 +70,7 @@ async def fake_workers(tokenizer: str, step_ms: float, folder: Path) -> AsyncIte
 
 
 def _start(command: list[str]) -> subprocess.Popen[bytes]:
-    """As the router is: in a session of its own, and not by asyncio (see `loop_factory`)."""
+    """As the router does: in a session of its own, and without asyncio (see `loop_factory`)."""
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, env=service_environment(), start_new_session=True)
 
 
@@ -100,7 +100,7 @@ def _wait_until_ready(service: ServiceProcess) -> None:
 async def measure(
     client: AsyncClient, process: psutil.Process, num_streams: int, options: argparse.Namespace
 ) -> dict[str, float]:
-    """Overhead with so many streams at once; `process` is the router's.
+    """Overhead with `num_streams` concurrent streams; `process` is the router's.
 
     Raises:
         RuntimeError: an answer is not the model's, or nothing was drafted.

@@ -41,7 +41,7 @@ class Side:
     """Options of the draft worker that hosts it, each with its value."""
 
     def speculation(self, num_draft_tokens: int | None) -> Speculation:
-        """What a request asks for; `num_draft_tokens` where the side names none."""
+        """Content of a request; `num_draft_tokens` where the side names none."""
         return speculation(self.drafter, self.num_draft_tokens or num_draft_tokens, settings=self.settings)
 
 

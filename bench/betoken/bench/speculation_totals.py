@@ -1,4 +1,4 @@
-"""What speculation came to over many answers: ratios of sums over their statistics, rounded for reports."""
+"""Results of speculation over many answers: ratios of sums over their statistics, rounded for reports."""
 
 from collections.abc import Sequence
 
@@ -37,7 +37,7 @@ def acceptance_per_position(stats: Sequence[SpeculationStats]) -> list[float]:
 
 
 def round_times(stats: Sequence[SpeculationStats]) -> dict[str, float]:
-    """Where the mean round goes, milliseconds; the two verify figures are per target forward."""
+    """Parts of the mean round, milliseconds; the two verify figures are per target forward."""
     num_rounds = max(1, sum(s.num_rounds for s in stats))
     num_forwards = max(1, sum(s.num_verify_forwards for s in stats))
     seconds = {

@@ -58,7 +58,7 @@ class Stack:
         return fitting
 
     async def all_pages_free(self, timeout_s: float = IDLE_TIMEOUT_S) -> bool:
-        """Whether every worker reports all its KV pages free, within so many seconds of idleness."""
+        """Whether every worker reports all its KV pages free within `timeout_s` of idleness."""
         give_up_at = time.monotonic() + timeout_s
         while True:
             info = await self.client.model_info()

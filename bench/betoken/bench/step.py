@@ -2,10 +2,10 @@
 
     python -m betoken.bench.step [--models llama-3-8b] [--rows 1 5 64] [--contexts 512]
 
-A step is one sequence's block of so many rows after so much context: forward, greedy choice, one read of the ids on the
-host; wall time, median. Weights are random, bfloat16. First the load check, then the recorded forward against the
-eager one and against its rows one at a time, to the last bit: one difference and no speed is printed. The floor is the
-weights' bytes over the copy bandwidth measured here. The last stdout line is one JSON object.
+A step is one sequence's block of rows after a context: forward, greedy choice, one read of the ids on the host. It is
+measured as wall time, median. Weights are random, bfloat16. The load check comes first. Then the recorded forward is
+compared with the eager one and with its rows one at a time, to the last bit. A difference prints no speed. The floor is
+the weights' bytes over the copy bandwidth measured here. The last stdout line is one JSON object.
 """
 
 import argparse
@@ -69,7 +69,7 @@ class Stream:
 
 
 def find_faults(recorded: Stream, eager: Stream, blocks: Sequence[list[int]]) -> list[str]:
-    """Where the recorded forward has other bits than the eager one, or a row other bits than alone."""
+    """The differences in bits between the recorded and the eager forward, or between a row in a batch and alone."""
     faults = []
     for block in blocks:
         logits = recorded.logits(block)

@@ -1,6 +1,6 @@
-"""Generations through the SDK: one timed stream, or many with at most so many at once.
+"""Generations through the SDK: one timed stream, or a bounded number at once.
 
-Knows no process; whoever calls it has services running and a client connected.
+Knows no process; the caller has services running and a client connected.
 """
 
 import asyncio

@@ -83,8 +83,8 @@ class Models:
                 raise ValueError(f"method is {other!r}, not one of {METHODS}")
 
     def _end(self, request: dict[str, Any]) -> dict[str, Any]:
-        """What ends an answer: the model's EOS and, as in our router, that of a tokenizer with a chat template; where
-        EOS is ignored an id that the model does not have."""
+        """Ids that end an answer: the model's EOS and, as in our router, that of a tokenizer with a chat template.
+        Where EOS is ignored, an id that the model lacks."""
         eos = self.target.generation_config.eos_token_id
         ids: list[int] = eos if isinstance(eos, list) else [] if eos is None else [eos]
         pad_id = ids[0] if ids else 0
@@ -96,7 +96,7 @@ class Models:
 
 
 def _source(name: str) -> dict[str, Any]:
-    """Where `from_pretrained` finds a model: of a GGUF file the numbers that its blocks stand for."""
+    """Place from which `from_pretrained` loads a model; a GGUF file is dequantised there first."""
     file = find_gguf(Path(name))
     if file is None:
         return {"pretrained_model_name_or_path": name}

@@ -2,11 +2,11 @@
 
     python -m betoken.bench.widen --model models/target --shape llama-3-8b --out DIR
 
-Where weights of real size cannot be had, random ones give a step its time but accept no draft. Here the small model's
-weights fill a corner of the large one's and hidden states keep to that corner: further heads have values of zero,
-further MLP neurons gates of zero, and further layers both, so that nothing is added to what the small model computes.
-All other weights are random. Up to rounding the logits are the small model's; further ids never win. A step reads as
-many bytes and takes as many operations as with any model of that shape.
+Random weights of real size give a step its time but accept no draft. Here the small model's weights fill a corner of
+the large one's, and hidden states keep to that corner. Further heads have values of zero, further MLP neurons gates of
+zero, and further layers both. So they add nothing to the small model's results. All other weights are random. Up to
+rounding the logits are the small model's; further ids never win. A step reads as many bytes and takes as many
+operations as with any model of that shape.
 """
 
 import argparse
@@ -163,7 +163,7 @@ class Widening:
         return self._random.repeat(-(-num_values // _NUM_RANDOM))[:num_values].view(shape)
 
     def _rows(self, small_group: int, large_group: int) -> Tensor:
-        """Where the rows of the small model's heads lie, with so many heads for each key head in either model."""
+        """Rows of the small model's heads in the large model's matrices."""
         head_dim: int = self.config.head_dim
         heads = torch.arange(self._small.num_key_value_heads * small_group)
         heads = heads // small_group * large_group + heads % small_group
@@ -186,8 +186,8 @@ def widen(directory: Path, shape: Any, out: Path) -> Any:
     """Write the checkpoint, with the small one's tokenizer, to `out`; returns its configuration, as `shape` is one.
 
     Raises:
-        ValueError: the shape has no room for the model in `directory`, or the model is no plain Llama.
-        OSError: a file cannot be read or written.
+        ValueError: the shape has no room for the model in `directory`, or the model is another than a plain Llama.
+            OSError: a file cannot be read or written.
     """
     load: Any = AutoModelForCausalLM.from_pretrained
     if out.exists() and any(out.iterdir()):

@@ -47,7 +47,7 @@ _OPTIONS = (
     (r"speculation\.drafter\b.*", "--drafter"),
 )
 """Fields of the SDK whose option is not called like them."""
-# Somebody is waiting to hear that there is no router, or that the router has waited for a worker in vain.
+# A person waits to hear that the router is away, or that the router waits for a worker.
 _RETRY = RetryPolicy(max_retries=5, max_outage_s=3.0)
 
 Address: TypeAlias = Annotated[
@@ -94,7 +94,7 @@ class Connection:
         """A client of that router.
 
         Raises:
-            InvalidArgumentError: there is no such address, or a file of a certificate or key is none or cannot be read.
+            InvalidArgumentError: the address is malformed, or a file of a certificate or key cannot be read or used.
         """
         files = (self.ca_file, self.cert_file, self.key_file)
         has_tls = self.tls or any(files) or bool(self.server_name)
@@ -145,7 +145,7 @@ def reported_errors(connection: Connection, as_json: bool) -> Iterator[None]:
 
 
 def let_go_of_output() -> None:
-    """The interpreter writes what is left as it ends; where that fails it says so again and ends with status 120."""
+    """The interpreter writes the rest as it ends; where that fails it says so again and ends with status 120."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

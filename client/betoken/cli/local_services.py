@@ -31,7 +31,7 @@ GATEWAY_MODULE = "betoken.gateway"
 
 @dataclass(frozen=True, slots=True)
 class LocalServicesConfig:
-    """What to start."""
+    """Options of the services to start."""
 
     target: str
     """Target model: a directory or hub id. Its tokenizer is the router's."""
@@ -288,7 +288,7 @@ class LocalServices:
 
 
 def _temporary_parent() -> str:
-    """Where temporary folders go; `tempfile` tries the places by a file each, which an interrupt leaves there."""
+    """Folder of temporary folders; `tempfile` tries the places by a file each, which an interrupt leaves there."""
     places = [os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")]
     may_write = (place for place in (*places, "/tmp", "/var/tmp") if place and os.access(place, os.W_OK | os.X_OK))
     return next(may_write, os.curdir)

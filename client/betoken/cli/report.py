@@ -1,4 +1,4 @@
-"""What an answer was worth, as a small table or as one JSON object.
+"""Statistics of an answer, as a small table or as one JSON object.
 
 Knows answers; knows no stream and no command.
 """

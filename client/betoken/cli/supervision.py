@@ -20,7 +20,7 @@ _FIRST_PAUSE_S = 1.0
 
 @dataclass(slots=True)
 class _Watch:
-    """What is remembered of one service."""
+    """The state of one service."""
 
     num_ends: int = 0
     """Ends in a row, each before it had served for `STEADY_S`."""

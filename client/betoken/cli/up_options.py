@@ -1,4 +1,4 @@
-"""What the options of `betoken up` come to, found out before anything starts: models, drafters, the router's place.
+"""The options of `betoken up`, checked before anything starts: models, drafters, the router's place.
 
 Knows the options' names; starts nothing.
 """

@@ -62,9 +62,9 @@ class AsyncClient:
                 empty = none.
 
         Raises:
-            InvalidArgumentError: `address` is no address of a router, `tls` or `retry` is of another class, `timeout_s`
-                is no number, `api_key` is none, or half a pair of certificate and key is absent.
-            OSError: a file of `tls` cannot be read.
+            InvalidArgumentError: `address` is malformed, `tls` or `retry` is of another class, `timeout_s` is not a
+                number, `api_key` is malformed, or one of certificate and key is absent. OSError: a file of `tls` cannot
+                be read.
         """
         check_settings(address, tls, retry)
         self.address = address

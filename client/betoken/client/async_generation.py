@@ -26,7 +26,7 @@ from betoken.common.names import SPAN_CLIENT_GENERATE
 
 
 class _Client(Protocol):
-    """What an answer needs of its client."""
+    """The parts of a client that an answer uses."""
 
     @property
     def is_closed(self) -> bool: ...

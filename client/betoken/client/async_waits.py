@@ -1,4 +1,4 @@
-"""What waiting in a task takes: to tell whose cancellation it was, and to wait no longer than for an event.
+"""Waiting within a task: telling whose cancellation it was, and waiting with a bound.
 
 Knows no calls.
 """

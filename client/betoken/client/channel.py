@@ -1,4 +1,4 @@
-"""What both kinds of channel to a router have in common: options, and the headers of a call.
+"""Shared parts of both kinds of channel to a router: options, and the headers of a call.
 
 Opens nothing itself.
 """
@@ -64,7 +64,7 @@ def channel_options(address: str, tls: ClientTls | None) -> list[tuple[str, Any]
     options: list[tuple[str, Any]] = [
         ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
-        # A router whose machine is gone does not say so; without pings a stream would wait for its deadline.
+        # A machine that dies sends no sign; without pings a stream would wait for its deadline.
         ("grpc.keepalive_time_ms", _KEEPALIVE_TIME_MS),
         ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
         ("grpc.http2.ping_timeout_ms", _KEEPALIVE_TIMEOUT_MS),  # what counts; a minute by default
@@ -124,8 +124,8 @@ def checked_headers(headers: Mapping[str, str] | None, own: Mapping[str, str]) -
 
 
 def call_error(error: grpc.RpcError, is_cancelled: bool) -> BetokenError:
-    """The typed error of a failed call; a cancellation that the caller did not ask for is a lost stream, as is what a
-    proxy ends that has lost its router."""
+    """The typed error of a failed call. A cancellation that the caller did not ask for counts as a lost stream, and so
+    does a proxy's reset."""
     typed = unusable_files_told(from_rpc_error(error))
     if isinstance(typed, ResourceExhaustedError) and (sizes := _TOO_LARGE.search(str(typed))):
         num_bytes, most = (int(size) for size in sizes.groups())  # no overload: it will not fit later either
@@ -137,7 +137,7 @@ def call_error(error: grpc.RpcError, is_cancelled: bool) -> BetokenError:
 
 
 def _is_beyond_proxies(address: str) -> bool:
-    """Whether gRPC would ask a proxy for what is no HOST:PORT: a list of addresses as one, or a name for a socket."""
+    """Whether gRPC would ask a proxy for such an address: a list of addresses, or a name for a socket."""
     return "," in address or address.startswith("unix-abstract:")
 
 

@@ -46,7 +46,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationStats:
-    """What speculation did; of the last stream only, when the answer was resumed."""
+    """Statistics of speculation; those of the last stream only, when the answer was resumed."""
 
     num_drafts: int
     """Draft blocks verified."""
@@ -150,10 +150,10 @@ class Detokenized:
 
 @dataclass(frozen=True, slots=True)
 class PartialAnswer:
-    """What came of an answer that an error ended. Prints as its text.
+    """The part of an answer that came before an error. Prints as its text.
 
-    Its prompt ids as prompt, and its seed, fingerprint and ids (after those that it was given) as `seed`,
-    `system_fingerprint` and `resume_ids` of another request go on where it ended.
+    Another request goes on where it ended: its prompt ids as prompt, and its seed, fingerprint and ids as `seed`,
+    `system_fingerprint` and `resume_ids`. Ids that it was given come first.
     """
 
     text: str

@@ -1,4 +1,4 @@
-"""What a caller can set, one small frozen class per concern.
+"""A caller's options, one small frozen class per concern.
 
 Values are checked by the router, which alone knows the model's limits; this module knows neither gRPC nor the model.
 """
@@ -82,7 +82,7 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """What happens when a call breaks; a broken answer is resumed where it broke, with nothing repeated or lost."""
+    """Handling of broken calls; a broken answer is resumed where it broke, with nothing repeated or lost."""
 
     max_retries: float = math.inf
     """Retries in a row without a token in between; 0 = never."""
@@ -153,7 +153,7 @@ class PromptOptions(TypedDict, total=False):
 
 
 class Constraint(TypedDict, total=False):
-    """What an answer has to be: exactly one of these. EOS ends the answer where it is one."""
+    """The required form of an answer: exactly one of these. EOS ends the answer where it is one."""
 
     json_object: bool
     """Any JSON object: True."""

@@ -103,7 +103,7 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a router serves."""
+    """Description of a router's service."""
 
     model: str
     """Its id; empty = no verify worker has been met yet, and what only one knows is empty or 0 as well."""

@@ -71,7 +71,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class RoundTimes:
-    """Where the time of a round went, or of a plain step; seconds."""
+    """Durations of the parts of a round, or of a plain step; seconds."""
 
     num_tokens: int
     """Tokens it emitted."""

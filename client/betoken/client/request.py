@@ -55,7 +55,7 @@ _KINDS: Mapping[int, str] = {
 
 
 def generate_request(prompt: Prompt, options: GenerateOptions) -> pb.GenerateRequest:
-    """The request for `prompt`; `timeout_s` and `headers` are no part of it.
+    """The request for `prompt`; `timeout_s` and `headers` stay apart from it.
 
     Raises:
         InvalidArgumentError: a value no message can hold.
@@ -139,7 +139,7 @@ def _add_message(request: pb.GenerateRequest | pb.TokenizeRequest, index: int, m
 def _set_chat_options(
     request: pb.GenerateRequest | pb.TokenizeRequest, options: GenerateOptions | PromptOptions
 ) -> None:
-    """What a template is given besides messages."""
+    """Inputs of a template besides messages."""
     tools, arguments = options.get("tools"), options.get("template_arguments")
     continues, escapes = options.get("continue_final_message"), options.get("escape_special_tokens")
     given = {

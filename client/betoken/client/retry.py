@@ -103,7 +103,7 @@ class Retries:
 
 
 def _seconds(value: object) -> float:
-    """As Python's own float: sums of a time of day and numpy's float32 are minutes off."""
+    """Converted to Python's own float, since sums of a time of day and numpy's float32 are minutes off."""
     try:
         seconds = float(value) if isinstance(value, Real) else math.nan
     except OverflowError:

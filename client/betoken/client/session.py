@@ -132,7 +132,8 @@ class Session:
         """Seconds to wait before asking again, after a stream broke with `error` (None = it just ended too early).
 
         Raises:
-            BetokenError: `error`, when it is final; a deadline's, or a lost router's, has no request id of its own.
+            BetokenError: `error`, when it is final. The errors of deadlines and lost routers have no request id of
+                their own.
         """
         error = error or UnavailableError("the stream ended before the answer did")
         error.request_id = error.request_id or self._request_id

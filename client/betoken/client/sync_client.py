@@ -159,16 +159,16 @@ class Client:
         return Detokenized.from_proto(self._unary("Detokenize", detokenize_request(ids), timeout_s, headers))
 
     def reconnect(self) -> None:
-        """Later calls take a new connection, as after an interrupt: it may have hit gRPC's own code where it held the
-        connection's lock, or before anyone waited for a call's events, and whoever ends that connection waits for ever.
-        So a thread ends it, with the client; calls of other threads stay on it until then."""
+        """Later calls take a new connection, as after an interrupt. The interrupt may have hit gRPC's code where it
+        held the connection's lock, and closing such a connection would hang. So a thread ends it, with the client;
+        calls of other threads stay on it until then."""
         interrupted = self._channel
         self._connect()
         threading.Thread(target=_end, args=(interrupted, self._closed), daemon=True).start()
 
     def current_stub(self) -> Any:
-        """The router's methods. A process that was forked off takes a connection of its own: gRPC gives up one that
-        had a call in progress then, and its calls would wait for ever."""
+        """The router's methods. A forked process takes a connection of its own. gRPC gives up one that had a call in
+        progress at the fork, and its calls would wait for ever."""
         if self._process_id != os.getpid():
             self.reconnect()
         return self.stub

@@ -1,1 +1,1 @@
-"""What the SDK and every service share: errors, names, addresses, TLS, traces. Needs the base install only."""
+"""Shared by the SDK and every service: errors, names, addresses, TLS, traces. Needs the base install only."""

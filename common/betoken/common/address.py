@@ -1,4 +1,4 @@
-"""What may be dialled, told before gRPC guesses."""
+"""Addresses that may be dialled, checked before gRPC guesses."""
 
 import re
 import socket
@@ -17,8 +17,8 @@ _SCHEMES = frozenset({"dns", "ipv4", "ipv6", "unix", "unix-abstract", "xds", "go
 def is_host_port(address: str) -> bool:
     """Whether `address` is HOST:PORT, [HOST]:PORT for IPv6.
 
-    gRPC takes much else: it dials a host without a port at 443, port 65537 at 1, drops what follows `?` or `#`, and
-    looks a URL up as a name. A host called as one of its schemes it does not find.
+    gRPC accepts more: it dials a host without a port at 443, port 65537 at 1, drops the text after `?` or `#`, and
+    resolves a URL as a name. A host called as one of its schemes it does not find.
     """
     return address.partition(":")[0].lower() not in _SCHEMES and _has_port(address)
 

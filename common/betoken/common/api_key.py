@@ -24,7 +24,7 @@ def new_api_key() -> str:
 
 
 def hash_of(key: str) -> str:
-    """What a file of keys holds of `key`: `sha256:` and 64 hex digits."""
+    """The form of `key` in a file of keys: `sha256:` and 64 hex digits."""
     return HASH_PREFIX + hashlib.sha256(key.encode()).hexdigest()
 
 

@@ -1,7 +1,7 @@
 """The errors of Betoken and the one table between them and gRPC statuses, used by servers, links and the SDK.
 
-Details that a status has no room for (field, value, limit, retry-after, request id) travel in trailing metadata.
-Knows nothing of servers or channels; needs only grpcio and protobuf.
+Details beyond a status (field, value, limit, retry-after, request id) travel in trailing metadata. Knows nothing of
+servers or channels; needs only grpcio and protobuf.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class BetokenError(Exception):
         return str(self)
 
     def without_places(self) -> BetokenError:
-        """What may be told to those who are told no addresses and paths."""
+        """The same error for callers that may not see addresses and paths."""
         return self
 
 
@@ -65,7 +65,7 @@ class InvalidArgumentError(BetokenError):
         super().__init__(f"{field} = {self.value}: {limit}" if field else limit, request_id=request_id)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """What pickle and copy call again: the text alone, which they would take, is not enough."""
+        """The arguments for pickle and copy; the text alone would not be enough."""
         return type(self), (self.field, self.value, self.limit), self.__dict__
 
 

@@ -1,4 +1,4 @@
-"""What gRPC's own words about a connection mean, told as a cause: who listens there, and what it speaks.
+"""gRPC's own words about a connection, translated to a cause: who listens there, and what it speaks.
 
 Knows the texts of grpcio as they are; what it does not know it leaves as it is. Knows nothing of channels.
 """

@@ -1,8 +1,8 @@
 """One form for all lines of a service's log: text or JSON, one record a line, control characters escaped.
 
-Python's records, and what native code (gRPC) writes to standard error: that goes through a small process of its own,
-this file as a script, so that the last words of a service that is aborted are not lost with it. Knows no service;
-nobody logs prompts or generated text. Imports nothing beyond the standard library.
+Python's records and the text that native code (gRPC) writes to standard error share it. Native text passes through a
+small process, this file as a script, so that the last words of an aborted service are kept. Knows no service; nobody
+logs prompts or generated text. Imports nothing beyond the standard library.
 """
 
 import json
@@ -83,7 +83,7 @@ class _Json(logging.Formatter):
 def configure_logging(level: str, form: LogFormat = "text", *, captures_stderr: bool = False) -> None:
     """Log records of at least `level` (`debug` ... `error`) to stderr, replacing earlier handlers.
 
-    `captures_stderr`: from now on what else is written there comes as such lines, too. Once per process.
+    `captures_stderr`: other writes to standard error take the same form from now on. Once per process.
     """
     stream = _captured(level, form) if captures_stderr else sys.stderr
     handler = logging.StreamHandler(stream)
@@ -110,10 +110,10 @@ def _cut(value: Any) -> Any:
 
 
 def _captured(level: str, form: LogFormat) -> TextIO:
-    """Puts a pipe in standard error's place; the stream for whoever has the form already.
+    """Puts a pipe in standard error's place; returns the stream for writers that format their own lines.
 
-    Its packet mode keeps apart what was written apart, so that a peer's line break begins no line. Where there is none
-    (macOS), native lines stay as they are.
+    Its packet mode keeps apart what was written apart, so that a peer's line break begins no line. On systems without
+    that mode (macOS) native lines stay as they are.
     """
     packet_mode = getattr(os, "O_DIRECT", None)
     if packet_mode is None or not hasattr(os, "pipe2"):

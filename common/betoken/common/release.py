@@ -7,5 +7,5 @@ __version__ = "0.1.0"
 
 
 def how_to_install(extra: str) -> str:
-    """A hint for whoever lacks the packages of `extra`, or of several with commas between: a command for a checkout."""
+    """A hint how to install the packages of `extra` (or several, with commas between): a command for a checkout."""
     return f"in a checkout of Betoken, pip install -c constraints.txt -e '.[{extra}]'"

@@ -37,8 +37,8 @@ class ServerTls:
     def credentials(self) -> grpc.ServerCredentials:
         """Credentials for `add_secure_port`.
 
-        The files are looked at again with each new connection. What is no certificate with its key by then, one of the
-        two being replaced before the other, changes nothing: gRPC stays with the last that were.
+        The files are looked at again with each new connection. A certificate without its key at that moment, one file
+        being replaced before the other, changes nothing: gRPC keeps the last pair.
 
         Raises:
             OSError: a file cannot be read.
@@ -90,8 +90,8 @@ class ClientTls:
 
         Raises:
             OSError: a file cannot be read.
-            InvalidArgumentError: a file that is not PEM, half a pair of certificate and key, another certificate's
-                key, or a name that is no text.
+            InvalidArgumentError: a file is not PEM, one of certificate and key is missing or belongs to another, or the
+                name is not text.
         """
         try:
             (self.server_name or "").encode()  # None is no name either
@@ -117,7 +117,7 @@ class ClientTls:
 
 
 def unusable_files_told(error: BetokenError) -> BetokenError:
-    """The `error` of a call; where gRPC can make nothing of this side's files, which is no matter of time, that."""
+    """The `error` of a call, or the error of this side's TLS files where gRPC can make nothing of them."""
     if isinstance(error, UnavailableError) and _UNUSABLE_FILES in error.message:
         return FailedPreconditionError("the TLS files of this side hold no certificates, or no certificate and its key")
     return error
@@ -128,7 +128,7 @@ def _configuration(key: bytes, cert: bytes, client_ca: bytes | None) -> grpc.Ser
 
 
 def _check_pair(cert_file: str | Path, key_file: str | Path) -> None:
-    """gRPC tells in its own log only that the two do not go together. What else is wrong with either it decides.
+    """gRPC tells in its own log only that the two do not go together. gRPC decides on all other faults itself.
 
     Raises:
         InvalidArgumentError: the key is another certificate's.

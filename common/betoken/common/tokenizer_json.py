@@ -1,4 +1,4 @@
-"""What a tokenizer.json says of ids, merges and added tokens: its hash, and where two of them differ.
+"""The ids, merges and added tokens of a tokenizer.json: their hash, and the first difference of two.
 
 Reads JSON alone; knows nothing of normalisers, templates or libraries of tokenizers.
 """

@@ -50,7 +50,7 @@ def status_of(error: BaseException) -> str:
 
 
 def rpc_attributes(method: str) -> dict[str, AttributeValue]:
-    """What every span of a call of the public service has, at either end."""
+    """Attributes of every span of a public call, at either end."""
     return {RPC_SYSTEM_NAME: RPC_SYSTEM_GRPC, RPC_METHOD: f"betoken.v1.GenerationService/{method}"}
 
 
@@ -65,9 +65,9 @@ def span(
 ) -> Iterator[Span]:
     """A span from here to the end of the block, also in generators and when the block is cancelled.
 
-    `parent`: a span, or a context out of `context_from`; None = whatever is current. An error is recorded by the status
-    that it is to the call, which `status` tells, or by its type; its text is not (it may quote the request). What a
-    client did wrong, or gave up, is no error of a server.
+    `parent`: a span, or a context out of `context_from`; None = whatever is current. An error is recorded by its status
+    as a call (`status` tells it), or by its type. Its text stays out, since it may quote the request. A client's
+    mistake or cancellation does not count as a server's error.
     """
     context = trace.set_span_in_context(parent) if isinstance(parent, Span) else parent
     started = trace.get_tracer(SCOPE).start_span(name, context, kind, attributes)

@@ -206,8 +206,8 @@ class DraftCore:
                 # A list, whatever a plug-in makes of it.
                 finished = self._checked(list(drafter.step()), name) if drafter.has_work else []
             except Exception:
-                # A drafter that fails costs its sequences this round's drafts, never their streams: those of its own,
-                # and those of drafters that had nothing to do themselves and left it to others.
+                # A drafter that fails costs its sequences this round's drafts, never their streams. Its sequences are
+                # its own and those of idle drafters that left the work to others.
                 logger.exception("drafter %s failed", name)
                 waiting = [entry for entry in self._sequences.values() if entry.requested_ns is not None]
                 finished = self._abandon([entry for entry in waiting if entry.drafter_name in {name, *idle}])

@@ -1,6 +1,6 @@
 """Between links and the draft core: validate and convert, hand over to the model thread, convert back.
 
-No tensors, no policy.
+Holds neither tensors nor policy.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 RulesOf: TypeAlias = "Callable[[DraftSequence, OpenSequence], SequenceRules]"
 """Makes the rules of a sequence."""
 
-# Ids and lengths are the target's. What a drafter does not know or cannot hold it answers with an empty draft.
+# Ids and lengths are the target's. A drafter answers with an empty draft for a sequence it does not know or cannot
+# hold.
 ANY_VOCAB_SIZE = (1 << 31) - 1
 ANY_CONTEXT = 1 << 31
 

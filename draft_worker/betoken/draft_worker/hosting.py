@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Hosted:
-    """What a draft worker runs."""
+    """The parts of a draft worker."""
 
     drafters: dict[str, Drafter] = field(default_factory=dict)
     """Drafters by name, the default first."""
@@ -41,7 +41,7 @@ def load_drafters(settings: DraftWorkerSettings, progress: Progress) -> Hosted:
     """Every drafter of the settings; plug-ins are looked at before any model is loaded.
 
     Raises:
-        FailedPreconditionError: a plug-in is no drafter, or a model cannot be served: torch may be missing.
+        FailedPreconditionError: a plug-in is not a drafter, or a model cannot be served: torch may be missing.
     """
     names = settings.hosted_drafters
     host = Host(settings)
@@ -58,7 +58,8 @@ def load_drafters(settings: DraftWorkerSettings, progress: Progress) -> Hosted:
 
 
 def source_infos(names: Sequence[str]) -> list[SourceInfo]:
-    """What the sources of draft tokens are and look like: every drafter with a spec, and the plug-ins among `names`."""
+    """Names, colours and kinds of the sources of draft tokens: every drafter with a spec, and the plug-ins among
+    `names`."""
     infos = [
         SourceInfo(name=spec.name, explains=spec.explains, colour=spec.colour)
         for spec in SPECS.values()
@@ -71,7 +72,7 @@ def source_infos(names: Sequence[str]) -> list[SourceInfo]:
 
 
 class Host:
-    """What this worker lends to its drafters; see `DrafterHost`."""
+    """The services of this worker to its drafters; see `DrafterHost`."""
 
     def __init__(self, settings: DraftWorkerSettings) -> None:
         self.settings = settings
@@ -97,7 +98,7 @@ class Host:
 
 
 def _model_host(settings: DraftWorkerSettings, progress: Progress) -> ModelHost:
-    # Here, since it takes torch and transformers: seconds, and hundreds of megabytes, that n-grams have no use for.
+    # Imported here, since torch and transformers take seconds and hundreds of megabytes that n-grams do without.
     try:
         from betoken.draft_worker.model_hosting import ModelHost
     except ModuleNotFoundError as error:

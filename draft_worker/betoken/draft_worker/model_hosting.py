@@ -19,7 +19,7 @@ from betoken.rpc.early_end import at_end
 
 
 class ModelHost:
-    """The models of one worker. What cannot be served raises FailedPreconditionError."""
+    """The models of one worker. A model that cannot be served raises FailedPreconditionError."""
 
     def __init__(self, settings: DraftWorkerSettings, progress: Progress) -> None:
         self._settings = settings

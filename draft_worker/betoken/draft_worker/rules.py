@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 def rules_maker(tokenizer_json: str) -> RulesOf:
-    """What makes a sequence's rules, constraint included; `tokenizer_json`: that of the models, empty without one."""
+    """Makes a sequence's rules, constraint included; `tokenizer_json`: that of the models, empty without one."""
     grammars: Grammars | None = None
     if tokenizer_json:
         try:
@@ -28,7 +28,7 @@ def rules_maker(tokenizer_json: str) -> RulesOf:
             try:
                 matcher = grammars.compile(entry.constraint)
                 grammar = GrammarRule(matcher, grammars.vocab_size, entry.eos_token_ids, entry.committed_ids)
-            except BetokenError as error:  # the target's worker says so, to whom it concerns
+            except BetokenError as error:  # the target's worker reports it to the client concerned
                 logger.info("a sequence is drafted without its constraint: %s", error)
         return SequenceRules(sequence.params, sequence.prompt_ids, sequence.output_ids, grammar)
 

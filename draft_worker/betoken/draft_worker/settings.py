@@ -1,4 +1,4 @@
-"""What a draft worker can be told. Every drafter brings its own options."""
+"""Options of a draft worker. Every drafter brings its own options."""
 
 from typing import Self
 

@@ -32,7 +32,8 @@ class Calibration:
     def learn(
         self, draft_ids: Sequence[int], parents: Sequence[int], shares: Sequence[float], ids: Sequence[int]
     ) -> None:
-        """Follow the committed `ids` along a draft: each token whose predecessors were accepted was so itself, or not.
+        """Follow the committed `ids` along a draft: each token whose predecessors were accepted was itself accepted or
+        refused.
 
         `shares`: of the paths that end in each token.
         """

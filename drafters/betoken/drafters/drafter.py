@@ -21,7 +21,7 @@ MAX_SOURCE_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class DraftTerms:
-    """What a draft costs and has to bring, in tokens that would be emitted meanwhile."""
+    """Cost of a draft, and the yield it has to reach, in tokens that would be emitted meanwhile."""
 
     max_tokens: int
     """Most tokens wanted."""
@@ -89,7 +89,7 @@ class Drafted:
 
     def check(self) -> None:
         """Raises:
-        ValueError: the lists do not fit each other, an id is no token id, or a parent does not come before its child.
+        ValueError: the lists do not fit each other, an id is out of range, or a parent comes after its child.
         """
         # Of numbers the type itself: a truth value is an `int` too, but no message takes it.
         num_nodes = len(self.draft_ids)

@@ -10,7 +10,7 @@ logger = logging.getLogger(__name__)
 
 
 class ImmediateDrafter(ABC):
-    """A `Drafter` whose subclasses only say what they propose."""
+    """A `Drafter` whose subclasses only propose."""
 
     def __init__(self) -> None:
         self._requests: dict[DraftSequence, int] = {}
@@ -32,7 +32,7 @@ class ImmediateDrafter(ABC):
         return bool(self._requests)
 
     def open(self, sequence: DraftSequence) -> None:
-        """Take a sequence in; without an override there are no settings."""
+        """Take a sequence in; the default takes no settings."""
         check_names(sequence.settings, ())
 
     def commit(self, sequence: DraftSequence, ids: list[int]) -> None:  # noqa: B027
@@ -50,7 +50,7 @@ class ImmediateDrafter(ABC):
         return [self._answer(sequence, num_tokens) for sequence, num_tokens in requests.items()]
 
     def check_integrity(self) -> None:  # noqa: B027
-        """Nothing is accounted for."""
+        """It holds nothing to account for."""
 
     def _answer(self, sequence: DraftSequence, num_tokens: int) -> Drafted:
         try:

@@ -20,7 +20,7 @@ def load_plugin(path: str) -> Drafter:
     """An instance of the class, made without arguments.
 
     Raises:
-        FailedPreconditionError: there is no such class, it is no `Drafter`, or it cannot be made.
+        FailedPreconditionError: the class is missing, does not fit the protocol `Drafter`, or its making failed.
     """
     module_name, _, class_name = path.partition(":")
     try:

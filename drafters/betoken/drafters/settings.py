@@ -19,7 +19,7 @@ def integer(settings: Mapping[str, str], name: str, default: int, lowest: int, h
     """The named setting, `default` where it is absent.
 
     Raises:
-        InvalidArgumentError: it is no integer from `lowest` to `highest`.
+        InvalidArgumentError: the value is not an integer from `lowest` to `highest`.
     """
     text = settings.get(name)
     if text is None:

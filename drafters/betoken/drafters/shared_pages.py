@@ -1,8 +1,8 @@
-"""The KV pages of one model among all drafters that run it. Knows page lists, not whose they are or what they hold.
+"""The KV pages of one model among all drafters that run it. Knows page lists; their owners and contents lie elsewhere.
 
-When pages run out, a sequence takes those of younger ones that are not at work; of older ones only where they have been
-idle for a while. Between two drafts all of them are idle for a moment, and taking turns would cost each its KV every
-time: then nobody's prompt is ever computed to its end, and nobody drafts.
+When pages run out, a sequence takes those of younger idle ones, and of older ones only where they have been idle for a
+while. Between two drafts all sequences are idle for a moment. Taking turns would cost each its KV every time, and no
+prompt would ever be computed to its end.
 """
 
 import time
@@ -63,8 +63,8 @@ class SharedPages:
         return self._num_entered
 
     def make_room(self, order: int, page_ids: list[int], length: int) -> bool:
-        """Whether the list, of the sequence of that order, can be extended to `length` slots, after taking pages of
-        others if need be; none lose theirs in vain.
+        """Whether the list of the sequence `order` can be extended to `length` slots, after taking pages of others if
+        need be. Pages are taken only if that suffices.
         """
         if self.table.can_extend(page_ids, length):
             return True

@@ -1,4 +1,4 @@
-"""What a drafter tells of itself: name, options, needs, how it is made, how its tokens are shown.
+"""Description of a drafter: name, options, needs, its maker, the colour of its tokens.
 
 Needs neither torch nor numpy, so that services can name every drafter before they load a model.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class DrafterHost(Protocol):
-    """What a worker lends to the drafters that it makes."""
+    """A worker's services to the drafters that it makes."""
 
     @property
     def settings(self) -> Any:
@@ -71,7 +71,7 @@ class DrafterSpec:
     """Raises ValueError for settings that it cannot be made with."""
 
     def used(self, settings: Any) -> str | None:
-        """The setting that it would use of `needs`; None where none is given, or it needs none."""
+        """The setting that it would use of `needs`; None where none is given or needed."""
         return next((option for option in self.needs if getattr(settings, option)), None)
 
     def is_met_by(self, settings: Any) -> bool:

@@ -51,7 +51,7 @@ class Scoring(NamedTuple):
 
 
 class AttentionContext(Protocol):
-    """What layers that mix tokens need of the batch."""
+    """Inputs from the batch for layers that mix tokens."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
         """Write `key` [R, H, D] and `value` [R, H, E], attend `query` [R, Hq, D] causally, return [R, Hq, E]."""

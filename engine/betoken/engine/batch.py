@@ -19,9 +19,9 @@ class Segment:
     `page_ids` cover at least kv_length + len(ids) slots. The last `num_logits` rows yield logits: 0 for a prefill
     chunk that is not the last.
 
-    `parents` makes a tree of the sequence's last len(parents) slots, whether earlier forwards wrote them or this one:
-    parents[i] is the index of node i's parent among them, -1 the slot before the first of them. Node i then takes the
-    position after its parent's. All slots before, and all slots without `parents`, are a chain.
+    `parents` makes a tree of the sequence's last len(parents) slots, whether earlier forwards wrote them or this one.
+    parents[i] is the index of node i's parent among them, -1 for the slot before the first of them. Node i then takes
+    the position after its parent's. All slots before, and all slots without `parents`, are a chain.
     """
 
     page_ids: Sequence[int]
@@ -63,8 +63,8 @@ def build_batch(segments: Sequence[Segment], page_size: int, max_rows: int) -> B
     """Flatten segments.
 
     Raises:
-        ValueError: a segment is empty, wants more logits than rows, has too few pages or parents that are no tree; or
-            too many rows.
+        ValueError: a segment is empty, wants more logits than rows, has too few pages or impossible parents; or there
+            are too many rows.
     """
     token_ids: list[int] = []
     positions: list[int] = []

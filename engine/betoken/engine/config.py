@@ -1,4 +1,4 @@
-"""What the engine may be told: one frozen object. It reads no environment and probes no device."""
+"""Options of the engine: one frozen object. It reads no environment and probes no device."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The engine's own errors. They know nothing of gRPC: the workers map them to statuses."""
+"""The engine's own errors. The workers map them to gRPC statuses."""
 
 
 class EngineError(Exception):

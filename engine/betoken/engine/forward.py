@@ -1,4 +1,4 @@
-"""What runs one batch through a model, whatever the device, and what comes out of it.
+"""Runs one batch through a model on any device, and returns its logits.
 
 Every row has the same bits whatever its neighbours. Implementations know tensors and pages, not sequences or requests.
 """
@@ -22,7 +22,7 @@ ModelCall = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What one forward yields. Both tensors may be overwritten by the next forward."""
+    """The results of one forward. Both tensors may be overwritten by the next forward."""
 
     logits: Tensor
     """Logits [L, V] float32 of the rows that asked for them, in the order of the batch."""

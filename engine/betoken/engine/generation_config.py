@@ -1,6 +1,6 @@
 """A checkpoint's generation_config.json: the sampling it asks for where a request says nothing, and its EOS ids.
 
-What it says is checked here, at load: a value that no request could send is refused with its file, field and limit.
+Its values are checked at load. A value that no request could send is refused with its file, field and limit.
 """
 
 import logging
@@ -29,7 +29,7 @@ _MAX_COUNT = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """What a number may be."""
+    """The range of a number."""
 
     lowest: float
     highest: float
@@ -79,7 +79,7 @@ None does nothing in any of them."""
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """What requests that say nothing get."""
+    """Sampling of requests that leave it out."""
 
     sampling: dict[str, Any]
     """Values that are set, among `do_sample` and the fields of `SamplingParams`."""

@@ -16,7 +16,7 @@ class ShortConv(nn.Module):
     """A gated short convolution, as LFM2's: of projections B, C and x, out(C * convolution(B * x))."""
 
     def __init__(self, mixer: Any) -> None:
-        """`mixer`: a `Lfm2ShortConv`, whose layers it takes over."""
+        """`mixer`: a `Lfm2ShortConv`; its layers move here."""
         super().__init__()
         self.layer_idx: int = mixer.layer_idx
         self.in_proj, self.out_proj = mixer.in_proj, mixer.out_proj

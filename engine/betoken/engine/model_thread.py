@@ -25,7 +25,7 @@ _WATCH_TICK_S = 1.0
 
 
 class Core(Protocol):
-    """What a model thread drives; touched by that thread only."""
+    """The work of a model thread; touched by that thread only."""
 
     @property
     def has_work(self) -> bool:
@@ -92,15 +92,15 @@ class ModelThread(Generic[CoreT]):
                 atexit.register(self._cut_off)
 
     def _cut_off(self) -> None:
-        """End the process around a step that goes on: torn down within foreign code, the thread would abort it, and
-        what hangs, a device say, may keep the rest of the exit waiting."""
+        """End the process around a hanging step. Torn down within foreign code the thread would abort it, and a hanging
+        device may block the rest of the exit."""
         if self._thread.is_alive():
             os._exit(1)
 
     async def _watch(self, timeout_s: float) -> None:
         tick_s = min(_WATCH_TICK_S, timeout_s / 4)
         num_turns, stuck_s = 0, 0.0
-        while stuck_s < timeout_s:  # by ticks, not by the clock: a machine that stood still is no hang
+        while stuck_s < timeout_s:  # counted in ticks, so that a machine that stood still counts as no hang
             await asyncio.sleep(tick_s)
             if self.failure.done():
                 return

@@ -1,12 +1,12 @@
 """Who owns which KV page, and what the full ones hold. Knows ids and lengths only: no tensors, no sequences, no policy.
 
-Ownership: a sequence of length n owns the slots [0, n) through its page list; pages [0, n // page_size) are full
-and never written again, the page after them may be. A page is free exactly when its reference count is 0.
+Ownership: a sequence of length n owns the slots [0, n) through its page list. Pages [0, n // page_size) are full and
+never written again; the page after them may be. A page is free exactly when its reference count is 0.
 
-Prefix caching: a full page that was published is known by its ids and the published page before it, compared id by id
-(never by hash), so sequences that begin alike share it. It keeps its content after its last owner has gone, until the
-page is needed: pages without content are taken first, then the ones left longest ago, the end of a text before its
-beginning. What a row computes depends on its own sequence alone, so KV found is KV that would be computed, to the bit.
+Prefix caching: a full page that was published is known by its ids and the published page before it. Ids are compared
+one by one, never by hash, so sequences that begin alike share pages. A published page keeps its content after its last
+owner has gone, until the page is needed. Pages without content are taken first, then the pages left longest ago, the
+end of a text before its beginning. A row depends on its own sequence alone, so found KV equals computed KV to the bit.
 Source: automatic prefix caching as in vLLM (Kwon et al., arXiv:2309.06180), without hashes.
 """
 
@@ -88,7 +88,7 @@ class PageTable:
 
         It goes on where the last look at the same text ended, so that looking often takes little time.
         """
-        # What follows a page is forgotten before the page is: if the last one is as it was, so are all before it.
+        # The pages after a page are forgotten before it. If the last page is unchanged, so are all before it.
         while found.nodes and self._node_of.get(found.page_ids[-1]) != found.nodes[-1]:
             found.page_ids.pop()
             found.nodes.pop()
@@ -102,7 +102,7 @@ class PageTable:
             found.nodes.append(node)
 
     def publish(self, page_ids: list[int], ids: Sequence[int], length: int) -> None:
-        """Let others find the full pages among the first `length` slots, whose KV is that of `ids` and stays so.
+        """Publish the full pages among the first `length` slots; their KV is that of `ids` from now on.
 
         A page that another one equals is replaced by it, in place.
         """

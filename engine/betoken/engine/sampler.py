@@ -44,7 +44,7 @@ class SampleGroup:
     """Tree: index of each draft id's parent, -1 = the last committed token; None = a chain."""
 
     def adjustments(self) -> BlockPath | None:
-        """What the rules make of the rows; None where they have nothing to adjust."""
+        """The adjustments of the rows by the rules; None without adjustments."""
         rules = self.rules
         if rules is None:
             if not self.params.has_rules:

@@ -1,6 +1,6 @@
 """How a request's tokens are chosen: one frozen, fully resolved, validated set of parameters.
 
-It knows no model defaults and no protocol messages: every field is set by whoever makes one.
+It knows neither model defaults nor protocol messages: its maker sets every field.
 """
 
 from __future__ import annotations

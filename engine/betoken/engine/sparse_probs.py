@@ -1,4 +1,4 @@
-"""What a draft token was sampled from, as plain numbers: for those who pass it on and have no use for torch."""
+"""The distribution that a draft token was sampled from, as plain numbers, for code that does without torch."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def node_depths(parents: Sequence[int]) -> list[int]:
 
 
 def place_nodes(parents: Sequence[int], tree_start: int, first_node: int = 0) -> tuple[list[int], dict[int, list[int]]]:
-    """Where the nodes from `first_node` on stand, in a tree whose node i lies in slot tree_start + i.
+    """Positions of the nodes from `first_node` on, in a tree whose node i lies in slot tree_start + i.
 
     Returns:
         Their positions; and for each node whose path does not lie in order, the slots of its path from the first on

@@ -1,7 +1,7 @@
 """Which tokens a block of drafts turns into: the three ways of comparing them with the target, mixed in one batch.
 
-Turns sequences into the arguments of the kernels and knows no algorithm of its own. What becomes of a sequence depends
-on its own rows alone.
+Turns sequences into the arguments of the kernels and knows no algorithm of its own. A sequence's verdict depends on its
+own rows alone.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class BlockGroup:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What a block turned into."""
+    """The result of a block."""
 
     path: list[int]
     """Accepted drafts by index, root first; the leading ones of a chain."""
@@ -68,7 +68,7 @@ class Verified:
 
 
 def verify_blocks(logits: torch.Tensor, groups: Sequence[BlockGroup]) -> list[Verified]:
-    """Judges every group's draft. What is accepted ends before a row whose logits choose no token.
+    """Judges every group's draft. Acceptance ends before a row whose logits choose no token.
 
     Args:
         logits: [R, V] bfloat16, float16 or float32, contiguous.
@@ -152,7 +152,7 @@ def _distributions(group: BlockGroup) -> list[tuple[list[int], list[float]]]:
 
 
 def _first_rows(groups: Sequence[SampleGroup]) -> list[int]:
-    """Where each group's rows begin."""
+    """First row of each group."""
     first_rows, row = [], 0
     for group in groups:
         first_rows.append(row)

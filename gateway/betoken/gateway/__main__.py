@@ -23,7 +23,7 @@ async def run(settings: GatewaySettings) -> None:
         OSError: a TLS file for the router cannot be read.
     """
     retry = RetryPolicy(max_outage_s=settings.max_outage_s)
-    # No key of its own: callers bring theirs, and one in the environment would serve those that have none.
+    # It has no key of its own: callers bring theirs. A key in the environment would serve callers without one.
     client = AsyncClient(
         settings.router, tls=settings.client_tls, retry=retry, timeout_s=settings.request_timeout_s, api_key=""
     )

@@ -32,7 +32,7 @@ _DONE = b"data: [DONE]\n\n"
 class Answers(Response):
     """The reply to `questions`, one choice each.
 
-    Nothing is sent before the first piece of an answer is there, so that a refusal has its status in a stream, too.
+    The first piece of an answer comes before any byte is sent, so that a refusal has its status in a stream, too.
     """
 
     def __init__(self, request: Request, form: Form, questions: Sequence[Question], *, is_stream: bool) -> None:
@@ -135,7 +135,7 @@ class _Events:
         await self._put(f"{name}data: {text}\n\n".encode())
 
     async def end(self, failure: Failure | None = None) -> None:
-        """With what went wrong: a stream that ends so has no [DONE]."""
+        """Sends the error; a stream that ends so has no [DONE]."""
         if failure is not None:
             await self.put_json(failure.body())
         elif not self._are_named:

@@ -1,4 +1,4 @@
-"""What all bodies of requests have in common: strict fields, absent for null, and fields that are refused by name.
+"""Shared parts of all request bodies: strict fields, null for absent, and fields that are refused by name.
 
 Knows how a body becomes options of the SDK; nothing of what is answered.
 """

@@ -21,7 +21,7 @@ _EFFORT = "reasoning_effort"
 
 
 class ChatBody(GenerationBody):
-    """What may be asked."""
+    """The fields of a request."""
 
     refused: ClassVar[Refusals] = {
         "audio": ("is not supported: answers are text", ()),

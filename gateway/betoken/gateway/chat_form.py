@@ -101,7 +101,7 @@ class _ReadAnswer:
         self.num_thought_tokens = 0
 
     def delta(self, tokens: Sequence[Token], *, is_end: bool = False) -> dict[str, Any]:
-        """What the next tokens tell, by the message's fields."""
+        """The content of the next tokens, by the message's fields."""
         parts: list[Part] = []
         for token in tokens:
             self.num_thought_tokens += self._reader.is_thinking

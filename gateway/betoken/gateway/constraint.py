@@ -14,7 +14,8 @@ _SCHEMA_FIELDS = {"name", "description", "schema", "strict"}
 
 
 def format_constraint(given: Mapping[str, Any], *, is_flat: bool = False) -> Mapping[str, Any] | None:
-    """What `response_format` asks for, or the format of OpenAI's responses, which `is_flat`; None for text.
+    """The constraint of `response_format`, or of the format of OpenAI's responses, which `is_flat`; None for plain
+    text.
 
     Raises:
         PydanticCustomError: anything but text, json_object and json_schema, or one of them without its fields.

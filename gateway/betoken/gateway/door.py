@@ -1,4 +1,4 @@
-"""What all endpoints share: the client of the router, the settings, and what a request says of its caller."""
+"""Shared parts of all endpoints: the client of the router, the settings, and a request's data about its caller."""
 
 from __future__ import annotations
 

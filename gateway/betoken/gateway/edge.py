@@ -1,4 +1,4 @@
-"""What every request passes first: its id, its trace, the limits on bodies and on how many there are.
+"""The first steps of every request: its id, its trace, the limits on bodies and on their number.
 
 Pure ASGI, so that nothing stands between an answer's events and the socket. Knows no endpoint.
 """
@@ -119,7 +119,7 @@ class _Passage:
         self._begin_s = time.perf_counter()
 
     async def send(self, message: Message) -> None:
-        """What the application sends."""
+        """The messages that the application sends."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message["headers"] = [*message.get("headers", ()), (b"x-request-id", self.request_id.encode())]
@@ -134,7 +134,7 @@ class _Passage:
         """A line in the log, and the counters."""
         place = f"{self._scope['method']} {self._scope['path']}"
         took_s = time.perf_counter() - self._begin_s
-        route = getattr(self._scope.get("route"), "path", "other")  # a path as such may be anything
+        route = getattr(self._scope.get("route"), "path", "other")  # a path in itself may be anything
         metrics.request_ended(self._scope["method"], route, self.status or _LEFT, took_s)
         _log.info("%r %s %.1f ms request %s", place, self.status or "left", took_s * 1000, self.request_id)
 

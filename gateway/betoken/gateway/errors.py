@@ -61,7 +61,7 @@ _OF_LOGIT_BIAS = re.compile(r"logit_bias\[\d+\]\.\w+")
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a failed request is answered."""
+    """The answer to a failed request."""
 
     status: int
     message: str
@@ -86,7 +86,7 @@ class RefusedError(Exception):
 
 
 def failure_of(error: BetokenError, names: Mapping[str, str] | None = None) -> Failure:
-    """What an error of the SDK is to the caller; `names` are further names of fields, by the router's."""
+    """The HTTP form of an SDK error; `names` are further names of fields, by the router's."""
     status, kind, code = _KINDS.get(type(error), (500, "api_error", "internal_error"))
     message, param, headers = error.message, None, {}
     if isinstance(error, InvalidArgumentError) and error.field:

@@ -54,18 +54,18 @@ class Form(ABC):
 
     @abstractmethod
     def opening(self, index: int, asked: AsyncGeneration) -> dict[str, Any] | None:
-        """What precedes the first piece."""
+        """The events before the first piece."""
 
     @abstractmethod
     def delta(self, index: int, piece: Piece) -> dict[str, Any] | None:
-        """A piece; None where it tells nothing."""
+        """A piece; None without an event."""
 
     @abstractmethod
     def ending(self, index: int, answer: Completion) -> dict[str, Any]:
-        """What follows the last piece."""
+        """The events after the last piece."""
 
     def ids_needed(self, prompt_ids: Sequence[int], tokens: Sequence[Token]) -> set[int]:
-        """Ids whose bytes have to be in `names` before these tokens are told."""
+        """Ids whose bytes have to be in `names` before these tokens are written."""
         return ids_of(tokens)
 
     def bytes_of(self, token_id: int) -> bytes:
@@ -91,7 +91,7 @@ class Form(ABC):
         return (self.event(asked, choice),)
 
     def last_event(self, answers: Sequence[Completion]) -> dict[str, Any]:
-        """What tells the usage of a reply in events."""
+        """The events with the usage of a reply."""
         head = self._head(self.event_kind or self.kind, answers[0].model, answers[0].system_fingerprint)
         return head | {"choices": [], "usage": self.usage(answers)}
 

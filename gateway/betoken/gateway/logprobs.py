@@ -12,7 +12,7 @@ from betoken.client import Token
 
 
 def ids_of(tokens: Iterable[Token]) -> set[int]:
-    """Every id whose bytes are needed to tell the logprobs of `tokens`."""
+    """Every id whose bytes are needed to write the logprobs of `tokens`."""
     return {
         token_id
         for token in tokens

@@ -22,7 +22,7 @@ Content: TypeAlias = Annotated[str | list[TextPart], said_as("must be text, or a
 
 
 class CalledFunction(Body):
-    """What an assistant has called."""
+    """An assistant's calls."""
 
     name: str = Field(min_length=1)
     arguments: str = Field(description="A JSON object, as text.")

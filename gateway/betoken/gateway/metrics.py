@@ -44,7 +44,7 @@ class _Family:
 
 
 class _Speculation:
-    """What speculation did."""
+    """Counters of speculation."""
 
     def __init__(self, family: _Family) -> None:
         self._forwards = family.counter("betoken.verify_forwards", "Forwards of the target, prefill excluded.")

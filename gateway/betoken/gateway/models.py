@@ -49,7 +49,7 @@ async def health(request: Request) -> Response:
     except TimeoutError:
         failure = Failure(503, "the router does not answer", None, "api_error", "unavailable")
         return JSONResponse(failure.body(), failure.status)
-    except UnauthenticatedError:  # whoever probes has no key: that the router answers is all that can be told
+    except UnauthenticatedError:  # a prober has no key: it learns only that the router answers
         return JSONResponse({"status": "ok"})
     except BetokenError as error:
         failure = failure_of(error)

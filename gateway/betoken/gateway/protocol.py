@@ -17,7 +17,7 @@ _MAX_HEAD_BYTES = 64 << 10
 
 
 def patient_protocol(timeout_s: float) -> type[HttpToolsProtocol]:
-    """The class for uvicorn, which waits so long for a head."""
+    """The class for uvicorn, with a bound on the wait for a head."""
 
     class Protocol(HttpToolsProtocol):
         _patience: asyncio.TimerHandle | None = None

@@ -1,4 +1,4 @@
-"""What is asked of the router: one question an answer.
+"""Questions to the router, one for each answer.
 
 Knows the SDK's options; nothing of bodies and replies.
 """

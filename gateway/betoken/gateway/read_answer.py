@@ -15,7 +15,7 @@ _NUM_TAIL_IDS = len(THINK) + 2  # of a prompt, within which `<think>` and two li
 
 
 def ids_to_read(prompt_ids: Sequence[int], tokens: Sequence[Token], has_tools: bool) -> set[int]:
-    """Ids whose bytes a reader of these tokens needs."""
+    """Ids whose bytes a reader needs for these tokens."""
     return {*prompt_ids[-_NUM_TAIL_IDS:], *(token.id for token in tokens if has_tools or not token.text)}
 
 

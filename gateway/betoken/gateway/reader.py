@@ -1,7 +1,7 @@
 """Reads an answer as it streams: what is thought, what is said, and which tools are called.
 
-Knows how Hermes and Qwen, Llama 3 and Mistral write calls, and `<think>`; what is no whole call stays text. The parts
-do not depend on how the text was cut.
+Knows how Hermes and Qwen, Llama 3 and Mistral write calls, and `<think>`. An incomplete call stays text. The parts do
+not depend on how the text was cut.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Reader:
         return self._parts(is_end=False)
 
     def end(self) -> list[Part]:
-        """What was held back."""
+        """The text that was held back."""
         return self._parts(is_end=True)
 
     def _parts(self, is_end: bool) -> list[Part]:
@@ -89,7 +89,7 @@ class Reader:
     # Each state returns a part, or True where it made way for another state, or False where more text is needed.
 
     def _first(self, is_end: bool) -> Part | bool:
-        """Nothing was said yet: a thought may begin, or a call without a mark."""
+        """The start of an answer: a thought may begin, or a call without a mark."""
         begun = self._text.lstrip()
         if begun.startswith(THINK):
             self._begin(self._thought, begun.removeprefix(THINK))
@@ -193,7 +193,7 @@ class Reader:
         return calls
 
     def _no_call(self, text: str, rest: str) -> Part | bool:
-        """What looked like one is text, and so is what follows."""
+        """The supposed call is text, and so is everything after it."""
         said = self._raw + text
         self._text, self._is_fresh, self._raw, self._read = rest, False, "", self._said
         return Said(said) if said else True
@@ -202,7 +202,7 @@ class Reader:
         self._read, self._text, self._is_fresh, self._raw = state, text, True, ""
 
     def _part(self, kind: type[Thought | Said], text: str) -> Part | None:
-        """A part of `text`; None where nothing of it is told."""
+        """A part of `text`; None where it yields nothing."""
         text = text.lstrip() if self._is_fresh else text
         if not text:
             return None
@@ -210,7 +210,8 @@ class Reader:
         return kind(text)
 
     def _cut(self, is_end: bool, marks: tuple[str, ...]) -> str:
-        """What may be told of the text; held back is what may begin a mark, and white space before one."""
+        """The part of the text that is certain. The rest, held back, may begin a mark, with the white space before
+        one."""
         held = 0 if is_end else max(_overlap(self._text, mark) for mark in marks)
         text = self._text[: len(self._text) - held]
         told = text if is_end else text.rstrip()

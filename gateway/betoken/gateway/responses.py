@@ -1,4 +1,5 @@
-"""`/v1/responses`: its body, and the question in it. Nothing is stored: each request brings its whole conversation.
+"""`/v1/responses`: its body, and the question in it. The server stores nothing: each request brings its whole
+conversation.
 
 Knows no answers: `responses_form` writes them.
 """
@@ -49,7 +50,7 @@ class InputCall(CalledFunction):
 
 
 class InputCallOutput(Body):
-    """What came of it."""
+    """The result."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -59,7 +60,7 @@ class InputCallOutput(Body):
 
 
 class InputReasoning(Body):
-    """What was thought before the next message of the assistant's."""
+    """The thoughts before the assistant's next message."""
 
     refused: ClassVar[Refusals] = {"encrypted_content": ("is not supported", ())}
     type: Literal["reasoning"]
@@ -89,7 +90,7 @@ class FlatTool(Function):
     type: Literal["function"]
 
     def for_template(self) -> dict[str, Any]:
-        """As chats have it."""
+        """The form that chats use."""
         return {"type": "function", "function": self.model_dump(exclude_unset=True, exclude={"type"})}
 
 
@@ -195,7 +196,7 @@ class ResponsesBody(GenerationBody):
         ]
 
     def _messages(self) -> list[ChatMessage]:
-        """As the template is given them: an assistant's thoughts, text and calls are one message."""
+        """The form that templates take: an assistant's thoughts, text and calls are one message."""
         messages: list[dict[str, Any]] = []
         if self.instructions is not None:
             messages.append({"role": "system", "content": self.instructions})

@@ -175,7 +175,7 @@ class ResponsesForm(Form):
         }
 
     def _settings(self) -> dict[str, Any]:
-        """What the request asked for, as responses repeat it."""
+        """The request's fields, as responses repeat them."""
         body = self._body
         return {
             "created_at": self._created,

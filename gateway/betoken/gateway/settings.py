@@ -1,6 +1,6 @@
 """The gateway's options, each declared once: the command line beats `BETOKEN_*` beats the defaults.
 
-Read as all services read theirs; knows nothing of how they are used.
+Reads its options as all services do; their use lies elsewhere.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _split(value: Any) -> Any:
 
 
 class GatewaySettings(BaseSettings):
-    """What the gateway can be told; read with `parse`."""
+    """Options of the gateway; read with `parse`."""
 
     model_config = SettingsConfigDict(
         frozen=True,
@@ -110,7 +110,7 @@ class GatewaySettings(BaseSettings):
 
     @property
     def client_tls(self) -> ClientTls | None:
-        """How to reach the router; None = in plain text."""
+        """How to reach the router; None = plain text."""
         files = (self.router_tls_ca_file, self.router_tls_cert_file, self.router_tls_key_file)
         if not (self.router_tls or any(files) or self.router_tls_server_name):
             return None

@@ -32,7 +32,7 @@ class Tool(Body):
     function: Function
 
     def for_template(self) -> dict[str, Any]:
-        """As it came."""
+        """The text unchanged."""
         return {"type": self.type, "function": self.function.model_dump(exclude_unset=True)}
 
 

@@ -1,4 +1,4 @@
-"""Bytes of token ids, asked for once: the gateway has no tokenizer, its router has.
+"""Bytes of token ids, asked of the router once each; the gateway has no tokenizer.
 
 Knows how many tokens there are only by what it was asked; a system's ids are its own.
 """
@@ -13,7 +13,7 @@ _MAX_SYSTEMS = 2  # the one that is being replaced, and the next
 
 
 class Vocabulary:
-    """What is known of ids, by system."""
+    """Known bytes of ids, by system."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client

@@ -41,7 +41,7 @@ class BuildError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """What to compile."""
+    """The sources to compile."""
 
     name: str
     source: Path
@@ -77,7 +77,7 @@ def build(library: Library, cache_dir: Path | None = None) -> Path:
         names = ", ".join((library.compiler_variable, *library.compilers))
         raise BuildError(f"no compiler for {library.name} was found ({names})")
     wanted, name = cache_dir or user_cache_dir(), f"{library.name}-{_key(compiler, library)}.so"
-    # That nothing can be added does not matter then. Unlike Path's, isfile is False where one may not look.
+    # A failure to add files does not matter then. Unlike Path's, isfile is False where one may not look.
     if os.path.isfile(wanted / name) and is_private(wanted):
         return wanted / name
     folder = private_folder(wanted, ROOM_BYTES)
@@ -112,7 +112,7 @@ def native_target(library: Library) -> str:
 
 
 def _target(compiler: str) -> str:
-    # What GCC lists, and the macros by which code asks for instructions: clang has no list.
+    # GCC's list, and the macros by which code asks for instructions, since clang has no list.
     questions = (("-Q", "--help=target"), ("-dM", "-E", "-x", "c", os.devnull))
     native = [_output([compiler, "-march=native", *question], allow_failure=True) for question in questions]
     return "\0".join((platform.machine(), _output([compiler, "--version"]), *native))

@@ -1,6 +1,6 @@
 """Argument checks shared by the ops.
 
-What a check must read from a device costs a synchronisation, so values are checked on CPU only.
+Reading values from a device costs a synchronisation, so they are checked on CPU only.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ class EndingError(OSError):
 
 
 def user_cache_dir() -> Path:
-    """Where this user's caches lie: XDG_CACHE_HOME or the platform's default, then `betoken`; in the folder of
-    temporary files for a user who has no home."""
+    """The folder of this user's caches: XDG_CACHE_HOME or the platform's default, then `betoken`; in the folder of
+    temporary files for a user without a home."""
     given = os.environ.get("XDG_CACHE_HOME")
     if given:
         return Path(given) / "betoken"

@@ -1,8 +1,8 @@
 """Which implementation of an op runs: by device, with one override for all ops.
 
 Ops pass a table {path name: implementation} that holds at least "reference". "native" is the C library and falls back
-to "reference" where it cannot be built; "triton" is loaded at its first call. Nothing is probed at import, and the
-environment is not read.
+to "reference" where building fails; "triton" is loaded at its first call. An import probes nothing, and the environment
+is not read.
 """
 
 from __future__ import annotations

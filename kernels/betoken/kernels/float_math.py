@@ -1,8 +1,8 @@
 """Natural logarithm and exponential in float32, from +, -, * and integer operations only.
 
 Library versions differ in the last bit between vector and scalar code, between processors, and between CPU and GPU.
-These round every step as IEEE 754 says (no fused multiply-add), so that every implementation of them, in any
-language and for any number of elements, gives the same bits. Below 1 ulp off the true value in the ranges used.
+These round every step as IEEE 754 says, without fused multiply-add. Every implementation, in any language and for any
+number of elements, gives the same bits. Below 1 ulp off the true value in the ranges used.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class SumOrder(NamedTuple):
 
     @classmethod
     def of(cls, num_outputs: int, num_inputs: int, dtype: torch.dtype) -> "SumOrder":
-        """The rows have no say."""
+        """The number of rows does not enter."""
         block_inputs = _BLOCK_INPUTS[dtype]
         num_blocks = triton.cdiv(num_inputs, block_inputs)
         wanted = _MIN_PROGRAMS // triton.cdiv(num_outputs, BLOCK_OUTPUTS)
@@ -47,14 +47,14 @@ class SumOrder(NamedTuple):
         return num_inputs == self.block_inputs * self.range_blocks * self.num_ranges
 
     def new_sums(self, out: Tensor) -> Tensor:
-        """Where the products go: [ranges, R, N] float32, or `out` [R, N] itself where there is one range."""
+        """The place of the products: [ranges, R, N] float32, or `out` [R, N] itself where there is one range."""
         if self.num_ranges == 1:
             return out
         return torch.empty(self.num_ranges, *out.shape, dtype=torch.float32, device=out.device)
 
 
 def choose_row_tile(num_rows: int) -> tuple[int, int]:
-    """Rows of a tile, and loads in flight, where so many rows meet the same weights."""
+    """Rows of a tile, and loads in flight, for a number of rows that meet the same weights."""
     return next((tile for tile in _ROW_TILES if num_rows <= tile[0]), _ROW_TILES[-1])
 
 

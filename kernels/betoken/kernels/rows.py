@@ -1,4 +1,4 @@
-"""Where each row of a flat ragged batch lives in the paged KV cache. Shared by the attention and KV kernels.
+"""Places of a flat ragged batch's rows in the paged KV cache. Shared by the attention and KV kernels.
 
 Positions are logical: the number of tokens before a row on its own path. Slots are physical: the order of writing. For
 a chain both are the same number; for the nodes of a draft tree they are not.
@@ -14,9 +14,9 @@ from torch import Tensor
 class TreePaths:
     """The slots of rows that stand in draft trees.
 
-    Of row r the last n = starts[r + 1] - starts[r] positions, its own included, lie in the slots
-    `slots[starts[r] : starts[r + 1]]` of its sequence, in order of position; earlier positions t lie in slot t. A row
-    whose path lies in order has n = 0. So every row finds its keys by position, and siblings never see each other.
+    For row r, with n = starts[r + 1] - starts[r], the last n positions (its own included) lie in the slots
+    `slots[starts[r] : starts[r + 1]]` of its sequence, in order of position. Earlier positions t lie in slot t. A row
+    whose path lies in order has n = 0. Every row finds its keys by position, and siblings never see each other.
     """
 
     starts: Tensor  # [R + 1] int32

@@ -148,7 +148,7 @@ def _row_weights(
     most, most_id = _most_likely(start, vocab_size, BLOCK)
     top = tl.div_rn(most, tl.where(heat > 0.0, heat, 1.0))
     floor = tl.full([], LEAST_KEY, tl.int64)
-    # What is not used has names too: to the compiler `_` is one variable, and no loop may change its type.
+    # Unused values have names too: to the compiler `_` is one variable, and no loop may change its type.
     k = tl.load(top_k + row)
     if (heat > 0.0) & (k > 0) & (k < vocab_size):  # the lowest key that fewer than k are above
         high = key_of(top).to(tl.int64)

@@ -59,5 +59,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    # Not `sys.exit`, which waits for threads: one may tokenize a large text for minutes, in one call that nothing ends.
+    # `os._exit`, since `sys.exit` waits for threads: one may tokenize a large text for minutes, in one uninterruptible
+    # call.
     os._exit(main())

@@ -1,6 +1,6 @@
 """The router's core: pools of workers, admission, and the life of one admitted request.
 
-Speaks in requests and events; knows nothing of gRPC servers or messages.
+Speaks in requests and events; gRPC servers and messages lie elsewhere.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Router:
         await asyncio.gather(self.verify.close(), self.draft.close())
 
     async def model(self, timeout_s: float | None = None) -> ServedModel:
-        """What is served; waits while no verify worker has been met yet.
+        """Description of the served model; waits until a verify worker was met.
 
         `timeout_s` is what the client's deadline leaves.
 
@@ -211,11 +211,11 @@ class Router:
 
     @property
     def sources(self) -> list[SourceInfo]:
-        """What the sources of draft tokens are; one entry a name."""
+        """The sources of draft tokens; one entry a name."""
         return list({source.name: source for source in (*self.draft.sources, *self.verify.sources)}.values())
 
     def _gate(self, request: GenerationRequest, *, is_attached: bool = False) -> SpeculationGate | None:
-        """What says whether drafts pay; None where the request leaves that no choice, or its tokens depend on them."""
+        """Judge of whether drafts pay; None where the request leaves no choice, or its tokens depend on drafts."""
         name = request.drafter.name if request.drafter is not None else ""
         is_free = not request.num_draft_tokens and request.mode == VERIFICATION_MODE_COUPLED
         known = self.verify.known_drafters if is_attached else self.draft.known_drafters
@@ -245,7 +245,7 @@ class Router:
             raise self._tokenizers_differ(hello)
 
     def short_context(self, hello: WorkerHello) -> str:
-        """What a draft worker's shorter context means; empty where it is none."""
+        """A hint about a draft worker's shorter context; empty without one."""
         served = self.verify.model
         shortest = min(filter(None, (hello.max_context, hello.draft_context)), default=0)
         if served is None or not 0 < shortest < served.hello.max_context:

@@ -1,4 +1,4 @@
-"""What the router tells OpenTelemetry: one span and a handful of counters per request, nothing per round or token.
+"""The router's OpenTelemetry signals: one span and a handful of counters per request, nothing per round or token.
 
 Without an exporter all of it is a no-op. Prompts and text never enter.
 """
@@ -58,7 +58,7 @@ class RequestMetrics:
         def waiting(_: CallbackOptions) -> Iterable[Observation]:
             return (Observation(admission.num_waiting),)
 
-        # No gauges: routers' numbers add up, and a backend goes by the type.
+        # Up-down counters, since routers' numbers add up and a backend goes by the type.
         meter.create_observable_up_down_counter(names.METRIC_REQUESTS_RUNNING, [running])
         meter.create_observable_up_down_counter(names.METRIC_REQUESTS_WAITING, [waiting])
 
@@ -114,10 +114,8 @@ def final_status(
     """The name of the gRPC status of a request that ended with `error`.
 
     Args:
-        error: What the handler raised.
-        timeout_s: What the client's deadline left when the call came; None without one.
-        time_remaining: What it leaves now, seconds.
-        is_cut_off: By a router that shuts down.
+        error: The handler's error. timeout_s: Seconds that the client's deadline left when the call came; None without
+            a deadline. time_remaining: Seconds left now. is_cut_off: By a router that shuts down.
     """
     if isinstance(error, asyncio.CancelledError | grpc.aio.BaseError):  # the second: of a write to a call that is over
         left_s = time_remaining()
@@ -157,7 +155,8 @@ def describe_answer(span: Span, event: Finished) -> None:
 
 
 def _kind(model: str, is_chat: bool) -> dict[str, str]:
-    """What the conventions want every span and duration of a generation to say. The model is one that is served."""
+    """Attributes of every span and duration of a generation, by the semantic conventions. The model is one that is
+    served."""
     return {
         names.GEN_AI_OPERATION_NAME: names.OPERATION_CHAT if is_chat else names.OPERATION_TEXT_COMPLETION,
         names.GEN_AI_PROVIDER_NAME: names.PROVIDER_BETOKEN,

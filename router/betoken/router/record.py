@@ -1,4 +1,4 @@
-"""What is known of one request as it goes along, and the line that the log gets of it when it ends, however that is.
+"""The facts of one request as it proceeds, and its line in the log at its end, however it ends.
 
 Knows requests and events; knows no gRPC and no metrics. Prompts, answers and what refusals quote never enter.
 """
@@ -84,7 +84,7 @@ class RequestRecord:
             tell(self)
             if _log.isEnabledFor(logging.INFO):
                 _log.info("request ended", extra=fields(**self._fields()))
-            self._error = None  # whose traceback holds this
+            self._error = None  # its traceback refers to this object
 
     @property
     def first_token_ns(self) -> int:
@@ -98,7 +98,7 @@ class RequestRecord:
         return self.finished.reason.value if self.finished is not None and self.status == OK else ""
 
     def _fields(self) -> dict[str, object]:
-        """What the line says; what there is nothing to say of is left out."""
+        """The fields of the line; empty ones are left out."""
         counts, request = self.counts, self.request
         told: dict[str, object] = {
             "request_id": self.request_id,

@@ -20,8 +20,8 @@ _WAITING_SHARE = 0.9
 
 
 def waiting_s(most_s: float, left_s: float | None) -> float:
-    """Longest wait where `left_s` are left of the time allowed (None = no limit): a part is kept, to say what is amiss
-    before that is over."""
+    """Longest wait where `left_s` are left of the time allowed (None = no limit). A part is kept, so that the reason
+    can be told in time."""
     return most_s if left_s is None else min(most_s, _WAITING_SHARE * left_s)
 
 
@@ -39,7 +39,7 @@ class SequenceIds:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """What to generate and how."""
+    """One request for an answer, in the router's terms."""
 
     request_id: str
     prompt_ids: Sequence[int]
@@ -78,11 +78,11 @@ class GenerationRequest:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until its deadline; None = it has none."""
+        """Seconds until its deadline; None = the request has none."""
         return None if self.deadline_s is None else self.deadline_s - time.monotonic()
 
     def stop_rules(self, special_names: Mapping[int, str]) -> StopRules:
-        """What ends the answer; `special_names` are the tokenizer's special tokens by their ids."""
+        """Conditions that end the answer; `special_names` are the tokenizer's special tokens by their ids."""
         end_ids = frozenset(self.sampling.stop_token_ids)
         if not self.sampling.ignore_eos:
             end_ids |= frozenset(self.eos_token_ids)

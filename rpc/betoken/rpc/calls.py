@@ -1,8 +1,8 @@
 """Bounds the calls of a server, so that none of a stranger's keeps others out or stays for ever.
 
-Calls whose message does not come, and calls whose end is not read, are few and end in time; where there are too many
-the eldest goes, so that a client that goes on is never the one. Health.Check is always answered. Knows `grpc.aio` and
-the names of methods; knows no service.
+Calls whose message does not come, and calls whose end is not read, are few and end in time. Beyond their limit the
+eldest goes, which is never a client that goes on. Health.Check is always answered. Knows `grpc.aio` and the names of
+methods; knows no service.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _Call:
 
     def end(self, why: BetokenError) -> None:
         """End it with a status, or without one where none can be sent. In the latter case gRPC resets the stream, as
-        nobody handles it any more; at the latest with the next call."""
+        its handler has gone; with the next call at the latest."""
         self.handling.cancel()
         if self.is_behaving and self.why is None:
             self.why = why
@@ -104,11 +104,11 @@ class _Idle:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether more wait than may; of a burst's calls a few do, whose messages have come and lie unread."""
+        """Whether more calls wait than the limit. In a burst some do, whose messages have come and lie unread."""
         return len(self._deadlines) > self._most
 
     def has_waited(self, seconds: float, now_s: float) -> bool:
-        """Whether the eldest waits for so long."""
+        """Whether the eldest has waited that long."""
         deadline_s = next(iter(self._deadlines.values()), None)
         return deadline_s is not None and now_s - (deadline_s - self._longest_s) >= seconds
 
@@ -123,7 +123,7 @@ class CallLimits(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
     """The first interceptor of a server; `remember_owners` is called before that starts."""
 
     def __init__(self, max_calls: int, max_unread_s: float, first_message_s: float = _FIRST_MESSAGE_S) -> None:
-        """`max_calls`: of all but health and reflection; more are refused with advice when to come again.
+        """`max_calls`: limit on calls, health and reflection apart; more are refused with advice when to come again.
 
         `max_unread_s`: how long the end of a call may lie unread.
         """

@@ -1,4 +1,4 @@
-"""Where a service's traces and metrics go: its own option, or else what OpenTelemetry's variables say.
+"""The destination of a service's traces and metrics: its own option, or else OpenTelemetry's variables.
 
 Knows names of variables and forms of endpoints; knows neither providers nor services.
 """
@@ -17,7 +17,7 @@ _OTLP = "OTEL_EXPORTER_OTLP"
 def endpoints(own: str, environment: Mapping[str, str]) -> dict[str, str]:
     """Endpoint of each signal that goes anywhere: `own`, or that of the environment.
 
-    What stands there and is not followed is told in the log.
+    Variables that are set and not followed are named in the log.
 
     Raises:
         ValueError: the environment's is none.
@@ -40,7 +40,7 @@ def exporter_options(endpoint: str, timeout_s: float) -> dict[str, Any]:
     """Arguments of OpenTelemetry's exporters over gRPC, for an endpoint with a scheme or without (HOST:PORT)."""
     scheme = endpoint.partition("://")[0] if "://" in endpoint else ""
     options: dict[str, Any] = {"endpoint": endpoint, "timeout": timeout_s}
-    if scheme:  # else its own variable says, whose default is TLS
+    if scheme:  # otherwise its own variable decides, whose default is TLS
         options["insecure"] = scheme == "http"
     if options.get("insecure"):  # as for links: containers inherit a proxy for the web, which knows no collector
         options["channel_options"] = (("grpc.enable_http_proxy", 0),)

@@ -1,6 +1,6 @@
 """From a request's constraint to a grammar of the model's tokens, by llguidance. Knows the message, no engine, no link.
 
-Compiling takes a millisecond or some; the library ends by itself what would take long. What was compiled is kept.
+Compiling takes a millisecond or some; the library ends by itself what would take long. Compiled grammars are kept.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _JSON: JsonCompileOptions = {"whitespace_pattern": r"[ \n\t]{1,40}"}
 
 
 class Grammars:
-    """What constraints mean in the tokens of one tokenizer. Safe to use from several threads."""
+    """Constraints in the tokens of one tokenizer. Safe to use from several threads."""
 
     def __init__(self, tokenizer_json: str) -> None:
         """`tokenizer_json`: the text of a tokenizer.json.
@@ -39,7 +39,7 @@ class Grammars:
             raise FailedPreconditionError("there is no tokenizer.json")
         try:
             self._tokenizer = LLTokenizer(tokenizer_json)
-        except BaseException as error:  # its panics are no `Exception`
+        except BaseException as error:  # its panics do not derive from `Exception`
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
             raise FailedPreconditionError(f"no grammars for this tokenizer: {_brief(str(error))}") from error
@@ -51,7 +51,7 @@ class Grammars:
         """A matcher at the grammar's beginning, to be copied and never moved; `constraint` has passed validation.
 
         Raises:
-            InvalidArgumentError: it is no grammar, or a larger one than the library takes, in the library's words.
+            InvalidArgumentError: the grammar is malformed or larger than the library takes, in the library's words.
         """
         key = constraint.SerializeToString(deterministic=True)
         with self._lock:
@@ -100,7 +100,7 @@ def _grammar(constraint: Constraint) -> str:
     """The library's grammar.
 
     Raises:
-        ValueError: a JSON schema that is no JSON.
+        ValueError: a JSON schema that is not JSON.
     """
     match constraint.WhichOneof("kind"):
         case "json_object":

@@ -1,8 +1,8 @@
-"""Requests whose bytes are no such message: a typed refusal naming the field, instead of gRPC's UNKNOWN.
+"""Undecodable requests: a typed refusal naming the field, instead of gRPC's UNKNOWN.
 
 gRPC decodes before it calls a handler, and reports a failure there with its exception's text. Here the failure is kept
 in the call's own context, and `servicing.typed_errors` raises it inside the handler. Links decode for themselves.
-What is decoded is the handler's alone: one that lets go of a large request frees it, while the call goes on.
+The handler alone holds the decoded message, so it can free a large request while the call goes on.
 """
 
 import inspect

@@ -1,6 +1,6 @@
-"""What the start of a service has made and must not leave behind where it ends before it serves, or at all.
+"""Undo of a service's start, where it ends before it serves, or at all.
 
-It does not know what that is: whoever makes it says how to undo it.
+Each maker says how to undo its own part.
 """
 
 import os
@@ -41,7 +41,7 @@ def undo_all() -> None:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """As the signal itself would have ended this process."""
+    """The process ends as the signal itself would have ended it."""
     undo_all()
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)

@@ -1,4 +1,4 @@
-"""Who can reach a service that is about to listen, and what protects it: one warning for whoever starts it.
+"""Reach and protection of a service that is about to listen: one warning for the person who starts it.
 
 Knows settings; opens nothing.
 """
@@ -8,7 +8,7 @@ from betoken.rpc.settings import ServiceSettings
 
 
 def warning_of(settings: ServiceSettings) -> str:
-    """What is amiss where other machines reach the service; empty where nothing is, or `--insecure` was given."""
+    """Weaknesses of a service that other machines reach; empty without any, or with `--insecure`."""
     if settings.insecure or is_own_host(settings.host):
         return ""
     missing = []

@@ -24,7 +24,7 @@ _BARE_METAL_US = 2
 
 
 class FastWake:
-    """What is held asks for fast waking of the whole machine's cores. Of one thread; counts."""
+    """The file held open asks for fast waking of the whole machine's cores. Of one thread; counts."""
 
     def __init__(self, wanted: Literal["auto", "on", "off"] = "off", device: Path | None = None) -> None:
         """`wanted`: "auto" asks where this process may, "off" never. `device`: default: `DEVICE`.
@@ -68,7 +68,7 @@ class FastWake:
             self.release()
 
     def _refusal(self) -> OSError | None:
-        """Why it may not ask; None if it may."""
+        """Why it may not ask; None if it is allowed."""
         try:
             os.close(self._open())  # which alone asks for nothing
         except OSError as error:

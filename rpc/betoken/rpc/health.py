@@ -1,7 +1,7 @@
 """The health service: what each service's state is, now and as it changes.
 
-Unlike the stock one it writes outside of any lock: a watcher that does not read holds up neither the others nor whoever
-tells the state. Knows names and states only.
+In contrast to the stock one it writes outside of any lock. A watcher that does not read holds up neither other watchers
+nor the teller of the state. Knows names and states only.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # n
             self._wake()
 
     def stop(self) -> None:
-        """Nothing is served from here on."""
+        """Serving ends here."""
         self._is_stopping = True
         self._states = dict.fromkeys(self._states, Response.NOT_SERVING)
         self._wake()

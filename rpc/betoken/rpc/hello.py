@@ -11,7 +11,7 @@ _SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalt
 
 
 class ModelDescription(Protocol):
-    """What `betoken.engine` says of a loaded model."""
+    """A loaded model's description from `betoken.engine`."""
 
     @property
     def model_id(self) -> str: ...
@@ -49,7 +49,8 @@ def worker_hello(
     step_costs: Sequence[MeasuredCost] = (),
     **fields: Any,
 ) -> WorkerHello:
-    """The hello of a worker; `fields` are further fields of the message. `model` None: the worker has no model."""
+    """The hello of a worker; `fields` are further fields of the message. `model` None: the worker runs without a
+    model."""
     hello = WorkerHello(role=role, worker_id=worker_id or default_worker_id(role), tensor_parallel_degree=1, **fields)
     for cost in step_costs:
         hello.step_costs.add(rows=cost.rows, context=cost.context, ns=cost.ns)

@@ -1,4 +1,4 @@
-"""Where a service listens: the address, its credentials, and why it cannot.
+"""The listening address of a service, its credentials, and the reason where it cannot listen.
 
 Knows settings and gRPC; knows no service.
 """

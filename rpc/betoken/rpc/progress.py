@@ -1,4 +1,5 @@
-"""How far a service is with loading, for whoever started it: log lines, and a small file beside the ready file.
+"""A service's progress with loading, for the person or program that started it: log lines, and a small file beside the
+ready file.
 
 The file `<ready-file>.progress` holds one JSON line {"stage": str, "fraction": float}, replaced atomically.
 """

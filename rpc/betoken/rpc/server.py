@@ -178,9 +178,9 @@ def freeze_loaded() -> None:
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """uvloop's event loops: a hop between services costs a tenth less. asyncio's own where it does not exist.
 
-    Services start processes (compilers) by `subprocess` only, which runs no Python in the child. Under uvloop asyncio's
-    way does: fork hooks such as the OpenTelemetry SDK's, and with them the garbage collector, which may free what
-    belongs to threads that the child lacks.
+    Services start processes (compilers) by `subprocess` only, which runs no Python in the child. asyncio under uvloop
+    does: fork hooks such as the OpenTelemetry SDK's, and with them the garbage collector, which may free objects of
+    threads that the child lacks.
     """
     try:
         import uvloop
@@ -202,7 +202,7 @@ class _Stopping:
                 self._signals.append(signum)
 
     def ask(self) -> None:
-        """What a signal does."""
+        """The effect of a signal."""
         if self.requested.is_set():
             self._hurry.set()
         self.requested.set()
@@ -258,7 +258,7 @@ def _server_options(settings: ServiceSettings, max_connection_age_s: float) -> l
         ("grpc.server_max_unrequested_time_in_server", _MAX_UNLOOKED_S),
         ("grpc.http2.min_ping_interval_without_data_ms", int(MIN_PING_INTERVAL_S * 1000)),
     ]
-    if max_connection_age_s:  # calls under way go on: the grace that gRPC leaves them has no end of its own
+    if max_connection_age_s:  # calls under way go on: gRPC's own grace has no end
         options.append(("grpc.max_connection_age_ms", math.ceil(max_connection_age_s * 1000)))
     return options
 

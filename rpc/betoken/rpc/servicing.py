@@ -50,7 +50,8 @@ async def abort(context: Any, error: BetokenError) -> NoReturn:
 
 
 def _note(error: BetokenError) -> None:
-    """Log a failed request under the id that its client is given. What clients are refused may quote them: no text."""
+    """Log a failed request under the id that its client is given. A refusal may quote its request, so its text stays
+    out of the log."""
     if not error.request_id:
         return
     if isinstance(error, InternalError):
@@ -65,10 +66,10 @@ def _note(error: BetokenError) -> None:
 async def typed_errors(context: Any, request_id: str = "", *, tells_places: bool = True) -> AsyncIterator[None]:
     """The body of every handler: `async with typed_errors(context, request_id): ...`, unary and streaming alike.
 
-    A `BetokenError` ends the call with its own status, and so does a request that could not be decoded; where
-    `request_id` is given, the log says so under it. Without `tells_places` the caller is told no addresses and paths,
-    which the log has. Cancellation, `context.abort()` and the private errors of `grpc.aio` pass through. Anything else,
-    panics of foreign libraries included, is logged with its traceback and answered INTERNAL without its text.
+    A `BetokenError` ends the call with its own status, and so does a request that could not be decoded. With a
+    `request_id` the log names it. Without `tells_places` the caller is told no addresses and paths, which the log has.
+    Cancellation, `context.abort()` and the private errors of `grpc.aio` pass through. Anything else, panics of foreign
+    libraries included, is logged with its traceback and answered INTERNAL without its text.
     """
     try:
         try:

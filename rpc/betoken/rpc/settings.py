@@ -1,4 +1,4 @@
-"""What every service can be told: one frozen settings class per service, built on `ServiceSettings`.
+"""Options of every service: one frozen settings class per service, built on `ServiceSettings`.
 
 The command line beats `BETOKEN_*` environment variables, which beat the defaults. Lists are comma-separated. An empty
 value stands for the default. A bad value stops start-up with the option's name. Knows no service.
@@ -204,7 +204,7 @@ class ServiceSettings(BaseSettings):
 
     @property
     def instance_id(self) -> str:
-        """What it is called among its like; empty = nothing was said."""
+        """Its name among its like; empty = not given."""
         return ""
 
     @property

@@ -43,8 +43,8 @@ def configure(
     have not sent after `SHUTDOWN_TIMEOUT_S` is lost.
 
     Args:
-        metrics_interval_s: None = what OpenTelemetry's variable says, or 10.
-        instance_id: its name among its like; empty = made from host and process.
+        metrics_interval_s: None = OpenTelemetry's variable, or 10. instance_id: its name among its like; empty = made
+            from host and process.
     """
     destinations = endpoints(otlp_endpoint, os.environ)
     if not destinations:

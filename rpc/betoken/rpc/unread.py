@@ -1,6 +1,6 @@
 """Bounds how long an answer may lie unread: a client that opens no HTTP/2 window would hold what it was given for ever.
 
-Knows `grpc.aio`, whose `write` returns once the message has left; knows no service.
+Knows `grpc.aio`, whose `write` returns once the message has left; services lie elsewhere.
 """
 
 from __future__ import annotations

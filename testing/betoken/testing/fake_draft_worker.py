@@ -59,7 +59,7 @@ class _Sequence:
 
 @dataclass(slots=True)
 class DraftFaults:
-    """What it does wrong, until told otherwise."""
+    """Its faults, until told otherwise."""
 
     is_silent: bool = False
     """Answers no request."""

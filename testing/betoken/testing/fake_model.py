@@ -36,7 +36,7 @@ class FakeModel:
         return cursor
 
     def generate(self, entry: OpenSequence, num_tokens: int) -> list[int]:
-        """What the target says after the entry's prompt and committed ids, whatever the drafts; runs past EOS."""
+        """The target's tokens after the entry's prompt and committed ids, whatever the drafts; runs past EOS."""
         cursor = self.cursor(entry)
         ids = []
         for _ in range(num_tokens):

@@ -1,4 +1,4 @@
-"""What the fake workers share: a real `grpc.aio` server, links with handshake, one batched step at a time.
+"""Shared part of the fake workers: a real `grpc.aio` server, links with handshake, one batched step at a time.
 
 Uses the protocol only, not the project's own link code, so that both sides of that code are tested against it.
 """
@@ -68,7 +68,7 @@ class FakeWorker(ABC):
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """Its address."""
         return self.host if self.host.startswith("unix:") else f"{self.host}:{self.port}"
 
     @property

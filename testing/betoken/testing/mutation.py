@@ -1,5 +1,5 @@
-"""Mutations of protobuf messages that know their structure: values at the edges of each type, fields that come, go and
-repeat, and now and then bytes that are no message at all. Seeded: the same seed gives the same mutants.
+"""Mutations of protobuf messages that know their structure: values at the edges of each type, and fields that come, go
+and repeat. Some mutants are random bytes. Seeded: the same seed gives the same mutants.
 
 Knows descriptors; knows no message by name.
 """

@@ -1,4 +1,4 @@
 """Recipes that make the embedded model pair: a small target and a draft distilled from it.
 
-Nothing here knows of workers, links or verification; it writes Hugging Face directories and a model card.
+Workers, links and verification are unknown here; it writes Hugging Face directories and a model card.
 """

@@ -1,7 +1,7 @@
 """The text every machine has: the sources of the Python standard library, split into training and held-out files.
 
 Knows files and text; it knows no tokens. The order is that of the sorted relative paths, so two machines with the same
-build of Python see the same corpus; builds of one release differ in what they add (`_sysconfigdata*`) and leave out.
+build of Python see the same corpus. Builds of one release differ in some files (`_sysconfigdata*`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the held-out text says of the pair: loss by position, and how often the draft agrees with the target.
+"""Measures of the pair on held-out text: loss by position, and how often the draft agrees with the target.
 
 Knows models and token streams; it trains nothing.
 """
@@ -58,7 +58,7 @@ def agreement(
     """How often both models choose the same next token given the held-out text, in [0, 1].
 
     `greedy` compares the likeliest tokens; `T=...` compares Gumbel-max samples that share their noise, which is the
-    acceptance rule of coupled verification. Also the mean Kullback-Leibler divergence in nats, `kl`.
+    acceptance rule of coupled verification. The mean Kullback-Leibler divergence in nats, `kl`, is included.
     """
     target.eval(), draft.eval()
     generator = torch.Generator().manual_seed(seed)

@@ -53,7 +53,7 @@ class TrainedModel:
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What the card needs beside the two models."""
+    """The card's inputs besides the two models."""
 
     runs: Sequence[Run]
     corpus: dict[str, Any]

@@ -55,7 +55,8 @@ DRAFT = Shape(hidden_size=128, num_layers=2, num_heads=4, num_kv_heads=2, mlp_si
 
 
 def build_model(shape: Shape, seed: int) -> Any:
-    """A freshly initialised float32 model whose residual branches start at zero: at first it is its embedding alone."""
+    """A freshly initialised float32 model whose residual branches start at zero, so that at first it is its embedding
+    alone."""
     torch.manual_seed(seed)
     model = LlamaForCausalLM(shape.config())
     with torch.no_grad():
@@ -83,8 +84,8 @@ def _faster_cpu_dtype() -> torch.dtype:
 def product_dtype(device_type: str) -> torch.dtype:
     """The type of matrix products in training: bfloat16, or float32 on a processor where that is faster.
 
-    Measured once in a process: processors that only emulate bfloat16 take five times as long with it, and torch has no
-    public function that tells them apart.
+    Measured once in a process: processors that only emulate bfloat16 take five times as long with it, and torch cannot
+    tell them apart.
     """
     return _faster_cpu_dtype() if device_type == "cpu" else torch.bfloat16
 

@@ -31,7 +31,7 @@ def orthogonalize(matrices: torch.Tensor) -> torch.Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose update is orthogonalised; every parameter is a matrix.
+    """Momentum with orthogonalised updates; every parameter is a matrix.
 
     The update of a matrix `[out, in]` is scaled by sqrt(max(1, out / in)).
     """

@@ -2,9 +2,9 @@
 
 With `--start-from` it trains a finished pair further, on any machine: weights are all that it needs of earlier runs.
 
-Each stage leaves its result in the run folder, so the same command goes on where an interrupted one stopped:
-corpus and tokenizer, target, draft distilled from the target, evaluation and model card. A command that would make
-another pair is refused there.
+Each stage leaves its result in the run folder, so the same command resumes an interrupted run. The stages are corpus
+and tokenizer, target, draft distilled from the target, evaluation and model card. A command that would make another
+pair is refused there.
 """
 
 from __future__ import annotations
@@ -98,10 +98,10 @@ def check_recipe(options: argparse.Namespace) -> None:
 
 
 def check_values(options: argparse.Namespace, keeps_target: bool) -> None:
-    """What would fail after minutes of work only.
+    """Checks of faults that would show after minutes of work.
 
     Raises:
-        ValueError: a number is out of range, or there is no such device.
+        ValueError: a number is out of range, or the device is missing.
     """
     names = ["minutes", "draft_minutes", "draft_tokens", *(() if keeps_target else ("target_tokens",))]
     for name in (*names, "batch_blocks", "threads"):
@@ -142,7 +142,7 @@ def _write_whole(path: Path, text: str) -> None:
 
 
 def earlier_runs(folder: Path, tokenizer: Tokenizer) -> list[Run]:
-    """What the pair in `folder` went through before.
+    """The earlier runs of the pair in `folder`.
 
     Raises:
         ValueError: it has another tokenizer, so its ids stand for other text, or no list of its runs.

@@ -1,7 +1,7 @@
-"""Where a run stands between 0 and 1, and what learning rate and window length that means.
+"""The place of a run between 0 and 1, and the learning rate and window length there.
 
-A budget is either tokens (reproducible) or minutes of training time (for a machine shared with others, whose speed is
-not known beforehand). Knows no model and no data.
+A budget is either tokens (reproducible) or minutes of training time (for a shared machine of unknown speed). Knows no
+model and no data.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ DECAY_FROM = 0.4
 
 @dataclass(frozen=True)
 class Budget:
-    """What a run may spend; exactly one of the two is set."""
+    """The budget of a run; exactly one of the two is set."""
 
     tokens: int | None = None
     """Predicted training tokens."""

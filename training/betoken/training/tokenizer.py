@@ -1,6 +1,6 @@
 """The pair's tokenizer: byte-level BPE with one special token, trained on the corpus.
 
-Knows text and ids; it knows no model. Any byte sequence can be encoded, so there is no unknown token.
+Knows text and ids; it knows no model. Any byte sequence can be encoded, so an unknown token is not needed.
 """
 
 from __future__ import annotations

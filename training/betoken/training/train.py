@@ -49,7 +49,7 @@ class TrainSettings:
 
 @dataclass
 class Progress:
-    """What a run has done so far; saved with every checkpoint."""
+    """The state of a run; saved with every checkpoint."""
 
     num_steps: int = 0
     num_tokens: int = 0

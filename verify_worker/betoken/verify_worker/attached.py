@@ -111,8 +111,8 @@ class AttachedDrafters:
             self._restart(entry)
 
     def propose(self, row_price: float) -> None:
-        """Ask for all sequences whose next round is to have a draft, let each drafter do one unit of work, and hand the
-        drafts to their sequences as blocks.
+        """Ask for all sequences whose next round is to have a draft. Each drafter does one unit of work, and its drafts
+        become blocks of their sequences.
 
         `row_price`: tokens that a draft token has to bring to be worth verifying.
         """

@@ -1,4 +1,4 @@
-"""What a verdict tells of the worker's own draft: ids and sources of what was accepted. Knows no drafters."""
+"""A verdict's report on the worker's own draft: the accepted ids and their sources. Knows no drafters."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from betoken.verify_worker.sequence import AttachedDecision, Block, VerifySequen
 
 
 def take_attached(seq: VerifySequence, path: Sequence[int], accepted_ids: list[int]) -> AttachedDecision | None:
-    """What became of the round's own draft, which ends with it; None where its drafter was not asked.
+    """The fate of the round's own draft, which ends with it; None where its drafter was not asked.
 
     `path`: the accepted nodes, root first.
     """

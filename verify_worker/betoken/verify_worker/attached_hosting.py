@@ -23,7 +23,7 @@ def attached_drafters(settings: VerifyWorkerSettings) -> dict[str, Drafter]:
 
 
 def attached_sources(settings: VerifyWorkerSettings) -> list[SourceInfo]:
-    """What the sources of their tokens are and look like."""
+    """Names and colours of their tokens' sources."""
     specs = [SPECS[name] for name in settings.attached_drafters]
     return [SourceInfo(name=spec.name, explains=spec.explains, colour=spec.colour) for spec in specs if spec.explains]
 

@@ -56,7 +56,8 @@ class VerifyCore:
         fast_wake: FastWake | None = None,
         attached: AttachedDrafters | None = None,
     ) -> None:
-        """`step_costs`: as measured; without any, rows have no price. `fast_wake`: held while a sequence is open."""
+        """`step_costs`: measured durations; without any, rows have no price. `fast_wake`: held while a sequence is
+        open."""
         self._attached = attached or AttachedDrafters({})
         self._runner = runner
         self._price = RowPrice(step_costs)

@@ -1,9 +1,9 @@
 """Whether a forward starts at once or waits for blocks that are about to come.
 
 All sequences of a forward get their verdicts together, and their next blocks come one after another. Where a forward
-takes as long with one block as with many, as on a GPU, one that starts with the first of them keeps all others waiting
-for its whole length, and two groups that take turns each get half of the device. Where each row takes its time there is
-little to wait for. Knows times and numbers only.
+takes as long with one block as with many, as on a GPU, a forward that starts with the first block keeps the others
+waiting for its whole length. Two groups that take turns would each get half of the device. Where each row takes its own
+time there is little to wait for. Knows times and numbers only.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,7 +21,7 @@ class Gathering:
     """Learns how long blocks are under way; weighs the time a device idles against what one forward for all saves."""
 
     def __init__(self, forward_ns: Callable[[float], float]) -> None:
-        """`forward_ns`: how long a forward of so many rows takes."""
+        """`forward_ns`: duration of a forward by its number of rows."""
         self._forward_ns = forward_ns
         self._num_blocks = 0
         self._mean_ns = 0.0
@@ -31,18 +31,19 @@ class Gathering:
         """Mean rows of a block."""
 
     def add_block(self, turn_ns: float, num_rows: int) -> None:
-        """A block came, so long after the last verdict of its sequence."""
+        """A block came `turn_ns` after the last verdict of its sequence."""
         turn_ns = max(0.0, turn_ns)
         self._num_blocks += 1
         weight = max(1.0 - _MEMORY, 1.0 / self._num_blocks)
-        if self._num_blocks > 1:  # one whose client was slow says little about the others
+        if self._num_blocks > 1:  # a sequence with a slow client says little about the others
             turn_ns = min(turn_ns, self._mean_ns + 2.0 * _LATE * max(self._deviation_ns, _LEAST_DEVIATION_NS))
             self._deviation_ns += weight * (abs(turn_ns - self._mean_ns) - self._deviation_ns)
         self._mean_ns += weight * (turn_ns - self._mean_ns)
         self._mean_rows += weight * (num_rows - self._mean_rows)
 
     def wait_ns(self, idle_ns: int, num_ready: int, num_rows: int, room: int, since_told_ns: Iterable[int]) -> float:
-        """How long a forward of so many sequences and rows, `idle_ns` after the last, waits for more; 0 to start now.
+        """Nanoseconds that a forward of `num_ready` sequences and `num_rows`, `idle_ns` after the last, waits for more;
+        0 to start now.
 
         `room`: rows it could take beside them. `since_told_ns`: of each sequence without a block, the time since its
         last verdict.

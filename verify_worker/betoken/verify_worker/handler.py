@@ -63,7 +63,7 @@ class VerifyLinkHandler(EntryHandler[VerifyCore, VerifyLinkResponse]):
         hello: WorkerHello,
         grammars: Grammars | None = None,
     ) -> None:
-        """`grammars`: what constraints are in the model's tokens; None = sequences may have none."""
+        """`grammars`: what constraints are in the model's tokens; None = attached drafters are absent."""
         super().__init__(submit, results)
         self._hello = hello
         self._grammars = grammars

@@ -1,4 +1,4 @@
-"""What one more row of a forward costs: the tokens that the worker emits in the time it takes.
+"""The price of one more row of a forward: the tokens that the worker emits in its time.
 
 A draft token that is accepted less often than that is not worth verifying. Knows numbers only: what was measured at the
 start, and what steps took since.
@@ -21,9 +21,9 @@ _ROWS_VARIANCE, _SEQUENCES_VARIANCE = 4.0, 0.25
 class RowPrice:
     """The price in tokens: what a forward's time grows by with each row, times the tokens emitted meanwhile.
 
-    The growth is fitted to the forwards there were, as a constant, so much per sequence and so much per row (decayed
-    ridge regression towards the table's growth per row). So it is what a row costs beside everything else on this
-    machine, and the table's where all forwards are alike.
+    The growth is fitted to past forwards as a constant, a cost per sequence and a cost per row. The fit is a decayed
+    ridge regression towards the table's growth per row. The price is thus that of a row beside all other load of this
+    machine. Where all forwards are alike it is the table's.
     """
 
     def __init__(self, step_costs: Sequence[StepCost]) -> None:

@@ -2,11 +2,11 @@
 
 Oldest waiting work goes first; a draft block is never split; prefill comes in chunks so that a long prompt does not
 stall running streams. When pages run out the youngest sequence loses its own and is recomputed later, which changes
-nothing in its tokens since every row is batch-invariant. None younger starts before it has gone on: growing, the older
-ones would take the same pages again and again, each time with a prompt just computed. A younger sequence takes pages
-from an older one only if that has waited for its next block for a while: between two rounds all of them wait for a
-moment, and taking turns would cost each its KV every time. The oldest waiting sequence can in the end take all pages,
-so something always advances.
+nothing in its tokens since every row is batch-invariant. Younger sequences start after it has gone on. Otherwise the
+growing older ones would take the same pages again and again, each time with a prompt just computed. A younger sequence
+takes pages from an older one only if that has waited for its next block for a while. Between two rounds all of them
+wait for a moment, and taking turns would cost each its KV every time. The oldest waiting sequence can in the end take
+all pages, so something always advances.
 """
 
 import math
@@ -140,7 +140,7 @@ class Scheduler:
         sequence.kv_length = 0
 
     def _fit(self, seq: VerifySequence, rows_left: int, prefill_left: int) -> Work | None:
-        """As much of the sequence's work as the rows allow, None when that is nothing."""
+        """As much of the sequence's work as the rows allow; None for none."""
         num_missing = seq.num_missing_kv
         num_prefill = min(num_missing, rows_left, prefill_left)
         draft_ids, parents = (seq.block.draft_ids, seq.block.parents or None) if seq.block is not None else ([], None)
@@ -157,7 +157,8 @@ class Scheduler:
         return Work(seq, num_prefill, takes_block, draft_ids, parents)
 
     def _make_room(self, seq: VerifySequence, length: int, holders: _Holders, planned: list[Work]) -> bool:
-        """Whether pages for `length` slots can be had, after preempting others if need be; none lose theirs in vain."""
+        """Whether pages for `length` slots can be had, after preempting others if need be. Pages are taken only if that
+        suffices."""
         victims = self._victims(seq, seq.page_ids, length, holders, planned)
         if victims is None:
             return False
@@ -171,8 +172,8 @@ class Scheduler:
     def _victims(
         self, seq: VerifySequence, page_ids: list[int], length: int, holders: _Holders, planned: list[Work]
     ) -> list[VerifySequence] | None:
-        """Whom `seq` may preempt for `page_ids` to cover `length` slots, the first to go last; empty where enough pages
-        are free, None where all that those hold would not do.
+        """Sequences that `seq` may preempt for `page_ids` to cover `length` slots, the first to go last. The list is
+        empty where enough pages are free; None where preempting would not suffice.
         """
         table = self._page_table
         if table.can_extend(page_ids, length):

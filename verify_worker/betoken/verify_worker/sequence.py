@@ -1,4 +1,4 @@
-"""What a verify worker holds of one sequence: committed ids, KV, and the work waiting. Ids only, no tensors."""
+"""A verify worker's state of one sequence: committed ids, KV, and the work waiting. Ids only, no tensors."""
 
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
@@ -68,7 +68,7 @@ PLAIN = Rounds()
 
 @dataclass(slots=True)
 class AttachedRound:
-    """What a sequence's attached drafter has done for its next decision; the draft, unless empty, is its block."""
+    """The work of a sequence's attached drafter for its next decision; the draft, unless empty, is its block."""
 
     sources: Sequence[str] = ()
     """Names of the drafters that proposed the tokens: one for all, or one per id."""
@@ -179,7 +179,7 @@ class VerifySequence:
     def ask(self, arrived_ns: int) -> None:
         """A block, or a grant where nothing waits, arrived then (`time.perf_counter_ns`)."""
         self.asked_ns = arrived_ns
-        if not self.wants_forward:  # else its prompt waits, whose place is before all that came since
+        if not self.wants_forward:  # otherwise its prompt waits, whose place is before all later work
             self.waiting_since_ns = arrived_ns
 
     def is_idle_since(self, time_ns: int) -> bool:
@@ -189,7 +189,7 @@ class VerifySequence:
     def commit(self, emitted_ids: list[int]) -> int:
         """Append decided tokens; how many are the answer's as far as ids can tell, up to one that ends it.
 
-        The KV of all but the last was written by the forward that decided them.
+        The forward that decided them wrote the KV of each except the last.
         """
         self.ids.extend(emitted_ids)
         self.output_ids.extend(emitted_ids)
@@ -200,8 +200,8 @@ class VerifySequence:
         return len(emitted_ids) if num_kept is None else num_kept
 
     def _num_to_end(self, ids: list[int]) -> int | None:
-        """How many of these, the last of the output, reach to the first terminal id after min_new_tokens; None
-        without one."""
+        """How many of these, the last of the output, reach to the first terminal id after min_new_tokens; None without
+        one."""
         start = max(0, self.params.min_new_tokens - (len(self.output_ids) - len(ids)))
         # A grammar that allows nothing else ends the answer before min_new_tokens too.
         early_ids = self.params.eos_token_ids if self.rules.has_grammar else ()
@@ -213,7 +213,7 @@ class VerifySequence:
 
 @dataclass(slots=True)
 class AttachedDecision:
-    """What became of an attached drafter's proposal, an empty one included."""
+    """The fate of an attached drafter's proposal, an empty one included."""
 
     accepted_ids: list[int]
     sources: Sequence[str]
@@ -229,7 +229,7 @@ class AttachedDecision:
 
 @dataclass(slots=True)
 class Decision:
-    """What the target decided about one block or plain step of one sequence."""
+    """The target's decision about one block or plain step of one sequence."""
 
     key: SequenceKey
     base_length: int

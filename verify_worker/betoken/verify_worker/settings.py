@@ -1,4 +1,4 @@
-"""What a verify worker can be told."""
+"""Options of a verify worker."""
 
 from typing import Any, Self
 

@@ -23,9 +23,9 @@ from betoken.verify_worker.sequence import Decision
 def verify_step(runner: ModelRunner, planned: Sequence[Work]) -> list[Decision]:
     """Run one forward over the planned work and commit what it decides.
 
-    A block of K draft tokens is K + 1 rows: row 0 sees the committed ids, row i + 1 also draft id i and what that one
-    follows, so that the token after the accepted path comes from the same forward. Prefill rows yield no logits.
-    A sequence whose logits choose no token gets no decision.
+    A block of K draft tokens is K + 1 rows. Row 0 sees the committed ids; row i + 1 also sees draft id i and its path.
+    The token after the accepted path so comes from the same forward. Prefill rows yield no logits. A sequence whose
+    logits choose no token gets no decision.
     """
     started_ns = time.perf_counter_ns()
     logits = runner.forward([_segment(work) for work in planned]).logits

@@ -116,7 +116,7 @@ def verify_frames(first_id: int) -> list[Message]:
 
 
 def draft_frames(first_id: int) -> list[Message]:
-    """Likewise to a draft worker."""
+    """The same towards a draft worker."""
     length = len(PROMPT_IDS) + 1
     one, two = first_id, first_id + 1
     terms = DraftTerms(max_tokens=5, row_price=0.1, min_gain=0.2)

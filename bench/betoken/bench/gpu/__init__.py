@@ -1,1 +1,1 @@
-"""What the benchmarks of a GPU share: the device, its clock, poisoned memory, and the cases that are measured."""
+"""Shared parts of the GPU benchmarks: the device, its clock, poisoned memory, and the cases that are measured."""

@@ -45,7 +45,7 @@ class Case:
 
 
 def find_fault(case: Case) -> str | None:
-    """What is wrong with the Triton path on fresh random inputs and poisoned memory, None if nothing is."""
+    """The fault of the Triton path on fresh random inputs and poisoned memory; None if there is none."""
     for _ in range(_NUM_GATE_ROUNDS):
         arguments = case.fresh()
         with dispatch.override("reference"):
@@ -84,7 +84,7 @@ def measure(case: Case, timer: Timer, copy_bytes_per_s: float) -> dict[str, Any]
 
 
 def reference_sides(run: Callable[..., Any], reference: Callable[..., Any] | None = None) -> list[Side]:
-    """The op's own torch reference: eager, and compiled where it is given by itself. Neither is replayed as a graph,
+    """The op's own torch reference: eager, and compiled where it is given by itself. Neither runs as a recorded graph,
     since references may read the device on the host."""
 
     def eager(*arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The GPU a figure was measured on, or the sentence that says there is none. Nothing is asked at import."""
+"""The GPU a figure was measured on, or the sentence that says there is none. An import asks the device nothing."""
 
 import sys
 from typing import Any

@@ -53,7 +53,7 @@ def _linear_case(device: torch.device, num_rows: int, num_outputs: int, num_inpu
 
 
 def _experts_case(device: torch.device, num_slots: int, shape: tuple[int, int, int]) -> Case:
-    """As many slots for each expert, in turn."""
+    """The same number of slots for each expert, in turn."""
     num_experts, num_outputs, num_inputs = shape
 
     def fresh() -> Arguments:

@@ -53,7 +53,7 @@ def share_weights(model: Any) -> Any:
 
 
 def describe(name: str, model: Any) -> ModelInfo:
-    """What a checkpoint would say."""
+    """The config of such a checkpoint."""
     return ModelInfo(
         model_id=f"random {name}",
         dtype=str(model.dtype).removeprefix("torch."),
@@ -68,7 +68,7 @@ def describe(name: str, model: Any) -> ModelInfo:
 
 
 def read_bytes(model: Any) -> int:
-    """Bytes of the weights that a forward reads: all but an embedding table that is not the output's too."""
+    """Bytes of the weights that a forward reads. An embedding table counts only where it is the output's too."""
     total: int = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     table: torch.Tensor = model.get_input_embeddings().weight
     is_tied = model.get_output_embeddings().weight is table

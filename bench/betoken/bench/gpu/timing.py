@@ -20,7 +20,7 @@ class Timer(Protocol):
         ...
 
     def copy_bytes_per_s(self) -> float:
-        """What a large copy moves, bytes read and written together."""
+        """Bytes per second of a large copy, read and written together."""
         ...
 
 

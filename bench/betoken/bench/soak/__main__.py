@@ -2,8 +2,8 @@
 
     python -m betoken.bench.soak 10
 
-Two verify workers, a draft worker and the router are killed, stopped and drained at random; clients cancel, vanish and
-read slowly; mutants come as calls and as frames. Beside them healthy streams run, each compared with plain decoding
+Two verify workers, a draft worker and the router are killed, stopped and drained at random. Clients cancel, vanish and
+read slowly. Mutants come as calls and as frames. Healthy streams run beside them; each is compared with plain decoding
 from before. The last stdout line is one JSON object. Status 1 when an answer differed or failed, a service answered a
 mutant with a fault of its own, or something is held at the end.
 """
@@ -34,7 +34,7 @@ _TIMEOUT_S = 600.0
 
 
 async def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Everything at once for so many minutes, then idle."""
+    """Everything at once for the minutes asked for, then idle."""
     config = LocalServicesConfig(options.target, options.draft, num_verify_workers=2, compile="off")
     async with (
         Stack(config) as stack,

@@ -1,4 +1,4 @@
-"""What a soak does to services and to their manners: kills, stops, drains, rude clients, hostile frames.
+"""Faults that a soak makes: kills, stops, drains, rude clients, hostile frames.
 
 Each fault is over, and its service back, before it returns. Knows no answers.
 """
@@ -141,4 +141,4 @@ class Faults:
 
 
 async def _nothing() -> None:
-    """What is checked after a batch: the healthy streams beside it are."""
+    """Checks after a batch: the healthy streams beside it are right."""

@@ -1,4 +1,4 @@
-"""Healthy streams, whose answers are known beforehand, for as long as the soak lasts.
+"""Healthy streams with known answers, for as long as the soak lasts.
 
 Knows the SDK; knows no faults.
 """

@@ -1,4 +1,4 @@
-"""What services hold: memory, descriptors, KV pages.
+"""Resources of services: memory, descriptors, KV pages.
 
 Knows processes and the router's word on pages.
 """

@@ -33,12 +33,12 @@ _STRING, _ARRAY = 8, 9
 
 
 class GgufError(ValueError):
-    """A file is no GGUF file, is cut off, or holds what is not supported; the message names field and value."""
+    """A file is not GGUF, is cut off, or holds something unsupported; the message names field and value."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """Where one tensor lies."""
+    """The place of one tensor."""
 
     name: str
     shape: tuple[int, ...]
@@ -57,7 +57,7 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """What a file says of itself."""
+    """The content of a file's header."""
 
     path: Path
     metadata: Mapping[str, Any]
@@ -107,8 +107,7 @@ def read_header(path: Path) -> GgufHeader:
     """Read and check a file's header.
 
     Raises:
-        GgufError: it is no GGUF file of version 2 or 3, is cut off, or breaks a limit.
-        OSError: it cannot be read.
+        GgufError: the file is not GGUF of version 2 or 3, is cut off, or breaks a limit. OSError: it cannot be read.
     """
     with path.open("rb") as file:
         size = file.seek(0, 2)
@@ -199,7 +198,7 @@ class _Reader:
         return list(struct.unpack(f"<{count}{_NUMBERS[of]}", self._take(count * width, key)))
 
     def _texts(self, key: str, count: int) -> list[str]:
-        """As `_text` reads them; vocabularies are long."""
+        """Reads as `_text` does, faster; vocabularies are long."""
         data, at, end, texts = self._data, self._at, self._end, []
         for _ in range(count):
             start = at + 8

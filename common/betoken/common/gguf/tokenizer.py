@@ -36,7 +36,7 @@ _WITH_SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell"
 
 @dataclass(frozen=True, slots=True)
 class GgufTokenizer:
-    """What a directory's tokenizer files would hold."""
+    """The content of a directory's tokenizer files."""
 
     text: str
     """Content of `tokenizer.json`."""

@@ -1,10 +1,10 @@
 """Per sequence and round, the hosted drafter that is expected to bring most tokens per second.
 
 Tokens per round are the sequence's own, time per round is that of all sequences. A round is timed from its request to
-the commit that ends it, so that it counts drafting, verifying and all between, also the steps without a draft that may
-follow an empty one. A drafter that answers at once is judged by how sure it is of this very draft, and what it would
-have brought is also learnt while another drafts: its drafts cost nothing, and the target says the rest.
-Knows drafters by their protocol only; they are stepped by whoever hosts them.
+the commit that ends it. It includes drafting, verifying and the steps without a draft that may follow an empty one. A
+drafter that answers at once is judged by its confidence in this very draft. Its drafts cost nothing, so its yield is
+also learnt while another drafts: the target says the rest. Knows drafters by their protocol only; their host steps
+them.
 """
 
 import copy
@@ -92,7 +92,7 @@ class _Fused:
 
 
 class FusedDrafter:
-    """Composes drafters that are hosted beside it; it has no settings."""
+    """Composes drafters that are hosted beside it; it takes no settings."""
 
     def __init__(self, sources: Mapping[str, Drafter], clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
         self._sources = dict(sources)
@@ -202,8 +202,8 @@ class FusedDrafter:
         return tried or fastest
 
     def _untimed(self, fused: _Fused) -> str | None:
-        """A source whose rounds of its present confidence were never timed; one that raises every time would for ever
-        be one."""
+        """A source whose rounds of its present confidence were never timed. A source that always raises would stay one
+        for ever."""
         sources = ((name, source) for name, source in fused.sources.items() if not self._is_broken(name))
         untimed = (name for name, source in sources if not self._round_ns[name].knows(self._confidence(source)))
         return next(untimed, None)
@@ -263,8 +263,8 @@ class FusedDrafter:
         name, source = fused.asked, fused.sources[fused.asked]
         self._num_failed[name] = 0
         elapsed_ns = self._round_so_far_ns(fused)
-        # A verify worker that starts again, a client that does not read, plain steps while no drafts pay: what makes
-        # a round a thousand times as long is no merit or fault of its source, and no mean would forget it.
+        # A restarting verify worker, a client that does not read, or plain steps while drafts do not pay can make a
+        # round a thousand times as long. That says nothing about the source, and a mean would never forget it.
         round_ns = min(elapsed_ns, self._longest_ns(fused) or elapsed_ns)
         num_brought = min(num_tokens, fused.num_asked + 1)  # the others were decided while its draft was late
         if round_ns == elapsed_ns:
@@ -280,7 +280,7 @@ class FusedDrafter:
         return max(1, self._clock_ns() - fused.asked_ns)
 
     def _longest_ns(self, fused: _Fused) -> float:
-        """That a round like the one under way is taken to last; 0 while none was timed."""
+        """Expected duration of a round like the one under way; 0 while none was timed."""
         name = fused.asked
         usual_ns = self._first_ns[name].mean if fused.is_fresh else self._round_ns[name].mean(fused.asked_confidence)
         return _MOST_TIMES_USUAL * usual_ns

@@ -1,4 +1,4 @@
-"""What the rounds of one source bring and take, as decayed means; drafts of unlike confidence are kept apart."""
+"""Yield and duration of the rounds of one source, as decayed means; drafts of unlike confidence are kept apart."""
 
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ class RoundMeans:
     """Mean of a number per round, by the confidence the round's draft was made with."""
 
     def __init__(self, decay: float, prior: "RoundMeans | None" = None, prior_rounds: float = 0.0) -> None:
-        """What `prior` knows of a confidence when that first occurs counts as `prior_rounds` rounds."""
+        """At the first round of a confidence the knowledge of `prior` counts as `prior_rounds` rounds."""
         self._decay = decay
         self._prior = prior
         self._prior_rounds = prior_rounds

@@ -2,8 +2,9 @@
 
 A request is answered from the pool at once; steps run on while the target verifies. One forward holds the lookahead
 branches of several sequences. Its tokens are chosen with the noise that the target will choose with at their positions.
-Where the target's tokens depend on the draft, the steps come before the answer, so that no clock has a say in it; and
-verification by rejection gets guesses without noise, since what depends on the target's own would bias its tokens.
+Where the target's tokens depend on the draft, the steps come before the answer, so that clocks have no say in it.
+Verification by rejection gets guesses without noise, since a guess made from the target's own noise would bias its
+tokens.
 Source: Fu et al., arXiv:2402.02057, Algorithm 2; its verification branch is the verify worker.
 """
 
@@ -143,7 +144,7 @@ class LookaheadDrafter:
         return (state.page_ids for state in self._states.values())
 
     def idle_pages(self) -> Iterator[IdlePages]:
-        """Pages of sequences that have no steps to do."""
+        """Pages of sequences without steps to do."""
         for state in self._states.values():
             if state.page_ids and not state.num_steps_left:
                 yield IdlePages(state.order, state.stepped_ns, state.page_ids, partial(self._release, state))

@@ -38,7 +38,7 @@ class NgramPool:
                 self._drop(next(iter(self._ngrams)))
 
     def guesses(self, token_id: int) -> list[tuple[int, ...]]:
-        """What may follow a token, N - 1 tokens each, the most recently used first."""
+        """Continuations of a token, N - 1 tokens each, the most recently used first."""
         return list(reversed(self._tails.get(token_id, ())))
 
     def _drop(self, ngram: tuple[int, ...]) -> None:

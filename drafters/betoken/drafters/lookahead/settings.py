@@ -1,4 +1,4 @@
-"""What a sequence may say about its lookahead; the worker's options are the defaults."""
+"""A sequence's settings of its lookahead; the worker's options are the defaults."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

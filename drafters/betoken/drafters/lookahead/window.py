@@ -46,8 +46,8 @@ class Window:
     def attach(self, position: int, token_id: int) -> None:
         """Move to the last committed token.
 
-        Columns ahead of it keep their positions. Those it has passed come in again at the right, further iterated than
-        tokens drawn anew; only column 0 does not: it says what has been said.
+        Columns ahead of it keep their positions. Columns that it has passed come in again at the right, further
+        iterated than tokens drawn anew. Column 0 does not, since its tokens are already committed.
         """
         num_passed = position - self._position
         passed, self._columns = self._columns[:num_passed], self._columns[num_passed:]
@@ -68,7 +68,7 @@ class Window:
         return ids[1:], [parent - 1 for parent in parents]
 
     def asked(self) -> list[tuple[int, list[int]]]:
-        """What `take` wants answers to: rows, each with the ids that it follows after the last committed token.
+        """Questions for `take`: rows, each with the ids that it follows after the last committed token.
 
         First column 0 but its last level, downwards; then the last level, from column 0 on.
         """
@@ -83,8 +83,8 @@ class Window:
     def take(self, answers: Sequence[int]) -> list[tuple[int, ...]]:
         """One step: the answers become the last level, the oldest level is dropped.
 
-        A column moves one position on by that, so that column 0 begins anew: with the last committed token and the
-        model's answers along it, which is plain Jacobi iteration.
+        A column moves one position on by that. Column 0 begins anew with the last committed token and the model's
+        answers along it, which is plain Jacobi iteration.
 
         Args:
             answers: in the order of `asked`.

@@ -151,7 +151,7 @@ class ModelDrafter:
         return planned
 
     def _start(self, seq: DraftSequence, kv: DraftKV) -> None:
-        """Pages for all that is committed and the draft, or no draft: a part would be computed in vain."""
+        """Pages for all committed tokens and the draft, or no draft: a part would be wasted work."""
         table = self._runner.page_table
         assert kv.num_wanted is not None
         length = len(seq.ids) + kv.num_wanted - 1
@@ -192,8 +192,8 @@ class ModelDrafter:
             self._take_tokens(chains, logits)
 
     def _begin_trees_anew(self, planned: Sequence[Planned]) -> None:
-        """After a fault, or rows that trees have given out would count as written: the host drops the drafts of the
-        drafter it stepped, which need not be all that are under way in this model."""
+        """Needed after a fault, or rows given out by trees would count as written. The host drops the drafts of the
+        drafter it stepped; others in this model go on."""
         for part in planned:
             num_wanted = self._caches[part.sequence].num_wanted
             if part.nodes and num_wanted is not None:
@@ -270,8 +270,8 @@ class ModelDrafter:
         return Drafted(seq, kv.draft_ids, sources=kv.sources, draft_probs=kv.draft_probs)
 
     def _finish_tree(self, seq: DraftSequence, kv: DraftKV, tree: ModelTree) -> Drafted:
-        # What of an accepted path lies elsewhere is computed again with the next draft's first forward, whose rows
-        # cost next to nothing; moving it would cost a call of its own.
+        # Rows of an accepted path that lie elsewhere are computed again with the next draft's first forward. They cost
+        # next to nothing there; moving them would take a call of its own.
         kv.kv_ids.extend(tree.leading_ids())
         draft_ids, parents = tree.best()
         is_chain = all(parent == node - 1 for node, parent in enumerate(parents))

@@ -1,4 +1,4 @@
-"""What a model drafter holds of one sequence, and what the sequence brings to a forward.
+"""A model drafter's state of one sequence, and the sequence's part of a forward.
 
 Knows ids, slots and nodes; no logits, no other sequence.
 """
@@ -58,7 +58,7 @@ class ModelSettings:
 
 @dataclass(slots=True)
 class DraftKV:
-    """What the draft model has computed of a sequence, and the draft under way."""
+    """The computed part of a sequence in the draft model, and the draft under way."""
 
     order: int = 0
     """Among all that share the model's pages."""
@@ -105,7 +105,7 @@ class DraftKV:
 
 
 class Planned(NamedTuple):
-    """What a sequence brings to a forward."""
+    """The sequence's part of a forward."""
 
     sequence: DraftSequence
     segment: Segment

@@ -35,13 +35,13 @@ class _Node:
 class ModelTree:
     """Grows until the `num_nodes` best of all nodes are known, in at most `num_nodes` forwards.
 
-    A share is the softmax of the draft's *perturbed* scores, divided by `ERROR_SCALE`: how likely an id is to be the
-    target's choice if each of the target's logits is the draft's plus a Gumbel error of that scale, and the noise is
-    the same. That is one rule for every temperature, the noise being none at T = 0; a probability before the noise
-    would say little of the case at hand, in which the noise is known.
+    A share is the softmax of the draft's *perturbed* scores, divided by `ERROR_SCALE`. It is the probability that the
+    id is the target's choice, if each target logit is the draft's plus a Gumbel error of that scale and both use the
+    same noise. One rule serves every temperature, since the noise is zero at T = 0. A probability before the noise
+    would ignore that the noise is known.
 
-    Scores fall along a path, so the best nodes are a tree by themselves. A forward asks what follows the best so far;
-    the first of those stays one of the best, so the forwards end after `num_nodes`, mostly after the tree's depth.
+    Scores fall along a path, so the best nodes are a tree by themselves. Each forward extends the best nodes so far.
+    The first of them stays among the best, so the forwards end after `num_nodes`, mostly after the tree's depth.
     """
 
     def __init__(self, num_nodes: int, max_branches: int, max_depth: int, end_ids: Collection[int]) -> None:
@@ -94,7 +94,7 @@ class ModelTree:
         return [self._nodes[node].token_id for node in nodes], [row for row in rows if row is not None]
 
     def add_children(self, parent: int, token_ids: Sequence[int], log_shares: Sequence[float]) -> None:
-        """What the model says may follow a node (-1: the last committed token), likeliest first."""
+        """The model's continuations of a node (-1: the last committed token), likeliest first."""
         self.is_begun = True
         self._frontier = None
         score, depth = (self._nodes[parent].score, self._nodes[parent].depth) if parent >= 0 else (0.0, 0)

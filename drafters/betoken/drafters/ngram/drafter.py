@@ -1,7 +1,8 @@
 """Prompt lookup: the text repeats itself, so continue the way earlier occurrences of the last few tokens went on.
 
-Source: Saxena, "Prompt Lookup Decoding" (2023); here over prompt + output, longest match first, most recent occurrence,
-or a tree of the most frequent continuations where the target takes trees. Needs no model and no device.
+Source: Saxena, "Prompt Lookup Decoding" (2023). Here it looks through prompt and output: longest match first, then the
+most recent occurrence, or a tree of the most frequent continuations where the target takes trees. Needs no model and no
+device.
 """
 
 from collections.abc import Mapping
@@ -88,7 +89,7 @@ class NgramLookup:
 
     @property
     def is_current(self) -> bool:
-        """Whether all of the text was taken in; before, there are no matches."""
+        """Whether all of the text is indexed; before that there are no matches."""
         return self._automaton.num_ids == len(self._ids)
 
     def follow(self) -> None:
@@ -103,9 +104,9 @@ class NgramLookup:
     def propose(
         self, num_tokens: int, takes_trees: bool, terms: DraftTerms | None = None
     ) -> tuple[list[int], list[int] | None]:
-        """At most `num_tokens` ids, and their parents if they are no chain; as many as are worth it under `terms`.
+        """At most `num_tokens` ids, as many as pay under `terms`, and their parents where they form a tree.
 
-        A chain of the most recent continuations has no scores and heeds no terms.
+        A chain of the most recent continuations has no scores, so terms do not apply to it.
         """
         settings = self._settings
         state, length = self._match()
@@ -172,7 +173,8 @@ class NgramLookup:
         return self._automaton.match(self._ids[-max_ngram:] if max_ngram else None)
 
     def _chain(self, state: int, num_tokens: int) -> list[int]:
-        """As the most recent occurrence went on; one that runs into the present repeats with its own period."""
+        """The continuation of the most recent occurrence; one that reaches the end of the text repeats with its own
+        period."""
         position = self._automaton.next_position(state)
         period = len(self._ids) - position
         return [self._ids[position + index % period] for index in range(num_tokens)]
@@ -225,8 +227,8 @@ class NgramDrafter(ImmediateDrafter):
             self._behind[sequence] = None
 
     def confidence(self, sequence: DraftSequence) -> int:
-        """Under terms it grows with the tokens expected to be accepted: 0 for an empty draft, 1 for less than one, then
-        1, 2 to 3, 4 to 7 and so on. Otherwise with the match: 0 without one, then 1, 2 to 3 tokens and so on."""
+        """Under terms it grows with the expected number of accepted tokens: 0 for an empty draft, 1 below one, then 1,
+        2 to 3, 4 to 7 and so on. Otherwise with the match: 0 without one, then 1, 2 to 3 tokens and so on."""
         lookup = self._lookups[sequence]
         if sequence.terms is not None:
             expected = lookup.expected_accepted(sequence.takes_trees, sequence.terms)

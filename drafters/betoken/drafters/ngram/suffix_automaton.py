@@ -35,8 +35,8 @@ class SuffixAutomaton:
     def match(self, tail: Sequence[int] | None = None) -> tuple[int, int]:
         """State and length of the longest suffix that occurs earlier; (0, 0) if none.
 
-        `tail`: the last ids, if no longer suffix is wanted. In a run of one id as many states as it is long would
-        lie between the longest suffix and that one, so it is read from its beginning.
+        `tail`: the last ids, if no longer suffix is wanted. A run of one id would put as many states as it is long
+            between the longest suffix and that one, so the run is read from its beginning.
         """
         if not self.num_ids:
             return 0, 0

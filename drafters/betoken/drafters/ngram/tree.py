@@ -35,14 +35,12 @@ def grow_tree(
 ) -> tuple[list[int], list[int], list[float]]:
     """At most `num_nodes` continuations of `ids` as draft_ids [K], parents [K] and scores [K], the best first.
 
-    A node's score is its parent's times the share of its token among what followed the matched n-gram (the most recent
-    token counting twice) times L / (L + 1) for a match of L tokens: a longer match deserves more trust. Scores are
-    close to the share of nodes that a target accepts (docs/lessons.md).
+    A node's score is its parent's score times two factors. The first is its token's share among the continuations of
+    the matched n-gram, the most recent counting twice. The second is L / (L + 1) for a match of L tokens, since a
+    longer match deserves more trust. Scores are close to the share of nodes that a target accepts (docs/lessons.md).
 
-    Args:
-        automaton: of exactly `ids`.
-        match: state and length of the matched suffix, at least 1 long.
-        min_score: of every node but the first, whose fate tells whether scores are right.
+    Args: automaton: of exactly `ids`. match: state and length of the matched suffix, at least 1 long. min_score: lowest
+    score of every node but the first, whose fate tells whether scores are right.
     """
     draft_ids: list[int] = []
     parents: list[int] = []

@@ -10,7 +10,8 @@ from betoken.drafters.ngram.drafter import NgramLookup, NgramSettings
 
 
 class StagedDrafter:
-    """A model drafter whose sequences bring n-gram guesses. Settings: the fields of `NgramSettings`."""
+    """A model drafter that takes a sequence's n-gram guesses as its first candidates. Settings: the fields of
+    `NgramSettings`."""
 
     def __init__(self, model: ModelDrafter, settings: NgramSettings) -> None:
         """`model` may be hosted by itself too: sequences of both then share its forwards."""

@@ -1,1 +1,1 @@
-"""What happens to a model between loading and serving."""
+"""The steps of a model between loading and serving."""

@@ -1,4 +1,4 @@
-"""What a model says of itself before its layers are replaced: shapes of its KV, its own logits.
+"""Facts of a model, taken before its layers are replaced: shapes of its KV, its own logits.
 
 It knows the model's forward, not the ways to run it faster.
 """

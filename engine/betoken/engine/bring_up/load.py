@@ -60,7 +60,7 @@ def runner_of(config: EngineConfig, model: Any, info: ModelInfo, progress: Progr
     except CompiledModelRefusedError as error:
         if config.compile == "on":
             raise
-        # Not the error itself: whoever keeps what was logged would keep the first try, and its memory.
+        # The text only: a log handler that kept the error would keep the first try and its memory.
         _LOG.warning("the model is tried eagerly, which is slower: %s", str(error))
     gc.collect()  # the first try refers to itself
     return _ready(replace(config, compile="off"), examined, report)

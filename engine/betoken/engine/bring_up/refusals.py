@@ -1,4 +1,4 @@
-"""What rules a model out before it runs, with the reason: its configuration, and what its layers ask of attention."""
+"""Reasons that rule a model out before it runs: its configuration, and its layers' demands on attention."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -36,7 +36,7 @@ def check_layers(config: Any) -> None:
 
 
 def check_code(model_class: Any) -> None:
-    """Refuse a model whose code has attention of its own making, or none: ours could not take its place.
+    """Refuse a model whose attention is code of its own, or absent: ours could not replace it.
 
     Raises:
         ModelRefusedError: with the reason.
@@ -77,10 +77,8 @@ def check_rope(config: Any, max_context: int) -> None:
 def check_windows(model: Any, windows: Mapping[int, int], max_context: int) -> None:
     """Refuse layers that leave their window to the mask, which we do not make, or that tell us of another one.
 
-    Args:
-        model: of transformers.
-        windows: layer -> positions its attention says are visible, 0 = all.
-        max_context: the longest sequence that will be served, in tokens: a window as long does not show.
+    Args: model: a model of transformers. windows: layer -> number of visible positions by its attention, 0 = all.
+    max_context: longest sequence that will be served, tokens; a window of that length has no effect.
 
     Raises:
         ModelRefusedError: with the reason.

@@ -32,8 +32,8 @@ no fault (a sixth of the rows, seen with 32 random experts). Two sequences of th
 
 
 def digest_of_logits(runner: ModelRunner) -> str:
-    """12 hex digits of SHA-256 over the bits of the logits after some fixed ids: unequal where arithmetic differs that
-    no version tells, as that of a math library which takes other code on other processors."""
+    """12 hex digits of SHA-256 over the bits of the logits after some fixed ids. They differ where arithmetic differs
+    beyond all versions, as with a math library that takes other code on another processor."""
     length = min(sum(_LENGTHS), runner.info.max_context)
     ids = _sample_ids(0, length, runner.info.vocab_size)
     logits = forward_in_chunks(runner, ids, runner.max_batch_rows)
@@ -89,7 +89,7 @@ def check_against_eager(
 
 
 def find_row_dependence(runner: ModelRunner, sequences: list[list[int]]) -> str | None:
-    """A sentence about the first row whose bits depend on what else is in the forward, or None."""
+    """A sentence about the first row whose bits depend on the rest of the forward, or None."""
     together = forward_together(runner, sequences)
     for index, (ids, whole) in enumerate(zip(sequences, together, strict=True)):
         for chunk_rows in (1, 3, 6):

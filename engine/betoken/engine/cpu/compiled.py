@@ -50,7 +50,7 @@ def compile_call(call: ModelCall, example: tuple[Tensor, Tensor, Tensor], model:
         return compile_traced(trace, example, _OPTIONS, cache_dir)
     except Exception as error:
         for path in (str(cache_dir.absolute()), torch.__path__[0]):
-            if " " in path:  # inductor hands it to the compiler without quotes, whose complaint names pieces of it
+            if " " in path:  # unquoted on the compiler's command line, so its complaint names pieces of it
                 raise BuildError(f"torch cannot compile where {path!r} holds a space: {error}") from error
         raise
 
@@ -96,7 +96,7 @@ def _can_join(modules: list[_Packed]) -> bool:
 
 
 def _format_of(module: _Packed) -> tuple[int, ...]:
-    """What the operator takes besides rows, weight, bias and width."""
+    """The operator's arguments besides rows, weight, bias and width."""
     return () if isinstance(module, PackedLinear) else (module.format,)
 
 

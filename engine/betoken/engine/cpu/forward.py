@@ -26,7 +26,7 @@ from betoken.kernels.cpu import CpuCache, CpuKernels
 
 
 class CpuContext:
-    """Attention context whose batch and caches are those of the step that the thread has begun."""
+    """Attention context that holds the batch and caches of the thread's current step."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
         """See `AttentionContext.attend`."""
@@ -52,14 +52,14 @@ class ModelCallStack:
         self._redirects, self._widens = True, True
 
     def traceable(self, *tensors: Tensor) -> Tensor:
-        """What a compiler takes; it cares for whole vectors itself."""
+        """The input of a compiled forward; the compiler handles whole vectors itself."""
         if not self._redirects:
             return self._bare(*tensors)
         with self._bare_products:
             return self._bare(*tensors)
 
     def eager(self, *tensors: Tensor) -> Tensor:
-        """What runs without a compiler."""
+        """The eager forward."""
         if not self._widens:
             return self.traceable(*tensors)
         with self._whole_vectors:

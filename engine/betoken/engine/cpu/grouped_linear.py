@@ -45,7 +45,7 @@ class PackedGroupedEmbedding(nn.Module):
 
 
 def pack_grouped_layers(model: nn.Module, kernels: CpuKernels) -> None:
-    """Put the CPU kernels' layers in the place of all grouped ones, and let go of each in turn; tied ones stay so."""
+    """Replace all grouped layers by the CPU kernels', freeing each in turn; tied ones stay tied."""
     layers = {path: module for path, module in model.named_modules() if isinstance(module, GROUPED_LAYERS)}
     if layers:
         kernels.load_grouped()

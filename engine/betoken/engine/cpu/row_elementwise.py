@@ -1,8 +1,8 @@
-"""Elementwise functions whose rows do not depend on each other, in eager forwards on a CPU.
+"""Elementwise functions with independent rows, in eager forwards on a CPU.
 
 Torch takes numbers in whole vectors, and the last few of a tensor one by one, by scalar code that rounds some functions
-otherwise. Where a row does not fill vectors (a gate of one number, the scores of eight chosen experts), the bits of the
-last rows would depend on how many rows there are. Compiled forwards mask the last vector instead.
+otherwise. Where a row does not fill vectors (a gate of one number, the scores of eight chosen experts), the last rows'
+bits would depend on the number of rows. Compiled forwards mask the last vector instead.
 """
 
 from collections.abc import Iterable, Mapping

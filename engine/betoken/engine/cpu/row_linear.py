@@ -1,5 +1,5 @@
-"""Linear layers whose rows do not depend on each other. A stock float32 product changes a row's last bits with the
-number of rows: here every output is one sum in one order (packed), or every product has one shape (block).
+"""Linear layers with independent rows. A stock float32 product changes a row's last bits with the number of rows. Here
+every output is one sum in one order (packed), or every product has one shape (block).
 
 The layer that gives logits keeps its float32 sums: rounded to a half type, many a position has two best logits.
 """
@@ -69,8 +69,8 @@ def _by_blocks(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def replace_linears(model: nn.Module, make: MakeLinear, *, only_last: bool = False) -> None:
-    """Put what `make` gives in the place of every linear layer of a model, or the one that gives logits alone, and let
-    go of each in turn. A grouped one that gives logits keeps its sums from then on."""
+    """Replace every linear layer of a model by `make`'s, or only the one that gives logits, freeing each in turn. A
+    grouped one that gives logits keeps its sums from then on."""
     last = _id_of_last(model)
     for parent in [module for module in model.modules() if type(module) not in (nn.Linear, Conv1D)]:
         for name, child in list(parent.named_children()):
@@ -86,5 +86,5 @@ def replace_linears(model: nn.Module, make: MakeLinear, *, only_last: bool = Fal
 
 
 def _id_of_last(model: Any) -> int | None:
-    """Id of the layer that gives logits: whoever holds the layer itself holds its weight."""
+    """Id of the layer that gives logits; holding the layer itself would keep its weight."""
     return id(model.get_output_embeddings()) if hasattr(model, "get_output_embeddings") else None

@@ -1,7 +1,7 @@
 """A GPU forward as one compiled function: traced with a symbolic number of rows, fused by inductor.
 
-Products, sums and attention stay opaque operators, so nothing that adds numbers up is inductor's: what it may choose
-differently from one process to the next changes no bit.
+Products, sums and attention stay opaque operators, so inductor adds up nothing. Its choices may then differ between
+processes without changing a bit.
 """
 
 from collections import Counter
@@ -73,7 +73,7 @@ def join_linears(graph: fx.GraphModule, model: nn.Module) -> int:
 
 
 def _rows_read(linear: fx.Node) -> fx.Node:
-    """What a product reads, before it was made flat: each does so by itself."""
+    """The inputs of a product before they are flattened; each product flattens its own."""
     rows: Any = linear.args[0]
     while rows.target in (_ATEN.view.default, _ATEN._unsafe_view.default):
         rows = rows.args[0]
@@ -91,7 +91,7 @@ def _join(graph: fx.GraphModule, group: list[tuple[fx.Node, RowLinear]], name: s
     graph.register_buffer(name, torch.cat([layer.weight for layer in layers]))
     joined = graph.get_buffer(name)
     bounds = [0]
-    for layer in layers:  # whoever reads them separately reads the same memory
+    for layer in layers:  # products that read them separately read the same memory
         bounds.append(bounds[-1] + len(layer.weight))
         layer.weight = nn.Parameter(joined[bounds[-2] : bounds[-1]], requires_grad=False)
     biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]

@@ -116,7 +116,7 @@ class CudaForward:
         shared = torch.empty_like(self.run_padding(sizes[-1]))  # one for all: logits are read before the next step
         for size in reversed(sizes):  # the memory of a larger recording serves the smaller ones
             progress(len(buckets) / len(sizes))
-            # Not the pool's pages: sequences that begin alike share theirs, and each names them all.
+            # The sequences' pages: sequences that begin alike share some, and each names them all.
             num_pages = min(size * -(-self._lengths[-1] // self._pool.page_size), _MAX_GRAPH_PAGES)
             tail_size = num_pages + 1 + _PATH_SLOTS_PER_ROW * size
             inputs = StepInputs(size, size, tail_size, self._scratch_page, self._device)

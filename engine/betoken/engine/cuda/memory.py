@@ -10,7 +10,7 @@ from betoken.engine.errors import ModelRefusedError
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """What a device has left after a largest forward, bytes."""
+    """Bytes that a device has left after a largest forward."""
 
     free_bytes: int
     """Free, with the forward's own memory still held by the allocator."""

@@ -25,7 +25,7 @@ _contexts: "WeakValueDictionary[int, StepContext]" = WeakValueDictionary()
 
 
 class StepContext:
-    """Attention context whose pool and rows are those of the step that is being run or recorded."""
+    """Attention context that holds the pool and rows of the step being run or recorded."""
 
     def __init__(self) -> None:
         self.paged: PagedContext | None = None

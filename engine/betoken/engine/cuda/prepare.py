@@ -30,7 +30,7 @@ _START, _END = 0.2, 0.3
 def prepare_cuda(
     config: EngineConfig, model: Any, max_context: int, shapes: dict[int, LayerShape], progress: Progress
 ) -> tuple[CudaForward, int] | None:
-    """The forward and the number of KV pages; None if the model uses operators that are not known to be row-invariant.
+    """The forward and the number of KV pages; None if the model uses operators that may depend on the number of rows.
 
     The calling thread becomes the one that uses the device.
 
@@ -86,8 +86,8 @@ def refusing_compiled(is_compiled: bool) -> Iterator[None]:
 
 
 def _run_every_size(config: EngineConfig, forward: CudaForward) -> None:
-    """The largest forward, its halves, and those to be recorded: attention of few rows divides its keys, which takes
-    memory, and tiles are twice as high for twice as many rows, each height a kernel to compile."""
+    """The largest forward, its halves, and those to be recorded. Attention of few rows divides its keys, which takes
+    memory. Tiles are twice as high for twice as many rows, and each height compiles a kernel of its own."""
     recorded = _recorded_sizes(config)
     num_rows = config.max_batch_rows
     while num_rows > max(recorded, default=0):

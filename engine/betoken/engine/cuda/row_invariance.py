@@ -1,4 +1,4 @@
-"""Keeps a model's forward to operators whose rows do not depend on each other, whatever the model's code calls.
+"""Keeps a model's forward to row-invariant operators, whatever the model's code calls.
 
 A GPU's stock products and reductions pick their order of summation by the number of rows. While this mode is on they
 are replaced by ours; elementwise operators and views pass; any other is refused by name. It costs time on every call,
@@ -17,7 +17,7 @@ from betoken.engine.errors import ModelRefusedError
 
 _ATEN = torch.ops.aten
 
-# Operators that move or make elements, and those whose kernels treat each row by itself in an order of its length.
+# Operators that move or make elements, and those whose kernels treat each row by itself in an order set by its length.
 _PASSING = frozenset(
     {
         _ATEN.arange,
@@ -48,7 +48,7 @@ _PASSING = frozenset(
 
 
 class RowInvariance(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While on, every operator is one whose rows are independent.
+    """While it is on, every operator has independent rows.
 
     Raises:
         ModelRefusedError: from within the model's forward, naming the operator.

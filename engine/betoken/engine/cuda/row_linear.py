@@ -29,10 +29,10 @@ class RowLinear(nn.Module):
 
 @torch.inference_mode()
 def find_row_dependence(model: nn.Module) -> str | None:
-    """A sentence about the first kind of layer whose rows' bits depend on how many there are, or None.
+    """A sentence about the first kind of layer whose bits depend on the number of rows, or None.
 
     The kernel's order of summation is fixed; that a device's matrix unit keeps it for tiles of any width is its maker's
-    habit, not their word. So one linear layer, and one expert, of each shape is tried.
+    habit, not their word. One linear layer and one expert of each shape are tried.
     """
     for kind, weight, product in _products(model):
         generator = torch.Generator().manual_seed(weight.shape[1])

@@ -1,4 +1,4 @@
-"""Tensors that hold any batch of up to so many rows, always in the same memory, filled by one copy to the device.
+"""Tensors that hold any batch up to a number of rows, always in the same memory, filled by one copy to the device.
 
 All are int32 and lie one after the other: token_ids [B], positions [B], row_segments [B], logit_rows [L],
 page_starts [B + 2], path_starts [B + 1], tail. The tail holds the page ids, then the slots of tree paths, so that only
@@ -81,7 +81,7 @@ class StepInputs:
             self._copied.record()
 
     def make_rows(self, max_length: int) -> PagedRows:
-        """Where the rows and their keys live; a new object each time, since it keeps what was derived from the batch.
+        """Places of the rows and their keys; a new object each time, since it keeps values derived from the batch.
 
         `max_length` bounds every sequence's length. The tail serves as page ids and as slots: starts lead to both.
         """

@@ -1,1 +1,1 @@
-"""What changes logits before a token is chosen."""
+"""Rules that change logits before a token is chosen."""

@@ -1,7 +1,7 @@
 """A grammar as one more rule: which ids may follow the output, for every row of a block.
 
-A pure function of the output ids. Committed ids alone move its matcher; a block's drafts are read and taken back. Knows
-neither schemas nor tokenizers: whoever made the matcher does.
+A pure function of the output ids. Committed ids alone move its matcher; a block's drafts are read and taken back. Its
+maker knows schemas and tokenizers; this does not.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class GrammarRule(LogitsRule):
         self.commit(output_ids)
 
     def applies_after(self, num_outputs: int) -> bool:
-        """What follows the end of an answer is nobody's."""
+        """Text after the end of an answer belongs to nobody."""
         return not self._has_ended
 
     def commit(self, ids: Sequence[int]) -> None:
@@ -65,7 +65,7 @@ class GrammarRule(LogitsRule):
         self._num_committed += len(ids)
 
     def adjust(self, path: BlockPath) -> None:
-        """Masks every row whose ids the grammar allows; the others are chosen by nobody."""
+        """Masks every row whose ids the grammar allows; the other rows choose no token."""
 
         if self.fault:
             path.allow(0, np.zeros(self._num_words, dtype=np.int32))
@@ -87,7 +87,7 @@ class GrammarRule(LogitsRule):
             self._restore(path.output_ids)
 
     def allowed_nodes(self, output_ids: Sequence[int], draft_ids: Sequence[int], parents: Sequence[int]) -> list[int]:
-        """The nodes whose whole path the grammar allows, ascending. `output_ids`: all that is committed."""
+        """Nodes whose whole path the grammar allows, ascending. `output_ids`: all that is committed."""
         nodes: list[int] = []
         if self.fault or self._has_ended:
             return list(range(len(draft_ids)))

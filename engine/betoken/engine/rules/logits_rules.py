@@ -1,7 +1,7 @@
 """Logits rules: pure functions of (prompt ids, path ids) that adjust the logits of a block's rows.
 
-A rule sees all rows of one sequence at once: row 0 follows the committed output, row i + 1 draft id i and what that one
-follows. It knows no logits and no model; the adjustments are applied by `betoken.kernels.logits_adjust`.
+A rule sees all rows of one sequence at once. Row 0 follows the committed output; row i + 1 follows draft id i and its
+path. It knows no logits and no model; the adjustments are applied by `betoken.kernels.logits_adjust`.
 """
 
 from __future__ import annotations

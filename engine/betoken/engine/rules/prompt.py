@@ -1,6 +1,6 @@
 """The ids of a prompt, with what would otherwise be sought in them at every step.
 
-Draft workers without a model have no numpy, and no rules that would ask for it.
+Draft workers without a model have no numpy, and no rules that need it.
 """
 
 from __future__ import annotations

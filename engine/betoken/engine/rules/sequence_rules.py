@@ -1,4 +1,4 @@
-"""What one sequence's rules make of its rows. Owned by the sequence and told what is committed; knows no logits."""
+"""One sequence's rules, applied to its rows. Owned by the sequence and told what is committed; knows no logits."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class SequenceRules:
     def rows(
         self, draft_ids: Sequence[int], parents: Sequence[int] | None = None, ahead_ids: Sequence[int] = ()
     ) -> BlockPath | None:
-        """The adjustments of the len(draft_ids) + 1 rows of a block; None where no rule has anything to adjust.
+        """The adjustments of the len(draft_ids) + 1 rows of a block; None where no rule adjusts anything.
 
         Args:
             draft_ids: row i + 1 follows draft id i.

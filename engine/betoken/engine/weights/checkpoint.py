@@ -1,4 +1,4 @@
-"""Where a checkpoint's files lie: in a directory, or fetched from the hub. It knows their names, not their contents."""
+"""The place of a checkpoint's files: a directory, or a fetch from the hub. It knows their names, not their contents."""
 
 import os
 from collections.abc import Callable
@@ -45,7 +45,7 @@ def resolve_directory(model: str, revision: str | None, progress: Progress = lam
 
 
 def _bar_telling(progress: Progress) -> type[tqdm]:
-    """What the hub client takes for its bars: shows none, since standard error is the log, and tells `progress`."""
+    """The hub client's progress bar. It shows nothing, since standard error is the log, and tells `progress`."""
     lock = Lock()  # several files are fetched at once
 
     class Bar(tqdm):
@@ -59,7 +59,7 @@ def _bar_telling(progress: Progress) -> type[tqdm]:
             with lock:
                 self._num_done += n or 0
                 if self._is_of_bytes and self.total:
-                    # Files whose turn is still to come are not in the total: the percentage may fall.
+                    # The total leaves out files whose turn is still to come, so the percentage may fall.
                     percent = min(100, int(100 * self._num_done / self.total))
                     if percent != self._told_percent:
                         self._told_percent = percent

@@ -18,12 +18,13 @@ _SOURCES = (".c", ".cpp", ".h", ".py")
 
 
 def hash_weights(directory: Path) -> str:
-    """SHA-256 hex of config.json and of every weight file's name, size, header, first and last 64 KiB, and 4 KiB
-    from the middle of each tensor: tuning may leave both ends of a file, embeddings and norms, as they were.
+    """SHA-256 hex of config.json and of every weight file's name, size, header, first and last 64 KiB, and 4 KiB from
+    the middle of each tensor. The middles count, since tuning may leave both ends of a file (embeddings and norms) as
+    they were.
 
     Raises:
         FileNotFoundError: no config.json, or no weights in safetensors files.
-        ModelRefusedError: a weight file has no header or is cut off, or the index of them is none.
+        ModelRefusedError: a weight file has no header or is cut off, or their index is malformed.
     """
     digest = hashlib.sha256()
     config = json.loads((directory / "config.json").read_text())
@@ -57,7 +58,7 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def _middles(path: Path, header: bytes, size: int) -> Iterator[tuple[int, int]]:
-    """Where in the file the middle of each tensor lies, [start, end) in bytes, in the file's order."""
+    """The middle of each tensor in the file, [start, end) in bytes, in the file's order."""
     try:
         tensors = json.loads(header)
         tensors.pop("__metadata__", None)

@@ -65,7 +65,7 @@ def _blocks_by_scales(tensors: StoredTensors, blocks: list[Any]) -> dict[tuple[i
 
 
 def take_float8(tensors: StoredTensors, scales: str, blocks: list[Any]) -> dict[str, Any]:
-    """Tensors of a weight whose scales have this name; `blocks` are pairs of outputs and inputs.
+    """Tensors of a weight whose scales carry this name; `blocks` are pairs of outputs and inputs.
 
     Raises:
         ModelRefusedError: a tensor's shape or dtype fits no layout.

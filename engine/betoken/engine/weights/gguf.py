@@ -121,7 +121,7 @@ def load(header: GgufHeader, config: PreTrainedConfig, keywords: dict[str, Any])
 
 
 def _dtype_of(header: GgufHeader) -> torch.dtype:
-    """What a file without quantised tensors is stored in, norms apart; bfloat16 for others."""
+    """Dtype of a file without quantised tensors, norms apart; bfloat16 for others."""
     types = {tensor.type for tensor in header.tensors if len(tensor.shape) > 1}
     return _DENSE_TYPES[types.pop()] if len(types) == 1 and types <= set(_DENSE_TYPES) else torch.bfloat16
 
@@ -143,7 +143,7 @@ def _processor_of(architecture: str) -> Any:
 
 
 class _Names:
-    """Where a file's tensors go in a model."""
+    """Places of a file's tensors in a model."""
 
     def __init__(self, header: GgufHeader, config: PreTrainedConfig, model: Any) -> None:
         self.header = header
@@ -162,7 +162,7 @@ class _Names:
                 )
 
     def plan(self, model: Any) -> dict[str, StoredWeight]:
-        """As loading asks for it (`stored.Plan`)."""
+        """The form that loading asks for (`stored.Plan`)."""
         plan = {}
         for name, tensor in self.tensors.items():
             if tensor.type in GROUPED_TYPES:
@@ -194,7 +194,7 @@ class _Names:
         return StoredWeight({"weight": (shape, torch.uint8)}, read)
 
     def rows(self, tensor: GgufTensor) -> Tensor | None:
-        """The order in which transformers takes a tensor's rows; None as they are.
+        """The order in which transformers takes a tensor's rows; None for tensors kept as they are.
 
         Raises:
             ModelRefusedError: it moves more than rows.
@@ -238,7 +238,7 @@ class _Lazy:
         return (self._tensor.shape[0], self._tensor.row_bytes) if is_grouped else self._tensor.shape
 
     def get_dtype(self) -> str:
-        """As safetensors names it."""
+        """The name by safetensors' convention."""
         return "U8" if self._tensor.type in GROUPED_TYPES else self._tensor.type
 
     def __getitem__(self, _: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""Layers whose weights stay in the few bits of their checkpoint, as they are after loading.
+"""Layers whose weights keep their checkpoint's few bits, as they are after loading.
 
 They run by the torch reference; a forward puts its own kernels' layers in their place. They know no formats.
 """
@@ -20,7 +20,7 @@ class _GroupedLayer(nn.Module):
         self.grouped = weight
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        # As bytes: `fn` may ask for another dtype, which a format's numbers do not have.
+        # Stored as bytes: `fn` may ask for another dtype, which a format's numbers do not have.
         tensors: dict[str, Any] = self.grouped.tensors()
         moved = {
             # Flat, since a single column may have any stride.

@@ -31,7 +31,7 @@ _DTYPES = ("bfloat16", "float16", "float32")
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a worker tells about its model."""
+    """A worker's description of its model."""
 
     model_id: str
     """The hub id, or the directory's name."""
@@ -110,8 +110,8 @@ def _check_device(device: str) -> None:
 
 
 def _check_type(config: dict[str, Any]) -> None:
-    """Refuse a model that is code of its checkpoint, which transformers would ask the terminal whether to run, and one
-    that is known to write no text; an unknown type transformers names itself."""
+    """Refuse a model that is code of its checkpoint, since transformers would ask the terminal whether to run it, and a
+    model that writes no text. transformers names an unknown type itself."""
     model_type: str = config.get("model_type", "")
     is_known = model_type in CONFIG_MAPPING
     if is_known and CONFIG_MAPPING[model_type] in MODEL_FOR_CAUSAL_LM_MAPPING:
@@ -172,8 +172,8 @@ def _load_weights(source: Source, model_config: Any, config: EngineConfig) -> An
 def _check_weights(name: str, model: Any, report: dict[str, Any]) -> None:
     """Refuse what transformers only warns of: weights it made up, and weights of linear layers it left aside.
 
-    The latter are biases that config.json denies, or the scales of a quantization that is unknown to transformers: it
-    then takes the quantized numbers for the weights themselves.
+    The latter are biases that config.json denies, or the scales of a quantization unknown to transformers, which then
+    takes the quantized numbers for the weights themselves.
     """
     if missing := sorted(report["missing_keys"]):
         raise ModelRefusedError(f"{name} lacks {len(missing)} of the model's weights, as {missing[0]}")
@@ -211,8 +211,8 @@ def _max_context(text_config: Any, asked: int | None) -> int:
 
 
 def _yarn_lengths(text_config: Any, own: int) -> Iterator[int]:
-    """How far YaRN stretches positions: whoever adds it to a checkpoint, as Qwen asks for long texts, leaves the length
-    as it was."""
+    """Factor by which YaRN stretches positions. Whoever adds it to a checkpoint, as Qwen advises for long texts, leaves
+    the length as it was."""
     for rope in rope_parameters(text_config):
         if rope.get("rope_type", rope.get("type")) == "yarn" and rope.get("factor") is not None:
             yield int(rope["factor"] * rope.get("original_max_position_embeddings", own))

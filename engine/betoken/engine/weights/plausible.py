@@ -1,5 +1,5 @@
-"""What a checkpoint may be before any of it is read at length: files that are files, names that are plain, sizes that
-some machine could hold. It knows no formats and loads nothing.
+"""Bounds on a checkpoint, checked before its content is read: regular files, plain names, sizes that some machine could
+hold. It knows no formats and loads nothing.
 """
 
 import re
@@ -43,7 +43,7 @@ def check_files(directory: Path) -> None:
 
 def check_is_file(path: Path) -> None:
     """Raises:
-    ModelRefusedError: there is something of this name, and it is no regular file.
+    ModelRefusedError: the name belongs to something other than a regular file.
     """
     if path.exists() and not stat.S_ISREG(path.stat().st_mode):
         raise ModelRefusedError(f"{path} is no regular file")

@@ -1,6 +1,6 @@
 """Which way a checkpoint's weights are loaded: by its tensors, undone by transformers, or rounded where they are dense.
 
-What neither can be is refused by method, field and value.
+A method that neither supports is refused by method, field and value.
 """
 
 from collections.abc import Mapping
@@ -58,8 +58,8 @@ def select_loading(model_config: Any, config: EngineConfig, directory: Path) -> 
         raise ModelRefusedError(
             f"dtype: {config.model}, quantized by 'fp8' and undone at load, can be served in {stored} only"
         )
-    # Otherwise the device and the packages that happen to be installed decide whether kernels multiply the stored
-    # numbers, whose rows depend on each other: they share experts, or are quantized together.
+    # Otherwise the device and the installed packages decide whether kernels multiply the stored numbers. Their rows
+    # depend on each other, since they share experts or are quantized together.
     quantization["dequantize"] = True
 
 

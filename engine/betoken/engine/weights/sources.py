@@ -19,11 +19,11 @@ from betoken.engine.weights.plausible import check_files
 
 
 class Source(Protocol):
-    """Where a model comes from. Its methods raise whatever unreadable contents make others raise."""
+    """The source of a model. Its methods raise whatever unreadable contents make others raise."""
 
     @property
     def name(self) -> str:
-        """What the model is called."""
+        """The model's name."""
         ...
 
     @property
@@ -40,7 +40,7 @@ class Source(Protocol):
         ...
 
     def fingerprint(self) -> str:
-        """What tells its weights from others."""
+        """The mark that tells its weights from others."""
         ...
 
     def tokenizer_hash(self) -> str:

@@ -1,7 +1,7 @@
 """Loading of weights in the bytes of their checkpoint, through transformers' own loader.
 
-Before the loader reads, linear layers and embeddings that a plan names are replaced by modules whose parameters are the
-checkpoint's tensors, by name, shape and dtype; after it, those become grouped layers. It knows no format: a plan says
+Before the loader reads, the linear layers and embeddings of a plan are replaced by modules whose parameters are the
+checkpoint's tensors, by name, shape and dtype. After it they become grouped layers. It knows no format: a plan says
 which tensors a layer has and how a weight is read from them.
 """
 
@@ -47,11 +47,11 @@ class StoredConfig(QuantizationConfigMixin):
         self.plan = plan
 
     def get(self, name: str, default: Any = None) -> Any:
-        """As of the dict that transformers takes it for."""
+        """The methods of the dict that transformers takes it for."""
         return getattr(self, name, default)
 
     def to_dict(self) -> dict[str, Any]:
-        """What transformers prints of it."""
+        """The text that transformers prints of it."""
         return {"quant_method": _METHOD}
 
 
@@ -82,7 +82,7 @@ class _StoredQuantizer(HfQuantizer):
         return False
 
     def get_new_dtype(self, converter: Any, param: Any, dtype: Any) -> Any:
-        """None leaves a tensor as it is stored."""
+        """None leaves a tensor as stored."""
         is_stored = any(target in self._stored_names for target in converter.target_patterns)
         return None if is_stored else super().get_new_dtype(converter, param, dtype)
 
@@ -100,7 +100,7 @@ class _StoredQuantizer(HfQuantizer):
             tensors = layer.take()
             key = min(tensor.data_ptr() for tensor in tensors.values())  # tied layers have the same ones
             if any(tensor.is_meta for tensor in tensors.values()):
-                continue  # missing, which whoever loads refuses by name
+                continue  # missing; the caller refuses it by name
             weight = read[key] = read[key] if key in read else layer.stored.read(tensors)
             model.set_submodule(path, _grouped_layer(layer, weight, model.dtype))
         del model.config.quantization_config

@@ -1,4 +1,4 @@
-"""What safetensors files hold of a layer's quantised weight, tensor by tensor, read from their headers.
+"""The tensors of a layer's quantised weight in safetensors files, read from their headers.
 
 It knows names, shapes and dtypes, and how codes of 4 and 8 bits lie in words; it knows no format.
 """
@@ -94,7 +94,7 @@ def read_specs(directory: Path) -> dict[str, dict[str, Spec]]:
 def plan_of(
     method: str, specs: Mapping[str, Mapping[str, Spec]], stored: Callable[[StoredTensors], StoredWeight | None]
 ) -> Plan:
-    """Layers for whose tensors `stored` has a reading; those of which it gives None stay dense."""
+    """Layers for whose tensors `stored` has a reading; layers with the reading None stay dense."""
 
     def plan(model: Any) -> dict[str, StoredWeight]:
         found = {}
@@ -119,7 +119,7 @@ def check_group(method: str, field: str, group: Any, num_inputs: int) -> int:
     """Inputs that share a scale; -1 or None means all.
 
     Raises:
-        ModelRefusedError: the kernels have no such groups.
+        ModelRefusedError: the kernels lack such groups.
     """
     if group in (-1, None):
         return -(-num_inputs // 32) * 32
@@ -136,7 +136,7 @@ def integer_weight(
     Args:
         codes: uint8 [N, bytes of K inputs at least], the first of two codes of 4 bits in the low half.
         scales: [N, G] float.
-        zeros: int32 [N, G]; None is half of the codes' range.
+        zeros: int32 [N, G]; None stands for half of the codes' range.
     """
     half = 1 << bits - 1
     if zeros is not None and bool((zeros == half).all()):

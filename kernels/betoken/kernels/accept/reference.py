@@ -16,7 +16,8 @@ def accept_block(
     Args:
         target_ids: K + 1 ids: the target's token after the last committed token, then after each draft node.
         draft_ids: K ids.
-        parents: K indices into draft_ids, -1 for the last committed token, each below its own index; None is a chain.
+        parents: K indices into draft_ids, -1 for the last committed token, each below its own index; None stands for a
+            chain.
     Returns:
         The accepted nodes, root first, and the target's token after the last of them.
     """

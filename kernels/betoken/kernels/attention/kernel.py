@@ -1,8 +1,8 @@
 """Paged attention in Triton: the queries that share key heads share each load of their keys.
 
 One program takes up to 32 queries (row, head) of one sequence and key head. Every chunk of 256 absolute positions gives
-a maximum, a sum and weighted values of its own; they are folded in order, in registers or, when few rows share many
-keys, by a second kernel. Both fold the same numbers, so how a launch is divided changes no bit.
+a maximum, a sum and weighted values. They are folded in order: in registers or, when few rows share many keys, by a
+second kernel. Both fold the same numbers, so how a launch is divided changes no bit.
 """
 
 import torch

@@ -25,7 +25,7 @@ def find_sequence(row_starts, num_segments, block, ROWS: tl.constexpr):
 
 @triton.jit
 def _pool_slots(pages, slots, is_seen, PAGE_SIZE: tl.constexpr):
-    """Slots of the pool, int64, for slots of the sequence whose page ids begin at `pages`."""
+    """Slots of the pool, int64, for slots of the sequence with the page ids from `pages` on."""
     page = tl.load(pages + slots // PAGE_SIZE, mask=is_seen, other=0).to(tl.int64)
     return page * PAGE_SIZE + slots % PAGE_SIZE
 

@@ -147,7 +147,7 @@ _lock = Lock()
 
 
 def load_cpu_kernels(cache_dir: Path | None = None) -> CpuKernels | None:
-    """The kernels, compiled on first use; None where that is impossible, with one warning that says why."""
+    """The kernels, compiled on first use; None where that fails, with one warning that says why."""
     global _loaded, _failure
     with _lock:
         if _loaded is None and _failure is None:

@@ -29,7 +29,7 @@ class PackedWeight:
 
     @classmethod
     def of(cls, weight: Grouped) -> "PackedWeight":
-        """Pack; the source may be let go of afterwards. The CPU kernels must be loaded."""
+        """Pack a weight; its source may be freed afterwards. The CPU kernels must be loaded."""
         code = code_of(weight)
         offsets = weight.zeros if weight.zeros is not None else weight.offsets
         data = torch.ops.betoken.pack_grouped(

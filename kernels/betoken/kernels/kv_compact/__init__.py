@@ -36,7 +36,7 @@ def kv_compact(key_cache: Tensor, value_cache: Tensor, sources: Tensor, targets:
 def kv_compact_layers(
     key_caches: Sequence[Tensor], value_caches: Sequence[Tensor], sources: Tensor, targets: Tensor, starts: Tensor
 ) -> None:
-    """The same moves in each of several layers, whose caches have equally many slots; at least one layer.
+    """The same moves in each of several layers with equally many slots; at least one layer.
 
     Raises:
         ValueError: as `kv_compact`.

@@ -20,7 +20,7 @@ def kv_write(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
     """Store row r in its own slot. A head whose value is not finite is stored as key NaN, value 0.
 
     Rows that must not see a slot give it weight 0, which times NaN or infinity would be NaN in their sums; keys are
-    masked before. So what is not finite reaches the rows that see it, and no other.
+    masked before. A value that is not finite reaches the rows that see it, and no other.
 
     Args:
         key: [R, H, D], value: [R, H, E], the caches' dtype.

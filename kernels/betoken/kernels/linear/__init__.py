@@ -1,4 +1,4 @@
-"""A linear layer whose rows do not depend on each other: what row r gives is the same for any number of rows.
+"""A linear layer with independent rows: row r has the same result for any number of rows.
 
 The GPU's stock product picks its algorithm, and with it the order of the sum, by the number of rows. This one fixes the
 order by the weight's shape alone. It does not know models or batches.

@@ -1,6 +1,6 @@
-"""A linear layer whose weight stays in the few bits of its checkpoint: dequantised tile by tile, once for all rows.
+"""A linear layer whose weight keeps its checkpoint's few bits: dequantised tile by tile, once for all rows.
 
-What row r gives is the same for any number of rows. It does not know formats or models.
+Row r has the same result for any number of rows. It does not know formats or models.
 """
 
 from collections.abc import Callable

@@ -105,7 +105,7 @@ class Grouped:
 
     @property
     def num_bytes(self) -> int:
-        """What its tensors take."""
+        """Bytes of its tensors."""
         return sum(tensor.nbytes for tensor in self.tensors().values())
 
     def tensors(self) -> dict[str, Tensor]:
@@ -129,7 +129,7 @@ class Grouped:
         return numbers
 
     def slices(self) -> Iterator["Grouped"]:
-        """The weight in parts of few outputs: whoever dequantises one after the other never holds all numbers."""
+        """The weight in parts of few outputs, so that one part at a time needs to be dequantised."""
         num_outputs, num_inputs = self.shape
         step = max(1, _SLICE_NUMBERS // max(1, num_inputs))
         for start in range(0, num_outputs, step):

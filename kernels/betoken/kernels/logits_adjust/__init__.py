@@ -30,8 +30,8 @@ def logits_adjust(
 ) -> None:
     """Applies per-row lists of adjustments in place; what no entry and no mask names is not touched.
 
-    An entry (row, id) turns its float32 logit x into y - penalty, where y is x + bias divided by scale if x + bias is
-    not negative and multiplied by it otherwise. Then ids whose bit is 0 in `allowed` become -inf.
+    An entry (row, id) turns its float32 logit x into y - penalty. With z = x + bias, y is z / scale if z is not
+    negative, and z * scale otherwise. Then ids whose bit is 0 in `allowed` become -inf.
 
     Args:
         logits: [R, V] float32, contiguous: in a narrower type the adjustments would be rounded.
@@ -40,7 +40,7 @@ def logits_adjust(
         bias: [N] float32. Neutral: 0.
         scale: [N] float32, above 0: the repetition penalty. Neutral: 1.
         penalty: [N] float32; +inf masks the id. Neutral: 0.
-        allowed: [R, ceil(V / 32)] int32 bitmask, bit v & 31 of word v >> 5; None allows all.
+        allowed: [R, ceil(V / 32)] int32 bitmask, bit v & 31 of word v >> 5; None allows all ids.
     Raises:
         ValueError: a shape, stride, dtype or device other than above; on CPU also ids or offsets out of range.
     """

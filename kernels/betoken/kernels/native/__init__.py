@@ -1,7 +1,7 @@
 """The CPU kernels in C: compiled by the machine's own compiler on first use or by `load`, cached, loaded with ctypes.
 
-Where there is no compiler `is_available()` is False and the torch references run instead, with the same bits. It knows
-no op's contract: arguments are validated by the ops.
+Without a compiler `is_available()` is False and the torch references run instead, with the same bits. It knows no op's
+contract: arguments are validated by the ops.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LIBRARY = Library(
     headers=(),
     compiler_variable="CC",
     compilers=("cc", "gcc", "clang"),
-    # No contraction into fused multiply-adds: the bits are part of the contract.
+    # Contraction into fused multiply-adds is off: the bits are part of the contract.
     flags=("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
     links=("-lm",),
 )

@@ -1,7 +1,7 @@
 """The noise of the coupling: Philox 4x32-10 as a pure function of (seed, position, vocabulary id, stream).
 
-A draft worker and a verify worker that call this with the same arguments get the same bits, on any device and
-whatever else is in the batch. It knows no logits.
+Calls with the same arguments give the same bits, on any device and in any batch; draft and verify workers rely on it.
+It knows no logits.
 """
 
 from __future__ import annotations

@@ -36,15 +36,15 @@ def rejection(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Accepts each draft token x with probability min(1, target(x) / draft(x)), up to the first refusal.
 
-    target is softmax(logits / T) after top_k, top_p and min_p, draft the distribution x was sampled from. The token
-    after the accepted prefix is sampled from norm(max(target - draft, 0)) at a refusal; after a wholly accepted block
-    it is the row's own target id. Chains only. The emitted tokens follow the target's distribution exactly if every
-    draft token was sampled from its distribution with noise independent of streams 1 and 2.
+    target is softmax(logits / T) after top_k, top_p and min_p, draft the distribution x was sampled from. After a
+    refusal the next token is sampled from norm(max(target - draft, 0)). After a wholly accepted block it is the row's
+    own target id. Chains only. The emitted tokens follow the target's distribution exactly if every draft token was
+    sampled from its distribution with noise independent of streams 1 and 2.
 
-    Block b owns the draft tokens [offsets[b], offsets[b + 1]) and the rows [offsets[b] + b, offsets[b + 1] + b + 1):
-    its first row follows the last committed token, the row after that its first draft token, and so on. The token
-    chosen at a row is accepted by the uniform number of (seed, position, id 0, stream 1) and recovered by the Gumbel
-    noise of (seed, position, id, stream 2). At T = 0 a token is accepted if it is the most likely one, and that one is
+    Block b owns the draft tokens [offsets[b], offsets[b + 1]) and the rows [offsets[b] + b, offsets[b + 1] + b + 1).
+    Its first row follows the last committed token, the next row its first draft token, and so on. The token chosen at a
+    row is accepted by the uniform number of (seed, position, id 0, stream 1) and recovered by the Gumbel noise of
+    (seed, position, id, stream 2). At T = 0 a token is accepted if it is the most likely one, and that one is
     recovered.
 
     Args:

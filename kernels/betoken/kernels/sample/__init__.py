@@ -56,8 +56,8 @@ def sample(
 ) -> torch.Tensor:
     """The coupled token of every row; a row's result depends on that row's arguments alone.
 
-    Filters apply in the order of their names, each on softmax(logits / T) of what the one before left: top_k keeps
-    the k most likely ids; top_p keeps an id while the ids above it hold less than top_p; min_p keeps ids at least
+    Filters apply in the order of their names, each on softmax(logits / T) of the ids that the one before left. top_k
+    keeps the k most likely ids. top_p keeps an id while the ids above it hold less than top_p. min_p keeps ids at least
     min_p times as likely as the most likely one. Ids tied with a threshold stay. Every step is one IEEE float32
     operation or an integer one, so implementations agree bit for bit.
 

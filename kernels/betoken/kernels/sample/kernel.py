@@ -1,8 +1,8 @@
 """Triton kernels of sampling; see the package for the contract.
 
-Nothing is sorted and no threshold is searched for. The best perturbed id of a superset of the survivors is drawn, then
-tested: it survives if the ids above it are too few (top_k) and too light (top_p). If not, neither does anything below
-it, and the best of what is above it is drawn. The first draw passes with about the probability top_p.
+It neither sorts nor searches a threshold. The best perturbed id of a superset of the survivors is drawn, then tested.
+It survives if the ids above it are too few (top_k) and too light (top_p). If not, neither does anything below it, and
+the best of what is above it is drawn. The first draw passes with about the probability top_p.
 """
 
 from __future__ import annotations

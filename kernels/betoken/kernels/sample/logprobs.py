@@ -1,6 +1,6 @@
 """Log-probabilities of raw logits, for reporting; any device.
 
-It knows nothing of sampling: no temperature, no filters, no noise.
+Temperature, filters and noise do not enter.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One read of the logits that leaves, per row, a short list of places worth a second look; Triton.
 
-Ids are taken in groups of 64: those that share 16 consecutive Philox calls (`triton_math.token_id`). What is left out
-certainly cannot be chosen; nothing is decided among what is left. Bounds are computed in plain float32 with a margin
+Ids are taken in groups of 64: those that share 16 consecutive Philox calls (`triton_math.token_id`). Removed ids
+certainly cannot be chosen; the remaining ids are still undecided. Bounds are computed in plain float32 with a margin
 far above its errors, so no result depends on how they round.
 """
 
@@ -22,7 +22,7 @@ _MAX_GROUPS_PER_WARP = 512
 
 @dataclass(slots=True)
 class Candidates:
-    """What is left of R rows, G groups each before narrowing."""
+    """The remaining ids of R rows, G groups each before narrowing."""
 
     groups: torch.Tensor
     """[R, G] int32, the first `counts` of a row in ascending order."""
@@ -122,7 +122,7 @@ def load_listed(start, groups, row, num_groups, first, count, vocab_size, GROUPS
     x1 = tl.load(start + ids + 256, mask=is_listed & (ids + 256 < vocab_size), other=float("-inf"))
     x2 = tl.load(start + ids + 512, mask=is_listed & (ids + 512 < vocab_size), other=float("-inf"))
     x3 = tl.load(start + ids + 768, mask=is_listed & (ids + 768 < vocab_size), other=float("-inf"))
-    ids = tl.where(is_listed, ids, 0x7FFFFC00)  # 768 more are no overflow
+    ids = tl.where(is_listed, ids, 0x7FFFFC00)  # 768 more still fit
     ids = by_word(ids, ids + 256, ids + 512, ids + 768)
     ids = tl.where(ids < vocab_size, ids, 0x7FFFFFFF)
     return by_word(x0, x1, x2, x3).to(tl.float32), ids, group[:, None] * 16 + lane

@@ -41,7 +41,7 @@ def perturbed_top(
         where that gives none.
         log_shares [R, min(m, V)] float32, at most 0: log-softmax of scores / scale over the ids that are left, the
         probability of being the largest once each score has an independent Gumbel error of that scale; equal between
-        implementations up to rounding. Where fewer than m are left: id 0 and -inf.
+        implementations up to rounding. Rows with fewer than m ids left are filled with id 0 and -inf.
     Raises:
         ValueError: a shape, stride, dtype or device other than above, m below 1, or a scale that is not above 0.
     """

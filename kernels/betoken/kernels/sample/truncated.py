@@ -1,7 +1,7 @@
 """Draft tokens with the distribution they were sampled from, few ids each; any device.
 
-Speculative sampling by rejection is exact for the distribution a draft token was really sampled from, so what is
-reported here is what the noise is applied to. It knows no target.
+Speculative sampling by rejection is exact for the distribution a draft token was really sampled from. The distribution
+reported here is the one that the noise is applied to. It knows no target.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Short causal convolution of a flat ragged batch, chains and trees, over paged inputs. It knows no models.
 
-What a row has to know of those before it are the inputs of the last few positions of its own path. They lie in the
-pages, each in its token's slot, so that a rejected draft is forgotten as its keys are.
+A row needs the inputs of the last few positions of its own path. They lie in the pages, each in its token's slot, so
+that a rejected draft is forgotten as its keys are.
 """
 
 from collections.abc import Callable

@@ -28,7 +28,7 @@ def typical(
     """The rules of `betoken.kernels.typical.typical`, any device."""
     weights = target_weights(logits, temperature, top_k, top_p, min_p)
     values, totals = weights.values.to(torch.float64), weights.totals.to(torch.float64)
-    # With weight w = 2^40 exp(-b), -log(w / total) = b + log(total / 2^40): the entropy is the mean of b plus that log,
+    # With weight w = 2^40 exp(-b), -log(w / total) = b + log(total / 2^40). The entropy is the mean of b plus that log,
     # which cancels when both sides of the rule are multiplied by the total. Terms are summed as integers.
     below_top = torch.where(weights.values > 0, weights.below_top, 0.0).to(torch.float64)
     mean_below = (values * below_top).to(torch.int64).sum(dim=1).to(torch.float64) / totals

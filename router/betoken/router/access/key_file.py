@@ -41,7 +41,7 @@ class LimitsEntry(BaseModel):
     max_prompt_bytes: int | None = Field(None, ge=1, le=_MOST)
 
     def limits(self) -> Limits:
-        """As an account holds them."""
+        """The limits, in an account's form."""
         return Limits(self.max_streams, self.max_queue, self.tokens_per_minute, self.max_prompt_bytes)
 
 
@@ -54,7 +54,7 @@ class KeyEntry(LimitsEntry):
 
     @property
     def tenant_name(self) -> str:
-        """The tenant whom its requests are for."""
+        """The tenant of its requests."""
         return self.tenant or self.name
 
 
@@ -82,7 +82,8 @@ def read_key_file(path: Path) -> KeyFile:
     """The keys of `path`.
 
     Raises:
-        FailedPreconditionError: it cannot be read, or is no such file; names the entry, never quotes a hash.
+        FailedPreconditionError: the file cannot be read or is malformed; the text names the entry and never quotes a
+            hash.
     """
     try:
         if (size := path.stat().st_size) > MAX_FILE_BYTES:

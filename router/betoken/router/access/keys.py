@@ -35,7 +35,7 @@ class Caller:
     """Accounts of the key and of its tenant."""
 
     def tenant_of(self, asked: str) -> str:
-        """Whom a request is for that names the tenant `asked` (empty: none).
+        """The tenant of a request that names the tenant `asked` (empty: none).
 
         Raises:
             PermissionDeniedError: another than the key's.
@@ -79,7 +79,7 @@ class Keys:
         """`on_change` follows a change of limits.
 
         Raises:
-            FailedPreconditionError: the file cannot be read, or is no file of keys.
+            FailedPreconditionError: the file cannot be read or is not a file of keys.
         """
         self._path = path
         self._on_change = on_change
@@ -96,7 +96,7 @@ class Keys:
         return self._path is not None
 
     def caller(self, metadata: Iterable[Any] | None) -> Caller:
-        """Whose key a call's metadata holds.
+        """The key that a call's metadata holds.
 
         Raises:
             UnauthenticatedError: a key is needed, and there is none or one that is not known.
@@ -187,7 +187,7 @@ def _input_size(request: GenerateRequest | TokenizeRequest | DetokenizeRequest) 
 
 
 def _state(path: Path) -> tuple[int, ...]:
-    """What differs once the file, or the file that a link names, is another; empty where there is none."""
+    """Marks of the file's state, which change with the file or the link to it; empty where there is no file."""
     try:
         status = path.stat()
     except OSError:

@@ -1,1 +1,1 @@
-"""What is decided by numbers: admission, whether and how much to draft."""
+"""Decisions by numbers: admission, whether and how much to draft."""

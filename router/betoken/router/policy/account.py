@@ -1,6 +1,6 @@
-"""What one key or tenant may use, and what it uses right now.
+"""The limits of one key or tenant, and its present use.
 
-Knows no keys, no requests and no queue; whoever lets work in asks first and tells afterwards.
+Knows neither keys nor requests nor the queue; its caller asks before letting work in and reports afterwards.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _MIN_RETRY_AFTER_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of one key or tenant; None = none of its own."""
+    """Bounds of one key or tenant; None = no limit of its own."""
 
     max_streams: int | None = None
     """Requests generated at once; more wait."""
@@ -43,7 +43,7 @@ class Account:
 
     @property
     def limits(self) -> Limits:
-        """What it may use."""
+        """The limits."""
         return self._limits
 
     @limits.setter
@@ -87,7 +87,7 @@ class Account:
             raise ResourceExhaustedError(f"{self.name}: {rate} tokens a minute are used up", retry_after_s=seconds)
 
     def check_prompt(self, field: str, num_bytes: int) -> None:
-        """Whether a prompt of so many bytes may be sent.
+        """Whether a prompt of `num_bytes` may be sent.
 
         Raises:
             InvalidArgumentError: it is larger than a request of this account may be.

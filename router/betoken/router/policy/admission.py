@@ -1,4 +1,4 @@
-"""Admits requests: so many at once, so many waiting, so long; everything else is refused before any work is done.
+"""Admits requests within limits on running, waiting and time; all others are refused before any work is done.
 
 Fair between tenants, and within a tenant first come, first served. Knows nothing of what an admitted request does.
 """
@@ -31,7 +31,7 @@ class Admission:
     ) -> None:
         """`capacity`: requests the workers can hold right now; `capacity_changed` must follow its changes.
 
-        `no_worker`: what to say after so many seconds without any capacity.
+        `no_worker`: the error's text after a number of seconds without any capacity.
         """
         self._max_concurrency = max_concurrency
         self._max_queue = max_queue
@@ -56,8 +56,8 @@ class Admission:
     ) -> AsyncIterator[int]:
         """Hold a slot; the value is the time spent waiting for it, nanoseconds.
 
-        `timeout_s`: longest wait where the request leaves less than others may wait. `tenant`: between whom turns are
-        shared. `accounts`: whose limits apply besides.
+        `timeout_s`: longest wait where the request leaves less than others may wait. `tenant`: turns are shared between
+            tenants. `accounts`: further limits that apply.
 
         Raises:
             ResourceExhaustedError: the queue is full, or the wait was too long; carries when to retry.
@@ -65,7 +65,7 @@ class Admission:
         """
         asked_ns = time.perf_counter_ns()
         place = Place(tenant, accounts)
-        self.capacity_changed()  # so that who waits still has no room, or waits for its own account
+        self.capacity_changed()  # so waiting requests still lack room, or wait for their own account
         if self.num_running < self._limit() and place.can_run:
             self._start(place)
         else:

@@ -14,7 +14,8 @@ _RETRY_AFTER_S = 1.0
 
 
 class ByteBudget:
-    """So many bytes for all that wait. One request may take them all, and more while no other waits."""
+    """A bounded number of bytes for all waiting requests. One request may take them all, and more while no other
+    waits."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes

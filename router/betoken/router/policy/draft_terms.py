@@ -22,7 +22,7 @@ _SAVED_SHARE = 0.75
 
 
 def draft_terms(load: Load, max_tokens: int, asking_s: float) -> DraftTerms | None:
-    """Terms under the `load` of a verify worker; None while its speed is not known, or no speed, or its price no price.
+    """Terms under the `load` of a verify worker; None while its speed is unknown, or speed or price is out of range.
 
     A row of a forward holds up all sequences, waiting only the one that waits.
 

@@ -1,7 +1,7 @@
 """Which drafter a request gets, and how long its drafts may be.
 
-What a client asks for is held against the draft workers met so far; while some were not, they may host anything. Of a
-request that goes on from a broken stream nothing is refused: another router took it, and what this one lacks costs
+A client's choice is checked against the draft workers met so far; while some were never met, they may host anything. Of
+a request that goes on from a broken stream nothing is refused: another router took it, and what this one lacks costs
 drafts, no tokens.
 """
 

@@ -1,6 +1,6 @@
-"""The queue of requests that wait, fair between tenants: whose turn is next, and who gives way when it is full.
+"""The queue of waiting requests, fair between tenants: whose turn is next, and who gives way when it is full.
 
-Within a tenant first come, first served. Knows accounts; knows nothing of slots, workers or time.
+Within a tenant first come, first served. Knows accounts; slots, workers and time lie elsewhere.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class FairQueue:
         self._forget_idle(place.tenant)
 
     def next(self) -> Place | None:
-        """Whose turn it is: of the tenants with a request that may run, the one that has fewest running, and of equals
-        the one whose last turn is longest ago."""
+        """The next tenant: among those with a request that may run, the one with the fewest running. Equals go by the
+        turn that is longest ago."""
         best, best_rank = None, (0, 0)
         for tenant, places in self._waiting.items():
             rank = (self._num_running[tenant], self._last_turn.get(tenant, 0))

@@ -1,9 +1,9 @@
 """Whether drafts pay at present, found by going without them now and then.
 
-What drafts cost is more than their own time: their rows hold up every sequence, and a draft worker may share the verify
+Drafts cost more than their own time: their rows hold up every sequence, and a draft worker may share the verify
 worker's processor. Sequences that each weighed their own gain would go on drafting where all would be faster without.
-So all sequences of a kind draft or none does, and what is compared is how fast they get tokens. Knows times and numbers
-of tokens only.
+So all sequences of a kind draft or none does, and the comparison is between the rates at which they get tokens. Knows
+times and numbers of tokens only.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Speed:
 
 @dataclass(slots=True)
 class _Crowd:
-    """What is known of a number of running sequences, to the nearest power of two."""
+    """Measurements for a number of running sequences, to the nearest power of two."""
 
     is_worth: bool = True
     """Whether drafts pay, by what was tried."""

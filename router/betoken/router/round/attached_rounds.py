@@ -21,7 +21,7 @@ class AttachedRounds:
     """The attached rounds of one request."""
 
     def __init__(self, request: GenerationRequest, gate: SpeculationGate | None) -> None:
-        """`gate`: says whether drafts pay, and hears how fast tokens come; None = they are wanted anyway."""
+        """`gate`: says whether drafts pay, and hears how fast tokens come; None = they are wanted in any case."""
         self._request = request
         self._gate = gate
         self.num_failed = 0
@@ -39,7 +39,7 @@ class AttachedRounds:
             session.grant(length, num_tokens, num_draft_tokens, is_priced=not self._request.num_draft_tokens)
 
     def record(self, verdict: Verdict, num_tokens: int, began_s: float | None) -> None:
-        """A round, or a plain step, brought so many tokens; `began_s`: when it began (`time.perf_counter`), None = it
+        """A round, or a plain step, brought `num_tokens`; `began_s`: when it began (`time.perf_counter`), None = it
         tells nothing about drafts."""
         is_drafted = verdict.HasField("attached")
         self.num_failed += is_drafted and verdict.attached.is_failed

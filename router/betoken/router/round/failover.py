@@ -1,8 +1,8 @@
 """Brings a sequence back to life after its verify worker was lost: elsewhere, or on the same worker once it is back.
 One that found its worker filled by other routers waits for room in the same way.
 
-Token ids are all that is needed; no KV crosses the wire. Bounded in number at once, and in time: what counts is for how
-long nothing could be re-opened, since the sequences of a dead worker may have to wait for each other.
+Token ids are all that is needed; no KV crosses the wire. Bounded in number at once, and in time. Time counts while no
+sequence can be re-opened, since the sequences of a dead worker may wait for each other.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Failover:
                 limit.reschedule(now_s + self._timeout_s)
 
     def _pending(self, limit: asyncio.Timeout) -> None:
-        """A worker is at the sequence, or will be. Once re-opened, that is no sign for those that still wait."""
+        """A worker is at the sequence, or will be. A re-opened sequence is no sign for those that still wait."""
         if limit in self._limits or limit in self._suspects:
             self._progressed()
         if limit in self._suspects and not limit.expired():

@@ -1,4 +1,4 @@
-"""What one request has produced and its client has not been sent yet.
+"""The tokens of one request that its client has not been sent yet.
 
 One coroutine fills it, one empties it; tokens that wait are merged, and a client that does not read stops the filler.
 Writing a message costs the router more than deciding its tokens, so with many streams each lets some gather.
@@ -113,7 +113,7 @@ class Outbox:
             await self._writer
 
     def close(self, error: Exception | None = None) -> None:
-        """Nothing more will be put; after what waits, the reader gets `error`."""
+        """No more items come; after the waiting ones the reader gets `error`."""
         self._is_closed = True
         self._error = error
         _wake(self._reader)

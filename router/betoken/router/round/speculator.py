@@ -1,4 +1,4 @@
-"""Where one request's drafts come from: opens it on a draft worker, follows it, and absorbs every fault there.
+"""The drafts of one request: opens it on a draft worker, follows it, and absorbs every fault there.
 
 A fault costs this round its draft and the worker some trust, never more. Knows nothing of verdicts or text.
 """
@@ -50,7 +50,7 @@ class Speculator:
     ) -> None:
         """`timeout_s`: how long a draft is waited for, and given up without a sign of it; the first one, which includes
         the prompt's prefill, after `first_timeout_s`. Later ones include it too where other sequences took the pages,
-        or `fused` turns to another source. In modes whose tokens depend on drafts, signs do not count.
+        or `fused` turns to another source. In modes whose tokens depend on drafts, such signs do not count.
 
         `gate`: says whether drafts pay, and hears how fast tokens come; None = they are wanted anyway.
         """
@@ -143,7 +143,8 @@ class Speculator:
     def commit(self, base_length: int, ids: Sequence[int], began_s: float | None) -> None:
         """Tell the drafter, and the gate, what was decided after `base_length` tokens.
 
-        `began_s`: when the step began that decided it (`time.perf_counter`); None = it tells nothing about drafts.
+        `began_s`: when the step began that decided it (`time.perf_counter`); None = the step is no evidence about
+            drafts.
         """
         if self._gate is not None:
             self._record(self._gate, len(ids), began_s)
@@ -217,7 +218,7 @@ class Speculator:
 
 
 def of_request(error: InvalidArgumentError, request: GenerationRequest) -> InvalidArgumentError:
-    """What a worker refused of a drafter, as the field of the request it came from."""
+    """A worker's refusal of a drafter, as the field of the request it came from."""
     if error.field == "drafter.name" or error.field.startswith("drafter.settings"):
         return InvalidArgumentError(f"speculation.{error.field}", error.value, error.limit)
     settings = dict(request.drafter.settings) if request.drafter is not None else {}

@@ -1,4 +1,4 @@
-"""Raw counters of one request's speculation, and who worked at it; rates are left to whoever reads them.
+"""Raw counters of one request's speculation, and its workers; readers compute the rates.
 
 Knows lengths, durations and names only.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class SpeculationCounts:
-    """What speculation did for one request. Durations are sums over rounds, nanoseconds."""
+    """The effect of speculation on one request. Durations are sums over rounds, nanoseconds."""
 
     num_drafts: int = 0
     num_draft_tokens: int = 0

@@ -1,7 +1,7 @@
 """The growing answer of one request: which tokens count, which text may be released, and when it ends.
 
-Applies end ids, stop strings and limits inside a verified block. What it releases depends on the ids alone, never on
-how they were split into blocks, so that a resumed request continues the same text. Knows no worker and no stream.
+Applies end ids, stop strings and limits inside a verified block. Its text depends on the ids alone, whatever blocks
+they came in, so that a resumed request continues the same text. Knows no worker and no stream.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StopRules:
-    """What ends an answer."""
+    """The end of an answer."""
 
     end_ids: frozenset[int]
     """EOS (unless ignored) and stop ids; the answer ends with them."""
@@ -44,7 +44,7 @@ class StopRules:
 
 
 class Kept(NamedTuple):
-    """What a block added to an answer."""
+    """The part that a block added to an answer."""
 
     num_tokens: int
     """Leading tokens that count."""
@@ -79,7 +79,7 @@ class Answer:
         return self._rules.max_new_tokens - len(self.output_ids)
 
     def append(self, ids: Sequence[int]) -> Kept:
-        """Append the target's next tokens. What lies beyond the answer's end is dropped; no text outlasts its last."""
+        """Append the target's next tokens. Ids beyond the answer's end are dropped, and their text with them."""
         if self.finish is not None:
             return NOTHING
         room = self.room

@@ -18,7 +18,7 @@ _OWN_KEYS = ("role", "content")
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """Messages, and what else the template is given."""
+    """Messages, and a template's other inputs."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Any] = ()

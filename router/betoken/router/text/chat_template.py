@@ -46,9 +46,8 @@ class ChatTemplate:
         go on with. Blocks its thread.
 
         Raises:
-            InvalidArgumentError: the template refuses these messages, takes too much for them, or does not know what
-                else it is given.
-            ResourceExhaustedError: other chats take too long.
+            InvalidArgumentError: the template refuses these messages, takes too much for them, or lacks one of the
+                other inputs. ResourceExhaustedError: other chats take too long.
         """
         self._check_known(chat)
         messages = [dict(message) for message in chat.messages]
@@ -70,7 +69,7 @@ class ChatTemplate:
         return _up_to_mark(text) if chat.continues else text
 
     def _check_known(self, chat: Chat) -> None:
-        """Nothing is given to a template that would not look at it."""
+        """Inputs that a template would ignore are refused."""
         names = self._processes.names
         if chat.tools and "tools" not in names:
             count = f"{len(chat.tools)} tools"
@@ -84,7 +83,7 @@ class ChatTemplate:
 
     @staticmethod
     def missing() -> InvalidArgumentError:
-        """The error for chat messages to a model that has no template."""
+        """The error for chat messages to a model without a template."""
         return InvalidArgumentError("messages", "set", "the model has no chat template; send prompt or prompt_ids")
 
 

@@ -24,19 +24,19 @@ def clean_up(text: str) -> str:
 
 
 class CleaningDetokenizer:
-    """A detokenizer whose text is cleaned up; what later text might change is held back."""
+    """A detokenizer with cleaned-up text; text that later ids might change is held back."""
 
     def __init__(self, detokenizer: Detokenizer) -> None:
         self._detokenizer = detokenizer
         self._held = ""
 
     def step(self, ids: Sequence[int]) -> tuple[str, list[int]]:
-        """As `Detokenizer.step`."""
+        """Like `Detokenizer.step`."""
         texts = [self._feed(self._detokenizer.step((token_id,))[0]) for token_id in ids]
         return "".join(texts), [len(text) for text in texts]
 
     def flush(self) -> str:
-        """As `Detokenizer.flush`."""
+        """Like `Detokenizer.flush`."""
         text, self._held = self._held + self._detokenizer.flush(), ""
         return clean_up(text)
 

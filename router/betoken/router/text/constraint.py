@@ -29,8 +29,8 @@ async def check_constraint(
     """Refuse what cannot be honoured; `sampling` is resolved.
 
     Raises:
-        InvalidArgumentError: a constraint that is none, is too large or takes too long; one that the workers cannot
-            keep, or that nothing would end; resume_ids that it does not allow.
+        InvalidArgumentError: the constraint is malformed, too large or too slow to compile; the workers cannot keep it;
+            nothing would end it; or it refuses `resume_ids`.
     """
     constraint, settings = message.constraint, router.settings
     validate_constraint(constraint, settings.max_constraint_bytes)

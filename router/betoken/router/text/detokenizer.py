@@ -1,6 +1,6 @@
 """Turns growing token ids into growing text without ever releasing half a character.
 
-Knows a `decode` function only. What is released depends on the ids alone, not on how they were split into blocks.
+Knows a `decode` function only. Its text depends on the ids alone, whatever blocks they came in.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Detokenizer:
         *,
         is_concatenative: bool = False,
     ) -> None:
-        """`decode` gives the text of ids, `piece` that of one id alone; `context_ids` are the prompt's, whose text is
-        not part of the answer. `is_concatenative`: the bytes of ids are those of each id, one after the other."""
+        """`decode` gives the text of ids, `piece` that of one id alone; `context_ids` are the prompt's; their text
+        stays out of the answer. `is_concatenative`: the bytes of ids are those of each id, one after the other."""
         self._decode = decode
         self._piece = piece
         self._is_concatenative = is_concatenative
@@ -48,7 +48,7 @@ class Detokenizer:
         return "".join(texts), [len(text) for text in texts]
 
     def flush(self) -> str:
-        """What was held back at the end of the answer: the replacement characters of incomplete UTF-8, or nothing."""
+        """The text held back at the answer's end: the replacement characters of incomplete UTF-8, or nothing."""
         text = ""
         if self._num_open and self._final is not None:
             text = self._decode(self._window)

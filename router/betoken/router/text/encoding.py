@@ -1,7 +1,7 @@
 """Text and chats as ids, within bounds of bytes and tokens, on threads where they are long.
 
-What is far too long is refused before it is tokenized as a whole, which takes some 400 bytes of memory a token. Knows
-the tokenizer and who must not wait for whom; knows no request and no model.
+A text far beyond the limit is refused before it is tokenized as a whole, which takes some 400 bytes of memory a token.
+Knows the tokenizer, and which texts must not wait for which; requests and models lie elsewhere.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _encode(
 
 
 def _check_parts(text: str, tokenizer: Tokenizer, limits: TextLimits, field: str) -> None:
-    """Refuse a text whose parts have far more tokens than may be; memory is needed for one part at a time."""
+    """Refuse a text whose parts have far more tokens than the limit; memory is needed for one part at a time."""
     num_bytes = utf8_bytes(text)
     if num_bytes <= max(_PART_CHARS, _USUAL_TOKEN_BYTES * limits.max_tokens):
         return

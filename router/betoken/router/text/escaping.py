@@ -1,7 +1,7 @@
 """Chats in which a special token that a message spells is text, while one that the template writes is the token.
 
-What a message spells is broken by a mark before it is rendered, what the template writes is marked after. A second
-tokenizer knows added tokens by their marks only. It does not know what a template makes of a message.
+Special tokens spelt by a message are broken by a mark before rendering; the template's own are kept. A second tokenizer
+knows added tokens by their marks only. It does not know what a template makes of a message.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SPELLED, _WRITTEN = "\ufdd0", "\ufdd1"  # noncharacters: in no text that means 
 
 @dataclass(frozen=True, slots=True)
 class EscapingTokenizer:
-    """A tokenizer for chats whose messages spell no special tokens."""
+    """A tokenizer for chats whose messages must not spell special tokens."""
 
     _fast: FastTokenizer
     _added: re.Pattern[str]
@@ -73,7 +73,7 @@ class EscapingTokenizer:
         return ids
 
     def _broken(self, value: Any) -> Any:
-        """Also of what lies within lists and objects, as calls of tools."""
+        """It covers texts within lists and objects too, such as calls of tools."""
         if isinstance(value, dict):
             return {key: self._broken(part) for key, part in value.items()}
         if isinstance(value, list):

@@ -1,7 +1,7 @@
-"""What `tokenizer_config.json` says of the whole tokenizer: how it begins a text, and what it does to a decoded one.
+"""Options of `tokenizer_config.json` for the whole tokenizer: the beginning of a text, and changes to a decoded one.
 
-Knows that file's options as transformers minds them: those of classes that build their tokenizer anew change
-`tokenizer.json`'s, the generic class leaves that as it is. What a class is it tells by name alone.
+Follows that file's options as transformers does. Classes that build their tokenizer anew change `tokenizer.json`'s; the
+generic class leaves it as it is. A class is recognised by its name alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `tokenizer_config.json` says of single tokens: those it adds to `tokenizer.json`, and how templates name them.
+"""Options of `tokenizer_config.json` for single tokens: additions to `tokenizer.json`, and their names in templates.
 
 It knows that file's fields as transformers reads them, and the `tokenizers` library.
 """

@@ -27,8 +27,8 @@ class StopSearch:
         """Unreleased text."""
 
     def match(self, text: str, token_id: int | None = None) -> StopMatch | None:
-        """The stop string that begins first, among those that end within `text` or within the name of `token_id`,
-        perhaps in held text; of two, the one given first. Appends nothing."""
+        """The stop string that begins first, among those that end within `text` or within the text of `token_id`,
+        perhaps in held text. Of two that begin together, the first given. Appends nothing."""
         num_text = len(self.held) + len(text)
         plain = self._plain.match(text)
         if plain is not None:

@@ -83,7 +83,7 @@ class TemplateProcess:
         try:
             answer = self._exchange(json.dumps(question, ensure_ascii=False).encode("utf-8", "surrogatepass"))
             is_heard = True
-        except OSError:  # it has ended: its time was over, or no memory was left even to say so
+        except OSError:  # it has ended: its time was over, or memory ran out
             limits = f"{MAX_CPU_S:g} s of a processor, {_MAX_MEMORY_BYTES >> 20} MiB"
             raise RenderingFailedError(f"it takes more than it may ({limits})") from None
         finally:

@@ -1,9 +1,9 @@
 """The program of a rendering process: one chat template, in the sandbox and dialect that transformers uses.
 
-A template is somebody else's program, and so are its arguments: this process has little memory, a limit on the time of
-each chat that the system keeps, and nothing to lose. Imports nothing of ours, so that it starts soon and is small. It
-reads `<length><JSON>` from standard input and answers each with `<length><kind><text>`. The first is the template,
-which is answered by the names of its variables.
+A template and its arguments are foreign code. This process therefore has little memory, a time limit per chat that the
+system keeps, and nothing to lose. Imports nothing of ours, so that it starts soon and is small. It reads
+`<length><JSON>` from standard input and answers each with `<length><kind><text>`. The first is the template, which is
+answered by the names of its variables.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAX_REFUSAL_CHARS = 1000
 class _GenerationTag(Extension):
     """Accepts `{% generation %}`, which marks the assistant's part for training and prints its body.
 
-    What the body sets ends with it, as in transformers.
+    Variables set in the body end with it, as in transformers.
     """
 
     tags = {"generation"}
@@ -85,7 +85,7 @@ def _answer(target: BinaryIO, kind: bytes, text: str) -> None:
 
 
 def _read(source: BinaryIO) -> Any:
-    """The next JSON value; None at the end."""
+    """The next JSON value; None at the end of input."""
     head = source.read(LENGTH.size)
     if len(head) < LENGTH.size:
         return None

@@ -59,7 +59,7 @@ class TokenBytes:
         return (token.replace(_SPACE, " ") if _SPACE in token else self._text(token_id, token)).encode()
 
     def _text(self, token_id: int, token: str) -> str:
-        """What the decoder makes of it alone; the token as it stands where that is nothing."""
+        """The decoder's text for the token alone, or the token as it stands where that is empty."""
         text: str = self._fast.decode([token_id], skip_special_tokens=False)
         return text or token
 

@@ -131,15 +131,15 @@ class Tokenizer:
 
     @cached_property
     def escaping(self) -> EscapingTokenizer:
-        """For chats whose messages spell no special tokens."""
+        """Serves chats whose messages must not spell special tokens."""
         return EscapingTokenizer.of(self._fast)
 
     @cached_property
     def grammars(self) -> Grammars:
-        """What constraints are in its tokens.
+        """Constraints in the tokenizer's tokens.
 
         Raises:
-            FailedPreconditionError: there are no grammars for such a tokenizer.
+            FailedPreconditionError: grammars do not support such a tokenizer.
         """
         return Grammars(self._fast.to_str())
 
@@ -177,7 +177,7 @@ class Tokenizer:
 
 
 def _failed(verb: str, error: BaseException) -> BaseException:
-    """What to raise instead of an error of the library, whose panics are no subclass of `Exception`; others stay."""
+    """The error to raise in place of the library's, whose panics do not derive from `Exception`; others stay."""
     if isinstance(error, KeyboardInterrupt | SystemExit):
         return error
     return TokenizerFailedError(f"must be a text that the model's tokenizer {verb} (it fails: {type(error).__name__})")

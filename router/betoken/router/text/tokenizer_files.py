@@ -126,7 +126,7 @@ def _named(source: str, revision: str | None) -> str:
 
 
 def _read(directory: Path, name: str, source: str) -> str | None:
-    """Content of one file; None where there is none."""
+    """Content of one file; None without one."""
     path = directory / name
     try:
         return path.read_text(encoding="utf-8") if path.is_file() else None

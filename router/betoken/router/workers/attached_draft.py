@@ -1,4 +1,4 @@
-"""What a verify worker proposed and verified by itself, as its verdict tells. Knows no sessions and no text."""
+"""A verify worker's own draft and its fate, as its verdict tells. Knows no sessions and no text."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class AttachedDraft(NamedTuple):
 
 
 def attached_draft(verdict: Verdict) -> AttachedDraft | None:
-    """The worker's own draft; None where it made none."""
+    """The worker's own draft; None without a draft."""
     if not verdict.HasField("attached"):
         return None
     own = verdict.attached

@@ -1,7 +1,7 @@
 """The draft workers: which host what, which work, and which is least loaded.
 
-A worker gets sequences only while its circuit is closed, and its circuit closes only after a probe of the router's own,
-so that no client waits for a worker that hangs. Knows nothing of verdicts or text.
+A worker gets sequences only while its circuit is closed. The circuit closes only after a probe of the router's own, so
+that no client waits for a hanging worker. Knows nothing of verdicts or text.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ class DraftWorker(Worker[DraftSession]):
 
     @property
     def sources(self) -> Sequence[SourceInfo]:
-        """What the sources of its draft tokens are; those of its last handshake while it is away."""
+        """The sources of its draft tokens; those of its last handshake while it is away."""
         return self.link.hello.sources if self.link.hello is not None else ()
 
     @property
     def has_room(self) -> bool:
-        """Whether it takes another sequence, by this router's own: what a worker says of its load may be late, and a
-        request that goes without drafts for that would be slower, or in some modes get other tokens."""
+        """Whether it takes another sequence, by this router's own count. A worker's report of its load may be late, and
+        a request that wrongly goes without drafts would be slower, or in some modes get other tokens."""
         return len(self._sessions) < max(1, self.hello.max_sequences)
 
     def open(self, request: GenerationRequest, committed_ids: Sequence[int], drafter: DrafterChoice) -> DraftSession:
@@ -101,7 +101,7 @@ class DraftWorker(Worker[DraftSession]):
         return session
 
     def record_asking(self, seconds: float) -> None:
-        """A draft came after so long beyond its drafting."""
+        """A draft came `seconds` beyond its drafting time."""
         self.asking_s += _ASKING_SHARE * (seconds - self.asking_s)
 
     async def keep_probed(self, pool: AioPool, timeout_s: float) -> None:
@@ -186,7 +186,7 @@ class DraftPool:
 
     @property
     def sources(self) -> list[SourceInfo]:
-        """What the sources of draft tokens are, of every worker this router has met; one entry a name."""
+        """The sources of draft tokens of every worker this router has met; one entry a name."""
         met = (source for worker in self.workers for source in worker.sources)
         return list({source.name: source for source in met}.values())
 
@@ -202,7 +202,7 @@ class DraftPool:
         return list(dict.fromkeys(name for worker in self.workers if worker.is_ready for name in worker.drafters))
 
     def least_loaded(self, drafter: str, without: Collection[DraftWorker] = ()) -> DraftWorker | None:
-        """The working draft worker with most room that hosts `drafter` (empty: any); None if there is none.
+        """The working draft worker with most room that hosts `drafter` (empty: any); None without one.
 
         `without`: workers not to be taken.
         """

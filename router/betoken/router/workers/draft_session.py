@@ -20,7 +20,7 @@ _MAX_SOURCE_CHARS = 64
 
 
 class DraftFailedError(Exception):
-    """No usable draft came; the round goes on without one."""
+    """The round goes on without a usable draft."""
 
 
 class DraftLateError(DraftFailedError):
@@ -164,7 +164,7 @@ class DraftSession:
         self._mailbox.put(block)
 
     def fail(self, error: Exception) -> None:
-        """No answer will come any more."""
+        """The answer will never come."""
         self._mailbox.fail(error)
 
     async def _answer(self, timeout_s: float, patience_s: float | None) -> DraftedBlock:
@@ -185,7 +185,7 @@ class DraftSession:
 def _usable(block: DraftedBlock, num_tokens: int, vocab_size: int, takes_trees: bool, elapsed_ns: int) -> Draft:
     """The block's first `num_tokens` nodes, up to the first that no target of this vocabulary or kind could take.
 
-    No time in it can be longer than `elapsed_ns`, or sums of them would overflow.
+    Its times are at most `elapsed_ns`, or sums of them would overflow.
     """
     ids = block.ids[:num_tokens]
     parents: Sequence[int] = ()
@@ -208,8 +208,8 @@ def _usable(block: DraftedBlock, num_tokens: int, vocab_size: int, takes_trees: 
 
 
 def _usable_probs(block: DraftedBlock, ids: Sequence[int], vocab_size: int) -> list[SparseDistribution]:
-    """One distribution per id. Where the drafter's is none, the id counts as certain: that is as exact for any id that
-    was chosen without the verify worker's noise."""
+    """One distribution per id. Where the drafter gives no distribution, the id counts as certain. That is as exact for
+    any id chosen without the verify worker's noise."""
     probs = []
     for index, token_id in enumerate(ids):
         try:

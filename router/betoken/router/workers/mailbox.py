@@ -69,7 +69,7 @@ class Mailbox(Generic[Item]):
             waiter.set_result(None)
 
     def fail(self, error: Exception) -> None:
-        """Nothing more will come; the first error stays."""
+        """No more items come; the first error stays."""
         if self._error is None:
             self._error = error
         if self._waiter is not None and not self._waiter.done():

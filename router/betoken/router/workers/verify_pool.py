@@ -1,6 +1,6 @@
 """The verify workers: which fit together, which is least loaded, and which sequence lives where.
 
-Knows links and sessions; knows nothing of drafts, text or clients.
+Knows links and sessions; drafts, text and clients lie elsewhere.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class VerifyPool:
 
     @property
     def sources(self) -> list[SourceInfo]:
-        """What the sources of attached drafters' tokens are, of every worker this router has met."""
+        """The sources of attached drafters' tokens, of every worker this router has met."""
         return [s for worker in self.workers if worker.link.hello is not None for s in worker.link.hello.sources]
 
     def check(self, hello: WorkerHello, candidate: VerifyWorker) -> None:
@@ -243,7 +243,7 @@ class VerifyPool:
             raise self.none_ready(timeout_s) from None
 
     def none_ready(self, waited_s: float) -> UnavailableError:
-        """What to say after so long without a worker."""
+        """The error's text after a number of seconds without a worker."""
         details = "; ".join(f"{w.link.address}: {w.link.state} {w.link.detail}" for w in self.workers)
         return UnavailableError(f"no verify worker became ready within {round(waited_s, 1):g} s", places=details)
 

@@ -90,12 +90,12 @@ class VerifySession:
 
     @property
     def is_attached(self) -> bool:
-        """Whether the worker drafts for this sequence itself, as far as grants say so."""
+        """Whether the worker drafts for this sequence itself, according to its grants."""
         return self._max_attached > 0
 
     def grant(self, base_length: int, num_steps: int, num_draft_tokens: int = 0, *, is_priced: bool = False) -> None:
-        """Let the worker decode alone up to `base_length + num_steps`; with drafts of its own, of so many tokens or as
-        many as pay."""
+        """Let the worker decode alone up to `base_length + num_steps`, with drafts of its own of a given length, or of
+        as many tokens as pay."""
         self.granted_length, self.granted_drafts = base_length + num_steps, num_draft_tokens
         block = DraftBlock(sequence_id=self.sequence_id, base_length=base_length, num_plain_steps=num_steps)
         block.num_draft_tokens, block.is_priced = min(num_draft_tokens, self._max_attached), is_priced
@@ -104,7 +104,8 @@ class VerifySession:
     async def next_plain(self, base_length: int, is_enough: Callable[[float], bool] | None = None) -> Verdict:
         """The next step under a grant. Raises as `verify`.
 
-        `is_enough`: asked now and then whether so many seconds without a sign of work suffice, be it fewer than usual.
+        `is_enough`: asked now and then whether a given number of seconds without a sign of work suffices, even fewer
+            than usual.
         """
         return await self._decision(base_length, 0, is_enough)
 

@@ -1,6 +1,6 @@
 """One worker and the sequences this router has on it: what verify and draft workers share.
 
-Knows the link and sessions by number; knows nothing of verdicts or drafts.
+Knows the link and sessions by number; verdicts and drafts lie elsewhere.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Worker(Generic[SessionT]):
 
     @property
     def id(self) -> str:
-        """What its handshake calls it; its address where that says nothing."""
+        """The name from its handshake; its address where that is empty."""
         return self.hello.worker_id or self.link.address
 
     @property
@@ -102,7 +102,7 @@ class Worker(Generic[SessionT]):
                 continue
             session = self._sessions.pop(entry.sequence_id, None)
             if session is not None:
-                session.fail(for_session(error))  # first: the link may have no room for more
+                session.fail(for_session(error))  # first, since the link may lack room for more
                 self.link.send(closes=[CloseSequence(sequence_id=entry.sequence_id)])
 
     def _lose_sessions(self, error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""What two verify workers must share so that a request gets the same answer from either.
+"""The identity that two verify workers must share for a request to get the same answer from either.
 
 Knows handshakes; knows no links and no requests.
 """
@@ -16,7 +16,7 @@ from betoken.v1.types_pb2 import WorkerHello
 
 @dataclass(frozen=True)
 class WorkerIdentity:
-    """What decides an answer besides the request itself."""
+    """Everything besides the request that decides an answer."""
 
     weights_fingerprint: str
     tokenizer_hash: str
@@ -51,7 +51,7 @@ class WorkerIdentity:
 
 
 class ServedModel(NamedTuple):
-    """What is being served."""
+    """The served model."""
 
     hello: WorkerHello
     """Handshake of a worker that serves it."""
@@ -64,7 +64,7 @@ class ServedModel(NamedTuple):
 
     @classmethod
     def of(cls, hello: WorkerHello, text_fingerprint: str, chat_eos_id: int | None) -> ServedModel:
-        """What `hello` announces, behind a router whose `Tokenizer` has this fingerprint and this end of a turn."""
+        """The identity from `hello`, behind a router whose `Tokenizer` has this fingerprint and this end of a turn."""
         identity = WorkerIdentity.of(hello)
         everything = hashlib.sha256(f"{identity!r} {text_fingerprint}".encode())
         eos_token_ids = identity.eos_token_ids

@@ -1,4 +1,4 @@
-"""What the router tells OpenTelemetry of its workers: whether each is ready and works, and the load it last said.
+"""The router's OpenTelemetry signals of its workers: whether each is ready and works, and the load it last reported.
 
 Read by the exporter's thread once an interval; costs a round nothing. Knows workers; knows no requests.
 """
@@ -36,7 +36,7 @@ def observe_workers(workers: Sequence[_Worker]) -> None:
     """Make the instruments of one router's workers, after telemetry is configured."""
 
     def ready(_: CallbackOptions) -> Iterable[Observation]:
-        # A router that stops has closed its links. That says nothing of workers, and what it tells last stays a while.
+        # A router that stops has closed its links. It has no label for workers, and its last value stays a while.
         kept = (worker for worker in workers if worker.link.state is not LinkState.CLOSED)
         return [Observation(int(_works(worker)), _attributes(worker)) for worker in kept]
 
@@ -73,7 +73,7 @@ def observe_workers(workers: Sequence[_Worker]) -> None:
 
 @dataclass(slots=True)
 class _Count:
-    """What a worker counted over all its starts: a counter that went back would be exported as a negative increase."""
+    """A worker's count over all its starts: a counter that went back would be exported as a negative increase."""
 
     before: int = 0
     """Count of the starts before this one."""

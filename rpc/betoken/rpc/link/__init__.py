@@ -1,7 +1,7 @@
 """One link = one long-lived bidirectional stream between a router and a worker, carrying frames of entries.
 
 Router side: `VerifyLink`, `DraftLink`. Worker side: `LinkServicer` with a `LinkHandler`.
-Neither knows what entries mean.
+Neither knows the meaning of entries.
 """
 
 from betoken.rpc.link.options import LinkCallbacks, LinkOptions, LinkState, link_credentials

@@ -32,7 +32,7 @@ _SERVICES = {
 
 
 async def explain(error: BetokenError, role: str, channel: grpc.aio.Channel, dial: Callable[[], Any]) -> BetokenError:
-    """What to say of a handshake that failed with `error`; `dial` begins another call of the same method."""
+    """Words for a handshake that failed with `error`; `dial` begins another call of the same method."""
     if isinstance(error, InternalError):
         error = await _status_without_writing(dial) or error
     if isinstance(error, UnimplementedError):

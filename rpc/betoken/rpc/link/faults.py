@@ -1,4 +1,4 @@
-"""What a worker says is amiss with its whole link: the first is logged, others are counted, too many end the link.
+"""A worker's reports of faults of its whole link: the first is logged, others are counted, too many end the link.
 
 Knows no sequences; a fault of one of those is its session's.
 """

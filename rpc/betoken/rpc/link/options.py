@@ -64,7 +64,7 @@ class LinkOptions:
 
 @dataclass(frozen=True, slots=True)
 class LinkCallbacks(Generic[Response]):
-    """What a link tells its owner, always on the event loop. None of them may block."""
+    """A link's events for its owner, always on the event loop. None of them may block."""
 
     on_frame: Callable[[Any, Response], None]
     """(link, frame): every frame after the handshake. A `BetokenError` raised here ends the link and re-dials."""

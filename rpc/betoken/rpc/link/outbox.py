@@ -1,6 +1,6 @@
-"""What waits to be written on one link: entries coalesced into frames of bounded size, in bounded number of bytes.
+"""Entries that wait to be written on one link, coalesced into frames of bounded size, within a bounded number of bytes.
 
-Knows protobuf messages; knows no stream and no event loop. Not thread-safe: its owner locks.
+Knows protobuf messages; knows no stream and no event loop. Its owner locks, since it is not thread-safe.
 """
 
 from collections import deque
@@ -56,7 +56,7 @@ class Outbox(Generic[Frame]):
 
         Raises:
             ResourceExhaustedError: an entry is too large to send; it and those after it were not appended.
-            BacklogFullError: the backlog is full; likewise.
+            BacklogFullError: the backlog is full.
         """
         limits, frames, sizes = self._limits, self._frames, self._sizes
         for name, messages in entries.items():
@@ -101,7 +101,7 @@ class Outbox(Generic[Frame]):
         self.num_bytes += num_bytes
 
     def pop(self) -> Frame | None:
-        """The oldest frame, which grows no further; None when nothing waits."""
+        """The oldest frame, which grows no further; None while it is empty."""
         if not self._frames:
             return None
         self.num_bytes -= self._sizes.popleft()

@@ -1,6 +1,6 @@
 """The router's side of a link: dial, shake hands, pump frames, dial again with backoff and jitter, for days.
 
-Knows which worker it talks to and how the link is doing; knows nothing of rounds or placement.
+Knows its worker and the state of the link; rounds and placement lie elsewhere.
 """
 
 import asyncio

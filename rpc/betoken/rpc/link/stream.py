@@ -32,8 +32,8 @@ async def read_frame(raw: Any) -> Any:
     """The next frame of a `grpc.aio` call or servicer context; None when the other side has finished.
 
     Raises:
-        InvalidArgumentError: the bytes are no such message (gRPC raises on servers and returns None on clients).
-        grpc.RpcError: the call failed (clients).
+        InvalidArgumentError: the bytes do not decode (gRPC raises on servers and returns None on clients).
+            grpc.RpcError: the call failed (clients).
     """
     try:
         frame = await raw.read()
@@ -105,7 +105,7 @@ class FrameStream(Generic[Sent, Received]):
             self.end(cause_told(from_rpc_error(error)))
         except (grpc.aio.BaseError, asyncio.InvalidStateError):
             self.end(UnavailableError("the stream broke"))
-        except Exception as error:  # a fault of whoever takes the frames: it costs this link only
+        except Exception as error:  # a fault of the frames' consumer: it costs this link only
             self.end(internal_error(new_request_id(), error))
 
     async def _write(self) -> None:

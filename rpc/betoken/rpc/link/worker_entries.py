@@ -1,7 +1,7 @@
-"""What the link handlers of both workers share: entries become calls on a core, results become frames.
+"""Shared part of both workers' link handlers: entries become calls on a core, results become frames.
 
 An entry is refused by itself: its sequence is closed and answered with an error, all other entries of the frame go on.
-Knows sequence ids; knows nothing of drafting or verifying.
+Knows sequence ids; drafting and verifying lie elsewhere.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ Response = TypeVar("Response", bound=Message)
 
 
 class SequenceCore(Protocol):
-    """What a handler needs of any worker's core."""
+    """The methods of a worker's core that a handler needs."""
 
     def close(self, key: SequenceKey) -> None: ...
 
@@ -175,7 +175,7 @@ class EntryHandler(Generic[CoreT, Response]):
         convert: Callable[[SequenceKey, Any], CoreCall[CoreT] | None],
     ) -> list[CoreCall[CoreT]]:
         """Entries as calls on the core. `convert` validates; what it refuses is answered here and closed. Where that
-        gives None the call is `prepared`, and what comes for its sequence meanwhile waits for it."""
+        gives None the call is `prepared`, and later entries of its sequence wait for it."""
         calls: list[CoreCall[CoreT]] = []
         for entry in entries:
             key = (link.id, entry.sequence_id)
@@ -194,7 +194,7 @@ class EntryHandler(Generic[CoreT, Response]):
     def prepared(self, key: SequenceKey, prepare: Callable[[], T], then: Callable[[T], CoreCall[CoreT]]) -> None:
         """Have `prepare` run on a thread, then make the call that `then` makes of it, and those that came meanwhile.
 
-        What `prepare` refuses is answered, and its sequence closed.
+        A refusal by `prepare` is sent, and the sequence closed.
         """
         if key in self._late:
             raise FailedPreconditionError("the sequence is open already")

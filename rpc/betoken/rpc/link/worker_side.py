@@ -70,7 +70,7 @@ class LinkPeer(Generic[Response]):
 
 
 class LinkHandler(Protocol[_RequestIn]):
-    """What a worker does with its links. All calls come on the event loop, in order, and must not block."""
+    """A worker's side of its links. All calls come on the event loop, in order, and must not block."""
 
     def link_opened(self, link: LinkPeer[Any]) -> None:
         """The handshake is done; `link.send` works."""
@@ -219,7 +219,7 @@ class LinkServicer(Generic[Request, Response]):
         if request.HasField("hello"):
             raise InvalidArgumentError("hello", "present", "must be in the first frame only")
         self._handler.frame(peer, request)
-        if request.HasField("drain"):  # a router has closed its sequences before it says so
+        if request.HasField("drain"):  # a router that leaves properly has closed its sequences
             if request.drain.is_refusal:
                 peer.refusal = request.drain.reason
             peer.end()

@@ -1,4 +1,4 @@
-"""What a request or a link entry must satisfy, exactly as the proto comments say; refusals name field, value and limit.
+"""The conditions on a request or a link entry, exactly as the proto comments say; refusals name field, value and limit.
 
 The router checks requests at the edge, workers check every entry again: neither trusts the other. Knows no services.
 """

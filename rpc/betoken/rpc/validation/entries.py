@@ -1,4 +1,4 @@
-"""The limits of link entries, checked by whoever receives them.
+"""The limits of link entries, checked by their receivers.
 
 Knows no sequence's state: bases and order are the worker's. A refusal concerns one sequence: the worker answers it with
 a link error, other sequences go on.
@@ -31,7 +31,7 @@ _MODES = frozenset(VerificationMode.values())
 
 @dataclass(frozen=True, slots=True)
 class BlockLimits:
-    """What a verify worker takes in one block."""
+    """The limits of one block on a verify worker."""
 
     vocab_size: int
     max_draft_tokens: int
@@ -39,7 +39,7 @@ class BlockLimits:
 
 
 def validate_frame(*kinds: Sized) -> None:
-    """Check how many entries of each kind a frame brings: whoever takes it does nothing else meanwhile.
+    """Check the number of entries of each kind in a frame, since its receiver does nothing else meanwhile.
 
     Unlike the others this concerns the whole link, which ends.
 

@@ -31,7 +31,8 @@ _PROMPT = "must be set: one of prompt, prompt_ids, messages"
 
 
 def validate_generate(request: GenerateRequest) -> None:
-    """Check all but `sampling` and the ids: see `validate_sampling`, `validate_prompt_ids`, `validate_resume_ids`.
+    """Check the fields except `sampling` and the ids: see `validate_sampling`, `validate_prompt_ids`,
+    `validate_resume_ids`.
 
     How long a draft and a prompt may be the workers know.
 
