@@ -1,6 +1,7 @@
 """The drafts of one request: opens it on a draft worker, follows it, and absorbs every fault there.
 
-A fault costs this round its draft and the worker some trust, never more. Knows nothing of verdicts or text.
+A fault costs this round its draft and the worker some trust, never more. `drafting` has the states and their table.
+Knows nothing of verdicts or text.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from betoken.common.errors import (
 from betoken.router.policy.draft_terms import MAX_DRAFT_TOKENS, USUAL_DRAFT_TOKENS, draft_terms
 from betoken.router.policy.speculation_gate import SpeculationGate
 from betoken.router.request import GenerationRequest
+from betoken.router.round.drafting import Drafting, DraftingEvent, after
+from betoken.router.round.step_timer import StepTimer
 from betoken.router.workers.draft_pool import DraftPool, DraftWorker
 from betoken.router.workers.draft_session import (
     NO_DRAFT,
@@ -59,24 +62,18 @@ class Speculator:
         self._vocab_size = vocab_size
         self._timeout_s = timeout_s
         self._first_timeout_s = first_timeout_s
+        self._gate = gate
+        self._timer = StepTimer(gate)
+        self._state = Drafting.CLOSED
         self._worker: DraftWorker | None = None
+        """The worker asked last."""
         self._session: DraftSession | None = None
-        self._has_drafted = False
-        self._was_late = False
-        """Whether the prompt's prefill has been waited for: later drafts that are late as well do not pay."""
-        self._is_refused = False
+        """The sequence there; None while the state says that none is open."""
         self._full_until_s: dict[DraftWorker, float] = {}
         """Workers that had no room for it, and until when they are not asked (`time.monotonic`, s)."""
         has_settings = request.drafter is not None and bool(request.drafter.settings)
         self._has_untried_settings = has_settings and not request.resume_ids  # else tried where the answer began
         """Only a draft worker knows whether they are good; whether drafts pay or not, one draft is asked for."""
-        self._gate = gate
-        self._is_asked = False
-        """Whether a draft was asked for since the last commit."""
-        self._is_first = False
-        """Whether that includes the prompt's prefill."""
-        self._is_speculating = False
-        """Whether drafts are asked for, if not at every step: plain ones follow an empty draft."""
         self.num_failed = 0
         """Drafts that were late, wrong or failed."""
         self.worker_ids: list[str] = []
@@ -100,44 +97,19 @@ class Speculator:
         Raises:
             InvalidArgumentError: the drafter refuses the request's own settings for it, which none has taken yet.
         """
-        base_length = len(self._request.prompt_ids) + len(committed_ids)
-        self._is_asked, self._is_first = True, not (self._has_drafted or self._was_late)
+        self._timer.asks(is_first=self._state in (Drafting.CLOSED, Drafting.PREFILLING))
         try:
-            session = self._session or self._open(committed_ids)
-            assert self._worker is not None
-            timeout_s = self._timeout_s if self._has_drafted else self._first_timeout_s
-            patience_s = None
-            if self._request.mode == VERIFICATION_MODE_COUPLED:  # else the clock would choose tokens
-                patience_s = self._timeout_s
-            limit = min(room, self._worker.hello.max_draft_tokens or MAX_DRAFT_TOKENS)
-            num_tokens = min(limit, self._request.num_draft_tokens or USUAL_DRAFT_TOKENS)
-            terms = None
-            if load is not None and not self._request.num_draft_tokens:
-                terms = draft_terms(load, limit, self._worker.asking_s)
-            asked_s = time.perf_counter()
-            draft = await session.draft(
-                base_length,
-                num_tokens,
-                self._vocab_size,
-                timeout_s,
-                patience_s=patience_s,
-                takes_trees=takes_trees,
-                terms=terms,
-            )
-            if self._has_drafted:  # not the first, which waits for the prompt's prefill
-                self._worker.record_asking(time.perf_counter() - asked_s - draft.forward_ns * 1e-9)
+            if self._session is None:
+                self._open(committed_ids)
+            draft = await self._ask(committed_ids, room, takes_trees, load)
         except DraftLateError as error:
-            self.num_failed += 1
-            if not self._was_late:
-                _log.info("request %s goes without drafts until one has come: %s", self._request.request_id, error)
-            self._was_late = True
+            self._late(error)
             return NO_DRAFT
         except (DraftFailedError, BetokenError) as error:
             self._failed(error)
             return NO_DRAFT
-        self._has_drafted = True
+        self._went(DraftingEvent.CAME)
         self._has_untried_settings = False
-        self._worker.breaker.record_success()
         return draft
 
     def commit(self, base_length: int, ids: Sequence[int], began_s: float | None) -> None:
@@ -146,8 +118,8 @@ class Speculator:
         `began_s`: when the step began that decided it (`time.perf_counter`); None = the step is no evidence about
             drafts.
         """
-        if self._gate is not None:
-            self._record(self._gate, len(ids), began_s)
+        can_draft = self._session is not None and not self._session.is_late
+        self._timer.commit(len(ids), began_s, can_draft=can_draft)
         if self._session is None:
             return
         if self._worker is not None and self._worker.is_draining and self._can_do_without():
@@ -157,28 +129,49 @@ class Speculator:
 
     def close(self) -> None:
         """Free the sequence on the draft worker; idempotent. The next `draft` opens it again."""
-        session, self._session = self._session, None
-        self._has_drafted = self._was_late = False
-        if session is not None:
+        self._went(DraftingEvent.CLOSED)
+
+    def _went(self, event: DraftingEvent) -> None:
+        """Enter the state after `event`; one without an open sequence frees it on the worker."""
+        self._state = after(self._state, event)
+        if not self._state.is_open and self._session is not None:
+            session, self._session = self._session, None
             session.close()
 
     def _can_do_without(self) -> bool:
         """Whether another worker drafts as well, or drafts do not pay: one that drains waits for its last sequence."""
         return (self._gate is not None and not self._gate.is_open) or self._choose() is not None
 
-    def _record(self, gate: SpeculationGate, num_tokens: int, began_s: float | None) -> None:
-        is_drafting = self._session is not None and not self._session.is_late
-        is_going_on = self._is_speculating and gate.is_open and is_drafting
-        self._is_speculating = self._is_asked or is_going_on
-        is_first = self._is_asked and self._is_first
-        self._is_asked = False
-        if began_s is not None and not is_first and self._is_speculating == gate.is_open:
-            gate.record(began_s, time.perf_counter(), num_tokens)
+    async def _ask(self, committed_ids: Sequence[int], room: int, takes_trees: bool, load: Load | None) -> Draft:
+        """The draft of the worker that has the sequence open."""
+        worker, session = self._worker, self._session
+        assert worker is not None and session is not None
+        patience_s = None
+        if self._request.mode == VERIFICATION_MODE_COUPLED:  # else the clock would choose tokens
+            patience_s = self._timeout_s
+        limit = min(room, worker.hello.max_draft_tokens or MAX_DRAFT_TOKENS)
+        terms = None
+        if load is not None and not self._request.num_draft_tokens:
+            terms = draft_terms(load, limit, worker.asking_s)
+        asked_s = time.perf_counter()
+        draft = await session.draft(
+            len(self._request.prompt_ids) + len(committed_ids),
+            min(limit, self._request.num_draft_tokens or USUAL_DRAFT_TOKENS),
+            self._vocab_size,
+            self._timeout_s if self._state.has_drafted else self._first_timeout_s,
+            patience_s=patience_s,
+            takes_trees=takes_trees,
+            terms=terms,
+        )
+        if self._state.has_drafted:  # not the first, which waits for the prompt's prefill
+            worker.record_asking(time.perf_counter() - asked_s - draft.forward_ns * 1e-9)
+        worker.breaker.record_success()
+        return draft
 
     def _choose(self) -> DraftWorker | None:
         """A worker with the wanted drafter; where those that host it are away any, unless the client named one."""
         drafter = self._request.drafter
-        if drafter is None or self._is_refused:
+        if drafter is None or self._state is Drafting.REFUSED:
             return None
         now_s = time.monotonic()
         full = [worker for worker, until_s in self._full_until_s.items() if now_s < until_s]
@@ -188,7 +181,7 @@ class Speculator:
             worker = self._pool.least_loaded("", full)
         return worker
 
-    def _open(self, committed_ids: Sequence[int]) -> DraftSession:
+    def _open(self, committed_ids: Sequence[int]) -> None:
         worker, drafter = self._choose(), self._request.drafter
         if worker is None or drafter is None:
             raise DraftFailedError("no draft worker")
@@ -196,18 +189,24 @@ class Speculator:
         if drafter.name and drafter.name not in worker.drafters:
             drafter = DrafterChoice()  # the worker's default
         self._session = worker.open(self._request, committed_ids, drafter)
+        self._went(DraftingEvent.OPENED)
         if worker.id not in self.worker_ids:
             self.worker_ids.append(worker.id)
-        return self._session
+
+    def _late(self, error: DraftLateError) -> None:
+        if not self.num_failed:
+            _log.info("request %s goes without drafts until one has come: %s", self._request.request_id, error)
+        self.num_failed += 1
+        self._went(DraftingEvent.OVERDUE)
 
     def _failed(self, error: Exception) -> None:
         self.num_failed += 1
-        self.close()
-        worker, drafter = self._worker, self._request.drafter
-        if isinstance(error, InvalidArgumentError):  # this request's own fault: others may go on drafting there
-            self._is_refused = True
+        is_refusal = isinstance(error, InvalidArgumentError)  # its own fault: others may go on drafting there
+        self._went(DraftingEvent.REFUSED if is_refusal else DraftingEvent.FAILED)
+        worker = self._worker
+        if isinstance(error, InvalidArgumentError):
             may_be_settings = self._has_untried_settings and error.field not in CONTEXT_FIELDS
-            if drafter is not None and may_be_settings:  # later it is another worker that refuses them
+            if may_be_settings:  # later it is another worker that refuses them
                 raise of_request(error, self._request) from error
         elif worker is not None and isinstance(error, ResourceExhaustedError):
             self._full_until_s[worker] = time.monotonic() + _FULL_PAUSE_S  # other routers filled it: it works

@@ -1,0 +1,49 @@
+"""Tells the gate how fast one request gets tokens: by drafts or without, and never of a step that was both.
+
+Knows steps and times; decides nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from enum import Enum, auto
+
+from betoken.router.policy.speculation_gate import SpeculationGate
+
+
+class _Asked(Enum):
+    """What was asked of a draft worker since the last commit."""
+
+    NOTHING = auto()
+    DRAFT = auto()
+    FIRST_DRAFT = auto()
+    """A draft that includes the prompt's prefill."""
+
+
+class StepTimer:
+    """The steps of one request, as the gate hears of them."""
+
+    def __init__(self, gate: SpeculationGate | None) -> None:
+        """`gate`: hears how fast tokens come; None = nobody asks."""
+        self._gate = gate
+        self._asked = _Asked.NOTHING
+        self._is_speculating = False
+        """Whether the request goes by drafts: plain steps that follow an empty one belong to it."""
+
+    def asks(self, *, is_first: bool) -> None:
+        """A draft is asked for; `is_first`: the prompt's prefill is part of it."""
+        self._asked = _Asked.FIRST_DRAFT if is_first else _Asked.DRAFT
+
+    def commit(self, num_tokens: int, began_s: float | None, *, can_draft: bool) -> None:
+        """A step that began at `began_s` (`time.perf_counter`; None = its time says nothing) brought its tokens.
+
+        `can_draft`: whether a draft worker has the request open and is not late.
+        """
+        asked, self._asked = self._asked, _Asked.NOTHING
+        gate = self._gate
+        if gate is None:
+            return
+        is_going_on = self._is_speculating and gate.is_open and can_draft
+        self._is_speculating = asked is not _Asked.NOTHING or is_going_on
+        if began_s is not None and asked is not _Asked.FIRST_DRAFT and self._is_speculating == gate.is_open:
+            gate.record(began_s, time.perf_counter(), num_tokens)

@@ -1,0 +1,204 @@
+"""States of a request's drafting: each event in each state leads somewhere or is refused, and no session leaks."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from betoken.common.errors import InternalError, InvalidArgumentError, ResourceExhaustedError
+from betoken.router.request import GenerationRequest
+from betoken.router.round.drafting import TRANSITIONS, Drafting, DraftingEvent, after
+from betoken.router.round.speculator import Speculator
+from betoken.router.workers.draft_session import Draft, DraftFailedError, DraftLateError, DraftWorkerLostError
+from betoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED, DrafterChoice, SamplingParams
+
+PAIRS = list(product(Drafting, DraftingEvent))
+DEFINED = [(state, event) for state, event in PAIRS if event in TRANSITIONS[state]]
+
+
+def walks(num_walks: int = 200, num_events: int = 30) -> Iterator[list[tuple[Drafting, DraftingEvent, Drafting]]]:
+    """Random walks through the table, each from CLOSED."""
+    for seed in range(num_walks):
+        choose = random.Random(seed).choice
+        state, steps = Drafting.CLOSED, []
+        for _ in range(num_events):
+            event = choose(sorted(TRANSITIONS[state], key=lambda event: event.value))
+            steps.append((state, event, after(state, event)))
+            state = steps[-1][2]
+        yield steps
+
+
+@pytest.mark.parametrize(("state", "event"), PAIRS)
+def test_every_event_in_every_state_leads_to_a_state_or_is_refused_by_name(
+    state: Drafting, event: DraftingEvent
+) -> None:
+    if (state, event) in DEFINED:
+        assert after(state, event) in Drafting
+    else:
+        with pytest.raises(ValueError, match=rf"^{event.name} cannot happen in the drafting state {state.name}$"):
+            after(state, event)
+
+
+def test_every_state_is_reached_from_the_first() -> None:
+    assert {following for walk in walks() for _, _, following in walk} == set(Drafting)
+
+
+def test_a_sequence_is_opened_only_where_none_is_open_and_closed_from_everywhere() -> None:
+    for state, event in DEFINED:
+        assert (event is DraftingEvent.OPENED) == (after(state, event).is_open and not state.is_open)
+    for state in Drafting:
+        assert not after(state, DraftingEvent.CLOSED).is_open
+        assert not after(state, DraftingEvent.FAILED).is_open
+
+
+def test_who_is_refused_stays_refused() -> None:
+    for event in TRANSITIONS[Drafting.REFUSED]:
+        assert after(Drafting.REFUSED, event) is Drafting.REFUSED
+
+
+def test_the_prefill_is_over_once_a_draft_has_come_since_the_opening() -> None:
+    for walk in walks():
+        has_drafted = False
+        for _, event, following in walk:
+            if event is DraftingEvent.CAME:
+                has_drafted = True
+            elif not following.is_open:
+                has_drafted = False
+            assert following.has_drafted == has_drafted
+
+
+class FakeSession:
+    """A sequence whose drafts end as told."""
+
+    def __init__(self) -> None:
+        self.outcome: Exception | None = None
+        self.is_late = self.is_closed = False
+        self.timeouts_s: list[float] = []
+
+    async def draft(self, base_length: int, num_tokens: int, vocab_size: int, timeout_s: float, **_: Any) -> Draft:
+        assert not self.is_closed
+        self.timeouts_s.append(timeout_s)
+        if self.outcome is not None:
+            raise self.outcome
+        return Draft([1])
+
+    def commit(self, base_length: int, ids: list[int]) -> None:
+        assert not self.is_closed
+
+    def close(self) -> None:
+        assert not self.is_closed
+        self.is_closed = True
+
+
+class FakePool:
+    """One draft worker."""
+
+    known_drafters = ("ngram",)
+
+    def __init__(self) -> None:
+        self.sessions: list[FakeSession] = []
+        self.worker = Mock(id="w", drafters=["ngram"], asking_s=0.0, is_draining=False)
+        self.worker.hello.max_draft_tokens = 4
+        self.worker.open = self.open
+        self.can_open = True
+
+    @property
+    def open_sessions(self) -> list[FakeSession]:
+        return [session for session in self.sessions if not session.is_closed]
+
+    def open(self, *_: Any) -> FakeSession:
+        if not self.can_open:
+            raise DraftFailedError("gone")
+        self.sessions.append(FakeSession())
+        return self.sessions[-1]
+
+    def least_loaded(self, drafter: str, without: Any = ()) -> Any:
+        return None if self.worker in without else self.worker
+
+
+def speculator(pool: FakePool, **drafter: Any) -> Speculator:
+    choice = DrafterChoice(name="ngram", **drafter)
+    request = GenerationRequest("r", [1], SamplingParams(), VERIFICATION_MODE_COUPLED, (), 100, drafter=choice)
+    return Speculator(request, pool, vocab_size=10, timeout_s=1.0, first_timeout_s=9.0)  # type: ignore[arg-type]
+
+
+OUTCOMES: tuple[Exception | None, ...] = (
+    None,
+    None,
+    DraftLateError("late"),
+    DraftFailedError("wrong"),
+    DraftWorkerLostError("lost"),
+    InternalError("failed"),
+    ResourceExhaustedError("full"),
+)
+
+
+def test_whatever_happens_one_sequence_is_open_at_most_and_none_at_the_end() -> None:
+    async def run(seed: int) -> None:
+        choose = random.Random(seed).choice
+        pool = FakePool()
+        drafts = speculator(pool)
+        for length in range(60):
+            pool.can_open = choose((True, True, False))
+            for session in pool.open_sessions:
+                session.is_late, session.outcome = choose((True, False)), choose(OUTCOMES)
+            if drafts.is_available:
+                await drafts.draft([0] * length, 4, takes_trees=False)
+            drafts.commit(length + 1, [0], None)
+            if choose(range(20)) == 0:
+                drafts.close()
+            assert len(pool.open_sessions) <= 1
+        drafts.close()
+        drafts.close()
+        assert not pool.open_sessions and pool.sessions
+
+    for seed in range(50):
+        asyncio.run(run(seed))
+
+
+async def test_the_first_draft_may_take_its_prefills_time_until_one_has_come() -> None:
+    pool = FakePool()
+    drafts = speculator(pool)
+    await drafts.draft([], 4, takes_trees=False)  # opens it
+    (session,) = pool.sessions
+    await drafts.draft([], 4, takes_trees=False)
+    assert session.timeouts_s == [9.0, 1.0]
+
+    drafts.close()
+    pool.can_open = True
+    late = FakeSession()
+    late.outcome = DraftLateError("late")
+    pool.worker.open = lambda *_: late
+    assert not (await drafts.draft([], 4, takes_trees=False)).ids
+    late.outcome = None
+    assert (await drafts.draft([], 4, takes_trees=False)).ids
+    assert (await drafts.draft([], 4, takes_trees=False)).ids
+    assert late.timeouts_s == [9.0, 9.0, 1.0]
+
+
+async def test_a_refused_request_is_never_opened_again() -> None:
+    pool = FakePool()
+    drafts = speculator(pool)
+    await drafts.draft([], 4, takes_trees=False)
+    pool.sessions[0].outcome = InvalidArgumentError("max_length", 9, "must be less")
+    assert not (await drafts.draft([], 4, takes_trees=False)).ids
+    assert not drafts.is_available
+    assert not (await drafts.draft([], 4, takes_trees=False)).ids
+    assert len(pool.sessions) == 1 and pool.sessions[0].is_closed
+
+
+async def test_settings_that_no_worker_has_taken_are_refused_as_the_requests_own() -> None:
+    pool = FakePool()
+    drafts = speculator(pool, settings={"max_ngram": "x"})
+    refusing = FakeSession()
+    refusing.outcome = InvalidArgumentError("drafter.settings[max_ngram]", "x", "must be a number")
+    pool.worker.open = lambda *_: refusing
+    with pytest.raises(InvalidArgumentError, match=r"^speculation\.drafter\.settings\[max_ngram\] = x: must"):
+        await drafts.draft([], 4, takes_trees=False)
+    assert refusing.is_closed
