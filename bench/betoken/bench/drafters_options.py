@@ -100,7 +100,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     add("--draft", default="", help="draft model: directory or hub id")
     add("--prompts", type=Path, action="append", help=".jsonl or .jsonl.gz with `prompt` or `turns`; may be repeated")
     add("--category", default="code", help="of prompts whose file names none")
-    add("--limit", type=positive, help="only the first so many prompts of each category of each file")
+    add("--limit", type=positive, help="only the first N prompts of each category of each file")
     add("--max-new-tokens", type=positive, default=128, help="tokens per answer; EOS is ignored")
     add(
         "--drafters",

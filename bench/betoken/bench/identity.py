@@ -108,7 +108,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--target", required=True, help="target model: directory or hub id")
     add("--draft", required=True, help="draft model: directory or hub id")
     add("--prompts", type=Path, default=OWN_PROMPTS, help=".jsonl or .jsonl.gz with `prompt` or `turns` (default: own)")
-    add("--limit", type=positive, help="only the first so many prompts")
+    add("--limit", type=positive, help="only the first N prompts")
     add("--max-new-tokens", type=positive, default=128, help="tokens per answer")
     add("--cells", nargs="+", default=["*"], metavar="PATTERN", help="shell patterns of cell names (see --list)")
     add("--list", action="store_true", help="print the cells' names and stop")

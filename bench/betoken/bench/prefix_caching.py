@@ -135,7 +135,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--target", required=True, help="target model: directory or hub id")
     add("--draft", default="", help="draft model: directory or hub id; for --drafter fused, model and staged")
     add("--prompts", type=Path, default=OWN_PROMPTS, help=".jsonl or .jsonl.gz with `prompt` or `turns` (default: own)")
-    add("--limit", type=positive, help="only the first so many prompts; a conversation begins with each")
+    add("--limit", type=positive, help="only the first N prompts; a conversation begins with each")
     add("--turns", type=positive, default=4, help="turns of a conversation")
     add("--max-new-tokens", type=positive, default=64, help="tokens per answer")
     add("--drafter", default=FUSED, choices=(NO_DRAFTER, FUSED, "model", "ngram", "staged"), help="who guesses")

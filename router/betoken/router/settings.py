@@ -95,7 +95,7 @@ class RouterSettings(ServiceSettings):
         0.0,
         ge=0,
         le=86400,
-        description="After about so many seconds a client connects anew for its next calls, perhaps to another router"
+        description="Seconds, about, after which a client connects anew for its next calls, perhaps to another router"
         " behind the same name; 0 = never.",
     )
     ready_timeout_s: float = Field(

@@ -29,7 +29,7 @@ class WorkerSettings(ServiceSettings):
         "bfloat16", description="Type of weights, activations and KV; auto = the checkpoint's own."
     )
     quantize: Literal["int8", "int4"] | None = Field(
-        None, description="Round linear layers of dense checkpoints to so many bits as they are loaded; default: none."
+        None, description="Integer type that linear layers of dense checkpoints are rounded to at load; default: none."
     )
     device: str = Field("cpu", description="Torch device of the model, e.g. cpu or cuda:0.")
     threads: int | None = Field(None, ge=1, le=1024, description="CPU threads of a forward; default: torch's choice.")
@@ -51,7 +51,7 @@ class WorkerSettings(ServiceSettings):
     max_draft_tokens: int = Field(16, ge=1, le=512, description="Most draft tokens of one block.")
     max_batch_rows: int = Field(256, ge=2, le=16384, description="Most tokens of one forward.")
     max_graph_rows: int = Field(
-        256, ge=0, le=4096, description="On a GPU: forwards of up to so many tokens run as captured graphs; 0 = none."
+        256, ge=0, le=4096, description="On a GPU: longest forward that runs as a captured graph, tokens; 0 = none."
     )
     batch_invariant: bool = Field(
         True, description="On a GPU: products that do not depend on the batch; false = cuBLAS, and tokens that do."

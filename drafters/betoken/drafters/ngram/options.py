@@ -12,7 +12,7 @@ class NgramOptions(BaseModel):
     max_ngram: int = Field(0, ge=0, le=1024, description="Longest match `ngram` looks for, tokens; 0 = any.")
     max_branches: int = Field(4, ge=1, le=16, description="Children per node of an n-gram tree; 1 = chains.")
     draft_factor: int = Field(
-        4, ge=0, le=512, description="An n-gram draft is at most so many times as long as its match; 0 = no limit."
+        4, ge=0, le=512, description="Longest n-gram draft, in lengths of its match; 0 = no limit."
     )
 
     @model_validator(mode="after")
