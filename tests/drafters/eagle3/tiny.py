@@ -1,6 +1,9 @@
 """Tiny random draft layers."""
 
+import json
+
 import torch
+from safetensors.torch import save_file
 
 from betoken.drafters.eagle3.module import Eagle1Layer, Eagle3Layer
 from betoken.drafters.eagle3.shape import EagleShape
@@ -40,3 +43,62 @@ def tiny_layer(shape, seed=0, spread=0.25, dtype=torch.float32):
         layer.d2t.copy_(chosen - torch.arange(len(chosen)))
         layer.t2d.zero_()[chosen] = True
     return layer.to(dtype).eval().requires_grad_(False)
+
+
+def config_of(shape, layout):
+    """The config.json of a layout."""
+    layer = {
+        "model_type": "llama",
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "num_hidden_layers": 1,
+        "vocab_size": shape.vocab_size,
+        "max_position_embeddings": shape.max_context,
+        "rms_norm_eps": shape.rms_norm_eps,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+    }
+    draft = {"target_hidden_size": shape.target_hidden_size, "draft_vocab_size": shape.draft_vocab_size}
+    draft |= {flag: True for flag in FLAGS if getattr(shape, flag)}
+    if shape.version == 1:
+        return layer | {"bias": shape.has_fc_bias}
+    if layout == "speculators":
+        return draft | {
+            "architectures": ["Eagle3Speculator"],
+            "speculators_model_type": "eagle3",
+            "speculators_version": "0.9.0",
+            "eagle_aux_hidden_state_layer_ids": None if shape.state_layers is None else list(shape.state_layers),
+            "speculators_config": {
+                "algorithm": "eagle3",
+                "verifier": {"name_or_path": shape.base, "architectures": []},
+            },
+            "transformer_layer_config": layer,
+        }
+    eagle = {"eagle_aux_hidden_state_layer_ids": list(shape.state_layers or ()), "use_aux_hidden_state": True}
+    named = {"architectures": ["LlamaForCausalLMEagle3"]} if layout == "specforge" else {}
+    return layer | draft | named | ({"eagle_config": eagle} if shape.state_layers else {})
+
+
+def tensors_of(layer, layout, embedding=None):
+    """The tensors of a layout, by name."""
+    tensors = dict(layer.state_dict())
+    if layout == "speculators":
+        tensors = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}
+    if layout == "prefixed":
+        tensors = {f"model.{name}": tensor for name, tensor in tensors.items()}
+    return tensors | ({} if embedding is None else {"embed_tokens.weight": embedding})
+
+
+def save_layer(directory, layer, layout="specforge", embedding=None):
+    """A checkpoint in that layout: `safeailab` (pickled), `specforge`, `prefixed`, `speculators`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config_of(layer.shape, layout)))
+    tensors = tensors_of(layer, layout, embedding)
+    if layout == "safeailab":
+        torch.save(tensors, directory / "pytorch_model.bin")
+    else:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / "model.safetensors")
+    return directory

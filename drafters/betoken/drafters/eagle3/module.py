@@ -67,7 +67,7 @@ class RmsNorm(nn.Module):
         return normed
 
 
-class _Rotary(nn.Module):
+class Rotary(nn.Module):
     """Cosines and sines of positions."""
 
     inv_freq: Tensor
@@ -186,14 +186,14 @@ class Eagle3Layer(nn.Module):
         self.midlayer = _MidLayer(shape)
         self.norm = RmsNorm(shape.hidden_size, eps)
         self.lm_head = nn.Linear(shape.hidden_size, shape.draft_vocab_size, bias=False)
-        self.rotary = _Rotary(shape)
+        self.rotary = Rotary(shape)
         self.register_buffer("d2t", torch.zeros(shape.draft_vocab_size, dtype=torch.int64))
         self.register_buffer("t2d", torch.arange(shape.vocab_size) < shape.draft_vocab_size)
 
     def fuse(self, states: Tensor) -> Tensor:
         """See `DraftLayer`."""
         if self.fc_norm is not None:
-            parts = states.split(self.shape.target_hidden_size, dim=-1)
+            parts = torch.split(states, self.shape.target_hidden_size, dim=-1)
             states = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
         if self.input_norm is not None:
             states = self.input_norm(states)
@@ -225,7 +225,7 @@ class Eagle1Layer(nn.Module):
         self.shape = shape
         self.fc = nn.Linear(2 * shape.hidden_size, shape.hidden_size, bias=shape.has_fc_bias)
         self.layers = nn.ModuleList([_PlainLayer(shape)])
-        self.rotary = _Rotary(shape)
+        self.rotary = Rotary(shape)
         self.register_buffer("d2t", torch.zeros(shape.draft_vocab_size, dtype=torch.int64), persistent=False)
 
     def fuse(self, states: Tensor) -> Tensor:
