@@ -7,6 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from betoken.common.economy.terms import DraftTerms
 from betoken.common.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
@@ -16,7 +17,7 @@ from betoken.common.errors import (
 )
 from betoken.common.names import ERROR_TYPE
 from betoken.drafters import shared_pages
-from betoken.drafters.drafter import Drafted, DraftTerms
+from betoken.drafters.drafter import Drafted
 from betoken.drafters.model import drafter as model_drafter
 from betoken.engine.sparse_probs import SparseProbs
 from betoken.rpc.link import sequence_table

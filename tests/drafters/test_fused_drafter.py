@@ -4,8 +4,9 @@ import random
 
 import pytest
 
+from betoken.common.economy.terms import DraftTerms
 from betoken.common.errors import InvalidArgumentError
-from betoken.drafters.drafter import Drafted, DraftTerms
+from betoken.drafters.drafter import Drafted
 from betoken.drafters.fused.drafter import FusedDrafter
 from betoken.drafters.fused.shadow_draft import ShadowDraft
 from betoken.drafters.immediate import ImmediateDrafter
@@ -191,7 +192,7 @@ def test_the_best_source_may_break_and_come_back(bench):
 
 
 def test_answers_that_end_together_are_no_fault_of_their_source(bench):
-    bench.core._max_sequences = 100
+    bench.core._sequences._max_sequences = 100
     bench.open(1, [5], "fused", max_length=10_000)
     for _ in range(60):
         bench.round(1, {1: 1, 2: 4})
@@ -224,7 +225,7 @@ def test_a_source_whose_drafts_are_given_up_every_time_is_given_up(bench, was_ti
 
 
 def test_drafts_that_end_with_their_link_are_no_fault_of_their_source(bench):
-    bench.core._max_sequences = 100
+    bench.core._sequences._max_sequences = 100
     bench.open(1, [5], "fused", max_length=10_000)
     for _ in range(60):
         bench.round(1, {1: 1, 2: 4})

@@ -4,9 +4,10 @@ import random
 
 import pytest
 
+from betoken.common.economy.acceptance import Calibration
+from betoken.common.economy.terms import DraftTerms
 from betoken.common.errors import InvalidArgumentError
-from betoken.drafters.calibration import Calibration
-from betoken.drafters.drafter import DraftSequence, DraftTerms
+from betoken.drafters.drafter import DraftSequence
 from betoken.drafters.ngram import drafter as ngram_drafter
 from betoken.drafters.ngram.drafter import NgramDrafter, NgramLookup, NgramSettings
 from betoken.engine.sampling import SamplingParams

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from betoken.router.policy.speculation_gate import SpeculationGate
+from betoken.common.economy.gate import SpeculationGate
 from tests.router.harness import Cluster, MakeCluster
 
 PROMPT = [9, 8, 7]

@@ -1,69 +1,7 @@
-"""The price of a row is what forwards really grow by, in tokens of the speed there really is."""
-
-import random
-
-import pytest
+"""The load that a verify worker reports names its speed and the price of a row."""
 
 from betoken.engine.bring_up.step_costs import StepCost
-from betoken.verify_worker.row_price import RowPrice
 from tests.verify_worker.harness import Bench
-
-TABLE = [StepCost(rows, 512, 1_000_000 + 50_000 * rows) for rows in (1, 2, 4, 8, 16, 32)]
-
-
-def at_speed(price, tokens_per_s):
-    price.resume(10.0)
-    price.add_tokens(tokens_per_s, 11.0)
-    return price
-
-
-def test_nothing_known_costs_nothing():
-    assert (RowPrice([]).price, RowPrice(TABLE).price, RowPrice(TABLE).tokens_per_s) == (0.0, 0.0, 0.0)
-    price = at_speed(RowPrice([]), 1000)
-    price.add_forward(4, 1, 2_000_000)
-    assert price.price == 0.0
-
-
-def test_forwards_that_are_alike_leave_the_table():
-    price = at_speed(RowPrice(TABLE), 1000)
-    for _ in range(50):
-        price.add_forward(6, 1, 9_000_000)
-    assert price.price == pytest.approx(50_000 * 1000 * 1e-9)
-
-
-def test_only_the_longest_context_of_the_table_counts():
-    price = at_speed(RowPrice([*TABLE, StepCost(1, 64, 1), StepCost(32, 64, 10_000_000)]), 1000)
-    price.add_forward(6, 1, 9_000_000)
-    assert price.price == pytest.approx(50_000 * 1000 * 1e-9)
-
-
-def test_forwards_that_differ_say_what_a_row_costs_beside_what_a_sequence_costs():
-    rng = random.Random(0)
-    price = at_speed(RowPrice(TABLE), 2000)
-    for _ in range(300):
-        seqs = rng.randrange(1, 9)
-        rows = seqs + sum(rng.randrange(9) for _ in range(seqs))
-        price.add_forward(rows, seqs, int(1_000_000 + 400_000 * seqs + 120_000 * rows + rng.gauss(0, 100_000)))
-    assert price.price == pytest.approx(120_000 * 2000 * 1e-9, rel=0.1)
-
-
-def test_rows_that_cost_nothing_have_no_price():
-    rng = random.Random(0)
-    price = at_speed(RowPrice([StepCost(rows, 512, 5_000_000 - rows) for rows in (1, 32)]), 2000)
-    for _ in range(300):
-        price.add_forward(rng.randrange(1, 17), 1, 5_000_000)
-    assert 0.0 <= price.price < 0.001
-
-
-def test_time_without_sequences_does_not_slow_the_worker():
-    price = at_speed(RowPrice(TABLE), 1000)
-    assert price.tokens_per_s == pytest.approx(1000)
-    price.resume(500.0)
-    price.add_tokens(500, 500.5)
-    assert price.tokens_per_s == pytest.approx(1000)
-    for second in range(1, 20):
-        price.add_tokens(100, 500.5 + second)
-    assert price.tokens_per_s == pytest.approx(100, rel=0.01)
 
 
 def test_the_load_says_speed_and_price(fake_runner_class):

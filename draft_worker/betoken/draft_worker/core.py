@@ -11,13 +11,14 @@ from typing import Protocol
 
 from opentelemetry.trace import Span
 
+from betoken.common.economy.terms import DraftTerms
 from betoken.common.errors import (
     BetokenError,
     FailedPreconditionError,
     InternalError,
     InvalidArgumentError,
 )
-from betoken.drafters.drafter import Drafted, Drafter, DraftSequence, DraftTerms
+from betoken.drafters.drafter import Drafted, Drafter, DraftSequence
 from betoken.engine.page_table import PageTable
 from betoken.rpc.fast_wake import FastWake
 from betoken.rpc.link.sequence_table import SequenceTable, TableSink

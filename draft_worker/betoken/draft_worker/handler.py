@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from betoken.common.economy.terms import DraftTerms
 from betoken.common.errors import InvalidArgumentError
 from betoken.draft_worker.core import DraftAnswer, DraftCore
 from betoken.draft_worker.settings import DEFAULT_MAX_CONTEXT
-from betoken.drafters.drafter import DraftSequence, DraftTerms
+from betoken.drafters.drafter import DraftSequence
 from betoken.engine.rules.prompt import Prompt
 from betoken.engine.sampling import SamplingParams
 from betoken.rpc.link import LinkPeer

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from opentelemetry.trace import INVALID_SPAN, Span
 
+from betoken.common.economy.terms import DraftTerms
 from betoken.engine.sampling import SamplingParams
 from betoken.engine.sparse_probs import SparseProbs
 from betoken.rpc.link.worker_entries import SequenceKey
@@ -17,22 +18,6 @@ MAX_TOKEN_ID = 1 << 31
 
 MAX_SOURCE_BYTES = 64
 """Longest name of a source, UTF-8 bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class DraftTerms:
-    """Cost of a draft, and the yield it has to reach, in tokens that would be emitted meanwhile."""
-
-    max_tokens: int
-    """Most tokens wanted."""
-    row_price: float = 0.0
-    """Price of verifying one draft token; a token pays if it is likelier than that to be accepted."""
-    min_gain: float = 0.0
-    """Least gain of a draft: what its tokens are expected to bring beyond their price."""
-
-    def is_worth(self, scores: Sequence[float]) -> bool:
-        """Whether tokens that are as likely as `scores` to be accepted bring enough."""
-        return bool(scores) and sum(scores) - len(scores) * self.row_price >= self.min_gain
 
 
 @dataclass(slots=True, eq=False)

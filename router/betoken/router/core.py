@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from asyncio_pool import AioPool
 
+from betoken.common.economy.gate import SpeculationGate
 from betoken.common.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
@@ -23,7 +24,6 @@ from betoken.common.errors import (
 from betoken.router.access.keys import Keys
 from betoken.router.policy.admission import Admission
 from betoken.router.policy.byte_budget import ByteBudget
-from betoken.router.policy.speculation_gate import SpeculationGate
 from betoken.router.request import GenerationRequest, SequenceIds, waiting_s
 from betoken.router.round.attached_rounds import AttachedRounds
 from betoken.router.round.failover import Failover

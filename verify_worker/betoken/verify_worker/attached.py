@@ -8,8 +8,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from betoken.common.economy.terms import DraftTerms
 from betoken.common.errors import InvalidArgumentError
-from betoken.drafters.drafter import Drafted, Drafter, DraftSequence, DraftTerms
+from betoken.drafters.drafter import Drafted, Drafter, DraftSequence
 from betoken.engine.verification import VerificationMode
 from betoken.rpc.link.worker_entries import SequenceKey
 from betoken.verify_worker.sequence import AttachedRound, Block, VerifySequence

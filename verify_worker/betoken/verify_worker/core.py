@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from betoken.common.economy.row_price import RowPrice
 from betoken.common.errors import (
     BetokenError,
     FailedPreconditionError,
@@ -23,7 +24,6 @@ from betoken.rpc.link.sequence_table import SequenceTable, TableSink
 from betoken.rpc.link.worker_entries import SequenceKey, WorkerLoad
 from betoken.verify_worker.attached import AttachedDrafters
 from betoken.verify_worker.gathering import Gathering
-from betoken.verify_worker.row_price import RowPrice
 from betoken.verify_worker.scheduler import Scheduler, Work
 from betoken.verify_worker.sequence import PLAIN, Block, Decision, Rounds, VerifySequence
 from betoken.verify_worker.verify import verify_step

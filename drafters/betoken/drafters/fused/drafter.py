@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from betoken.common.economy.means import DecayedMean, RoundMeans
 from betoken.drafters.drafter import Drafted, Drafter, DraftSequence
-from betoken.drafters.fused.round_means import DecayedMean, RoundMeans
 from betoken.drafters.fused.shadow_draft import ShadowDraft
 from betoken.drafters.immediate import ImmediateDrafter
 from betoken.drafters.settings import check_names

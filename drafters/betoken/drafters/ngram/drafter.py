@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from betoken.common.economy.acceptance import Calibration
+from betoken.common.economy.terms import DraftTerms
 from betoken.common.errors import InvalidArgumentError
-from betoken.drafters.calibration import Calibration
-from betoken.drafters.drafter import Drafted, DraftSequence, DraftTerms
+from betoken.drafters.drafter import Drafted, DraftSequence
 from betoken.drafters.immediate import ImmediateDrafter
 from betoken.drafters.ngram.suffix_automaton import SuffixAutomaton
 from betoken.drafters.ngram.tree import grow_tree

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import time
 
-from betoken.router.policy.draft_terms import USUAL_DRAFT_TOKENS
-from betoken.router.policy.speculation_gate import SpeculationGate
+from betoken.common.economy.gate import SpeculationGate
+from betoken.common.economy.terms import USUAL_DRAFT_TOKENS
 from betoken.router.request import GenerationRequest
 from betoken.router.workers.verify_session import VerifySession
 from betoken.v1.verify_pb2 import Verdict

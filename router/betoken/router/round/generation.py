@@ -10,8 +10,8 @@ import logging
 import time
 from collections.abc import Sequence
 
+from betoken.common.economy.terms import EmptyDraftPause
 from betoken.common.errors import InvalidArgumentError, ResourceExhaustedError
-from betoken.router.policy.draft_terms import FIRST_PAUSE, LONGEST_PAUSE
 from betoken.router.request import GenerationRequest
 from betoken.router.round.attached_rounds import AttachedRounds
 from betoken.router.round.failover import Failover
@@ -64,8 +64,7 @@ class Generation:
         self._outbox = outbox
         self._identity = worker.identity
         self._session: VerifySession | None = None
-        self._pause = FIRST_PAUSE
-        """Plain steps after the next draft that is empty."""
+        self._pause = EmptyDraftPause()
         self._step_began_s: float | None = None
         """Start of the step under way (perf_counter, s). None: its time tells nothing of drafts (prefill, failover)."""
         self._began_ns = 0
@@ -153,12 +152,11 @@ class Generation:
 
     async def _verify(self, session: VerifySession, draft: Draft) -> Verdict:
         if draft.ids:
-            self._pause = FIRST_PAUSE
+            self._pause.drafted()
             return await session.verify(self._length, draft)
         num_steps = 1
         if draft is not NO_DRAFT and not self._request.num_draft_tokens:  # nothing pays here, nor soon
-            num_steps = min(self._pause, self._answer.room)
-            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+            num_steps = min(self._pause.empty(), self._answer.room)
         session.grant(self._length, num_steps)
         return await session.next_plain(self._length)
 

@@ -10,14 +10,15 @@ import logging
 import time
 from collections.abc import Sequence
 
+from betoken.common.economy.gate import SpeculationGate
+from betoken.common.economy.terms import MAX_DRAFT_TOKENS, USUAL_DRAFT_TOKENS
 from betoken.common.errors import (
     BetokenError,
     DeadlineExceededError,
     InvalidArgumentError,
     ResourceExhaustedError,
 )
-from betoken.router.policy.draft_terms import MAX_DRAFT_TOKENS, USUAL_DRAFT_TOKENS, draft_terms
-from betoken.router.policy.speculation_gate import SpeculationGate
+from betoken.router.policy.draft_terms import draft_terms
 from betoken.router.request import GenerationRequest
 from betoken.router.round.drafting import Drafting, DraftingEvent, after
 from betoken.router.round.step_timer import StepTimer

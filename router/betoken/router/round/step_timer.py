@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from enum import Enum, auto
 
-from betoken.router.policy.speculation_gate import SpeculationGate
+from betoken.common.economy.gate import SpeculationGate
 
 
 class _Asked(Enum):

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from betoken.drafters.calibration import Calibration
+from betoken.common.economy.acceptance import Calibration
 
 
 @pytest.mark.parametrize(("claimed", "true"), [(0.9, 0.5), (0.5, 0.9), (0.7, 0.7)])

@@ -1,5 +1,6 @@
-"""Yield and duration of the rounds of one source, as decayed means; drafts of unlike confidence are kept apart."""
+"""Means that forget: per addition, per second, and per round by how sure a draft was. Knows no clock."""
 
+import math
 from dataclasses import dataclass
 
 
@@ -21,6 +22,25 @@ class DecayedMean:
     def mean(self) -> float:
         """0 before the first addition."""
         return self.total / self.num if self.num else 0.0
+
+
+@dataclass(slots=True)
+class TimeDecayedRate:
+    """Tokens per second; what was added loses weight with the seconds added after it."""
+
+    tokens: float = 0.0
+    seconds: float = 0.0
+
+    def add(self, tokens: float, seconds: float, memory_s: float) -> None:
+        """`memory_s`: seconds in which the weight of earlier additions falls to 1 / e."""
+        decay = math.exp(-seconds / memory_s)
+        self.tokens = decay * self.tokens + tokens
+        self.seconds = decay * self.seconds + seconds
+
+    @property
+    def mean(self) -> float:
+        """0 before the first addition that took time."""
+        return self.tokens / self.seconds if self.seconds > 0 else 0.0
 
 
 class RoundMeans:

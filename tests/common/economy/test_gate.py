@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from betoken.router.policy.speculation_gate import SpeculationGate
+from betoken.common.economy.gate import SpeculationGate
 
 
 class Crowd:
@@ -15,7 +15,7 @@ class Crowd:
         self.prompts_per_s = 0.0
         self.prefill_s = 0.05
         self.step_s, self.tokens, self.num_running = step_s, tokens, num_running
-        self.gate = SpeculationGate(lambda: self.num_running, lambda: self.now_s)
+        self.gate = SpeculationGate(lambda: self.num_running)
         self.random = random.Random(0)
         self.began_s = [0.0] * 64
         self.num_tokens = 0.0

@@ -9,9 +9,10 @@ times and numbers of tokens only.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+
+from betoken.common.economy.means import TimeDecayedRate
 
 _MEMORY_S = 2.0
 """Time in which the weight of what was seen falls to 1 / e, per running sequence."""
@@ -35,23 +36,6 @@ _MAX_FIRST_TRIALS = 6
 
 
 @dataclass(slots=True)
-class _Speed:
-    """Tokens a sequence gets per second, as a decayed mean over sequences."""
-
-    tokens: float = 0.0
-    seconds: float = 0.0
-
-    def add(self, tokens: int, seconds: float, num_running: int) -> None:
-        decay = math.exp(-seconds / (_MEMORY_S * num_running))
-        self.tokens = decay * self.tokens + tokens
-        self.seconds = decay * self.seconds + seconds
-
-    @property
-    def mean(self) -> float:
-        return self.tokens / self.seconds if self.seconds > 0 else 0.0
-
-
-@dataclass(slots=True)
 class _Crowd:
     """Measurements for a number of running sequences, to the nearest power of two."""
 
@@ -61,7 +45,7 @@ class _Crowd:
     """Decayed mean over trials of log(speed with drafts / speed without); the plain mean of short ones."""
     num_trials: int = 0
     """Trials judged."""
-    speed: _Speed = field(default_factory=_Speed)
+    speed: TimeDecayedRate = field(default_factory=TimeDecayedRate)
     """Speed of the way in use; trials are kept apart."""
     busy_s: float = 0.0
     """Time with sequences at work since the last trial."""
@@ -78,15 +62,14 @@ class _Crowd:
 class SpeculationGate:
     """Open while sequences of one kind are to draft. A sequence alone drafts for a second before anything is tried."""
 
-    def __init__(self, num_running: Callable[[], int], clock_s: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, num_running: Callable[[], int]) -> None:
         """`num_running`: all sequences at work, of whatever kind."""
         self._num_running = num_running
-        self._clock_s = clock_s
         self.is_open = True
         self._since_s = -math.inf
         """When it opened or closed last."""
         self._crowds: dict[int, _Crowd] = {}
-        self._trial: _Speed | None = None
+        self._trial: TimeDecayedRate | None = None
         self._trial_size = 0
         """Size of the crowd that the trial is for, log2 of its sequences."""
         self._num_commits = 0
@@ -101,20 +84,20 @@ class SpeculationGate:
         size = round(math.log2(num_running))
         crowd = self._crowds.get(size) or self._meet(size)
         if self._trial is None:
-            self._record_usual(crowd, size, num_running, num_tokens, now_s - started_s)
+            self._record_usual(crowd, size, num_running, num_tokens, started_s, now_s)
         elif size != self._trial_size:  # speeds of unlike crowds do not compare
             tried = self._crowds[self._trial_size]
             tried.pause_s = min(_LONGEST_PAUSE_S, 2.0 * tried.pause_s)  # or numbers that waver would be tried for ever
-            self._end_trial(crowd)
+            self._end_trial(crowd, now_s)
         else:
-            self._trial.add(num_tokens, now_s - started_s, num_running)
+            self._trial.add(num_tokens, now_s - started_s, _MEMORY_S * num_running)
             self._num_commits += 1
             self._trial_s += (now_s - started_s) / num_running
             least_s = _LEAST_TRIAL_S
             if size > 0:
                 least_s = _LEAST_CROWD_TRIAL_S if crowd.is_known else _FIRST_CROWD_TRIAL_S
             if self._num_commits >= _TRIAL_COMMITS * num_running and self._trial_s >= least_s:
-                self._judge(crowd, self._trial)
+                self._judge(crowd, self._trial, now_s)
 
     def _meet(self, size: int) -> _Crowd:
         """A crowd like the nearest that is known, until it has been tried itself."""
@@ -124,18 +107,21 @@ class SpeculationGate:
             crowd.pause_s = _FIRST_CROWD_PAUSE_S
         return crowd
 
-    def _record_usual(self, crowd: _Crowd, size: int, num_running: int, num_tokens: int, seconds: float) -> None:
+    def _record_usual(
+        self, crowd: _Crowd, size: int, num_running: int, num_tokens: int, started_s: float, now_s: float
+    ) -> None:
+        seconds = now_s - started_s
         if crowd.is_worth != self.is_open:  # another crowd than before
-            self._turn(crowd.is_worth)
+            self._turn(crowd.is_worth, now_s)
             return
-        crowd.speed.add(num_tokens, seconds, num_running)
+        crowd.speed.add(num_tokens, seconds, _MEMORY_S * num_running)
         crowd.busy_s += seconds / num_running
         if crowd.busy_s >= crowd.pause_s:
             crowd.busy_s = 0.0
-            self._trial, self._trial_size, self._num_commits, self._trial_s = _Speed(), size, 0, 0.0
-            self._turn(not crowd.is_worth)
+            self._trial, self._trial_size, self._num_commits, self._trial_s = TimeDecayedRate(), size, 0, 0.0
+            self._turn(not crowd.is_worth, now_s)
 
-    def _judge(self, crowd: _Crowd, trial: _Speed) -> None:
+    def _judge(self, crowd: _Crowd, trial: TimeDecayedRate, now_s: float) -> None:
         gain = math.log(trial.mean / crowd.speed.mean) * (1.0 if self.is_open else -1.0)
         was_unknown = not crowd.is_known
         crowd.num_trials += 1
@@ -147,12 +133,12 @@ class SpeculationGate:
         crowd.pause_s = min(_LONGEST_PAUSE_S, max(_LEAST_PAUSE_S, lost_s / _TRIAL_SHARE))
         if self._trial_size > 0 and not crowd.is_known:
             crowd.pause_s = _FIRST_CROWD_PAUSE_S
-        self._end_trial(crowd)
+        self._end_trial(crowd, now_s)
 
-    def _end_trial(self, crowd: _Crowd) -> None:
+    def _end_trial(self, crowd: _Crowd, now_s: float) -> None:
         self._trial = None
         if self.is_open != crowd.is_worth:
-            self._turn(crowd.is_worth)
+            self._turn(crowd.is_worth, now_s)
 
-    def _turn(self, is_open: bool) -> None:
-        self.is_open, self._since_s = is_open, self._clock_s()
+    def _turn(self, is_open: bool, now_s: float) -> None:
+        self.is_open, self._since_s = is_open, now_s

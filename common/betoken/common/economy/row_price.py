@@ -4,11 +4,11 @@ A draft token that is accepted less often than that is not worth verifying. Know
 start, and what steps took since.
 """
 
-import math
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Protocol
 
-from betoken.engine.bring_up.step_costs import StepCost
+from betoken.common.economy.means import TimeDecayedRate
 
 _STEP_DECAY = 0.98
 """Weight of the past, per forward."""
@@ -16,6 +16,25 @@ _MEMORY_S = 2.0
 """Time in which the weight of emitted tokens falls to 1 / e."""
 _ROWS_VARIANCE, _SEQUENCES_VARIANCE = 4.0, 0.25
 """Forwards tell as much as what is assumed of them once their rows, or their sequences, vary so much."""
+
+
+class StepCost(Protocol):
+    """Time of a forward as measured at the start."""
+
+    @property
+    def rows(self) -> int:
+        """New tokens of one sequence, all with logits."""
+        ...
+
+    @property
+    def context(self) -> int:
+        """Tokens before them."""
+        ...
+
+    @property
+    def ns(self) -> int:
+        """Median time, nanoseconds."""
+        ...
 
 
 class RowPrice:
@@ -33,14 +52,13 @@ class RowPrice:
         self._num = 0.0
         """Forwards; the sums over them decay alike."""
         self._sums = [0.0] * 8
-        self._num_tokens = 0.0
-        self._seconds = 0.0
+        self._rate = TimeDecayedRate()
         self._last_s: float | None = None
 
     @property
     def tokens_per_s(self) -> float:
         """Emitted of late, while any sequence was open; 0 = not known."""
-        return self._num_tokens / self._seconds if self._seconds > 0 else 0.0
+        return self._rate.mean
 
     @property
     def price(self) -> float:
@@ -63,9 +81,7 @@ class RowPrice:
         """Tokens emitted since the last call."""
         seconds = max(0.0, now_s - self._last_s) if self._last_s is not None else 0.0
         self._last_s = now_s
-        decay = math.exp(-seconds / _MEMORY_S)
-        self._num_tokens = decay * self._num_tokens + num_tokens
-        self._seconds = decay * self._seconds + seconds
+        self._rate.add(num_tokens, seconds, _MEMORY_S)
 
     def add_forward(self, rows: int, seqs: int, ns: int) -> None:
         """A forward without prefill: its rows, its sequences, its time."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from betoken.drafters.fused.round_means import DecayedMean, RoundMeans
+from betoken.common.economy.means import DecayedMean, RoundMeans
 
 
 def test_a_decayed_mean_weighs_the_past_less():

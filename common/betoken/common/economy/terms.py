@@ -1,0 +1,69 @@
+"""Cost of a draft and the yield it has to reach, in tokens emitted meanwhile; and the pause after an empty one.
+
+Knows nothing of sequences or drafters.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+USUAL_DRAFT_TOKENS = 5
+"""Draft tokens asked of drafters that cannot tell how sure they are."""
+MAX_DRAFT_TOKENS = 16
+"""Most draft tokens, where no worker has said what it takes."""
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 2, 8
+"""Plain steps after an empty draft; twice as many after each further one."""
+_SAVED_SHARE = 0.75
+"""Part of the cost of asking that an empty draft saves, with four steps or so until the next asking."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTerms:
+    """Cost of a draft, and the yield it has to reach, in tokens that would be emitted meanwhile."""
+
+    max_tokens: int
+    """Most tokens wanted."""
+    row_price: float = 0.0
+    """Price of verifying one draft token; a token pays if it is likelier than that to be accepted."""
+    min_gain: float = 0.0
+    """Least gain of a draft: what its tokens are expected to bring beyond their price."""
+
+    def is_worth(self, scores: Sequence[float]) -> bool:
+        """Whether tokens that are as likely as `scores` to be accepted bring enough."""
+        return bool(scores) and sum(scores) - len(scores) * self.row_price >= self.min_gain
+
+
+def terms_at(
+    tokens_per_s: float, num_running: int, row_price: float, max_tokens: int, asking_s: float
+) -> DraftTerms | None:
+    """Terms under the load of a verify worker; None while its speed is unknown, or speed or price is out of range.
+
+    A row of a forward holds up all sequences, waiting only the one that waits.
+
+    Args:
+        tokens_per_s: emitted by the worker, all sequences together.
+        num_running: sequences that emit them.
+        row_price: tokens emitted in the time that one more row takes.
+        max_tokens: most draft tokens.
+        asking_s: time that asking for a draft takes, seconds, drafting excluded.
+    """
+    if not (0.0 < tokens_per_s < math.inf and row_price >= 0.0):
+        return None
+    return DraftTerms(max_tokens, row_price, _SAVED_SHARE * asking_s * tokens_per_s / max(1, num_running))
+
+
+class EmptyDraftPause:
+    """Plain steps of one sequence after drafts that did not pay, so that asking again costs little."""
+
+    def __init__(self) -> None:
+        self._num_steps = _FIRST_PAUSE
+
+    def drafted(self) -> None:
+        """A draft paid: the next pause is short again."""
+        self._num_steps = _FIRST_PAUSE
+
+    def empty(self) -> int:
+        """Steps until the next asking, after a draft that stayed empty."""
+        num_steps, self._num_steps = self._num_steps, min(2 * self._num_steps, _LONGEST_PAUSE)
+        return num_steps
