@@ -4,8 +4,8 @@ import time
 
 from opentelemetry.trace import INVALID_SPAN
 
+from betoken.draft_worker.commands import Open, RequestDraft
 from betoken.draft_worker.core import DraftCore
-from betoken.drafters.drafter import DraftSequence
 from betoken.drafters.model.drafter import ModelDrafter
 from betoken.drafters.ngram.drafter import NgramDrafter
 from betoken.drafters.shared_pages import SharedPages
@@ -59,25 +59,26 @@ class Bench:
         **settings,
     ):
         params = SamplingParams(temperature=temperature, eos_token_ids=(96,), ignore_eos=True, seed=seed or sequence_id)
-        sequence = DraftSequence(
+        opening = Open(
             key=(1, sequence_id),
             params=params,
-            prompt_ids=list(prompt_ids),
-            output_ids=list(output_ids),
+            prompt_ids=tuple(prompt_ids),
+            output_ids=tuple(output_ids),
             max_length=max_length,
+            drafter=drafter,
             settings=settings,
             deadline_s=deadline_s,
             wants_probs=wants_probs,
             steers_tokens=steers_tokens,
             span=span,
         )
-        self.core.open(sequence, drafter)
+        self.core.apply(opening)
 
     def draft(self, *sequence_ids, num_tokens=4):
         """Draft blocks by sequence id, all asked for at once."""
         self.sink.answers.clear()
         for sequence_id in sequence_ids:
-            self.core.request((1, sequence_id), num_tokens, time.perf_counter_ns())
+            self.core.apply(RequestDraft((1, sequence_id), num_tokens, time.perf_counter_ns()))
         for _ in range(200):
             if not self.core.has_work:
                 break

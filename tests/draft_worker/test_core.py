@@ -16,11 +16,13 @@ from betoken.common.errors import (
     ResourceExhaustedError,
 )
 from betoken.common.names import ERROR_TYPE
+from betoken.draft_worker.commands import Commit, RequestDraft
 from betoken.drafters import shared_pages
 from betoken.drafters.drafter import Drafted
 from betoken.drafters.model import drafter as model_drafter
 from betoken.engine.sparse_probs import SparseProbs
 from betoken.rpc.link import sequence_table
+from betoken.rpc.link.commands import Close, CloseLink
 from tests.draft_worker.harness import Bench
 
 
@@ -39,7 +41,7 @@ def test_the_load_is_told_when_a_sequence_comes_and_goes(bench):
     for sequence_id in (1, 2):
         bench.open(sequence_id, [1, 2, 3], drafter="ngram")
         loads.append(bench.sink.load.num_running)
-    bench.core.close((1, 1))
+    bench.core.apply(Close((1, 1)))
     assert [*loads, bench.sink.load.num_running] == [1, 2, 1]
 
 
@@ -60,8 +62,8 @@ def test_a_prompt_seen_before_is_not_computed_again(bench):
     bench.open(2, prompt)
     assert bench.draft(2) == {2: first}
     assert sum(bench.runner.forwards[num_before:]) == 33 - 28  # seven pages of four ids
-    bench.core.close((1, 1))
-    bench.core.close((1, 2))
+    bench.core.apply(Close((1, 1)))
+    bench.core.apply(Close((1, 2)))
     assert bench.runner.page_table.num_free == bench.runner.page_table.num_pages
 
 
@@ -69,7 +71,7 @@ def test_refused_drafts_are_found_by_nobody(bench):
     prompt = list(range(10))
     bench.open(1, prompt)
     refused = bench.draft(1, num_tokens=9)[1]
-    bench.core.commit((1, 1), 10, [80])
+    bench.core.apply(Commit((1, 1), 10, [80]))
     bench.open(2, [*prompt, *refused, 5])
     num_before = len(bench.runner.forwards)
     bench.draft(2, num_tokens=1)
@@ -81,7 +83,7 @@ def test_a_round_costs_as_many_forwards_as_draft_tokens(bench):
     bench.draft(1, num_tokens=4)
     bench.runner.forwards.clear()
     truth = bench.runner.complete([1, 2, 3], 5)
-    bench.core.commit((1, 1), 3, truth)  # all accepted and the bonus token: two rows to catch up
+    bench.core.apply(Commit((1, 1), 3, truth))  # all accepted and the bonus token: two rows to catch up
     bench.draft(1, num_tokens=4)
     assert bench.runner.forwards == [2, 1, 1, 1]
     assert [answer.drafted.num_forwards for answer in bench.sink.answers] == [4]
@@ -114,9 +116,9 @@ def test_drafts_follow_every_commit_by_ids(bench, num_accepted):
     bench.open(1, prompt)
     drafted = bench.draft(1)[1]
     committed = [*drafted[:num_accepted], 42]
-    bench.core.commit((1, 1), 5, committed)
+    bench.core.apply(Commit((1, 1), 5, committed))
     assert bench.draft(1) == {1: bench.runner.complete(prompt + committed, 4)}
-    bench.core.commit((1, 1), 5 + len(committed), [7, 7])
+    bench.core.apply(Commit((1, 1), 5 + len(committed), [7, 7]))
     assert bench.draft(1) == {1: bench.runner.complete([*prompt, *committed, 7, 7], 4)}
 
 
@@ -152,10 +154,10 @@ def test_what_has_no_room_beside_those_that_draft_waits_and_costs_them_nothing(f
         assert drafts == {1: bench.runner.complete(texts[1], 4), 2: bench.runner.complete(texts[2], 4), 3: []}
         for n, text in texts.items():
             ids = bench.runner.complete(text, 4)
-            bench.core.commit((1, n), len(text), ids)
+            bench.core.apply(Commit((1, n), len(text), ids))
             text += ids
     assert sum(bench.runner.forwards) == 2 * (20 + 3 + 2 * 4), "no prompt was computed twice, and none in part"
-    bench.core.close((1, 1))
+    bench.core.apply(Close((1, 1)))
     assert bench.draft(3) == {3: bench.runner.complete(texts[3], 4)}
 
 
@@ -192,7 +194,7 @@ def test_a_full_context_or_foreign_ids_give_an_empty_draft(fake_runner_class):
     bench.open(2, [1] * 9)
     bench.open(3, [1, 2])
     assert {n: len(draft) for n, draft in bench.draft(1, 2).items()} == {1: 2, 2: 0}
-    bench.core.commit((1, 3), 2, [1_000])
+    bench.core.apply(Commit((1, 3), 2, [1_000]))
     assert bench.draft(3) == {3: []}
 
 
@@ -240,8 +242,8 @@ def test_faults_are_typed(bench):
     bench.open(3, [1], "ngram", typo="1")
     bench.open(4, [1], "model", typo="1")
     bench.open(5, [1])
-    bench.core.commit((1, 5), 7, [1])
-    bench.core.request((1, 6), 4, 0)
+    bench.core.apply(Commit((1, 5), 7, [1]))
+    bench.core.apply(RequestDraft((1, 6), 4, 0))
     failures = bench.sink.failures
     for sequence_id in (1, 2, 3, 4):
         assert isinstance(failures[(1, sequence_id)], InvalidArgumentError)
@@ -255,8 +257,8 @@ def test_closing_frees_all_pages(bench):
         bench.open(n, [n] * 10)
     bench.draft(1, 2, 3, 4)
     for n in range(1, 4):
-        bench.core.close((1, n))
-    bench.core.close_link(1)
+        bench.core.apply(Close((1, n)))
+    bench.core.apply(CloseLink(1))
     assert bench.sink.load.num_free_pages == bench.sink.load.num_pages
     bench.core.check_integrity()
 
@@ -269,7 +271,7 @@ def test_every_span_ends_also_of_what_is_refused(fake_runner_class):
     bench.open(2, [1], drafter="unknown", span=spans["of no drafter"])
     bench.open(3, [1])
     bench.open(4, [1], span=spans["one too many"])
-    bench.core.close_link(1)
+    bench.core.apply(CloseLink(1))
     assert {name: span.end.call_count for name, span in spans.items()} == dict.fromkeys(spans, 1)
 
 
@@ -291,10 +293,10 @@ def test_terms_reach_the_drafter_unless_tokens_depend_on_the_draft(bench, steers
     bench.open(1, [1, 2, 3], "ngram")
     entry = bench.core._sequences[(1, 1)].sequence
     entry.steers_tokens = steers_tokens
-    bench.core.request((1, 1), 4, time.perf_counter_ns(), terms=DraftTerms(9, 0.5))
+    bench.core.apply(RequestDraft((1, 1), 4, time.perf_counter_ns(), terms=DraftTerms(9, 0.5)))
     assert entry.terms == (None if steers_tokens else DraftTerms(9, 0.5))
     bench.core.step()
-    bench.core.request((1, 1), 4, time.perf_counter_ns())
+    bench.core.apply(RequestDraft((1, 1), 4, time.perf_counter_ns()))
     assert entry.terms is None, "they are the last request's"
 
 

@@ -2,9 +2,11 @@
 
 import pytest
 
+from betoken.draft_worker.commands import Commit
 from betoken.draft_worker.core import DraftCore
 from betoken.drafters.drafter import Drafted
 from betoken.drafters.ngram.drafter import NgramDrafter
+from betoken.rpc.link.commands import Close, CloseLink
 from tests.draft_worker.harness import Bench
 
 
@@ -93,7 +95,7 @@ def test_any_fault_of_a_drafter_costs_one_round_and_is_logged(bench, caplog, fau
     bench.open(1, [1, 2, 3])
     assert bench.draft(1, num_tokens=3) == {1: [3, 3, 3]}
     drafter.fault = fault
-    bench.core.commit((1, 1), 3, [5])
+    bench.core.apply(Commit((1, 1), 3, [5]))
     assert bench.draft(1, num_tokens=3) == {1: [5, 5, 5] if fault == "commit" else []}
     assert "drafter model failed" in caplog.text
     assert bench.draft(1, num_tokens=3) == {1: [5, 5, 5]}
@@ -148,7 +150,7 @@ def test_a_drafter_that_cannot_open_or_close_loses_that_sequence_only(bench, cap
     bench.open(1, [1, 2, 3])
     drafter.fault = fault
     bench.open(2, [4])
-    bench.core.close((1, 2))
+    bench.core.apply(Close((1, 2)))
     assert "drafter model failed" in caplog.text
     assert list(bench.sink.failures) == ([(1, 2)] if fault == "open" else [])
     assert bench.draft(1, num_tokens=2) == {1: [3, 3]}
@@ -173,6 +175,6 @@ def test_cores_are_kept_awake_while_a_sequence_is_open_however_it_ends(bench):
     bench.core.expire(100.0)
     bench.open(5, [4], "nobody")
     assert bench.fast_wake.num_held == 2
-    bench.core.close((1, 3))
-    bench.core.close_link(1)
+    bench.core.apply(Close((1, 3)))
+    bench.core.apply(CloseLink(1))
     assert bench.fast_wake.num_held == 0

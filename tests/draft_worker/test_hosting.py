@@ -11,14 +11,15 @@ from pydantic import ValidationError
 
 from betoken.common.errors import FailedPreconditionError
 from betoken.common.release import how_to_install
+from betoken.draft_worker.commands import Open, RequestDraft
 from betoken.draft_worker.core import DraftCore
 from betoken.draft_worker.handler import DraftResults
 from betoken.draft_worker.hosting import load_drafters
 from betoken.draft_worker.service import _load
 from betoken.draft_worker.settings import DraftWorkerSettings
-from betoken.drafters.drafter import DraftSequence
 from betoken.engine.sampling import SamplingParams
 from betoken.engine.weights import checkpoint
+from betoken.rpc.link.commands import CloseLink
 from betoken.v1.types_pb2 import WorkerHello
 from betoken.verify_worker.settings import VerifyWorkerSettings
 from tests.draft_worker.harness import RecordingSink
@@ -50,8 +51,8 @@ def test_all_drafters_work_side_by_side(tiny, tmp_path):
     core = DraftCore(hosted.drafters, [runner.page_table for runner in hosted.runners], sink, 16)
     params = SamplingParams(temperature=0.0, ignore_eos=True)
     for index, name in enumerate(ALL):
-        core.open(DraftSequence((1, index), params, [5, 6, 7, 8, 5, 6], [], 100), name)
-        core.request((1, index), 4, 0)
+        core.apply(Open((1, index), params, (5, 6, 7, 8, 5, 6), (), 100, name))
+        core.apply(RequestDraft((1, index), 4, 0))
     while core.has_work:
         core.step()
         core.check_integrity()
@@ -62,7 +63,7 @@ def test_all_drafters_work_side_by_side(tiny, tmp_path):
     assert set(answers["early_exit"].sources) == {"early_exit"}
     assert set(answers["model"].sources) == {"model"}
     assert answers["lookahead"].draft_ids == [], "nothing is in its pool yet"
-    core.close_link(1)
+    core.apply(CloseLink(1))
     assert sink.load.num_free_pages == sink.load.num_pages == 2 * 40
 
 

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from betoken.common.errors import InvalidArgumentError
+from betoken.draft_worker.commands import Commit, Open, RequestDraft
 from betoken.draft_worker.core import DraftCore
-from betoken.drafters.drafter import DraftSequence
 from betoken.drafters.model.drafter import ModelDrafter
 from betoken.drafters.model.sequence import ModelSettings
 from betoken.engine.batch import Segment
@@ -16,6 +16,7 @@ from betoken.engine.bring_up.load import load_runner
 from betoken.engine.config import EngineConfig
 from betoken.engine.sampler import SampleGroup, perturbed_top
 from betoken.engine.sampling import SamplingParams
+from betoken.rpc.link.commands import CloseLink
 from tests.draft_worker.harness import RecordingSink
 from tests.engine.tiny import save_tiny
 
@@ -46,16 +47,14 @@ class Bench:
         self.core = DraftCore({"model": drafter}, [runner.page_table], self.sink, 8)
 
     def open(self, n, ids, num_prompt, params, wants_probs=False, **settings):
-        sequence = DraftSequence(
-            (1, n), params, ids[:num_prompt], ids[num_prompt:], 400, settings=settings, wants_probs=wants_probs
-        )
-        self.core.open(sequence, "model")
+        texts = (tuple(ids[:num_prompt]), tuple(ids[num_prompt:]))
+        self.core.apply(Open((1, n), params, *texts, 400, settings=settings, wants_probs=wants_probs))
 
     def draft(self, sizes, takes_trees=True):
         """(ids, parents) by sequence, for a number of nodes each."""
         self.sink.answers.clear()
         for n, num_tokens in sizes.items():
-            self.core.request((1, n), num_tokens, time.perf_counter_ns(), takes_trees)
+            self.core.apply(RequestDraft((1, n), num_tokens, time.perf_counter_ns(), takes_trees))
         self.num_forwards = 0
         while self.core.has_work:
             self.core.step()
@@ -64,7 +63,7 @@ class Bench:
         return {answer.key[1]: answer.drafted for answer in self.sink.answers}
 
     def free_everything(self):
-        self.core.close_link(1)
+        self.core.apply(CloseLink(1))
         assert self.sink.load.num_free_pages == self.sink.load.num_pages
         assert not self.sink.failures
 
@@ -138,7 +137,7 @@ def test_trees_depend_on_the_ids_alone(runner, directory, seed):
         for n, text in texts.items():
             committed = walk(rng, drafts[n]) if n in drafts else []
             committed.append(rng.randrange(101))
-            bench.core.commit((1, n), len(text), committed)
+            bench.core.apply(Commit((1, n), len(text), committed))
             text += committed
     assert num_trees > 8
     bench.free_everything()

@@ -6,6 +6,7 @@ import pytest
 
 from betoken.common.economy.terms import DraftTerms
 from betoken.common.errors import InvalidArgumentError
+from betoken.draft_worker.commands import Commit, RequestDraft
 from betoken.drafters.drafter import Drafted
 from betoken.drafters.fused.drafter import FusedDrafter
 from betoken.drafters.fused.shadow_draft import ShadowDraft
@@ -13,6 +14,7 @@ from betoken.drafters.immediate import ImmediateDrafter
 from betoken.drafters.model.drafter import ModelDrafter
 from betoken.drafters.ngram.drafter import NgramDrafter, NgramSettings
 from betoken.drafters.staged.drafter import StagedDrafter
+from betoken.rpc.link.commands import Close, CloseLink
 from tests.draft_worker.harness import Bench
 
 
@@ -68,7 +70,7 @@ class Clocked(Bench):
         (number,) = self.draft(sequence_id, num_tokens=max(rates.values()))[sequence_id]
         self.now_ns += 1_000_000_000
         entry = self.core._sequences[(1, sequence_id)].sequence
-        self.core.commit((1, sequence_id), len(entry.ids), [9] * rates[number])
+        self.core.apply(Commit((1, sequence_id), len(entry.ids), [9] * rates[number]))
         return number
 
 
@@ -97,7 +99,7 @@ def test_a_change_of_fortune_is_noticed_by_answers_too_short_for_a_trial(bench):
         for n in range(first, last):
             bench.open(n, [5], "fused", max_length=10_000)
             yield from [bench.round(n, rates) for _ in range(10)]
-            bench.core.close((1, n))
+            bench.core.apply(Close((1, n)))
 
     assert 2 not in list(rounds(0, 20, {1: 4, 2: 1}))[100:]
     assert list(rounds(20, 420, {1: 4, 2: 40}))[-100:].count(2) > 90
@@ -109,12 +111,12 @@ def test_a_round_that_was_held_up_says_nothing_about_its_source(bench):
         bench.round(1, {1: 1, 2: 4})
     assert bench.draft(1) == {1: [2]}
     bench.now_ns += 10_000_000_000_000  # the verify worker was away, or the client read nothing
-    bench.core.commit((1, 1), len(bench.core._sequences[(1, 1)].sequence.ids), [9] * 4)
+    bench.core.apply(Commit((1, 1), len(bench.core._sequences[(1, 1)].sequence.ids), [9] * 4))
     chosen = []
     for n in range(2, 12):
         bench.open(n, [5], "fused", max_length=10_000)
         chosen += [bench.round(n, {1: 1, 2: 4}) for _ in range(20)]
-        bench.core.close((1, n))
+        bench.core.apply(Close((1, n)))
     assert chosen.count(2) / 200 > 0.9
 
 
@@ -126,7 +128,7 @@ def test_plain_steps_while_no_drafts_are_wanted_are_no_merit_of_who_drafted_last
         pass
     assert bench.draft(1) == {1: [1]}, "the second round of a trial"
     bench.now_ns += 1_000_000_000_000
-    bench.core.commit((1, 1), len(bench.core._sequences[(1, 1)].sequence.ids), [9] * 1000)
+    bench.core.apply(Commit((1, 1), len(bench.core._sequences[(1, 1)].sequence.ids), [9] * 1000))
     bench.open(2, [5], "fused", max_length=10_000)
     assert [bench.round(2, {1: 1, 2: 4}) for _ in range(20)].count(2) > 17
 
@@ -146,7 +148,7 @@ def test_what_was_decided_while_a_draft_was_late_is_not_to_its_credit(bench):
     bench.open(1, [5], "fused", max_length=10_000)
     assert bench.draft(1, num_tokens=4) == {1: [1]}
     bench.now_ns += 1_000_000_000
-    bench.core.commit((1, 1), 1, [9] * 500)
+    bench.core.apply(Commit((1, 1), 1, [9] * 500))
     chosen = [bench.round(1, {1: 1, 2: 4}) for _ in range(100)]
     assert chosen[20:].count(2) / 80 > 0.9
 
@@ -168,7 +170,7 @@ def test_a_source_that_always_raises_is_given_up(bench):
         drafts.append(bench.draft(1)[1])
         bench.now_ns += 1_000_000_000
         entry = bench.core._sequences[(1, 1)].sequence
-        bench.core.commit((1, 1), len(entry.ids), [9])
+        bench.core.apply(Commit((1, 1), len(entry.ids), [9]))
     assert drafts[-20:].count([2]) >= 18
     assert not bench.sink.failures
 
@@ -183,7 +185,7 @@ def test_the_best_source_may_break_and_come_back(bench):
         drafts.append(bench.draft(1)[1])
         bench.now_ns += 1_000_000_000
         entry = bench.core._sequences[(1, 1)].sequence
-        bench.core.commit((1, 1), len(entry.ids), [9])
+        bench.core.apply(Commit((1, 1), len(entry.ids), [9]))
     assert drafts[20:].count([1]) >= 78
     bench.quick.fails = False
     chosen = [bench.round(1, {1: 1, 2: 4}) for _ in range(400)]
@@ -200,7 +202,7 @@ def test_answers_that_end_together_are_no_fault_of_their_source(bench):
         bench.open(n, [5], "fused")
         assert bench.draft(n)[n] == [2]
     for n in range(2, 42):
-        bench.core.close((1, n))  # in mid-round: the router tells nobody of an answer's last tokens
+        bench.core.apply(Close((1, n)))  # in mid-round: the router tells nobody of an answer's last tokens
     bench.open(50, [5], "fused", max_length=10_000)
     assert [bench.round(50, {1: 1, 2: 4}) for _ in range(6)] == [2] * 6
 
@@ -218,8 +220,8 @@ def test_a_source_whose_drafts_are_given_up_every_time_is_given_up(bench, was_ti
         answered.append(bool(bench.draft(n)))
         bench.now_ns += 10_000_000_000
         if answered[-1]:
-            bench.core.commit((1, n), 1, [9])
-        bench.core.close((1, n))
+            bench.core.apply(Commit((1, n), 1, [9]))
+        bench.core.apply(Close((1, n)))
     assert answered[-20:] == [True] * 20
     assert not bench.sink.failures
 
@@ -234,7 +236,7 @@ def test_drafts_that_end_with_their_link_are_no_fault_of_their_source(bench):
         bench.open(n, [5], "fused")
     assert bench.draft(*range(2, 42)) == {}
     bench.now_ns += 1_000_000_000
-    bench.core.close_link(1)
+    bench.core.apply(CloseLink(1))
     bench.quick.hangs = False
     bench.open(50, [5], "fused", max_length=10_000)
     assert [bench.round(50, {1: 1, 2: 4}) for _ in range(6)] == [2] * 6
@@ -264,7 +266,7 @@ class Shadowed(Clocked):
         self.now_ns += 1_000_000_000
         entry = self.core._sequences[(1, sequence_id)].sequence
         num_tokens = 3 if draft == [3] else len(draft) + 1
-        self.core.commit((1, sequence_id), len(entry.ids), [9] * num_tokens)
+        self.core.apply(Commit((1, sequence_id), len(entry.ids), [9] * num_tokens))
         return draft != [3]
 
 
@@ -276,8 +278,8 @@ def test_what_answers_at_once_is_known_without_being_asked(fake_runner_class):
     bench.open(2, [5], "fused", max_length=10_000)
     asked = [bench.round(2) for _ in range(60)]
     assert sum(asked[20:]) >= 36, "here it brings 5, but for two trials of two rounds"
-    bench.core.close((1, 1))
-    bench.core.close((1, 2))
+    bench.core.apply(Close((1, 1)))
+    bench.core.apply(Close((1, 2)))
     assert not bench.core.has_work and not bench.sink.failures
 
 
@@ -287,14 +289,14 @@ def test_a_draft_under_terms_is_credited_with_more_than_the_number_asked_for(fak
     bench.open(1, [5], "fused", max_length=10_000)
     num_asked = 0
     for _ in range(100):
-        bench.core.request((1, 1), 4, 0, terms=DraftTerms(16))
+        bench.core.apply(RequestDraft((1, 1), 4, 0, terms=DraftTerms(16)))
         while bench.core.has_work:
             bench.core.step()
         is_asked = bench.sink.answers.pop().drafted.draft_ids != [3]
         num_asked += is_asked
         bench.now_ns += (3 if is_asked else 1) * 1_000_000_000
         entry = bench.core._sequences[(1, 1)].sequence
-        bench.core.commit((1, 1), len(entry.ids), [9] * (17 if is_asked else 3))
+        bench.core.apply(Commit((1, 1), len(entry.ids), [9] * (17 if is_asked else 3)))
     assert num_asked > 85, "17 tokens in three seconds to 3 in one"
 
 
@@ -325,7 +327,7 @@ def test_what_was_not_worth_it_is_no_round(fake_runner_class):
     bench.open(1, [6], "fused", max_length=10_000)
     source = bench.core._drafters["fused"]._open[bench.core._sequences[(1, 1)].sequence].sources["knowing"]
     for terms, is_counted in ((None, True), (DraftTerms(9), False)):
-        bench.core.request((1, 1), 4, 0, terms=terms)
+        bench.core.apply(RequestDraft((1, 1), 4, 0, terms=terms))
         source.num_wanted, source.shadow = 4, None
         bench.core._drafters["fused"]._draft_shadow("knowing", source)
         assert (source.shadow is not None) == is_counted
@@ -356,7 +358,7 @@ class Switching(Clocked):
         self.now_ns += int(1e9 * seconds)
         says = 9 if self.switching.is_sure else 8
         entry = self.core._sequences[(1, sequence_id)].sequence
-        self.core.commit((1, sequence_id), len(entry.ids), [says] * num_tokens)
+        self.core.apply(Commit((1, sequence_id), len(entry.ids), [says] * num_tokens))
         return draft != [3], self.switching.is_sure
 
 
@@ -474,9 +476,9 @@ def test_a_source_that_cannot_close_keeps_no_page_of_another(fake_runner_class):
     for _ in range(4):
         bench.draft(1)
         entry = bench.core._sequences[(1, 1)].sequence
-        bench.core.commit((1, 1), len(entry.ids), [5])
+        bench.core.apply(Commit((1, 1), len(entry.ids), [5]))
     assert bench.runner.page_table.num_free < bench.runner.page_table.num_pages, "the model has drafted"
-    bench.core.close((1, 1))
+    bench.core.apply(Close((1, 1)))
     assert bench.runner.page_table.num_free == bench.runner.page_table.num_pages
     assert not list(model.page_lists())
 
@@ -574,7 +576,7 @@ def test_a_source_hears_of_a_sequence_when_it_is_first_asked(fake_runner_class):
     assert first.num_calls == second.num_calls == 0
     assert [bench.round(1, {1: 4, 2: 1}) for _ in range(2)] == [1, 1]
     assert (first.num_calls, second.num_calls) == (3, 0)
-    bench.core.close((1, 1))
+    bench.core.apply(Close((1, 1)))
     assert not bench.sink.failures
 
 
@@ -625,10 +627,10 @@ def test_over_real_drafters_no_commit_leaks_a_page_or_confuses_a_source(fake_run
         for n, text in texts.items():
             kept = drafts[n][: rng.randrange(6)]
             emitted = [*kept, runner.next_id(text + kept)]
-            bench.core.commit((1, n), len(text), emitted)
+            bench.core.apply(Commit((1, n), len(text), emitted))
             text += emitted
     assert seen == {"model", "ngram"}
-    bench.core.close((1, 1))
-    bench.core.close_link(1)
+    bench.core.apply(Close((1, 1)))
+    bench.core.apply(CloseLink(1))
     assert runner.page_table.num_free == runner.page_table.num_pages
     assert not bench.sink.failures

@@ -6,13 +6,14 @@ import time
 import pytest
 
 from betoken.common.errors import InvalidArgumentError
+from betoken.draft_worker.commands import Commit, Open, RequestDraft
 from betoken.draft_worker.core import DraftCore
-from betoken.drafters.drafter import DraftSequence
 from betoken.drafters.lookahead import drafter
 from betoken.drafters.lookahead.drafter import LookaheadDrafter
 from betoken.drafters.lookahead.settings import LookaheadSettings
 from betoken.drafters.model.drafter import ModelDrafter
 from betoken.engine.sampling import SamplingParams
+from betoken.rpc.link.commands import Close, CloseLink
 from tests.draft_worker.harness import Bench
 
 MAX_ROWS = 48
@@ -34,7 +35,7 @@ class LookaheadBench(Bench):
         """Draft blocks by sequence id; steps run on until nothing is left to do."""
         self.sink.answers.clear()
         for sequence_id in sequence_ids:
-            self.core.request((1, sequence_id), num_tokens, time.perf_counter_ns(), takes_trees)
+            self.core.apply(RequestDraft((1, sequence_id), num_tokens, time.perf_counter_ns(), takes_trees))
         for _ in range(500):
             if not self.core.has_work:
                 break
@@ -64,7 +65,7 @@ def paths(drafted):
 
 def test_a_request_is_answered_before_the_prompt_is_prefilled(bench):
     bench.open(1, list(range(40)))
-    bench.core.request((1, 1), 8, 0, True)
+    bench.core.apply(RequestDraft((1, 1), 8, 0, True))
     bench.core.step()
     assert [answer.drafted.draft_ids for answer in bench.sink.answers] == [[]]
     assert bench.runner.forwards == []
@@ -85,7 +86,7 @@ def test_a_replica_is_right_wherever_the_text_goes(bench):
     rng = random.Random(1)
     for _ in range(10):
         committed = bench.runner.complete(text, 2)[: rng.randrange(3)] + [rng.randrange(90)]
-        bench.core.commit((1, 1), len(text), committed)
+        bench.core.apply(Commit((1, 1), len(text), committed))
         text += committed
         bench.blocks(1)
         drafted = bench.blocks(1)[1]
@@ -99,7 +100,7 @@ def test_a_draft_allows_so_many_steps_and_the_next_one_reports_them(bench, steps
     assert bench.blocks(1)[1].num_forwards == 0
     assert bench.runner.forwards == [2 + ROWS, *[ROWS] * (steps - 1)]
     assert bench.blocks(1)[1].num_forwards == steps
-    bench.core.commit((1, 1), 3, [7, 8])
+    bench.core.apply(Commit((1, 1), 3, [7, 8]))
     assert not bench.core.has_work, "commits alone cost nothing"
 
 
@@ -113,10 +114,10 @@ def test_where_tokens_depend_on_the_draft_no_clock_has_a_say_in_it(fake_runner_c
         bench.open(1, text, steps="3", steers_tokens=True, wants_probs=wants_probs, temperature=1.0)
         if num_core_steps == 2:
             bench.open(2, [4] * 30)
-            bench.core.request((1, 2), 8, 0)
+            bench.core.apply(RequestDraft((1, 2), 8, 0))
         for round_number in range(6):
             bench.sink.answers.clear()
-            bench.core.request((1, 1), 8, 0)
+            bench.core.apply(RequestDraft((1, 1), 8, 0))
             while not any(answer.key == (1, 1) for answer in bench.sink.answers):
                 bench.core.step()
             (answer,) = (answer for answer in bench.sink.answers if answer.key == (1, 1))
@@ -125,7 +126,7 @@ def test_where_tokens_depend_on_the_draft_no_clock_has_a_say_in_it(fake_runner_c
                 if bench.core.has_work:
                     bench.core.step()
             committed = [(round_number * 7) % 90, 5]
-            bench.core.commit((1, 1), len(text), committed)
+            bench.core.apply(Commit((1, 1), len(text), committed))
             text = text + committed
         found.add(tuple(drafts))
     assert len(found) == 1
@@ -144,7 +145,7 @@ def test_guesses_for_verification_by_rejection_know_nothing_of_the_target_s_nois
 def test_only_committed_ids_keep_their_kv(bench):
     bench.open(1, [1, 2, 3])
     bench.blocks(1)
-    bench.core.commit((1, 1), 3, [4, 5, 6, 7])
+    bench.core.apply(Commit((1, 1), 3, [4, 5, 6, 7]))
     bench.runner.forwards.clear()
     bench.blocks(1)
     assert bench.runner.forwards == [3 + ROWS]
@@ -166,19 +167,19 @@ def test_a_tree_where_the_target_takes_trees_else_the_most_recent_chain(bench):
     bench.open(1, [1, 2, 3, 4, 1, 7, 8, 9, 1], seed_from_prompt="1")
     tree = bench.blocks(1)[1]
     assert (tree.draft_ids, tree.parents) == ([7, 8, 9, 2, 3, 4], [-1, 0, 1, -1, 3, 4])
-    bench.core.close((1, 1))
+    bench.core.apply(Close((1, 1)))
     bench.open(1, [1, 2, 3, 4, 1, 7, 8, 9, 1], seed_from_prompt="1")
     chain = bench.blocks(1, takes_trees=False)[1]
     assert (chain.draft_ids, chain.parents) == ([7, 8, 9], None)
-    bench.core.close((1, 1))
+    bench.core.apply(Close((1, 1)))
     bench.open(1, [1, 2, 3, 4, 1, 7, 8, 9, 1], seed_from_prompt="1")
     assert bench.blocks(1, num_tokens=4)[1].draft_ids == [7, 8, 9, 2]
 
 
 def test_seeding_follows_the_committed_text(bench):
     bench.open(1, [1, 2], seed_from_prompt="1")
-    bench.core.commit((1, 1), 2, [3])
-    bench.core.commit((1, 1), 3, [4, 5, 1])
+    bench.core.apply(Commit((1, 1), 2, [3]))
+    bench.core.apply(Commit((1, 1), 3, [4, 5, 1]))
     assert bench.blocks(1)[1].draft_ids[:3] == [2, 3, 4]
 
 
@@ -196,7 +197,7 @@ def test_a_long_text_is_pooled_in_parts_between_which_others_draft(fake_runner_c
     pool = next(iter(bench.core._drafters["lookahead"]._states.values())).pool
     assert len(pool) == 8 - 3, "n-grams of four among the first eight ids"
     for n in (1, 2):
-        bench.core.request((1, n), 3, 0)
+        bench.core.apply(RequestDraft((1, n), 3, 0))
     bench.core.step()
     assert [answer.key[1] for answer in bench.sink.answers] == ([2] if steers_tokens else [1, 2])
     while bench.core.has_work:
@@ -221,14 +222,14 @@ def test_near_the_end_of_the_context_it_stops_iterating(fake_runner_class):
     assert bench.blocks(1)[1].draft_ids == [1, 1, 1]
     assert bench.runner.forwards
     bench.runner.forwards.clear()
-    bench.core.commit((1, 1), 15, [1])
+    bench.core.apply(Commit((1, 1), 15, [1]))
     assert bench.blocks(1)[1].draft_ids == [1, 1, 1]
     assert not bench.runner.forwards
 
 
 def test_ids_the_model_does_not_have_end_iterating(bench):
     bench.open(1, [1, 2, 3])
-    bench.core.commit((1, 1), 3, [1_000])
+    bench.core.apply(Commit((1, 1), 3, [1_000]))
     bench.open(2, [1, 1_000])
     assert {n: drafted.draft_ids for n, drafted in bench.blocks(1, 2).items()} == {1: [], 2: []}
     assert not bench.runner.forwards
@@ -239,11 +240,11 @@ def test_a_commit_between_steps_ends_those_the_model_cannot_run(fake_runner_clas
     """A forward would raise, and cost others, whose tokens may depend on their drafts, a round."""
     bench = LookaheadBench(fake_runner_class(max_context=40))
     bench.open(1, [1] * 16, steps="8")
-    bench.core.request((1, 1), 8, 0)
+    bench.core.apply(RequestDraft((1, 1), 8, 0))
     bench.core.step()
     bench.core.step()
     assert bench.core.has_work
-    bench.core.commit((1, 1), 16, committed)
+    bench.core.apply(Commit((1, 1), 16, committed))
     assert not bench.core.has_work
 
 
@@ -304,29 +305,29 @@ def test_random_commits_requests_and_closes_leak_no_page(fake_runner_class, seed
                 options = {} if is_model else {"steps": str(rng.randrange(1, 5)), "seed_from_prompt": "1"}
                 bench.open(n, texts[n], "model" if is_model else "lookahead", max_length=2000, **options)
             case 1 if n in texts:
-                bench.core.close((1, n))
+                bench.core.apply(Close((1, n)))
                 del texts[n]
             case 2 | 3 if n in texts:
                 entry = bench.core._sequences[1, n]
                 if entry.requested_ns is None:
-                    bench.core.request((1, n), rng.randrange(1, 9), 0, rng.random() < 0.5)
+                    bench.core.apply(RequestDraft((1, n), rng.randrange(1, 9), 0, rng.random() < 0.5))
             case _ if n in texts and bench.core._sequences[1, n].requested_ns is None:
                 ids = [rng.choice([rng.randrange(90), runner.next_id(texts[n])]) for _ in range(rng.randrange(1, 5))]
-                bench.core.commit((1, n), len(texts[n]), ids)
+                bench.core.apply(Commit((1, n), len(texts[n]), ids))
                 texts[n] += ids
         if rng.random() < 0.6:
             bench.core.step()
         bench.core.check_integrity()
     assert not bench.sink.failures
     assert sum(bool(answer.drafted.draft_ids) for answer in bench.sink.answers) > 5
-    bench.core.close_link(1)
+    bench.core.apply(CloseLink(1))
     assert runner.page_table.num_free == runner.page_table.num_pages
 
 
 def test_a_commit_for_another_length_closes_the_sequence_and_frees_its_pages(bench):
     bench.open(1, [1, 2, 3])
     bench.blocks(1)
-    bench.core.commit((1, 1), 7, [1])
+    bench.core.apply(Commit((1, 1), 7, [1]))
     assert list(bench.sink.failures) == [(1, 1)]
     assert bench.runner.page_table.num_free == bench.runner.page_table.num_pages
 
@@ -362,7 +363,7 @@ def test_the_same_request_begins_with_the_same_window(fake_runner_class):
         bench = LookaheadBench(fake_runner_class(num_pages=128))
         params = SamplingParams(temperature=0.0, ignore_eos=True, seed=seed)
         bench.core = DraftCore(bench.drafters(), [], bench.sink, 8)
-        bench.core.open(DraftSequence((1, 1), params, list(range(30)), [], 200), "lookahead")
+        bench.core.apply(Open((1, 1), params, range(30), (), 200, "lookahead"))
         for _ in range(6):
             bench.blocks(1)
         drafter = bench.core._drafters["lookahead"]

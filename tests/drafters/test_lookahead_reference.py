@@ -12,14 +12,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from betoken.draft_worker.commands import Commit, Open, RequestDraft
 from betoken.draft_worker.core import DraftCore
-from betoken.drafters.drafter import DraftSequence
 from betoken.drafters.lookahead.drafter import LookaheadDrafter
 from betoken.engine.batch import Segment
 from betoken.engine.bring_up.load import load_runner
 from betoken.engine.config import EngineConfig
 from betoken.engine.sampler import SampleGroup, choose_tokens
 from betoken.engine.sampling import SamplingParams
+from betoken.rpc.link.commands import CloseLink
 from tests.draft_worker.harness import RecordingSink
 from tests.engine.tiny import save_tiny
 
@@ -150,7 +151,8 @@ def test_drafts_equal_the_literal_reference(runner, shapes, sampling, seed, roun
         prompt_ids = [rng.randrange(101) for _ in range(rng.randrange(1, 25))]
         params = SamplingParams(seed=seed + n, eos_token_ids=(0,), **SAMPLINGS[sampling])
         given = {"window": window, "ngram_size": ngram_size, "guesses": guesses, "seed_from_prompt": int(is_seeded)}
-        core.open(DraftSequence((1, n), params, prompt_ids, [], 600, {k: str(v) for k, v in given.items()}), "")
+        settings = {k: str(v) for k, v in given.items()}
+        core.apply(Open((1, n), params, prompt_ids, (), 600, settings=settings))
         references[n] = Reference(runner, params, prompt_ids, window, ngram_size, guesses, is_seeded)
     try:
         for num_steps, num_committed in rounds:
@@ -160,7 +162,7 @@ def test_drafts_equal_the_literal_reference(runner, shapes, sampling, seed, roun
             num_nodes = rng.randrange(1, 20)
             asked = [n for n in references if num_steps or rng.random() < 0.5]
             for n in asked:
-                core.request((1, n), num_nodes, 0, takes_trees=True)
+                core.apply(RequestDraft((1, n), num_nodes, 0, takes_trees=True))
             while core.has_work:
                 core.step()
                 core.check_integrity()
@@ -173,10 +175,10 @@ def test_drafts_equal_the_literal_reference(runner, shapes, sampling, seed, roun
                         reference.step()
                 ids = _commit(rng, reference, num_committed)
                 if ids:
-                    core.commit((1, n), len(reference.prompt_ids) + len(reference.output_ids), ids)
+                    core.apply(Commit((1, n), len(reference.prompt_ids) + len(reference.output_ids), ids))
                     reference.commit(ids)
     finally:
-        core.close_link(1)  # the runner is shared between examples
+        core.apply(CloseLink(1))  # the runner is shared between examples
     assert not sink.failures
     assert runner.page_table.num_free == runner.page_table.num_pages
 

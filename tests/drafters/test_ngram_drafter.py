@@ -7,6 +7,7 @@ import pytest
 from betoken.common.economy.acceptance import Calibration
 from betoken.common.economy.terms import DraftTerms
 from betoken.common.errors import InvalidArgumentError
+from betoken.draft_worker.commands import Commit, RequestDraft
 from betoken.drafters.drafter import DraftSequence
 from betoken.drafters.ngram import drafter as ngram_drafter
 from betoken.drafters.ngram.drafter import NgramDrafter, NgramLookup, NgramSettings
@@ -103,12 +104,12 @@ def test_scores_are_corrected_by_what_is_accepted(fake_runner_class):
     bench.open(1, [rng.randrange(8) for _ in range(40)], "ngram", max_length=100_000)
     sizes = []
     for _ in range(300):
-        bench.core.request((1, 1), 5, 0, True, DraftTerms(16, 0.05))
+        bench.core.apply(RequestDraft((1, 1), 5, 0, True, DraftTerms(16, 0.05)))
         bench.core.step()
         sizes.append(len(bench.sink.answers.pop().drafted.draft_ids))
         entry = bench.core._sequences[(1, 1)].sequence
-        bench.core.commit((1, 1), len(entry.ids), [8 + rng.randrange(80)])  # never what was seen before
-        bench.core.commit((1, 1), len(entry.ids), [rng.randrange(8)])
+        bench.core.apply(Commit((1, 1), len(entry.ids), [8 + rng.randrange(80)]))  # never what was seen before
+        bench.core.apply(Commit((1, 1), len(entry.ids), [rng.randrange(8)]))
     assert sum(sizes[:20]) / 20 > 4
     assert sum(sizes[-100:]) / 100 < sum(sizes[:20]) / 20 / 2
 

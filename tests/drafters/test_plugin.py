@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from betoken.common.errors import FailedPreconditionError, InvalidArgumentError
+from betoken.draft_worker.commands import Commit, Open, RequestDraft
 from betoken.draft_worker.core import DraftCore
 from betoken.draft_worker.hosting import load_drafters
 from betoken.draft_worker.settings import DraftWorkerSettings
-from betoken.drafters.drafter import DraftSequence
 from betoken.drafters.plugin import is_plugin_path, load_plugin
 from betoken.engine.sampling import SamplingParams
 from tests.draft_worker.harness import RecordingSink
@@ -55,11 +55,11 @@ class Bench:
 
     def open(self, sequence_id, prompt_ids, **settings):
         params = SamplingParams(temperature=0.0)
-        self.core.open(DraftSequence((1, sequence_id), params, list(prompt_ids), [], 100, settings), "")
+        self.core.apply(Open((1, sequence_id), params, tuple(prompt_ids), (), 100, settings=settings))
 
     def draft(self, sequence_id, num_tokens=8):
         self.sink.answers.clear()
-        self.core.request((1, sequence_id), num_tokens, time.perf_counter_ns())
+        self.core.apply(RequestDraft((1, sequence_id), num_tokens, time.perf_counter_ns()))
         while self.core.has_work:
             self.core.step()
         return [answer.drafted.draft_ids for answer in self.sink.answers]
@@ -71,7 +71,7 @@ def test_the_documented_example_drafts(write_module):
     bench = Bench(f"{write_module('phrases', text)}:PhraseDrafter")
     bench.open(1, [5, 11, 12])
     assert bench.draft(1) == [[13, 14, 15]]
-    bench.core.commit((1, 1), 3, [20])
+    bench.core.apply(Commit((1, 1), 3, [20]))
     assert bench.draft(1) == [[21]]
     bench.open(2, [11])
     assert bench.draft(2) == [[]]
@@ -97,10 +97,10 @@ def test_one_that_raises_costs_that_sequence_one_round_and_is_logged(write_modul
     bench = Bench(f"{write_module('raising', RAISING)}:Raising")
     bench.open(1, [13])
     bench.open(2, [2])
-    bench.core.request((1, 2), 2, 0)
+    bench.core.apply(RequestDraft((1, 2), 2, 0))
     assert sorted(bench.draft(1, 2)) == [[], [2, 2]]
     assert "not this one" in caplog.text
-    bench.core.commit((1, 1), 1, [7])
+    bench.core.apply(Commit((1, 1), 1, [7]))
     assert bench.draft(1, 2) == [[7, 7]]
     assert not bench.sink.failures
 

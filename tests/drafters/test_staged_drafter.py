@@ -5,6 +5,7 @@ import random
 import pytest
 
 from betoken.common.errors import InvalidArgumentError
+from betoken.draft_worker.commands import Commit, RequestDraft
 from betoken.draft_worker.core import DraftCore
 from betoken.drafters.model import drafter as model_drafter
 from betoken.drafters.model.drafter import ModelDrafter
@@ -12,6 +13,7 @@ from betoken.drafters.ngram.drafter import NgramSettings
 from betoken.drafters.ngram.suffix_automaton import SuffixAutomaton
 from betoken.drafters.staged.drafter import StagedDrafter
 from betoken.engine.sampler import choose_tokens
+from betoken.rpc.link.commands import CloseLink
 from tests.draft_worker.harness import Bench
 
 
@@ -37,7 +39,7 @@ def test_right_guesses_save_forwards_and_are_named(bench):
     bench.open(1, prompt, "staged")
     assert bench.draft(1, num_tokens=6) == {1: text[:6]}
     assert bench.sources()[1] == ["ngram"] * 5 + ["model"]
-    bench.core.commit((1, 1), len(prompt), text[:7])
+    bench.core.apply(Commit((1, 1), len(prompt), text[:7]))
     bench.runner.forwards.clear()
     assert bench.draft(1, num_tokens=6) == {1: text[7:13]}
     assert len(bench.runner.forwards) == 1
@@ -79,10 +81,10 @@ def test_whatever_is_committed_drafts_are_the_models_and_no_page_leaks(fake_runn
             kept = drafts.get(n, [])[: rng.randrange(8)]
             target_id = runner.next_id(text + kept)
             emitted = rng.choice([[*kept, target_id], [*kept, target_id], [*kept, rng.randrange(90)], text[:3]])
-            bench.core.commit((1, n), len(text), emitted)
+            bench.core.apply(Commit((1, n), len(text), emitted))
             text += emitted
     assert num_guessed
-    bench.core.close_link(1)
+    bench.core.apply(CloseLink(1))
     assert runner.page_table.num_free == runner.page_table.num_pages
     assert not bench.sink.failures
 
@@ -115,7 +117,7 @@ def test_a_fault_leaves_no_tree_with_rows_that_were_never_written(bench, monkeyp
     bench.open(1, [1, 2, 3], "staged")
     bench.open(2, [4, 5, 6], "model", max_branches="2")
     for n in (1, 2):
-        bench.core.request((1, n), 6, 0, takes_trees=True)
+        bench.core.apply(RequestDraft((1, n), 6, 0, takes_trees=True))
     where, name = (bench.runner, "forward") if is_forward else (model_drafter, "choose_tokens")
     monkeypatch.setattr(where, name, failing(getattr(where, name)))
     drafts = bench.draft()  # looks at every id whose KV counts as written

@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -73,13 +74,42 @@ async def served(register_servicer: Callable[[Any], None]) -> AsyncIterator[str]
         await server.stop(0.2)
 
 
+@dataclass(frozen=True)
+class CheckIntegrity:
+    """A command of tests: have the core check itself."""
+
+    checked: Future[None] = field(default_factory=Future)
+
+
+class CheckableCore:
+    """A worker's core that takes `CheckIntegrity` too."""
+
+    def __init__(self, core: Any) -> None:
+        self._core = core
+        self.step, self.expire = core.step, core.expire
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._core.has_work)
+
+    def apply(self, command: Any) -> None:
+        if not isinstance(command, CheckIntegrity):
+            self._core.apply(command)
+            return
+        try:
+            self._core.check_integrity()
+            command.checked.set_result(None)
+        except BaseException as error:
+            command.checked.set_exception(error)
+
+
 @asynccontextmanager
 async def worker(
     load: Callable[[Any, WorkerHello], Any], results: Any, serve: Callable[..., Any]
 ) -> AsyncIterator[str]:
     """A worker's address; `load` makes its core on the model thread, `serve` its (servicer, registration)."""
     hello = WorkerHello()
-    thread: ModelThread[Any] = ModelThread(lambda: load(results, hello), "model")
+    thread: ModelThread[Any] = ModelThread(lambda: CheckableCore(load(results, hello)), "model")
     await asyncio.wrap_future(thread.start())
     try:
         async with served(lambda server: serve(thread, hello, server)) as address:
@@ -119,7 +149,7 @@ async def running(
     threads: list[ModelThread[Any]] = []
     verify_results, draft_results = VerifyResults(), DraftResults()
     grammars: list[Any] = []
-    rules_of: list[Any] = []
+    grammar_of: list[Any] = []
     verify_settings = VerifyWorkerSettings(model=str(folder / "target"), **ENGINE | (verify_options or {}))
     draft_settings = DraftWorkerSettings(model=str(folder / "draft"), **ENGINE | (draft_options or {}))
 
@@ -136,7 +166,7 @@ async def running(
             draft_results,
             draft_settings.max_draft_tokens,
             max_context=hello.max_context,
-            rules_of=rules_of[0] if rules_of else None,
+            grammar_of=grammar_of[0] if grammar_of else None,
         )
         servicer = LinkServicer(lambda: hello, handler, DraftLinkResponse)
         draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server)
@@ -146,7 +176,7 @@ async def running(
             worker(lambda *args: verify_service._load(verify_settings, *args, grammars), verify_results, serve_verify)
         )
         draft = await stack.enter_async_context(
-            worker(lambda *args: draft_service._load(draft_settings, *args, rules_of), draft_results, serve_draft)
+            worker(lambda *args: draft_service._load(draft_settings, *args, grammar_of), draft_results, serve_draft)
         )
         tokenizer = Tokenizer(byte_tokenizer_json(), {"eos_token": "<eos>"}, CHAT_TEMPLATE, "test")
         options = PATIENCE | (router_options or {})

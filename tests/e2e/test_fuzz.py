@@ -8,7 +8,6 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from betoken.bench.fuzz import seeds
 from betoken.bench.fuzz.campaign import fuzz_calls, fuzz_link
 from betoken.bench.fuzz.check import HealthCheck
 from betoken.testing.mutation import Mutator
-from tests.e2e.in_process import Running, running, save_pair
+from tests.e2e.in_process import CheckIntegrity, Running, running, save_pair
 
 NUM_MUTANTS = 2000
 SEED = 20261127
@@ -45,19 +44,11 @@ async def check(services: Running, caplog: pytest.LogCaptureFixture) -> Callable
         faults = [record for record in caplog.records if record.levelno >= logging.ERROR]
         assert not faults, faults[0].getMessage()
         for thread in services.threads:
-            checked: Future[None] = Future()
-            thread.submit(lambda core, checked=checked: _settle(checked, core.check_integrity))
-            await asyncio.wait_for(asyncio.wrap_future(checked), 30)
+            command = CheckIntegrity()
+            thread.submit([command])
+            await asyncio.wait_for(asyncio.wrap_future(command.checked), 30)
 
     return check
-
-
-def _settle(future: Future[None], call: Callable[[], Any]) -> None:
-    try:
-        call()
-        future.set_result(None)
-    except BaseException as error:
-        future.set_exception(error)
 
 
 @pytest.mark.parametrize("method", sorted(seeds.calls()))

@@ -13,6 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from betoken.common.errors import InternalError
+from betoken.draft_worker import commands as draft_commands
 from betoken.draft_worker import service as draft_service
 from betoken.draft_worker.settings import DraftWorkerSettings
 from betoken.engine import model_thread
@@ -21,6 +22,7 @@ from betoken.v1.draft_pb2_grpc import DraftServiceStub
 from betoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED, OpenSequence, RouterHello, SamplingParams
 from betoken.v1.verify_pb2 import VerifyLinkRequest
 from betoken.v1.verify_pb2_grpc import VerifyServiceStub
+from betoken.verify_worker import commands as verify_commands
 from betoken.verify_worker import service as verify_service
 from betoken.verify_worker.settings import VerifyWorkerSettings
 
@@ -33,8 +35,8 @@ class DoomedCore:
         self.has_work = False
         self._release = release
 
-    def open(self, sequence, drafter_name=""):
-        self.has_work = True
+    def apply(self, command):
+        self.has_work |= isinstance(command, verify_commands.Open | draft_commands.Open)
 
     def step(self):
         if self._release is None:
@@ -43,12 +45,6 @@ class DoomedCore:
 
     def expire(self, now_s):
         return None
-
-    def report_load(self):
-        pass
-
-    def close_link(self, link_id):
-        pass
 
 
 def loader(release=None):

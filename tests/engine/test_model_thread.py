@@ -23,6 +23,9 @@ class Core:
         self._maybe_raise("has_work")
         return self.fault == "step"
 
+    def apply(self, command):
+        command(self)
+
     def step(self):
         self._maybe_raise("step")
 
@@ -43,17 +46,17 @@ def test_a_fault_ends_the_thread_is_logged_and_told(caplog, where):
     thread = ModelThread(Core, "fragile")
     thread.start().result(30)
     assert not thread.failure.done()
-    thread.submit(lambda core: set_fault(core, where))
+    thread.submit([lambda core: set_fault(core, where)])
     error = thread.failure.result(30)
     assert isinstance(error, LookupError) and str(error) == f"no {where} today"
     thread.stop(5)
     assert "the thread fragile ends" in caplog.text and "Traceback" in caplog.text
 
 
-def test_a_submitted_call_that_raises_ends_the_thread_too():
+def test_a_submitted_command_that_raises_ends_the_thread_too():
     thread = ModelThread(Core, "fragile")
     thread.start().result(30)
-    thread.submit(lambda core: 1 // 0)
+    thread.submit([lambda core: 1 // 0])
     assert isinstance(thread.failure.result(30), ZeroDivisionError)
 
 
@@ -84,7 +87,7 @@ async def test_neither_idle_nor_busy_threads_are_given_up(core):
     assert not thread.failure.done()
 
 
-async def test_a_call_that_hangs_is_given_up_and_cut_off_at_the_exit(caplog, monkeypatch):
+async def test_a_command_that_hangs_is_given_up_and_cut_off_at_the_exit(caplog, monkeypatch):
     release, at_exit, statuses = threading.Event(), [], []
     monkeypatch.setattr(model_thread, "_STOP_TIMEOUT_S", 0.1)
     monkeypatch.setattr(atexit, "register", at_exit.append)
@@ -92,7 +95,7 @@ async def test_a_call_that_hangs_is_given_up_and_cut_off_at_the_exit(caplog, mon
     thread = ModelThread(Core, "stuck")
     thread.start().result(30)
     async with asyncio.timeout(60), thread.running(watchdog_timeout_s=0.2) as failure:
-        thread.submit(lambda core: release.wait())
+        thread.submit([lambda core: release.wait()])
         assert isinstance(await failure, TimeoutError)
     assert "the thread stuck is given up: a step has taken 0.2 s" in caplog.text
     (cut_off,) = at_exit
@@ -109,7 +112,7 @@ async def test_a_thread_that_ended_by_a_fault_is_not_given_up_too(caplog, monkey
     thread = ModelThread(Core, "fragile")
     thread.start().result(30)
     async with asyncio.timeout(60), thread.running(watchdog_timeout_s=0.2) as failure:
-        thread.submit(lambda core: 1 // 0)
+        thread.submit([lambda core: 1 // 0])
         assert isinstance(await failure, ZeroDivisionError)
         await asyncio.sleep(0.5)
     assert "given up" not in caplog.text

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from betoken.rpc.link import worker_entries
-from betoken.rpc.link.worker_entries import EntryHandler, LinkResults, SequenceKey, WorkerLoad
+from betoken.rpc.link.commands import CloseLink
+from betoken.rpc.link.worker_entries import EntryHandler, LinkResults
+from betoken.rpc.link.worker_load import SequenceKey, WorkerLoad
 from betoken.v1.types_pb2 import CloseSequence
 from betoken.v1.verify_pb2 import Verdict, VerifyLinkResponse
 
@@ -47,24 +49,15 @@ def test_each_router_hears_the_load_once_an_interval(monkeypatch, interval_s, ar
 
 
 class Recording:
-    """A core, a link and results that note what becomes of them."""
+    """A core, a link and results that note what becomes of them; commands are words, but for the base's own."""
 
     def __init__(self) -> None:
-        self.calls: list[Any] = []
-        self.handler: EntryHandler[Any, VerifyLinkResponse] = EntryHandler(lambda call: call(self), self)  # type: ignore[arg-type]
+        self.commands: list[Any] = []
+        self.handler: EntryHandler[str, VerifyLinkResponse] = EntryHandler(self.commands.extend, self)  # type: ignore[arg-type]
         self.id = 1
 
     def take(self, *entries: CloseSequence, convert: Any) -> None:
-        self.handler.run(self.handler.checked(self, entries, convert))  # type: ignore[arg-type]
-
-    def note(self, name: str) -> Callable[[Any], None]:
-        return lambda core: self.calls.append(name)
-
-    def close(self, key: SequenceKey) -> None:
-        self.calls.append("close")
-
-    def close_link(self, link_id: int) -> None:
-        self.calls.append("link ended")
+        self.handler.submit(self.handler.checked(self, entries, convert))  # type: ignore[arg-type]
 
     def remove(self, link_id: int) -> None: ...
 
@@ -80,14 +73,14 @@ async def test_what_comes_while_an_open_is_prepared_waits_for_it() -> None:
     entry, other = CloseSequence(sequence_id=7), CloseSequence(sequence_id=8)
 
     def opening(key: SequenceKey, _: Any) -> None:
-        bench.handler.prepared(key, lambda: ready.wait(10), lambda _: bench.note("open"))
+        bench.handler.prepared(key, lambda: ready.wait(10), lambda _: "open")
 
     bench.take(entry, convert=opening)
-    bench.take(entry, other, convert=lambda key, _: bench.note(f"block {key[1]}"))
-    assert bench.calls == ["block 8"], "others go on"
+    bench.take(entry, other, convert=lambda key, _: f"block {key[1]}")
+    assert bench.commands == ["block 8"], "others go on"
     ready.set()
-    await until(lambda: len(bench.calls) == 3)
-    assert bench.calls == ["block 8", "open", "block 7"]
+    await until(lambda: len(bench.commands) == 3)
+    assert bench.commands == ["block 8", "open", "block 7"]
 
 
 async def test_an_open_whose_link_has_ended_is_dropped() -> None:
@@ -99,9 +92,9 @@ async def test_an_open_whose_link_has_ended_is_dropped() -> None:
         ready.wait(10)
         done.append(True)
 
-    bench.take(entry, convert=lambda key, _: bench.handler.prepared(key, prepare, lambda _: bench.note("open")))
+    bench.take(entry, convert=lambda key, _: bench.handler.prepared(key, prepare, lambda _: "open"))
     bench.handler.link_closed(bench)  # type: ignore[arg-type]
     ready.set()
     await until(lambda: bool(done))
     await asyncio.sleep(0.02)
-    assert bench.calls == ["link ended"]
+    assert bench.commands == [CloseLink(1)]

@@ -7,11 +7,13 @@ from opentelemetry.trace import INVALID_SPAN
 from betoken.engine.sampling import SamplingParams
 from betoken.engine.verification import VerificationMode as Mode
 from betoken.rpc.fast_wake import FastWake
+from betoken.rpc.link.commands import Close
+from betoken.verify_worker.commands import Grant, Open, Rounds, Verify
 from betoken.verify_worker.core import VerifyCore
 from betoken.verify_worker.scheduler import Scheduler
-from betoken.verify_worker.sequence import Block, Rounds, VerifySequence
 
 EOS = 96
+STEP = "step"
 
 
 class RecordingSink:
@@ -50,6 +52,8 @@ class Bench:
         attached=None,
     ):
         self.runner = runner
+        self.log = []
+        """Commands in the order they were applied, and `STEP` for each step."""
         self.sink = RecordingSink()
         self.scheduler = Scheduler(runner.page_table, max_rows, max_prefill_rows, idle_grace_s)
         self.fast_wake = FastWake()
@@ -66,18 +70,20 @@ class Bench:
         span=INVALID_SPAN,
         drafter="",
         drafter_settings=(),
+        grammar=None,
         **params,
     ):
         params = {"temperature": 0.0, "eos_token_ids": (EOS,), "ignore_eos": True} | params
-        self.core.open(
-            VerifySequence(
+        self.apply(
+            Open(
                 key=(1, sequence_id),
                 params=SamplingParams(**params),
-                prompt_ids=list(prompt_ids),
-                output_ids=list(output_ids),
+                prompt_ids=tuple(prompt_ids),
+                output_ids=tuple(output_ids),
                 max_length=max_length,
                 opened_ns=time.perf_counter_ns(),
                 mode=mode,
+                grammar=grammar,
                 drafter=drafter,
                 drafter_settings=dict(drafter_settings),
                 span=span,
@@ -86,18 +92,34 @@ class Bench:
         )
 
     def block(self, sequence_id, base_length, draft_ids, num_plain_steps=0, **fields):
-        block = Block(list(draft_ids), time.perf_counter_ns(), **fields)
-        self.core.verify((1, sequence_id), base_length, block, num_plain_steps)
+        """As the handler has it: without draft ids, a grant."""
+        if not draft_ids:
+            return self.grant(sequence_id, base_length, num_plain_steps)
+        arrived_ns, key = time.perf_counter_ns(), (1, sequence_id)
+        return self.apply(
+            Verify(key, base_length, tuple(draft_ids), arrived_ns, num_plain_steps=num_plain_steps, **fields)
+        )
 
     def grant(self, sequence_id, base_length, num_tokens, num_draft_tokens=0, is_priced=False):
-        block = Block([], time.perf_counter_ns())
-        self.core.verify((1, sequence_id), base_length, block, num_tokens, Rounds(num_draft_tokens, is_priced))
+        rounds, arrived_ns = Rounds(num_draft_tokens, is_priced), time.perf_counter_ns()
+        self.apply(Grant((1, sequence_id), base_length, max(1, num_tokens), arrived_ns, rounds))
+
+    def close(self, sequence_id):
+        self.apply(Close((1, sequence_id)))
+
+    def apply(self, command):
+        self.log.append(command)
+        self.core.apply(command)
+
+    def step(self):
+        self.log.append(STEP)
+        self.core.step()
 
     def run(self):
         for _ in range(1000):
             if not self.core.has_work:
                 return
-            self.core.step()
+            self.step()
             self.check_integrity()
         raise AssertionError("the core never came to rest")
 

@@ -6,6 +6,7 @@ from betoken.common.errors import InvalidArgumentError
 from betoken.drafters.drafter import Drafted
 from betoken.drafters.ngram.drafter import NgramDrafter
 from betoken.engine.verification import VerificationMode as Mode
+from betoken.rpc.link.commands import Close
 from betoken.verify_worker.attached import AttachedDrafters
 from tests.verify_worker.harness import Bench
 
@@ -170,5 +171,5 @@ def test_a_closed_sequence_is_closed_in_its_drafter(fake_runner_class):
     drafter = OracleDrafter([])
     bench = bench_with(fake_runner_class(), drafter)
     bench.open(1, PROMPT, drafter="it")
-    bench.core.close((1, 1))
+    bench.core.apply(Close((1, 1)))
     assert (drafter.num_opened, drafter.num_closed) == (1, 1)

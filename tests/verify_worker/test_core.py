@@ -19,6 +19,7 @@ from betoken.common.names import ERROR_TYPE, NUM_ACCEPTED, NUM_DRAFT_TOKENS
 from betoken.engine.sparse_probs import SparseProbs
 from betoken.engine.verification import VerificationMode as Mode
 from betoken.rpc.link import sequence_table
+from betoken.rpc.link.commands import Close, CloseLink
 from betoken.verify_worker.scheduler import IDLE_GRACE_S
 from tests.verify_worker.harness import EOS, Bench
 
@@ -154,7 +155,7 @@ def test_preemption_changes_no_token(fake_runner_class):
         assert bench.emitted(n, {}) == bench.runner.complete(prompt, 20)
     assert bench.scheduler.num_preemptions > 0
     for n in prompts:
-        bench.core.close((1, n))
+        bench.core.apply(Close((1, n)))
     assert bench.sink.load.num_free_pages == bench.sink.load.num_pages == 16
 
 
@@ -168,7 +169,7 @@ def test_streams_that_outgrow_the_pages_do_not_take_turns_at_computing_their_pro
     while bench.core.has_work:
         bench.core.step()
         for key in [key for key, seq in bench.core._sequences.items() if seq.is_finished]:
-            bench.core.close(key)
+            bench.core.apply(Close(key))
     assert all(bench.emitted(n, {}) == bench.runner.complete(prompt, 76) for n, prompt in prompts.items())
     assert bench.scheduler.num_preemptions > 0
     assert sum(bench.runner.forwards) < 2 * sum(len(prompt) + 76 for prompt in prompts.values())
@@ -177,7 +178,7 @@ def test_streams_that_outgrow_the_pages_do_not_take_turns_at_computing_their_pro
 def test_opens_and_closes_tell_the_load_also_when_nothing_is_computed(fake_runner_class):
     """Without it a router that found this worker silent would not learn that it is at work again."""
     bench = Bench(fake_runner_class())
-    for act, num_open in ((lambda: bench.open(1, [1, 2, 3]), 1), (lambda: bench.core.close((1, 1)), 0)):
+    for act, num_open in ((lambda: bench.open(1, [1, 2, 3]), 1), (lambda: bench.core.apply(Close((1, 1))), 0)):
         bench.sink.load = None
         act()
         assert bench.sink.load.num_running + bench.sink.load.num_waiting == num_open
@@ -391,7 +392,7 @@ def test_every_span_ends_also_of_what_is_refused(fake_runner_class):
     bench.open(3, [1], span=spans["left"])
     bench.open(4, [1])
     bench.open(5, [1], span=spans["one too many"])
-    bench.core.close_link(1)
+    bench.core.apply(CloseLink(1))
     assert {name: span.end.call_count for name, span in spans.items()} == dict.fromkeys(spans, 1)
     spans["one too many"].set_attribute.assert_called_once_with(ERROR_TYPE, "RESOURCE_EXHAUSTED")
     spans["taken"].set_status.assert_not_called()
@@ -410,7 +411,7 @@ def test_what_is_accepted_beyond_an_end_id_is_not_counted(bench, has_end, num_ke
     bench.run()
     decision = bench.sink.decisions[-1]
     assert (decision.num_accepted, decision.num_kept) == (4, num_kept)
-    bench.core.close((1, 2))
+    bench.core.apply(Close((1, 2)))
     span.set_attributes.assert_called_once_with({NUM_DRAFT_TOKENS: 4, NUM_ACCEPTED: min(4, num_kept)})
 
 
@@ -440,7 +441,7 @@ def test_nobody_loses_pages_for_a_sequence_that_cannot_start(fake_runner_class):
     bench.core.step()
     held = {key: len(seq.page_ids) for key, seq in bench.core._sequences.items()}
     assert held == {(1, 1): 2, (1, 2): 0, (1, 3): 1} and bench.scheduler.num_preemptions == 0
-    bench.core.close((1, 1))
+    bench.core.apply(Close((1, 1)))
     bench.run()
     assert bench.emitted(2, {}) == bench.runner.complete([2] * 11, 1)
 
@@ -477,7 +478,7 @@ def test_logits_that_choose_no_token_fail_their_sequence_alone(fake_runner_class
     assert isinstance(bench.sink.failures.pop((1, 1)), InternalError) and not bench.sink.failures
     (decision,) = bench.sink.decisions
     assert (decision.key, decision.num_accepted, decision.next_id) == ((1, 2), 1, truth[1])
-    bench.core.close((1, 2))
+    bench.core.apply(Close((1, 2)))
     assert runner.page_table.num_free == runner.page_table.num_pages
 
 
@@ -503,8 +504,8 @@ def test_cores_are_kept_awake_while_a_sequence_is_open_however_it_ends(bench):
     assert bench.fast_wake.num_held == 2, "3 was open already: it is closed"
     bench.core.expire(now_s=100.0)
     assert bench.fast_wake.num_held == 1
-    bench.core.close_link(1)
-    bench.core.close((1, 2))
+    bench.core.apply(CloseLink(1))
+    bench.core.apply(Close((1, 2)))
     assert bench.fast_wake.num_held == 0
 
 
@@ -523,9 +524,9 @@ def test_a_deadline_closes_the_sequence_and_frees_its_pages(bench):
 def test_a_broken_link_frees_only_its_own_sequences(bench):
     bench.open(1, [1, 2, 3])
     bench.run()
-    bench.core.close_link(2)
+    bench.core.apply(CloseLink(2))
     assert len(bench.core._sequences) == 1
-    bench.core.close_link(1)
+    bench.core.apply(CloseLink(1))
     assert not bench.core._sequences
     assert bench.sink.load.num_free_pages == bench.sink.load.num_pages
 

@@ -5,9 +5,10 @@ import time
 import pytest
 
 from betoken.engine.bring_up.step_costs import StepCost
+from betoken.rpc.link.commands import Close
+from betoken.verify_worker.commands import Grant
 from betoken.verify_worker.gathering import Gathering
 from betoken.verify_worker.scheduler import prefill_rows
-from betoken.verify_worker.sequence import Block
 from tests.verify_worker.harness import Bench
 
 MS = 1_000_000
@@ -145,7 +146,7 @@ def test_a_sequence_that_is_closed_is_not_waited_for(bench):
     bench.core._gathering.left_ns = 1e9
     bench.block(1, lengths(bench)[1], [7])
     bench.core.step()
-    bench.core.close((1, 2))
+    bench.core.apply(Close((1, 2)))
     num_asked = len(bench.core._gathering.asked)
     bench.run()
     assert bench.sink.decisions[-1].key == (1, 1) and len(bench.core._gathering.asked) == num_asked
@@ -163,8 +164,7 @@ def test_prompts_and_plain_steps_wait_too(bench):
 def test_a_grant_came_when_it_was_received(bench):
     """Not when a forward under way then was over: turns would seem as long as forwards."""
     sequence = bench.core._sequences[1, 1]
-    block = Block([], sequence.waiting_since_ns + 5)
-    bench.core.verify((1, 1), sequence.committed_length, block, 1)
+    bench.apply(Grant((1, 1), sequence.committed_length, 1, sequence.waiting_since_ns + 5))
     assert bench.core._gathering.turns[-1] == (5, 1)
 
 

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from betoken.rpc.link.commands import Close, TellLoad
 from tests.verify_worker.harness import Bench
 
 PROMPT = list(range(20))
@@ -42,7 +43,7 @@ def test_a_prompt_seen_before_is_not_computed_again(bench):
 
 def test_an_answer_is_part_of_the_next_question(bench):
     output_ids, _ = answer(bench, 1, PROMPT, 9)
-    bench.core.close((1, 1))
+    bench.core.apply(Close((1, 1)))
     question = [*PROMPT, *output_ids, 5, 6]
     assert answer(bench, 2, question, 4) == (bench.runner.complete(question, 4), 34 - 28)
 
@@ -101,8 +102,8 @@ def test_what_waits_for_pages_is_not_searched_for_anew_in_every_plan(fake_runner
 
 def test_all_pages_are_free_although_they_hold_something(bench):
     answer(bench, 1, PROMPT, 3)
-    bench.core.close((1, 1))
-    bench.core.report_load()
+    bench.core.apply(Close((1, 1)))
+    bench.core.apply(TellLoad())
     assert bench.sink.load.num_free_pages == bench.sink.load.num_pages
     bench.check_integrity()
 
@@ -156,6 +157,6 @@ def test_texts_that_begin_alike_in_any_order_and_without_room(fake_runner_class,
             prompt, truth, drafts = asked.pop(ended)
             emitted = bench.emitted(ended, drafts)
             assert emitted and emitted == truth[: len(emitted)]
-            bench.core.close((1, ended))
+            bench.core.apply(Close((1, ended)))
     assert not bench.sink.failures
     assert bench.scheduler.num_cached_tokens > 0

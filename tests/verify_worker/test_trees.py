@@ -7,6 +7,7 @@ import pytest
 from betoken.common.errors import InvalidArgumentError
 from betoken.engine.bring_up.load import load_runner
 from betoken.engine.config import EngineConfig
+from betoken.rpc.link.commands import Close
 from tests.engine.tiny import save_tiny
 from tests.verify_worker.harness import Bench
 
@@ -63,7 +64,7 @@ class Speculating:
 
 def free_everything(bench, sequence_ids):
     for n in sequence_ids:
-        bench.core.close((1, n))
+        bench.core.apply(Close((1, n)))
     bench.core.check_integrity()
     assert bench.sink.load.num_free_pages == bench.sink.load.num_pages
 

@@ -3,26 +3,35 @@
 Runs on the model thread. It knows no protobuf and no streams: results leave through a `DraftSink`.
 """
 
+from __future__ import annotations
+
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from opentelemetry.trace import Span
 
-from betoken.common.economy.terms import DraftTerms
 from betoken.common.errors import (
     BetokenError,
     FailedPreconditionError,
     InternalError,
     InvalidArgumentError,
 )
+from betoken.draft_worker.commands import Commit, DraftCommand, Open, RequestDraft
 from betoken.drafters.drafter import Drafted, Drafter, DraftSequence
 from betoken.engine.page_table import PageTable
 from betoken.rpc.fast_wake import FastWake
 from betoken.rpc.link.sequence_table import SequenceTable, TableSink
-from betoken.rpc.link.worker_entries import SequenceKey, WorkerLoad
+from betoken.rpc.link.worker_load import SequenceKey, WorkerLoad
+
+if TYPE_CHECKING:
+    from betoken.engine.rules.grammar import GrammarRule
+    from betoken.engine.rules.sequence_rules import SequenceRules
+
+RulesOf: TypeAlias = "Callable[[DraftSequence, GrammarRule | None], SequenceRules]"
+"""Makes the rules of a sequence, with what its constraint allows."""
 
 logger = logging.getLogger(__name__)
 
@@ -88,93 +97,52 @@ class DraftCore:
         sink: DraftSink,
         max_sequences: int,
         fast_wake: FastWake | None = None,
+        rules_of: RulesOf | None = None,
     ) -> None:
-        """`fast_wake`: held while a sequence is open."""
+        """`fast_wake`: held while a sequence is open. `rules_of`: makes a sequence's rules; None = no model asks for
+        them."""
         self._drafters = dict(drafters)
         self._default_drafter = next(iter(self._drafters))
         self._page_tables = page_tables
         self._sink = sink
-        self._sequences: SequenceTable[_Open] = SequenceTable(self, sink, max_sequences, fast_wake)
+        self._rules_of = rules_of
+        self._sequences: SequenceTable[Open, _Open] = SequenceTable(self, sink, max_sequences, fast_wake)
 
     @property
     def has_work(self) -> bool:
         return any(self._has_work(name) for name in self._drafters)
 
-    def open(self, sequence: DraftSequence, drafter_name: str) -> None:
-        """Take a sequence in for a drafter; "" is the default one."""
-        self._sequences.open(_Open(sequence, drafter_name or self._default_drafter))
+    def apply(self, command: DraftCommand) -> None:
+        """Do what a command says. A fault of its sequence closes that, and is told."""
+        match command:
+            case Commit():
+                self._commit(command)
+            case RequestDraft():
+                self._request(command)
+            case Open():
+                self._sequences.open(command)
+            case _:
+                self._sequences.apply(command)
 
-    def take_in(self, entry: _Open) -> None:
-        """Raises:
-        InvalidArgumentError: there is no such drafter, or it refuses the sequence's settings.
-        InternalError: the drafter failed.
+    def take_in(self, opening: Open) -> _Open:
+        """A sequence in the hands of its drafter.
+
+        Raises:
+            InvalidArgumentError: there is no such drafter, or it refuses the sequence's settings.
+            InternalError: the drafter failed.
         """
-        drafter = self._drafters.get(entry.drafter_name)
-        if drafter is None:
-            limit = f"must be one of {', '.join(self._drafters)}"
-            raise InvalidArgumentError("drafter.name", entry.drafter_name, limit)
+        name = opening.drafter or self._default_drafter
+        if name not in self._drafters:
+            raise InvalidArgumentError("drafter.name", name, "must be one of " + ", ".join(self._drafters))
+        entry = _Open(self._sequence(opening), name)
         try:
-            drafter.open(entry.sequence)
+            self._drafters[name].open(entry.sequence)
         except BetokenError:
             raise
         except Exception as error:
-            logger.exception("drafter %s failed", entry.drafter_name)
+            logger.exception("drafter %s failed", name)
             raise InternalError("the drafter failed") from error
-
-    def commit(self, key: SequenceKey, base_length: int, ids: list[int]) -> None:
-        """Append decided ids."""
-        entry = self._sequences.get(key)
-        if entry is None:
-            return  # its error is on the way to the router
-        seq = entry.sequence
-        if base_length != len(seq.ids):
-            message = f"commit.base_length = {base_length}: the committed length here is {len(seq.ids)}"
-            self._sequences.fail(key, FailedPreconditionError(message))
-        elif entry.requested_ns is not None:
-            self._sequences.fail(key, FailedPreconditionError("a request of this sequence is still unanswered"))
-        elif len(seq.ids) + len(ids) > seq.max_length:
-            limit = f"must end within max_length = {seq.max_length}"
-            self._sequences.fail(key, InvalidArgumentError("commit.ids", f"{len(ids)} ids", limit))
-        else:
-            seq.ids.extend(ids)
-            seq.output_ids.extend(ids)
-            if seq.rules is not None:
-                seq.rules.commit(ids)
-            try:
-                self._drafters[entry.drafter_name].commit(seq, ids)
-            except Exception:
-                logger.exception("drafter %s failed", entry.drafter_name)
-                self._restart(entry)
-
-    def request(
-        self,
-        key: SequenceKey,
-        num_tokens: int,
-        arrived_ns: int,
-        takes_trees: bool = False,
-        terms: DraftTerms | None = None,
-    ) -> None:
-        """Ask the sequence's drafter for a block."""
-        entry = self._sequences.find(key)
-        if entry is None:
-            return
-        if entry.requested_ns is not None:
-            self._sequences.fail(key, FailedPreconditionError("a request of this sequence is still unanswered"))
-        else:
-            entry.requested_ns = arrived_ns
-            entry.started_ns = time.perf_counter_ns()
-            entry.sequence.is_waiting, entry.sequence.takes_trees = True, takes_trees
-            # A length that follows the clock would make the tokens depend on it.
-            entry.sequence.terms = None if entry.sequence.steers_tokens else terms
-            try:
-                self._drafters[entry.drafter_name].request(entry.sequence, num_tokens)
-            except Exception:
-                logger.exception("drafter %s failed", entry.drafter_name)
-                self._hand_out(self._abandon([entry]))
-
-    def close(self, key: SequenceKey) -> None:
-        """Forget a sequence and free what its drafter holds; unknown keys are ignored."""
-        self._sequences.close(key)
+        return entry
 
     def let_go(self, entry: _Open) -> None:
         """Close a sequence in its drafter."""
@@ -183,14 +151,6 @@ class DraftCore:
                 self._drafters[entry.drafter_name].close(entry.sequence)
             except Exception:
                 logger.exception("drafter %s failed", entry.drafter_name)
-
-    def close_link(self, link_id: int) -> None:
-        """Forget every sequence of a link."""
-        self._sequences.close_link(link_id)
-
-    def report_load(self) -> None:
-        """Tell the sink how busy the worker is."""
-        self._sequences.report_load()
 
     def expire(self, now_s: float) -> float | None:
         """Close what is past its deadline; return the next deadline (`time.monotonic`), None without one."""
@@ -220,6 +180,67 @@ class DraftCore:
         for drafter in self._drafters.values():
             drafter.check_integrity()
         self._sequences.check_integrity()
+
+    def _sequence(self, opening: Open) -> DraftSequence:
+        sequence = DraftSequence(
+            key=opening.key,
+            params=opening.params,
+            prompt_ids=opening.prompt_ids,
+            output_ids=list(opening.output_ids),
+            max_length=opening.max_length,
+            settings=dict(opening.settings),
+            deadline_s=opening.deadline_s,
+            wants_probs=opening.wants_probs,
+            steers_tokens=opening.steers_tokens,
+            span=opening.span,
+        )
+        if self._rules_of is not None:
+            sequence.rules = self._rules_of(sequence, opening.grammar)
+        return sequence
+
+    def _commit(self, command: Commit) -> None:
+        key, ids = command.key, list(command.ids)
+        entry = self._sequences.get(key)
+        if entry is None:
+            return  # its error is on the way to the router
+        seq = entry.sequence
+        if command.base_length != len(seq.ids):
+            message = f"commit.base_length = {command.base_length}: the committed length here is {len(seq.ids)}"
+            self._sequences.fail(key, FailedPreconditionError(message))
+        elif entry.requested_ns is not None:
+            self._sequences.fail(key, FailedPreconditionError("a request of this sequence is still unanswered"))
+        elif len(seq.ids) + len(ids) > seq.max_length:
+            limit = f"must end within max_length = {seq.max_length}"
+            self._sequences.fail(key, InvalidArgumentError("commit.ids", f"{len(ids)} ids", limit))
+        else:
+            seq.ids.extend(ids)
+            seq.output_ids.extend(ids)
+            if seq.rules is not None:
+                seq.rules.commit(ids)
+            try:
+                self._drafters[entry.drafter_name].commit(seq, ids)
+            except Exception:
+                logger.exception("drafter %s failed", entry.drafter_name)
+                self._restart(entry)
+
+    def _request(self, command: RequestDraft) -> None:
+        entry = self._sequences.find(command.key)
+        if entry is None:
+            return
+        if entry.requested_ns is not None:
+            error = FailedPreconditionError("a request of this sequence is still unanswered")
+            self._sequences.fail(command.key, error)
+        else:
+            entry.requested_ns = command.arrived_ns
+            entry.started_ns = time.perf_counter_ns()
+            entry.sequence.is_waiting, entry.sequence.takes_trees = True, command.takes_trees
+            # A length that follows the clock would make the tokens depend on it.
+            entry.sequence.terms = None if entry.sequence.steers_tokens else command.terms
+            try:
+                self._drafters[entry.drafter_name].request(entry.sequence, command.num_tokens)
+            except Exception:
+                logger.exception("drafter %s failed", entry.drafter_name)
+                self._hand_out(self._abandon([entry]))
 
     def _has_work(self, name: str) -> bool:
         """Whether a drafter has something to do; one that cannot tell has if a sequence waits for it: `step` fails."""

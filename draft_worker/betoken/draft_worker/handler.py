@@ -7,30 +7,27 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from betoken.common.economy.terms import DraftTerms
 from betoken.common.errors import InvalidArgumentError
-from betoken.draft_worker.core import DraftAnswer, DraftCore
+from betoken.draft_worker.commands import Commit, DraftCommand, Open, RequestDraft
+from betoken.draft_worker.core import DraftAnswer
 from betoken.draft_worker.settings import DEFAULT_MAX_CONTEXT
-from betoken.drafters.drafter import DraftSequence
 from betoken.engine.rules.prompt import Prompt
 from betoken.engine.sampling import SamplingParams
 from betoken.rpc.link import LinkPeer
 from betoken.rpc.link.worker_entries import (
-    CoreCall,
     EntryHandler,
     LinkResults,
-    SequenceKey,
-    WorkerLoad,
-    closing,
     sequence_span,
 )
+from betoken.rpc.link.worker_load import SequenceKey, WorkerLoad
 from betoken.rpc.sampling import sampling_fields
 from betoken.rpc.validation import validate_commit, validate_draft_request, validate_frame, validate_open
 from betoken.v1 import draft_pb2 as pb
-from betoken.v1.draft_pb2 import Commit, DraftedBlock, DraftLinkRequest, DraftLinkResponse, DraftRequest
+from betoken.v1.draft_pb2 import DraftedBlock, DraftLinkRequest, DraftLinkResponse, DraftRequest
 from betoken.v1.types_pb2 import (
     VERIFICATION_MODE_COUPLED,
     VERIFICATION_MODE_REJECTION,
@@ -40,10 +37,10 @@ from betoken.v1.types_pb2 import (
 )
 
 if TYPE_CHECKING:
-    from betoken.engine.rules.sequence_rules import SequenceRules
+    from betoken.engine.rules.grammar import GrammarRule
 
-RulesOf: TypeAlias = "Callable[[DraftSequence, OpenSequence], SequenceRules]"
-"""Makes the rules of a sequence."""
+GrammarOf: TypeAlias = "Callable[[OpenSequence], GrammarRule | None]"
+"""Makes the grammar of a sequence's constraint; None = its models draft without."""
 
 # Ids and lengths are the target's. A drafter answers with an empty draft for a sequence it does not know or cannot
 # hold.
@@ -61,84 +58,85 @@ class DraftResults(LinkResults[DraftLinkResponse]):
         self.send("blocks", [(answer.key, _block(answer)) for answer in answers], load)
 
 
-class DraftLinkHandler(EntryHandler[DraftCore, DraftLinkResponse]):
+class DraftLinkHandler(EntryHandler[DraftCommand, DraftLinkResponse]):
     """Takes the frames of all routers; called on the event loop."""
 
     def __init__(
         self,
-        submit: Callable[[CoreCall[DraftCore]], None],
+        submit: Callable[[Sequence[DraftCommand]], None],
         results: DraftResults,
         max_draft_tokens: int,
         worker_id: str = "",
         max_context: int = DEFAULT_MAX_CONTEXT,
-        rules_of: RulesOf | None = None,
+        grammar_of: GrammarOf | None = None,
     ) -> None:
         """Args:
         max_context: longest sequence taken, tokens; how long it may become is the target's to know.
-        rules_of: makes the rules of a sequence, on a thread where it has a constraint; None = no model asks for them.
+        grammar_of: makes the grammar of a constraint, on a thread; None = no model asks for one.
         """
         super().__init__(submit, results)
         self._worker_id = worker_id
         self._max_draft_tokens = max_draft_tokens
         self._max_context = max_context
-        self._rules_of = rules_of
+        self._grammar_of = grammar_of
 
     def frame(self, link: LinkPeer[Any], request: DraftLinkRequest) -> None:
         """Opens apply first, then commits, then requests, closes last."""
         validate_frame(request.opens, request.commits, request.requests, request.closes)
         self._arrived_ns = time.perf_counter_ns()
-        self.run(
+        self.submit(
             [
                 *self.checked(link, request.opens, self._open),
                 *self.checked(link, request.commits, self._commit),
                 *self.checked(link, request.requests, self._request),
-                *self.checked(link, request.closes, lambda key, entry: closing(key)),
+                *self.closes(link, request.closes),
             ]
         )
 
-    def _open(self, key: SequenceKey, entry: OpenSequence) -> CoreCall[DraftCore] | None:
+    def _open(self, key: SequenceKey, entry: OpenSequence) -> Open | None:
         self._check_length("open.prompt_ids", len(entry.prompt_ids) + len(entry.committed_ids))
         validate_open(entry, vocab_size=ANY_VOCAB_SIZE, max_context=ANY_CONTEXT)
+        deadline_s = time.monotonic() + entry.deadline_ms / 1000 if entry.deadline_ms else None
+        grammar_of = self._grammar_of
+        if grammar_of is None or not entry.HasField("constraint"):
+            return self._opening(key, entry, deadline_s, None)
+        self.prepared(key, lambda: grammar_of(entry), lambda grammar: self._opening(key, entry, deadline_s, grammar))
+        return None
+
+    def _opening(
+        self, key: SequenceKey, entry: OpenSequence, deadline_s: float | None, grammar: GrammarRule | None
+    ) -> Open:
         params = SamplingParams(**sampling_fields(entry))
-        sequence = DraftSequence(
+        return Open(
             key=key,
             params=dataclasses.replace(params, num_logprobs=None),
             prompt_ids=Prompt(entry.prompt_ids),
-            output_ids=list(entry.committed_ids),
+            output_ids=tuple(entry.committed_ids),
             max_length=entry.max_length,
+            drafter=entry.drafter.name,
             settings=dict(entry.drafter.settings),
             # A greedy draft is certain.
             wants_probs=entry.mode == VERIFICATION_MODE_REJECTION and params.temperature > 0.0,
             steers_tokens=entry.mode not in (VERIFICATION_MODE_UNSPECIFIED, VERIFICATION_MODE_COUPLED),
-            deadline_s=time.monotonic() + entry.deadline_ms / 1000 if entry.deadline_ms else None,
+            deadline_s=deadline_s,
+            grammar=grammar,
+            span=sequence_span(entry, "draft", self._worker_id),
         )
-        name, rules_of = entry.drafter.name, self._rules_of
 
-        def opening(rules: SequenceRules | None) -> CoreCall[DraftCore]:
-            sequence.rules, sequence.span = rules, sequence_span(entry, "draft", self._worker_id)
-            return lambda core: core.open(sequence, name)
-
-        if rules_of is None or not entry.HasField("constraint"):
-            return opening(rules_of(sequence, entry) if rules_of is not None else None)
-        self.prepared(key, lambda: rules_of(sequence, entry), opening)
-        return None
-
-    def _commit(self, key: SequenceKey, entry: Commit) -> CoreCall[DraftCore]:
+    def _commit(self, key: SequenceKey, entry: pb.Commit) -> Commit:
         self._check_length("commit.ids", entry.base_length + len(entry.ids))
         validate_commit(entry, vocab_size=ANY_VOCAB_SIZE, max_context=ANY_CONTEXT)
-        base_length, ids = entry.base_length, list(entry.ids)
-        return lambda core: core.commit(key, base_length, ids)
+        return Commit(key, entry.base_length, tuple(entry.ids))
 
     def _check_length(self, field: str, num_tokens: int) -> None:
         if num_tokens > self._max_context:
             limit = f"must be at most {self._max_context} tokens with what came before (--max-context)"
             raise InvalidArgumentError(field, f"{num_tokens} tokens", limit)
 
-    def _request(self, key: SequenceKey, entry: DraftRequest) -> CoreCall[DraftCore]:
+    def _request(self, key: SequenceKey, entry: DraftRequest) -> RequestDraft:
         validate_draft_request(entry, max_draft_tokens=self._max_draft_tokens)
-        num_tokens, takes_trees, arrived_ns = entry.num_tokens, entry.takes_trees, self._arrived_ns
         terms = _terms(entry.terms) if entry.HasField("terms") else None
-        return lambda core: core.request(key, num_tokens, arrived_ns, takes_trees, terms)
+        return RequestDraft(key, entry.num_tokens, self._arrived_ns, entry.takes_trees, terms)
 
 
 def _terms(entry: pb.DraftTerms) -> DraftTerms:

@@ -1,9 +1,11 @@
 """Makes the rules that models draft under. A constraint that cannot be kept here costs drafts, and nothing else."""
 
+from __future__ import annotations
+
 import logging
 
 from betoken.common.errors import BetokenError
-from betoken.draft_worker.handler import RulesOf
+from betoken.draft_worker.handler import GrammarOf
 from betoken.drafters.drafter import DraftSequence
 from betoken.engine.rules.grammar import GrammarRule
 from betoken.engine.rules.sequence_rules import SequenceRules
@@ -13,23 +15,28 @@ from betoken.v1.types_pb2 import OpenSequence
 logger = logging.getLogger(__name__)
 
 
-def rules_maker(tokenizer_json: str) -> RulesOf:
-    """Makes a sequence's rules, constraint included; `tokenizer_json`: that of the models, empty without one."""
-    grammars: Grammars | None = None
-    if tokenizer_json:
+def grammar_maker(tokenizer_json: str) -> GrammarOf | None:
+    """Makes the grammars of constraints; `tokenizer_json`: that of the models, empty without one."""
+    if not tokenizer_json:
+        return None
+    try:
+        grammars = Grammars(tokenizer_json)
+    except BetokenError as error:
+        logger.warning("models draft without a request's constraint: %s", error)
+        return None
+
+    def grammar_of(entry: OpenSequence) -> GrammarRule | None:
         try:
-            grammars = Grammars(tokenizer_json)
-        except BetokenError as error:
-            logger.warning("models draft without a request's constraint: %s", error)
+            matcher = grammars.compile(entry.constraint)
+        except BetokenError as error:  # the target's worker reports it to the client concerned
+            logger.info("a sequence is drafted without its constraint: %s", error)
+            return None
+        return GrammarRule(matcher, grammars.vocab_size, entry.eos_token_ids, entry.committed_ids)
 
-    def rules_of(sequence: DraftSequence, entry: OpenSequence) -> SequenceRules:
-        grammar = None
-        if grammars is not None and entry.HasField("constraint"):
-            try:
-                matcher = grammars.compile(entry.constraint)
-                grammar = GrammarRule(matcher, grammars.vocab_size, entry.eos_token_ids, entry.committed_ids)
-            except BetokenError as error:  # the target's worker reports it to the client concerned
-                logger.info("a sequence is drafted without its constraint: %s", error)
-        return SequenceRules(sequence.params, sequence.prompt_ids, sequence.output_ids, grammar)
+    return grammar_of
 
-    return rules_of
+
+def rules_of(sequence: DraftSequence, grammar: GrammarRule | None) -> SequenceRules:
+    """The rules of a sequence, which follow its output from here on."""
+    moving = grammar.copy() if grammar is not None else None
+    return SequenceRules(sequence.params, sequence.prompt_ids, sequence.output_ids, moving)

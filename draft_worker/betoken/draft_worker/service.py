@@ -2,8 +2,8 @@
 
 import asyncio
 
-from betoken.draft_worker.core import DraftCore
-from betoken.draft_worker.handler import DraftLinkHandler, DraftResults, RulesOf
+from betoken.draft_worker.core import DraftCore, RulesOf
+from betoken.draft_worker.handler import DraftLinkHandler, DraftResults, GrammarOf
 from betoken.draft_worker.hosting import load_drafters, source_infos
 from betoken.draft_worker.settings import DEFAULT_MAX_CONTEXT, DraftWorkerSettings
 from betoken.engine.model_thread import ModelThread
@@ -27,8 +27,8 @@ async def run(settings: DraftWorkerSettings) -> None:
     """
     results = DraftResults()
     hello = WorkerHello()
-    rules_of: list[RulesOf] = []
-    thread = ModelThread(lambda: _load(settings, results, hello, rules_of), "draft-model")
+    grammar_of: list[GrammarOf] = []
+    thread = ModelThread(lambda: _load(settings, results, hello, grammar_of), "draft-model")
     await asyncio.wrap_future(thread.start())
     freeze_loaded()
     handler = DraftLinkHandler(
@@ -37,7 +37,7 @@ async def run(settings: DraftWorkerSettings) -> None:
         settings.max_draft_tokens,
         hello.worker_id,
         max_context=hello.max_context,
-        rules_of=rules_of[0] if rules_of else None,
+        grammar_of=grammar_of[0] if grammar_of else None,
     )
     servicer: LinkServicer[DraftLinkRequest, DraftLinkResponse] = LinkServicer(
         lambda: hello,
@@ -52,19 +52,21 @@ async def run(settings: DraftWorkerSettings) -> None:
 
 
 def _load(
-    settings: DraftWorkerSettings, results: DraftResults, hello: WorkerHello, rules_of: list[RulesOf]
+    settings: DraftWorkerSettings, results: DraftResults, hello: WorkerHello, grammar_of: list[GrammarOf]
 ) -> DraftCore:
-    """The core, the hello filled in, and, where models draft, what makes a sequence's rules; runs on the model
-    thread."""
+    """The core, the hello filled in, and, where models draft, what makes grammars; runs on the model thread."""
     fast_wake = FastWake(settings.fast_wake)  # first: it may be refused
     progress = LoadProgress(settings.ready_file)
     hosted = load_drafters(settings, progress)
+    rules_of: RulesOf | None = None
     runner = hosted.runners[0] if hosted.runners else None
     if hosted.runners:
-        from betoken.draft_worker.rules import rules_maker  # takes numpy, which n-grams do without
+        from betoken.draft_worker import rules  # takes numpy, which n-grams do without
 
+        rules_of = rules.rules_of
         texts = (runner.info.tokenizer_text() for runner in hosted.runners)
-        rules_of.append(rules_maker(next(filter(None, texts), "")))
+        if (maker := rules.grammar_maker(next(filter(None, texts), ""))) is not None:
+            grammar_of.append(maker)
     hello.CopyFrom(
         worker_hello(
             "draft",
@@ -83,4 +85,4 @@ def _load(
     hello.tokenizer_hash = hosted.tokenizer_hash
     hello.draft_context = min((runner.info.max_context for runner in hosted.runners), default=0)
     page_tables = [runner.page_table for runner in hosted.runners]
-    return DraftCore(hosted.drafters, page_tables, results, settings.max_sequences, fast_wake)
+    return DraftCore(hosted.drafters, page_tables, results, settings.max_sequences, fast_wake, rules_of)

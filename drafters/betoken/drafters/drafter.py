@@ -9,7 +9,7 @@ from opentelemetry.trace import INVALID_SPAN, Span
 from betoken.common.economy.terms import DraftTerms
 from betoken.engine.sampling import SamplingParams
 from betoken.engine.sparse_probs import SparseProbs
-from betoken.rpc.link.worker_entries import SequenceKey
+from betoken.rpc.link.worker_load import SequenceKey
 
 if TYPE_CHECKING:
     from betoken.engine.rules.sequence_rules import SequenceRules

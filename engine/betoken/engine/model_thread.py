@@ -1,7 +1,7 @@
 """The one thread that owns a model.
 
-Work reaches it as calls through an inbox; between calls it steps the core while there is something to do.
-It does not know what the core computes, nor who is asking.
+Work reaches it through an inbox of commands, which the core applies; between them the core steps while there is
+something to do. It does not know what commands say, what the core computes, nor who is asking.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import asynccontextmanager, suppress
 from queue import Empty, SimpleQueue
@@ -24,12 +24,20 @@ _STOP_TIMEOUT_S = 3.0
 _WATCH_TICK_S = 1.0
 
 
-class Core(Protocol):
+CommandT = TypeVar("CommandT")
+_AppliedT = TypeVar("_AppliedT", contravariant=True)
+
+
+class Core(Protocol[_AppliedT]):
     """The work of a model thread; touched by that thread only."""
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do now."""
+        ...
+
+    def apply(self, command: _AppliedT) -> None:
+        """Do what a command says; must not raise for a fault of one sequence."""
         ...
 
     def step(self) -> None:
@@ -41,46 +49,43 @@ class Core(Protocol):
         ...
 
 
-CoreT = TypeVar("CoreT", bound=Core)
-
-
-class ModelThread(Generic[CoreT]):
+class ModelThread(Generic[CommandT]):
     """Builds a core on a thread of its own and runs it there until stopped."""
 
-    def __init__(self, build: Callable[[], CoreT], name: str) -> None:
+    def __init__(self, build: Callable[[], Core[CommandT]], name: str) -> None:
         self.failure: Future[BaseException] = Future()
-        """Done once a call or a step has raised, or taken too long: the thread does nothing more."""
+        """Done once a command or a step has raised, or taken too long: the thread does nothing more."""
         self._build = build
-        self._inbox: SimpleQueue[Callable[[CoreT], None]] = SimpleQueue()
+        self._inbox: SimpleQueue[Sequence[CommandT]] = SimpleQueue()
         self._is_stopping = False
         self._is_waiting = False
         """Whether there is nothing to do."""
         self._num_turns = 0
-        """Begun so far, of calls and a step each."""
-        self._ready: Future[CoreT] = Future()
+        """Begun so far, of commands and a step each."""
+        self._ready: Future[Core[CommandT]] = Future()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
-    def start(self) -> Future[CoreT]:
+    def start(self) -> Future[Core[CommandT]]:
         """Start loading; the future gives the core (read it, do not call it) or the reason loading failed."""
         self._thread.start()
         return self._ready
 
-    def submit(self, call: Callable[[CoreT], None]) -> None:
-        """Run `call(core)` on the thread before its next step; thread-safe, never blocks."""
-        self._inbox.put(call)
+    def submit(self, commands: Sequence[CommandT]) -> None:
+        """Have commands applied, in order, before the core's next step; thread-safe, never blocks."""
+        self._inbox.put(commands)
 
     def stop(self, timeout_s: float) -> None:
         """Let the current step finish and end the thread."""
         self._is_stopping = True
-        self._inbox.put(lambda core: None)  # wakes it
+        self._inbox.put(())  # wakes it
         self._thread.join(timeout_s)
 
     @asynccontextmanager
     async def running(self, watchdog_timeout_s: float) -> AsyncIterator[asyncio.Future[BaseException]]:
         """While what is loaded serves; gives `failure`, for this event loop, and stops the thread at the end.
 
-        A step, with the calls before it, that takes longer than `watchdog_timeout_s` is a failure too. One that still
-        goes on some seconds after the end is cut off when the process exits, with status 1.
+        A step, with the commands before it, that takes longer than `watchdog_timeout_s` is a failure too. One that
+        still goes on some seconds after the end is cut off when the process exits, with status 1.
         """
         watchdog = asyncio.create_task(self._watch(watchdog_timeout_s))
         try:
@@ -126,16 +131,16 @@ class ModelThread(Generic[CoreT]):
             logger.critical("the thread %s ends", self._thread.name, exc_info=True)
             self._fail(error)
 
-    def _serve(self, core: CoreT) -> None:
+    def _serve(self, core: Core[CommandT]) -> None:
         while not self._is_stopping:
             self._num_turns += 1
             next_deadline_s = core.expire(time.monotonic())
-            self._run_submitted(core, next_deadline_s)
+            self._apply_submitted(core, next_deadline_s)
             if core.has_work:
                 core.step()
 
-    def _run_submitted(self, core: CoreT, next_deadline_s: float | None) -> None:
-        """Make the calls submitted so far; when the core is idle, wait for one, or for the next deadline."""
+    def _apply_submitted(self, core: Core[CommandT], next_deadline_s: float | None) -> None:
+        """Apply what was submitted so far; when the core is idle, wait for something, or for the next deadline."""
         try:
             if not core.has_work:
                 # Further away than a thread can wait, a deadline is looked at again before it comes.
@@ -143,11 +148,13 @@ class ModelThread(Generic[CoreT]):
                 wait_s = None if left_s is None else min(left_s, _LONGEST_WAIT_S)
                 self._is_waiting = True
                 try:
-                    call = self._inbox.get(timeout=wait_s)
+                    commands = self._inbox.get(timeout=wait_s)
                 finally:
                     self._is_waiting = False
-                call(core)
+                for command in commands:
+                    core.apply(command)
             for _ in range(self._inbox.qsize()):
-                self._inbox.get_nowait()(core)
+                for command in self._inbox.get_nowait():
+                    core.apply(command)
         except Empty:
             pass

@@ -12,7 +12,7 @@ from betoken.common.economy.terms import DraftTerms
 from betoken.common.errors import InvalidArgumentError
 from betoken.drafters.drafter import Drafted, Drafter, DraftSequence
 from betoken.engine.verification import VerificationMode
-from betoken.rpc.link.worker_entries import SequenceKey
+from betoken.rpc.link.worker_load import SequenceKey
 from betoken.verify_worker.sequence import AttachedRound, Block, VerifySequence
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class AttachedDrafters:
             prompt_ids=seq.prompt_ids,
             output_ids=list(seq.output_ids),
             max_length=seq.max_length,
-            settings=seq.drafter_settings,
+            settings=dict(seq.opened.drafter_settings),
             takes_trees=seq.mode is VerificationMode.COUPLED,
             wants_probs=seq.mode is VerificationMode.REJECTION and seq.params.temperature > 0.0,
             steers_tokens=seq.mode is not VerificationMode.COUPLED,
@@ -185,7 +185,7 @@ class AttachedDrafters:
         seq.attached_round = AttachedRound(sources, time.perf_counter_ns() - entry.asked_ns, drafted.num_forwards)
         if drafted.draft_ids:
             probs = list(drafted.draft_probs) if entry.draft.wants_probs else []
-            block = Block(drafted.draft_ids, entry.asked_ns, drafted.parents or [], probs)
+            block = Block(drafted.draft_ids, drafted.parents or (), probs)
             if seq.rules.has_grammar and not probs:
                 block.keep(seq.rules.allowed_nodes(block.draft_ids, block.parents or None))
             seq.block = block

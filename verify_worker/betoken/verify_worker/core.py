@@ -21,11 +21,12 @@ from betoken.engine.runner import ModelRunner
 from betoken.engine.verification import VerificationMode
 from betoken.rpc.fast_wake import FastWake
 from betoken.rpc.link.sequence_table import SequenceTable, TableSink
-from betoken.rpc.link.worker_entries import SequenceKey, WorkerLoad
+from betoken.rpc.link.worker_load import SequenceKey, WorkerLoad
 from betoken.verify_worker.attached import AttachedDrafters
+from betoken.verify_worker.commands import PLAIN, Grant, Open, Verify, VerifyCommand
 from betoken.verify_worker.gathering import Gathering
 from betoken.verify_worker.scheduler import Scheduler, Work
-from betoken.verify_worker.sequence import PLAIN, Block, Decision, Rounds, VerifySequence
+from betoken.verify_worker.sequence import Block, Decision, VerifySequence
 from betoken.verify_worker.verify import verify_step
 
 logger = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ class VerifyCore:
         self._gathering = Gathering(self._price.table_ns) if len(step_costs) > 1 else None
         self._scheduler = scheduler
         self._sink = sink
-        self._sequences: SequenceTable[VerifySequence] = SequenceTable(self, sink, max_sequences, fast_wake)
+        self._sequences: SequenceTable[Open, VerifySequence] = SequenceTable(self, sink, max_sequences, fast_wake)
         self._stepped_ns = 0
         """When the last forward's decisions were handed out: `time.perf_counter_ns`."""
         self._retry_at_s: float | None = None
@@ -75,15 +76,26 @@ class VerifyCore:
         is_wanted = self._retry_at_s is None and any(seq.wants_forward for seq in self._sequences.values())
         return is_wanted or self._attached.has_work
 
-    def open(self, sequence: VerifySequence) -> None:
-        """Take a sequence in; its prefill starts with the next forward."""
+    def apply(self, command: VerifyCommand) -> None:
+        """Do what a command says. A fault of its sequence closes that, and is told."""
         self._retry_at_s = None
-        self._sequences.open(sequence)
+        match command:
+            case Verify():
+                self._verify(command)
+            case Grant():
+                self._grant(command)
+            case Open():
+                self._sequences.open(command)
+            case _:
+                self._sequences.apply(command)
 
-    def take_in(self, sequence: VerifySequence) -> None:
-        """Raises:
-        InvalidArgumentError: it does not fit into all pages, or its attached drafter refuses it.
+    def take_in(self, opening: Open) -> VerifySequence:
+        """A sequence in the order of opening, with its attached drafter.
+
+        Raises:
+            InvalidArgumentError: all pages cannot hold it, or its attached drafter refuses it.
         """
+        sequence = VerifySequence(opening, self._sequences.num_opened)
         table = self._runner.page_table
         if table.num_pages_for(sequence.max_length) > table.num_pages:
             limit = f"must be at most {table.num_pages * table.page_size} tokens, all the KV pages there are"
@@ -92,42 +104,7 @@ class VerifyCore:
             self._attached.open(sequence)
         if not self._sequences:
             self._price.resume(time.perf_counter())
-        sequence.order = self._sequences.num_opened
-
-    def verify(
-        self, key: SequenceKey, base_length: int, block: Block, num_plain_steps: int, rounds: Rounds = PLAIN
-    ) -> None:
-        """Queue a draft block (or, without draft ids, a grant of steps or `rounds`) for the next forward."""
-        self._retry_at_s = None
-        seq = self._sequences.find(key)
-        if seq is None:
-            return
-        if rounds.num_draft_tokens and not seq.drafter:
-            limit = "must be 0, as the sequence has no attached drafter"
-            self._sequences.fail(key, InvalidArgumentError("block.num_draft_tokens", rounds.num_draft_tokens, limit))
-        elif not block.draft_ids:
-            self._grant(seq, base_length, max(1, num_plain_steps), block.arrived_ns, rounds)
-        elif seq.block is not None and seq.attached_round is None:
-            self._sequences.fail(key, FailedPreconditionError("a block of this sequence is still unanswered"))
-        elif (error := _refusal_in_mode(block, seq.mode)) is not None:
-            self._sequences.fail(key, error)
-        elif base_length != seq.committed_length:
-            seq.plain_until, seq.rounds = 0, PLAIN
-            self._sink.stale(key, seq.committed_length)
-        elif base_length + block.depth + 1 > seq.max_length:
-            limit = f"must be at most {seq.max_length - base_length - 1} ids deep, what fits before max_length"
-            self._sequences.fail(key, InvalidArgumentError("block.draft_ids", f"{block.depth} ids", limit))
-        else:
-            self._arrived(seq, block.arrived_ns, 1 + len(block.draft_ids))
-            seq.ask(block.arrived_ns)
-            if seq.rules.has_grammar and not block.draft_probs:  # else what a draft was drawn from would be another
-                block.keep(seq.rules.allowed_nodes(block.draft_ids, block.parents or None))
-            seq.block, seq.attached_round, seq.rounds = block, None, PLAIN
-            seq.plain_until = base_length + 1 + num_plain_steps if num_plain_steps else 0
-
-    def close(self, key: SequenceKey) -> None:
-        """Forget a sequence and free its pages; unknown keys are ignored."""
-        self._sequences.close(key)
+        return sequence
 
     def let_go(self, sequence: VerifySequence) -> None:
         """Free the pages of a sequence that is closed."""
@@ -136,14 +113,6 @@ class VerifyCore:
         self._scheduler.release(sequence)
         counts = {NUM_DRAFT_TOKENS: sequence.num_draft_tokens, NUM_ACCEPTED: sequence.num_accepted}
         sequence.span.set_attributes(counts)
-
-    def close_link(self, link_id: int) -> None:
-        """Forget every sequence of a link."""
-        self._sequences.close_link(link_id)
-
-    def report_load(self) -> None:
-        """Tell the sink how busy the worker is."""
-        self._sequences.report_load()
 
     def expire(self, now_s: float) -> float | None:
         """Close what is past its deadline; return when to call again (`time.monotonic`), None without a time."""
@@ -205,18 +174,48 @@ class VerifyCore:
         self._runner.page_table.check_integrity(seq.page_ids for seq in self._sequences.values())
         self._sequences.check_integrity()
 
-    def _grant(
-        self, seq: VerifySequence, base_length: int, num_plain_steps: int, arrived_ns: int, rounds: Rounds
-    ) -> None:
-        """Extend the grant; a repeated or late grant changes nothing."""
-        if base_length > seq.committed_length:
+    def _verify(self, command: Verify) -> None:
+        """Queue a draft block for the next forward."""
+        key, block = command.key, Block(command.draft_ids, command.parents, command.draft_probs)
+        seq = self._sequences.find(key)
+        if seq is None:
+            return
+        room = seq.max_length - command.base_length - 1
+        if seq.block is not None and seq.attached_round is None:
+            self._sequences.fail(key, FailedPreconditionError("a block of this sequence is still unanswered"))
+        elif (error := _refusal_in_mode(block, seq.mode)) is not None:
+            self._sequences.fail(key, error)
+        elif command.base_length != seq.committed_length:
+            seq.plain_until, seq.rounds = 0, PLAIN
+            self._sink.stale(key, seq.committed_length)
+        elif block.depth > room:
+            limit = f"must be at most {room} ids deep, what fits before max_length"
+            self._sequences.fail(key, InvalidArgumentError("block.draft_ids", f"{block.depth} ids", limit))
+        else:
+            self._arrived(seq, command.arrived_ns, 1 + len(block.draft_ids))
+            seq.ask(command.arrived_ns)
+            if seq.rules.has_grammar and not block.draft_probs:  # else what a draft was drawn from would be another
+                block.keep(seq.rules.allowed_nodes(block.draft_ids, block.parents or None))
+            seq.block, seq.attached_round, seq.rounds = block, None, PLAIN
+            seq.plain_until = command.base_length + 1 + command.num_plain_steps if command.num_plain_steps else 0
+
+    def _grant(self, command: Grant) -> None:
+        """Extend a grant of plain steps or rounds."""
+        seq = self._sequences.find(command.key)
+        if seq is None:
+            return
+        if command.rounds.num_draft_tokens and not seq.drafter:
+            limit = "must be 0, as the sequence has no attached drafter"
+            error = InvalidArgumentError("block.num_draft_tokens", command.rounds.num_draft_tokens, limit)
+            self._sequences.fail(seq.key, error)
+        elif command.base_length > seq.committed_length:
             self._sink.stale(seq.key, seq.committed_length)
         elif not seq.is_finished:
             if not seq.has_block:
-                self._arrived(seq, arrived_ns, 1)
-                seq.ask(max(seq.opened_ns, time.perf_counter_ns()))
-            seq.plain_until = max(seq.plain_until, min(base_length + num_plain_steps, seq.max_length))
-            seq.rounds = rounds
+                self._arrived(seq, command.arrived_ns, 1)
+                seq.ask(max(seq.opened.opened_ns, time.perf_counter_ns()))
+            until = min(command.base_length + command.num_tokens, seq.max_length)
+            seq.plain_until, seq.rounds = max(seq.plain_until, until), command.rounds
 
     def _arrived(self, seq: VerifySequence, arrived_ns: int, num_rows: int) -> None:
         if self._gathering is not None and seq.is_between_blocks:

@@ -4,7 +4,7 @@ No tensors, no policy.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from betoken.common.errors import InvalidArgumentError
@@ -16,21 +16,18 @@ from betoken.engine.verification import VerificationMode
 from betoken.rpc.constraints import Grammars
 from betoken.rpc.link import LinkPeer
 from betoken.rpc.link.worker_entries import (
-    CoreCall,
     EntryHandler,
     LinkResults,
-    SequenceKey,
-    WorkerLoad,
-    closing,
     sequence_span,
 )
+from betoken.rpc.link.worker_load import SequenceKey, WorkerLoad
 from betoken.rpc.sampling import sampling_fields
 from betoken.rpc.validation import BlockLimits, validate_block, validate_frame, validate_open
 from betoken.v1 import types_pb2 as pb
 from betoken.v1.types_pb2 import OpenSequence, WorkerHello
 from betoken.v1.verify_pb2 import AttachedDraft, DraftBlock, Stale, Verdict, VerifyLinkRequest, VerifyLinkResponse
-from betoken.verify_worker.core import VerifyCore
-from betoken.verify_worker.sequence import AttachedDecision, Block, Decision, Rounds, VerifySequence
+from betoken.verify_worker.commands import Grant, Open, Rounds, Verify, VerifyCommand
+from betoken.verify_worker.sequence import AttachedDecision, Decision
 
 MODES = {
     pb.VERIFICATION_MODE_COUPLED: VerificationMode.COUPLED,
@@ -53,12 +50,12 @@ class VerifyResults(LinkResults[VerifyLinkResponse]):
         self.send("stales", [(key, Stale(sequence_id=key[1], length=length))])
 
 
-class VerifyLinkHandler(EntryHandler[VerifyCore, VerifyLinkResponse]):
+class VerifyLinkHandler(EntryHandler[VerifyCommand, VerifyLinkResponse]):
     """Takes the frames of all routers; called on the event loop."""
 
     def __init__(
         self,
-        submit: Callable[[CoreCall[VerifyCore]], None],
+        submit: Callable[[Sequence[VerifyCommand]], None],
         results: VerifyResults,
         hello: WorkerHello,
         grammars: Grammars | None = None,
@@ -73,15 +70,15 @@ class VerifyLinkHandler(EntryHandler[VerifyCore, VerifyLinkResponse]):
         """Blocks of one frame share a forward; opens apply before blocks, closes last."""
         validate_frame(request.opens, request.blocks, request.closes)
         self._arrived_ns = time.perf_counter_ns()
-        self.run(
+        self.submit(
             [
                 *self.checked(link, request.opens, self._open),
                 *self.checked(link, request.blocks, self._block),
-                *self.checked(link, request.closes, lambda key, entry: closing(key)),
+                *self.closes(link, request.closes),
             ]
         )
 
-    def _open(self, key: SequenceKey, entry: OpenSequence) -> CoreCall[VerifyCore] | None:
+    def _open(self, key: SequenceKey, entry: OpenSequence) -> Open | None:
         validate_open(entry, vocab_size=self._hello.vocab_size, max_context=self._hello.max_context)
         mode = entry.mode or pb.VERIFICATION_MODE_COUPLED
         if mode not in self._hello.verification_modes:
@@ -95,15 +92,13 @@ class VerifyLinkHandler(EntryHandler[VerifyCore, VerifyLinkResponse]):
         self.prepared(key, lambda: _grammar(grammars, entry), lambda rule: self._opening(key, entry, rule, arrived_ns))
         return None
 
-    def _opening(
-        self, key: SequenceKey, entry: OpenSequence, grammar: GrammarRule | None, arrived_ns: int
-    ) -> CoreCall[VerifyCore]:
+    def _opening(self, key: SequenceKey, entry: OpenSequence, grammar: GrammarRule | None, arrived_ns: int) -> Open:
         mode = entry.mode or pb.VERIFICATION_MODE_COUPLED
-        sequence = VerifySequence(
+        return Open(
             key=key,
             params=SamplingParams(**sampling_fields(entry)),
             prompt_ids=Prompt(entry.prompt_ids),
-            output_ids=list(entry.committed_ids),
+            output_ids=tuple(entry.committed_ids),
             max_length=entry.max_length,
             opened_ns=arrived_ns,
             mode=MODES[mode],
@@ -113,19 +108,21 @@ class VerifyLinkHandler(EntryHandler[VerifyCore, VerifyLinkResponse]):
             span=sequence_span(entry, "verify", self._hello.worker_id),
             deadline_s=time.monotonic() + entry.deadline_ms / 1000 if entry.deadline_ms else None,
         )
-        return lambda core: core.open(sequence)
 
-    def _block(self, key: SequenceKey, entry: DraftBlock) -> CoreCall[VerifyCore]:
+    def _block(self, key: SequenceKey, entry: DraftBlock) -> Verify | Grant:
         validate_block(entry, self._block_limits)
-        block = Block(
-            list(entry.draft_ids),
+        if not entry.draft_ids:
+            rounds = Rounds(entry.num_draft_tokens, entry.is_priced)
+            return Grant(key, entry.base_length, max(1, entry.num_plain_steps), self._arrived_ns, rounds)
+        return Verify(
+            key,
+            entry.base_length,
+            tuple(entry.draft_ids),
             self._arrived_ns,
-            list(entry.parents),
-            [SparseProbs(list(sparse.token_ids), list(sparse.probs)) for sparse in entry.draft_probs],
+            tuple(entry.parents),
+            tuple(SparseProbs(list(sparse.token_ids), list(sparse.probs)) for sparse in entry.draft_probs),
+            entry.num_plain_steps,
         )
-        base_length, num_plain_steps = entry.base_length, entry.num_plain_steps
-        rounds = Rounds(entry.num_draft_tokens, entry.is_priced)
-        return lambda core: core.verify(key, base_length, block, num_plain_steps, rounds)
 
 
 def _grammar(grammars: Grammars, entry: OpenSequence) -> GrammarRule:

@@ -43,8 +43,8 @@ class Work:
     sequence: VerifySequence
     num_prefill: int
     takes_block: bool
-    draft_ids: list[int]
-    parents: list[int] | None = None
+    draft_ids: Sequence[int]
+    parents: Sequence[int] | None = None
 
     @property
     def num_rows(self) -> int:

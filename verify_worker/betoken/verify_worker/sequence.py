@@ -1,32 +1,29 @@
 """A verify worker's state of one sequence: committed ids, KV, and the work waiting. Ids only, no tensors."""
 
 from collections.abc import Sequence
-from dataclasses import InitVar, dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
-from opentelemetry.trace import INVALID_SPAN, Span
+from opentelemetry.trace import Span
 
 from betoken.engine.page_table import Found
-from betoken.engine.rules.grammar import GrammarRule
 from betoken.engine.rules.sequence_rules import SequenceRules
 from betoken.engine.sampler import TokenLogprob
 from betoken.engine.sampling import SamplingParams
 from betoken.engine.sparse_probs import SparseProbs
 from betoken.engine.tree import node_depths
 from betoken.engine.verification import VerificationMode
-from betoken.rpc.link.worker_entries import SequenceKey
+from betoken.rpc.link.worker_load import SequenceKey
+from betoken.verify_worker.commands import PLAIN, Open, Rounds
 
 
 @dataclass(slots=True)
 class Block:
     """A draft block waiting for its forward."""
 
-    draft_ids: list[int]
-    arrived_ns: int
-    """`time.perf_counter_ns` at arrival."""
-    parents: list[int] = field(default_factory=list)
+    draft_ids: Sequence[int]
+    parents: Sequence[int] = ()
     """Tree: index of each draft id's parent, -1 = the last committed token; empty = a chain."""
-    draft_probs: list[SparseProbs] = field(default_factory=list)
+    draft_probs: Sequence[SparseProbs] = ()
     """What each draft id was sampled from; empty = each was certain."""
     num_sent: int = field(init=False)
     """Draft ids as they came."""
@@ -54,18 +51,6 @@ class Block:
         return max(node_depths(self.parents)) + 1 if self.parents else len(self.draft_ids)
 
 
-class Rounds(NamedTuple):
-    """How a grant is gone through: with drafts of the sequence's attached drafter, or without."""
-
-    num_draft_tokens: int = 0
-    """Most of a round; 0 = plain steps."""
-    is_priced: bool = False
-    """Whether there may be as many as pay, where the drafter can tell."""
-
-
-PLAIN = Rounds()
-
-
 @dataclass(slots=True)
 class AttachedRound:
     """The work of a sequence's attached drafter for its next decision; the draft, unless empty, is its block."""
@@ -82,25 +67,22 @@ class AttachedRound:
 class VerifySequence:
     """One open sequence. Committed length = len(ids); KV covers [0, kv_length), at most len(ids) - 1 positions."""
 
-    key: SequenceKey
-    params: SamplingParams
-    prompt_ids: Sequence[int]
-    output_ids: list[int]
-    max_length: int
+    opened: Open
+    order: int
+    """Place in the order of opening; preemption takes the youngest."""
+    key: SequenceKey = field(init=False)
+    params: SamplingParams = field(init=False)
+    prompt_ids: Sequence[int] = field(init=False)
+    output_ids: list[int] = field(init=False)
+    max_length: int = field(init=False)
     """Largest prompt + output, tokens."""
-    opened_ns: int
-    mode: VerificationMode = VerificationMode.COUPLED
-    grammar: InitVar[GrammarRule | None] = None
-    """What a constraint allows; has followed `output_ids`."""
-    drafter: str = ""
+    mode: VerificationMode = field(init=False)
+    drafter: str = field(init=False)
     """Name of its attached drafter; empty = none."""
-    drafter_settings: dict[str, str] = field(default_factory=dict)
-    deadline_s: float | None = None
-    """On the `time.monotonic` clock."""
-    span: Span = INVALID_SPAN
+    deadline_s: float | None = field(init=False)
+    """Deadline, seconds of `time.monotonic`; None = none."""
+    span: Span = field(init=False)
     """Ends when the sequence does."""
-    order: int = 0
-    """Opening order; preemption takes the youngest."""
     terminal_ids: frozenset[int] = field(init=False)
     """Ids after which the worker does not decode alone."""
     is_finished: bool = field(init=False)
@@ -133,13 +115,19 @@ class VerifySequence:
     num_cached_tokens: int = 0
     """Leading ids whose KV was found and not computed, until a decision tells."""
 
-    def __post_init__(self, grammar: GrammarRule | None) -> None:
+    def __post_init__(self) -> None:
+        opened = self.opened
+        self.key, self.params, self.mode = opened.key, opened.params, opened.mode
+        self.prompt_ids, self.output_ids = opened.prompt_ids, list(opened.output_ids)
+        self.max_length, self.deadline_s = opened.max_length, opened.deadline_s
+        self.drafter, self.span = opened.drafter, opened.span
+        grammar = opened.grammar.copy() if opened.grammar is not None else None
         self.ids = [*self.prompt_ids, *self.output_ids]
         self.rules = SequenceRules(self.params, self.prompt_ids, self.output_ids, grammar)
         eos_ids = () if self.params.ignore_eos else self.params.eos_token_ids
         self.terminal_ids = frozenset((*eos_ids, *self.params.stop_token_ids))
         self.is_finished = self._num_to_end(self.output_ids) is not None or len(self.ids) >= self.max_length
-        self.waiting_since_ns = self.opened_ns
+        self.waiting_since_ns = opened.opened_ns
 
     @property
     def committed_length(self) -> int:

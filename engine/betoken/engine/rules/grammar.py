@@ -6,6 +6,7 @@ maker knows schemas and tokenizers; this does not.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,12 @@ class GrammarRule(LogitsRule):
         self._has_ended = False
         """Whether a committed id ended the answer."""
         self.commit(output_ids)
+
+    def copy(self) -> GrammarRule:
+        """The same rule, which moves by itself."""
+        other = copy.copy(self)
+        other._matcher = self._matcher.deep_copy()
+        return other
 
     def applies_after(self, num_outputs: int) -> bool:
         """Text after the end of an answer belongs to nobody."""

@@ -18,26 +18,32 @@ from betoken.common.errors import (
 )
 from betoken.common.trace import fail, status_of
 from betoken.rpc.fast_wake import FastWake
-from betoken.rpc.link.worker_entries import SequenceKey, WorkerLoad
+from betoken.rpc.link.commands import Close, CloseLink, TableCommand, TellLoad
+from betoken.rpc.link.worker_load import SequenceKey, WorkerLoad
+from betoken.rpc.servicing import internal_error, new_request_id
 
 PENDING_INTERVAL_S = 0.1
 """How long an answer may take before its router is told that it is still to come, and how often that is said."""
 
 
-class KeptSequence(Protocol):
-    """What a table needs of any worker's sequence."""
+class Opening(Protocol):
+    """What a table needs of any worker's command to open a sequence."""
 
     @property
     def key(self) -> SequenceKey: ...
 
     @property
-    def deadline_s(self) -> float | None:
-        """Deadline, seconds of `time.monotonic`; None = none."""
-        ...
-
-    @property
     def span(self) -> Span:
         """Ends when the sequence does."""
+        ...
+
+
+class KeptSequence(Opening, Protocol):
+    """What a table needs of any worker's sequence."""
+
+    @property
+    def deadline_s(self) -> float | None:
+        """Deadline, seconds of `time.monotonic`; None = none."""
         ...
 
     @property
@@ -63,17 +69,18 @@ class TableSink(Protocol):
 
 
 KeptT = TypeVar("KeptT", bound=KeptSequence)
-_OwnedT = TypeVar("_OwnedT", bound=KeptSequence, contravariant=True)
+OpeningT = TypeVar("OpeningT", bound=Opening)
+_OpeningIn = TypeVar("_OpeningIn", bound=Opening, contravariant=True)
 
 
-class SequenceOwner(Protocol[_OwnedT]):
+class SequenceOwner(Protocol[_OpeningIn, KeptT]):
     """The core whose table it is."""
 
-    def take_in(self, sequence: _OwnedT) -> None:
-        """Make room for a sequence. Raises a `BetokenError` that refuses it."""
+    def take_in(self, opening: _OpeningIn) -> KeptT:
+        """Make a sequence and room for it. Raises a `BetokenError` that refuses it."""
         ...
 
-    def let_go(self, sequence: _OwnedT) -> None:
+    def let_go(self, sequence: KeptT) -> None:
         """Free what is held for a sequence that has just left the table; must not raise."""
         ...
 
@@ -82,11 +89,15 @@ class SequenceOwner(Protocol[_OwnedT]):
         ...
 
 
-class SequenceTable(Mapping[SequenceKey, KeptT], Generic[KeptT]):
+class SequenceTable(Mapping[SequenceKey, KeptT], Generic[OpeningT, KeptT]):
     """Open sequences by key, in the order they were opened."""
 
     def __init__(
-        self, owner: SequenceOwner[KeptT], sink: TableSink, max_sequences: int, fast_wake: FastWake | None = None
+        self,
+        owner: SequenceOwner[OpeningT, KeptT],
+        sink: TableSink,
+        max_sequences: int,
+        fast_wake: FastWake | None = None,
     ) -> None:
         """`fast_wake`: held while a sequence is open."""
         self._owner = owner
@@ -113,24 +124,35 @@ class SequenceTable(Mapping[SequenceKey, KeptT], Generic[KeptT]):
     def items(self) -> ItemsView[SequenceKey, KeptT]:
         return self._open.items()
 
-    def open(self, sequence: KeptT) -> None:
+    def apply(self, command: TableCommand) -> None:
+        """Do what any worker's core can be told."""
+        match command:
+            case Close(key):
+                self.close(key)
+            case CloseLink(link_id):
+                for key in [key for key in self._open if key[0] == link_id]:
+                    self.close(key)
+            case TellLoad():
+                self._tell_load()
+
+    def open(self, opening: OpeningT) -> None:
         """Take a sequence in, or refuse it. A second open of one closes the first too."""
         try:
-            if sequence.key in self._open:
-                self.close(sequence.key)
+            if opening.key in self._open:
+                self.close(opening.key)
                 raise FailedPreconditionError("the sequence is open already")
             if len(self._open) >= self._max_sequences:
                 raise ResourceExhaustedError(f"{self._max_sequences} sequences are open, the most this worker holds")
-            self._owner.take_in(sequence)
+            sequence = self._owner.take_in(opening)
         except BetokenError as error:
-            fail(sequence.span, status_of(error))
-            sequence.span.end()
-            self._sink.failed(sequence.key, error)
-            return
-        self._open[sequence.key] = sequence
-        self.num_opened += 1
-        self._fast_wake.hold()
-        self.report_load()  # or other routers would think there was room
+            self._refuse(opening, error)
+        except Exception as error:  # what validation has missed costs this sequence only
+            self._refuse(opening, internal_error(new_request_id(), error))
+        else:
+            self._open[opening.key] = sequence
+            self.num_opened += 1
+            self._fast_wake.hold()
+            self._tell_load()  # or other routers would think there was room
 
     def find(self, key: SequenceKey) -> KeptT | None:
         """The sequence; None where it is not open, which its router is told."""
@@ -146,12 +168,7 @@ class SequenceTable(Mapping[SequenceKey, KeptT], Generic[KeptT]):
             self._fast_wake.release()
             self._owner.let_go(sequence)
             sequence.span.end()
-            self.report_load()
-
-    def close_link(self, link_id: int) -> None:
-        """Forget every sequence of a link."""
-        for key in [key for key in self._open if key[0] == link_id]:
-            self.close(key)
+            self._tell_load()
 
     def fail(self, key: SequenceKey, error: BetokenError) -> None:
         """Close an open sequence for this reason."""
@@ -167,10 +184,6 @@ class SequenceTable(Mapping[SequenceKey, KeptT], Generic[KeptT]):
                 self.fail(key, DeadlineExceededError("the request's deadline passed"))
         return min((deadline_s for deadline_s, _ in deadlines if deadline_s > now_s), default=None)
 
-    def report_load(self) -> None:
-        """Tell how busy the worker is."""
-        self._sink.load_changed(self._owner.load())
-
     def report_pending(self) -> None:
         """Name, some times a second, what has waited for long: so routers know a long wait from a worker that hangs."""
         now_ns = time.perf_counter_ns()
@@ -184,3 +197,11 @@ class SequenceTable(Mapping[SequenceKey, KeptT], Generic[KeptT]):
     def check_integrity(self) -> None:
         """Re-derive from the open sequences what is held for them; raises when it is off."""
         assert self._fast_wake.num_held == len(self._open), "cores are kept awake for what is not open"
+
+    def _refuse(self, opening: OpeningT, error: BetokenError) -> None:
+        fail(opening.span, status_of(error))
+        opening.span.end()
+        self._sink.failed(opening.key, error)
+
+    def _tell_load(self) -> None:
+        self._sink.load_changed(self._owner.load())

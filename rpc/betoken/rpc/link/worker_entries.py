@@ -1,4 +1,4 @@
-"""Shared part of both workers' link handlers: entries become calls on a core, results become frames.
+"""Shared part of both workers' link handlers: entries become commands to a core, results become frames.
 
 An entry is refused by itself: its sequence is closed and answered with an error, all other entries of the frame go on.
 Knows sequence ids; drafting and verifying lie elsewhere.
@@ -6,9 +6,9 @@ Knows sequence ids; drafting and verifying lie elsewhere.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
 from opentelemetry.trace import Span, get_tracer
@@ -16,12 +16,11 @@ from opentelemetry.trace import Span, get_tracer
 from betoken.common.errors import BetokenError, FailedPreconditionError, to_link_error
 from betoken.common.names import SCOPE, SEQUENCE_ID, SPAN_SEQUENCE, WORKER_ID, WORKER_ROLE
 from betoken.common.trace import context_from
+from betoken.rpc.link.commands import Close, CloseLink, TableCommand, TellLoad
+from betoken.rpc.link.worker_load import SequenceKey, WorkerLoad
 from betoken.rpc.link.worker_side import LinkPeer
 from betoken.rpc.servicing import internal_error, new_request_id
-from betoken.v1.types_pb2 import Load, OpenSequence
-
-SequenceKey = tuple[int, int]
-"""(link id, sequence_id): sequence ids are unique within one link."""
+from betoken.v1.types_pb2 import OpenSequence
 
 LOAD_INTERVAL_S = 0.02
 """How often a router hears the load with its results, which changes with each: it costs more to tell than a verdict."""
@@ -29,46 +28,8 @@ LOAD_INTERVAL_S = 0.02
 Response = TypeVar("Response", bound=Message)
 
 
-class SequenceCore(Protocol):
-    """The methods of a worker's core that a handler needs."""
-
-    def close(self, key: SequenceKey) -> None: ...
-
-    def close_link(self, link_id: int) -> None: ...
-
-    def report_load(self) -> None: ...
-
-
-CoreT = TypeVar("CoreT", bound=SequenceCore)
+CommandT = TypeVar("CommandT")
 T = TypeVar("T")
-CoreCall = Callable[[CoreT], None]
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerLoad:
-    """Sequences at work, sequences waiting, KV pages, since the start preemptions and tokens found in the prefix cache,
-    speed and price of a row."""
-
-    num_running: int
-    num_waiting: int
-    num_free_pages: int
-    num_pages: int
-    num_preemptions: int = 0
-    tokens_per_s: float = 0.0
-    row_price: float = 0.0
-    num_cached_tokens: int = 0
-
-    def to_message(self) -> Load:
-        return Load(
-            running=self.num_running,
-            waiting=self.num_waiting,
-            free_pages=self.num_free_pages,
-            total_pages=self.num_pages,
-            preemptions=self.num_preemptions,
-            tokens_per_s=self.tokens_per_s,
-            row_price=self.row_price,
-            cached_tokens=self.num_cached_tokens,
-        )
 
 
 @dataclass(slots=True)
@@ -148,57 +109,66 @@ def _add_load(frame: Any, listener: _Listener[Response], load: WorkerLoad) -> bo
     return True
 
 
-class EntryHandler(Generic[CoreT, Response]):
-    """Base of a worker's `LinkHandler`: a frame is handed to the model thread as one call."""
+class EntryHandler(Generic[CommandT, Response]):
+    """Base of a worker's `LinkHandler`: a frame is handed to the model thread as one batch of commands."""
 
-    def __init__(self, submit: Callable[[CoreCall[CoreT]], None], results: LinkResults[Response]) -> None:
+    def __init__(
+        self, submit: Callable[[Sequence[CommandT | TableCommand]], None], results: LinkResults[Response]
+    ) -> None:
+        """`submit`: has commands applied, in order, before the core's next step."""
         self._submit = submit
         self._results = results
-        self._late: dict[SequenceKey, list[CoreCall[CoreT]]] = {}
+        self._late: dict[SequenceKey, list[CommandT | TableCommand]] = {}
         """What came for sequences whose open is still prepared."""
 
     def link_opened(self, link: LinkPeer[Any]) -> None:
         """The router hears at once how busy the worker is."""
         self._results.add(link)
-        self._submit(lambda core: core.report_load())
+        self._submit((TellLoad(),))
 
     def link_closed(self, link: LinkPeer[Any]) -> None:
         self._results.remove(link.id)
         for key in [key for key in self._late if key[0] == link.id]:
             del self._late[key]
-        self._submit(lambda core: core.close_link(link.id))
+        self._submit((CloseLink(link.id),))
 
     def checked(
         self,
         link: LinkPeer[Any],
         entries: Iterable[Any],
-        convert: Callable[[SequenceKey, Any], CoreCall[CoreT] | None],
-    ) -> list[CoreCall[CoreT]]:
-        """Entries as calls on the core. `convert` validates; what it refuses is answered here and closed. Where that
-        gives None the call is `prepared`, and later entries of its sequence wait for it."""
-        calls: list[CoreCall[CoreT]] = []
+        convert: Callable[[SequenceKey, Any], CommandT | TableCommand | None],
+    ) -> list[CommandT | TableCommand]:
+        """Entries as commands. `convert` validates; what it refuses is answered here and closed. Where that gives None
+        the command is `prepared`, and later entries of its sequence wait for it."""
+        commands: list[CommandT | TableCommand] = []
         for entry in entries:
             key = (link.id, entry.sequence_id)
+            command: CommandT | TableCommand | None
             try:
-                call = convert(key, entry)
+                command = convert(key, entry)
             except BetokenError as error:
                 self._results.failed(key, error)
-                call = closing(key)
+                command = Close(key)
             except Exception as error:  # what validation has missed costs this sequence, not its link
                 self._results.failed(key, internal_error(new_request_id(), error))
-                call = closing(key)
-            if call is not None:
-                self._late.get(key, calls).append(call)
-        return calls
+                command = Close(key)
+            if command is not None:
+                self._late.get(key, commands).append(command)
+        return commands
 
-    def prepared(self, key: SequenceKey, prepare: Callable[[], T], then: Callable[[T], CoreCall[CoreT]]) -> None:
-        """Have `prepare` run on a thread, then make the call that `then` makes of it, and those that came meanwhile.
+    def closes(self, link: LinkPeer[Any], entries: Iterable[Any]) -> list[CommandT | TableCommand]:
+        """The `closes` of a frame as commands."""
+        return self.checked(link, entries, lambda key, entry: Close(key))
+
+    def prepared(self, key: SequenceKey, prepare: Callable[[], T], then: Callable[[T], CommandT]) -> None:
+        """Have `prepare` run on a thread, then submit the command that `then` makes of it, and those that came
+        meanwhile.
 
         A refusal by `prepare` is sent, and the sequence closed.
         """
         if key in self._late:
             raise FailedPreconditionError("the sequence is open already")
-        late: list[CoreCall[CoreT]] = []
+        late: list[CommandT | TableCommand] = []
         self._late[key] = late
 
         def finish(future: asyncio.Future[T]) -> None:
@@ -206,7 +176,7 @@ class EntryHandler(Generic[CoreT, Response]):
                 return
             del self._late[key]
             if (error := future.exception()) is None:
-                self.run([then(future.result()), *late])
+                self.submit([then(future.result()), *late])
             elif isinstance(error, BetokenError):
                 self._results.failed(key, error)
             else:
@@ -214,23 +184,13 @@ class EntryHandler(Generic[CoreT, Response]):
 
         asyncio.get_running_loop().run_in_executor(None, prepare).add_done_callback(finish)
 
-    def run(self, calls: list[CoreCall[CoreT]]) -> None:
-        """Make the calls, in order, before the core's next step."""
-        if calls:
-            self._submit(lambda core: _call_all(core, calls))
+    def submit(self, commands: Sequence[CommandT | TableCommand]) -> None:
+        """Hand commands to the core, unless there are none."""
+        if commands:
+            self._submit(commands)
 
 
 def sequence_span(entry: OpenSequence, role: str, worker_id: str) -> Span:
     """A span for the time a sequence is open on this worker, under the request's trace; its core ends it."""
     attributes = {SEQUENCE_ID: str(entry.sequence_id), WORKER_ROLE: role, WORKER_ID: worker_id}
     return get_tracer(SCOPE).start_span(SPAN_SEQUENCE, context_from(entry.traceparent), attributes=attributes)
-
-
-def closing(key: SequenceKey) -> Callable[[SequenceCore], None]:
-    """The call that closes a sequence."""
-    return lambda core: core.close(key)
-
-
-def _call_all(core: CoreT, calls: list[CoreCall[CoreT]]) -> None:
-    for call in calls:
-        call(core)

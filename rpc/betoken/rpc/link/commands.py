@@ -1,0 +1,32 @@
+"""What any worker's core may be told about its sequences, as values.
+
+A handler translates the entries of a frame into commands; the core applies them in order before its next step. Nobody
+changes a command, so that a run can be logged, replayed, or told to several cores alike.
+"""
+
+from dataclasses import dataclass
+
+from betoken.rpc.link.worker_load import SequenceKey
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Forget a sequence; unknown ones are ignored."""
+
+    key: SequenceKey
+
+
+@dataclass(frozen=True, slots=True)
+class CloseLink:
+    """Forget every sequence of a link that has ended."""
+
+    link_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class TellLoad:
+    """Tell how busy the worker is."""
+
+
+TableCommand = Close | CloseLink | TellLoad
+"""What a `SequenceTable` applies."""

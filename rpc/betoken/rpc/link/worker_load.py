@@ -1,0 +1,35 @@
+"""How sequences are named on a worker, and how busy it is: plain values. Knows nothing of drafting or verifying."""
+
+from dataclasses import dataclass
+
+from betoken.v1.types_pb2 import Load
+
+SequenceKey = tuple[int, int]
+"""(link id, sequence_id): sequence ids are unique within one link."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLoad:
+    """Sequences at work, sequences waiting, KV pages, since the start preemptions and tokens found in the prefix cache,
+    speed and price of a row."""
+
+    num_running: int
+    num_waiting: int
+    num_free_pages: int
+    num_pages: int
+    num_preemptions: int = 0
+    tokens_per_s: float = 0.0
+    row_price: float = 0.0
+    num_cached_tokens: int = 0
+
+    def to_message(self) -> Load:
+        return Load(
+            running=self.num_running,
+            waiting=self.num_waiting,
+            free_pages=self.num_free_pages,
+            total_pages=self.num_pages,
+            preemptions=self.num_preemptions,
+            tokens_per_s=self.tokens_per_s,
+            row_price=self.row_price,
+            cached_tokens=self.num_cached_tokens,
+        )

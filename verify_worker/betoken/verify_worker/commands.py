@@ -1,0 +1,87 @@
+"""What a verify core may be told, as values; see `betoken.rpc.link.commands`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from opentelemetry.trace import INVALID_SPAN, Span
+
+from betoken.engine.rules.grammar import GrammarRule
+from betoken.engine.sampling import SamplingParams
+from betoken.engine.sparse_probs import SparseProbs
+from betoken.engine.verification import VerificationMode
+from betoken.rpc.link.commands import TableCommand
+from betoken.rpc.link.worker_load import SequenceKey
+
+
+class Rounds(NamedTuple):
+    """How a grant is gone through: with drafts of the sequence's attached drafter, or without."""
+
+    num_draft_tokens: int = 0
+    """Most of a round; 0 = plain steps."""
+    is_priced: bool = False
+    """Whether there may be as many as pay, where the drafter can tell."""
+
+
+PLAIN = Rounds()
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Take a sequence in; its prefill starts with the next forward."""
+
+    key: SequenceKey
+    params: SamplingParams
+    prompt_ids: Sequence[int]
+    output_ids: Sequence[int]
+    """Committed output."""
+    max_length: int
+    """Largest prompt + output, tokens."""
+    opened_ns: int
+    """Arrival, `time.perf_counter_ns`."""
+    mode: VerificationMode = VerificationMode.COUPLED
+    grammar: GrammarRule | None = None
+    """What a constraint allows behind `output_ids`; the core moves a copy of it."""
+    drafter: str = ""
+    """Name of its attached drafter; empty = none."""
+    drafter_settings: Mapping[str, str] = field(default_factory=dict)
+    deadline_s: float | None = None
+    """Deadline, seconds of `time.monotonic`; None = none."""
+    span: Span = field(default=INVALID_SPAN, compare=False, repr=False)
+    """Ends when the sequence does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verify:
+    """Queue a draft block for the next forward."""
+
+    key: SequenceKey
+    base_length: int
+    """Committed length that the block extends."""
+    draft_ids: Sequence[int]
+    """At least one."""
+    arrived_ns: int
+    """Arrival, `time.perf_counter_ns`."""
+    parents: Sequence[int] = ()
+    """Tree: index of each draft id's parent, -1 = the last committed token; empty = a chain."""
+    draft_probs: Sequence[SparseProbs] = ()
+    """What each draft id was sampled from; empty = each was certain."""
+    num_plain_steps: int = 0
+    """Tokens that may be decoded alone after the block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Let the worker decode a sequence alone. A repeated or late grant changes nothing."""
+
+    key: SequenceKey
+    base_length: int
+    """Committed length from which the grant counts."""
+    num_tokens: int
+    """At least 1."""
+    arrived_ns: int
+    """Arrival, `time.perf_counter_ns`."""
+    rounds: Rounds = PLAIN
+
+
+VerifyCommand = Open | Verify | Grant | TableCommand
