@@ -1,4 +1,4 @@
-"""What a draft core may be told, as values; see `betoken.rpc.link.commands`."""
+"""Commands to a draft core, as values; see `betoken.rpc.link.commands`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Open:
     deadline_s: float | None = None
     """Deadline, seconds of `time.monotonic`; None = none."""
     grammar: GrammarRule | None = None
-    """What a constraint allows behind `output_ids`; the core moves a copy of it."""
+    """Grammar of a constraint, behind `output_ids`; the core moves a copy of it."""
     span: Span = field(default=INVALID_SPAN, compare=False, repr=False)
     """Ends when the sequence does."""
 

@@ -1,4 +1,4 @@
-"""What a verify core may be told, as values; see `betoken.rpc.link.commands`."""
+"""Commands to a verify core, as values; see `betoken.rpc.link.commands`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,7 +41,7 @@ class Open:
     """Arrival, `time.perf_counter_ns`."""
     mode: VerificationMode = VerificationMode.COUPLED
     grammar: GrammarRule | None = None
-    """What a constraint allows behind `output_ids`; the core moves a copy of it."""
+    """Grammar of a constraint, behind `output_ids`; the core moves a copy of it."""
     drafter: str = ""
     """Name of its attached drafter; empty = none."""
     drafter_settings: Mapping[str, str] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Verify:
     parents: Sequence[int] = ()
     """Tree: index of each draft id's parent, -1 = the last committed token; empty = a chain."""
     draft_probs: Sequence[SparseProbs] = ()
-    """What each draft id was sampled from; empty = each was certain."""
+    """Distribution that each draft id was sampled from; empty = each was certain."""
     num_plain_steps: int = 0
     """Tokens that may be decoded alone after the block."""
 

@@ -1,7 +1,7 @@
-"""What any worker's core may be told about its sequences, as values.
+"""Commands to any worker's core about its sequences, as values.
 
 A handler translates the entries of a frame into commands; the core applies them in order before its next step. Nobody
-changes a command, so that a run can be logged, replayed, or told to several cores alike.
+changes a command, so a run can be logged, replayed, or told to several cores alike.
 """
 
 from dataclasses import dataclass
@@ -29,4 +29,4 @@ class TellLoad:
 
 
 TableCommand = Close | CloseLink | TellLoad
-"""What a `SequenceTable` applies."""
+"""Commands that a `SequenceTable` applies."""

@@ -1,6 +1,6 @@
 """The open sequences of a worker: taken in or refused, found, ended by close, deadline, fault or the end of their link.
 
-Kept by a core on the model thread. Knows keys, deadlines, spans and limits; knows nothing of drafting or verifying.
+Kept by a core on the model thread. Knows keys, deadlines, spans and limits; drafting and verifying lie elsewhere.
 """
 
 import time
@@ -27,7 +27,7 @@ PENDING_INTERVAL_S = 0.1
 
 
 class Opening(Protocol):
-    """What a table needs of any worker's command to open a sequence."""
+    """A worker's command to open a sequence, as its table sees it."""
 
     @property
     def key(self) -> SequenceKey: ...
@@ -39,7 +39,7 @@ class Opening(Protocol):
 
 
 class KeptSequence(Opening, Protocol):
-    """What a table needs of any worker's sequence."""
+    """A worker's sequence, as its table sees it."""
 
     @property
     def deadline_s(self) -> float | None:

@@ -1,4 +1,4 @@
-"""How sequences are named on a worker, and how busy it is: plain values. Knows nothing of drafting or verifying."""
+"""How sequences are named on a worker, and how busy it is: plain values. Knows no links and no models."""
 
 from dataclasses import dataclass
 
