@@ -15,7 +15,8 @@ from betoken.common.errors import InternalError, InvalidArgumentError, ResourceE
 from betoken.router.request import GenerationRequest
 from betoken.router.round.drafting import TRANSITIONS, Drafting, DraftingEvent, after
 from betoken.router.round.speculator import Speculator
-from betoken.router.workers.draft_session import Draft, DraftFailedError, DraftLateError, DraftWorkerLostError
+from betoken.router.workers.draft import Draft
+from betoken.router.workers.draft_session import DraftFailedError, DraftLateError, DraftWorkerLostError
 from betoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED, DrafterChoice, SamplingParams
 
 PAIRS = list(product(Drafting, DraftingEvent))

@@ -12,6 +12,7 @@ from asyncio_pool import AioPool
 from betoken.common.errors import UnavailableError
 from betoken.router.request import GenerationRequest
 from betoken.router.round.failover import Failover
+from betoken.router.workers.verify_requests import Grant
 from betoken.router.workers.verify_session import SequenceLostError
 from betoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED, SamplingParams
 from betoken.v1.verify_pb2 import Verdict
@@ -35,9 +36,9 @@ class Session:
         self.is_enough: Callable[[float], bool]
         self.verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
 
-    def grant(self, base_length: int, num_steps: int) -> None: ...
+    def grant(self, grant: Grant) -> None: ...
 
-    async def next_plain(self, base_length: int, is_enough: Callable[[float], bool]) -> Verdict:
+    async def next_granted(self, base_length: int, is_enough: Callable[[float], bool]) -> Verdict:
         self.is_enough = is_enough
         return await self.verdict
 

@@ -476,7 +476,7 @@ async def test_a_worker_that_floods_loses_its_link_only(make_cluster: MakeCluste
     (drafter,), worker = cluster.drafters, cluster.router.draft.workers[0]
     downs: list[str] = []
     down = worker.link._callbacks.on_down
-    object.__setattr__(worker.link._callbacks, "on_down", lambda link, why: (downs.append(str(why)), down(link, why)))
+    object.__setattr__(worker.link._callbacks, "on_down", lambda why: (downs.append(str(why)), down(why)))
 
     async def flood() -> None:
         frame = DraftLinkResponse()
@@ -695,7 +695,7 @@ async def test_a_sequence_that_is_nowhere_reopened_ends_with_the_reason_before_i
 
     async def fail() -> Any:
         reading = asyncio.ensure_future(read())
-        await cluster.until(lambda: bool(failover._limits))
+        await cluster.until(lambda: bool(failover._waiting))
         with pytest.raises(grpc.aio.AioRpcError) as failed:
             await clock.hurry(reading)
         return failed.value

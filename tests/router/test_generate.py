@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import processors
 
 from betoken.common.errors import from_rpc_error
-from betoken.router.round.outbox import Finished
+from betoken.router.round.events import Finished
 from betoken.router.round.stats import SpeculationCounts
 from betoken.router.servicer import _finish
 from betoken.router.text.answer import FinishReason
@@ -283,7 +283,7 @@ def test_every_count_leaves_under_its_own_name() -> None:
     for number, name in enumerate(names):
         if name != "router_overhead_p50_ns":
             setattr(counts, name, [number] if name.endswith("_per_position") else number)
-    finish = _finish(Finished(FinishReason.LENGTH, "", 1, 2, 3, 4, counts, 5, 6, 7))
+    finish = _finish(Finished(FinishReason.LENGTH, "", 1, 2, 4, counts, 5, 6, 7))
     for name in names:
         assert getattr(finish.speculation, name) == getattr(counts, name), name
     assert finish.usage == pb.Usage(prompt_tokens=1, output_tokens=2, cached_prompt_tokens=4)

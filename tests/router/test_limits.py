@@ -19,7 +19,7 @@ from betoken.common.errors import (
 )
 from betoken.router import intake
 from betoken.router.core import Event
-from betoken.router.round.outbox import Tokens
+from betoken.router.round.events import Tokens
 from betoken.router.round.stats import SpeculationCounts
 from betoken.router.text.tokenizer import Tokenizer
 from betoken.v1 import generation_pb2 as pb

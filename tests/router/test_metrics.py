@@ -14,7 +14,7 @@ from betoken.common.errors import ResourceExhaustedError
 from betoken.common.names import RPC_RESPONSE_STATUS_CODE
 from betoken.router.metrics import RequestMetrics, final_status
 from betoken.router.record import OK, RequestRecord
-from betoken.router.round.outbox import Finished
+from betoken.router.round.events import Finished
 from betoken.router.round.stats import SpeculationCounts
 from betoken.router.text.answer import FinishReason
 from betoken.router.workers.worker_metrics import observe_workers
@@ -61,7 +61,7 @@ def record(counts: SpeculationCounts, **fields: Any) -> RequestRecord:
     kept.accepted(asked, "ngram")
     counts.queue_ns, counts.first_token_ns = 500_000, 6_000_000
     kept.num_sent, kept.status, kept.duration_ns = 5, OK, 9_000_000
-    kept.finished = Finished(FinishReason.STOP, "", 3, 25, 5, 0, counts, 500_000, 1_000_000, 9_000_000)
+    kept.finished = Finished(FinishReason.STOP, "", 3, 25, 0, counts, 500_000, 1_000_000, 9_000_000)
     for name, value in fields.items():
         setattr(kept, name, value)
     return kept

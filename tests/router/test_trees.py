@@ -7,7 +7,7 @@ import random
 import pytest
 
 from betoken.router.workers import draft_tree
-from betoken.router.workers.draft_session import _usable
+from betoken.router.workers.draft import usable_draft
 from betoken.v1.draft_pb2 import DraftedBlock
 from betoken.v1.types_pb2 import (
     TOKEN_ORIGIN_ACCEPTED,
@@ -74,7 +74,7 @@ def block(ids: list[int], parents: list[int], sources: list[str] | None = None) 
     ],
 )
 def test_what_is_used_of_a_block(ids, parents, num_tokens, takes_trees, expected) -> None:
-    draft = _usable(block(ids, parents), num_tokens, 50, takes_trees, elapsed_ns=0)
+    draft = usable_draft(block(ids, parents), num_tokens, 50, takes_trees, elapsed_ns=0)
     assert (list(draft.ids), list(draft.parents)) == expected
     assert len(draft.sources) == len(draft.ids)
 
@@ -87,7 +87,7 @@ def test_any_block_becomes_a_sound_draft() -> None:
         parents = [rng.randrange(-1, i) if rng.random() < 0.9 else rng.randrange(-3, 9) for i in range(size)]
         ids = [rng.randrange(52) for _ in range(size)]
         limit, takes_trees = rng.randrange(1, 9), rng.random() < 0.7
-        draft = _usable(block(ids, parents), limit, 50, takes_trees, elapsed_ns=0)
+        draft = usable_draft(block(ids, parents), limit, 50, takes_trees, elapsed_ns=0)
         num_trees += bool(draft.parents)
         assert len(draft.ids) <= limit and all(token_id < 50 for token_id in draft.ids)
         assert list(draft.ids) == ids[: len(draft.ids)]
@@ -98,7 +98,7 @@ def test_any_block_becomes_a_sound_draft() -> None:
 
 
 def test_paths_and_what_follows_them() -> None:
-    draft = _usable(block([1, 2, 3, 4], [-1, 0, 0, 2]), 8, 50, True, elapsed_ns=0)
+    draft = usable_draft(block([1, 2, 3, 4], [-1, 0, 0, 2]), 8, 50, True, elapsed_ns=0)
     assert draft.depth == 3
     assert [draft.is_exhausted_by(path) for path in ([], [0], [0, 1], [0, 2], [0, 2, 3])] == [
         False,

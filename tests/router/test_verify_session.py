@@ -7,16 +7,24 @@ import asyncio
 import pytest
 
 from betoken.router.workers.mailbox import Patience
-from betoken.router.workers.verify_session import SequenceLostError, VerifySession
-from betoken.v1.verify_pb2 import Verdict
+from betoken.router.workers.verify_session import SequenceLostError, VerdictLimits, VerifySession
+from betoken.v1.verify_pb2 import DraftBlock, Verdict
 
 TIMEOUT_S = 0.05
 
 
+class Host:
+    """A worker that takes everything and says nothing."""
+
+    def send_block(self, block: DraftBlock) -> None: ...
+
+    def close_session(self, session: VerifySession) -> None: ...
+
+    def fell_silent(self) -> None: ...
+
+
 def session_with(told: list[None], timeout_s: float = TIMEOUT_S) -> VerifySession:
-    return VerifySession(
-        1, 100, timeout_s, Patience(), lambda block: None, lambda session: None, lambda: told.append(None), lambda: None
-    )
+    return VerifySession(1, Host(), VerdictLimits(100), Patience(), timeout_s, lambda: told.append(None))
 
 
 async def test_a_block_is_waited_for_as_long_as_the_worker_has_it_pending() -> None:
@@ -26,7 +34,7 @@ async def test_a_block_is_waited_for_as_long_as_the_worker_has_it_pending() -> N
     for part in range(6):
         loop.call_later(part * TIMEOUT_S, session.pending)
     loop.call_later(6 * TIMEOUT_S, session.deliver, Verdict(sequence_id=1, base_length=3, next_id=7))
-    assert (await session.next_plain(3)).next_id == 7
+    assert (await session.next_granted(3)).next_id == 7
     assert len(told) == 6
 
 
@@ -37,7 +45,7 @@ async def test_a_worker_that_says_nothing_has_lost_it(was_pending: bool) -> None
         session.pending()  # an earlier block
     started_s = asyncio.get_running_loop().time()
     with pytest.raises(SequenceLostError, match="no verdict"):
-        await session.next_plain(3)
+        await session.next_granted(3)
     assert asyncio.get_running_loop().time() - started_s < 20 * TIMEOUT_S
 
 
@@ -48,7 +56,7 @@ async def test_a_worker_may_be_given_less_time_while_it_is_waited_for() -> None:
     def is_enough(silent_s: float) -> bool:
         return has_other and silent_s >= 3 * TIMEOUT_S
 
-    waiting = asyncio.ensure_future(session.next_plain(3, is_enough))
+    waiting = asyncio.ensure_future(session.next_granted(3, is_enough))
     for _ in range(5):
         await asyncio.sleep(TIMEOUT_S)
         session.pending()  # the silence begins anew

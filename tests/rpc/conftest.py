@@ -107,18 +107,18 @@ def start_link(stack: AsyncExitStack) -> Callable[..., Awaitable[RecordedLink]]:
         address: str,
         *,
         check_hello: Callable[[WorkerHello], None] = lambda hello: None,
-        on_frame: Callable[[Any, Any], None] | None = None,
+        on_frame: Callable[[Any], None] | None = None,
         limits: OutboxLimits | None = None,
         wait: bool = True,
         **more: Any,
     ) -> RecordedLink:
-        def record_up(link: Any) -> None:
+        def record_up() -> None:
             recorded.ups += 1
 
         callbacks = LinkCallbacks(
-            on_frame=on_frame or (lambda link, frame: recorded.frames.append(frame)),
+            on_frame=on_frame or (lambda frame: recorded.frames.append(frame)),
             on_up=record_up,
-            on_down=lambda link, error: recorded.downs.append(error),
+            on_down=lambda error: recorded.downs.append(error),
             check_hello=check_hello,
         )
         options = LinkOptions(

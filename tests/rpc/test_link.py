@@ -91,7 +91,6 @@ async def test_an_open_sent_after_a_close_is_in_a_later_frame(start_worker, star
     first, second = worker.handler.requests
     assert [len(first.opens), len(first.blocks), len(first.closes)] == [1, 1, 1]
     assert [entry.sequence_id for entry in second.opens] == [2]
-    assert recorded.link.num_sequences == 1
 
 
 @pytest.mark.parametrize(
@@ -238,7 +237,7 @@ async def test_a_handler_fault_is_opaque_and_costs_its_link_only(start_worker, s
 
 
 async def test_a_router_fault_costs_its_link_only(start_worker, start_link):
-    def on_frame(link, frame):
+    def on_frame(frame):
         raise RuntimeError("a bug in the router")
 
     worker = await start_worker()
@@ -258,7 +257,6 @@ async def test_a_link_comes_back_after_the_worker_restarts(start_worker, start_l
     with pytest.raises(UnavailableError, match="is not connected"):
         recorded.link.send(blocks=[block(1)])
     recorded.link.send(closes=[CloseSequence(sequence_id=1)])  # nothing to close there any more
-    assert recorded.link.num_sequences == 0
     await asyncio.sleep(0.3)
     again = await start_worker(port=worker.port, hello=WorkerHello(role="verify", worker_id="w2"))
     await eventually(lambda: recorded.ups == 2)

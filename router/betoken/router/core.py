@@ -26,11 +26,12 @@ from betoken.router.policy.admission import Admission
 from betoken.router.policy.byte_budget import ByteBudget
 from betoken.router.request import GenerationRequest, SequenceIds, waiting_s
 from betoken.router.round.attached_rounds import AttachedRounds
+from betoken.router.round.events import Event, Finished, Started
 from betoken.router.round.failover import Failover
-from betoken.router.round.generation import Generation
-from betoken.router.round.outbox import Finished, Outbox, Started, Tokens
+from betoken.router.round.round_loop import RoundLoop
 from betoken.router.round.speculator import Speculator
 from betoken.router.round.stats import SpeculationCounts
+from betoken.router.round.token_buffer import TokenBuffer
 from betoken.router.settings import AUTO_DRAFTER, NO_DRAFTER, RouterSettings
 from betoken.router.text.answer import Answer
 from betoken.router.text.tokenizer import Tokenizer
@@ -38,6 +39,7 @@ from betoken.router.workers.circuit_breaker import CircuitBreaker
 from betoken.router.workers.draft_pool import DraftPool
 from betoken.router.workers.mailbox import Patience
 from betoken.router.workers.verify_pool import VerifyPool
+from betoken.router.workers.worker import WorkerOptions
 from betoken.router.workers.worker_identity import ServedModel
 from betoken.rpc.fast_wake import FastWake
 from betoken.rpc.link import LinkOptions, OutboxLimits
@@ -45,7 +47,6 @@ from betoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED, SourceInfo, WorkerHe
 
 _log = logging.getLogger(__name__)
 
-Event: TypeAlias = Started | Tokens | Finished
 Emit: TypeAlias = Callable[[Event], Awaitable[None]]
 _RESUMED_AT_ONCE = 64  # ids; half a millisecond with the most and longest stop strings
 
@@ -60,26 +61,21 @@ class Router:
         self.keys = Keys(settings.api_keys_file, on_change=lambda: self.admission.capacity_changed())
         options = link_options or LinkOptions(router_id=settings.router_id, tls=settings.worker_tls)
         options = replace(options, limits=OutboxLimits(max_message_bytes=settings.max_message_bytes))
-        sequence_ids, patience = SequenceIds(), Patience()
+        workers = WorkerOptions(options, SequenceIds(), Patience())
         self.verify = VerifyPool(
             settings.verify,
-            self._check_verify_hello,
-            tokenizer.fingerprint,
-            tokenizer.chat_eos_id,
-            sequence_ids,
-            patience,
+            workers,
             settings.verify_timeout_s,
-            options,
+            self._check_verify_hello,
+            lambda hello: ServedModel.of(hello, tokenizer.fingerprint, tokenizer.chat_eos_id),
             on_change=self._workers_changed,
         )
         self.draft = DraftPool(
             settings.draft,
-            self._check_draft_hello,
-            sequence_ids,
-            patience,
-            lambda: CircuitBreaker(settings.max_draft_failures, settings.min_probe_pause_s, settings.max_probe_pause_s),
+            workers,
             settings.first_draft_timeout_s,
-            options,
+            lambda: CircuitBreaker(settings.max_draft_failures, settings.min_probe_pause_s, settings.max_probe_pause_s),
+            self._check_draft_hello,
             on_up=self._draft_worker_met,
         )
         self.admission = Admission(
@@ -158,9 +154,9 @@ class Router:
                     return
                 limit_s = waiting_s(self.settings.queue_timeout_s, request.left_s)
                 async with self.admission.slot(limit_s, request.tenant, request.accounts) as counts.queue_ns:
-                    generation, outbox = await self._generation(request, answer, counts)
+                    loop, tokens = await self._round_loop(request, answer, counts)
                     with self._fast_wake.held():
-                        await _stream(request, generation, outbox, emit)
+                        await _stream(request, loop, tokens, emit)
                     await emit(_finished(request, answer, counts))
         except TimeoutError:
             if limit.expired():
@@ -181,9 +177,9 @@ class Router:
             )
         return answer
 
-    async def _generation(
+    async def _round_loop(
         self, request: GenerationRequest, answer: Answer, counts: SpeculationCounts
-    ) -> tuple[Generation, Outbox]:
+    ) -> tuple[RoundLoop, TokenBuffer]:
         settings = self.settings
         limit_s = waiting_s(settings.failover_timeout_s, request.left_s)
         worker = await self.verify.wait_ready(limit_s, request.identity)
@@ -195,9 +191,9 @@ class Router:
             settings.first_draft_timeout_s,
             self._gate(request),
         )
-        outbox = Outbox(pause_s=lambda: self.admission.num_running / settings.max_messages_per_s)
+        tokens = TokenBuffer(pause_s=lambda: self.admission.num_running / settings.max_messages_per_s)
         attached = AttachedRounds(request, self._gate(request, is_attached=True))
-        return Generation(request, answer, worker, speculator, self._failover, outbox, counts, attached), outbox
+        return RoundLoop(request, answer, worker, speculator, self._failover, tokens, counts, attached), tokens
 
     @property
     def known_drafters(self) -> list[str]:
@@ -283,14 +279,14 @@ class Router:
         return FailedPreconditionError(f"tokenizers differ: {own}, {other}, its model {hello.vocab_size} rows")
 
 
-async def _stream(request: GenerationRequest, generation: Generation, outbox: Outbox, emit: Emit) -> None:
-    """Run `generation` beside the emitter of its tokens, so that a slow stream does not hold up a round."""
+async def _stream(request: GenerationRequest, loop: RoundLoop, waiting: TokenBuffer, emit: Emit) -> None:
+    """Run `loop` beside the emitter of its tokens, so that a slow stream does not hold up a round."""
     error: Exception | None = None
     async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(generation.run())
+        running = tasks.create_task(loop.run())
         try:
             await emit(Started(request))
-            while (tokens := await outbox.get()) is not None:
+            while (tokens := await waiting.get()) is not None:
                 await emit(tokens)
         except Exception as caught:  # raised below: a TaskGroup would wrap it
             error = caught
@@ -307,7 +303,6 @@ def _finished(request: GenerationRequest, answer: Answer, counts: SpeculationCou
         stop=answer.stop,
         num_prompt_tokens=len(request.prompt_ids),
         num_output_tokens=len(answer.output_ids),
-        num_new_tokens=len(answer.output_ids) - len(request.resume_ids),
         num_cached_tokens=counts.num_cached_tokens,
         counts=counts,
         queue_ns=counts.queue_ns or 0,

@@ -17,7 +17,7 @@ from betoken.common.trace import Span, status_of
 from betoken.router.policy.admission import Admission
 from betoken.router.record import OK, RequestRecord
 from betoken.router.request import GenerationRequest
-from betoken.router.round.outbox import Finished
+from betoken.router.round.events import Finished
 from betoken.router.round.stats import SpeculationCounts
 from betoken.rpc import telemetry
 

@@ -22,7 +22,7 @@ from betoken.common.errors import (
 from betoken.common.logs import fields
 from betoken.common.trace import Span, trace_id_of
 from betoken.router.request import GenerationRequest
-from betoken.router.round.outbox import Finished, Started, Tokens
+from betoken.router.round.events import Event, Finished, Tokens
 from betoken.router.round.stats import SpeculationCounts
 
 _log = logging.getLogger(__name__)
@@ -60,10 +60,10 @@ class RequestRecord:
         """It is valid."""
         self.request, self.model, self.drafter = request, request.model, drafter
 
-    def sent(self, event: Started | Tokens | Finished) -> None:
+    def sent(self, event: Event) -> None:
         """The client was sent an event."""
         if isinstance(event, Tokens):
-            self.num_sent += len(event.ids)
+            self.num_sent += event.num_tokens
         elif isinstance(event, Finished):
             self.finished = event
 

@@ -11,15 +11,15 @@ from betoken.common.names import REQUEST_ID, SPAN_GENERATE
 from betoken.common.release import __version__
 from betoken.common.trace import SpanKind, context_from, rpc_attributes, span, traceparent_of
 from betoken.router import intake
-from betoken.router.core import Event, Router
+from betoken.router.core import Router
 from betoken.router.metrics import RequestMetrics, describe_answer, describe_request, final_status
 from betoken.router.policy import drafter_choice
 from betoken.router.record import RequestRecord
 from betoken.router.request import GenerationRequest
-from betoken.router.round.outbox import Finished, Started, Tokens
+from betoken.router.round.events import Event, Finished, Started, Tokens
 from betoken.router.text.answer import FinishReason
-from betoken.router.workers.draft_pool import DraftWorker
-from betoken.router.workers.verify_pool import SILENCE, VerifyWorker
+from betoken.router.workers.draft_worker import DraftWorker
+from betoken.router.workers.verify_worker import SILENCE, VerifyWorker
 from betoken.router.workers.worker_identity import ServedModel
 from betoken.router.workers.worker_metrics import observe_workers
 from betoken.rpc.sampling import NEUTRAL
@@ -169,15 +169,15 @@ def _tokens(event: Tokens) -> pb.GenerateResponse:
     # Filled in place: messages that are made first and then copied into their parent take twice as long.
     response = pb.GenerateResponse()
     message = response.tokens
-    message.text = event.text
     add = message.tokens.add
-    for token_id, origin, source, num_chars in zip(
-        event.ids, event.origins, event.sources, event.num_chars, strict=True
-    ):
-        add(id=token_id, origin=origin, source=source, num_chars=num_chars)
-    for token, logprobs in zip(message.tokens, event.logprobs, strict=False):
-        token.logprobs.CopyFrom(logprobs)
-    message.rounds.extend(event.rounds)
+    for emitted in event.rounds:
+        places = zip(emitted.ids, emitted.origins, emitted.sources, emitted.num_chars, strict=True)
+        tokens = [add(id=i, origin=origin, source=source, num_chars=n) for i, origin, source, n in places]
+        for token, logprobs in zip(tokens, emitted.logprobs, strict=False):
+            token.logprobs.CopyFrom(logprobs)
+        if emitted.times is not None:
+            message.rounds.append(emitted.times)
+    message.text = "".join(emitted.text for emitted in event.rounds)
     return response
 
 
@@ -223,7 +223,7 @@ def _num_charged(event: Event) -> int:
         case Started(request):
             return len(request.prompt_ids)
         case Tokens():
-            return len(event.ids)
+            return event.num_tokens
         case _:
             return 0
 

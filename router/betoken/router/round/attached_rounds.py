@@ -10,6 +10,7 @@ import time
 from betoken.common.economy.gate import SpeculationGate
 from betoken.common.economy.terms import USUAL_DRAFT_TOKENS
 from betoken.router.request import GenerationRequest
+from betoken.router.workers.verify_requests import Grant
 from betoken.router.workers.verify_session import VerifySession
 from betoken.v1.verify_pb2 import Verdict
 
@@ -33,10 +34,11 @@ class AttachedRounds:
         if self._gate is not None and not self._gate.is_open:
             num_draft_tokens = 0
         num_tokens = min(NUM_GRANTED_TOKENS, room)
-        num_left = session.granted_length - length
+        num_left = session.granted.end - length
         is_due = num_left <= NUM_GRANTED_TOKENS // 2 and num_tokens > num_left
-        if is_due or num_draft_tokens != session.granted_drafts:
-            session.grant(length, num_tokens, num_draft_tokens, is_priced=not self._request.num_draft_tokens)
+        if is_due or num_draft_tokens != session.granted.num_draft_tokens:
+            is_priced = not self._request.num_draft_tokens
+            session.grant(Grant(length, num_tokens, num_draft_tokens, is_priced))
 
     def record(self, verdict: Verdict, num_tokens: int, began_s: float | None) -> None:
         """A round, or a plain step, brought `num_tokens`; `began_s`: when it began (`time.perf_counter`), None = it

@@ -10,14 +10,18 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from asyncio_pool import AioPool
 
 from betoken.common.errors import InternalError, ResourceExhaustedError, UnavailableError
 from betoken.router.request import GenerationRequest, waiting_s
 from betoken.router.workers.bounded import run_bounded
-from betoken.router.workers.verify_pool import VerifyPool, VerifyWorker
+from betoken.router.workers.verify_pool import VerifyPool
+from betoken.router.workers.verify_requests import Grant
 from betoken.router.workers.verify_session import SequenceLostError, VerifySession
+from betoken.router.workers.verify_worker import VerifyWorker
 from betoken.router.workers.worker_identity import WorkerIdentity
 from betoken.v1.verify_pb2 import Verdict
 
@@ -40,6 +44,46 @@ class _AttemptFailedError(Exception):
         self.reason = reason
 
 
+class Reopened(NamedTuple):
+    """A sequence that goes on."""
+
+    worker: VerifyWorker
+    session: VerifySession
+    verdict: Verdict
+    """Verdict of its first plain step there."""
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A sequence that waits to be re-opened."""
+
+    limit: asyncio.Timeout
+    """Its deadline, on the event loop's clock."""
+    suspect_until_s: float | None = None
+    """Deadline by which it may be tried, same clock, once an attempt was lost with it; None before that."""
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether a worker was lost with it, perhaps because of it."""
+        return self.suspect_until_s is not None
+
+    @property
+    def ends_s(self) -> float:
+        """Deadline, on the event loop's clock."""
+        return self.limit.when() or 0.0
+
+    def extend(self, until_s: float) -> None:
+        """Move its deadline, unless that is over."""
+        if not self.limit.expired():
+            self.limit.reschedule(until_s)
+
+    def suspect(self, until_s: float) -> None:
+        """It was lost again: the first such deadline stays, whatever sign of work came since."""
+        if self.suspect_until_s is None:
+            self.suspect_until_s = until_s
+        self.extend(self.suspect_until_s)
+
+
 class Failover:
     """Re-opens sequences; shared by all requests."""
 
@@ -48,10 +92,8 @@ class Failover:
         self._verify = verify
         self._reopens = reopens
         self._timeout_s = timeout_s
-        self._limits: set[asyncio.Timeout] = set()
-        """Deadlines of sequences waiting to be re-opened. Progress anywhere extends all of them."""
-        self._suspects: dict[asyncio.Timeout, float] = {}
-        """Deadlines of sequences that an attempt lost again: until when they may be tried, event loop's clock."""
+        self._waiting: set[_Waiting] = set()
+        """Sequences waiting to be re-opened. Progress anywhere extends the deadlines of those that are no suspects."""
         self._progressed_s = -math.inf
 
     def has_other(self, worker: VerifyWorker) -> bool:
@@ -59,7 +101,8 @@ class Failover:
         other = self._verify.least_loaded(worker.identity, avoid=worker)
         if other is None or other.is_silent:
             return False
-        return other.load_factor + len(self._limits) / max(1, other.hello.max_sequences) < 1
+        num_waiting = sum(not each.is_suspect for each in self._waiting)
+        return other.load_factor + num_waiting / max(1, other.hello.max_sequences) < 1
 
     def place(self, worker: VerifyWorker) -> VerifyWorker:
         """The worker with most room among those that give the same tokens as `worker`; itself if none is ready."""
@@ -72,8 +115,8 @@ class Failover:
         identity: WorkerIdentity,
         lost: VerifyWorker,
         why: SequenceLostError | ResourceExhaustedError,
-    ) -> tuple[VerifyWorker, VerifySession, Verdict]:
-        """Re-open the sequence on a worker of the same identity: the worker, the session and the first plain step.
+    ) -> Reopened:
+        """Re-open the sequence on a worker of the same identity.
 
         Raises:
             UnavailableError: for the time allowed, no such worker could go on with this sequence or another one.
@@ -84,15 +127,15 @@ class Failover:
         pause_s, num_faults = 0.0, 0
         reason: Exception = why
         limit_s = waiting_s(self._timeout_s, request.left_s)
-        limit = asyncio.timeout(limit_s)
-        self._limits.add(limit)
+        waiting = _Waiting(asyncio.timeout(limit_s))
+        self._waiting.add(waiting)
         try:
-            async with limit:
+            async with waiting.limit:
                 while True:
                     try:
                         await asyncio.sleep(pause_s)
-                        attempt = self._try(request, committed_ids, identity, lost, limit)
-                        opened = await run_bounded(self._reopens, attempt, discard=lambda opened: opened[1].close())
+                        attempt = self._try(request, committed_ids, identity, lost, waiting)
+                        opened = await run_bounded(self._reopens, attempt, discard=lambda late: late.session.close())
                         self._progressed()
                         return opened
                     except _AttemptFailedError as failed:
@@ -101,7 +144,7 @@ class Failover:
                         if num_faults == _MAX_FAULTS and reason.__cause__ is not None:
                             raise reason.__cause__ from None
                         if isinstance(reason, SequenceLostError):
-                            self._suspect(limit)
+                            waiting.suspect(asyncio.get_running_loop().time() + self._timeout_s)
                         pause_s = min(_MAX_RETRY_PAUSE_S, max(_RETRY_PAUSE_S, pause_s * 2))
         except TimeoutError:
             if isinstance(reason, ResourceExhaustedError):
@@ -110,8 +153,7 @@ class Failover:
                 f"the verify worker was lost and none could go on within {limit_s:.3g} s", places=str(reason)
             ) from reason
         finally:
-            self._limits.discard(limit)
-            self._suspects.pop(limit, None)
+            self._waiting.discard(waiting)
 
     def _progressed(self) -> None:
         """A sequence was re-opened, or is about to be: the others' turns will come, so their patience begins anew."""
@@ -119,26 +161,19 @@ class Failover:
         if now_s < self._progressed_s + _PROGRESS_SHARE * self._timeout_s:
             return
         self._progressed_s = now_s
-        for limit in self._limits:
-            if not limit.expired():
-                limit.reschedule(now_s + self._timeout_s)
+        for waiting in self._waiting:
+            if not waiting.is_suspect:
+                waiting.extend(now_s + self._timeout_s)
 
-    def _pending(self, limit: asyncio.Timeout) -> None:
-        """A worker is at the sequence, or will be. A re-opened sequence is no sign for those that still wait."""
-        if limit in self._limits or limit in self._suspects:
-            self._progressed()
-        if limit in self._suspects and not limit.expired():
-            deadline = asyncio.get_running_loop().time() + self._timeout_s
-            if deadline - (limit.when() or 0.0) >= _PROGRESS_SHARE * self._timeout_s:
-                limit.reschedule(deadline)
-
-    def _suspect(self, limit: asyncio.Timeout) -> None:
-        """A worker was lost with the sequence, perhaps because of it: progress of others gives it no more time, its own
-        no more attempts."""
-        if not limit.expired():
-            self._limits.discard(limit)
-            now_s = asyncio.get_running_loop().time()
-            limit.reschedule(self._suspects.setdefault(limit, now_s + self._timeout_s))
+    def _pending(self, waiting: _Waiting) -> None:
+        """A worker is at the sequence, or will be. Once re-opened, that is no sign for those that still wait."""
+        if waiting not in self._waiting:
+            return
+        self._progressed()
+        if waiting.is_suspect:
+            until_s = asyncio.get_running_loop().time() + self._timeout_s
+            if until_s - waiting.ends_s >= _PROGRESS_SHARE * self._timeout_s:
+                waiting.extend(until_s)
 
     async def _try(
         self,
@@ -146,25 +181,25 @@ class Failover:
         committed_ids: Sequence[int],
         identity: WorkerIdentity,
         lost: VerifyWorker,
-        limit: asyncio.Timeout,
-    ) -> tuple[VerifyWorker, VerifySession, Verdict]:
+        waiting: _Waiting,
+    ) -> Reopened:
         worker = self._verify.least_loaded(identity, avoid=lost)
         if worker is None:
-            left_s = (limit.when() or 0.0) - asyncio.get_running_loop().time()
+            left_s = waiting.ends_s - asyncio.get_running_loop().time()
             worker = await self._verify.wait_ready(max(0.0, left_s), identity)
         try:
-            session = worker.open(request, committed_ids, on_pending=lambda: self._pending(limit))
+            session = worker.open(request, committed_ids, on_pending=lambda: self._pending(waiting))
         except SequenceLostError as error:
             raise _AttemptFailedError(worker, error) from error
         try:
             base_length = len(request.prompt_ids) + len(committed_ids)
-            session.grant(base_length, 1)
+            session.grant(Grant(base_length, 1))
             patience_s = _SILENCE_SHARE * self._timeout_s
-            verdict = await session.next_plain(
+            verdict = await session.next_granted(
                 base_length,
                 lambda silent_s: silent_s >= patience_s and self._verify.least_loaded(identity, worker) is not None,
             )
-            return worker, session, verdict
+            return Reopened(worker, session, verdict)
         except (SequenceLostError, ResourceExhaustedError) as error:
             session.close()
             raise _AttemptFailedError(worker, error) from error

@@ -22,15 +22,10 @@ from betoken.router.policy.draft_terms import draft_terms
 from betoken.router.request import GenerationRequest
 from betoken.router.round.drafting import Drafting, DraftingEvent, after
 from betoken.router.round.step_timer import StepTimer
-from betoken.router.workers.draft_pool import DraftPool, DraftWorker
-from betoken.router.workers.draft_session import (
-    NO_DRAFT,
-    Draft,
-    DraftFailedError,
-    DraftLateError,
-    DraftSession,
-    DraftWorkerLostError,
-)
+from betoken.router.workers.draft import NO_DRAFT, Draft
+from betoken.router.workers.draft_pool import DraftPool
+from betoken.router.workers.draft_session import DraftFailedError, DraftLateError, DraftSession, DraftWorkerLostError
+from betoken.router.workers.draft_worker import DraftWorker
 from betoken.rpc.validation import CONTEXT_FIELDS
 from betoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED, DrafterChoice, Load
 

@@ -1,6 +1,6 @@
-"""The verify workers: which fit together, which is least loaded, and which sequence lives where.
+"""The verify workers: which fit together, and which is least loaded.
 
-Knows links and sessions; drafts, text and clients lie elsewhere.
+Knows links; knows nothing of sessions, drafts, text or clients.
 """
 
 from __future__ import annotations
@@ -8,147 +8,38 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from betoken.common.errors import (
-    BetokenError,
-    FailedPreconditionError,
-    InternalError,
-    NotFoundError,
-    ResourceExhaustedError,
-    UnavailableError,
-)
-from betoken.router.request import GenerationRequest, SequenceIds
-from betoken.router.workers.mailbox import Patience
-from betoken.router.workers.verify_session import SequenceLostError, VerifySession
-from betoken.router.workers.worker import Worker
+from betoken.common.errors import FailedPreconditionError, UnavailableError
+from betoken.router.workers.verify_worker import VerifyWorker
+from betoken.router.workers.worker import WorkerOptions
 from betoken.router.workers.worker_identity import ServedModel, WorkerIdentity
-from betoken.rpc.link import LinkCallbacks, LinkOptions, LinkState, VerifyLink
-from betoken.rpc.validation import validate_frame
-from betoken.v1.types_pb2 import DrafterChoice, SourceInfo, WorkerHello
-from betoken.v1.verify_pb2 import DraftBlock, VerifyLinkResponse
+from betoken.router.workers.worker_pool import WorkerPool
+from betoken.v1.types_pb2 import WorkerHello
 
 _log = logging.getLogger(__name__)
-_FULL_RETRY_AFTER_S = 1.0  # links carry no advice; other routers fill the worker too
-SILENCE = "gives no sign of work: others get what is new"
-_LOST = (UnavailableError, InternalError, NotFoundError, FailedPreconditionError)
 
 
-class VerifyWorker(Worker[VerifySession]):
-    """One verify worker and the sequences this router has on it."""
-
-    def __init__(self, address: str, pool: VerifyPool, options: LinkOptions) -> None:
-        callbacks = LinkCallbacks(self._take, self._up, self._down, lambda hello: pool.check(hello, self))
-        super().__init__(VerifyLink(address, callbacks, options), f"verify worker {address}")
-        self.identity: WorkerIdentity
-        """Identity told in its handshake; set once it has been ready."""
-        self.is_silent = False
-        """Whether a sequence was lost here for want of any sign of work, and none has come since."""
-        self._pool = pool
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether it takes new sequences."""
-        return self.link.state is LinkState.READY
-
-    @property
-    def drafters(self) -> Sequence[str]:
-        """Names of the drafters attached to it; those of its last handshake while it is away."""
-        return tuple(self.link.hello.drafters) if self.link.hello is not None else ()
-
-    def attached(self, request: GenerationRequest) -> DrafterChoice | None:
-        """The request's drafter, if it is attached here."""
-        choice = request.drafter
-        return choice if choice is not None and choice.name and choice.name in self.hello.drafters else None
-
-    def open(
-        self, request: GenerationRequest, committed_ids: Sequence[int], on_pending: Callable[[], None] = lambda: None
-    ) -> VerifySession:
-        """Open, or re-open, the request's sequence here; `on_pending` is called while it waits for its turn.
-
-        Raises:
-            SequenceLostError: the worker has just gone.
-        """
-        sequence_id = self._pool.sequence_ids.next()
-        attached = self.attached(request)
-        session = VerifySession(
-            sequence_id,
-            self.hello.vocab_size,
-            self._pool.verify_timeout_s,
-            self._pool.patience,
-            self._send_block,
-            self._close,
-            on_pending,
-            lambda: self._set_silent(True),
-            has_logprobs=request.sampling.HasField("logprobs"),
-            max_attached=self.hello.max_draft_tokens if attached is not None else 0,
-        )
-        try:
-            self.link.send(opens=[request.open_entry(sequence_id, committed_ids, attached)])
-        except UnavailableError as error:
-            raise SequenceLostError(str(error)) from error
-        self._sessions[sequence_id] = session
-        return session
-
-    def _send_block(self, block: DraftBlock) -> None:
-        if block.sequence_id in self._sessions:  # otherwise the session has its error already
-            try:
-                self.link.send(blocks=[block])
-            except UnavailableError as error:
-                raise SequenceLostError(str(error)) from error
-
-    def _take(self, _link: Any, frame: VerifyLinkResponse) -> None:
-        validate_frame(frame.verdicts, frame.stales, frame.errors, frame.pending_ids)
-        if frame.HasField("drain"):
-            self._pool.changed()
-        if self.is_silent and (frame.verdicts or frame.stales or frame.pending_ids or frame.HasField("load")):
-            self._set_silent(False)  # a load follows the close of what was lost, so that an idle one comes back as well
-        self._deliver(frame.verdicts)
-        self._deliver(frame.stales)
-        self._note_pending(frame.pending_ids)
-        self._take_errors(frame.errors, _for_session)
-
-    def _up(self, _link: Any) -> None:
-        self.identity = WorkerIdentity.of(self.hello)
-        self.is_silent = False
-        self._pool.changed()
-
-    def _down(self, _link: Any, why: BetokenError) -> None:
-        self._lose_sessions(SequenceLostError(f"verify worker {self.link.address} went away: {why}"))
-        self._pool.changed()
-
-    def _set_silent(self, is_silent: bool) -> None:
-        if is_silent != self.is_silent:
-            _log.warning("verify worker %s %s", self.link.address, SILENCE if is_silent else "works again")
-            self.is_silent = is_silent
-            self._pool.changed()
-
-
-class VerifyPool:
+class VerifyPool(WorkerPool[VerifyWorker]):
     """All verify workers of this router."""
 
     def __init__(
         self,
         addresses: Sequence[str],
-        check_hello: Callable[[WorkerHello], None],
-        text_fingerprint: str,
-        chat_eos_id: int | None,
-        sequence_ids: SequenceIds,
-        patience: Patience,
+        options: WorkerOptions,
         verify_timeout_s: float,
-        options: LinkOptions,
+        check_hello: Callable[[WorkerHello], None],
+        served_model: Callable[[WorkerHello], ServedModel],
         on_change: Callable[[], None],
     ) -> None:
-        """`check_hello` raises for workers that do not fit the tokenizer, `text_fingerprint` and `chat_eos_id` are the
-        tokenizer's; `on_change` follows changes of capacity."""
-        self.sequence_ids = sequence_ids
-        self.patience = patience
-        self.verify_timeout_s = verify_timeout_s
+        """`check_hello` raises for workers that do not fit the tokenizer; `served_model` says what a worker serves with
+        it; `on_change` follows changes of capacity."""
+        super().__init__(
+            VerifyWorker(address, options, verify_timeout_s, self.check, self.changed) for address in addresses
+        )
         self.model: ServedModel | None = None
         """Model of the last accepted worker."""
-        self.workers = [VerifyWorker(address, self, options) for address in addresses]
         self._check_hello = check_hello
-        self._text_fingerprint, self._chat_eos_id = text_fingerprint, chat_eos_id
+        self._served_model = served_model
         self._on_change = on_change
         self._changed = asyncio.Event()
 
@@ -157,21 +48,6 @@ class VerifyPool:
         """Sequences that the workers which get new ones hold at once."""
         return sum(worker.hello.max_sequences for worker in self._in_use())
 
-    @property
-    def known_drafters(self) -> list[str]:
-        """Names attached to any worker this router has met, in order of the workers."""
-        return list(dict.fromkeys(name for worker in self.workers for name in worker.drafters))
-
-    @property
-    def ready_drafters(self) -> list[str]:
-        """Names that can be had right now."""
-        return list(dict.fromkeys(name for worker in self.workers if worker.is_ready for name in worker.drafters))
-
-    @property
-    def sources(self) -> list[SourceInfo]:
-        """The sources of attached drafters' tokens, of every worker this router has met."""
-        return [s for worker in self.workers if worker.link.hello is not None for s in worker.link.hello.sources]
-
     def check(self, hello: WorkerHello, candidate: VerifyWorker) -> None:
         """Accept a worker's handshake.
 
@@ -179,7 +55,7 @@ class VerifyPool:
             FailedPreconditionError: it would not give the same tokens as the workers that are ready.
         """
         self._check_hello(hello)
-        model = ServedModel.of(hello, self._text_fingerprint, self._chat_eos_id)
+        model = self._served_model(hello)
         theirs = model.identity
         for worker in self.workers:
             if worker is candidate or not worker.is_ready:
@@ -257,20 +133,6 @@ class VerifyPool:
         async with asyncio.TaskGroup() as tasks:
             for worker in self.workers:
                 tasks.create_task(worker.link.run())
-
-    async def close(self) -> None:
-        """Drain and close all links."""
-        await asyncio.gather(*(worker.link.close() for worker in self.workers))
-
-
-def _for_session(error: BetokenError) -> Exception:
-    if isinstance(error, _LOST):
-        lost = SequenceLostError(str(error))
-        lost.__cause__ = error
-        return lost
-    if isinstance(error, ResourceExhaustedError):
-        return ResourceExhaustedError(str(error), retry_after_s=_FULL_RETRY_AFTER_S)
-    return error
 
 
 def _tell_eos(model: ServedModel) -> None:

@@ -7,12 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from betoken.common.errors import BetokenError, UnavailableError, from_link_error
-from betoken.rpc.link import LinkState, WorkerLink
+from betoken.router.request import SequenceIds
+from betoken.router.workers.mailbox import Patience
+from betoken.rpc.link import LinkOptions, LinkState, WorkerLink
 from betoken.rpc.link.faults import LinkFaults
-from betoken.v1.types_pb2 import CloseSequence, LinkError, WorkerHello
+from betoken.v1.types_pb2 import CloseSequence, LinkError, SourceInfo, WorkerHello
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """What all workers of a router share."""
+
+    link: LinkOptions
+    sequence_ids: SequenceIds
+    patience: Patience
 
 
 class Session(Protocol):
@@ -42,10 +54,10 @@ SessionT = TypeVar("SessionT", bound=Session)
 class Worker(Generic[SessionT]):
     """A link with its sessions. Subclasses say what frames hold and what a lost session is told."""
 
-    def __init__(self, link: WorkerLink[Any, Any], name: str) -> None:
-        """`name`: role and address, for logs."""
+    def __init__(self, link: WorkerLink[Any, Any], options: WorkerOptions) -> None:
         self.link = link
-        self._faults = LinkFaults(name)
+        self._options = options
+        self._faults = LinkFaults(f"{link.role} worker {link.address}")
         self._sessions: dict[int, SessionT] = {}
 
     @property
@@ -65,6 +77,21 @@ class Worker(Generic[SessionT]):
         return self.link.hello
 
     @property
+    def is_ready(self) -> bool:
+        """Whether it takes new sequences."""
+        return self.link.state is LinkState.READY
+
+    @property
+    def drafters(self) -> Sequence[str]:
+        """Names of the drafters that it hosts, its default first, or has attached; while it is away as last told."""
+        return tuple(self.link.hello.drafters) if self.link.hello is not None else ()
+
+    @property
+    def sources(self) -> Sequence[SourceInfo]:
+        """What the sources of its draft tokens are; while it is away as last told."""
+        return self.link.hello.sources if self.link.hello is not None else ()
+
+    @property
     def load_factor(self) -> float:
         """How full it is: own sequences, or what it last said of all routers' together, over what it holds at once."""
         load = self.link.load
@@ -76,7 +103,8 @@ class Worker(Generic[SessionT]):
         """How full it is of own sequences alone: never late, unlike what it says itself."""
         return len(self._sessions) / max(1, self.hello.max_sequences)
 
-    def _close(self, session: SessionT) -> None:
+    def close_session(self, session: SessionT) -> None:
+        """Free a session's sequence on the worker; idempotent."""
         if self._sessions.pop(session.sequence_id, None) is not None:
             with suppress(UnavailableError):  # the link has just ended, and all its sequences with it
                 self.link.send(closes=[CloseSequence(sequence_id=session.sequence_id)])

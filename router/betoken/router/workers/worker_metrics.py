@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from opentelemetry.metrics import CallbackOptions, Observation
 
 from betoken.common import names
-from betoken.router.workers.draft_pool import DraftWorker
-from betoken.router.workers.verify_pool import VerifyWorker
+from betoken.router.workers.draft_worker import DraftWorker
+from betoken.router.workers.verify_worker import VerifyWorker
 from betoken.rpc import telemetry
 from betoken.rpc.link import LinkState
 

@@ -66,12 +66,12 @@ class LinkOptions:
 class LinkCallbacks(Generic[Response]):
     """A link's events for its owner, always on the event loop. None of them may block."""
 
-    on_frame: Callable[[Any, Response], None]
-    """(link, frame): every frame after the handshake. A `BetokenError` raised here ends the link and re-dials."""
-    on_up: Callable[[Any], None]
-    """(link): handshake done; `link.hello` is set."""
-    on_down: Callable[[Any, BetokenError], None]
-    """(link, why): the link ended; its sequences are gone from the worker. Once per `on_up`."""
+    on_frame: Callable[[Response], None]
+    """(frame): every frame after the handshake. A `BetokenError` raised here ends the link and re-dials."""
+    on_up: Callable[[], None]
+    """(): handshake done; `link.hello` is set."""
+    on_down: Callable[[BetokenError], None]
+    """(why): the link ended; its sequences are gone from the worker. Once per `on_up`."""
     check_hello: Callable[[WorkerHello], None]
     """(hello): raises a `BetokenError` for a worker that does not fit."""
 

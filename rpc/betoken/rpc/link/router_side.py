@@ -83,11 +83,6 @@ class WorkerLink(Generic[Request, Response]):
         """Whether entries can be sent."""
         return self._stream is not None
 
-    @property
-    def num_sequences(self) -> int:
-        """Sequences opened over this connection and not closed."""
-        return len(self._open_ids)
-
     def send(self, **entries: Iterable[Message]) -> None:
         """Queue entries by field name (`opens=`, `blocks=`, `commits=`, `requests=`, `closes=`); never blocks.
 
@@ -224,7 +219,7 @@ class WorkerLink(Generic[Request, Response]):
         self.hello, self.load, self.state, self.detail = hello, None, LinkState.READY, ""
         self._down.clear()
         _log.info("%s worker %s at %s is up", self.role, hello.worker_id, self.address)
-        self._callbacks.on_up(self)
+        self._callbacks.on_up()
         return hello
 
     async def _explained(self, failure: BetokenError) -> BetokenError:
@@ -270,7 +265,7 @@ class WorkerLink(Generic[Request, Response]):
         if frame.HasField("drain") and self.state is LinkState.READY:
             self.state, self.detail = LinkState.DRAINING, frame.drain.reason
             _log.info("%s worker %s drains: %s", self.role, self.address, self.detail)
-        self._callbacks.on_frame(self, frame)
+        self._callbacks.on_frame(frame)
         if self.state is LinkState.DRAINING:
             self._release_if_idle()
 
@@ -298,7 +293,7 @@ class WorkerLink(Generic[Request, Response]):
             stream.end(why)
             self._open_ids.clear()
             self._down.set()
-            self._callbacks.on_down(self, why)
+            self._callbacks.on_down(why)
 
     def _not_ready(self, state: LinkState, why: BetokenError | None) -> None:
         state = LinkState.CLOSED if self._closing.is_set() else state

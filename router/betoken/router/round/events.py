@@ -1,0 +1,73 @@
+"""What a request's stream is told: that it began, the tokens of its rounds, that it ended.
+
+Knows no gRPC and no worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from betoken.router.request import GenerationRequest
+from betoken.router.round.stats import SpeculationCounts
+from betoken.router.text.answer import FinishReason
+from betoken.v1.generation_pb2 import RoundTimes
+from betoken.v1.types_pb2 import TokenLogprobs, TokenOrigin
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """First event."""
+
+    request: GenerationRequest
+
+
+@dataclass(frozen=True, slots=True)
+class EmittedRound:
+    """Tokens of one verdict, as far as the answer keeps them."""
+
+    ids: Sequence[int]
+    origins: Sequence[TokenOrigin]
+    """Why each id is in the answer."""
+    sources: Sequence[str]
+    """Name of the drafter of each id; empty = the target's own."""
+    logprobs: Sequence[TokenLogprobs]
+    """One per id when asked for, else empty."""
+    text: str
+    """Text that became final with the round."""
+    num_chars: Sequence[int]
+    """Characters of `text` that became final with each id."""
+    times: RoundTimes | None = None
+    """Times of the round, where they are told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Rounds whose tokens leave together."""
+
+    rounds: Sequence[EmittedRound]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all rounds."""
+        return sum(len(one.ids) for one in self.rounds)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Last event."""
+
+    reason: FinishReason
+    stop: str
+    num_prompt_tokens: int
+    num_output_tokens: int
+    """Resumed ones included."""
+    num_cached_tokens: int
+    counts: SpeculationCounts
+    queue_ns: int
+    time_to_first_token_ns: int
+    duration_ns: int
+
+
+Event: TypeAlias = Started | Tokens | Finished

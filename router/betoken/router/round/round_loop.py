@@ -1,0 +1,231 @@
+"""One request from its first block to its last token: rounds of draft, verify, commit; plain steps; failover.
+
+Reads like the algorithm; knows sessions, not links, and emits rounds, not messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+
+from betoken.common.economy.terms import EmptyDraftPause
+from betoken.common.errors import InvalidArgumentError, ResourceExhaustedError
+from betoken.router.request import GenerationRequest
+from betoken.router.round.attached_rounds import AttachedRounds
+from betoken.router.round.decided_round import DecidedRound
+from betoken.router.round.failover import Failover
+from betoken.router.round.speculator import Speculator, of_request
+from betoken.router.round.stats import SpeculationCounts
+from betoken.router.round.token_buffer import TokenBuffer
+from betoken.router.text.answer import Answer
+from betoken.router.workers.attached_draft import attached_draft
+from betoken.router.workers.draft import NO_DRAFT, Draft
+from betoken.router.workers.verify_requests import Grant, Verification
+from betoken.router.workers.verify_session import SequenceLostError, VerifySession
+from betoken.router.workers.verify_worker import VerifyWorker
+from betoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED
+
+_log = logging.getLogger(__name__)
+
+NUM_GRANTED_STEPS = 16
+"""Plain steps granted at once; renewed when half of them are done."""
+_BEHIND_S = 1.0
+"""How long a client's answer may be full before its sequence is closed on the workers, till it has read."""
+
+
+@dataclass(slots=True)
+class _Step:
+    """A round, a plain step or a re-opening under way."""
+
+    began_ns: int = field(default_factory=time.perf_counter_ns)
+    """Start, `time.perf_counter_ns()`."""
+    tells_of_drafts: bool = True
+    """Whether its time may be used to judge drafts: neither prefill nor failover is in it."""
+
+    @property
+    def began_s(self) -> float | None:
+        """Start for those who judge drafts (`time.perf_counter`); None = its time says nothing of them."""
+        return self.began_ns / 1e9 if self.tells_of_drafts else None
+
+
+class RoundLoop:
+    """The state of one admitted request."""
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        answer: Answer,
+        worker: VerifyWorker,
+        speculator: Speculator,
+        failover: Failover,
+        buffer: TokenBuffer,
+        counts: SpeculationCounts,
+        attached: AttachedRounds,
+    ) -> None:
+        """`answer` holds the request's resume_ids already; `counts` are filled, up to where it ends."""
+        self._request = request
+        self._answer = answer
+        self._worker = worker
+        self._speculator = speculator
+        self._failover = failover
+        self._buffer = buffer
+        self._identity = worker.identity
+        self._session: VerifySession | None = None
+        self._pause = EmptyDraftPause()
+        self._step = _Step()
+        self._length = len(request.prompt_ids) + len(answer.output_ids)
+        self._counts = counts
+        self._attached = attached
+
+    async def run(self) -> None:
+        """Generate until the answer ends; everything is freed on the workers whatever happens.
+
+        Raises nothing but cancellation: an error goes to the buffer's reader, after the tokens before it.
+        """
+        failure: Exception | None = None
+        try:
+            while self._answer.finish is None:
+                try:
+                    await self._advance()
+                except (SequenceLostError, ResourceExhaustedError) as error:  # the latter: other routers were first
+                    await self._reopen(error)
+        except Exception as caught:
+            failure = caught
+        finally:
+            self._speculator.close()
+            self._close_session()
+            self._counts.num_failed_drafts = self._speculator.num_failed + self._attached.num_failed
+            self._counts.draft_workers += self._speculator.worker_ids
+            self._buffer.close(failure)
+
+    async def _advance(self) -> None:
+        """One round with a draft, or one plain step; whichever suits."""
+        self._step = _Step()
+        session = self._session or self._open()
+        if self._worker.is_draining and self._failover.has_other(self._worker):
+            raise SequenceLostError(f"verify worker {self._worker.link.address} drains")
+        if session.is_attached:
+            await self._attached_round(session)
+        elif self._length >= session.granted.end and self._answer.room > 1 and self._speculator.is_available:
+            await self._round(session)
+        else:
+            await self._plain_step(session)
+
+    def _open(self) -> VerifySession:
+        self._worker = self._failover.place(self._worker)  # others were opened since this request was admitted
+        self._session = session = self._worker.open(self._request, self._answer.output_ids)
+        self._note_worker()
+        self._step.tells_of_drafts = False  # its prefill is in it
+        return session
+
+    async def _round(self, session: VerifySession) -> None:
+        """The round: draft, verify, commit. Where the draft is empty, a plain step or a few."""
+        asked_ns = time.perf_counter_ns()
+        draft = await self._draft()
+        if draft.ids:
+            self._pause.drafted()
+            verdict = await session.verify(Verification(self._length, draft))
+        else:
+            session.grant(Grant(self._length, self._num_steps_after(draft)))
+            verdict = await session.next_granted(self._length)
+        if draft is not NO_DRAFT:
+            verify_ns = verdict.queue_ns + verdict.forward_ns
+            self._counts.num_draft_forwards += draft.num_forwards
+            self._counts.add_round(time.perf_counter_ns() - asked_ns, draft.queue_ns, draft.forward_ns, verify_ns)
+        await self._commit(DecidedRound.of(draft, verdict))
+
+    async def _draft(self) -> Draft:
+        # The modes that look at draft distributions take chains only.
+        takes_trees = self._request.mode == VERIFICATION_MODE_COUPLED and self._worker.hello.supports_trees
+        room = self._answer.room - 1
+        room = min(room, self._worker.hello.max_draft_tokens or room)
+        return await self._speculator.draft(self._answer.output_ids, room, takes_trees, self._worker.link.load)
+
+    def _num_steps_after(self, draft: Draft) -> int:
+        """Plain steps after an empty draft: ever more where nothing pays, nor will soon."""
+        if draft is NO_DRAFT or self._request.num_draft_tokens:
+            return 1
+        return min(self._pause.empty(), self._answer.room)
+
+    async def _attached_round(self, session: VerifySession) -> None:
+        """A round that the verify worker does alone, with a drafter of its own."""
+        self._attached.renew(session, self._length, self._answer.room)
+        try:
+            verdict = await session.next_granted(self._length)
+        except InvalidArgumentError as error:
+            if not error.field.startswith("drafter."):
+                raise
+            raise of_request(error, self._request) from error
+        draft = attached_draft(verdict)
+        if draft is not None:
+            round_ns = time.perf_counter_ns() - self._step.began_ns
+            self._counts.num_draft_forwards += draft.num_forwards
+            self._counts.add_round(round_ns, 0, draft.forward_ns, verdict.queue_ns + verdict.forward_ns)
+        await self._commit(DecidedRound.of(draft or NO_DRAFT, verdict))
+
+    async def _plain_step(self, session: VerifySession) -> None:
+        """One token decoded by the verify worker alone; the grant is renewed at half while no draft is wanted."""
+        num_left = session.granted.end - self._length
+        if num_left <= 0 or (num_left <= NUM_GRANTED_STEPS // 2 and not self._speculator.is_available):
+            num_steps = min(NUM_GRANTED_STEPS, self._answer.room)
+            if num_steps > num_left:
+                session.grant(Grant(self._length, num_steps))
+        verdict = await session.next_granted(self._length)
+        await self._commit(DecidedRound.of(NO_DRAFT, verdict))
+
+    async def _commit(self, decided: DecidedRound) -> None:
+        """Append what the target decided, tell the drafter and the client."""
+        draft, verdict = decided.draft, decided.verdict
+        kept = self._answer.append(decided.ids)
+        self._counts.add_forward(kept.num_tokens, verdict.queue_ns, verdict.forward_ns)
+        if draft.num_tokens:
+            self._counts.add_draft(draft.num_tokens, draft.depth, decided.num_accepted(kept.num_tokens))
+        if not self._counts.first_token_ns:
+            self._counts.first_token_ns = time.perf_counter_ns()
+            self._counts.num_cached_tokens = min(verdict.cached_tokens, len(self._request.prompt_ids))
+            self._step.tells_of_drafts = False  # the prompt's prefill is in it
+        if self._session is not None and self._session.is_attached:
+            self._attached.record(verdict, len(decided.ids), self._step.began_s)
+        elif self._answer.finish is None:
+            self._speculator.commit(self._length, decided.ids, self._step.began_s)
+        self._length += kept.num_tokens
+        times = None
+        if self._request.reports_rounds:
+            began_ns = self._step.began_ns
+            duration_ns = time.perf_counter_ns() - began_ns
+            times = decided.times(kept.num_tokens, began_ns - self._request.received_ns, duration_ns)
+        self._buffer.put(decided.emitted(kept, times))
+        if self._buffer.is_full:
+            await self._wait_for_client()
+
+    async def _wait_for_client(self) -> None:
+        """Until it has read; a client that takes long leaves its pages to others, and its sequence is opened again."""
+        try:
+            async with asyncio.timeout(_BEHIND_S):
+                await self._buffer.room()
+        except TimeoutError:
+            self._speculator.close()
+            self._close_session()
+            await self._buffer.room()
+
+    async def _reopen(self, why: SequenceLostError | ResourceExhaustedError) -> None:
+        """Continue on another worker, or on the same one after it came back or has room, from the committed ids."""
+        _log.warning("request %s is re-opened: %s", self._request.request_id, why)
+        self._close_session()
+        self._step = _Step(tells_of_drafts=False)
+        self._counts.num_failovers += isinstance(why, SequenceLostError)
+        opened = await self._failover.reopen(self._request, self._answer.output_ids, self._identity, self._worker, why)
+        self._worker, self._session = opened.worker, opened.session
+        self._note_worker()
+        await self._commit(DecidedRound.of(NO_DRAFT, opened.verdict))
+
+    def _note_worker(self) -> None:
+        if (worker_id := self._worker.id) not in self._counts.verify_workers:
+            self._counts.verify_workers.append(worker_id)
+
+    def _close_session(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()

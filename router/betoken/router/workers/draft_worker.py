@@ -1,0 +1,158 @@
+"""One draft worker: opens sequences there, hands out what comes back, and probes it while its circuit is open.
+
+Knows its link and its sessions; knows nothing of other workers, verdicts or text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from asyncio_pool import AioPool
+
+from betoken.common.errors import BetokenError, ResourceExhaustedError, UnavailableError
+from betoken.router.request import GenerationRequest
+from betoken.router.workers.bounded import run_bounded
+from betoken.router.workers.circuit_breaker import CircuitBreaker
+from betoken.router.workers.draft_session import DraftFailedError, DraftSession, DraftWorkerLostError
+from betoken.router.workers.worker import Worker, WorkerOptions
+from betoken.rpc.link import DraftLink, LinkCallbacks
+from betoken.rpc.validation import validate_frame
+from betoken.v1.draft_pb2 import Commit, DraftLinkResponse, DraftRequest
+from betoken.v1.types_pb2 import (
+    VERIFICATION_MODE_COUPLED,
+    VERIFICATION_MODE_REJECTION,
+    DrafterChoice,
+    SamplingParams,
+    WorkerHello,
+)
+
+_log = logging.getLogger(__name__)
+_PROBE_IDS = (0,)
+_PROBE_MAX_LENGTH = 8
+_ASKING_SHARE = 0.05  # of the last draft in a worker's mean
+_PROBE_SAMPLING = SamplingParams(
+    temperature=0.0,
+    top_k=0,
+    top_p=1.0,
+    min_p=0.0,
+    repetition_penalty=1.0,
+    presence_penalty=0.0,
+    frequency_penalty=0.0,
+    seed=0,
+    max_new_tokens=_PROBE_MAX_LENGTH - len(_PROBE_IDS),
+    min_new_tokens=0,
+    ignore_eos=True,
+)
+
+
+class DraftWorker(Worker[DraftSession]):
+    """One draft worker and the sequences this router has on it."""
+
+    def __init__(
+        self,
+        address: str,
+        options: WorkerOptions,
+        breaker: CircuitBreaker,
+        check_hello: Callable[[WorkerHello], None],
+        on_up: Callable[[], None],
+    ) -> None:
+        """`check_hello` raises for a worker that does not fit; `on_up` follows when it was met."""
+        callbacks = LinkCallbacks(self._take, self._up, self._down, check_hello)
+        super().__init__(DraftLink(address, callbacks, options.link), options)
+        self.breaker = breaker
+        self.asking_s = 0.0
+        """What asking for a draft takes, drafting excluded; a decayed mean."""
+        self._on_up = on_up
+        self._is_up = asyncio.Event()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it takes new sequences."""
+        return super().is_ready and self.breaker.is_closed
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it takes another sequence, by this router's own count. A worker's report of its load may be late, and
+        a request that wrongly goes without drafts would be slower, or in some modes get other tokens."""
+        return len(self._sessions) < max(1, self.hello.max_sequences)
+
+    def open(self, request: GenerationRequest, committed_ids: Sequence[int], drafter: DrafterChoice) -> DraftSession:
+        """Open the request's sequence here, for one of the drafters it hosts (name empty: its default).
+
+        Raises:
+            DraftFailedError: the worker has just gone.
+        """
+        sequence_id = self._options.sequence_ids.next()
+        has_probs = request.mode == VERIFICATION_MODE_REJECTION
+        session = DraftSession(sequence_id, self, self._options.patience, has_probs)
+        try:
+            self.link.send(opens=[request.open_entry(sequence_id, committed_ids, drafter)])
+        except UnavailableError as error:
+            raise DraftFailedError(str(error)) from error
+        self._sessions[sequence_id] = session
+        return session
+
+    def record_asking(self, seconds: float) -> None:
+        """A draft came `seconds` beyond its drafting time."""
+        self.asking_s += _ASKING_SHARE * (seconds - self.asking_s)
+
+    async def keep_probed(self, pool: AioPool, timeout_s: float) -> None:
+        """Probe the worker whenever its circuit is open and it is connected, until cancelled."""
+        while True:
+            await self.breaker.wait_open()
+            await self.breaker.wait_pause()
+            await self._is_up.wait()
+            self.breaker.record_probe(await run_bounded(pool, self._probe(timeout_s)))
+
+    async def _probe(self, timeout_s: float) -> bool:
+        """Whether a tiny sequence of our own gets a draft in time, or is told that others fill the worker."""
+        request = GenerationRequest(
+            request_id="probe",
+            prompt_ids=_PROBE_IDS,
+            sampling=_PROBE_SAMPLING,
+            mode=VERIFICATION_MODE_COUPLED,
+            eos_token_ids=(),
+            max_length=_PROBE_MAX_LENGTH,
+        )
+        session: DraftSession | None = None
+        try:
+            session = self.open(request, (), DrafterChoice())
+            await session.draft(len(_PROBE_IDS), 1, self.hello.vocab_size or 1, timeout_s)
+            return True
+        except ResourceExhaustedError:  # it works; to wait ever longer would leave each place to routers already in
+            return True
+        except (DraftFailedError, BetokenError) as error:
+            _log.warning("draft worker %s failed its probe: %s", self.link.address, error)
+            return False
+        finally:
+            if session is not None:
+                session.close()
+
+    def ask(self, commits: Sequence[Commit], request: DraftRequest) -> None:
+        """Send what was decided and the request for a draft.
+
+        Raises:
+            UnavailableError: the worker has just gone.
+        """
+        if request.sequence_id in self._sessions:  # otherwise the session has its error already
+            self.link.send(commits=commits, requests=(request,))
+
+    def _take(self, frame: DraftLinkResponse) -> None:
+        validate_frame(frame.blocks, frame.errors, frame.pending_ids)
+        self._deliver(frame.blocks)
+        self._note_pending(frame.pending_ids)
+        self._take_errors(frame.errors, lambda error: error)
+
+    def _up(
+        self,
+    ) -> None:
+        self.breaker.reset()
+        self._is_up.set()
+        self._on_up()
+
+    def _down(self, why: BetokenError) -> None:
+        self._is_up.clear()
+        self.breaker.reset()
+        self._lose_sessions(DraftWorkerLostError(f"draft worker {self.link.address} went away: {why}"))

@@ -1,0 +1,140 @@
+"""One verify worker: opens sequences there, hands out what comes back, and notices when it falls silent.
+
+Knows its link and its sessions; knows nothing of other workers, drafts or text.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from betoken.common.errors import (
+    BetokenError,
+    FailedPreconditionError,
+    InternalError,
+    NotFoundError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+from betoken.router.request import GenerationRequest
+from betoken.router.workers.verify_session import SequenceLostError, VerdictLimits, VerifySession
+from betoken.router.workers.worker import Worker, WorkerOptions
+from betoken.router.workers.worker_identity import WorkerIdentity
+from betoken.rpc.link import LinkCallbacks, VerifyLink
+from betoken.rpc.validation import validate_frame
+from betoken.v1.types_pb2 import DrafterChoice, WorkerHello
+from betoken.v1.verify_pb2 import DraftBlock, VerifyLinkResponse
+
+_log = logging.getLogger(__name__)
+_FULL_RETRY_AFTER_S = 1.0  # links carry no advice; other routers fill the worker too
+SILENCE = "gives no sign of work: others get what is new"
+_LOST = (UnavailableError, InternalError, NotFoundError, FailedPreconditionError)
+
+
+class VerifyWorker(Worker[VerifySession]):
+    """One verify worker and the sequences this router has on it."""
+
+    def __init__(
+        self,
+        address: str,
+        options: WorkerOptions,
+        verify_timeout_s: float,
+        check_hello: Callable[[WorkerHello, VerifyWorker], None],
+        on_change: Callable[[], None],
+    ) -> None:
+        """`check_hello` raises for a worker that does not fit; `on_change` follows changes of what it takes."""
+        callbacks = LinkCallbacks(self._take, self._up, self._down, lambda hello: check_hello(hello, self))
+        super().__init__(VerifyLink(address, callbacks, options.link), options)
+        self.identity: WorkerIdentity
+        """Identity told in its handshake; set once it has been ready."""
+        self.is_silent = False
+        """Whether a sequence was lost here for want of any sign of work, and none has come since."""
+        self._verify_timeout_s = verify_timeout_s
+        self._on_change = on_change
+
+    def _attached(self, request: GenerationRequest) -> DrafterChoice | None:
+        """The request's drafter, if it is attached here."""
+        choice = request.drafter
+        return choice if choice is not None and choice.name and choice.name in self.hello.drafters else None
+
+    def open(
+        self, request: GenerationRequest, committed_ids: Sequence[int], on_pending: Callable[[], None] = lambda: None
+    ) -> VerifySession:
+        """Open, or re-open, the request's sequence here; `on_pending` is called while it waits for its turn.
+
+        Raises:
+            SequenceLostError: the worker has just gone.
+        """
+        attached = self._attached(request)
+        session = VerifySession(
+            self._options.sequence_ids.next(),
+            self,
+            VerdictLimits(
+                self.hello.vocab_size,
+                has_logprobs=request.sampling.HasField("logprobs"),
+                max_attached=self.hello.max_draft_tokens if attached is not None else 0,
+            ),
+            self._options.patience,
+            self._verify_timeout_s,
+            on_pending,
+        )
+        try:
+            self.link.send(opens=[request.open_entry(session.sequence_id, committed_ids, attached)])
+        except UnavailableError as error:
+            raise SequenceLostError(str(error)) from error
+        self._sessions[session.sequence_id] = session
+        return session
+
+    def send_block(self, block: DraftBlock) -> None:
+        """Send an entry of a session that is open.
+
+        Raises:
+            SequenceLostError: the worker has just gone.
+        """
+        if block.sequence_id in self._sessions:  # otherwise the session has its error already
+            try:
+                self.link.send(blocks=[block])
+            except UnavailableError as error:
+                raise SequenceLostError(str(error)) from error
+
+    def _take(self, frame: VerifyLinkResponse) -> None:
+        validate_frame(frame.verdicts, frame.stales, frame.errors, frame.pending_ids)
+        if frame.HasField("drain"):
+            self._on_change()
+        if self.is_silent and (frame.verdicts or frame.stales or frame.pending_ids or frame.HasField("load")):
+            self._set_silent(False)  # a load follows the close of what was lost, so that an idle one comes back as well
+        self._deliver(frame.verdicts)
+        self._deliver(frame.stales)
+        self._note_pending(frame.pending_ids)
+        self._take_errors(frame.errors, _for_session)
+
+    def _up(
+        self,
+    ) -> None:
+        self.identity = WorkerIdentity.of(self.hello)
+        self.is_silent = False
+        self._on_change()
+
+    def _down(self, why: BetokenError) -> None:
+        self._lose_sessions(SequenceLostError(f"verify worker {self.link.address} went away: {why}"))
+        self._on_change()
+
+    def fell_silent(self) -> None:
+        """A session lost its sequence for want of any sign of work."""
+        self._set_silent(True)
+
+    def _set_silent(self, is_silent: bool) -> None:
+        if is_silent != self.is_silent:
+            _log.warning("verify worker %s %s", self.link.address, SILENCE if is_silent else "works again")
+            self.is_silent = is_silent
+            self._on_change()
+
+
+def _for_session(error: BetokenError) -> Exception:
+    if isinstance(error, _LOST):
+        lost = SequenceLostError(str(error))
+        lost.__cause__ = error
+        return lost
+    if isinstance(error, ResourceExhaustedError):
+        return ResourceExhaustedError(str(error), retry_after_s=_FULL_RETRY_AFTER_S)
+    return error

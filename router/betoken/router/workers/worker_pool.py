@@ -1,0 +1,41 @@
+"""All workers of one kind: their links, and what their drafters are called.
+
+Knows neither sessions nor placement.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Any, Generic, TypeVar
+
+from betoken.router.workers.worker import Worker
+from betoken.v1.types_pb2 import SourceInfo
+
+WorkerT = TypeVar("WorkerT", bound=Worker[Any])
+
+
+class WorkerPool(Generic[WorkerT]):
+    """The workers that one router was given. Subclasses place sequences."""
+
+    def __init__(self, workers: Iterable[WorkerT]) -> None:
+        self.workers: Sequence[WorkerT] = list(workers)
+
+    @property
+    def known_drafters(self) -> list[str]:
+        """Names of drafters that any worker this router has met hosts or has attached, in order of the workers."""
+        return list(dict.fromkeys(name for worker in self.workers for name in worker.drafters))
+
+    @property
+    def ready_drafters(self) -> list[str]:
+        """Names that can be had right now."""
+        return list(dict.fromkeys(name for worker in self.workers if worker.is_ready for name in worker.drafters))
+
+    @property
+    def sources(self) -> list[SourceInfo]:
+        """What the sources of draft tokens are, of every worker this router has met."""
+        return [source for worker in self.workers for source in worker.sources]
+
+    async def close(self) -> None:
+        """Drain and close all links."""
+        await asyncio.gather(*(worker.link.close() for worker in self.workers))
