@@ -56,6 +56,8 @@ class FakeRunner:
         self.salt = salt
         self.forwards: list[int] = []
         self.fail_next = False
+        self.yields_features = False
+        """Whether forwards yield features [R, 1, 2]: each row's position, and the id at it."""
 
     def next_id(self, context: Sequence[int]) -> int:
         """The model's greedy token after `context`; a short window, so that guessing is possible."""
@@ -75,13 +77,16 @@ class FakeRunner:
             self.fail_next = False
             raise RuntimeError("the device fell off")
         self.forwards.append(sum(len(segment.ids) for segment in segments))
-        rows = []
+        rows, features = [], []
         for segment in segments:
             parents = list(segment.parents or ())
             for offset, token_id in enumerate(segment.ids):
                 self.slots[self._slot(segment.page_ids, segment.kv_length + offset)] = token_id
             length = segment.kv_length + len(segment.ids)
             context = self.held_ids(segment.page_ids, length)
+            for row, token_id in enumerate(segment.ids):
+                path = self._path(segment.kv_length + row, length - len(parents), parents)
+                features.append(torch.tensor([[len(path) - 1, token_id]]))
             for row in range(len(segment.ids) - segment.num_logits, len(segment.ids)):
                 logits = torch.zeros(self.vocab_size)
                 path = self._path(segment.kv_length + row, length - len(parents), parents)
@@ -89,7 +94,8 @@ class FakeRunner:
                 rows.append(logits)
         from betoken.engine.forward import StepOutput
 
-        return StepOutput(torch.stack(rows) if rows else torch.empty(0, self.vocab_size))
+        logits = torch.stack(rows) if rows else torch.empty(0, self.vocab_size)
+        return StepOutput(logits, torch.stack(features) if self.yields_features else None)
 
     def compact(self, paths: Sequence) -> None:
         for path in paths:

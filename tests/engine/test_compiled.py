@@ -150,7 +150,7 @@ def test_compiled_code_reads_the_models_own_weights(tmp_path: Path) -> None:
     """And not a copy: the model would be in memory twice."""
     weight = torch.ones(3, 5)
     example = (torch.ones(7, 3), torch.ones(7, 3), torch.ones(7, 3))
-    run = compile_traced(lambda: trace_call(lambda x, y, z: (x + y + z) @ weight, example), example, {}, tmp_path)
-    before = run(*example)
+    run = compile_traced(lambda: trace_call(lambda x, y, z: ((x + y + z) @ weight,), example), example, {}, tmp_path)
+    (before,) = run(*example)
     weight *= 2
-    assert torch.equal(run(*example), 2 * before)
+    assert torch.equal(run(*example)[0], 2 * before)

@@ -92,6 +92,11 @@ class Host:
             self.made[name] = SPECS[name].make(self)
         return self.made[name]
 
+    @property
+    def target(self) -> ModelRunner:
+        """See `DrafterHost`."""
+        raise AssertionError("a drafter that needs the target cannot be hosted here, as its spec says")
+
     def others(self, name: str) -> dict[str, Drafter]:
         """See `DrafterHost`."""
         return {other: self.drafter(other) for other in self.settings.hosted_drafters if other != name}

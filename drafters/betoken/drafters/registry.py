@@ -28,9 +28,12 @@ def check_drafters(names: Sequence[str], settings: Any) -> None:
     """Raises:
     ValueError: a name that is unknown or given twice, a need that `settings` do not meet, or a model for nobody.
     """
+    hosted = [spec.name for spec in SPECS.values() if spec.can_host]
     for name in names:
-        if name not in SPECS and not is_plugin_path(name):
-            raise ValueError(f"--drafters = {name!r}: must be among {', '.join(SPECS)}, or a path package.module:Class")
+        if name not in hosted and not is_plugin_path(name):
+            raise ValueError(
+                f"--drafters = {name!r}: must be among {', '.join(hosted)}, or a path package.module:Class"
+            )
     if not names or len(set(names)) != len(names):
         raise ValueError("--drafters: must name at least one drafter, each once")
     specs = [SPECS[name] for name in names if name in SPECS]

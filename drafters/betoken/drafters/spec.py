@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from betoken.drafters.drafter import Drafter
+    from betoken.drafters.features import FeatureNeeds
     from betoken.drafters.shared_pages import SharedPages
     from betoken.engine.runner import ModelRunner
 
@@ -44,6 +45,11 @@ class DrafterHost(Protocol):
         """The hosted drafters except `name`, in the order of the settings."""
         ...
 
+    @property
+    def target(self) -> ModelRunner:
+        """The target that an attached drafter drafts for: its description, and the parts it shares."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class DrafterSpec:
@@ -64,7 +70,11 @@ class DrafterSpec:
     is_usual: bool = False
     """Whether it is hosted where the settings name no drafters and its needs are met."""
     can_attach: bool = False
-    """Whether a verify worker can run it between its forwards: it needs no more than the sequences' ids."""
+    """Whether a verify worker can run it between its forwards: it needs the sequences' ids, and `features`, alone."""
+    can_host: bool = True
+    """Whether a draft worker can host it; no, where it reads features."""
+    features: FeatureNeeds | None = None
+    """Hidden states of the target that it reads, where it is attached; see `betoken.drafters.features`."""
     num_others: int = 0
     """Other drafters that must be hosted beside it."""
     check: Callable[[Any], None] | None = None

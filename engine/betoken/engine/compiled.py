@@ -71,10 +71,8 @@ def compile_traced(
         artifact: Any = inductor.standalone_compile(graph, list(example), dynamic_shapes="from_graph")
     _LOG.info("compiled: traced in %.1f s, compiled in %.1f s", traced - start, time.monotonic() - traced)
 
-    def run(token_ids: Tensor, positions: Tensor, logit_rows: Tensor) -> Tensor:
-        result = artifact(token_ids, positions, logit_rows)
-        logits: Tensor = result[0] if isinstance(result, (tuple, list)) else result
-        return logits
+    def run(token_ids: Tensor, positions: Tensor, logit_rows: Tensor) -> tuple[Tensor, ...]:
+        return tuple(artifact(token_ids, positions, logit_rows))
 
     return run
 

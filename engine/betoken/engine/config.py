@@ -1,5 +1,6 @@
 """Options of the engine: one frozen object. It reads no environment and probes no device."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -60,6 +61,11 @@ class EngineConfig:
     """`auto`: compiled where that can be done (on a CPU by a C++ compiler), else eager. `on`: or fail."""
     cache_dir: Path | None = None
     """Where compiled code is kept; None is the user's cache directory."""
+    feature_layers: Callable[[int], Sequence[int]] | None = None
+    """Layers whose hidden states forwards yield, of a model with so many decoder layers; None: of none.
+
+    Numbers are those of transformers' `output_hidden_states`: 0 is what the first layer reads, n what the n-th layer
+    leaves, and of the last that is after the final norm. -1 is the last, too."""
     self_check: bool = True
     """Compare the loaded engine with the model's own eager forward before serving."""
 

@@ -3,8 +3,7 @@
 Every row has the same bits whatever its neighbours. Implementations know tensors and pages, not sequences or requests.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,10 +13,12 @@ from torch import Tensor
 
 from betoken.engine.attention import CONTEXT_KEYWORD, AttentionContext
 from betoken.engine.batch import Batch
+from betoken.engine.parts import ModelParts
 from betoken.engine.tree import KeptPath
 
-ModelCall = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""token ids [1, R], positions [1, R], indices of the rows that yield logits [L] -> logits [L, V] float32."""
+ModelCall = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]
+"""token ids [1, R], positions [1, R], indices of the rows that yield logits [L] -> logits [L, V] float32, and where
+features are wanted, those [R, num_layers, H] of the model's dtype."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,14 @@ class StepOutput:
     logits: Tensor
     """Logits [L, V] float32 of the rows that asked for them, in the order of the batch."""
     features: Tensor | None = None
-    """Hidden states [R, num_layers, H] of the layers a drafter named; None where none is attached."""
+    """Hidden states [R, num_layers, H] of `ModelRunner.feature_layers` in the model's dtype, of all rows of the batch;
+    None where no layer is wanted."""
+
+    @classmethod
+    def of(cls, results: Sequence[Tensor], num_logits: int, num_rows: int) -> "StepOutput":
+        """What a `ModelCall` returned, without its padding."""
+        features = results[1][:num_rows] if len(results) > 1 else None
+        return cls(results[0][:num_logits], features)
 
 
 class Forward(Protocol):
@@ -36,6 +44,11 @@ class Forward(Protocol):
     @property
     def name(self) -> str:
         """Device and kernels: what the bits depend on besides weights and batch."""
+        ...
+
+    @property
+    def parts(self) -> ModelParts:
+        """What drafters share with the model."""
         ...
 
     @property
@@ -75,30 +88,24 @@ class Forward(Protocol):
 
 
 def call_model(
-    model: Any, context: AttentionContext, token_ids: Tensor, positions: Tensor, logit_rows: Tensor
-) -> Tensor:
-    """One call of a transformers model, as a `ModelCall`."""
+    model: Any,
+    context: AttentionContext,
+    feature_layers: Sequence[int],
+    token_ids: Tensor,
+    positions: Tensor,
+    logit_rows: Tensor,
+) -> tuple[Tensor, ...]:
+    """One call of a transformers model, as a `ModelCall`; see `ModelRunner.feature_layers`."""
+    wanted: dict[str, Any] = {"output_hidden_states": list(feature_layers)} if feature_layers else {}
     output = model(
         input_ids=token_ids,
         position_ids=positions,
         logits_to_keep=logit_rows,
         use_cache=False,
+        **wanted,
         **{CONTEXT_KEYWORD: context},
     )
-    logits: Tensor = output.logits[0]
-    return logits.float()  # they are, from a linear layer of ours and whatever the model scales them by
-
-
-@contextmanager
-def one_torch_thread() -> Iterator[None]:
-    """Torch's own operators on the calling thread alone; the CPU kernels keep their threads.
-
-    Torch divides elements among threads wherever that falls. The last elements of a part's vector go through scalar
-    code that rounds `silu` and `gelu` otherwise: a row's bits would depend on the number of rows.
-    """
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(num_threads)
+    logits: Tensor = output.logits[0].float()  # they are, from a linear layer of ours and what the model scales them by
+    if not feature_layers:
+        return (logits,)
+    return logits, torch.stack([output.hidden_states[layer][0] for layer in feature_layers], dim=1)

@@ -11,9 +11,11 @@ from typing import Any
 import torch
 
 from betoken.engine.batch import Batch
-from betoken.engine.cpu.row_elementwise import WholeVectors
-from betoken.engine.forward import StepOutput, call_model, one_torch_thread
+from betoken.engine.cpu.row_elementwise import WholeVectors, one_torch_thread, whole_rows
+from betoken.engine.cpu.row_linear import BlockLinear
+from betoken.engine.forward import StepOutput, call_model
 from betoken.engine.kv_pool import KvPool, PagedContext
+from betoken.engine.parts import ModelParts
 from betoken.engine.tree import KeptPath
 from betoken.kernels.rows import PagedRows, TreePaths
 
@@ -27,12 +29,14 @@ class ReferenceForward:
     can_compile = False
     timed_rows: Sequence[int] = (1, 2, 4, 6, 8, 16, 32)
 
-    def __init__(self, model: Any, pool: KvPool, scratch_page: int) -> None:
+    def __init__(self, model: Any, pool: KvPool, scratch_page: int, feature_layers: Sequence[int] = ()) -> None:
         is_cuda = model.device.type == "cuda"
         device = torch.cuda.get_device_name(model.device) if is_cuda else torch.backends.cpu.get_cpu_capability()
         self.name = f"{model.device.type} {device}, reference kernels"
+        self.parts = ModelParts(model, BlockLinear, nullcontext if is_cuda else whole_rows)
         self._model = model
         self._pool = pool
+        self._feature_layers = feature_layers
         self._scratch_page = scratch_page  # belongs to nobody: padding rows write there
         self._whole_vectors: AbstractContextManager[Any] = nullcontext() if is_cuda else WholeVectors()
 
@@ -41,14 +45,15 @@ class ReferenceForward:
         num_padding = -batch.num_rows % _ROW_MULTIPLE
         kept = batch.logit_rows + [0] * (-len(batch.logit_rows) % _ROW_MULTIPLE)
         with one_torch_thread(), self._whole_vectors:
-            logits = call_model(
+            results = call_model(
                 self._model,
                 PagedContext(self._pool, self._padded_rows(batch, num_padding)),
+                self._feature_layers,
                 torch.tensor([batch.token_ids + [0] * num_padding], device=self._model.device),
                 torch.tensor([batch.positions + [0] * num_padding], device=self._model.device),
                 torch.tensor(kept or [0] * _ROW_MULTIPLE, device=self._model.device),
             )
-        return StepOutput(logits[: len(batch.logit_rows)])
+        return StepOutput.of(results, len(batch.logit_rows), batch.num_rows)
 
     def compact(self, paths: Sequence[KeptPath]) -> None:
         """See `Forward`."""

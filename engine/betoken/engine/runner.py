@@ -13,6 +13,7 @@ import transformers
 from betoken.engine.batch import Batch, Segment, build_batch
 from betoken.engine.forward import Forward, StepOutput
 from betoken.engine.page_table import PageTable
+from betoken.engine.parts import ModelParts
 from betoken.engine.tree import KeptPath
 from betoken.engine.weights.loading import ModelInfo
 
@@ -20,13 +21,28 @@ from betoken.engine.weights.loading import ModelInfo
 class ModelRunner:
     """A model ready to run, its KV pool and its page table."""
 
-    def __init__(self, info: ModelInfo, page_table: PageTable, forward: Forward, max_batch_rows: int) -> None:
+    def __init__(
+        self,
+        info: ModelInfo,
+        page_table: PageTable,
+        forward: Forward,
+        max_batch_rows: int,
+        feature_layers: Sequence[int] = (),
+    ) -> None:
         self.info = info
         self.page_table = page_table
         self.max_batch_rows = max_batch_rows
         self.logits_digest = ""
         """Hash of the logits after some fixed ids, 12 hex digits; set once the forward is final."""
+        self.feature_layers = tuple(feature_layers)
+        """Layers whose hidden states forwards yield, ascending, numbered as in transformers' `output_hidden_states`:
+        the last is the state after the final norm. See `StepOutput.features`."""
         self._forward = forward
+
+    @property
+    def parts(self) -> ModelParts:
+        """What drafters share with the model."""
+        return self._forward.parts
 
     @property
     def is_compiled(self) -> bool:
@@ -52,7 +68,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment]) -> StepOutput:
-        """Write the KV of the segments' tokens and return logits [sum(num_logits), V] float32.
+        """Write the KV of the segments' tokens; return logits [sum(num_logits), V] float32, and features if wanted.
 
         Raises:
             ValueError: see `build_batch`; or a token id is outside the vocabulary, a position beyond max_context.

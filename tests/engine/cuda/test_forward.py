@@ -1,6 +1,6 @@
 """Batches through buckets, with recordings that run their call again: the device is not needed for what is tested."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -45,7 +45,9 @@ class FakeRecorder:
         return replay
 
 
-def load(directory: Path, family: str) -> tuple[CudaForward, ReferenceForward, KvPool]:
+def load(
+    directory: Path, family: str, feature_layers: Sequence[int] = ()
+) -> tuple[CudaForward, ReferenceForward, KvPool]:
     """Our forward, the reference's over a pool and a model of its own, and our pool."""
     register_attention()
     saved = save_tiny(directory, family)
@@ -58,8 +60,8 @@ def load(directory: Path, family: str) -> tuple[CudaForward, ReferenceForward, K
     pools = [KvPool(_probe(model, 640), NUM_PAGES + 1, PAGE_SIZE, model.dtype, model.device) for model in models]
     replace_linears(models[0], RowLinear)
     assert use_row_experts(models[0]) == (family in MIXTURES)
-    forward = CudaForward(models[0], pools[0], MAX_CONTEXT, "fake", is_row_invariant=True)
-    return forward, ReferenceForward(models[1], pools[1], scratch_page=NUM_PAGES), pools[0]
+    forward = CudaForward(models[0], pools[0], MAX_CONTEXT, "fake", True, feature_layers)
+    return forward, ReferenceForward(models[1], pools[1], NUM_PAGES, feature_layers), pools[0]
 
 
 def batches() -> list[Batch]:
@@ -91,6 +93,23 @@ def test_buckets_give_the_reference_logits_and_the_eager_bits(family: str, tmp_p
     for ours, unrecorded, theirs in zip(recorded, eager, expected, strict=True):
         assert ours.shape == theirs.shape and torch.equal(ours, unrecorded)
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "gpt_oss"])
+@torch.inference_mode()
+def test_recorded_features_have_the_eager_bits_and_change_no_logit(family: str, tmp_path: Path) -> None:
+    plain, _, _ = load(tmp_path, family)
+    expected = [plain(batch).logits.clone() for batch in batches()]
+    forward, reference, _ = load(tmp_path, family, (0, 1, 2))
+    theirs = [reference(batch).features for batch in batches()]
+    eager = [forward(batch).features for batch in batches()]
+    forward.record(bucket_sizes(40), FakeRecorder(), lambda fraction: None)
+    for batch, unrecorded, theirs_of, logits in zip(batches(), eager, theirs, expected, strict=True):
+        output = forward(batch)
+        assert output.features is not None and unrecorded is not None and theirs_of is not None
+        assert output.features.shape == (batch.num_rows, 3, 64)
+        assert torch.equal(output.features, unrecorded) and torch.equal(output.logits, logits)
+        torch.testing.assert_close(output.features, theirs_of, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("only_last", [False, True])

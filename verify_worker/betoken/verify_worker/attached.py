@@ -13,6 +13,7 @@ from betoken.common.errors import InvalidArgumentError
 from betoken.drafters.drafter import Drafted, Drafter, DraftSequence
 from betoken.engine.verification import VerificationMode
 from betoken.rpc.link.worker_load import SequenceKey
+from betoken.verify_worker.feature_rows import CommittedRows, FeatureFeed
 from betoken.verify_worker.sequence import AttachedRound, Block, VerifySequence
 
 logger = logging.getLogger(__name__)
@@ -34,18 +35,29 @@ class _Entry:
     """Most draft tokens it may be answered with."""
     late_ids: list[int] = field(default_factory=list)
     """Ids decided since the unanswered request."""
+    late_rows: list[CommittedRows] = field(default_factory=list)
+    """Features since then."""
     num_faults: int = 0
-    """In a row."""
+    """Failed drafts in a row."""
+    num_unread: int = 0
+    """Failures to take features in, in a row."""
 
 
 class AttachedDrafters:
     """Drafters by name, and the sequences that have one."""
 
-    def __init__(self, drafters: Mapping[str, Drafter], vocab_size: int = 0, max_draft_tokens: int = 0) -> None:
-        """`max_draft_tokens`: most of a block, where as many as pay are wanted."""
+    def __init__(
+        self,
+        drafters: Mapping[str, Drafter],
+        vocab_size: int = 0,
+        max_draft_tokens: int = 0,
+        feed: FeatureFeed | None = None,
+    ) -> None:
+        """`max_draft_tokens`: most of a block, where as many as pay are wanted. `feed`: what tells them features."""
         self._drafters = dict(drafters)
         self._vocab_size = vocab_size
         self._max_draft_tokens = max_draft_tokens
+        self._feed = feed or FeatureFeed()
         self._entries: dict[SequenceKey, _Entry] = {}
 
     @property
@@ -84,6 +96,7 @@ class AttachedDrafters:
             logger.exception("the attached drafter %s failed", seq.drafter)
         else:
             self._entries[seq.key] = _Entry(seq, draft, drafter)
+            seq.takes_pages = not self._feed.reads_whole_text(seq.drafter)
 
     def close(self, seq: VerifySequence) -> None:
         """Forget a sequence; unknown ones are ignored."""
@@ -110,6 +123,17 @@ class AttachedDrafters:
         except Exception:
             logger.exception("the attached drafter %s failed", seq.drafter)
             self._restart(entry)
+
+    def observe(self, committed: CommittedRows) -> None:
+        """Tell those that read features the rows of a forward, after what it decided."""
+        for name, drafter in self._drafters.items():
+            if not self._feed.reads(name):
+                continue
+            told = [entry for entry in self._entries.values() if entry.drafter is drafter]
+            for entry in told:
+                if entry.draft.is_waiting and (rows := committed.alone(entry.seq.key)) is not None:
+                    entry.late_rows.append(rows)
+            self._tell(name, [entry for entry in told if not entry.draft.is_waiting], committed)
 
     def propose(self, row_price: float) -> None:
         """Ask for all sequences whose next round is to have a draft. Each drafter does one unit of work, and its drafts
@@ -171,7 +195,9 @@ class AttachedDrafters:
         if entry.late_ids:
             ids, entry.late_ids = entry.late_ids, []
             self.commit(seq, ids)
+            self._tell_late(entry)
             return
+        self._tell_late(entry)
         if not seq.wants_draft:  # the grant is over, or a block came from elsewhere
             return
         try:
@@ -189,6 +215,24 @@ class AttachedDrafters:
             if seq.rules.has_grammar and not probs:
                 block.keep(seq.rules.allowed_nodes(block.draft_ids, block.parents or None))
             seq.block = block
+
+    def _tell(self, name: str, entries: list[_Entry], committed: CommittedRows) -> None:
+        entries = [entry for entry in entries if entry.seq.key in committed.rows]
+        try:
+            if entries:
+                self._feed.tell(name, entries[0].drafter, [entry.draft for entry in entries], committed)
+            for entry in entries:
+                entry.num_unread = 0
+        except Exception:
+            logger.exception("the attached drafter %s failed", name)
+            for entry in entries:
+                entry.num_unread += 1
+                self._restart(entry)
+
+    def _tell_late(self, entry: _Entry) -> None:
+        late, entry.late_rows = entry.late_rows, []
+        for rows in late:
+            self._tell(entry.seq.drafter, [entry], rows)
 
     def _check(self, entry: _Entry, drafted: Drafted) -> None:
         drafted.check()
@@ -210,9 +254,10 @@ class AttachedDrafters:
     def _restart(self, entry: _Entry) -> None:
         """Let the drafter take the sequence in afresh, or go on without it."""
         self.close(entry.seq)
-        if entry.num_faults >= _MAX_FAULTS:
+        if max(entry.num_faults, entry.num_unread) >= _MAX_FAULTS:
             logger.warning("a sequence goes on without the attached drafter %s", entry.seq.drafter)
             return
+        entry.late_rows.clear()
         ids, entry.late_ids = entry.late_ids, []
         entry.draft.ids.extend(ids)
         entry.draft.output_ids.extend(ids)

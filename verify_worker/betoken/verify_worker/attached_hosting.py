@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from betoken.drafters.registry import SPECS
 from betoken.rpc.worker_settings import USUAL_PREFILL_ROWS
 from betoken.v1.types_pb2 import SourceInfo
+from betoken.verify_worker.feature_rows import FeatureFeed
 from betoken.verify_worker.settings import VerifyWorkerSettings
 
 if TYPE_CHECKING:
@@ -16,10 +17,31 @@ if TYPE_CHECKING:
     from betoken.engine.runner import ModelRunner
 
 
-def attached_drafters(settings: VerifyWorkerSettings) -> dict[str, Drafter]:
-    """Drafters by name, in the order of the settings."""
-    host = _Host(settings)
+def attached_drafters(settings: VerifyWorkerSettings, target: ModelRunner) -> dict[str, Drafter]:
+    """Drafters by name, in the order of the settings.
+
+    Raises:
+        FailedPreconditionError: what one of them needs does not fit the target, or is missing.
+    """
+    host = _Host(settings, target)
     return {name: host.drafter(name) for name in settings.attached_drafters}
+
+
+def attached_layers(settings: VerifyWorkerSettings, num_layers: int) -> list[int]:
+    """Layers of a target with so many whose hidden states some attached drafter reads."""
+    needs = [SPECS[name].features for name in settings.attached_drafters]
+    return [layer for need in needs if need is not None for layer in need.layers(settings, num_layers)]
+
+
+def feature_feed(settings: VerifyWorkerSettings, target: ModelRunner) -> FeatureFeed:
+    """What tells attached drafters the rows of the layers that they read."""
+    needs = {name: need for name in settings.attached_drafters if (need := SPECS[name].features) is not None}
+    num_layers = target.parts.num_layers
+    layers = {
+        name: sorted({layer % (num_layers + 1) for layer in need.layers(settings, num_layers)})
+        for name, need in needs.items()
+    }
+    return FeatureFeed(layers, target.feature_layers, [name for name, need in needs.items() if need.of_whole_text])
 
 
 def attached_sources(settings: VerifyWorkerSettings) -> list[SourceInfo]:
@@ -33,6 +55,7 @@ class _Host:
     """What this worker lends to its drafters; see `DrafterHost`."""
 
     settings: VerifyWorkerSettings
+    target: ModelRunner
 
     @property
     def max_prefill_rows(self) -> int:

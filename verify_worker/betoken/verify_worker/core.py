@@ -136,7 +136,7 @@ class VerifyCore:
             self._retry_at_s = time.monotonic() + self._scheduler.idle_grace_s
             return
         try:
-            decisions = verify_step(self._runner, planned)
+            decisions, committed = verify_step(self._runner, planned)
         except Exception:
             logger.exception("a forward over %d sequences failed", len(planned))
             for work in planned:
@@ -151,6 +151,7 @@ class VerifyCore:
             elif not work.sequence.wants_forward:  # its prompt is computed, before its first block is here
                 work.sequence.waiting_since_ns = time.perf_counter_ns()
         self._sink.decided(decisions, self.load)
+        self._attached.observe(committed)
         self._stepped_ns = time.perf_counter_ns()
         self._learn(planned, decisions)
         self._sequences.report_pending()

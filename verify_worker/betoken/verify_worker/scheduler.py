@@ -99,10 +99,11 @@ class Scheduler:
                 if seq.order > oldest_preempted or self.num_preemptions > num_preemptions:
                     continue
                 # `look` is cheap to repeat; `find` takes references, so it is called only when the sequence will start.
-                self._page_table.look(seq.ids, len(seq.ids) - 1, seq.found)
+                if seq.takes_pages:
+                    self._page_table.look(seq.ids, len(seq.ids) - 1, seq.found)
                 if self._victims(seq, seq.found.page_ids, len(seq.ids), holders, planned) is None:
                     continue
-                seq.page_ids = self._page_table.find(seq.ids[:-1])
+                seq.page_ids = self._page_table.find(seq.ids[:-1]) if seq.takes_pages else []
                 seq.kv_length = len(seq.page_ids) * self._page_table.page_size
                 if not self._make_room(seq, len(seq.ids), holders, planned):
                     self.release(seq)

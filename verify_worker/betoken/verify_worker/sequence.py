@@ -90,6 +90,8 @@ class VerifySequence:
     ids: list[int] = field(init=False)
     """Prompt + committed output."""
     rules: SequenceRules = field(init=False)
+    takes_pages: bool = True
+    """Whether it may begin on pages that others computed; no, where its drafter reads the rows of all its text."""
     page_ids: list[int] = field(default_factory=list)
     found: Found = field(default_factory=Found)
     """While it waits for pages: what others have computed of it."""

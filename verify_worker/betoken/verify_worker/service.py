@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from functools import partial
 from importlib.metadata import version
 
 from betoken import engine, kernels, verify_worker
@@ -25,7 +26,7 @@ from betoken.v1 import verify_pb2_grpc
 from betoken.v1.types_pb2 import WorkerHello
 from betoken.v1.verify_pb2 import VerifyLinkRequest, VerifyLinkResponse
 from betoken.verify_worker.attached import AttachedDrafters
-from betoken.verify_worker.attached_hosting import attached_drafters, attached_sources
+from betoken.verify_worker.attached_hosting import attached_drafters, attached_layers, attached_sources, feature_feed
 from betoken.verify_worker.core import VerifyCore
 from betoken.verify_worker.handler import MODES, VerifyLinkHandler, VerifyResults
 from betoken.verify_worker.scheduler import Scheduler, prefill_rows
@@ -70,7 +71,9 @@ def _load(
     fast_wake = FastWake(settings.fast_wake)  # first: it may be refused
     progress = LoadProgress(settings.ready_file)
     at_end(give_up)
-    runner = load_runner(EngineConfig(**settings.engine_options()), progress)
+    layers = partial(attached_layers, settings)
+    runner = load_runner(EngineConfig(**settings.engine_options(), feature_layers=layers), progress)
+    drafters = attached_drafters(settings, runner)
     try:
         grammars.append(Grammars(runner.info.tokenizer_text()))
     except FailedPreconditionError as error:
@@ -99,5 +102,6 @@ def _load(
     if max_prefill_rows is None:
         max_prefill_rows = prefill_rows(step_costs, USUAL_PREFILL_ROWS, settings.max_batch_rows // 2)
     scheduler = Scheduler(runner.page_table, settings.max_batch_rows, max_prefill_rows)
-    attached = AttachedDrafters(attached_drafters(settings), runner.info.vocab_size, settings.max_draft_tokens)
+    feed = feature_feed(settings, runner)
+    attached = AttachedDrafters(drafters, runner.info.vocab_size, settings.max_draft_tokens, feed)
     return VerifyCore(runner, scheduler, results, settings.max_sequences, step_costs, fast_wake, attached)

@@ -16,41 +16,50 @@ from betoken.engine.sampler import SampleGroup
 from betoken.engine.tree import KeptPath
 from betoken.engine.verification import BlockGroup, Verified, verify_blocks
 from betoken.verify_worker.attached_decision import take_attached
+from betoken.verify_worker.feature_rows import CommittedRows
 from betoken.verify_worker.scheduler import Work
 from betoken.verify_worker.sequence import Decision
 
 
-def verify_step(runner: ModelRunner, planned: Sequence[Work]) -> list[Decision]:
-    """Run one forward over the planned work and commit what it decides.
+def verify_step(runner: ModelRunner, planned: Sequence[Work]) -> tuple[list[Decision], CommittedRows]:
+    """Run one forward over the planned work and commit what it decides; tell which rows hold features of that.
 
     A block of K draft tokens is K + 1 rows. Row 0 sees the committed ids; row i + 1 also sees draft id i and its path.
     The token after the accepted path so comes from the same forward. Prefill rows yield no logits. A sequence whose
     logits choose no token gets no decision.
     """
     started_ns = time.perf_counter_ns()
-    logits = runner.forward([_segment(work) for work in planned]).logits
+    output = runner.forward([_segment(work) for work in planned])
     verified = [work for work in planned if work.takes_block]
-    judged = iter(verify_blocks(logits, [_block_group(work) for work in verified]) if verified else ())
+    judged = iter(verify_blocks(output.logits, [_block_group(work) for work in verified]) if verified else ())
     forward_ns = time.perf_counter_ns() - started_ns
 
     decisions: list[Decision] = []
     kept_paths: list[KeptPath] = []
+    committed = CommittedRows(output.features)
+    first_row = 0
     for work in planned:
+        row, first_row = first_row, first_row + work.num_rows
+        first_position = work.sequence.kv_length
         if not work.takes_block:
             work.sequence.kv_length += work.num_prefill
+            committed.add(work.sequence.key, first_position, row, work.num_prefill, ())
             continue
         outcome = next(judged)
         if not outcome.emitted_ids:
             continue
         decision = _decide(work, outcome, started_ns, forward_ns)
         decisions.append(decision)
+        committed.add(
+            work.sequence.key, first_position, row, work.num_prefill, [0, *(1 + node for node in outcome.path)]
+        )
         if work.parents is not None:
             kept_paths.append(KeptPath(work.sequence.page_ids, decision.base_length, outcome.path))
     if kept_paths:
         runner.compact(kept_paths)
     for work in planned:
         runner.page_table.publish(work.sequence.page_ids, work.sequence.ids, work.sequence.kv_length)
-    return decisions
+    return decisions, committed
 
 
 def _segment(work: Work) -> Segment:

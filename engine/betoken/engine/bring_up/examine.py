@@ -4,7 +4,7 @@ It knows the model's forward, not the ways to run it faster.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +40,8 @@ class Examined:
     """The model's own eager logits [n, V] of each sequence; empty without a check."""
     is_mixture: bool
     """True if tokens are sent to experts."""
+    feature_layers: tuple[int, ...] = ()
+    """See `ModelRunner.feature_layers`."""
 
 
 def examine(config: EngineConfig, model: Any, info: ModelInfo) -> Examined:
@@ -53,8 +55,21 @@ def examine(config: EngineConfig, model: Any, info: ModelInfo) -> Examined:
     with refusing(model):
         expected = eager_logits(model, sequences) if config.self_check else []
         replace_mixers(model)
-    shapes = _probe(model, info.max_context)
-    return Examined(model, info, shapes, sequences, expected, is_mixture)
+    feature_layers = _feature_layers(config, model)
+    shapes = _probe(model, info.max_context, feature_layers)
+    return Examined(model, info, shapes, sequences, expected, is_mixture, feature_layers)
+
+
+def _feature_layers(config: EngineConfig, model: Any) -> tuple[int, ...]:
+    """The wanted layers, ascending, each once, from 0."""
+    if config.feature_layers is None:
+        return ()
+    num_layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
+    wanted = config.feature_layers(num_layers)
+    for layer in wanted:
+        if not -num_layers - 1 <= layer <= num_layers:
+            raise ModelRefusedError(f"feature_layers: {layer} is outside [{-num_layers - 1}, {num_layers}]")
+    return tuple(sorted({layer % (num_layers + 1) for layer in wanted}))
 
 
 @contextmanager
@@ -74,15 +89,25 @@ def refusing(model: Any) -> Iterator[None]:
 
 
 @torch.inference_mode()
-def _probe(model: Any, max_context: int) -> dict[int, LayerShape]:
-    """Shapes of each layer's keys and values, from one forward of two tokens."""
+def _probe(model: Any, max_context: int, feature_layers: Sequence[int] = ()) -> dict[int, LayerShape]:
+    """Shapes of each layer's keys and values, from one forward of two tokens, which yields the features."""
     context = ProbeContext()
     ids = torch.zeros(1, 2, dtype=torch.int64, device=model.device)
     positions = torch.arange(2, device=model.device)[None]
     with refusing(model):
-        model(input_ids=ids, position_ids=positions, use_cache=False, **{CONTEXT_KEYWORD: context})
+        wanted: dict[str, Any] = {"output_hidden_states": list(feature_layers)} if feature_layers else {}
+        output = model(input_ids=ids, position_ids=positions, use_cache=False, **wanted, **{CONTEXT_KEYWORD: context})
+    if feature_layers:
+        _check_features(model, output, feature_layers)
     if not context.shapes:
         raise ModelRefusedError(f"{type(model).__name__} has no layer that uses transformers' attention interface")
     with refusing(model):
         check_windows(model, context.windows, max_context)
     return {layer: LayerShape(*shape) for layer, shape in context.shapes.items()}
+
+
+def _check_features(model: Any, output: Any, feature_layers: Sequence[int]) -> None:
+    states = getattr(output, "hidden_states", None) or ()
+    num_layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
+    if len(states) != num_layers + 1 or any(states[layer] is None for layer in feature_layers):
+        raise ModelRefusedError(f"{type(model).__name__} does not give the hidden states of its {num_layers} layers")

@@ -76,7 +76,7 @@ def _ready(config: EngineConfig, examined: Examined, report: Progress) -> ModelR
         forward, num_pages = prepare(config, examined, report)
         info = within_pages(config, examined, num_pages)
         page_table = PageTable(num_pages, config.page_size, prefix_caching=config.prefix_caching)
-        runner = ModelRunner(info, page_table, forward, config.max_batch_rows)
+        runner = ModelRunner(info, page_table, forward, config.max_batch_rows, examined.feature_layers)
         if config.self_check:
             report("checking against the model's own forward", 0.3)
             with refusing_compiled(runner.is_compiled):

@@ -33,7 +33,9 @@ def prepare(config: EngineConfig, examined: Examined, progress: Progress) -> tup
         CompiledModelRefusedError: the model was to be compiled and cannot be, or not be made ready so.
     """
     model, shapes, max_context = examined.model, examined.shapes, examined.info.max_context
-    if model.device.type == "cuda" and (prepared := prepare_cuda(config, model, max_context, shapes, progress)):
+    if model.device.type == "cuda" and (
+        prepared := prepare_cuda(config, model, max_context, shapes, progress, examined.feature_layers)
+    ):
         return prepared
     page_bytes = sum(shape.page_bytes(config.page_size, model.dtype.itemsize) for shape in shapes.values())
     num_pages = config.num_pages_of(page_bytes)
@@ -42,9 +44,9 @@ def prepare(config: EngineConfig, examined: Examined, progress: Progress) -> tup
     kernels = _kernels_for(config, model, pool)
     if kernels is None:
         replace_linears(model, BlockLinear, only_last=model.dtype == torch.bfloat16)
-        return ReferenceForward(model, pool, scratch_page=num_pages), num_pages
+        return ReferenceForward(model, pool, num_pages, examined.feature_layers), num_pages
     kernels.set_num_threads(config.num_threads or torch.get_num_threads())
-    return CpuForward(model, kernels, pool), num_pages
+    return CpuForward(model, kernels, pool, examined.feature_layers), num_pages
 
 
 def within_pages(config: EngineConfig, examined: Examined, num_pages: int) -> ModelInfo:

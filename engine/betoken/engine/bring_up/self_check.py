@@ -5,7 +5,7 @@ It knows the runner's public interface and nothing of how the runner computes.
 
 import hashlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from betoken.engine.attention import ATTENTION_NAME
 from betoken.engine.batch import Segment
 from betoken.engine.errors import ModelRefusedError
+from betoken.engine.forward import StepOutput
 from betoken.engine.runner import ModelRunner
 
 _ATEN: Any = torch.ops.aten
@@ -89,13 +90,13 @@ def check_against_eager(
 
 
 def find_row_dependence(runner: ModelRunner, sequences: list[list[int]]) -> str | None:
-    """A sentence about the first row whose bits depend on the rest of the forward, or None."""
-    together = forward_together(runner, sequences)
+    """A sentence about the first row whose bits, features included, depend on the rest of the forward, or None."""
+    together = forward_together(runner, sequences, _all_bits)
     for index, (ids, whole) in enumerate(zip(sequences, together, strict=True)):
         for chunk_rows in (1, 3, 6):
-            if not torch.equal(whole, forward_in_chunks(runner, ids, chunk_rows)):
+            if not torch.equal(whole, forward_in_chunks(runner, ids, chunk_rows, _all_bits)):
                 return f"logits of sequence {index} change between chunks of {chunk_rows} and a batch of three"
-        if not torch.equal(whole[-1:], forward_last(runner, ids)):
+        if not torch.equal(whole[-1:], forward_last(runner, ids, _all_bits)):
             return f"the last logits of sequence {index} change when the rows before it yield none"
     return None
 
@@ -128,37 +129,61 @@ class _StockProducts(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def forward_together(runner: ModelRunner, sequences: list[list[int]]) -> list[Tensor]:
-    """Logits [n, V] of each sequence, all in one forward."""
+def logits_of(output: StepOutput) -> Tensor:
+    """Logits [L, V] of a forward, a copy."""
+    return output.logits.clone()
+
+
+def features_of(output: StepOutput) -> Tensor:
+    """Features [R, num_layers, H] of a forward, a copy."""
+    assert output.features is not None, "the runner was made without features"
+    return output.features.clone()
+
+
+def _all_bits(output: StepOutput) -> Tensor:
+    """[L, V + num_layers * H] of a forward whose rows with logits are its last."""
+    if output.features is None:
+        return output.logits.clone()
+    features = output.features[output.features.shape[0] - output.logits.shape[0] :]
+    return torch.cat([output.logits, features.flatten(1).float()], dim=1)
+
+
+ReadOutput = Callable[[StepOutput], Tensor]
+"""What of a forward is looked at: a copy [L or R, ...]."""
+
+
+def forward_together(runner: ModelRunner, sequences: list[list[int]], read: ReadOutput = logits_of) -> list[Tensor]:
+    """Logits [n, V] of each sequence, or what else is to be read, all in one forward."""
     pages = [runner.page_table.allocate(ids)[0] for ids in sequences]
     try:
         segments = [Segment(page_ids, 0, ids, len(ids)) for page_ids, ids in zip(pages, sequences, strict=True)]
-        return list(torch.split(runner.forward(segments).logits.clone(), [len(ids) for ids in sequences]))
+        return list(torch.split(read(runner.forward(segments)), [len(ids) for ids in sequences]))
     finally:
         for page_ids in pages:
             runner.page_table.release(page_ids)
 
 
-def forward_in_chunks(runner: ModelRunner, ids: list[int], chunk_rows: int) -> Tensor:
-    """Logits [n, V] of one sequence, alone, `chunk_rows` tokens a forward."""
+def forward_in_chunks(runner: ModelRunner, ids: list[int], chunk_rows: int, read: ReadOutput = logits_of) -> Tensor:
+    """Logits [n, V] of one sequence, or what else is to be read, alone, `chunk_rows` tokens a forward."""
     page_ids, _ = runner.page_table.allocate(ids)
     try:
         parts = []
         for start in range(0, len(ids), chunk_rows):
             chunk = ids[start : start + chunk_rows]
-            parts.append(runner.forward([Segment(page_ids, start, chunk, len(chunk))]).logits.clone())
+            parts.append(read(runner.forward([Segment(page_ids, start, chunk, len(chunk))])))
         return torch.cat(parts)
     finally:
         runner.page_table.release(page_ids)
 
 
-def forward_last(runner: ModelRunner, ids: list[int]) -> Tensor:
-    """Logits [1, V] of the last token, after a prefill chunk that yields none."""
+def forward_last(runner: ModelRunner, ids: list[int], read: ReadOutput = logits_of) -> Tensor:
+    """Logits [1, V] of the last token, or what else is to be read, after a prefill chunk that yields none."""
     page_ids, _ = runner.page_table.allocate(ids)
     num_first = len(ids) // 2
     try:
         if num_first:
             runner.forward([Segment(page_ids, 0, ids[:num_first], 0)])
-        return runner.forward([Segment(page_ids, num_first, ids[num_first:], 1)]).logits.clone()
+        output = runner.forward([Segment(page_ids, num_first, ids[num_first:], 1)])
+        return read(output)
     finally:
         runner.page_table.release(page_ids)

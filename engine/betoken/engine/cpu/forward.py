@@ -17,10 +17,11 @@ from betoken.engine.compiled import EXAMPLE_LOGITS, EXAMPLE_ROWS
 from betoken.engine.cpu.compiled import compile_call
 from betoken.engine.cpu.experts import BareProducts, use_packed_experts
 from betoken.engine.cpu.grouped_linear import pack_grouped_layers
-from betoken.engine.cpu.row_elementwise import WholeVectors
+from betoken.engine.cpu.row_elementwise import WholeVectors, one_torch_thread, whole_rows
 from betoken.engine.cpu.row_linear import PackedLinear, replace_linears
-from betoken.engine.forward import ModelCall, StepOutput, call_model, one_torch_thread
+from betoken.engine.forward import ModelCall, StepOutput, call_model
 from betoken.engine.kv_pool import KvPool
+from betoken.engine.parts import ModelParts
 from betoken.engine.tree import KeptPath
 from betoken.kernels.cpu import CpuCache, CpuKernels
 
@@ -45,20 +46,21 @@ class ModelCallStack:
     A wrapper costs time on every call. The first call tells which ones the model needs; `settle` drops the others.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, feature_layers: Sequence[int]) -> None:
         self._model = model
+        self._feature_layers = feature_layers
         self._context = CpuContext()
         self._bare_products, self._whole_vectors = BareProducts(model), WholeVectors()
         self._redirects, self._widens = True, True
 
-    def traceable(self, *tensors: Tensor) -> Tensor:
+    def traceable(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """The input of a compiled forward; the compiler handles whole vectors itself."""
         if not self._redirects:
             return self._bare(*tensors)
         with self._bare_products:
             return self._bare(*tensors)
 
-    def eager(self, *tensors: Tensor) -> Tensor:
+    def eager(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """The eager forward."""
         if not self._widens:
             return self.traceable(*tensors)
@@ -70,9 +72,9 @@ class ModelCallStack:
         self._redirects = bool(self._bare_products.num_redirected)
         self._widens = self._whole_vectors.is_needed
 
-    def _bare(self, *tensors: Tensor) -> Tensor:
+    def _bare(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         with one_torch_thread():
-            return call_model(self._model, self._context, *tensors)
+            return call_model(self._model, self._context, self._feature_layers, *tensors)
 
 
 class CpuForward:
@@ -81,17 +83,18 @@ class CpuForward:
     can_compile = True
     timed_rows: Sequence[int] = (1, 2, 4, 6, 8, 16, 32)
 
-    def __init__(self, model: Any, kernels: CpuKernels, pool: KvPool) -> None:
+    def __init__(self, model: Any, kernels: CpuKernels, pool: KvPool, feature_layers: Sequence[int] = ()) -> None:
         """The pool's last page is the scratch page: it belongs to no sequence."""
         capability = torch.backends.cpu.get_cpu_capability()
         self.name = f"cpu {capability}, {kernels.products} kernels of {kernels.compiler}"
         self._pool = pool
         self._model = model
+        self.parts = ModelParts(model, PackedLinear, whole_rows)
         self._cache: CpuCache = kernels.create_cache(pool.keys, pool.values)
         use_packed_experts(model)
         replace_linears(model, PackedLinear)
         pack_grouped_layers(model, kernels)
-        self._calls = ModelCallStack(model)
+        self._calls = ModelCallStack(model, feature_layers)
         self._is_settled = False
         self._compiled: ModelCall | None = None
 
@@ -103,11 +106,11 @@ class CpuForward:
     def __call__(self, batch: Batch) -> StepOutput:
         """See `Forward`."""
         call = self._compiled or self._calls.eager
-        logits = call(*self._begin(batch))
+        results = call(*self._begin(batch))
         if not self._is_settled:  # the first forward has met all the model's operations
             self._calls.settle()
             self._is_settled = True
-        return StepOutput(logits if batch.logit_rows else logits[:0])
+        return StepOutput.of(results, len(batch.logit_rows), batch.num_rows)
 
     def compact(self, paths: Sequence[KeptPath]) -> None:
         """See `Forward`."""

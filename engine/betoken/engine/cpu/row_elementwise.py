@@ -5,7 +5,8 @@ otherwise. Where a row does not fill vectors (a gate of one number, the scores o
 bits would depend on the number of rows. Compiled forwards mask the last vector instead.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -71,3 +72,25 @@ def _lengthened(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     flat = x.reshape(-1)
     out: Tensor = func(functional.pad(flat, (0, -len(flat) % _WHOLE)), *args, **kwargs)
     return out[: len(flat)].reshape(x.shape)
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Torch's own operators on the calling thread alone; the CPU kernels keep their threads.
+
+    Torch divides elements among threads wherever that falls. The last elements of a part's vector go through scalar
+    code that rounds `silu` and `gelu` otherwise: a row's bits would depend on the number of rows.
+    """
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+@contextmanager
+def whole_rows() -> Iterator[None]:
+    """Eager functions of which each row's result depends on that row alone: whole vectors, on one thread."""
+    with one_torch_thread(), WholeVectors():
+        yield

@@ -19,9 +19,11 @@ from betoken.engine.cuda.compiled import compile_call
 from betoken.engine.cuda.graphs import Recorder
 from betoken.engine.cuda.operators import StepContext
 from betoken.engine.cuda.row_invariance import RowInvariance
+from betoken.engine.cuda.row_linear import RowLinear
 from betoken.engine.cuda.step_inputs import StepInputs
 from betoken.engine.forward import ModelCall, StepOutput, call_model
 from betoken.engine.kv_pool import KvPool, PagedContext
+from betoken.engine.parts import ModelParts
 from betoken.engine.tree import KeptPath
 
 _PATH_SLOTS_PER_ROW = 16
@@ -36,7 +38,7 @@ class _Bucket:
     """The recorded forwards of one number of rows."""
 
     inputs: StepInputs
-    logits: Tensor  # [B, V], written by every replay
+    results: tuple[Tensor, ...]  # logits [B, V] and features, if any, written by every replay
     replays: dict[int, Callable[[], None]]
     """By the bound on the longest sequence."""
 
@@ -47,20 +49,29 @@ class CudaForward:
     can_compile = False  # it is compiled before it is recorded, not after it was checked
     timed_rows: Sequence[int] = (1, 2, 4, 6, 8, 16, 32, 64, 128)
 
-    def __init__(self, model: Any, pool: KvPool, max_context: int, name: str, is_row_invariant: bool) -> None:
+    def __init__(
+        self,
+        model: Any,
+        pool: KvPool,
+        max_context: int,
+        name: str,
+        is_row_invariant: bool,
+        feature_layers: Sequence[int] = (),
+    ) -> None:
         self.name = name
         self.is_compiled = False
         self._model = model
+        self.parts = ModelParts(model, RowLinear, RowInvariance)
         self._device: torch.device = model.device
         self._context = StepContext()
         self._lengths = length_bounds(max_context)
         self._buckets: dict[int, _Bucket] = {}
         self.use_pool(pool)
 
-        def call(*tensors: Tensor) -> Tensor:
+        def call(*tensors: Tensor) -> tuple[Tensor, ...]:
             mode: AbstractContextManager[Any] = RowInvariance() if is_row_invariant else nullcontext()
             with mode:
-                return call_model(model, self._context, *tensors)
+                return call_model(model, self._context, feature_layers, *tensors)
 
         self.model_call: ModelCall = call
 
@@ -84,10 +95,10 @@ class CudaForward:
         if bucket is not None and bucket.inputs.fits(batch):
             bucket.inputs.fill(batch)
             bucket.replays[length]()
-            logits = bucket.logits
+            results = bucket.results
         else:
-            logits = self._run(StepInputs.for_batch(batch, self._scratch_page, self._device), length)
-        return StepOutput(logits[: len(batch.logit_rows)])
+            results = self._run(StepInputs.for_batch(batch, self._scratch_page, self._device), length)
+        return StepOutput.of(results, len(batch.logit_rows), batch.num_rows)
 
     def compact(self, paths: Sequence[KeptPath]) -> None:
         """See `Forward`."""
@@ -105,7 +116,7 @@ class CudaForward:
         raise AssertionError("recorded graphs keep the compiled model: see `can_compile`")
 
     @torch.inference_mode()
-    def run_padding(self, num_rows: int) -> Tensor:
+    def run_padding(self, num_rows: int) -> tuple[Tensor, ...]:
         """A forward of padding rows alone, all with logits [num_rows, V]; it takes the memory of the longest."""
         return self._run(StepInputs(num_rows, num_rows, 1, self._scratch_page, self._device), self._lengths[-1])
 
@@ -113,24 +124,26 @@ class CudaForward:
     def record(self, sizes: Sequence[int], recorder: Recorder, progress: Callable[[float], None]) -> None:
         """Record forwards for each number of rows, given in ascending order; `progress` gets the fraction done."""
         buckets: dict[int, _Bucket] = {}
-        shared = torch.empty_like(self.run_padding(sizes[-1]))  # one for all: logits are read before the next step
+        # One for all: what a step yields is read before the next.
+        shared = [torch.empty_like(result) for result in self.run_padding(sizes[-1])]
         for size in reversed(sizes):  # the memory of a larger recording serves the smaller ones
             progress(len(buckets) / len(sizes))
             # The sequences' pages: sequences that begin alike share some, and each names them all.
             num_pages = min(size * -(-self._lengths[-1] // self._pool.page_size), _MAX_GRAPH_PAGES)
             tail_size = num_pages + 1 + _PATH_SLOTS_PER_ROW * size
             inputs = StepInputs(size, size, tail_size, self._scratch_page, self._device)
-            logits = shared[:size]
-            replays = {n: recorder.record(self._writing(inputs, n, logits)) for n in reversed(self._lengths)}
-            buckets[size] = _Bucket(inputs, logits, replays)
+            results = tuple(result[:size] for result in shared)
+            replays = {n: recorder.record(self._writing(inputs, n, results)) for n in reversed(self._lengths)}
+            buckets[size] = _Bucket(inputs, results, replays)
         self._buckets = dict(sorted(buckets.items()))
 
-    def _writing(self, inputs: StepInputs, length: int, logits: Tensor) -> Callable[[], None]:
+    def _writing(self, inputs: StepInputs, length: int, results: Sequence[Tensor]) -> Callable[[], None]:
         def write() -> None:
-            logits.copy_(self._run(inputs, length))
+            for kept, result in zip(results, self._run(inputs, length), strict=True):
+                kept.copy_(result)
 
         return write
 
-    def _run(self, inputs: StepInputs, length: int) -> Tensor:
+    def _run(self, inputs: StepInputs, length: int) -> tuple[Tensor, ...]:
         self._context.paged = PagedContext(self._pool, inputs.make_rows(length))
         return self.model_call(*inputs.model_arguments())

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,7 +28,12 @@ _START, _END = 0.2, 0.3
 
 
 def prepare_cuda(
-    config: EngineConfig, model: Any, max_context: int, shapes: dict[int, LayerShape], progress: Progress
+    config: EngineConfig,
+    model: Any,
+    max_context: int,
+    shapes: dict[int, LayerShape],
+    progress: Progress,
+    feature_layers: Sequence[int] = (),
 ) -> tuple[CudaForward, int] | None:
     """The forward and the number of KV pages; None if the model uses operators that may depend on the number of rows.
 
@@ -52,7 +57,8 @@ def prepare_cuda(
     try:
         progress("measuring memory", _START)
         scratch = KvPool(shapes, 1, config.page_size, model.dtype, model.device)
-        forward = CudaForward(model, scratch, max_context, _name(config, model.device), config.batch_invariant)
+        name = _name(config, model.device)
+        forward = CudaForward(model, scratch, max_context, name, config.batch_invariant, feature_layers)
         try:
             use = measure_forward(lambda: _run_every_size(config, forward), model.device)
         except ModelRefusedError as error:

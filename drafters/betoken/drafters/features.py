@@ -1,0 +1,68 @@
+"""How a drafter gets the target's hidden states: it names layers, and is told the rows of what the target has decided.
+
+A drafter states `FeatureNeeds` in its `DrafterSpec` and has the method of `FeatureReader`. Only drafters attached to a
+verify worker can. Needs no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from betoken.drafters.drafter import Drafter, DraftSequence
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureNeeds:
+    """Which hidden states of the target a drafter reads."""
+
+    layers: Callable[[Any, int], Sequence[int]]
+    """Layers, by the worker's settings and the target's number of decoder layers n. They are numbered as transformers'
+    `output_hidden_states`: 0 is what the first layer reads, i what layer i leaves (counted from 1), and n, or -1, the
+    state after the final norm."""
+    of_whole_text: bool = False
+    """Whether rows of all positions are needed. Then a sequence computes its prompt itself; other sequences take over
+    pages that hold what others computed, whose rows nobody is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureSpan:
+    """Committed rows of one sequence, told after the `commit` of what the same forward decided."""
+
+    sequence: DraftSequence
+    first_position: int
+    """Position of the first row. The row of position p was computed from `sequence.ids[: p + 1]` and says what follows
+    them; the last told row is that of position len(ids) - 2, whose successor ids[-1] the target has chosen already."""
+    first_row: int
+    """Its place among the features of the call."""
+    num_rows: int
+
+    @property
+    def rows(self) -> slice:
+        """Places of the rows among the features of the call, in the order of their positions."""
+        return slice(self.first_row, self.first_row + self.num_rows)
+
+
+class FeatureReader(Drafter, Protocol):
+    """A drafter that reads hidden states.
+
+    Rows come once for each forward: prompts in chunks, then what each verdict accepted. They come in the order of their
+    positions without gaps, but for these: the first told position of a sequence is above 0 where pages with a common
+    beginning were taken over (unless `FeatureNeeds.of_whole_text`), or after a fault of the drafter, which is then
+    opened afresh; and after a preemption positions are told again, with the same bits. Rows of drafts that were refused
+    are never told.
+    """
+
+    def observe(self, spans: Sequence[FeatureSpan], features: Tensor) -> None:
+        """Take in rows of all its sequences in one forward.
+
+        Args:
+            spans: at most one of a sequence.
+            features: [N, num_layers, H] in the target's dtype and on its device, of the drafter's own layers, ascending
+                and each once. The drafter may keep it.
+        """
+        ...

@@ -1,0 +1,70 @@
+"""What drafters that read a target's hidden states share with it: embedding, output layer, and its kind of products.
+
+Every row has the same bits whatever its neighbours, as in a forward. It knows tensors, not sequences or pages.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from betoken.engine.cpu.row_linear import MakeLinear
+
+
+class ModelParts:
+    """A loaded model's parts; one for each forward, on the thread that owns it."""
+
+    def __init__(
+        self,
+        model: Any,
+        make_linear: MakeLinear,
+        rows_alone: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        self._model = model
+        self._make_linear = make_linear
+        self.rows_alone = rows_alone
+        """Opens a context in which eager elementwise functions and norms treat each row by itself, too."""
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the hidden states."""
+        size: int = self._model.config.get_text_config(decoder=True).hidden_size
+        return size
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers; hidden states are numbered 0 to this."""
+        num: int = self._model.config.get_text_config(decoder=True).num_hidden_layers
+        return num
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of hidden states and weights."""
+        dtype: torch.dtype = self._model.dtype
+        return dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        device: torch.device = self._model.device
+        return device
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None, keeps_sums: bool = False) -> nn.Module:
+        """A layer y = x W^T + b of the model's own kind: weight [N, K], bias [N] -> a module [..., K] -> [..., N].
+
+        `keeps_sums`: the result is float32, as logits are.
+        """
+        weight = weight.to(self.device, self.dtype)
+        return self._make_linear(weight, None if bias is None else bias.to(self.device, self.dtype), keeps_sums)
+
+    def head(self, states: Tensor) -> Tensor:
+        """States after the final norm [..., H] -> logits [..., V] float32, before any cap or scale of the model."""
+        logits: Tensor = self._model.get_output_embeddings()(states)
+        return logits.float()
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Token ids [...] int64 -> what the embedding layer gives for them [..., H]."""
+        rows: Tensor = self._model.get_input_embeddings()(token_ids)
+        return rows
