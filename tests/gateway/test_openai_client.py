@@ -188,3 +188,26 @@ async def test_rounds_tell_their_times_in_a_stream(gate: Gate) -> None:
         told += (event.choices[0].model_extra.get("betoken") or {}).get("rounds", [])
     assert sum(times["num_tokens"] for times in told) == 24
     assert all(times["duration_s"] >= times["verify_forward_s"] > 0 for times in told)
+
+
+@pytest.mark.parametrize("content", ["text", "parts"])
+async def test_what_is_predicted_is_drafted_from_and_counted(make_gate: MakeGate, tokenizer: Any, content: str) -> None:
+    text = "What is expected is said as it stands."
+    model = FakeModel(vocab_size=tokenizer.vocab_size, script=tuple(tokenizer.encode(text, add_special_tokens=False)))
+    gate = await make_gate(model=model, draft_hellos=[{"predicting_drafters": ["ngram"]}])
+    options: Any = {"model": "fake", "messages": CHAT, "temperature": 0}
+    predicted = text if content == "text" else [{"type": "text", "text": part} for part in (text[:9], text[9:])]
+    prediction: Any = {"type": "content", "content": predicted}
+    answer = await gate.openai.chat.completions.create(**options, prediction=prediction, extra_body=TOLD)
+    choice, details = answer.choices[0], answer.usage.completion_tokens_details
+    assert choice.message.content == text
+    sources = [token["source"] for token in choice.model_extra["betoken"]["tokens"]]
+    assert details.accepted_prediction_tokens == sources.count("prediction") > 10
+    assert details.rejected_prediction_tokens == 0
+    stream = await gate.openai.chat.completions.create(
+        **options, prediction=prediction, stream=True, stream_options={"include_usage": True}
+    )
+    events = [event async for event in stream]
+    assert events[-1].usage.completion_tokens_details == details
+    refused = await gate.post("/v1/chat/completions", options | {"prediction": {"type": "content", "content": ""}})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "prediction.content"

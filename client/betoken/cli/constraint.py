@@ -31,15 +31,20 @@ def read_constraint(
     if json_object:
         return {"json_object": True}
     if json_schema is not None:
-        return {"json_schema": _read(json_schema, "--json-schema")}
+        return {"json_schema": read_file(json_schema, "--json-schema")}
     if regex is not None:
         return {"regex": regex}
     if choice:
         return {"choice": choice}
-    return {"lark": _read(lark, "--lark")} if lark is not None else None
+    return {"lark": read_file(lark, "--lark")} if lark is not None else None
 
 
-def _read(path: Path, option: str) -> str:
+def read_file(path: Path, option: str) -> str:
+    """The text of an option's file.
+
+    Raises:
+        typer.BadParameter: it cannot be read, or is no UTF-8.
+    """
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:

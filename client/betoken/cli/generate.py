@@ -18,7 +18,7 @@ from rich.console import Console
 
 from betoken.cli import connection as c
 from betoken.cli import provenance, report
-from betoken.cli.constraint import read_constraint
+from betoken.cli.constraint import read_constraint, read_file
 from betoken.client import (
     BetokenError,
     ChatMessage,
@@ -119,6 +119,12 @@ def generate(
             metavar="NAME=VALUE", help="NAME=VALUE, for the drafter; repeatable.", rich_help_panel=_SPECULATION
         ),
     ] = None,
+    prediction: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Text that the answer may repeat long parts of.", rich_help_panel=_SPECULATION
+        ),
+    ] = None,
     num_draft_tokens: Annotated[
         int | None, typer.Option(help="Draft tokens per round; else as many as pay.", rich_help_panel=_SPECULATION)
     ] = None,
@@ -154,7 +160,12 @@ def generate(
         ignore_eos=ignore_eos,
         logprobs=logprobs,
     )
-    speculating = {"--drafter": drafter, "--drafter-setting": drafter_setting, "--num-draft-tokens": num_draft_tokens}
+    speculating = {
+        "--drafter": drafter,
+        "--drafter-setting": drafter_setting,
+        "--num-draft-tokens": num_draft_tokens,
+        "--prediction": prediction,
+    }
     for option, value in speculating.items() if off else ():
         if value is not None and value != []:
             raise typer.BadParameter("means nothing with --off, which decodes plainly", param_hint=option)
@@ -174,6 +185,7 @@ def generate(
             sampling=sampling,
             speculation=speculation,
             constraint=constraint,
+            prediction=None if prediction is None else read_file(prediction, "--prediction"),
             model=model,
             tenant=tenant,
             **options,

@@ -37,6 +37,8 @@ def table(completion: Completion, elapsed_s: float) -> Table:
         grid.add_row("accepted per round", f"{stats.accepted_per_round:.2f} of {drafted:.1f} drafted")
         grid.add_row("acceptance rate", f"{stats.acceptance_rate:.0%}")
         grid.add_row("  by position", _by_position(stats.acceptance_per_position))
+    if num_predicted := stats.num_accepted_prediction_tokens + stats.num_rejected_prediction_tokens:
+        grid.add_row("prediction", f"{stats.num_accepted_prediction_tokens} accepted of {num_predicted} drafted")
     if stats.num_draft_forwards:
         grid.add_row("draft forwards per round", f"{stats.draft_forwards_per_round:.2f}")
     if stats.num_verify_forwards:

@@ -80,6 +80,10 @@ class SpeculationStats:
     """Drafting time of the first round, with the drafter's prefill of the prompt; seconds."""
     num_draft_forwards: int
     """Forwards of the drafters' models, those between a draft and the next request included, prefill excluded."""
+    num_accepted_prediction_tokens: int = 0
+    """Accepted draft tokens out of what the request expects."""
+    num_rejected_prediction_tokens: int = 0
+    """Draft tokens out of it that were verified and not accepted."""
 
     @property
     def acceptance_rate(self) -> float:
@@ -128,6 +132,8 @@ class SpeculationStats:
             num_rounds=message.num_rounds,
             first_draft_forward_s=message.first_draft_forward_ns * _NS,
             num_draft_forwards=message.num_draft_forwards,
+            num_accepted_prediction_tokens=message.num_accepted_prediction_tokens,
+            num_rejected_prediction_tokens=message.num_rejected_prediction_tokens,
         )
 
 

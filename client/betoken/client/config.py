@@ -176,6 +176,8 @@ class GenerateOptions(SamplingOptions, SpeculationOptions, PromptOptions, total=
     """All of `Speculation` at once."""
     constraint: Constraint | None
     """What the answer has to be, e.g. `{"json_schema": {...}}`; None = anything."""
+    prediction: str | Sequence[int] | None
+    """Text or ids of which the answer is expected to repeat long parts: drafted from, and changes no token."""
     model: str
     """Model id the router must be serving; empty = whatever it serves."""
     tenant: str

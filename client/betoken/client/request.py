@@ -62,7 +62,7 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> pb.GenerateReq
         TypeError: an unknown option.
     """
     known = {*_names(Sampling), *_names(Speculation), *_OTHER_FIELDS, "sampling", "speculation", *_NOT_FIELDS}
-    known.add("constraint")
+    known |= {"constraint", "prediction"}
     known |= PromptOptions.__annotations__.keys()
     unknown = sorted(options.keys() - known)
     if unknown:
@@ -72,6 +72,7 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> pb.GenerateReq
     _set_chat_options(request, options)
     _fill(request, {name: options.get(name) for name in _OTHER_FIELDS}, "")
     _set_constraint(request, options.get("constraint"))
+    _set_prediction(request, options.get("prediction"))
     given = cast(Mapping[str, Any], options)
     _set_sampling(request.sampling, _merged("sampling", Sampling, given))
     _set_speculation(request.speculation, _merged("speculation", Speculation, given))
@@ -181,6 +182,18 @@ def _set_constraint(request: pb.GenerateRequest, constraint: Constraint | None) 
             message.json_schema = json.dumps(value, ensure_ascii=False)
     else:
         _fill(message, {kind: value}, "constraint.")
+
+
+def _set_prediction(request: pb.GenerateRequest, prediction: str | Sequence[int] | None) -> None:
+    if isinstance(prediction, str):
+        with _refusing("prediction.text", prediction, "must be valid Unicode text"):
+            request.prediction.text = prediction
+    elif prediction is not None:
+        with _refusing("prediction.ids.ids", prediction, "must be integers from 0 to 2**32 - 1"):
+            if isinstance(prediction, _BYTES):
+                raise TypeError
+            request.prediction.ids.ids.extend(prediction)
+            request.prediction.ids.SetInParent()
 
 
 def _has_length(prompt: Any) -> bool:

@@ -47,6 +47,9 @@ NUM_ACCEPTED = "betoken.num_accepted"
 DRAFT_POSITION = "betoken.draft_position"
 QUEUE_MS = "betoken.queue_ms"
 
+PREDICTION = "prediction"
+"""Source of draft tokens that a request expects; other sources are names of drafters."""
+
 # Generation metrics (semantic conventions), seconds.
 METRIC_REQUEST_DURATION = "gen_ai.server.request.duration"
 METRIC_TIME_TO_FIRST_TOKEN = "gen_ai.server.time_to_first_token"

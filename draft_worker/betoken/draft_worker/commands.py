@@ -40,6 +40,8 @@ class Open:
     """Deadline, seconds of `time.monotonic`; None = none."""
     grammar: GrammarRule | None = None
     """Grammar of a constraint, behind `output_ids`; the core moves a copy of it."""
+    predicted_ids: Sequence[int] = ()
+    """Ids that the output is expected to be, for its drafter; empty = none."""
     span: Span = field(default=INVALID_SPAN, compare=False, repr=False)
     """Ends when the sequence does."""
 

@@ -192,6 +192,7 @@ class DraftCore:
             deadline_s=opening.deadline_s,
             wants_probs=opening.wants_probs,
             steers_tokens=opening.steers_tokens,
+            predicted_ids=opening.predicted_ids,
             span=opening.span,
         )
         if self._rules_of is not None:

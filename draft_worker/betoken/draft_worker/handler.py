@@ -120,6 +120,7 @@ class DraftLinkHandler(EntryHandler[DraftCommand, DraftLinkResponse]):
             steers_tokens=entry.mode not in (VERIFICATION_MODE_UNSPECIFIED, VERIFICATION_MODE_COUPLED),
             deadline_s=deadline_s,
             grammar=grammar,
+            predicted_ids=Prompt(entry.predicted_ids),
             span=sequence_span(entry, "draft", self._worker_id),
         )
 

@@ -61,9 +61,9 @@ def source_infos(names: Sequence[str]) -> list[SourceInfo]:
     """Names, colours and kinds of the sources of draft tokens: every drafter with a spec, and the plug-ins among
     `names`."""
     infos = [
-        SourceInfo(name=spec.name, explains=spec.explains, colour=spec.colour)
+        SourceInfo(name=source.name, explains=source.explains, colour=source.colour)
         for spec in SPECS.values()
-        if spec.explains
+        for source in spec.sources
     ]
     plugins = [name for name in names if is_plugin_path(name)]
     return infos + [

@@ -6,6 +6,7 @@ from betoken.draft_worker.core import DraftCore, RulesOf
 from betoken.draft_worker.handler import DraftLinkHandler, DraftResults, GrammarOf
 from betoken.draft_worker.hosting import load_drafters, source_infos
 from betoken.draft_worker.settings import DEFAULT_MAX_CONTEXT, DraftWorkerSettings
+from betoken.drafters.registry import predicting_drafters
 from betoken.engine.model_thread import ModelThread
 from betoken.rpc.fast_wake import FastWake
 from betoken.rpc.hello import worker_hello
@@ -75,6 +76,7 @@ def _load(
             max_sequences=settings.max_sequences,
             drafters=settings.hosted_drafters,
             sources=source_infos(settings.hosted_drafters),
+            predicting_drafters=predicting_drafters(settings.hosted_drafters),
             max_draft_tokens=settings.max_draft_tokens,
             page_size=settings.page_size,
         )

@@ -45,6 +45,8 @@ class DraftSequence:
     get the same draft every time."""
     is_waiting: bool = False
     """Whether a request of it is unanswered."""
+    predicted_ids: Sequence[int] = ()
+    """What the output is expected to be, perhaps with differences; empty = nothing."""
     rules: "SequenceRules | None" = None
     """What adjusts a model's logits, constraint included; None where no model of the worker asks for it."""
     span: Span = INVALID_SPAN

@@ -24,6 +24,13 @@ def usual_drafters(settings: Any) -> tuple[str, ...]:
     return tuple(name for name in names if len(names) > SPECS[name].num_others)
 
 
+def predicting_drafters(names: Sequence[str]) -> list[str]:
+    """Which of these hosted drafters look up what an answer is expected to say, themselves or by one of the others."""
+    specs = [SPECS[name] for name in names if name in SPECS]
+    is_any = any(spec.predicts for spec in specs)
+    return [spec.name for spec in specs if spec.predicts or (is_any and spec.num_others)]
+
+
 def check_drafters(names: Sequence[str], settings: Any) -> None:
     """Raises:
     ValueError: a name that is unknown or given twice, a need that `settings` do not meet, or a model for nobody.

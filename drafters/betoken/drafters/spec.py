@@ -52,6 +52,17 @@ class DrafterHost(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Source:
+    """Where tokens come from, for people."""
+
+    name: str
+    explains: str
+    """Words for such a token."""
+    colour: str
+    """One of the 16 colours of a terminal."""
+
+
+@dataclass(frozen=True, slots=True)
 class DrafterSpec:
     """One drafter of the registry."""
 
@@ -77,8 +88,18 @@ class DrafterSpec:
     """Hidden states of the target that it reads, where it is attached; see `betoken.drafters.features`."""
     num_others: int = 0
     """Other drafters that must be hosted beside it."""
+    predicts: bool = False
+    """Whether it looks up what an answer is expected to say (`DraftSequence.predicted_ids`)."""
+    other_sources: tuple[Source, ...] = ()
+    """Further sources of its tokens."""
     check: Callable[[Any], None] | None = None
     """Raises ValueError for settings that it cannot be made with."""
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """All sources of its tokens."""
+        own = (Source(self.name, self.explains, self.colour),) if self.explains else ()
+        return own + self.other_sources
 
     def used(self, settings: Any) -> str | None:
         """The setting that it would use of `needs`; None where none is given or needed."""

@@ -97,6 +97,27 @@ class StreamOptions(Body):
     include_usage: bool = Field(False, description="Whether a last event tells the usage.")
 
 
+class PredictionPart(Body):
+    """A part of what is expected."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(Body):
+    """What the answer is expected to say, perhaps with differences."""
+
+    type: Literal["content"]
+    content: Annotated[
+        str | list[PredictionPart], said_as("must be text, or a list of parts of type text"), Field(min_length=1)
+    ]
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 class GenerationBody(Body):
     """The fields that completions of text and of chats share."""
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, field_validator, model_validator
 
-from betoken.gateway.body import GenerationBody, Refusals, refuse, said_as
+from betoken.gateway.body import GenerationBody, Prediction, Refusals, refuse, said_as
 from betoken.gateway.constraint import check_tool_choice, format_constraint
 from betoken.gateway.messages import Message
 from betoken.gateway.question import Question
@@ -29,7 +29,6 @@ class ChatBody(GenerationBody):
         "functions": ("is deprecated and not supported: send tools", ([],)),
         "function_call": ("is deprecated and not supported: send tool_choice", ("none",)),
         "parallel_tool_calls": ("must be true: nothing limits calls to one yet", (True,)),
-        "prediction": ("is not supported yet", ()),
         "web_search_options": ("is not supported: nothing is looked up", ()),
         "metadata": ("is not supported: nothing is stored", ({},)),
         "store": ("is not supported: nothing is stored", (False,)),
@@ -44,6 +43,7 @@ class ChatBody(GenerationBody):
     max_completion_tokens: int | None = Field(None, description="The same by its newer name.")
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    prediction: Prediction | None = Field(None, description="Drafted from; changes no token.")
     response_format: dict[str, Any] | None = Field(
         None, description="text, json_object, or json_schema, whose schema the answer keeps, strict or not."
     )
@@ -99,6 +99,7 @@ class ChatBody(GenerationBody):
             template_arguments=(self.chat_template_kwargs or {}) | effort,
             continue_final_message=self.continue_final_message,
             constraint=self._constraint(),
+            prediction=None if self.prediction is None else self.prediction.text,
         )
         return [asked.with_seed(seed) for seed in self.seeds()]
 
@@ -108,6 +109,8 @@ class ChatBody(GenerationBody):
     def _names(self) -> Mapping[str, str]:
         name = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
         names = {"sampling.max_new_tokens": name, "sampling.logprobs": "top_logprobs"}
+        if self.prediction is not None:
+            names |= {"prediction.text": "prediction.content", "prediction": "prediction"}
         if self.response_format is not None:
             names["constraint.json_schema"] = "response_format.json_schema.schema"
             names["constraint"] = "response_format"

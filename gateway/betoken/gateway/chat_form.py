@@ -76,7 +76,9 @@ class ChatForm(Form):
 
     def usage(self, answers: Sequence[Completion]) -> dict[str, Any]:
         num_thought = sum(read.num_thought_tokens for read in self._answers.values())
-        return super().usage(answers) | {"completion_tokens_details": {"reasoning_tokens": num_thought}}
+        usage = super().usage(answers)
+        usage["completion_tokens_details"]["reasoning_tokens"] = num_thought
+        return usage
 
     def _answer(self, index: int, prompt_ids: Sequence[int]) -> _ReadAnswer:
         if index not in self._answers:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, TypeAlias, cast
 from pydantic import Field, model_validator
 
 from betoken.client import AsyncGeneration, Completion, Piece, Prompt
-from betoken.gateway.body import GenerationBody, Refusals, refuse, said_as
+from betoken.gateway.body import GenerationBody, Prediction, Refusals, refuse, said_as
 from betoken.gateway.form import Form, choice_extension, piece_extension
 from betoken.gateway.logprobs import TextLogprobs
 from betoken.gateway.question import Question
@@ -21,7 +21,7 @@ Prompts: TypeAlias = Annotated[
 ]
 
 _DEFAULT_MAX_TOKENS = 16  # OpenAI's
-_NAMES = {"sampling.logprobs": "logprobs"}
+_NAMES = {"sampling.logprobs": "logprobs", "prediction.text": "prediction.content"}
 
 
 class CompletionBody(GenerationBody):
@@ -34,6 +34,7 @@ class CompletionBody(GenerationBody):
     max_tokens: int = Field(_DEFAULT_MAX_TOKENS, description="Most tokens of an answer.")
     logprobs: int | None = Field(None, description="Likeliest tokens told with each token, 0 to 20.")
     echo: bool = Field(False, description="Whether the answer begins with the prompt.")
+    prediction: Prediction | None = Field(None, description="As chats have it: drafted from; changes no token.")
     best_of: int | None = Field(None, description="Only n: no answer is thrown away.")
 
     @model_validator(mode="after")
@@ -60,7 +61,15 @@ class CompletionBody(GenerationBody):
         seeds = self.seeds()
         return [
             Question(
-                prompt, seed, sampling, speculation, self.model, self.user, _NAMES, constraint=self.betoken.constraint
+                prompt,
+                seed,
+                sampling,
+                speculation,
+                self.model,
+                self.user,
+                _NAMES,
+                constraint=self.betoken.constraint,
+                prediction=None if self.prediction is None else self.prediction.text,
             )
             for prompt in self.prompts()
             for seed in seeds

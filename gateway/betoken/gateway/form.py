@@ -104,6 +104,10 @@ class Form(ABC):
             "prompt_tokens": prompt,
             "completion_tokens": output,
             "total_tokens": prompt + output,
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": sum(one.speculation.num_accepted_prediction_tokens for one in answers),
+                "rejected_prediction_tokens": sum(one.speculation.num_rejected_prediction_tokens for one in answers),
+            },
             "prompt_tokens_details": {"cached_tokens": sum(usage.cached_prompt_tokens for usage in first.values())},
         }
 

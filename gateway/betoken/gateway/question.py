@@ -28,6 +28,7 @@ class Question:
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     continue_final_message: bool = False
     constraint: Mapping[str, Any] | None = None
+    prediction: str | None = None
 
     def with_seed(self, seed: int) -> Question:
         """The same with another seed."""
@@ -51,4 +52,5 @@ class Question:
             template_arguments=self.template_arguments,
             continue_final_message=self.continue_final_message,
             constraint=cast(Constraint | None, self.constraint),
+            prediction=self.prediction,
         )

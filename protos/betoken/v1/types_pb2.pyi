@@ -140,7 +140,7 @@ class SourceInfo(_message.Message):
     def __init__(self, name: _Optional[str] = ..., explains: _Optional[str] = ..., colour: _Optional[str] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
-    __slots__ = ("protocol_version", "role", "worker_id", "model_id", "dtype", "weights_fingerprint", "tokenizer_hash", "vocab_size", "max_context", "max_sequences", "verification_modes", "supports_trees", "tensor_parallel_degree", "step_costs", "drafters", "max_draft_tokens", "eos_token_ids", "default_sampling", "page_size", "numerics", "draft_context", "sources", "supports_constraints")
+    __slots__ = ("protocol_version", "role", "worker_id", "model_id", "dtype", "weights_fingerprint", "tokenizer_hash", "vocab_size", "max_context", "max_sequences", "verification_modes", "supports_trees", "tensor_parallel_degree", "step_costs", "drafters", "max_draft_tokens", "eos_token_ids", "default_sampling", "page_size", "numerics", "draft_context", "sources", "supports_constraints", "predicting_drafters")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -164,6 +164,7 @@ class WorkerHello(_message.Message):
     DRAFT_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     SUPPORTS_CONSTRAINTS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTING_DRAFTERS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     role: str
     worker_id: str
@@ -187,7 +188,8 @@ class WorkerHello(_message.Message):
     draft_context: int
     sources: _containers.RepeatedCompositeFieldContainer[SourceInfo]
     supports_constraints: bool
-    def __init__(self, protocol_version: _Optional[int] = ..., role: _Optional[str] = ..., worker_id: _Optional[str] = ..., model_id: _Optional[str] = ..., dtype: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context: _Optional[int] = ..., max_sequences: _Optional[int] = ..., verification_modes: _Optional[_Iterable[_Union[VerificationMode, str]]] = ..., supports_trees: _Optional[bool] = ..., tensor_parallel_degree: _Optional[int] = ..., step_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., drafters: _Optional[_Iterable[str]] = ..., max_draft_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., page_size: _Optional[int] = ..., numerics: _Optional[str] = ..., draft_context: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[SourceInfo, _Mapping]]] = ..., supports_constraints: _Optional[bool] = ...) -> None: ...
+    predicting_drafters: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol_version: _Optional[int] = ..., role: _Optional[str] = ..., worker_id: _Optional[str] = ..., model_id: _Optional[str] = ..., dtype: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context: _Optional[int] = ..., max_sequences: _Optional[int] = ..., verification_modes: _Optional[_Iterable[_Union[VerificationMode, str]]] = ..., supports_trees: _Optional[bool] = ..., tensor_parallel_degree: _Optional[int] = ..., step_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., drafters: _Optional[_Iterable[str]] = ..., max_draft_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., page_size: _Optional[int] = ..., numerics: _Optional[str] = ..., draft_context: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[SourceInfo, _Mapping]]] = ..., supports_constraints: _Optional[bool] = ..., predicting_drafters: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class LinkError(_message.Message):
     __slots__ = ("sequence_id", "code", "message")
@@ -200,7 +202,7 @@ class LinkError(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class OpenSequence(_message.Message):
-    __slots__ = ("sequence_id", "prompt_ids", "committed_ids", "sampling", "mode", "eos_token_ids", "max_length", "tenant", "traceparent", "deadline_ms", "drafter", "constraint")
+    __slots__ = ("sequence_id", "prompt_ids", "committed_ids", "sampling", "mode", "eos_token_ids", "max_length", "tenant", "traceparent", "deadline_ms", "drafter", "constraint", "predicted_ids")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -213,6 +215,7 @@ class OpenSequence(_message.Message):
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_IDS_FIELD_NUMBER: _ClassVar[int]
     sequence_id: int
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
     committed_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -225,7 +228,8 @@ class OpenSequence(_message.Message):
     deadline_ms: int
     drafter: DrafterChoice
     constraint: Constraint
-    def __init__(self, sequence_id: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., mode: _Optional[_Union[VerificationMode, str]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_length: _Optional[int] = ..., tenant: _Optional[str] = ..., traceparent: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., drafter: _Optional[_Union[DrafterChoice, _Mapping]] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ...) -> None: ...
+    predicted_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, sequence_id: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., mode: _Optional[_Union[VerificationMode, str]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_length: _Optional[int] = ..., tenant: _Optional[str] = ..., traceparent: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., drafter: _Optional[_Union[DrafterChoice, _Mapping]] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., predicted_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Constraint(_message.Message):
     __slots__ = ("json_object", "json_schema", "regex", "choice", "lark")

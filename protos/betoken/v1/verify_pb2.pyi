@@ -28,7 +28,7 @@ class DraftBlock(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ..., base_length: _Optional[int] = ..., draft_ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., draft_probs: _Optional[_Iterable[_Union[_types_pb2.SparseDistribution, _Mapping]]] = ..., num_plain_steps: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., is_priced: _Optional[bool] = ...) -> None: ...
 
 class AttachedDraft(_message.Message):
-    __slots__ = ("accepted_ids", "sources", "depth", "is_exhausted", "forward_ns", "num_forwards", "is_failed")
+    __slots__ = ("accepted_ids", "sources", "depth", "is_exhausted", "forward_ns", "num_forwards", "is_failed", "num_predicted_tokens")
     ACCEPTED_IDS_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     DEPTH_FIELD_NUMBER: _ClassVar[int]
@@ -36,6 +36,7 @@ class AttachedDraft(_message.Message):
     FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
     NUM_FORWARDS_FIELD_NUMBER: _ClassVar[int]
     IS_FAILED_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREDICTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     accepted_ids: _containers.RepeatedScalarFieldContainer[int]
     sources: _containers.RepeatedScalarFieldContainer[str]
     depth: int
@@ -43,7 +44,8 @@ class AttachedDraft(_message.Message):
     forward_ns: int
     num_forwards: int
     is_failed: bool
-    def __init__(self, accepted_ids: _Optional[_Iterable[int]] = ..., sources: _Optional[_Iterable[str]] = ..., depth: _Optional[int] = ..., is_exhausted: _Optional[bool] = ..., forward_ns: _Optional[int] = ..., num_forwards: _Optional[int] = ..., is_failed: _Optional[bool] = ...) -> None: ...
+    num_predicted_tokens: int
+    def __init__(self, accepted_ids: _Optional[_Iterable[int]] = ..., sources: _Optional[_Iterable[str]] = ..., depth: _Optional[int] = ..., is_exhausted: _Optional[bool] = ..., forward_ns: _Optional[int] = ..., num_forwards: _Optional[int] = ..., is_failed: _Optional[bool] = ..., num_predicted_tokens: _Optional[int] = ...) -> None: ...
 
 class Verdict(_message.Message):
     __slots__ = ("sequence_id", "base_length", "num_accepted", "path", "next_id", "logprobs", "queue_ns", "forward_ns", "num_draft_tokens", "cached_tokens", "attached")

@@ -201,6 +201,11 @@ class Router:
         return list(dict.fromkeys((*self.draft.known_drafters, *self.verify.known_drafters)))
 
     @property
+    def predicting_drafters(self) -> list[str]:
+        """Names of known drafters that look up predictions."""
+        return list(dict.fromkeys((*self.draft.predicting_drafters, *self.verify.predicting_drafters)))
+
+    @property
     def ready_drafters(self) -> list[str]:
         """Names that can be had right now."""
         return list(dict.fromkeys((*self.draft.ready_drafters, *self.verify.ready_drafters)))

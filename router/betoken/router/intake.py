@@ -9,11 +9,17 @@ import secrets
 import time
 from array import array
 from collections.abc import Sequence
+from typing import cast
 
 from betoken.common.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from betoken.router.access.keys import ANYBODY, Caller
 from betoken.router.core import Router
-from betoken.router.policy.drafter_choice import check_num_draft_tokens, choose_drafter, default_num_draft_tokens
+from betoken.router.policy.drafter_choice import (
+    check_num_draft_tokens,
+    choose_drafter,
+    choose_predicting,
+    default_num_draft_tokens,
+)
 from betoken.router.request import GenerationRequest
 from betoken.router.text.chat import chat_of
 from betoken.router.text.constraint import check_constraint
@@ -105,6 +111,10 @@ async def prepare(
         temperature=sampling.temperature,
         has_seed=message.sampling.HasField("seed"),
     )
+    predicted_ids = await _predicted_ids(message, model, router)
+    drafter = choose_drafter(message.speculation, router, is_resumed=is_resumed)
+    if predicted_ids:
+        drafter = choose_predicting(drafter, message.speculation, router, is_resumed=is_resumed)
     if message.HasField("constraint"):
         await check_constraint(message, model, sampling, eos_token_ids, router)
     return GenerationRequest(
@@ -119,7 +129,8 @@ async def prepare(
         system_fingerprint=system_fingerprint,
         resume_ids=tuple(message.resume_ids),
         constraint=message.constraint if message.HasField("constraint") else None,
-        drafter=choose_drafter(message.speculation, router, is_resumed=is_resumed),
+        predicted_ids=predicted_ids,
+        drafter=drafter,
         is_drafter_fixed=bool(message.speculation.drafter.name or message.speculation.drafter.settings),
         num_draft_tokens=message.speculation.num_draft_tokens or default_num_draft_tokens(model, router),
         reports_rounds=message.speculation.report_rounds,
@@ -175,6 +186,18 @@ async def _prompt_ids(message: GenerateRequest, router: Router) -> tuple[str, Se
             return "messages", await _encode_messages(message.messages, router)
         case _:
             return "prompt_ids.ids", message.prompt_ids.ids  # not copied before their number is checked
+
+
+async def _predicted_ids(message: GenerateRequest, model: WorkerHello, router: Router) -> Sequence[int]:
+    """What the answer is expected to be; empty without a prediction."""
+    if not message.HasField("prediction"):
+        return ()
+    field, ids = "prediction.ids.ids", cast(Sequence[int], message.prediction.ids.ids)
+    if message.prediction.WhichOneof("kind") == "text":
+        field, text = "prediction.text", message.prediction.text
+        ids = await encode_text(text, router.tokenizer, _limits(router), field, add_special_tokens=False)
+    validate_prompt_ids(ids, vocab_size=model.vocab_size, max_context=model.max_context, field=field)
+    return array("I", ids)
 
 
 def _limits(router: Router) -> TextLimits:

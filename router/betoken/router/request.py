@@ -59,6 +59,8 @@ class GenerationRequest:
     """Output ids the client has already."""
     constraint: Constraint | None = None
     """What the output has to be; None = anything."""
+    predicted_ids: Sequence[int] = ()
+    """What the output is expected to be; empty = nothing."""
     drafter: DrafterChoice | None = None
     """None: decode plainly."""
     is_drafter_fixed: bool = False
@@ -97,10 +99,15 @@ class GenerationRequest:
         )
 
     def open_entry(
-        self, sequence_id: int, committed_ids: Sequence[int], drafter: DrafterChoice | None = None
+        self,
+        sequence_id: int,
+        committed_ids: Sequence[int],
+        drafter: DrafterChoice | None = None,
+        *,
+        is_predicting: bool = False,
     ) -> OpenSequence:
         """The link entry that opens, or re-opens, this sequence with the output decided so far; `drafter`: of
-        this worker."""
+        this worker, which looks up predictions or not."""
         entry = OpenSequence(
             sequence_id=sequence_id,
             prompt_ids=self.prompt_ids,
@@ -113,6 +120,7 @@ class GenerationRequest:
             traceparent=self.traceparent,
             drafter=drafter,
             constraint=self.constraint,
+            predicted_ids=self.predicted_ids if is_predicting else (),
         )
         if (left_s := self.left_s) is not None:
             entry.deadline_ms = max(1, round(left_s * 1000))

@@ -73,7 +73,7 @@ class GenerationServicer:
                 )
                 record.accepted(generation, self._hosted_drafter(generation))
                 describe_request(own_span, generation, record.is_chat)
-                held_bytes.add(_ID_BYTES * len(generation.prompt_ids))
+                held_bytes.add(_ID_BYTES * (len(generation.prompt_ids) + len(generation.predicted_ids)))
                 del request  # it may be large, and the answer long
 
                 async def emit(event: Event) -> None:
@@ -210,6 +210,8 @@ def _finish(event: Finished) -> pb.GenerateFinish:
             num_rounds=counts.num_rounds,
             first_draft_forward_ns=counts.first_draft_forward_ns,
             num_draft_forwards=counts.num_draft_forwards,
+            num_accepted_prediction_tokens=counts.num_accepted_prediction_tokens,
+            num_rejected_prediction_tokens=counts.num_rejected_prediction_tokens,
         ),
         queue_ns=event.queue_ns,
         time_to_first_token_ns=event.time_to_first_token_ns,

@@ -1,5 +1,7 @@
 """A strict draft worker without a model: guesses right as often as it is told to, and errs on demand.
 
+What is expected of a sequence it drafts from as it stands.
+
 Everything a router must not do is noted in `violations`.
 """
 
@@ -11,6 +13,7 @@ from typing import Any
 
 import grpc
 
+from betoken.common.names import PREDICTION
 from betoken.testing.fake_model import FakeCursor, FakeModel
 from betoken.testing.fake_worker import LOOPBACK, FakeLink, FakeWorker
 from betoken.v1.draft_pb2 import DraftedBlock, DraftLinkRequest, DraftLinkResponse, DraftRequest
@@ -213,6 +216,8 @@ class FakeDraftWorker(FakeWorker):
         if faults.bad_ids and len(ids) > 1:
             ids[1] = self.model.vocab_size + 3
         source = sequence.entry.drafter.name or self.hello.drafters[0]
+        if predicted := sequence.entry.predicted_ids[sequence.length - len(sequence.entry.prompt_ids) :][:num_tokens]:
+            ids, source = list(predicted), PREDICTION
         if faults.bad_sources:
             source = "s" * 99
         frame.blocks.append(

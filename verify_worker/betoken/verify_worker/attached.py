@@ -82,6 +82,7 @@ class AttachedDrafters:
             takes_trees=seq.mode is VerificationMode.COUPLED,
             wants_probs=seq.mode is VerificationMode.REJECTION and seq.params.temperature > 0.0,
             steers_tokens=seq.mode is not VerificationMode.COUPLED,
+            predicted_ids=seq.opened.predicted_ids,
             span=seq.span,
         )
         try:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from betoken.common.names import PREDICTION
 from betoken.verify_worker.sequence import AttachedDecision, Block, VerifySequence
 
 
@@ -24,7 +25,14 @@ def take_attached(seq: VerifySequence, path: Sequence[int], accepted_ids: list[i
         forward_ns=own.forward_ns,
         num_forwards=own.num_forwards,
         is_failed=own.is_failed,
+        num_predicted_tokens=_num_predicted(own.sources, seq.block),
     )
+
+
+def _num_predicted(sources: Sequence[str], block: Block | None) -> int:
+    if block is None:
+        return 0
+    return block.num_sent if sources == (PREDICTION,) else list(sources).count(PREDICTION)
 
 
 def _is_exhausted(block: Block, path: Sequence[int]) -> bool:

@@ -46,8 +46,8 @@ def feature_feed(settings: VerifyWorkerSettings, target: ModelRunner) -> Feature
 
 def attached_sources(settings: VerifyWorkerSettings) -> list[SourceInfo]:
     """Names and colours of their tokens' sources."""
-    specs = [SPECS[name] for name in settings.attached_drafters]
-    return [SourceInfo(name=spec.name, explains=spec.explains, colour=spec.colour) for spec in specs if spec.explains]
+    sources = (source for name in settings.attached_drafters for source in SPECS[name].sources)
+    return [SourceInfo(name=source.name, explains=source.explains, colour=source.colour) for source in sources]
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,8 @@ class Open:
     drafter_settings: Mapping[str, str] = field(default_factory=dict)
     deadline_s: float | None = None
     """Deadline, seconds of `time.monotonic`; None = none."""
+    predicted_ids: Sequence[int] = ()
+    """Ids that the output is expected to be, for its drafter; empty = none."""
     span: Span = field(default=INVALID_SPAN, compare=False, repr=False)
     """Ends when the sequence does."""
 

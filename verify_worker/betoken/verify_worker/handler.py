@@ -105,6 +105,7 @@ class VerifyLinkHandler(EntryHandler[VerifyCommand, VerifyLinkResponse]):
             grammar=grammar,
             drafter=entry.drafter.name,
             drafter_settings=dict(entry.drafter.settings),
+            predicted_ids=Prompt(entry.predicted_ids),
             span=sequence_span(entry, "verify", self._hello.worker_id),
             deadline_s=time.monotonic() + entry.deadline_ms / 1000 if entry.deadline_ms else None,
         )
@@ -163,4 +164,5 @@ def _attached(decision: AttachedDecision) -> AttachedDraft:
         forward_ns=decision.forward_ns,
         num_forwards=decision.num_forwards,
         is_failed=decision.is_failed,
+        num_predicted_tokens=decision.num_predicted_tokens,
     )

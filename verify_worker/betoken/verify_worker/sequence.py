@@ -215,6 +215,8 @@ class AttachedDecision:
     forward_ns: int
     num_forwards: int
     is_failed: bool
+    num_predicted_tokens: int = 0
+    """Draft tokens out of the sequence's prediction, accepted or not."""
 
 
 @dataclass(slots=True)

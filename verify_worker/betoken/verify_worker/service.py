@@ -7,6 +7,7 @@ from importlib.metadata import version
 
 from betoken import engine, kernels, verify_worker
 from betoken.common.errors import FailedPreconditionError
+from betoken.drafters.registry import predicting_drafters
 from betoken.engine.bring_up.load import load_runner
 from betoken.engine.bring_up.step_costs import measure_step_costs
 from betoken.engine.config import EngineConfig
@@ -92,6 +93,7 @@ def _load(
             supports_constraints=bool(grammars),
             drafters=settings.attached_drafters,
             sources=attached_sources(settings),
+            predicting_drafters=predicting_drafters(settings.attached_drafters),
             max_draft_tokens=settings.max_draft_tokens,
             page_size=settings.page_size,
             numerics=f"{runner.numerics}, llguidance {version('llguidance')}, "

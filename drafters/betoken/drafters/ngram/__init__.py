@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from betoken.drafters.spec import DrafterHost, DrafterSpec
+from betoken.common.names import PREDICTION
+from betoken.drafters.spec import DrafterHost, DrafterSpec, Source
 
 if TYPE_CHECKING:
     from betoken.drafters.drafter import Drafter
@@ -32,4 +33,6 @@ SPEC = DrafterSpec(
     colour="cyan",
     is_usual=True,
     can_attach=True,
+    predicts=True,
+    other_sources=(Source(PREDICTION, "accepted from what was expected", "cyan underline"),),
 )

@@ -1,19 +1,23 @@
 """Prompt lookup: the text repeats itself, so continue the way earlier occurrences of the last few tokens went on.
 
+What the client expects the answer to say is looked up likewise, where that speaks for itself at least as well.
+
 Source: Saxena, "Prompt Lookup Decoding" (2023). Here it looks through prompt and output: longest match first, then the
 most recent occurrence, or a tree of the most frequent continuations where the target takes trees. Needs no model and no
 device.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from betoken.common.economy.acceptance import Calibration
 from betoken.common.economy.terms import DraftTerms
 from betoken.common.errors import InvalidArgumentError
+from betoken.common.names import PREDICTION
 from betoken.drafters.drafter import Drafted, DraftSequence
 from betoken.drafters.immediate import ImmediateDrafter
+from betoken.drafters.ngram.prediction import Place, Prediction, grow_places
 from betoken.drafters.ngram.suffix_automaton import SuffixAutomaton
 from betoken.drafters.ngram.tree import grow_tree
 from betoken.drafters.settings import check_names, integer
@@ -71,6 +75,8 @@ class _ScoredDraft(NamedTuple):
     shares: list[float]
     scores: list[float]
     """Shares as corrected."""
+    calibration: Calibration
+    """What corrected them, and learns of the draft's fate."""
 
 
 class NgramLookup:
@@ -78,11 +84,21 @@ class NgramLookup:
 
     source = SOURCE
 
-    def __init__(self, settings: NgramSettings, ids: list[int], calibration: Calibration | None = None) -> None:
-        """Follows `ids`, which the caller goes on appending to; `calibration` is that of all sequences."""
+    def __init__(
+        self,
+        settings: NgramSettings,
+        ids: list[int],
+        calibration: Calibration | None = None,
+        prediction: Prediction | None = None,
+        of_predictions: Calibration | None = None,
+    ) -> None:
+        """Follows `ids`, which the caller goes on appending to; `calibration` is that of all sequences, and
+        `of_predictions` that of what is expected of them. `prediction`: has followed the output among `ids`."""
         self._settings = settings
         self._ids = ids
         self._calibration = calibration or Calibration()
+        self._prediction = prediction
+        self._of_predictions = of_predictions or Calibration()
         self._last: _ScoredDraft | None = None
         """The last draft that came with scores; none since the text grew."""
         self._automaton = SuffixAutomaton()
@@ -98,9 +114,19 @@ class NgramLookup:
         num_ids = self._automaton.num_ids
         new_ids = self._ids[num_ids : num_ids + _MAX_IDS_AT_ONCE]
         if self._last is not None:
-            self._calibration.learn(self._last.draft_ids, self._last.parents, self._last.shares, new_ids)
+            self._last.calibration.learn(self._last.draft_ids, self._last.parents, self._last.shares, new_ids)
             self._last = None
         self._automaton.extend(new_ids)
+
+    def follow_prediction(self, ids: Sequence[int]) -> None:
+        """The output went on with `ids`."""
+        if self._prediction is not None:
+            self._prediction.follow(ids)
+
+    @property
+    def is_predicted(self) -> bool:
+        """Whether the next draft is out of the prediction."""
+        return bool(self._places(self._match()))
 
     def propose(
         self, num_tokens: int, takes_trees: bool, terms: DraftTerms | None = None
@@ -110,7 +136,9 @@ class NgramLookup:
         A chain of the most recent continuations has no scores, so terms do not apply to it.
         """
         settings = self._settings
-        state, length = self._match()
+        state, length = match = self._match()
+        if places := self._places(match):
+            return self._propose_predicted(places, num_tokens, takes_trees, terms)
         if length < settings.min_ngram:
             return [], None
         if not takes_trees or settings.max_branches == 1:
@@ -118,23 +146,35 @@ class NgramLookup:
         draft = self._scored(num_tokens, terms, (state, length))
         if terms is not None and not terms.is_worth(draft.scores):
             return [], None
-        is_chain = all(parent == index - 1 for index, parent in enumerate(draft.parents))
-        return draft.draft_ids, None if is_chain else draft.parents
+        return draft.draft_ids, _parents_of_tree(draft.parents)
+
+    def _propose_predicted(
+        self, places: Sequence[Place], num_tokens: int, takes_trees: bool, terms: DraftTerms | None
+    ) -> tuple[list[int], list[int] | None]:
+        draft = self._scored_places(places if takes_trees else places[:1], num_tokens, terms)
+        if terms is not None and not terms.is_worth(draft.scores):
+            return [], None
+        return draft.draft_ids, _parents_of_tree(draft.parents)
 
     def match_length(self) -> int:
         """Tokens of the longest match, 0 where there is nothing to draft from."""
-        _, length = self._match()
-        return length if length >= self._settings.min_ngram else 0
+        match = self._match()
+        if places := self._places(match):
+            return places[0].length
+        return match[1] if match[1] >= self._settings.min_ngram else 0
 
     def expected_accepted(self, takes_trees: bool, terms: DraftTerms) -> float | None:
         """Tokens expected to be accepted of a draft under `terms`; 0 where it would be empty, None = unknown."""
         settings = self._settings
-        if not takes_trees or settings.max_branches == 1:
-            return None
         match = self._match()
-        if match[1] < settings.min_ngram:
+        if places := self._places(match):
+            scores = self._scored_places(places if takes_trees else places[:1], terms.max_tokens, terms).scores
+        elif not takes_trees or settings.max_branches == 1:
+            return None
+        elif match[1] < settings.min_ngram:
             return 0.0
-        scores = self._scored(terms.max_tokens, terms, match).scores
+        else:
+            scores = self._scored(terms.max_tokens, terms, match).scores
         return sum(scores) if terms.is_worth(scores) else 0.0
 
     def _scored(self, num_tokens: int, terms: DraftTerms | None, match: tuple[int, int]) -> "_ScoredDraft":
@@ -152,7 +192,23 @@ class NgramLookup:
                 min_score=0.0 if terms is None else self._calibration.share(terms.row_price),
             )
             scores = [self._calibration.score(share) for share in shares]
-            self._last = _ScoredDraft(asked, draft_ids, parents, shares, scores)
+            self._last = _ScoredDraft(asked, draft_ids, parents, shares, scores, self._calibration)
+        return self._last
+
+    def _scored_places(self, places: Sequence[Place], num_tokens: int, terms: DraftTerms | None) -> "_ScoredDraft":
+        """What the prediction has there; made once."""
+        asked, calibration = terms or num_tokens, self._of_predictions
+        assert self._prediction is not None
+        if self._last is None or self._last.asked != asked:
+            draft_ids, parents, shares = grow_places(
+                self._prediction,
+                places,
+                num_nodes=num_tokens if terms is None else terms.max_tokens,
+                draft_factor=self._settings.draft_factor,
+                min_score=0.0 if terms is None else calibration.share(terms.row_price),
+            )
+            scores = [calibration.score(share) for share in shares]
+            self._last = _ScoredDraft(asked, draft_ids, parents, shares, scores, calibration)
         return self._last
 
     def guess(self, draft_ids: list[int], num_tokens: int) -> list[int]:
@@ -166,6 +222,11 @@ class NgramLookup:
             return []
         position = self._automaton.next_position(state)
         return self._ids[position : position + min(num_tokens, length * settings.draft_factor or num_tokens)]
+
+    def _places(self, match: tuple[int, int]) -> Sequence[Place]:
+        """Where the output may go on in the prediction; none where the text's own `match` is the longer one."""
+        places = self._prediction.places if self._prediction is not None else ()
+        return places if places and places[0].length >= match[1] else ()
 
     def _match(self) -> tuple[int, int]:
         if not self.is_current:
@@ -181,6 +242,10 @@ class NgramLookup:
         return [self._ids[position + index % period] for index in range(num_tokens)]
 
 
+def _parents_of_tree(parents: list[int]) -> list[int] | None:
+    return None if all(parent == index - 1 for index, parent in enumerate(parents)) else parents
+
+
 class NgramDrafter(ImmediateDrafter):
     """Answers each request from the sequence's own text. Settings: the fields of `NgramSettings`."""
 
@@ -188,6 +253,7 @@ class NgramDrafter(ImmediateDrafter):
         super().__init__()
         self._settings = settings or NgramSettings()
         self._calibration = Calibration()
+        self._of_predictions = Calibration()
         self._lookups: dict[DraftSequence, NgramLookup] = {}
         self._behind: dict[DraftSequence, None] = {}
         """Sequences whose text is not wholly indexed yet, in order of arrival."""
@@ -198,10 +264,16 @@ class NgramDrafter(ImmediateDrafter):
 
     def open(self, sequence: DraftSequence) -> None:
         settings = self._settings.override(sequence.settings)
-        self._lookups[sequence] = NgramLookup(settings, sequence.ids, self._calibration)
+        prediction = Prediction(sequence.predicted_ids) if sequence.predicted_ids else None
+        if prediction is not None:
+            prediction.follow(sequence.output_ids)
+        self._lookups[sequence] = NgramLookup(
+            settings, sequence.ids, self._calibration, prediction, self._of_predictions
+        )
         self._note_if_behind(sequence)
 
     def commit(self, sequence: DraftSequence, ids: list[int]) -> None:
+        self._lookups[sequence].follow_prediction(ids)
         self._lookups[sequence].follow()
         self._note_if_behind(sequence)
 
@@ -238,5 +310,6 @@ class NgramDrafter(ImmediateDrafter):
         return min(_MAX_CONFIDENCE, lookup.match_length().bit_length())
 
     def propose(self, sequence: DraftSequence, num_tokens: int) -> Drafted:
-        draft_ids, parents = self._lookups[sequence].propose(num_tokens, sequence.takes_trees, sequence.terms)
-        return Drafted(sequence, draft_ids, parents, [SOURCE])
+        lookup = self._lookups[sequence]
+        draft_ids, parents = lookup.propose(num_tokens, sequence.takes_trees, sequence.terms)
+        return Drafted(sequence, draft_ids, parents, [PREDICTION if lookup.is_predicted else SOURCE])

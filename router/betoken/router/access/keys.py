@@ -58,9 +58,12 @@ class Caller:
         InvalidArgumentError: its text or ids are larger than one of the accounts takes.
         """
         if self.accounts:
-            field, num_bytes = _input_size(request)
+            sizes = [_input_size(request)]
+            if isinstance(request, GenerateRequest) and request.HasField("prediction"):
+                sizes.append(("prediction", request.prediction.ByteSize()))
             for account in self.accounts:
-                account.check_prompt(field, num_bytes)
+                for field, num_bytes in sizes:
+                    account.check_prompt(field, num_bytes)
 
     def charge(self, num_tokens: int) -> None:
         """Tokens were read or written for it."""

@@ -55,6 +55,29 @@ def choose_drafter(speculation: Speculation, router: Router, *, is_resumed: bool
     return choice
 
 
+def choose_predicting(
+    choice: DrafterChoice | None, speculation: Speculation, router: Router, *, is_resumed: bool
+) -> DrafterChoice | None:
+    """The drafter for a request with a prediction: `choice`, or one that looks predictions up where nobody named it.
+
+    Raises:
+        InvalidArgumentError: no such drafter is to be had, or another was asked for.
+    """
+    predicting = router.predicting_drafters
+    if choice is not None and choice.name in predicting:
+        return choice
+    is_free = not speculation.drafter.name and not speculation.drafter.settings
+    if is_free and predicting:
+        return DrafterChoice(name=next((name for name in router.ready_drafters if name in predicting), predicting[0]))
+    if is_resumed or not router.draft.has_met_all:
+        return choice
+    if not predicting:
+        limit = "must be absent: no drafter here looks predictions up"
+    else:
+        limit = f"must be absent: of the drafters {', '.join(predicting)} looks predictions up"
+    raise InvalidArgumentError("prediction", "set", limit)
+
+
 def check_num_draft_tokens(speculation: Speculation, model: WorkerHello, router: Router) -> None:
     """Hold a draft length against what the verify workers and the draft workers met so far take.
 

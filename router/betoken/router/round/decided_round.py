@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from betoken.common.names import PREDICTION
 from betoken.router.round.events import EmittedRound
 from betoken.router.text.answer import Kept
 from betoken.router.workers.attached_draft import AttachedDraft
@@ -46,6 +47,10 @@ class DecidedRound:
     def num_accepted(self, num_kept: int) -> int:
         """Accepted tokens among the leading `num_kept`: the answer may have ended inside the accepted prefix."""
         return min(len(self.path), num_kept)
+
+    def num_predicted(self, num_kept: int) -> int:
+        """Accepted tokens among them that the request expects."""
+        return list(self.sources[:num_kept]).count(PREDICTION)
 
     def emitted(self, kept: Kept, times: RoundTimes | None) -> EmittedRound:
         """What the client is sent of it: as many tokens as the answer keeps."""

@@ -182,6 +182,7 @@ class RoundLoop:
         self._counts.add_forward(kept.num_tokens, verdict.queue_ns, verdict.forward_ns)
         if draft.num_tokens:
             self._counts.add_draft(draft.num_tokens, draft.depth, decided.num_accepted(kept.num_tokens))
+            self._counts.add_predicted(draft.num_predicted_tokens, decided.num_predicted(kept.num_tokens))
         if not self._counts.first_token_ns:
             self._counts.first_token_ns = time.perf_counter_ns()
             self._counts.num_cached_tokens = min(verdict.cached_tokens, len(self._request.prompt_ids))

@@ -31,6 +31,8 @@ class SpeculationCounts:
     num_rounds: int = 0
     first_draft_forward_ns: int = 0
     num_draft_forwards: int = 0
+    num_accepted_prediction_tokens: int = 0
+    num_rejected_prediction_tokens: int = 0
     queue_ns: int | None = None
     """From the wish to be admitted to admission; None before that."""
     first_token_ns: int = 0
@@ -71,6 +73,11 @@ class SpeculationCounts:
             self.num_drafted_per_position[position] += 1
         for position in range(num_accepted):
             self.num_accepted_per_position[position] += 1
+
+    def add_predicted(self, num_tokens: int, num_accepted: int) -> None:
+        """Draft tokens of a verified block that the request expects, and how many of them are in the answer."""
+        self.num_accepted_prediction_tokens += num_accepted
+        self.num_rejected_prediction_tokens += num_tokens - num_accepted
 
     def add_round(self, round_ns: int, draft_queue_ns: int, draft_forward_ns: int, verify_ns: int) -> None:
         """A round that asked for a draft and got one: from asking to the verdict."""

@@ -21,6 +21,8 @@ class AttachedDraft(NamedTuple):
     is_exhausted: bool
     forward_ns: int
     num_forwards: int
+    num_predicted_tokens: int
+    """Draft tokens that the request expects."""
     queue_ns: int = 0
     parents: Sequence[int] = ()
 
@@ -50,6 +52,7 @@ def attached_draft(verdict: Verdict) -> AttachedDraft | None:
         own.is_exhausted,
         own.forward_ns,
         own.num_forwards,
+        own.num_predicted_tokens,
     )
 
 
@@ -58,5 +61,6 @@ def can_be(verdict: Verdict, vocab_size: int, max_draft_tokens: int) -> bool:
     own = verdict.attached
     return (
         len(own.accepted_ids) == verdict.num_accepted <= own.depth <= verdict.num_draft_tokens <= max_draft_tokens
+        and own.num_predicted_tokens <= verdict.num_draft_tokens
         and max(own.accepted_ids, default=0) < vocab_size
     )

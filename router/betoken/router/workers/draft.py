@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from betoken.common.errors import InvalidArgumentError
+from betoken.common.names import PREDICTION
 from betoken.router.workers import draft_tree
 from betoken.rpc.validation import validate_distribution
 from betoken.v1.draft_pb2 import DraftedBlock
@@ -36,6 +37,12 @@ class Draft(NamedTuple):
     def num_tokens(self) -> int:
         """Draft tokens, those of all branches."""
         return len(self.ids)
+
+    @property
+    def num_predicted_tokens(self) -> int:
+        """Draft tokens that the request expects."""
+        sources = list(self.sources)
+        return self.num_tokens if sources == [PREDICTION] else sources.count(PREDICTION)
 
     @property
     def depth(self) -> int:

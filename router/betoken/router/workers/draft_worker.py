@@ -88,7 +88,10 @@ class DraftWorker(Worker[DraftSession]):
         has_probs = request.mode == VERIFICATION_MODE_REJECTION
         session = DraftSession(sequence_id, self, self._options.patience, has_probs)
         try:
-            self.link.send(opens=[request.open_entry(sequence_id, committed_ids, drafter)])
+            name = drafter.name or next(iter(self.hello.drafters), "")
+            is_predicting = name in self.hello.predicting_drafters
+            entry = request.open_entry(sequence_id, committed_ids, drafter, is_predicting=is_predicting)
+            self.link.send(opens=[entry])
         except UnavailableError as error:
             raise DraftFailedError(str(error)) from error
         self._sessions[sequence_id] = session

@@ -79,7 +79,9 @@ class VerifyWorker(Worker[VerifySession]):
             on_pending,
         )
         try:
-            self.link.send(opens=[request.open_entry(session.sequence_id, committed_ids, attached)])
+            is_predicting = attached is not None and attached.name in self.hello.predicting_drafters
+            entry = request.open_entry(session.sequence_id, committed_ids, attached, is_predicting=is_predicting)
+            self.link.send(opens=[entry])
         except UnavailableError as error:
             raise SequenceLostError(str(error)) from error
         self._sessions[session.sequence_id] = session

@@ -27,6 +27,12 @@ class WorkerPool(Generic[WorkerT]):
         return list(dict.fromkeys(name for worker in self.workers for name in worker.drafters))
 
     @property
+    def predicting_drafters(self) -> list[str]:
+        """Names of drafters that look up predictions, of every worker this router has met."""
+        hellos = (worker.link.hello for worker in self.workers)
+        return [name for hello in hellos if hello is not None for name in hello.predicting_drafters]
+
+    @property
     def ready_drafters(self) -> list[str]:
         """Names that can be had right now."""
         return list(dict.fromkeys(name for worker in self.workers if worker.is_ready for name in worker.drafters))

@@ -62,6 +62,8 @@ def validate_open(entry: OpenSequence, *, vocab_size: int, max_context: int) -> 
     check_count("open.prompt_ids", len(entry.prompt_ids), 1, max_context - 1, "tokens")
     check_ids("open.prompt_ids", entry.prompt_ids, vocab_size)
     check_ids("open.committed_ids", entry.committed_ids, vocab_size)
+    check_count("open.predicted_ids", len(entry.predicted_ids), 0, max_context - 1, "tokens")
+    check_ids("open.predicted_ids", entry.predicted_ids, vocab_size)
     length = len(entry.prompt_ids) + len(entry.committed_ids)
     if not length < entry.max_length <= max_context:
         limit = f"must be {length + 1} (more than prompt and committed ids) to {max_context}"

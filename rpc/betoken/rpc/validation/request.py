@@ -57,6 +57,8 @@ def validate_generate(request: GenerateRequest) -> None:
         raise InvalidArgumentError("adapter_id", request.adapter_id, "is reserved and must be absent")
     if request.HasField("constraint") and request.sampling.ignore_eos:
         raise InvalidArgumentError("sampling.ignore_eos", True, "must be false beside a constraint, which EOS ends")
+    if request.HasField("prediction"):
+        _check_prediction(request)
     if request.HasField("n") and request.n != 1:
         raise InvalidArgumentError("n", request.n, "must be absent or 1")
 
@@ -136,6 +138,19 @@ def check_drafter(field: str, drafter: DrafterChoice) -> None:
 def _check_prompt(prompt: str) -> None:
     if not prompt:
         raise InvalidArgumentError("prompt", '""', "must not be empty")
+
+
+def _check_prediction(request: GenerateRequest) -> None:
+    match request.prediction.WhichOneof("kind"):
+        case "text":
+            if not request.prediction.text:
+                raise InvalidArgumentError("prediction.text", '""', "must not be empty")
+        case "ids":
+            check_count("prediction.ids.ids", len(request.prediction.ids.ids), 1, 2**32)
+        case _:
+            raise InvalidArgumentError("prediction", "absent", "must have one of text, ids")
+    if request.speculation.off:
+        raise InvalidArgumentError("prediction", "set", "must be absent where speculation.off is set")
 
 
 def _check_added_tokens(request: GenerateRequest | TokenizeRequest) -> None:
