@@ -65,3 +65,21 @@ async def test_settings_of_an_attached_drafter_are_refused_by_their_name(tmp_pat
             await client.complete("x", speculation=Speculation("ngram", {"max_ngram": "many"}))
         with pytest.raises(InvalidArgumentError, match=r"must be one of: model, ngram"):
             await client.complete("x", speculation=Speculation("other"))
+
+
+async def test_attached_ngrams_draft_from_a_prediction(tmp_path: Path) -> None:
+    save_pair(tmp_path)
+    async with services(tmp_path, {"drafters": ("model",)}, ATTACHED) as client:
+        for temperature in (0.0, 0.8):
+            plain = await answers(client, Speculation(off=True), temperature)
+            sampling = Sampling(temperature=temperature, seed=3, max_new_tokens=48, ignore_eos=True, logprobs=2)
+            for prompt, expected in zip(PROMPTS, plain, strict=True):
+                predicted = [*expected.output_ids[:20], 5, *expected.output_ids[22:]]
+                answer = await client.complete(prompt, sampling=sampling, num_draft_tokens=4, prediction=predicted)
+                assert told([answer]) == told([expected]) and answer.drafter == "ngram"
+                stats = answer.speculation
+                accepted = [token.source for token in answer.tokens].count("prediction")
+                assert accepted == stats.num_accepted_prediction_tokens > 20
+                assert stats.num_rejected_prediction_tokens > 0
+        with pytest.raises(InvalidArgumentError, match="prediction"):
+            await client.complete("x", drafter="model", prediction="y")

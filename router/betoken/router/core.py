@@ -87,8 +87,9 @@ class Router:
         )
         self.waiting_bytes = ByteBudget(settings.max_waiting_bytes)
         """Bytes of the requests that are read and not yet admitted."""
-        self._gates: dict[tuple[str, bool, bool], SpeculationGate] = {}
-        """By drafter and whether tokens are drawn at random: such drafts are accepted about as often."""
+        self._gates: dict[tuple[str, bool, bool, bool], SpeculationGate] = {}
+        """By drafter, and whether tokens are drawn at random or predicted: such drafts are accepted about
+        as often."""
         self._failover = Failover(self.verify, AioPool(settings.max_reopens), settings.failover_timeout_s)
         self._probes = AioPool(settings.max_probes)
         self._told: set[tuple[str, str]] = set()
@@ -222,7 +223,7 @@ class Router:
         known = self.verify.known_drafters if is_attached else self.draft.known_drafters
         if not self.settings.drafts_must_pay or not is_free or name not in known:
             return None
-        kind = (name, is_attached, request.sampling.temperature > 0.0)
+        kind = (name, is_attached, request.sampling.temperature > 0.0, bool(request.predicted_ids))
         if kind not in self._gates:
             self._gates[kind] = SpeculationGate(lambda: self.admission.num_running)
         return self._gates[kind]
