@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from betoken.drafters.drafter import DraftSequence, DraftTerms
+from betoken.common.economy.terms import DraftTerms
+from betoken.drafters.drafter import DraftSequence
 from betoken.drafters.ngram.drafter import NgramDrafter
 from betoken.drafters.ngram.prediction import Prediction
 from betoken.engine.sampling import SamplingParams
