@@ -29,6 +29,22 @@ class Found:
     """Number that each page stood for: all ids up to its end."""
 
 
+_Key = tuple[int, tuple[int, ...]]
+"""The node before a page, and the page's ids."""
+
+
+@dataclass(slots=True)
+class _Page:
+    """One page, whoever owns it."""
+
+    num_references: int = 0
+    """Lists that hold it; 0 = it is free."""
+    key: _Key | None = None
+    """Key that it is found by; None until it is published."""
+    node: int = _START
+    """Number of a published page. It stands for all ids up to the page's end and is never used again."""
+
+
 class PageTable:
     """Reference-counted pages of `page_size` slots. Page ids are [0, num_pages)."""
 
@@ -40,15 +56,11 @@ class PageTable:
         self.page_size = page_size
         self._is_caching = prefix_caching
         self._blank = list(range(num_pages - 1, -1, -1))  # a stack: the page freed last is the warmest
-        self._num_references = [0] * num_pages
+        self._pages = [_Page() for _ in range(num_pages)]
         self._left: OrderedDict[int, None] = OrderedDict()
         """Free pages with content, the longest left first."""
-        self._published: dict[tuple[int, tuple[int, ...]], int] = {}
-        """The page after a node that holds these ids."""
-        self._key_of: dict[int, tuple[int, tuple[int, ...]]] = {}
-        """Key of every published page in `_published`."""
-        self._node_of: dict[int, int] = {}
-        """Number of every published page. It stands for all ids up to the page's end and is never used again."""
+        self._published: dict[_Key, int] = {}
+        """Page id by key."""
         self._num_nodes = 0
 
     @property
@@ -89,7 +101,7 @@ class PageTable:
         It goes on where the last look at the same text ended, so that looking often takes little time.
         """
         # The pages after a page are forgotten before it. If the last page is unchanged, so are all before it.
-        while found.nodes and self._node_of.get(found.page_ids[-1]) != found.nodes[-1]:
+        while found.nodes and self._pages[found.page_ids[-1]].node != found.nodes[-1]:
             found.page_ids.pop()
             found.nodes.pop()
         node = found.nodes[-1] if found.nodes else _START
@@ -97,7 +109,7 @@ class PageTable:
             page_id = self._published.get((node, tuple(ids[end - self.page_size : end])))
             if page_id is None:
                 break
-            node = self._node_of[page_id]
+            node = self._pages[page_id].node
             found.page_ids.append(page_id)
             found.nodes.append(node)
 
@@ -107,24 +119,25 @@ class PageTable:
         A page that another one equals is replaced by it, in place.
         """
         num_full = length // self.page_size
-        if not self._is_caching or not num_full or page_ids[num_full - 1] in self._node_of:
+        if not self._is_caching or not num_full or self._pages[page_ids[num_full - 1]].key is not None:
             return
         first = num_full - 1
-        while first > 0 and page_ids[first - 1] not in self._node_of:
+        while first > 0 and self._pages[page_ids[first - 1]].key is None:
             first -= 1
-        node = self._node_of[page_ids[first - 1]] if first else _START
+        node = self._pages[page_ids[first - 1]].node if first else _START
         for index in range(first, num_full):
             key = (node, tuple(ids[index * self.page_size : (index + 1) * self.page_size]))
-            equal_id = self._published.get(key)
-            if equal_id is None:
+            page_id = self._published.get(key)
+            if page_id is None:
+                page_id = page_ids[index]
                 self._num_nodes += 1
-                self._published[key], self._key_of[page_ids[index]] = page_ids[index], key
-                self._node_of[page_ids[index]] = self._num_nodes
+                self._pages[page_id].key, self._pages[page_id].node = key, self._num_nodes
+                self._published[key] = page_id
             else:
-                self._own(equal_id)
+                self._own(page_id)
                 self._drop(page_ids[index])
-                page_ids[index] = equal_id
-            node = self._node_of[page_ids[index]]
+                page_ids[index] = page_id
+            node = self._pages[page_id].node
 
     def can_extend(self, page_ids: Sequence[int], length: int) -> bool:
         """Whether `extend` with the same arguments would succeed."""
@@ -143,13 +156,13 @@ class PageTable:
             raise OutOfPagesError(num_needed, self.num_free)
         for _ in range(num_needed):
             page_id = self._blank.pop() if self._blank else self._forget()
-            self._num_references[page_id] = 1
+            self._pages[page_id].num_references = 1
             page_ids.append(page_id)
 
     def num_freed(self, owners: Iterable[Sequence[int]]) -> int:
         """Pages that would become free if all these lists were released."""
         counted = Counter(page_id for page_ids in owners for page_id in page_ids)
-        return sum(count == self._num_references[page_id] for page_id, count in counted.items())
+        return sum(count == self._pages[page_id].num_references for page_id, count in counted.items())
 
     def release(self, page_ids: list[int]) -> None:
         """Drop every page of the list and clear it."""
@@ -158,7 +171,7 @@ class PageTable:
 
     def num_references(self, page_id: int) -> int:
         """How many lists hold this page."""
-        return self._num_references[page_id]
+        return self._pages[page_id].num_references
 
     def check_integrity(self, owners: Iterable[Sequence[int]]) -> None:
         """Re-derive the accounting from every live page list.
@@ -170,36 +183,41 @@ class PageTable:
         counted: Counter[int] = Counter()
         for page_ids in owners:
             counted.update(page_ids)
-        for page_id, num_references in enumerate(self._num_references):
-            if counted[page_id] != num_references:
-                raise IntegrityError(f"page {page_id} has {num_references} references, {counted[page_id]} owners")
-        expected_free = {page_id for page_id, count in enumerate(self._num_references) if count == 0}
+        for page_id, page in enumerate(self._pages):
+            if counted[page_id] != page.num_references:
+                raise IntegrityError(f"page {page_id} has {page.num_references} references, {counted[page_id]} owners")
+        expected_free = {page_id for page_id, page in enumerate(self._pages) if page.num_references == 0}
         if self.num_free != len(expected_free) or {*self._blank, *self._left} != expected_free:
             raise IntegrityError(f"{self.num_free} pages on the free lists, {len(expected_free)} unreferenced")
         if unknown := sorted(set(counted) - set(range(self.num_pages))):
             raise IntegrityError(f"pages {unknown} do not exist")
-        if self._left.keys() != self._key_of.keys() & expected_free:
+        keys = {page_id: page.key for page_id, page in enumerate(self._pages) if page.key is not None}
+        if self._left.keys() != keys.keys() & expected_free:
             raise IntegrityError("pages with content and without are mixed up")
-        if {page_id: key for key, page_id in self._published.items()} != self._key_of:
-            raise IntegrityError(f"{len(self._key_of)} pages are published, {len(self._published)} can be found")
+        if {page_id: key for key, page_id in self._published.items()} != keys:
+            raise IntegrityError(f"{len(keys)} pages are published, {len(self._published)} can be found")
 
     def _own(self, page_id: int) -> None:
-        if not self._num_references[page_id]:
+        page = self._pages[page_id]
+        if not page.num_references:
             del self._left[page_id]
-        self._num_references[page_id] += 1
+        page.num_references += 1
 
     def _drop(self, page_id: int) -> None:
-        count = self._num_references[page_id]
-        if count < 1:
+        page = self._pages[page_id]
+        if page.num_references < 1:
             raise IntegrityError(f"page {page_id} is released but has no owner")
-        self._num_references[page_id] = count - 1
-        if count == 1 and page_id in self._node_of:
+        page.num_references -= 1
+        if not page.num_references and page.key is not None:
             self._left[page_id] = None
-        elif count == 1:
+        elif not page.num_references:
             self._blank.append(page_id)
 
     def _forget(self) -> int:
         """The free page left longest ago, without its content; what followed it can no longer be found."""
         page_id, _ = self._left.popitem(last=False)
-        del self._published[self._key_of.pop(page_id)], self._node_of[page_id]
+        page = self._pages[page_id]
+        assert page.key is not None
+        del self._published[page.key]
+        page.key, page.node = None, _START
         return page_id
