@@ -238,7 +238,7 @@ def test_a_block_that_takes_some_tenths_of_a_second_to_come_costs_no_pages(fake_
     bench.open(2, [1, 2, 3], max_length=16)
     bench.block(2, 3, [], 1)
     for waited_s, num_preemptions in ((0.3, 0), (0.3, 1)):
-        bench.core._sequences[1, 1].waiting_since_ns -= round(waited_s * 1e9)
+        bench.core._sequences[1, 1].idle_since_ns -= round(waited_s * 1e9)
         bench.core.expire(time.monotonic() + 1)
         bench.run()
         assert bench.scheduler.num_preemptions == num_preemptions
@@ -248,7 +248,7 @@ def test_a_prompt_that_took_long_is_not_given_up_before_its_first_block_can_come
     bench = Bench(fake_runner_class(num_pages=4, page_size=4, max_context=16), idle_grace_s=60.0)
     long_prompt = list(range(14))  # all pages
     bench.open(1, long_prompt, max_length=16)
-    bench.core._sequences[(1, 1)].waiting_since_ns -= 61 * 10**9  # as if its forwards took so long
+    bench.core._sequences[(1, 1)].idle_since_ns -= 61 * 10**9  # as if its forwards took so long
     bench.run()
     bench.open(2, [1, 2, 3], max_length=16)
     bench.block(2, 3, [], 1)
@@ -299,7 +299,7 @@ def test_nor_one_whose_next_block_is_still_to_come(fake_runner_class):
     bench.open(2, [n % 90 for n in range(100)])
     bench.core.step()
     assert bench.runner.forwards[-1] == 8
-    bench.core._sequences[(1, 1)].waiting_since_ns -= 61 * 10**9  # it does not come: prompts need not wait for it
+    bench.core._sequences[(1, 1)].idle_since_ns -= 61 * 10**9  # it does not come: prompts need not wait for it
     bench.core.step()
     assert bench.runner.forwards[-1] == 32
 

@@ -164,7 +164,7 @@ def test_prompts_and_plain_steps_wait_too(bench):
 def test_a_grant_came_when_it_was_received(bench):
     """Not when a forward under way then was over: turns would seem as long as forwards."""
     sequence = bench.core._sequences[1, 1]
-    bench.apply(Grant((1, 1), sequence.committed_length, 1, sequence.waiting_since_ns + 5))
+    bench.apply(Grant((1, 1), sequence.committed_length, 1, sequence.idle_since_ns + 5))
     assert bench.core._gathering.turns[-1] == (5, 1)
 
 

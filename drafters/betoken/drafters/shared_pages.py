@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 from betoken.engine.page_table import PageTable
+from betoken.engine.preemption import choose_victims
 
 IDLE_GRACE_S = 1.0
 """How long a sequence without work keeps its pages from younger ones: longer than the rounds of a slow target."""
@@ -66,21 +67,18 @@ class SharedPages:
         """Whether the list of the sequence `order` can be extended to `length` slots, after taking pages of others if
         need be. Pages are taken only if that suffices.
         """
-        if self.table.can_extend(page_ids, length):
-            return True
         idle_before_ns = time.perf_counter_ns() - round(self._idle_grace_s * 1e9)
-        takeable = [
+        takeable = (
             idle
             for holder in self._holders
             for idle in holder.idle_pages()
             if idle.order > order or idle.since_ns <= idle_before_ns
-        ]
-        num_missing = self.table.num_pages_for(length) - len(page_ids) - self.table.num_free
-        if self.table.num_freed(idle.page_ids for idle in takeable) < num_missing:
+        )
+        victims = choose_victims(self.table, page_ids, length, takeable)
+        if victims is None:
             return False
-        takeable.sort(key=lambda idle: idle.order)
         while not self.table.can_extend(page_ids, length):
-            takeable.pop().release()
+            victims.pop().release()
         return True
 
     def check_integrity(self) -> None:

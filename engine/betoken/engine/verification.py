@@ -7,9 +7,9 @@ own rows alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
-from itertools import accumulate, takewhile
+from itertools import accumulate, chain, takewhile
 
 import torch
 
@@ -80,57 +80,66 @@ def verify_blocks(logits: torch.Tensor, groups: Sequence[BlockGroup]) -> list[Ve
     adjusted = adjust_rows(logits, rows)
     target_ids = sample_rows(adjusted, rows)
     chosen_ids = target_ids.tolist()
-    first_rows = _first_rows(rows)
-    paths: list[list[int]] = [[] for _ in groups]
-    emitted_rows: list[list[int]] = [[] for _ in groups]
+    all_judged = [_Judged(group, first_row) for group, first_row in zip(groups, _first_rows(rows), strict=True)]
     for mode in {group.mode for group in groups}:
-        members = [index for index, group in enumerate(groups) if group.mode is mode]
-        places = [(groups[index], first_rows[index]) for index in members]
+        members = [judged for judged in all_judged if judged.group.mode is mode]
         if mode is VerificationMode.COUPLED:
-            judged = _judge_equality(chosen_ids, places)
+            _judge_equality(chosen_ids, members)
         else:
-            judged = _judge_probabilities(mode, adjusted, target_ids.clamp_min(0), places)
-        for index, (path, next_id) in zip(members, judged, strict=True):
-            emitted_ids = [*(rows[index].draft_ids[node] for node in path), next_id]
-            path_rows = _rows_of(path, first_rows[index])
-            emitted_rows[index] = list(takewhile(lambda row: chosen_ids[row] >= 0, path_rows))
-            paths[index] = path[: max(0, len(emitted_rows[index]) - 1)]
-            for row, token_id in zip(emitted_rows[index], emitted_ids, strict=False):
-                chosen_ids[row] = token_id
+            _judge_probabilities(mode, adjusted, target_ids.clamp_min(0), members)
+    emitted = [judged.emitted(chosen_ids) for judged in all_judged]
+    for row, token_id in chain.from_iterable(emitted):
+        chosen_ids[row] = token_id  # logprobs are of emitted ids
     logprobs = logprobs_of_rows(logits, chosen_ids, rows)
     return [
         Verified(
-            path,
-            [chosen_ids[row] for row in path_rows],
-            [logprob for row in path_rows if (logprob := logprobs[row]) is not None],
+            judged.path[: max(0, len(tokens) - 1)],
+            [token_id for _, token_id in tokens],
+            [logprob for row, _ in tokens if (logprob := logprobs[row]) is not None],
         )
-        for path, path_rows in zip(paths, emitted_rows, strict=True)
+        for judged, tokens in zip(all_judged, emitted, strict=True)
     ]
 
 
-def _rows_of(path: Sequence[int], first_row: int) -> list[int]:
-    """The rows that chose what a block with this accepted path emits."""
-    return [first_row, *(first_row + 1 + node for node in path)]
+@dataclass(slots=True)
+class _Judged:
+    """A group, and what became of its draft."""
+
+    group: BlockGroup
+    first_row: int
+    path: list[int] = field(default_factory=list)
+    """Accepted drafts by index, root first."""
+    next_id: int = -1
+    """Token after the path."""
+
+    def emitted(self, chosen_ids: Sequence[int]) -> list[tuple[int, int]]:
+        """(row that chose it, id) of each emitted token. They end before a row whose logits chose none."""
+        draft_ids = self.group.rows.draft_ids
+        rows = [self.first_row, *(self.first_row + 1 + node for node in self.path)]
+        ids = [*(draft_ids[node] for node in self.path), self.next_id]
+        return list(takewhile(lambda token: chosen_ids[token[0]] >= 0, zip(rows, ids, strict=True)))
 
 
-def _judge_equality(chosen_ids: Sequence[int], places: Sequence[tuple[BlockGroup, int]]) -> list[tuple[list[int], int]]:
-    """(path, next_id) of COUPLED groups, each with its first row."""
-    return [
-        accept_block(chosen_ids[first : first + group.rows.num_rows], group.rows.draft_ids, group.rows.parents)
-        for group, first in places
-    ]
+def _judge_equality(chosen_ids: Sequence[int], members: Sequence[_Judged]) -> None:
+    """Judge COUPLED groups."""
+    for judged in members:
+        rows, first = judged.group.rows, judged.first_row
+        path, next_id = accept_block(chosen_ids[first : first + rows.num_rows], rows.draft_ids, rows.parents)
+        judged.path, judged.next_id = path, next_id
 
 
 def _judge_probabilities(
     mode: VerificationMode,
     adjusted: torch.Tensor,
     target_ids: torch.Tensor,
-    places: Sequence[tuple[BlockGroup, int]],
-) -> list[tuple[list[int], int]]:
-    """(path, next_id) of groups of one mode other than COUPLED, chains all, each with its first row."""
+    members: Sequence[_Judged],
+) -> None:
+    """Judge groups of one mode other than COUPLED, chains all."""
     device = adjusted.device
-    groups = [group.rows for group, _ in places]
-    rows = torch.tensor([first + i for group, first in places for i in range(group.rows.num_rows)], device=device)
+    groups = [judged.group.rows for judged in members]
+    rows = torch.tensor(
+        [judged.first_row + row for judged in members for row in range(judged.group.rows.num_rows)], device=device
+    )
     draft_ids = torch.tensor([draft_id for group in groups for draft_id in group.draft_ids], dtype=torch.int64)
     offsets = torch.tensor([0, *accumulate(len(group.draft_ids) for group in groups)])
     chains = (adjusted[rows], target_ids[rows], draft_ids.to(device), offsets.to(device))
@@ -138,10 +147,11 @@ def _judge_probabilities(
     if mode is VerificationMode.TYPICAL:
         results = typical(*chains, *columns)
     else:
-        probs = DraftProbs.from_lists([pair for group, _ in places for pair in _distributions(group)], device)
+        probs = DraftProbs.from_lists([pair for judged in members for pair in _distributions(judged.group)], device)
         results = rejection(*chains, probs, *noise_columns(groups, device), *columns)
     num_accepted, next_ids = (result.tolist() for result in results)
-    return [(list(range(count)), next_id) for count, next_id in zip(num_accepted, next_ids, strict=True)]
+    for judged, count, next_id in zip(members, num_accepted, next_ids, strict=True):
+        judged.path, judged.next_id = list(range(count)), next_id
 
 
 def _distributions(group: BlockGroup) -> list[tuple[list[int], list[float]]]:

@@ -149,7 +149,7 @@ class VerifyCore:
             elif work.takes_block:
                 self._sequences.fail(work.sequence.key, _no_token(work.sequence))
             elif not work.sequence.wants_forward:  # its prompt is computed, before its first block is here
-                work.sequence.waiting_since_ns = time.perf_counter_ns()
+                work.sequence.idle_since_ns = time.perf_counter_ns()
         self._sink.decided(decisions, self.load)
         self._attached.observe(committed)
         self._stepped_ns = time.perf_counter_ns()
@@ -161,7 +161,7 @@ class VerifyCore:
         now_ns = time.perf_counter_ns()
         sequences = self._sequences.values()
         since_told_ns = [
-            now_ns - seq.waiting_since_ns for seq in sequences if seq.is_between_blocks and not seq.is_finished
+            now_ns - seq.idle_since_ns for seq in sequences if seq.is_between_blocks and not seq.is_finished
         ]
         if not since_told_ns:
             return 0.0
@@ -220,12 +220,12 @@ class VerifyCore:
 
     def _arrived(self, seq: VerifySequence, arrived_ns: int, num_rows: int) -> None:
         if self._gathering is not None and seq.is_between_blocks:
-            self._gathering.add_block(arrived_ns - seq.waiting_since_ns, num_rows)
+            self._gathering.add_block(arrived_ns - seq.idle_since_ns, num_rows)
 
     def _after_block(self, seq: VerifySequence, base_length: int) -> None:
         seq.block = None
         self._attached.commit(seq, seq.ids[base_length:])
-        seq.waiting_since_ns = time.perf_counter_ns()
+        seq.queued_ns = seq.idle_since_ns = time.perf_counter_ns()
         if seq.is_finished:
             seq.plain_until = 0
 

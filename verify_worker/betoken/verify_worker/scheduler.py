@@ -11,11 +11,12 @@ all pages, so something always advances.
 
 import math
 import time
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from betoken.engine.bring_up.step_costs import StepCost
 from betoken.engine.page_table import Found, PageTable
+from betoken.engine.preemption import choose_victims
 from betoken.verify_worker.sequence import VerifySequence
 
 IDLE_GRACE_S = 0.5
@@ -51,8 +52,33 @@ class Work:
         return self.num_prefill + (1 + len(self.draft_ids) if self.takes_block else 0)
 
 
-_Holders = list[tuple[float, VerifySequence]]
-"""Sequences with pages, each after the order below which others may take them: its own, infinity if it is idle."""
+@dataclass(slots=True)
+class _Plan:
+    """A forward in the making."""
+
+    rows_left: int
+    prefill_left: int
+    idle_before_ns: int
+    """Sequences with nothing to do since then give their pages to anybody, `time.perf_counter_ns`."""
+    oldest_preempted: float
+    """Least order of those that wait for pages they lost; infinity without any."""
+    holders: list[VerifySequence]
+    """Sequences that had pages when the plan was begun."""
+    work: list[Work] = field(default_factory=list)
+    has_preempted: bool = False
+
+    def add(self, work: Work) -> None:
+        self.work.append(work)
+        self.rows_left -= work.num_rows
+        self.prefill_left -= work.num_prefill
+
+    def takeable(self, seq: VerifySequence) -> Iterator[VerifySequence]:
+        """Holders whose pages `seq` may take: younger or idle ones without a part in the forward."""
+        taking_part = {id(work.sequence) for work in self.work}
+        for other in self.holders:
+            is_weaker = other.order > seq.order or other.is_idle_since(self.idle_before_ns)
+            if is_weaker and other.page_ids and id(other) not in taking_part:
+                yield other
 
 
 class Scheduler:
@@ -72,55 +98,18 @@ class Scheduler:
     def plan(self, sequences: Collection[VerifySequence]) -> list[Work]:
         """The next forward's work; empty when nothing can run before a sequence has been idle for `idle_grace_s`."""
         waiting = [seq for seq in sequences if seq.wants_forward]
-        waiting.sort(key=lambda seq: seq.waiting_since_ns)
-        rows_left = prefill_left = self.max_rows
-        idle_before_ns = time.perf_counter_ns() - round(self.idle_grace_s * 1e9)
-        decoding = next((seq for seq in waiting if seq.num_missing_kv == 0 and not seq.awaits_draft), None)
-        if decoding is not None:
-            num_drafts = len(decoding.block.draft_ids) if decoding.block is not None else 0
-            prefill_left = min(self._max_prefill_rows, self.max_rows - 1 - num_drafts)
-        elif any(seq.is_between_blocks and not seq.is_idle_since(idle_before_ns) for seq in sequences):
-            prefill_left = min(self._max_prefill_rows, self.max_rows)
-        oldest_preempted = min((seq.order for seq in waiting if seq.is_preempted), default=math.inf)
-        num_preemptions = self.num_preemptions
-        holders = [
-            (math.inf if seq.is_idle_since(idle_before_ns) else seq.order, seq) for seq in sequences if seq.page_ids
-        ]
-        planned: list[Work] = []
+        waiting.sort(key=lambda seq: seq.queued_ns)
+        plan = self._begin(sequences, waiting)
         for seq in waiting:
-            if rows_left == 0:
+            if plan.rows_left == 0:
                 break
-            # A sequence without pages starts only if all it has committed fits: a part would soon be preempted again.
-            # It starts at its prompt's turn: until then others may compute what it can find, and may need the pages.
-            # Pages that a preempted sequence left stay free for those that run, until it fits again.
-            if not seq.page_ids:
-                if not prefill_left and seq.num_missing_kv:
-                    continue
-                if seq.order > oldest_preempted or self.num_preemptions > num_preemptions:
-                    continue
-                # `look` is cheap to repeat; `find` takes references, so it is called only when the sequence will start.
-                if seq.takes_pages:
-                    self._page_table.look(seq.ids, len(seq.ids) - 1, seq.found)
-                if self._victims(seq, seq.found.page_ids, len(seq.ids), holders, planned) is None:
-                    continue
-                seq.page_ids = self._page_table.find(seq.ids[:-1]) if seq.takes_pages else []
-                seq.kv_length = len(seq.page_ids) * self._page_table.page_size
-                if not self._make_room(seq, len(seq.ids), holders, planned):
-                    self.release(seq)
-                    continue
-                seq.found = Found()
-                self._page_table.extend(seq.page_ids, len(seq.ids) - 1)
-                seq.num_cached_tokens = seq.kv_length
-                self.num_cached_tokens += seq.kv_length
-                seq.is_preempted = False
-            work = self._fit(seq, rows_left, prefill_left)
-            if work is None or not self._make_room(seq, seq.kv_length + work.num_rows, holders, planned):
+            if not seq.page_ids and not (self._may_start(seq, plan) and self._start(seq, plan)):
                 continue
-            self._page_table.extend(seq.page_ids, seq.kv_length + work.num_rows)
-            planned.append(work)
-            rows_left -= work.num_rows
-            prefill_left -= work.num_prefill
-        return planned
+            work = self._fit(seq, plan.rows_left, plan.prefill_left)
+            if work is not None and self._make_room(seq, seq.kv_length + work.num_rows, plan):
+                self._page_table.extend(seq.page_ids, seq.kv_length + work.num_rows)
+                plan.add(work)
+        return plan.work
 
     def ready(self, sequences: Iterable[VerifySequence]) -> tuple[int, int]:
         """How many sequences and rows a forward would have now, about; prompts count as one sequence, however many."""
@@ -140,6 +129,45 @@ class Scheduler:
         sequence.page_ids = []
         sequence.kv_length = 0
 
+    def _begin(self, sequences: Collection[VerifySequence], waiting: Sequence[VerifySequence]) -> _Plan:
+        """An empty plan. Beside sequences that decode, or soon will, prefill has `max_prefill_rows`."""
+        rows = prefill = self.max_rows
+        idle_before_ns = time.perf_counter_ns() - round(self.idle_grace_s * 1e9)
+        decoding = next((seq for seq in waiting if seq.num_missing_kv == 0 and not seq.awaits_draft), None)
+        if decoding is not None:
+            num_drafts = len(decoding.block.draft_ids) if decoding.block is not None else 0
+            prefill = min(self._max_prefill_rows, rows - 1 - num_drafts)
+        elif any(seq.is_between_blocks and not seq.is_idle_since(idle_before_ns) for seq in sequences):
+            prefill = min(self._max_prefill_rows, rows)
+        oldest_preempted = min((seq.order for seq in waiting if seq.is_preempted), default=math.inf)
+        return _Plan(rows, prefill, idle_before_ns, oldest_preempted, [seq for seq in sequences if seq.page_ids])
+
+    def _may_start(self, seq: VerifySequence, plan: _Plan) -> bool:
+        """Whether a sequence without pages can start now, as far as a cheap look tells."""
+        # Until its prompt's turn others may compute what it can find, and may need the pages.
+        has_turn = plan.prefill_left > 0 or not seq.num_missing_kv
+        # Pages that a preempted sequence left stay free for those that run, until it fits again.
+        is_behind = seq.order > plan.oldest_preempted or plan.has_preempted
+        if not has_turn or is_behind:
+            return False
+        # All that it has committed has to fit: a part would soon be preempted again.
+        if seq.takes_pages:
+            self._page_table.look(seq.ids, len(seq.ids) - 1, seq.found)
+        return self._victims(seq, seq.found.page_ids, len(seq.ids), plan) is not None
+
+    def _start(self, seq: VerifySequence, plan: _Plan) -> bool:
+        """Give it pages for all that it has committed, those found included; whether there were enough."""
+        seq.page_ids = self._page_table.find(seq.ids[:-1]) if seq.takes_pages else []
+        seq.kv_length = len(seq.page_ids) * self._page_table.page_size
+        if not self._make_room(seq, len(seq.ids), plan):
+            self.release(seq)
+            return False
+        self._page_table.extend(seq.page_ids, len(seq.ids) - 1)
+        seq.found, seq.is_preempted = Found(), False
+        seq.num_cached_tokens = seq.kv_length
+        self.num_cached_tokens += seq.kv_length
+        return True
+
     def _fit(self, seq: VerifySequence, rows_left: int, prefill_left: int) -> Work | None:
         """As much of the sequence's work as the rows allow; None for none."""
         num_missing = seq.num_missing_kv
@@ -157,33 +185,20 @@ class Scheduler:
             return Work(seq, num_prefill, takes_block, [])
         return Work(seq, num_prefill, takes_block, draft_ids, parents)
 
-    def _make_room(self, seq: VerifySequence, length: int, holders: _Holders, planned: list[Work]) -> bool:
+    def _make_room(self, seq: VerifySequence, length: int, plan: _Plan) -> bool:
         """Whether pages for `length` slots can be had, after preempting others if need be. Pages are taken only if that
         suffices."""
-        victims = self._victims(seq, seq.page_ids, length, holders, planned)
+        victims = self._victims(seq, seq.page_ids, length, plan)
         if victims is None:
             return False
         while not self._page_table.can_extend(seq.page_ids, length):
             victim = victims.pop()
             self.release(victim)
-            victim.is_preempted = True
+            victim.is_preempted = plan.has_preempted = True
             self.num_preemptions += 1
         return True
 
     def _victims(
-        self, seq: VerifySequence, page_ids: list[int], length: int, holders: _Holders, planned: list[Work]
+        self, seq: VerifySequence, page_ids: list[int], length: int, plan: _Plan
     ) -> list[VerifySequence] | None:
-        """Sequences that `seq` may preempt for `page_ids` to cover `length` slots, the first to go last. The list is
-        empty where enough pages are free; None where preempting would not suffice.
-        """
-        table = self._page_table
-        if table.can_extend(page_ids, length):
-            return []
-        taking_part = {id(work.sequence) for work in planned}
-        preemptible = [
-            other for order, other in holders if order > seq.order and other.page_ids and id(other) not in taking_part
-        ]
-        num_missing = table.num_pages_for(length) - len(page_ids) - table.num_free
-        if table.num_freed(other.page_ids for other in preemptible) < num_missing:
-            return None
-        return sorted(preemptible, key=lambda other: other.order)
+        return choose_victims(self._page_table, page_ids, length, plan.takeable(seq))

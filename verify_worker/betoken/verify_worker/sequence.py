@@ -106,9 +106,11 @@ class VerifySequence:
     """The round under way; None: its drafter was not asked, or has not answered."""
     awaits_draft: bool = False
     """Whether the round waits for its drafter, as its tokens would be others without the draft."""
-    waiting_since_ns: int = field(init=False)
-    """Its place among those that wait: when it was opened, until its prompt is computed; then when the block that waits
-    arrived, or, without one, when there was last something to compute: `time.perf_counter_ns`."""
+    queued_ns: int = field(init=False)
+    """Place among those that wait, `time.perf_counter_ns`: arrival of what is computed next, the open for a prompt; for
+    a further step of a grant, the last decision."""
+    idle_since_ns: int = field(init=False)
+    """Time at which there was last something to compute, `time.perf_counter_ns`."""
     asked_ns: int = 0
     """When the last block, or the grant in use, arrived: `time.perf_counter_ns`."""
     num_draft_tokens: int = 0
@@ -129,7 +131,7 @@ class VerifySequence:
         eos_ids = () if self.params.ignore_eos else self.params.eos_token_ids
         self.terminal_ids = frozenset((*eos_ids, *self.params.stop_token_ids))
         self.is_finished = self._num_to_end(self.output_ids) is not None or len(self.ids) >= self.max_length
-        self.waiting_since_ns = opened.opened_ns
+        self.queued_ns = self.idle_since_ns = opened.opened_ns
 
     @property
     def committed_length(self) -> int:
@@ -148,7 +150,7 @@ class VerifySequence:
     @property
     def owed_since_ns(self) -> int | None:
         """Since when its router waits for a verdict, `time.perf_counter_ns`; None while it does not."""
-        return self.waiting_since_ns if self.has_block else None
+        return self.queued_ns if self.has_block else None
 
     @property
     def wants_draft(self) -> bool:
@@ -170,11 +172,11 @@ class VerifySequence:
         """A block, or a grant where nothing waits, arrived then (`time.perf_counter_ns`)."""
         self.asked_ns = arrived_ns
         if not self.wants_forward:  # otherwise its prompt waits, whose place is before all later work
-            self.waiting_since_ns = arrived_ns
+            self.queued_ns = arrived_ns
 
     def is_idle_since(self, time_ns: int) -> bool:
         """Whether it has had nothing to compute since then (`time.perf_counter_ns`)."""
-        return not self.wants_forward and self.waiting_since_ns <= time_ns
+        return not self.wants_forward and self.idle_since_ns <= time_ns
 
     def commit(self, emitted_ids: list[int]) -> int:
         """Append decided tokens; how many are the answer's as far as ids can tell, up to one that ends it.

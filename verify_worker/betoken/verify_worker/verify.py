@@ -104,7 +104,7 @@ def _decide(work: Work, verified: Verified, started_ns: int, forward_ns: int) ->
         path=seq.block.as_sent(verified.path) if seq.block is not None and work.parents is not None else None,
         next_id=verified.emitted_ids[-1],
         logprobs=verified.logprobs,
-        queue_ns=max(0, started_ns - max(seq.asked_ns, seq.waiting_since_ns)),
+        queue_ns=max(0, started_ns - max(seq.asked_ns, seq.queued_ns)),
         forward_ns=forward_ns,
         num_cached_tokens=num_cached_tokens,
         num_kept=num_kept,
