@@ -61,6 +61,11 @@ class AttachedDrafters:
         self._entries: dict[SequenceKey, _Entry] = {}
 
     @property
+    def has_sequences(self) -> bool:
+        """Whether any open sequence has an attached drafter."""
+        return bool(self._entries)
+
+    @property
     def has_work(self) -> bool:
         """Whether a drafter has something to do, such as taking in a long prompt."""
         return bool(self._entries) and any(_has_work(drafter) for drafter in self._drafters.values())

@@ -125,7 +125,8 @@ class VerifyCore:
     def step(self) -> None:
         """Draft, schedule, run one forward, hand out its decisions. A failing forward ends the sequences that were in
         it."""
-        self._attached.propose(self._price.price)
+        if self._attached.has_sequences:
+            self._attached.propose(self._price.price)
         if self._gathering is not None and (wait_ns := self._wait_ns(self._gathering)):
             self._retry_at_s = time.monotonic() + wait_ns * 1e-9
             return
