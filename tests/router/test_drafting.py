@@ -11,6 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from betoken.common.economy.terms import AskingTime
 from betoken.common.errors import InternalError, InvalidArgumentError, ResourceExhaustedError
 from betoken.router.request import GenerationRequest
 from betoken.router.round.drafting import TRANSITIONS, Drafting, DraftingEvent, after
@@ -104,7 +105,7 @@ class FakePool:
 
     def __init__(self) -> None:
         self.sessions: list[FakeSession] = []
-        self.worker = Mock(id="w", drafters=["ngram"], asking_s=0.0, is_draining=False)
+        self.worker = Mock(id="w", drafters=["ngram"], asking=AskingTime(), is_draining=False)
         self.worker.hello.max_draft_tokens = 4
         self.worker.open = self.open
         self.can_open = True

@@ -14,6 +14,8 @@ MAX_DRAFT_TOKENS = 16
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 2, 8
 """Plain steps after an empty draft; twice as many after each further one."""
+_ASKING_SHARE = 0.05
+"""Weight of the last draft in the mean time of asking."""
 _SAVED_SHARE = 0.75
 """Part of the cost of asking that an empty draft saves, with four steps or so until the next asking."""
 
@@ -51,6 +53,18 @@ def terms_at(
     if not (0.0 < tokens_per_s < math.inf and row_price >= 0.0):
         return None
     return DraftTerms(max_tokens, row_price, _SAVED_SHARE * asking_s * tokens_per_s / max(1, num_running))
+
+
+class AskingTime:
+    """Time that asking one draft worker takes beyond its drafting, a decayed mean."""
+
+    def __init__(self) -> None:
+        self.mean_s = 0.0
+        """Seconds; 0 before the first."""
+
+    def record(self, seconds: float) -> None:
+        """A draft came after so long beyond its drafting."""
+        self.mean_s += _ASKING_SHARE * (seconds - self.mean_s)
 
 
 class EmptyDraftPause:

@@ -115,7 +115,7 @@ class Speculator:
             drafts.
         """
         can_draft = self._session is not None and not self._session.is_late
-        self._timer.commit(len(ids), began_s, can_draft=can_draft)
+        self._timer.commit(len(ids), began_s, time.perf_counter(), can_draft=can_draft)
         if self._session is None:
             return
         if self._worker is not None and self._worker.is_draining and self._can_do_without():
@@ -148,7 +148,7 @@ class Speculator:
         limit = min(room, worker.hello.max_draft_tokens or MAX_DRAFT_TOKENS)
         terms = None
         if load is not None and not self._request.num_draft_tokens:
-            terms = draft_terms(load, limit, worker.asking_s)
+            terms = draft_terms(load, limit, worker.asking.mean_s)
         asked_s = time.perf_counter()
         draft = await session.draft(
             len(self._request.prompt_ids) + len(committed_ids),
@@ -160,7 +160,7 @@ class Speculator:
             terms=terms,
         )
         if self._state.has_drafted:  # not the first, which waits for the prompt's prefill
-            worker.record_asking(time.perf_counter() - asked_s - draft.forward_ns * 1e-9)
+            worker.asking.record(time.perf_counter() - asked_s - draft.forward_ns * 1e-9)
         worker.breaker.record_success()
         return draft
 

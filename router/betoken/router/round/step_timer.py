@@ -1,11 +1,10 @@
 """Tells the gate how fast one request gets tokens: by drafts or without, and never of a step that was both.
 
-Knows steps and times; decides nothing.
+Knows steps and times, no clock; decides nothing.
 """
 
 from __future__ import annotations
 
-import time
 from enum import Enum, auto
 
 from betoken.common.economy.gate import SpeculationGate
@@ -34,8 +33,8 @@ class StepTimer:
         """A draft is asked for; `is_first`: the prompt's prefill is part of it."""
         self._asked = _Asked.FIRST_DRAFT if is_first else _Asked.DRAFT
 
-    def commit(self, num_tokens: int, began_s: float | None, *, can_draft: bool) -> None:
-        """A step that began at `began_s` (`time.perf_counter`; None = its time says nothing) brought its tokens.
+    def commit(self, num_tokens: int, began_s: float | None, now_s: float, *, can_draft: bool) -> None:
+        """A step that began at `began_s` (seconds, as `now_s`; None = its time says nothing) brought its tokens.
 
         `can_draft`: whether a draft worker has the request open and is not late.
         """
@@ -46,4 +45,4 @@ class StepTimer:
         is_going_on = self._is_speculating and gate.is_open and can_draft
         self._is_speculating = asked is not _Asked.NOTHING or is_going_on
         if began_s is not None and asked is not _Asked.FIRST_DRAFT and self._is_speculating == gate.is_open:
-            gate.record(began_s, time.perf_counter(), num_tokens)
+            gate.record(began_s, now_s, num_tokens)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from asyncio_pool import AioPool
 
+from betoken.common.economy.terms import AskingTime
 from betoken.common.errors import BetokenError, ResourceExhaustedError, UnavailableError
 from betoken.router.request import GenerationRequest
 from betoken.router.workers.bounded import run_bounded
@@ -31,7 +32,6 @@ from betoken.v1.types_pb2 import (
 _log = logging.getLogger(__name__)
 _PROBE_IDS = (0,)
 _PROBE_MAX_LENGTH = 8
-_ASKING_SHARE = 0.05  # of the last draft in a worker's mean
 _PROBE_SAMPLING = SamplingParams(
     temperature=0.0,
     top_k=0,
@@ -62,8 +62,7 @@ class DraftWorker(Worker[DraftSession]):
         callbacks = LinkCallbacks(self._take, self._up, self._down, check_hello)
         super().__init__(DraftLink(address, callbacks, options.link), options)
         self.breaker = breaker
-        self.asking_s = 0.0
-        """What asking for a draft takes, drafting excluded; a decayed mean."""
+        self.asking = AskingTime()
         self._on_up = on_up
         self._is_up = asyncio.Event()
 
@@ -96,10 +95,6 @@ class DraftWorker(Worker[DraftSession]):
             raise DraftFailedError(str(error)) from error
         self._sessions[sequence_id] = session
         return session
-
-    def record_asking(self, seconds: float) -> None:
-        """A draft came `seconds` beyond its drafting time."""
-        self.asking_s += _ASKING_SHARE * (seconds - self.asking_s)
 
     async def keep_probed(self, pool: AioPool, timeout_s: float) -> None:
         """Probe the worker whenever its circuit is open and it is connected, until cancelled."""
