@@ -18,6 +18,7 @@ from betoken.draft_worker.handler import DraftLinkHandler, DraftResults
 from betoken.draft_worker.settings import DraftWorkerSettings
 from betoken.engine.model_thread import ModelThread
 from betoken.router.core import Router
+from betoken.router.scopes import RequestScopes
 from betoken.router.servicer import GenerationServicer
 from betoken.router.settings import RouterSettings
 from betoken.router.text.tokenizer import Tokenizer
@@ -185,7 +186,8 @@ async def running(
         stack.callback(links.cancel)
         stack.push_async_callback(router.close)
         add = generation_pb2_grpc.add_GenerationServiceServicer_to_server
-        address = await stack.enter_async_context(served(lambda server: add(GenerationServicer(router), server)))
+        servicer = GenerationServicer(router, RequestScopes(router))
+        address = await stack.enter_async_context(served(lambda server: add(servicer, server)))
         client = AsyncClient(address, retry=RetryPolicy(max_retries=0))
         stack.push_async_callback(client.close)
         async with asyncio.timeout(60):

@@ -16,6 +16,7 @@ from tokenizers.models import BPE
 
 from betoken.router.access.interceptor import KeysFirst
 from betoken.router.core import Router
+from betoken.router.scopes import RequestScopes
 from betoken.router.servicer import GenerationServicer
 from betoken.router.settings import RouterSettings
 from betoken.router.text.tokenizer import Tokenizer
@@ -217,8 +218,9 @@ async def running_cluster(
         "failover_timeout_s": 5.0,
     } | settings
     router = cluster.router = Router(RouterSettings(**options), tokenizer, LINK_OPTIONS)
-    server = cluster.server = grpc.aio.server(interceptors=[KeysFirst(router.keys), TypedDecoding()])
-    add_GenerationServiceServicer_to_server(GenerationServicer(router), server)
+    scopes = RequestScopes(router)
+    server = cluster.server = grpc.aio.server(interceptors=[KeysFirst(router.keys, scopes.refuse), TypedDecoding()])
+    add_GenerationServiceServicer_to_server(GenerationServicer(router, scopes), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     cluster.address = f"127.0.0.1:{port}"

@@ -12,10 +12,11 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader, Sum
 from betoken.common import names
 from betoken.common.errors import ResourceExhaustedError
 from betoken.common.names import RPC_RESPONSE_STATUS_CODE
-from betoken.router.metrics import RequestMetrics, final_status
-from betoken.router.record import OK, RequestRecord
+from betoken.router.metrics import RequestMetrics
+from betoken.router.request_scope import OK, RequestScope
 from betoken.router.round.events import Finished
 from betoken.router.round.stats import SpeculationCounts
+from betoken.router.scopes import final_status
 from betoken.router.text.answer import FinishReason
 from betoken.router.workers.worker_metrics import observe_workers
 from betoken.rpc import telemetry
@@ -41,7 +42,7 @@ def test_a_request_is_counted_by_its_status(
     metrics = RequestMetrics(Mock())
     metrics._requests = Mock()
     try:
-        with RequestRecord("r", False, "m").kept(
+        with RequestScope("r", False, "m").kept(
             lambda error: final_status(error, 10.0 if time_remaining_s is not None else None, lambda: time_remaining_s),
             metrics.ended,
         ):
@@ -54,9 +55,9 @@ def test_a_request_is_counted_by_its_status(
     assert metrics._requests.add.call_count == 1
 
 
-def record(counts: SpeculationCounts, **fields: Any) -> RequestRecord:
+def record(counts: SpeculationCounts, **fields: Any) -> RequestScope:
     """The end of a chat of 3 prompt tokens, 20 of its 25 tokens resumed, that took 9 ms, the first token 1 ms."""
-    kept = RequestRecord("r", True, "", counts)
+    kept = RequestScope("r", True, "", counts=counts)
     asked = Mock(model="m", prompt_ids=[1, 2, 3], resume_ids=[4] * 20, tenant="t", received_ns=5_000_000)
     kept.accepted(asked, "ngram")
     counts.queue_ns, counts.first_token_ns = 500_000, 6_000_000
@@ -216,7 +217,7 @@ async def test_a_router_that_stops_does_not_tell_its_workers_as_gone(
 async def test_an_answer_that_is_resumed_is_timed_by_its_new_tokens(
     make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    records: list[RequestRecord] = []
+    records: list[RequestScope] = []
     monkeypatch.setattr(RequestMetrics, "ended", lambda _, record: records.append(record))
     cluster = await make_cluster()
     whole = await cluster.generate(max_new_tokens=30, ignore_eos=True)

@@ -7,6 +7,7 @@ import os
 
 from betoken.router.access.interceptor import KeysFirst
 from betoken.router.core import Router
+from betoken.router.scopes import RequestScopes
 from betoken.router.servicer import GenerationServicer
 from betoken.router.settings import RouterSettings
 from betoken.router.text.tokenizer import Tokenizer
@@ -27,7 +28,8 @@ async def run(settings: RouterSettings) -> None:
         link_credentials(settings.worker_tls)  # or no link would ever come up
     router = Router(settings, Tokenizer.load(settings.tokenizer, settings.tokenizer_revision))
     freeze_loaded()
-    servicer = GenerationServicer(router)
+    scopes = RequestScopes(router)
+    servicer = GenerationServicer(router, scopes)
     add_servicer = generation_pb2_grpc.add_GenerationServiceServicer_to_server
     service = Service(
         "betoken.v1.GenerationService", servicer, add_servicer, is_available=lambda: router.verify.capacity > 0
@@ -42,7 +44,7 @@ async def run(settings: RouterSettings) -> None:
                 on_drain=router.drain,
                 sends_away=True,
                 max_connection_age_s=settings.max_connection_age_s,
-                interceptors=[KeysFirst(router.keys)],
+                interceptors=[KeysFirst(router.keys, scopes.refuse)],
             )
         except Exception as caught:  # raised below: a TaskGroup would wrap it
             failure = caught

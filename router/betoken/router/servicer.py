@@ -7,24 +7,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from betoken.common.names import REQUEST_ID, SPAN_GENERATE
 from betoken.common.release import __version__
-from betoken.common.trace import SpanKind, context_from, rpc_attributes, span, traceparent_of
 from betoken.router import intake
 from betoken.router.core import Router
-from betoken.router.metrics import RequestMetrics, describe_answer, describe_request, final_status
 from betoken.router.policy import drafter_choice
-from betoken.router.record import RequestRecord
 from betoken.router.request import GenerationRequest
 from betoken.router.round.events import Event, Finished, Started, Tokens
+from betoken.router.scopes import RequestScopes
 from betoken.router.text.answer import FinishReason
 from betoken.router.workers.draft_worker import DraftWorker
 from betoken.router.workers.verify_worker import SILENCE, VerifyWorker
 from betoken.router.workers.worker_identity import ServedModel
 from betoken.router.workers.worker_metrics import observe_workers
 from betoken.rpc.sampling import NEUTRAL
-from betoken.rpc.servicing import new_request_id, typed_errors
-from betoken.rpc.unread import Answer
+from betoken.rpc.servicing import typed_errors
+from betoken.rpc.unread import ReplyWriter
 from betoken.v1 import generation_pb2 as pb
 
 _MAX_NS = (1 << 64) - 1
@@ -36,30 +33,19 @@ _REASONS = {FinishReason.STOP: pb.FINISH_REASON_STOP, FinishReason.LENGTH: pb.FI
 class GenerationServicer:
     """`betoken.v1.GenerationService` over a `Router`."""
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Router, scopes: RequestScopes) -> None:
         self._router = router
         self._keys = router.keys
-        self._metrics = RequestMetrics(router.admission, router.settings.max_metric_tenants)
+        self._scopes = scopes
         observe_workers((*router.verify.workers, *router.draft.workers))
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> None:  # noqa: N802 (gRPC names it)
         """Stream one generation."""
-        request_id = new_request_id()
-        client, timeout_s = context_from(_traceparent(context)), context.time_remaining()
-        kind, attributes = SpanKind.SERVER, rpc_attributes("Generate") | {REQUEST_ID: request_id}
-        record = RequestRecord(request_id, request.HasField("messages"), self._router.served_model_id)
-
-        def status(error: BaseException) -> str:
-            return final_status(error, timeout_s, context.time_remaining, self._router.is_cut_off)
-
-        async with typed_errors(context, request_id, tells_places=self._keys.tells_places(context)):
+        async with self._scopes.request(context, is_chat=request.HasField("messages")) as scope:
             with (
-                record.kept(status, self._metrics.ended),
-                span(SPAN_GENERATE, kind=kind, parent=client, attributes=attributes, status=status) as own_span,
                 self._router.waiting_bytes.hold(request.ByteSize()) as held_bytes,
-                Answer(context, self._router.settings.max_unread_s) as answer,
+                ReplyWriter(context, self._router.settings.max_unread_s) as writer,
             ):
-                record.span = own_span
                 caller = self._keys.caller(context.invocation_metadata())
                 caller.check_tokens()
                 caller.check_input(request)
@@ -67,24 +53,21 @@ class GenerationServicer:
                     request,
                     self._router,
                     caller,
-                    request_id=request_id,
-                    traceparent=traceparent_of(own_span),
-                    timeout_s=timeout_s,
+                    request_id=scope.request_id,
+                    traceparent=scope.traceparent,
+                    timeout_s=scope.timeout_s,
                 )
-                record.accepted(generation, self._hosted_drafter(generation))
-                describe_request(own_span, generation, record.is_chat)
+                scope.accepted(generation, self._hosted_drafter(generation))
                 held_bytes.add(_ID_BYTES * (len(generation.prompt_ids) + len(generation.predicted_ids)))
                 del request  # it may be large, and the answer long
 
                 async def emit(event: Event) -> None:
                     caller.charge(_num_charged(event))
                     held_bytes.release()
-                    await answer.write(self._response(event))
-                    record.sent(event)
-                    if isinstance(event, Finished):
-                        describe_answer(own_span, event)
+                    await writer.write(self._response(event))
+                    scope.sent(event)
 
-                await self._router.generate(generation, emit, record.counts)
+                await self._router.generate(generation, emit, scope.counts)
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Any) -> pb.GetModelInfoResponse:  # noqa: N802
         """Describe the served model and its workers."""
@@ -246,10 +229,3 @@ def _worker_info(worker: VerifyWorker | DraftWorker, router: Router, tells_place
         if info.HasField("hello"):
             info.hello.ClearField("worker_id")  # holds the host's name
     return info
-
-
-def _traceparent(context: Any) -> str:
-    for key, value in context.invocation_metadata() or ():
-        if key == "traceparent":
-            return value if isinstance(value, str) else value.decode("ascii", "replace")
-    return ""

@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from betoken.common.errors import NotFoundError, ResourceExhaustedError, UnavailableError
 from betoken.rpc.servicing import typed_errors
-from betoken.rpc.unread import Answer
+from betoken.rpc.unread import ReplyWriter
 
 Response = health_pb2.HealthCheckResponse
 
@@ -72,12 +72,12 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # n
         told: int | None = None
         try:
             async with asyncio.timeout(self._longest_watch_s):
-                with Answer(context, self._max_unread_s) as answer:
+                with ReplyWriter(context, self._max_unread_s) as writer:
                     while True:
                         changed, state = self._changed, self._states.get(name, Response.SERVICE_UNKNOWN)
                         if state != told:
                             told = state
-                            await answer.write(Response(status=state))
+                            await writer.write(Response(status=state))
                         else:
                             await changed.wait()
         except TimeoutError:

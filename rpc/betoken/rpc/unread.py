@@ -12,7 +12,7 @@ from typing import Any, Self
 from betoken.common.errors import UnavailableError
 
 
-class Answer:
+class ReplyWriter:
     """The messages of one call. One timer for all: `asyncio.timeout` would cost each as much as deciding its tokens."""
 
     def __init__(self, context: Any, max_unread_s: float) -> None:

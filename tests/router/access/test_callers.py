@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from betoken.client import AsyncClient, RetryPolicy
+from betoken.common import names
 from betoken.common.errors import (
     BetokenError,
     InvalidArgumentError,
@@ -19,7 +20,11 @@ from betoken.common.errors import (
     UnavailableError,
     from_rpc_error,
 )
+from betoken.router import scopes as scopes_module
 from betoken.router.access import keys as keys_module
+from betoken.router.metrics import RequestMetrics
+from betoken.router.request_scope import RequestScope
+from betoken.router.scopes import LineBudget
 from betoken.v1 import generation_pb2 as pb
 from tests.router.access.key_files import ALICE, BOB, header, write
 from tests.router.harness import Cluster, MakeCluster, Reply, add_event, request
@@ -67,6 +72,55 @@ async def test_a_stranger_is_turned_away_before_its_message_is_read(make_cluster
     for method in ("Generate", "Tokenize", "NoSuchMethod"):  # as a stream of requests that never comes
         call = cluster.channel.stream_stream(f"{prefix}/{method}")(timeout=10)
         assert isinstance(await refusal(call.read()), UnauthenticatedError)
+
+
+async def test_refusals_of_strangers_reach_the_log_and_the_metrics(
+    make_cluster: MakeCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO", "betoken.router.request_scope")
+    scopes: list[RequestScope] = []
+    monkeypatch.setattr(RequestMetrics, "refused", lambda _, scope: scopes.append(scope))
+    cluster = await make_cluster(api_keys_file=write(tmp_path / "keys.toml", {ALICE: {}}))
+    ids = []
+    for key, method in ((None, "Generate"), (BOB, "Tokenize"), (BOB, "secret" * 50)):
+        metadata = header(key) if key else ()
+        path = f"/betoken.v1.GenerationService/{method}"
+        call = cluster.channel.stream_stream(path)(timeout=10, metadata=metadata)
+        ids.append((await refusal(call.read())).request_id)
+    lines = [vars(record)["fields"] for record in caplog.records]
+    assert [line["request_id"] for line in lines] == ids and all(ids)
+    assert {line["status"] for line in lines} == {scope.status for scope in scopes} == {"UNAUTHENTICATED"}
+    assert [line["method"] for line in lines] == ["Generate", "Tokenize", names.OTHER]
+    assert "needs an API key" in lines[0]["error"] and lines[1]["error"] == "the API key is not known here"
+    assert all(line["peer"].startswith("ipv4:127.0.0.1:") for line in lines)
+    assert "secret" not in str(lines) and len(scopes) == 3
+
+
+async def test_a_flood_of_strangers_has_few_lines_and_is_counted_whole(
+    make_cluster: MakeCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO", "betoken.router.request_scope")
+    num_counted = 0
+
+    def count(*_: Any) -> None:
+        nonlocal num_counted
+        num_counted += 1
+
+    monkeypatch.setattr(RequestMetrics, "refused", count)
+    cluster = await make_cluster(api_keys_file=write(tmp_path / "keys.toml", {ALICE: {}}))
+    for _ in range(3 * scopes_module._MAX_LINES):
+        assert isinstance(await refusal(ask(cluster, BOB)), UnauthenticatedError)
+    assert len(caplog.records) == scopes_module._MAX_LINES
+    assert num_counted == 3 * scopes_module._MAX_LINES
+
+
+def test_what_was_not_told_is_told_as_a_number_in_the_next_period() -> None:
+    now_s = 0.0
+    lines = LineBudget(2, 60.0, lambda: now_s)
+    assert [lines.take() for _ in range(5)] == [True, True, False, False, False]
+    now_s = 61.0
+    assert lines.take() and lines.pop_untold() == 3
+    assert lines.take() and lines.pop_untold() == 0
 
 
 async def test_the_sdk_sends_its_key(

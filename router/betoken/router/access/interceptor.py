@@ -12,8 +12,8 @@ import grpc
 
 from betoken.common.errors import BetokenError
 from betoken.router.access.keys import Keys
-from betoken.rpc.servicing import typed_errors
 
+Refuse = Callable[[Any, str, BetokenError], Awaitable[None]]
 _SERVICE = "/betoken.v1.GenerationService/"
 _OPEN_TO_ALL = frozenset({f"{_SERVICE}GetModelInfo"})
 
@@ -21,8 +21,10 @@ _OPEN_TO_ALL = frozenset({f"{_SERVICE}GetModelInfo"})
 class KeysFirst(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
     """Install it before all others."""
 
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, keys: Keys, refuse: Refuse) -> None:
+        """`refuse` ends the call of a stranger: (context, method, why)."""
         self._keys = keys
+        self._refuse = refuse
 
     async def intercept_service(
         self,
@@ -35,15 +37,13 @@ class KeysFirst(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generi
             try:
                 self._keys.caller(details.invocation_metadata)
             except BetokenError as error:
-                return _refusal(error)
+                return self._refusal(details.method.removeprefix(_SERVICE), error)
         return await continuation(handler_call_details)
 
+    def _refusal(self, method: str, error: BetokenError) -> Any:
+        """A handler that reads nothing, which only one of a stream of requests can."""
 
-def _refusal(error: BetokenError) -> Any:
-    """A handler that reads nothing, which only one of a stream of requests can."""
+        async def refuse(_requests: Any, context: Any) -> None:
+            await self._refuse(context, method, error)
 
-    async def refuse(_requests: Any, context: Any) -> None:
-        async with typed_errors(context):
-            raise error
-
-    return grpc.stream_stream_rpc_method_handler(refuse)
+        return grpc.stream_stream_rpc_method_handler(refuse)

@@ -21,7 +21,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Any:
     caplog.set_level("INFO", "betoken")
 
     def told() -> list[dict[str, Any]]:
-        records = [record for record in caplog.records if record.name == "betoken.router.record"]
+        records = [record for record in caplog.records if record.name == "betoken.router.request_scope"]
         assert all(record.levelno == logging.INFO for record in records)
         return [vars(record)["fields"] for record in records]
 

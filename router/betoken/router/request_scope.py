@@ -1,4 +1,4 @@
-"""The facts of one request as it proceeds, and its line in the log at its end, however it ends.
+"""One request from its call to its end: id, span, what is known of it, status, and its line in the log.
 
 Knows requests and events; knows no gRPC and no metrics. Prompts, answers and what refusals quote never enter.
 """
@@ -17,29 +17,39 @@ from betoken.common.errors import (
     InternalError,
     InvalidArgumentError,
     ResourceExhaustedError,
+    UnauthenticatedError,
     UnavailableError,
 )
 from betoken.common.logs import fields
-from betoken.common.trace import Span, trace_id_of
+from betoken.common.trace import Span, trace_id_of, traceparent_of
 from betoken.router.request import GenerationRequest
 from betoken.router.round.events import Event, Finished, Tokens
 from betoken.router.round.stats import SpeculationCounts
+from betoken.router.spans import describe_answer, describe_request
 
 _log = logging.getLogger(__name__)
 
 OK = "OK"
-_SERVICE_FAULTS = (UnavailableError, InternalError, ResourceExhaustedError, DeadlineExceededError)
+_TOLD = (
+    UnavailableError,
+    InternalError,
+    ResourceExhaustedError,
+    DeadlineExceededError,
+    UnauthenticatedError,
+)
 """Errors whose text tells of the service; others' may quote the request."""
 
 
 @dataclass(slots=True)
-class RequestRecord:
+class RequestScope:
     """One request, from the call to its end."""
 
     request_id: str
     is_chat: bool
     model: str
     """The served one's id, until the request is known to be valid; empty = none met yet."""
+    timeout_s: float | None = None
+    """Time that the client's deadline left when the call came, seconds; None = no deadline."""
     counts: SpeculationCounts = field(default_factory=SpeculationCounts)
     request: GenerationRequest | None = None
     """Once it is known to be valid."""
@@ -56,9 +66,16 @@ class RequestRecord:
     _error: BaseException | None = None
     _began_ns: int = field(default_factory=time.perf_counter_ns)
 
+    @property
+    def traceparent(self) -> str:
+        """W3C trace context of its span; empty where none is recorded."""
+        return traceparent_of(self.span) if self.span is not None else ""
+
     def accepted(self, request: GenerationRequest, drafter: str) -> None:
         """It is valid."""
         self.request, self.model, self.drafter = request, request.model, drafter
+        if self.span is not None:
+            describe_request(self.span, request, self.is_chat)
 
     def sent(self, event: Event) -> None:
         """The client was sent an event."""
@@ -66,13 +83,12 @@ class RequestRecord:
             self.num_sent += event.num_tokens
         elif isinstance(event, Finished):
             self.finished = event
+            if self.span is not None:
+                describe_answer(self.span, event)
 
     @contextmanager
-    def kept(self, status: Callable[[BaseException], str], tell: Callable[[RequestRecord], None]) -> Iterator[None]:
-        """To the end of the block: then the log has its line, and `tell` is called.
-
-        `status` names that of an error.
-        """
+    def kept(self, status: Callable[[BaseException], str], tell: Callable[[RequestScope], None]) -> Iterator[None]:
+        """To the end of the block; then `tell` is called. `status` names that of an error."""
         try:
             yield
             self.status = OK
@@ -82,9 +98,13 @@ class RequestRecord:
         finally:
             self.duration_ns = time.perf_counter_ns() - self._began_ns
             tell(self)
-            if _log.isEnabledFor(logging.INFO):
-                _log.info("request ended", extra=fields(**self._fields()))
-            self._error = None  # its traceback refers to this object
+            self._error = None  # whose traceback holds this
+
+    def log(self, **details: object) -> None:
+        """Give the log its line, with those further `details` that say anything; inside `tell`."""
+        if _log.isEnabledFor(logging.INFO):
+            told = {name: value for name, value in details.items() if value}
+            _log.info("request ended", extra=fields(**self._fields(), **told))
 
     @property
     def first_token_ns(self) -> int:
@@ -133,7 +153,7 @@ class RequestRecord:
         error = self._error
         if isinstance(error, InvalidArgumentError):
             return f"{error.field}: {error.limit}"
-        if isinstance(error, _SERVICE_FAULTS):
+        if isinstance(error, _TOLD):
             return str(error)
         is_known = error is None or isinstance(error, BetokenError) or self.status == "CANCELLED"
         return "" if is_known else type(error).__name__
