@@ -5,6 +5,7 @@ Also: the modules the SDK shares with the services load with the base install al
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -208,3 +209,14 @@ def test_ops_on_a_cpu_never_load_triton():
 
 def test_the_sdk_loads_no_package_of_the_services():
     assert loaded_by("betoken.client") & SERVICE_PACKAGES == set()
+
+
+def test_no_test_file_is_imported():
+    """Shared parts of tests lie in modules of their own."""
+    faults = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for line, name in imports_of(path)
+        if re.match(r"tests\.(\w+\.)*test_", name)
+    ]
+    assert not faults, "\n".join(faults)

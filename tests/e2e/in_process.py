@@ -194,3 +194,12 @@ async def running(
             while not (await client.model_info()).drafters:  # noqa: ASYNC110 - offered once the draft worker has passed its probe
                 await asyncio.sleep(0.02)
         yield Running(address, verify, draft, tuple(threads), client)
+
+
+async def until_all_pages_are_free(client: AsyncClient) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            info = await client.model_info()
+            if all(w.free_pages == w.total_pages for w in (*info.verify_workers, *info.draft_workers)):
+                return
+            await asyncio.sleep(0.02)

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from betoken.client import AsyncClient, Completion, InvalidArgumentError, Sampling, Speculation, VerificationMode
-from tests.e2e.in_process import save_pair, services
-from tests.e2e.test_hostile_drafts import until_all_pages_are_free
+from tests.e2e.in_process import save_pair, services, until_all_pages_are_free
 
 PROMPTS = [f"{n} is {n} and {n} is {n}, so {n} is " for n in range(8)]
 ATTACHED = {"attached_drafters": ("ngram",)}

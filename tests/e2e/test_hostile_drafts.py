@@ -7,7 +7,7 @@ import pytest
 
 from betoken.client import AsyncClient, Completion, Sampling, Speculation
 from tests.e2e.hostile_drafter import HostileDrafter
-from tests.e2e.in_process import save_pair, services
+from tests.e2e.in_process import save_pair, services, until_all_pages_are_free
 
 HOSTILE = "tests.e2e.hostile_drafter:HostileDrafter"
 RULED = {"repetition_penalty": 1.2, "frequency_penalty": 0.3, "logit_bias": {5: 1.5}, "min_new_tokens": 20}
@@ -32,15 +32,6 @@ async def answer(client: AsyncClient, index: int, speculation: Speculation) -> C
     return await client.complete(
         prompt, sampling=Sampling(seed=index, max_new_tokens=NUM_TOKENS, **sampling), speculation=speculation
     )
-
-
-async def until_all_pages_are_free(client: AsyncClient) -> None:
-    async with asyncio.timeout(60):
-        while True:
-            info = await client.model_info()
-            if all(w.free_pages == w.total_pages for w in (*info.verify_workers, *info.draft_workers)):
-                return
-            await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize("num_pages", [256, 14])

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from betoken.client import AsyncClient, Completion, Sampling, Speculation
-from tests.e2e.in_process import save_pair, services
-from tests.e2e.test_hostile_drafts import until_all_pages_are_free
+from tests.e2e.in_process import save_pair, services, until_all_pages_are_free
 
 TURNS = ["The first question, long enough for some pages. ", " And the next one? ", " The last."]
 PAGE_SIZE = 16

@@ -9,7 +9,7 @@ import pytest
 from betoken.router.text.tokenizer import Tokenizer
 from betoken.testing.fake_model import FakeModel
 from tests.gateway.conftest import Gate, MakeGate
-from tests.gateway.test_tools import ARGUMENTS, SPECIAL, TEMPLATE
+from tests.gateway.tools import ARGUMENTS, SPECIAL, TEMPLATE
 from tests.router.harness import byte_tokenizer_json
 
 SAID = (

@@ -10,21 +10,14 @@ import pytest
 from betoken.router.text.tokenizer import Tokenizer
 from betoken.testing.fake_model import FakeModel
 from tests.gateway.conftest import Gate, MakeGate
+from tests.gateway.tools import ARGUMENTS, SPECIAL, TEMPLATE
 from tests.router.harness import byte_tokenizer_json
 
-TEMPLATE = (
-    "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
-    "{% for message in messages %}<{{ message.role }}>{{ message.content }}"
-    "{% for call in message.tool_calls or [] %}{{ call.function | tojson }}{% endfor %}\n{% endfor %}"
-    "{% if enable_thinking is defined and enable_thinking %}<think>\n{% endif %}"
-)
-SPECIAL = ["[TOOL_CALLS]", "[ARGS]", "<|python_tag|>"]
 WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
 }
 CHAT: list[Any] = [{"role": "user", "content": "How is it in Bern?"}]
-ARGUMENTS = '{"city": "Bern"}'
 WRITTEN = {
     "hermes": f'I ask.\n<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>',
     "mistral": f'I ask.[TOOL_CALLS][{{"name": "weather", "arguments": {ARGUMENTS}}}]',

@@ -18,7 +18,7 @@ from betoken.router.text.chat import Chat
 from betoken.router.text.chat_template import NUM_PROCESSES, ChatTemplate, TemplateError
 from betoken.router.text.tokenizer import Tokenizer
 from tests.router.harness import MakeCluster, byte_tokenizer_json
-from tests.router.test_large_requests import Memory
+from tests.router.memory import Memory
 
 USER = [{"role": "user", "content": "2"}]
 HOSTILE = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,35 +16,12 @@ from betoken.router.text.tokenizer import Tokenizer
 from betoken.v1 import generation_pb2 as pb
 from betoken.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.router.harness import CHAT_TEMPLATE, MakeCluster, byte_tokenizer_json, request
-from tests.router.test_process import serving
+from tests.router.memory import Memory
+from tests.router.process import serving
 
 _MIB = 1 << 20
 MOST_GROWTH = 64 * _MIB
 SEND_ALL = [("grpc.max_send_message_length", -1)]
-
-
-class Memory:
-    """Resident memory of a process, bytes."""
-
-    def __init__(self, pid: int) -> None:
-        self._folder = Path(f"/proc/{pid}")
-        (self._folder / "clear_refs").write_text("5")  # the peak is counted anew
-        self._before = self._read("VmRSS")
-
-    @property
-    def growth(self) -> int:
-        """How much it is above what it was first."""
-        return self._read("VmRSS") - self._before
-
-    @property
-    def peak_growth(self) -> int:
-        """How much it was, at most, above what it was first."""
-        return self._read("VmHWM") - self._before
-
-    def _read(self, name: str) -> int:
-        found = re.search(rf"{name}:\s*(\d+) kB", (self._folder / "status").read_text())
-        assert found is not None
-        return int(found[1]) << 10
 
 
 def chat(content: str) -> pb.ChatMessages:

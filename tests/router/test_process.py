@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
-import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
 import pytest
 
 from betoken.router.text.tokenizer import Tokenizer
-from betoken.testing.fake_model import FakeModel
-from betoken.testing.fake_verify_worker import FakeVerifyWorker, verify_hello
 from betoken.v1.generation_pb2_grpc import GenerationServiceStub
-from tests.router.harness import Reply, add_event, byte_tokenizer_json, request
+from tests.router.harness import Reply, add_event, request
+from tests.router.process import serving, start
 
 # A router that tells when it begins with a large text, and is never through with it.
 TOKENIZING = """
@@ -31,11 +26,6 @@ def encode(self, text, **options):
 usual, Tokenizer.encode = Tokenizer.encode, encode
 runpy.run_module("betoken.router", run_name="__main__", alter_sys=True)
 """
-
-
-async def start(*arguments: str, program: Sequence[str] = ("-m", "betoken.router")) -> asyncio.subprocess.Process:
-    pipe = asyncio.subprocess.PIPE
-    return await asyncio.create_subprocess_exec(sys.executable, *program, *arguments, stdout=pipe, stderr=pipe)
 
 
 @pytest.mark.parametrize(
@@ -55,31 +45,6 @@ async def test_a_bad_option_stops_the_start_and_is_named(arguments: list[str], s
     _, stderr = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == status
     assert named in stderr.decode()
-
-
-@asynccontextmanager
-async def serving(
-    tmp_path: Path, tokenizer: Tokenizer, **options: Sequence[str]
-) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
-    """A router over a fake verify worker, and its address."""
-    (tmp_path / "tokenizer.json").write_text(byte_tokenizer_json(), encoding="utf-8")
-    model = FakeModel(vocab_size=tokenizer.vocab_size)
-    verifier = FakeVerifyWorker(model, verify_hello(model, tokenizer.hash), step_s=0.002)
-    await verifier.start()
-    ready_file = tmp_path / "ready"
-    arguments = ["--verify", verifier.address, "--tokenizer", str(tmp_path), "--ready-file", str(ready_file)]
-    process = await start(*arguments, "--port", "0", "--drain-grace-s", "600", **options)
-    try:
-        async with asyncio.timeout(60):
-            while not ready_file.exists():  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-        yield process, f"127.0.0.1:{json.loads(ready_file.read_text())['port']}"
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-        await verifier.kill()
-    assert not verifier.violations
 
 
 async def test_serves_and_drains_on_sigterm(tmp_path: Path, tokenizer: Tokenizer) -> None:

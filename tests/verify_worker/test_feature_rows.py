@@ -9,7 +9,7 @@ from betoken.engine.verification import VerificationMode as Mode
 from betoken.verify_worker.attached import AttachedDrafters
 from betoken.verify_worker.feature_rows import FeatureFeed
 from tests.verify_worker.harness import Bench
-from tests.verify_worker.test_attached import PROMPT, VOCAB_SIZE, OracleDrafter
+from tests.verify_worker.oracle_drafter import PROMPT, VOCAB_SIZE, OracleDrafter
 
 
 class Reader(OracleDrafter):

@@ -16,7 +16,7 @@ from betoken.engine.cuda.row_invariance import RowInvariance
 from betoken.engine.cuda.row_linear import RowLinear
 from betoken.engine.forward import ModelCall
 from betoken.kernels.expert_linear import IMPLEMENTATIONS
-from tests.engine.cuda.test_forward import PAGE_SIZE, batches, load
+from tests.engine.cuda.harness import PAGE_SIZE, batches, load
 from tests.engine.tiny import MIXTURES
 
 SUMS = ("mm", "addmm", "bmm", "baddbmm", "linear", "mean", "sum", "matmul", "cumsum", "_softmax", "native_layer_norm")

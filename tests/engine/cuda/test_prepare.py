@@ -28,7 +28,7 @@ from betoken.engine.errors import ModelRefusedError
 from betoken.engine.forward import Forward, ModelCall
 from betoken.engine.runner import ModelRunner
 from betoken.engine.weights.checkpoint import Progress
-from tests.engine.cuda.test_forward import FakeRecorder
+from tests.engine.cuda.harness import FakeRecorder
 from tests.engine.tiny import MIXTURES, save_tiny
 
 PAGE_BYTES = 2 * 16 * 2 * (16 + 16) * 4  # two layers, 16 slots, two heads, keys and values of 16, float32
