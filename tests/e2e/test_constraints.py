@@ -23,6 +23,7 @@ CELLS: dict[str, dict[str, Any]] = {
     "model": {"drafter": "model", "num_draft_tokens": 4},
     "tree of a model": {"drafter": "model", "drafter_settings": {"max_branches": 3}, "num_draft_tokens": 6},
     "tree of n-grams": {"drafter": "ngram", "num_draft_tokens": 8},
+    "grammar": {"drafter": "grammar", "num_draft_tokens": 8},
 }
 PROMPT = 'Say {"name": "ab", "age": 12, "at": "2020-01-02"}, "on" or "off", [1, 2], null, true, 12-34: '
 
@@ -36,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 async def client(folder: Path) -> AsyncIterator[AsyncClient]:
-    async with services(folder) as client:
+    async with services(folder, verify_options={"attached_drafters": ("grammar",)}) as client:
         yield client
 
 
@@ -203,3 +204,38 @@ async def test_failover_in_the_middle_changes_nothing(folder: Path, monkeypatch:
                 lost = await answer(client, PERSON, temperature=0.8, **cell)
             assert lost.output_ids == expected.output_ids
             assert lost.speculation.num_failovers > 0
+
+
+@pytest.mark.parametrize("mode", [None, VerificationMode.REJECTION, VerificationMode.TYPICAL])
+@pytest.mark.parametrize("num_draft_tokens", [None, 1, 3, 16])
+async def test_every_forced_token_is_accepted(
+    client: AsyncClient, mode: VerificationMode | None, num_draft_tokens: int | None
+) -> None:
+    """Alone they fill a good part of an answer, whatever the logits are, and take no forward of their own."""
+    options: dict[str, Any] = {"temperature": 1.0, "num_draft_tokens": num_draft_tokens, "mode": mode}
+    for schema in (PERSON, CALL, EVENT):
+        compact = schema | {"x-guidance": {"whitespace_pattern": " ?"}}
+        plain = await answer(client, compact, temperature=1.0, max_new_tokens=150, **PLAIN)
+        drafted = await answer(client, compact, drafter="grammar", max_new_tokens=150, **options)
+        assert drafted.output_ids == plain.output_ids and plain.finish_reason == "stop"
+        stats = drafted.speculation
+        assert stats.num_accepted_tokens == stats.num_draft_tokens > 0.2 * len(plain.output_ids)
+        assert [token.source for token in drafted.tokens].count("grammar") == stats.num_accepted_tokens
+        assert stats.num_verify_forwards == len(plain.output_ids) - stats.num_accepted_tokens
+    free = await client.complete(PROMPT, drafter="grammar", max_new_tokens=20, temperature=0.0)
+    assert free.speculation.num_draft_tokens == 0, "without a constraint nothing is forced"
+
+
+async def test_forced_tokens_come_before_another_drafters(folder: Path) -> None:
+    async with services(folder, verify_options={"attached_drafters": ("ngram", "grammar")}) as client:
+        num_forwards = {}
+        for temperature in (0.0, 0.8):
+            plain = await answer(client, PERSON, temperature=temperature, **PLAIN)
+            drafted = await answer(client, PERSON, temperature=temperature, drafter="ngram", num_draft_tokens=6)
+            assert drafted.output_ids == plain.output_ids
+            sources = {token.source for token in drafted.tokens} - {None}
+            assert sources == {"grammar", "ngram"}
+            num_forwards[temperature] = drafted.speculation.num_verify_forwards, plain.speculation.num_verify_forwards
+        assert all(few < many for few, many in num_forwards.values())
+        info = await client.model_info()
+        assert "grammar" in {source.name for source in info.sources}

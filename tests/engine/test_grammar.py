@@ -4,6 +4,7 @@ The three faults of design: a mask from an unverified prefix, no way back after 
 has a rule that is broken in that way, and which the same test finds out.
 """
 
+import json
 import random
 from collections.abc import Callable
 
@@ -244,3 +245,30 @@ def test_an_error_of_the_library_at_a_draft_is_gone_with_the_draft(monkeypatch: 
     assert broken.is_error()
     rule._restore(output)
     assert rule._matcher is not broken and masks(rule, output, ids_of("2,")) == expected
+
+
+@pytest.mark.parametrize("num_ids", [1, 3, 50])
+def test_forced_ids_are_those_that_are_alone_where_they_stand(num_ids: int) -> None:
+    rng = random.Random(num_ids)
+    properties = {"name": {"enum": ["red", "reed"]}, "n": {"const": 17}}
+    schema = json.dumps({"type": "object", "properties": properties, "required": ["name", "n"]})
+    num_forced = 0
+    for constraint in (Constraint(json_schema=schema), WORDS, Constraint(regex="(ab|cd)efgh[0-9]ij")):
+        output_ids: list[int] = []
+        for _ in range(40):
+            rule = rule_of(constraint, output_ids)
+            before = alone(constraint, output_ids)
+            forced, expected = rule.forced_ids(output_ids, num_ids), []
+            while len(expected) < num_ids:
+                row = alone(constraint, [*output_ids, *expected])
+                if row is None or len(row) != 1 or row == {EOS}:
+                    break
+                expected += row
+            assert forced == expected, (output_ids, forced, expected)
+            assert masks(rule, output_ids, [])[0] == before, "asking moves nothing"
+            num_forced += len(forced)
+            if not before or before == {EOS}:
+                assert rule.forced_ids(output_ids, num_ids) == []
+                break
+            output_ids.append(rng.choice(sorted(before - {EOS})) if before - {EOS} else EOS)
+    assert num_forced > 10

@@ -14,6 +14,7 @@ from betoken.rpc.validation.request import MAX_DRAFTER_NAME_BYTES
 from betoken.rpc.worker_settings import WorkerSettings
 
 _AUTO = ("auto",)
+_HOSTED = ", ".join(spec.name for spec in SPECS.values() if spec.can_host)
 _USUAL = ", ".join(spec.name for spec in SPECS.values() if spec.is_usual)
 
 
@@ -26,7 +27,7 @@ class DraftWorkerSettings(NgramOptions, LookaheadOptions, ModelOptions, EarlyExi
 
     drafters: CommaSeparated = Field(
         _AUTO,
-        description=f"Drafters hosted, the default first: {', '.join(SPECS)}, or package.module:Class;"
+        description=f"Drafters hosted, the default first: {_HOSTED}, or package.module:Class;"
         f" auto = those of {_USUAL} that there is a model for.",
     )
     model: str = Field("", description="Draft model: a GGUF file, a directory in Hugging Face format, or a hub id.")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from betoken.common.economy.terms import DraftTerms
 from betoken.common.errors import InvalidArgumentError
+from betoken.drafters import grammar
 from betoken.drafters.drafter import Drafted, Drafter, DraftSequence
 from betoken.engine.verification import VerificationMode
 from betoken.rpc.link.worker_load import SequenceKey
@@ -18,6 +19,8 @@ from betoken.verify_worker.sequence import AttachedRound, Block, VerifySequence
 
 logger = logging.getLogger(__name__)
 
+_GRAMMAR = grammar.SPEC.name
+"""Drafter whose tokens, where it is attached, come before those of any other."""
 _MAX_FAULTS = 3
 """Failed drafts of a sequence in a row; then it goes on without its drafter."""
 
@@ -88,6 +91,7 @@ class AttachedDrafters:
             wants_probs=seq.mode is VerificationMode.REJECTION and seq.params.temperature > 0.0,
             steers_tokens=seq.mode is not VerificationMode.COUPLED,
             predicted_ids=seq.opened.predicted_ids,
+            rules=seq.rules,
             span=seq.span,
         )
         try:
@@ -171,6 +175,9 @@ class AttachedDrafters:
         entry.max_tokens = min(room, self._max_draft_tokens if is_priced else seq.rounds.num_draft_tokens)
         draft.terms = DraftTerms(entry.max_tokens, row_price) if is_priced else None
         entry.asked_ns, draft.is_waiting = time.perf_counter_ns(), True
+        if _GRAMMAR in self._drafters and (forced_ids := seq.rules.forced_ids(entry.max_tokens)):
+            self._take(entry, Drafted(draft, forced_ids, sources=(_GRAMMAR,)))  # nobody has to guess them
+            return
         try:
             entry.drafter.request(draft, min(room, seq.rounds.num_draft_tokens))
         except Exception:

@@ -103,6 +103,22 @@ class GrammarRule(LogitsRule):
             self._restore(output_ids)
         return sorted(nodes)[1:]
 
+    def forced_ids(self, output_ids: Sequence[int], num_ids: int) -> list[int]:
+        """At most so many ids that have to come next, one after another, the end excluded: that comes with the forward
+        which verifies them. `output_ids`: all that is committed."""
+        ids: list[int] = []
+        if self.fault or self._has_ended:
+            return ids
+        while len(ids) < num_ids and (forced := _only_id(self._mask())) is not None:
+            if forced in self._eos_ids or not self._read(forced):
+                break
+            ids.append(forced)
+        if self._matcher.is_error():
+            self._restore(output_ids)
+        else:
+            self._matcher.rollback(len(ids))
+        return ids
+
     def _walk(self, ahead: Sequence[int], draft_ids: Sequence[int], parents: Sequence[int], visit: Visit) -> None:
         """Visit the nodes that the grammar allows, depth first, with the matcher standing at each; then take all back.
 
@@ -156,3 +172,10 @@ class GrammarRule(LogitsRule):
         self._matcher = self._beginning.deep_copy()
         for token_id in output_ids[: self._num_committed]:
             self._read(token_id)
+
+
+def _only_id(mask: NDArray[np.int32]) -> int | None:
+    """The one id that a mask allows; None where it allows none or several."""
+    (words,) = np.nonzero(mask)
+    bits = int(mask[words[0]]) & 0xFFFFFFFF if len(words) == 1 else 0
+    return int(words[0]) * 32 + bits.bit_length() - 1 if bits and not bits & (bits - 1) else None

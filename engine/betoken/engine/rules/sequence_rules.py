@@ -65,6 +65,10 @@ class SequenceRules:
         rules = [rule for rule in self._rules if rule.applies_after(len(output_ids))]
         return follow_rules(rules, self._prompt_ids, output_ids, draft_ids, parents) if rules else None
 
+    def forced_ids(self, num_ids: int) -> list[int]:
+        """At most so many ids that follow the committed ones by necessity: the grammar allows no other."""
+        return self._grammar.forced_ids(self._output_ids, num_ids) if self._grammar is not None else []
+
     def allowed_nodes(self, draft_ids: Sequence[int], parents: Sequence[int] | None = None) -> list[int]:
         """The drafts, by index, that the grammar allows with all that they follow; the others cannot be accepted."""
         if self._grammar is None:

@@ -1,0 +1,26 @@
+"""Tokens that a constraint leaves no choice about, as drafter: nobody has to guess them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from betoken.drafters.spec import DrafterHost, DrafterSpec
+
+if TYPE_CHECKING:
+    from betoken.drafters.drafter import Drafter
+
+
+def _make(host: DrafterHost) -> Drafter:
+    from betoken.drafters.grammar.drafter import GrammarDrafter
+
+    return GrammarDrafter()
+
+
+SPEC = DrafterSpec(
+    name="grammar",
+    make=_make,
+    explains="the only token that the constraint allowed",
+    colour="yellow underline",
+    can_attach=True,
+    can_host=False,
+)
