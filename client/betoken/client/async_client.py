@@ -9,106 +9,35 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
-from weakref import WeakSet
 
 import grpc
 
 from betoken.client.async_generation import AsyncGeneration
 from betoken.client.async_waits import num_cancels, num_cancels_so_far, pause
-from betoken.client.channel import (
-    DEFAULT_ADDRESS,
-    DEFAULT_TIMEOUT_S,
-    call_error,
-    call_metadata,
-    call_span,
-    channel_options,
-    check_settings,
-    checked_headers,
-    generation_stub,
-    key_headers,
-)
+from betoken.client.channel import call_error, generation_stub
+from betoken.client.client_base import ClientBase, closed_error
 from betoken.client.completion import Completion, Detokenized
-from betoken.client.config import GenerateOptions, PromptOptions, RetryPolicy
+from betoken.client.config import GenerateOptions, PromptOptions
 from betoken.client.model_info import ModelInfo
-from betoken.client.request import ChatMessage, Prompt, detokenize_request, generate_request, tokenize_request
-from betoken.client.retry import Retries
+from betoken.client.request import ChatMessage, Prompt
 from betoken.client.session import Session
-from betoken.common.errors import RequestCancelledError, UnavailableError
-from betoken.common.tls import ClientTls
-from betoken.v1 import generation_pb2 as pb
+from betoken.client.unary import AnswerT, UnaryCall, detokenize_call, model_info_call, tokenize_call
+from betoken.common.errors import UnavailableError
 
 
-class AsyncClient:
+class AsyncClient(ClientBase[AsyncGeneration]):
     """An asyncio client of one router; an async context manager, usable from any number of tasks of one event loop."""
 
-    def __init__(
-        self,
-        address: str = DEFAULT_ADDRESS,
-        *,
-        tls: ClientTls | None = None,
-        retry: RetryPolicy | None = None,
-        timeout_s: float | None = DEFAULT_TIMEOUT_S,
-        api_key: str | None = None,
-    ) -> None:
-        """Connects when first used.
+    _closed: asyncio.Event
 
-        Args:
-            address: the router, `host:port`, or another target that gRPC knows (`dns:///host:port`, `unix:/path`).
-                A router on another machine is asked for at the environment's proxy (`http_proxy`, `no_proxy`), if any.
-            tls: certificates; None = plain text.
-            retry: what happens when a call breaks; None = `RetryPolicy()`.
-            timeout_s: deadline of calls that bring none of their own, retries included; None = none.
-            api_key: what the router knows this client by; None = that of the environment's `BETOKEN_API_KEY`, if any;
-                empty = none.
-
-        Raises:
-            InvalidArgumentError: `address` is malformed, `tls` or `retry` is of another class, `timeout_s` is not a
-                number, `api_key` is malformed, or one of certificate and key is absent. OSError: a file of `tls` cannot
-                be read.
-        """
-        check_settings(address, tls, retry)
-        self.address = address
-        self._retry = retry or RetryPolicy()
-        self._timeout_s = timeout_s
-        self._key_headers = key_headers(api_key)
-        self._retries(None)  # refuses what is no time now, and not at the first call
-        self._channel_options = channel_options(address, tls)
-        self._credentials = tls.credentials() if tls else None
+    def _set_up(self) -> None:
         self._closed = asyncio.Event()
-        self._answers: WeakSet[AsyncGeneration] = WeakSet()
         self._channel: grpc.aio.Channel | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stub: Any = None
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closed.is_set()
-
-    def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> AsyncGeneration:
-        """An answer to `prompt`: text, token ids, or chat messages.
-
-        Iterate over what is returned for pieces as they come, or take its `result()`; nothing is sent before.
-
-        Options are the fields of `Sampling` and `Speculation` by their names, either of the two whole as `sampling` or
-        `speculation`, and the rest of `GenerateOptions`.
-
-        Raises:
-            InvalidArgumentError: a value that cannot be sent; what the router refuses is raised by the iteration.
-            RuntimeError: the client is closed.
-        """
-        self._raise_if_closed()
-        request = generate_request(prompt, options)
-        answer = AsyncGeneration(
-            Session(
-                request,
-                self._retries(options.get("timeout_s")),
-                checked_headers(options.get("headers"), self._key_headers),
-            ),
-            self,
-        )
-        self._answers.add(answer)
-        return answer
+    def _generation(self, session: Session) -> AsyncGeneration:
+        return AsyncGeneration(session, self)
 
     async def complete(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Completion:
         """The whole answer to `prompt`: `await generate(...).result()`.
@@ -128,8 +57,7 @@ class AsyncClient:
             BetokenError: the router cannot be asked, or has met none in time.
             RuntimeError: the client is closed.
         """
-        request = pb.GetModelInfoRequest(at_once=not wait)
-        return ModelInfo.from_proto(await self._unary("GetModelInfo", request, timeout_s, headers))
+        return await self._ask(model_info_call(wait), timeout_s, headers)
 
     async def tokenize(
         self,
@@ -145,7 +73,7 @@ class AsyncClient:
             BetokenError: the router refuses, or cannot be asked.
             RuntimeError: the client is closed.
         """
-        return tuple((await self._unary("Tokenize", tokenize_request(prompt, options), timeout_s, headers)).ids)
+        return await self._ask(tokenize_call(prompt, options), timeout_s, headers)
 
     async def detokenize(
         self, ids: Sequence[int], *, timeout_s: float | None = None, headers: Mapping[str, str] | None = None
@@ -156,13 +84,12 @@ class AsyncClient:
             BetokenError: the router refuses, or cannot be asked.
             RuntimeError: the client is closed.
         """
-        return Detokenized.from_proto(await self._unary("Detokenize", detokenize_request(ids), timeout_s, headers))
+        return await self._ask(detokenize_call(ids), timeout_s, headers)
 
     async def close(self) -> None:
         """Ends every call and the connection; may be called again."""
         self._closed.set()
-        for answer in list(self._answers):  # one may be waiting to ask again
-            answer.cancel()
+        self._cancel_answers()
         if self._channel is not None:
             await self._channel.close(None)
 
@@ -174,32 +101,27 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
-    async def _unary(
-        self, method_name: str, request: object, timeout_s: float | None, headers: Mapping[str, str] | None
-    ) -> Any:
-        retries, headers = self._retries(timeout_s), checked_headers(headers, self._key_headers)
-        self._raise_if_closed()
-        with call_span(method_name) as span:
+    async def _ask(
+        self, call: UnaryCall[AnswerT], timeout_s: float | None, headers: Mapping[str, str] | None
+    ) -> AnswerT:
+        with self._attempts(call.method, timeout_s, headers) as attempts:
             before = await num_cancels_so_far()
             while True:
                 try:
-                    return await getattr(self.stub(), method_name)(
-                        request, timeout=retries.remaining_s(), metadata=call_metadata(span, headers)
-                    )
+                    answer = await getattr(self.stub(), call.method)(call.request, **attempts.options())
                 except grpc.RpcError as broken:
                     error = call_error(broken, is_cancelled=self.is_closed)
                 except asyncio.CancelledError:
                     if num_cancels() > before:
                         raise
                     if self.is_closed:
-                        raise RequestCancelledError("the client was closed") from None
+                        raise closed_error() from None
                     error = UnavailableError("the call was cut off")
-                await pause(self._closed, retries.delay_after(error))
+                else:
+                    return call.read(answer)
+                await pause(self._closed, attempts.delay_after(error))
                 if self.is_closed:
-                    raise RequestCancelledError("the client was closed")
-
-    def _retries(self, timeout_s: float | None) -> Retries:
-        return Retries(self._retry, self._timeout_s if timeout_s is None else timeout_s)
+                    raise closed_error()
 
     def stub(self) -> Any:
         """The router's methods, over the client's connection, which belongs to the event loop that first used it.
@@ -219,7 +141,3 @@ class AsyncClient:
         if loop is not self._loop:
             raise RuntimeError("the client was first used in another event loop: make one in each")
         return self._stub
-
-    def _raise_if_closed(self) -> None:
-        if self.is_closed:
-            raise RuntimeError("the client is closed")

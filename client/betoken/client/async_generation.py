@@ -13,15 +13,12 @@ from typing import Any, Protocol, Self
 import grpc
 
 from betoken.client.async_waits import num_cancels, num_cancels_so_far, pause
-from betoken.client.channel import (
-    call_error,
-    call_metadata,
-    call_span,
-)
+from betoken.client.channel import call_error, call_metadata, call_span
 from betoken.client.completion import Completion
+from betoken.client.generation_base import GenerationBase
 from betoken.client.piece import Piece
 from betoken.client.session import Session
-from betoken.common.errors import BetokenError, RequestCancelledError, UnavailableError
+from betoken.common.errors import BetokenError, UnavailableError
 from betoken.common.names import SPAN_CLIENT_GENERATE
 
 
@@ -34,44 +31,20 @@ class _Client(Protocol):
     def stub(self) -> Any: ...
 
 
-class AsyncGeneration:
+class AsyncGeneration(GenerationBase):
     """One answer, still to be streamed. Iterate over its pieces once, or await `result()`.
 
     The call starts with the iteration; leaving the iteration early, by `break`, an exception or cancellation of
     the task, cancels it.
     """
 
+    _cancelled: asyncio.Event
+
     def __init__(self, session: Session, client: _Client) -> None:
         """Made by `AsyncClient.generate`."""
-        self._session = session
-        self._client = client
-        self._call: Any = None
+        super().__init__(session, client)
         self._cancelled = asyncio.Event()
-
-    @property
-    def request_id(self) -> str:
-        """The router's id of the request, for its logs; empty before the first message."""
-        return self._session.start.request_id if self._session.start else ""
-
-    @property
-    def seed(self) -> int | None:
-        """The seed in force; None before the first message."""
-        return self._session.start.seed if self._session.start else None
-
-    @property
-    def prompt_ids(self) -> tuple[int, ...]:
-        """The prompt as the model sees it; empty before the first message."""
-        return tuple(self._session.start.prompt_ids) if self._session.start else ()
-
-    @property
-    def model(self) -> str:
-        """The model that answers; empty before the first message."""
-        return self._session.start.model if self._session.start else ""
-
-    @property
-    def system_fingerprint(self) -> str:
-        """Hash of all that decides the answer besides the request; resume with it. Empty before the first message."""
-        return self._session.start.system_fingerprint if self._session.start else ""
+        self._client = client
 
     def __aiter__(self) -> AsyncGenerator[Piece, None]:
         """Pieces as they arrive, over as many streams as it takes.
@@ -126,17 +99,6 @@ class AsyncGeneration:
             async for _ in self:
                 pass
         return self._session.completion()
-
-    def cancel(self) -> None:
-        """Ends the call; an iteration in progress in another task raises `RequestCancelledError`."""
-        self._cancelled.set()
-        if self._call is not None:
-            self._call.cancel()
-
-    def _raise_if_cancelled(self) -> None:
-        if not self._session.is_finished and (self._cancelled.is_set() or self._client.is_closed):
-            reason = "the client was closed" if self._client.is_closed else "the request was cancelled"
-            raise RequestCancelledError(reason, request_id=self.request_id)
 
     async def __aenter__(self) -> Self:
         return self

@@ -12,67 +12,36 @@ from typing import Any, Protocol, Self
 
 import grpc
 
-from betoken.client.channel import (
-    call_error,
-    call_metadata,
-    call_span,
-)
+from betoken.client.channel import call_error, call_metadata, call_span
 from betoken.client.completion import Completion
+from betoken.client.generation_base import Closable, GenerationBase
 from betoken.client.piece import Piece
 from betoken.client.session import Session
-from betoken.common.errors import RequestCancelledError
 from betoken.common.names import SPAN_CLIENT_GENERATE
 from betoken.v1 import generation_pb2 as pb
 
 
-class _Client(Protocol):
+class _Client(Closable, Protocol):
     """What an answer needs of its client."""
-
-    @property
-    def is_closed(self) -> bool: ...
 
     def current_stub(self) -> Any: ...
 
     def reconnect(self) -> None: ...
 
 
-class Generation:
+class Generation(GenerationBase):
     """One answer, still to be streamed. Iterate over its pieces once, or ask for `result`.
 
     The call starts with the iteration; leaving the iteration early, by `break` or an exception, cancels it.
     """
 
+    _cancelled: threading.Event
+
     def __init__(self, session: Session, client: _Client) -> None:
         """Made by `Client.generate`."""
-        self._session = session
-        self._client = client
-        self._call: Any = None
+        super().__init__(session, client)
         self._cancelled = threading.Event()
-
-    @property
-    def request_id(self) -> str:
-        """The router's id of the request, for its logs; empty before the first message."""
-        return self._session.start.request_id if self._session.start else ""
-
-    @property
-    def seed(self) -> int | None:
-        """The seed in force; None before the first message."""
-        return self._session.start.seed if self._session.start else None
-
-    @property
-    def prompt_ids(self) -> tuple[int, ...]:
-        """The prompt as the model sees it; empty before the first message."""
-        return tuple(self._session.start.prompt_ids) if self._session.start else ()
-
-    @property
-    def model(self) -> str:
-        """The model that answers; empty before the first message."""
-        return self._session.start.model if self._session.start else ""
-
-    @property
-    def system_fingerprint(self) -> str:
-        """Hash of all that decides the answer besides the request; resume with it. Empty before the first message."""
-        return self._session.start.system_fingerprint if self._session.start else ""
+        self._client = client
 
     def __iter__(self) -> Generator[Piece, None, None]:
         """Pieces as they arrive, over as many streams as it takes.
@@ -124,23 +93,12 @@ class Generation:
                 pass
         return self._session.completion()
 
-    def cancel(self) -> None:
-        """Ends the call, from any thread; an iteration in progress raises `RequestCancelledError`."""
-        self._cancelled.set()
-        if self._call is not None:
-            self._call.cancel()
-
     def _begin(self, request: pb.GenerateRequest, timeout_s: float | None, metadata: Any) -> Any:
         try:
             return self._client.current_stub().Generate(request, timeout=timeout_s, metadata=metadata)
         except ValueError:  # another thread has just closed the channel
             self._raise_if_cancelled()
             raise
-
-    def _raise_if_cancelled(self) -> None:
-        if not self._session.is_finished and (self._cancelled.is_set() or self._client.is_closed):
-            reason = "the client was closed" if self._client.is_closed else "the request was cancelled"
-            raise RequestCancelledError(reason, request_id=self.request_id)
 
     def __enter__(self) -> Self:
         return self
