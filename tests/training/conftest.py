@@ -1,8 +1,15 @@
+import json
+from pathlib import Path
+
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
+from transformers import LlamaForCausalLM
 
-from betoken.training.models import Shape
+from betoken.training.corpus import stdlib_root
+from betoken.training.models import Shape, save_model
+from betoken.training.tokenizer import save_tokenizer, train_tokenizer
 from betoken.training.windows import Windows
 
 VOCAB_SIZE = 64
@@ -24,3 +31,20 @@ def stream() -> npt.NDArray[np.uint16]:
 @pytest.fixture
 def windows(stream: npt.NDArray[np.uint16]) -> Windows:
     return Windows(stream, block_tokens=32, blocks_per_batch=4, seed=0)
+
+
+@pytest.fixture(scope="session")
+def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny `target/` and `draft/` of one tokenizer, `texts.jsonl` and `prompts.jsonl`."""
+    folder = tmp_path_factory.mktemp("pair")
+    documents = [path.read_text() for path in sorted((stdlib_root() / "email").glob("*.py"))]
+    tokenizer = train_tokenizer(documents, 512)
+    shapes = {"target": Shape(32, 4, 2, 1, 48, 512, 128), "draft": Shape(16, 1, 2, 1, 24, 512, 128)}
+    for seed, (name, shape) in enumerate(shapes.items()):
+        torch.manual_seed(seed)
+        save_model(LlamaForCausalLM(shape.config()), folder / name)
+        save_tokenizer(tokenizer, folder / name, 128)
+    texts = [text[start : start + 400] for text in documents for start in range(0, 4000, 400)]
+    (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts if text))
+    (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": text[:80]}) + "\n" for text in texts if text))
+    return folder

@@ -26,7 +26,7 @@ def test_distillation_lowers_the_divergence_and_leaves_the_target_alone(
 ) -> None:
     def plan(num_steps: int) -> TrainSettings:
         budget = Budget(tokens=num_steps * windows.batch_tokens)
-        return TrainSettings(budget, matrix_lr=0.02, other_lr=4e-3, short_window=8, long_window=32)
+        return TrainSettings(budget=budget, matrix_lr=0.02, other_lr=4e-3, short_window=8, long_window=32)
 
     target = build_model(shape, seed=1)
     train(target, next_token_loss, windows, plan(40), tmp_path / "target.pt")

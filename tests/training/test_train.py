@@ -13,7 +13,7 @@ from betoken.training.windows import Windows
 
 def settings(num_steps: int, windows: Windows) -> TrainSettings:
     budget = Budget(tokens=num_steps * windows.batch_tokens)
-    return TrainSettings(budget, matrix_lr=0.02, other_lr=4e-3, short_window=8, long_window=32, log_every_s=0.0)
+    return TrainSettings(budget=budget, matrix_lr=0.02, other_lr=4e-3, short_window=8, long_window=32, log_every_s=0.0)
 
 
 def test_a_resumed_run_ends_in_the_same_state(shape: Shape, windows: Windows, tmp_path: Path) -> None:

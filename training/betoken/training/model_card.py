@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from betoken.training.loop import Progress
 from betoken.training.models import Shape, product_dtype
-from betoken.training.train import Progress
 
 POSITION_BOUNDS = (0, 64, 256, 512, 768, 1024)
 

@@ -8,6 +8,7 @@ Source: Jordan et al., "Muon: an optimizer for hidden layers in neural networks"
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -70,22 +71,45 @@ class Muon(torch.optim.Optimizer):
         return param.grad.lerp(state["momentum"], momentum)
 
 
-class PairOptimizer:
-    """The two optimizers of one model; the schedule scales peak rates at every step."""
+IsMatrix = Callable[[str, nn.Parameter], bool]
+"""(name, parameter) -> whether Muon updates it."""
 
-    def __init__(self, model: nn.Module, matrix_lr: float, other_lr: float, weight_decay: float) -> None:
+
+def is_hidden_matrix(name: str, param: nn.Parameter) -> bool:
+    """Matrices but embeddings and heads."""
+    return param.ndim == 2 and "embed" not in name and "lm_head" not in name
+
+
+class PairOptimizer:
+    """The two optimizers of one model's trainable parameters; the schedule scales peak rates at every step."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        matrix_lr: float,
+        other_lr: float,
+        weight_decay: float,
+        is_matrix: IsMatrix = is_hidden_matrix,
+        max_grad_norm: float | None = None,
+    ) -> None:
+        """`max_grad_norm`: gradients of a larger norm, over all parameters, are scaled down to it."""
         matrices: list[nn.Parameter] = []
         others: list[nn.Parameter] = []
         for name, param in model.named_parameters():
-            is_hidden = param.ndim == 2 and "embed" not in name and "lm_head" not in name
-            (matrices if is_hidden else others).append(param)
-        self._parts: list[tuple[torch.optim.Optimizer, float]] = [
-            (Muon(matrices, matrix_lr, weight_decay=weight_decay), matrix_lr),
-            (torch.optim.AdamW(others, lr=other_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True), other_lr),
-        ]
+            if param.requires_grad:
+                (matrices if is_matrix(name, param) else others).append(param)
+        self._max_grad_norm, self._params = max_grad_norm, [*matrices, *others]
+        self._parts: list[tuple[torch.optim.Optimizer, float]] = []
+        if matrices:
+            self._parts.append((Muon(matrices, matrix_lr, weight_decay=weight_decay), matrix_lr))
+        if others:
+            adamw = torch.optim.AdamW(others, lr=other_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+            self._parts.append((adamw, other_lr))
 
     def step(self, scale: float) -> None:
         """Apply the gradients at `scale` times the peak rates, then drop them."""
+        if self._max_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self._params, self._max_grad_norm)
         for optimizer, peak_lr in self._parts:
             for group in optimizer.param_groups:
                 group["lr"] = peak_lr * scale

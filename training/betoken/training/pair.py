@@ -28,11 +28,12 @@ from transformers import AutoModelForCausalLM
 from betoken.training.corpus import load_corpus
 from betoken.training.distill import distillation_loss
 from betoken.training.evaluation import agreement, loss_by_position
+from betoken.training.loop import Progress
 from betoken.training.model_card import CardFacts, Run, TrainedModel, card_text, describe_place, draw_losses
 from betoken.training.models import DRAFT, TARGET, Shape, build_model, num_parameters, save_model
 from betoken.training.schedule import Budget
 from betoken.training.tokenizer import encode_stream, save_tokenizer, train_tokenizer
-from betoken.training.train import LossFunction, Progress, TrainSettings, next_token_loss, train
+from betoken.training.train import LossFunction, TrainSettings, next_token_loss, train
 from betoken.training.windows import Windows
 
 log = logging.getLogger("betoken.training")
@@ -221,7 +222,11 @@ class PairRecipe:
     def _settings(self, budget: Budget, long_from: float) -> TrainSettings:
         scale = 1.0 if self._options.start_from is None else CONTINUED_LR
         return TrainSettings(
-            budget, scale * MATRIX_LR, scale * OTHER_LR, long_from=long_from, compile=self._options.compile
+            budget=budget,
+            matrix_lr=scale * MATRIX_LR,
+            other_lr=scale * OTHER_LR,
+            long_from=long_from,
+            compile=self._options.compile,
         )
 
     def _initial(self, name: str, shape: Shape, seed: int) -> Any:

@@ -1,0 +1,82 @@
+"""How many tokens a target's forward would yield with a drafter, counted on answers that are known.
+
+The committed text is the target's own whatever is drafted, so each round's outcome follows from one forward over the
+whole answer. It knows accepted lengths and ranks, not who drafted.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+Path = tuple[int, ...]
+"""Ranks of a node's tokens among each head's guesses, from the root on; 0 is a head's first guess."""
+
+
+@dataclass(slots=True)
+class Rounds:
+    """Rounds of drafting and verifying, and the tokens they gave."""
+
+    num_rounds: int = 0
+    num_tokens: int = 0
+
+    @property
+    def block_efficiency(self) -> float:
+        """Tokens a forward; the prompt's is not counted."""
+        return self.num_tokens / max(1, self.num_rounds)
+
+    def add(self, accepted: Sequence[int], prompt_length: int, length: int) -> None:
+        """Count one answer.
+
+        Args:
+            accepted: at index c how many drafted tokens would be accepted where c is the index of the last committed
+                token; 0 beyond its end.
+            prompt_length: ids before the answer, whose first token the prompt's own forward gives.
+            length: ids in all.
+        """
+        last = prompt_length
+        while last < length - 1:
+            step = min(accepted[last] if last < len(accepted) else 0, length - 2 - last) + 1
+            self.num_rounds += 1
+            self.num_tokens += step
+            last += step
+
+
+def ranks_of(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Rank of each id [N] among logits [N, V]: how many are above it; of equals the lowest id comes first."""
+    own = logits.gather(1, ids[:, None])
+    before = torch.arange(logits.shape[1], device=logits.device) < ids[:, None]
+    return ((logits > own) | ((logits == own) & before)).sum(1)
+
+
+def best_first(rank_accuracies: Sequence[Sequence[float]], num_nodes: int) -> list[Path]:
+    """The `num_nodes` paths most likely to be accepted, each after its parent.
+
+    A path's likelihood is the product of its heads' accuracies, as if heads were right independently.
+    """
+    chosen: list[Path] = []
+    frontier: list[tuple[float, Path]] = [(-rank_accuracies[0][0], (0,))]
+    while frontier and len(chosen) < num_nodes:
+        score, path = heapq.heappop(frontier)
+        chosen.append(path)
+        shares = rank_accuracies[len(path) - 1]
+        if path[-1] + 1 < len(shares) and shares[path[-1]] > 0:
+            heapq.heappush(frontier, (score / shares[path[-1]] * shares[path[-1] + 1], (*path[:-1], path[-1] + 1)))
+        if len(path) < len(rank_accuracies):
+            heapq.heappush(frontier, (score * rank_accuracies[len(path)][0], (*path, 0)))
+    return chosen
+
+
+def accepted_of(ranks: Sequence[Sequence[int]], paths: Sequence[Path]) -> list[int]:
+    """For each position how deep its row of ranks, one a head, goes into the tree of `paths`."""
+    nodes = set(paths)
+    lengths: list[int] = []
+    for row in ranks:
+        depth = 0
+        while depth < len(row) and tuple(row[: depth + 1]) in nodes:
+            depth += 1
+        lengths.append(depth)
+    return lengths

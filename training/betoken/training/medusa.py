@@ -1,0 +1,279 @@
+"""Medusa heads for a target: `betoken train medusa --target DIR --prompts FILE --tokens N --out DIR --run-dir DIR`.
+
+Medusa-1 trains the heads alone. Medusa-2 (`--backbone-lora`) also adapts the target by LoRA, held to what it was by
+self-distillation; the result is then another target, written beside the heads.
+
+Source: Cai et al., arXiv:2401.10774, sections 2.2 and 2.3.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from betoken.training.batches import Batches, Rows, pad
+from betoken.training.block_efficiency import Rounds, accepted_of, best_first, ranks_of
+from betoken.training.distill import forward_divergence
+from betoken.training.feature_cache import FeatureCache
+from betoken.training.loop import Progress, Step, run_loop
+from betoken.training.medusa_heads import MedusaHeads, save_heads
+from betoken.training.optimizer import PairOptimizer
+from betoken.training.recipe import Data, Recipe, autocast, recipe_parser, run_recipe
+from betoken.training.recipe_card import Card, table, write_card
+from betoken.training.samples import Sample
+from betoken.training.teacher import Teacher
+
+log = logging.getLogger("betoken.training")
+
+NUM_RANKS = 10
+"""Guesses of a head that a tree may take, as in the paper."""
+PART_TOKENS = 2048
+BACKBONE_LR = 0.25
+"""Learning rate of the backbone's LoRA by that of the heads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Coefficients of the loss."""
+
+    heads: float = 1.0
+    """Factor of all heads; with a backbone 0.2, the backbone's own loss having 1."""
+    decay: float = 0.8
+    """Head i counts decay^i."""
+    distillation: float = 1.0
+    """Factor of KL(target || adapted target)."""
+
+
+class Trainee(nn.Module):
+    """The heads, and for Medusa-2 the adapted target."""
+
+    def __init__(self, teacher: Teacher, heads: MedusaHeads, weights: Weights, lora_rank: int | None) -> None:
+        super().__init__()
+        self.heads = heads
+        self._teacher, self._weights = teacher, weights
+        self.adapted: Any = None
+        self.cache: FeatureCache | None = None
+        """Hidden states of the training samples, where the target stays as it is."""
+        if lora_rank is not None:
+            from peft import LoraConfig, get_peft_model
+
+            config = LoraConfig(r=lora_rank, lora_alpha=2 * lora_rank, lora_dropout=0.05, target_modules="all-linear")
+            self.adapted = get_peft_model(teacher.model, config)
+
+    def head_logits(self, hidden: torch.Tensor, index: int) -> torch.Tensor:
+        """Logits [N, V] of head `index` on hidden states [N, H]."""
+        result = self.heads(hidden.float(), index)
+        return self._teacher.head(result.to(hidden.dtype)) if self.heads.is_sharing else result
+
+    def hidden(self, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+        """The last hidden states [B, T, H] that heads read, and the backbone's own loss, summed."""
+        if self.cache is not None and rows.indices:
+            return self.cache.padded(rows), torch.zeros(())
+        if self.adapted is None:
+            return self._teacher.hidden(rows.ids), torch.zeros(())
+        with torch.no_grad(), self.adapted.disable_adapter():
+            original = self._teacher.head(self._teacher.hidden(rows.ids))
+        hidden = self._teacher.model.base_model(input_ids=rows.ids, use_cache=False).last_hidden_state
+        before = rows.learnt[:, 1:]
+        logits = self._teacher.head(hidden)[:, :-1][before]
+        own = F.cross_entropy(logits.float(), rows.ids[:, 1:][before], reduction="sum")
+        divergence = forward_divergence(original[:, :-1][before][None], logits[None]) * len(logits)
+        return hidden, own + self._weights.distillation * divergence
+
+    def forward(self, rows: Rows) -> torch.Tensor:
+        """The loss of a part of a batch, summed over its tokens."""
+        hidden, total = self.hidden(rows)
+        for index in range(len(self.heads)):
+            inputs, labels = pairs(hidden, rows, index)
+            loss = F.cross_entropy(self.head_logits(inputs, index).float(), labels, reduction="sum")
+            total = total + self._weights.heads * self._weights.decay**index * loss
+        return total
+
+
+def pairs(hidden: torch.Tensor, rows: Rows, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Hidden states [N, H] that head `index` reads and the ids [N] it should say: those index + 2 places on."""
+    ahead = index + 2
+    learnt = rows.learnt[:, ahead:]
+    return hidden[:, :-ahead][learnt], rows.ids[:, ahead:][learnt]
+
+
+def gradients_of(trainee: Trainee, rows: Rows) -> Step:
+    """Add the gradients of a batch, a part at a time."""
+    num_learnt = rows.num_learnt
+    total = 0.0
+    for part in rows.parts(PART_TOKENS):
+        with autocast(part.ids.device):
+            loss = trainee(part) / num_learnt
+        torch.autograd.backward(loss)
+        total += loss.item()
+    return Step(total, num_learnt)
+
+
+@torch.no_grad()
+def held_out_loss(trainee: Trainee, samples: Sequence[Sample], device: torch.device) -> float:
+    """Mean loss over the tokens of these samples."""
+    trainee.eval()
+    total, num_tokens = 0.0, 0
+    for start in range(0, len(samples), 8):
+        rows = pad(samples[start : start + 8]).to(device)
+        with autocast(device):
+            total += float(trainee(rows))
+        num_tokens += rows.num_learnt
+    trainee.train()
+    return total / num_tokens
+
+
+@torch.no_grad()
+def head_ranks(trainee: Trainee, sample: Sample, device: torch.device) -> torch.Tensor:
+    """Rank [T, heads] of the right token in each head's guess at each place; beyond the end of the ids NUM_RANKS.
+
+    Row c belongs to the round whose last committed token is id c: its heads read the hidden state before.
+    """
+    trainee.eval()
+    rows = pad([sample]).to(device)
+    ranks = torch.full((len(sample.ids), len(trainee.heads)), NUM_RANKS, dtype=torch.int64)
+    with autocast(device):
+        hidden = trainee.hidden(rows)[0][0]
+        for index in range(len(trainee.heads)):
+            ahead = index + 2
+            if len(hidden) > ahead:
+                logits = trainee.head_logits(hidden[:-ahead], index).float()
+                ranks[1 : len(hidden) - ahead + 1, index] = ranks_of(logits, rows.ids[0, ahead:]).cpu()
+    trainee.train()
+    return ranks
+
+
+def rank_accuracies(ranks: Sequence[torch.Tensor], samples: Sequence[Sample]) -> list[list[float]]:
+    """For each head the share of answer tokens that are its first, second, ... guess."""
+    heads: list[list[float]] = []
+    for index in range(ranks[0].shape[1]):
+        found = [
+            row[max(1, sample.prompt_length) : len(row) - index - 1, index]
+            for row, sample in zip(ranks, samples, strict=True)
+        ]
+        counts = torch.bincount(torch.cat(found).clamp_max(NUM_RANKS), minlength=NUM_RANKS + 1)
+        heads.append((counts[:NUM_RANKS] / max(1, int(counts.sum()))).tolist())
+    return heads
+
+
+def block_efficiency(
+    ranks: Sequence[torch.Tensor], samples: Sequence[Sample], accuracies: Sequence[Sequence[float]], num_nodes: int
+) -> float:
+    """Tokens a forward with the best-first tree of `num_nodes` nodes."""
+    paths = best_first(accuracies, num_nodes)
+    rounds = Rounds()
+    for row, sample in zip(ranks, samples, strict=True):
+        rounds.add(accepted_of(row.tolist(), paths), max(1, sample.prompt_length), len(sample.ids))
+    return rounds.block_efficiency
+
+
+def make_trainee(options: argparse.Namespace, teacher: Teacher) -> Trainee:
+    """Fresh heads as the options say."""
+    head = None if options.share_head else teacher.head.weight.float()
+    heads = MedusaHeads(options.num_heads, options.num_layers, teacher.config.hidden_size, head).to(teacher.device)
+    is_joint = options.backbone_lora is not None
+    weights = Weights(heads=0.2 if is_joint else 1.0, decay=options.decay)
+    return Trainee(teacher, heads, weights, options.backbone_lora)
+
+
+def make_optimizer(trainee: Trainee, options: argparse.Namespace) -> PairOptimizer:
+    """AdamW, or Muon for the blocks."""
+    if options.optimizer == "adamw":
+        return PairOptimizer(trainee, 0.0, options.lr, 0.0, lambda name, param: False, max_grad_norm=1.0)
+    return PairOptimizer(trainee, options.lr, options.lr / 10, 0.0, lambda name, param: ".linear.weight" in name)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Train, measure and write.
+
+    Raises:
+        OSError, ValueError: a file or an option is not as it has to be.
+    """
+    recipe = Recipe(options)
+    data = recipe.data()
+    teacher = Teacher.load(options.target, options.dtype, options.device)
+    trainee = make_trainee(options, teacher)
+    if trainee.adapted is None:
+        trainee.cache = FeatureCache(options.run_dir / "features.bin", data.training, teacher)
+    batches = Batches(data.training, options.batch_rows, options.seed)
+
+    def gradients(step: int, fraction: float) -> Step:
+        torch.manual_seed((options.seed << 32) + step)  # dropout
+        return gradients_of(trainee, batches(step).to(teacher.device))
+
+    progress = run_loop(
+        trainee,
+        make_optimizer(trainee, options),
+        gradients,
+        recipe.loop_settings,
+        recipe.checkpoint,
+        lambda model: held_out_loss(model, data.held_out[:32], teacher.device),
+    )
+    finish(recipe, trainee, teacher, data, progress)
+
+
+def finish(recipe: Recipe, trainee: Trainee, teacher: Teacher, data: Data, progress: Progress) -> None:
+    """Measure on held-out sequences and write heads, target, card and plot."""
+    options = recipe.options
+    ranks = [head_ranks(trainee, sample, teacher.device) for sample in data.held_out]
+    accuracies = rank_accuracies(ranks, data.held_out)
+    base = options.target
+    if trainee.adapted is not None:
+        base = str(options.out / "target")
+        trainee.adapted.merge_and_unload().save_pretrained(base)
+        recipe.tokenizer().save_pretrained(base)
+    save_heads(trainee.heads, options.out, base, accuracies)
+    heads = table(
+        ["the right token is", *(f"guess {rank}" for rank in (1, 2, 3, 4)), f"one of {NUM_RANKS}"],
+        [
+            [f"head {index + 1}, {index + 2} ahead", *(f"{share:.3f}" for share in row[:4]), f"{sum(row):.3f}"]
+            for index, row in enumerate(accuracies)
+        ],
+    )
+    nodes = (len(accuracies), 8, 16, 32, 64)
+    trees = table(
+        ["drafted nodes (best-first tree)", *(str(num) for num in nodes)],
+        [["tokens a forward", *(f"{block_efficiency(ranks, data.held_out, accuracies, n):.2f}" for n in nodes)]],
+    )
+    version = "sharing the target's output layer" if trainee.heads.is_sharing else "each with an output layer"
+    kind = "Medusa-1" if trainee.adapted is None else "Medusa-2, with the adapted target in `target/`"
+    card = Card(
+        title="Medusa heads",
+        summary=f"{len(trainee.heads)} heads of {trainee.heads.num_layers} residual block(s), {version}, for"
+        f" `{options.target}` ({kind}). `config.json` holds the rank accuracies that trees are grown from.",
+        data=data.described(),
+        loss=f"cross-entropy of the token i + 2 places on, head i counting {options.decay:g}^i;"
+        f" {options.optimizer}, peak rate {options.lr:g}, linear to zero from 40 %.",
+        tables=[heads, trees],
+    )
+    write_card(card, recipe, progress)
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Options of the command."""
+    parser = recipe_parser("betoken.training.medusa", "Train Medusa heads for a target.")
+    add = parser.add_argument
+    add("--num-heads", type=int, default=4)
+    add("--num-layers", type=int, default=1, help="residual blocks a head")
+    add("--share-head", action=argparse.BooleanOptionalAction, default=True, help="use the target's output layer")
+    add("--decay", type=float, default=0.8, help="head i counts so much to the power of i")
+    add("--optimizer", choices=("adamw", "muon"), default="adamw")
+    add("--lr", type=float, default=2e-3, help="peak learning rate")
+    add("--backbone-lora", type=int, metavar="RANK", help="Medusa-2: adapt the target, too, by LoRA of this rank")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run every stage that is not done yet."""
+    run_recipe("betoken.training.medusa", run, parse_arguments(arguments))
+
+
+if __name__ == "__main__":
+    main()
