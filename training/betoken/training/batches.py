@@ -75,11 +75,17 @@ class Batches:
 
     def __call__(self, step: int) -> Rows:
         """The batch of a step, on the CPU."""
+        return pad(self.samples(step), self._chosen(step))
+
+    def samples(self, step: int) -> list[Sample]:
+        """The samples of a step's batch."""
+        return [self._samples[i] for i in self._chosen(step)]
+
+    def _chosen(self, step: int) -> list[int]:
         epoch, index = divmod(step, self.per_epoch)
         if epoch != self._epoch:
             self._epoch, self._order = epoch, self._shuffled(epoch)
-        chosen = self._order[index]
-        return pad([self._samples[i] for i in chosen], chosen)
+        return self._order[index]
 
     def _shuffled(self, epoch: int) -> list[list[int]]:
         rng = np.random.default_rng([self._seed, epoch])

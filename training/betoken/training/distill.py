@@ -7,6 +7,8 @@ Source: Hinton et al., arXiv:1503.02531; forward divergence for drafts: Zhou et 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,6 +25,42 @@ def forward_divergence(target_logits: torch.Tensor, draft_logits: torch.Tensor) 
     target_log_probs = target_logits.float().log_softmax(-1).flatten(0, 1)
     draft_log_probs = draft_logits.float().log_softmax(-1).flatten(0, 1)
     return F.kl_div(draft_log_probs, target_log_probs, reduction="batchmean", log_target=True)
+
+
+Divergence = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""(target logits [N, V], draft logits [N, V]) -> nats, or for total variation a share, at every place [N]."""
+
+
+def forward_kl(target_logits: torch.Tensor, draft_logits: torch.Tensor) -> torch.Tensor:
+    """KL(target || draft)."""
+    target, draft = target_logits.float().log_softmax(-1), draft_logits.float().log_softmax(-1)
+    return (target.exp() * (target - draft)).sum(-1)
+
+
+def reverse_kl(target_logits: torch.Tensor, draft_logits: torch.Tensor) -> torch.Tensor:
+    """KL(draft || target)."""
+    return forward_kl(draft_logits, target_logits)
+
+
+def jensen_shannon(target_logits: torch.Tensor, draft_logits: torch.Tensor) -> torch.Tensor:
+    """The mean of both divergences from the mean of the distributions."""
+    target, draft = target_logits.float().log_softmax(-1), draft_logits.float().log_softmax(-1)
+    mean = torch.logaddexp(target, draft) - math.log(2)
+    return 0.5 * ((target.exp() * (target - mean)).sum(-1) + (draft.exp() * (draft - mean)).sum(-1))
+
+
+def total_variation(target_logits: torch.Tensor, draft_logits: torch.Tensor) -> torch.Tensor:
+    """Half the sum of absolute differences: one minus the acceptance rate of speculative sampling."""
+    return 0.5 * (target_logits.float().softmax(-1) - draft_logits.float().softmax(-1)).abs().sum(-1)
+
+
+DIVERGENCES: dict[str, Divergence] = {
+    "forward-kl": forward_kl,
+    "reverse-kl": reverse_kl,
+    "jsd": jensen_shannon,
+    "tv": total_variation,
+}
+"""Divergences by the name of the option."""
 
 
 def distillation_loss(target: Any) -> LossFunction:

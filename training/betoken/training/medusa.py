@@ -25,7 +25,8 @@ from betoken.training.feature_cache import FeatureCache
 from betoken.training.loop import Progress, Step, run_loop
 from betoken.training.medusa_heads import MedusaHeads, save_heads
 from betoken.training.optimizer import PairOptimizer
-from betoken.training.recipe import Data, Recipe, autocast, recipe_parser, run_recipe
+from betoken.training.part_gradients import autocast, gradients_of, held_out_loss
+from betoken.training.recipe import Data, Recipe, recipe_parser, run_recipe
 from betoken.training.recipe_card import Card, table, write_card
 from betoken.training.samples import Sample
 from betoken.training.teacher import Teacher
@@ -34,9 +35,6 @@ log = logging.getLogger("betoken.training")
 
 NUM_RANKS = 10
 """Guesses of a head that a tree may take, as in the paper."""
-PART_TOKENS = 2048
-BACKBONE_LR = 0.25
-"""Learning rate of the backbone's LoRA by that of the heads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +68,8 @@ class Trainee(nn.Module):
     def head_logits(self, hidden: torch.Tensor, index: int) -> torch.Tensor:
         """Logits [N, V] of head `index` on hidden states [N, H]."""
         result = self.heads(hidden.float(), index)
-        return self._teacher.head(result.to(hidden.dtype)) if self.heads.is_sharing else result
+        logits: torch.Tensor = self._teacher.head(result.to(hidden.dtype)) if self.heads.is_sharing else result
+        return logits
 
     def hidden(self, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
         """The last hidden states [B, T, H] that heads read, and the backbone's own loss, summed."""
@@ -102,32 +101,6 @@ def pairs(hidden: torch.Tensor, rows: Rows, index: int) -> tuple[torch.Tensor, t
     ahead = index + 2
     learnt = rows.learnt[:, ahead:]
     return hidden[:, :-ahead][learnt], rows.ids[:, ahead:][learnt]
-
-
-def gradients_of(trainee: Trainee, rows: Rows) -> Step:
-    """Add the gradients of a batch, a part at a time."""
-    num_learnt = rows.num_learnt
-    total = 0.0
-    for part in rows.parts(PART_TOKENS):
-        with autocast(part.ids.device):
-            loss = trainee(part) / num_learnt
-        torch.autograd.backward(loss)
-        total += loss.item()
-    return Step(total, num_learnt)
-
-
-@torch.no_grad()
-def held_out_loss(trainee: Trainee, samples: Sequence[Sample], device: torch.device) -> float:
-    """Mean loss over the tokens of these samples."""
-    trainee.eval()
-    total, num_tokens = 0.0, 0
-    for start in range(0, len(samples), 8):
-        rows = pad(samples[start : start + 8]).to(device)
-        with autocast(device):
-            total += float(trainee(rows))
-        num_tokens += rows.num_learnt
-    trainee.train()
-    return total / num_tokens
 
 
 @torch.no_grad()

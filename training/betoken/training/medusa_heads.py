@@ -70,7 +70,7 @@ def save_heads(heads: MedusaHeads, folder: Path, base_model: str, rank_accuracie
         "base_model_name_or_path": base_model,
         "medusa_num_heads": len(heads),
         "medusa_num_layers": heads.num_layers,
-        "hidden_size": heads[0][0].linear.weight.shape[0],
+        "hidden_size": next(heads.parameters()).shape[0],
         "version": "2" if heads.is_sharing else "1",
         "medusa_rank_accuracies": [[round(share, 5) for share in shares] for shares in rank_accuracies],
     }

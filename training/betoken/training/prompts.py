@@ -34,8 +34,10 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--num", type=int, default=4000, help="number of prompts")
     parser.add_argument("--seed", type=int, default=0)
     way = parser.add_mutually_exclusive_group(required=True)
-    way.add_argument("--cut", type=Path, nargs="?", const=None, help="cut them out of the Python files of a folder")
+    way.add_argument("--cut", type=Path, help="cut them out of the Python files of a folder")
     way.add_argument("--cut-stdlib", action="store_true", help="cut them out of the pair's training files")
+    parser.add_argument("--held-out", action="store_true", help="take the files that are held out from training")
+    parser.add_argument("--as-text", action="store_true", help="write `text` to learn from instead of `prompt`")
     way.add_argument("--invent", metavar="MODEL", help="let this chat model invent them")
     parser.add_argument("--min-chars", type=int, default=80, help="shortest cut, characters")
     parser.add_argument("--max-chars", type=int, default=900, help="longest cut, characters")
@@ -119,9 +121,10 @@ def main() -> None:
         records = ({"messages": [{"role": "user", "content": text}]} for text in texts)
         lines = [json.dumps(record) + "\n" for record in records]
     else:
-        documents = load_corpus(None if options.cut_stdlib else options.cut).training
+        corpus = load_corpus(None if options.cut_stdlib else options.cut)
+        documents = corpus.held_out if options.held_out else corpus.training
         texts = cut([d.text for d in documents], options.num, options.seed, options.min_chars, options.max_chars)
-        lines = [json.dumps({"prompt": text}) + "\n" for text in texts]
+        lines = [json.dumps({"text" if options.as_text else "prompt": text}) + "\n" for text in texts]
     options.out.write_text("".join(lines))
 
 

@@ -22,7 +22,6 @@ from betoken.engine.config import EngineConfig
 from betoken.engine.runner import ModelRunner
 from betoken.training.answers import cycled_params, write_answers
 from betoken.training.loop import LoopSettings
-from betoken.training.models import product_dtype
 from betoken.training.samples import Sample, clip, read_prompts, read_texts
 from betoken.training.schedule import Budget
 
@@ -160,12 +159,6 @@ def split(samples: Sequence[Sample], num_held_out: int) -> Data:
     chosen = {int(index * step) for index in range(num_held_out)}
     held_out = [sample for index, sample in enumerate(samples) if index in chosen]
     return Data([sample for index, sample in enumerate(samples) if index not in chosen], held_out)
-
-
-def autocast(device: torch.device) -> Any:
-    """Matrix products in the faster of bfloat16 and float32."""
-    uses_bfloat16 = product_dtype(device.type) == torch.bfloat16
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=uses_bfloat16)
 
 
 def run_recipe(prog: str, run: Any, options: argparse.Namespace) -> None:

@@ -1,0 +1,193 @@
+"""EAGLE-3's training-time test: the layer run on its own output, as it will be when it drafts.
+
+Row p pairs the target's states of position p with the token of position p + 1. Pass k reads what pass k - 1 fed back
+and the token one place further on. It attends to the true rows up to p and to the earlier passes of its own row, whose
+places follow p. So one forward over an answer says what every round would draft. It knows no data.
+
+Source: Li et al., EAGLE-3, arXiv:2503.01840, section 3.2.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import nn
+
+from betoken.drafters.eagle3.module import Eagle3Layer
+from betoken.drafters.eagle3.shape import EagleShape
+from betoken.training.batches import Rows
+from betoken.training.samples import Sample
+from betoken.training.teacher import Taught, Teacher
+
+
+class Attention:
+    """What the queries of all passes so far meet."""
+
+    def __init__(self, num_rows: int, device: torch.device) -> None:
+        self._keys: list[torch.Tensor] = []  # [B, N, H, D] of each pass
+        self._values: list[torch.Tensor] = []
+        self._hidden = torch.ones(num_rows, num_rows, dtype=torch.bool, device=device).triu(1)
+
+    def __call__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """[B, N, Hq, D] of one more pass; see `betoken.drafters.eagle3.module.Attend`."""
+        self._keys.append(key)
+        self._values.append(value)
+        num_groups = query.shape[2] // key.shape[2]
+        grouped = query.unflatten(2, (key.shape[2], num_groups))  # [B, N, H, G, D]
+        scores = torch.einsum("bnhgd,bmhd->bhgnm", grouped, self._keys[0]).masked_fill(self._hidden, -torch.inf)
+        own = [torch.einsum("bnhgd,bnhd->bhgn", grouped, key)[..., None] for key in self._keys[1:]]
+        shares = (torch.cat([scores, *own], -1).float() * query.shape[-1] ** -0.5).softmax(-1).to(query.dtype)
+        num_rows = scores.shape[-1]
+        mixed = torch.einsum("bhgnm,bmhd->bnhgd", shares[..., :num_rows], self._values[0])
+        for index, later in enumerate(self._values[1:]):
+            mixed = mixed + torch.einsum("bhgn,bnhd->bnhgd", shares[..., num_rows + index], later)
+        return mixed.flatten(2, 3)
+
+
+def passes(
+    layer: Eagle3Layer, teacher: Teacher, taught: Taught, ids: torch.Tensor, num_passes: int
+) -> Iterator[torch.Tensor]:
+    """For each pass what the layer's head reads, [B, T - 1, H]: row p of pass k is to say the id of place p + 2 + k."""
+    hidden = layer.fuse(torch.cat([state[:, :-1] for state in taught.features], -1).to(layer.fc.weight.dtype))
+    num_rows = ids.shape[1] - 1
+    places = torch.arange(num_rows, device=ids.device)
+    attend = Attention(num_rows, ids.device)
+    for index in range(num_passes):
+        tokens = F.pad(ids[:, 1 + index :], (0, index))
+        normed, hidden = layer.run(teacher.embedding(tokens), hidden, places + index, attend)
+        yield normed
+
+
+class Trainee(nn.Module):
+    """The layer beside its target."""
+
+    def __init__(self, teacher: Teacher, layer: Eagle3Layer, num_passes: int, decay: float) -> None:
+        """Args:
+        decay: pass k counts decay^k.
+        """
+        super().__init__()
+        self.layer = layer
+        self._teacher, self._num_passes, self._decay = teacher, num_passes, decay
+        self._layers = layer.shape.states_of(teacher.config.num_hidden_layers)
+        self.register_buffer("target_ids", layer.d2t + torch.arange(len(layer.d2t)), persistent=False)
+
+    def forward(self, rows: Rows) -> torch.Tensor:
+        """The loss of a part of a batch, summed over its tokens; the mean over passes by their weights."""
+        taught = self._teacher(rows.ids, self._layers)
+        with torch.no_grad():
+            wanted = taught.logits.index_select(-1, self.get_buffer("target_ids")).float().softmax(-1)
+            known = self.layer.t2d[taught.logits.argmax(-1)]
+        total = torch.zeros((), device=rows.ids.device)
+        for index, normed in enumerate(passes(self.layer, self._teacher, taught, rows.ids, self._num_passes)):
+            count = rows.ids.shape[1] - 2 - index
+            if count < 1:
+                break
+            chosen = rows.learnt[:, 2 + index :] & known[:, 1 + index : -1]
+            log_probs = self.layer.lm_head(normed[:, :count][chosen]).float().log_softmax(-1)
+            total = total - self._decay**index * (wanted[:, 1 + index : -1][chosen] * log_probs).sum()
+        return total / sum(self._decay**index for index in range(self._num_passes))
+
+    @torch.no_grad()
+    def accepted(self, sample: Sample, rows: Rows) -> tuple[list[int], torch.Tensor]:
+        """Lengths of chains that would be accepted, by the place of the last committed token, and hits by pass.
+
+        Returns:
+            [T] tokens; [passes, 2] right and all guesses of each pass, given the tokens before are the text's.
+        """
+        taught = self._teacher(rows.ids, self._layers)
+        length = len(sample.ids)
+        right = torch.zeros(self._num_passes, length, dtype=torch.bool)
+        counts = torch.zeros(self._num_passes, 2)
+        for index, normed in enumerate(passes(self.layer, self._teacher, taught, rows.ids, self._num_passes)):
+            count = length - 2 - index
+            if count < 1:
+                break
+            guesses = self.get_buffer("target_ids")[self.layer.lm_head(normed[0, :count]).argmax(-1)]
+            hits = (guesses == rows.ids[0, 2 + index : length]).cpu()
+            right[index, 1 : 1 + count] = hits
+            answer = hits[max(0, sample.prompt_length - 1) :]
+            counts[index] += torch.tensor([float(answer.sum()), float(len(answer))])
+        return right.cumprod(0).sum(0).tolist(), counts
+
+
+def frequent_ids(samples: Sequence[Sample], vocab_size: int, num: int) -> torch.Tensor:
+    """The `num` ids [num] that answers hold most often, ascending; of equals the lowest."""
+    counts = torch.zeros(vocab_size, dtype=torch.int64)
+    for sample in samples:
+        counts += torch.bincount(torch.tensor(sample.ids[sample.prompt_length :]), minlength=vocab_size)
+    return torch.sort(counts, descending=True, stable=True).indices[:num].sort().values
+
+
+def make_layer(teacher: Teacher, target_ids: torch.Tensor, mlp_size: int | None) -> Eagle3Layer:
+    """A fresh layer whose branches begin at zero: it says what the target's head makes of its third state."""
+    config = teacher.config
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    shape = EagleShape(
+        version=3,
+        hidden_size=config.hidden_size,
+        intermediate_size=mlp_size or config.intermediate_size,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads,
+        head_dim=head_dim,
+        vocab_size=teacher.head.weight.shape[0],
+        draft_vocab_size=len(target_ids),
+        target_hidden_size=config.hidden_size,
+        max_context=config.max_position_embeddings,
+        rms_norm_eps=config.rms_norm_eps,
+        rope=dict(config.rope_parameters),
+    )
+    layer = Eagle3Layer(shape)
+    with torch.no_grad():
+        layer.midlayer.self_attn.o_proj.weight.zero_()
+        layer.midlayer.mlp.down_proj.weight.zero_()
+        layer.fc.weight.zero_()
+        layer.fc.weight[:, -config.hidden_size :].fill_diagonal_(1.0)
+        layer.lm_head.weight.copy_(teacher.head.weight[target_ids])
+        if (norm := getattr(teacher.model.base_model, "norm", None)) is not None:
+            layer.norm.weight.copy_(norm.weight)
+        layer.d2t.copy_(target_ids - torch.arange(len(target_ids)))
+        layer.t2d.zero_()[target_ids] = True
+    return layer.to(teacher.device)
+
+
+def save_layer(layer: Eagle3Layer, folder: Path, target: str, num_target_layers: int) -> None:
+    """Write config.json and bfloat16 safetensors, embeddings left to the target."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shape = layer.shape
+    config: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "base_model_name_or_path": target,
+        "num_hidden_layers": 1,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "vocab_size": shape.vocab_size,
+        "draft_vocab_size": shape.draft_vocab_size,
+        "target_hidden_size": shape.target_hidden_size,
+        "max_position_embeddings": shape.max_context,
+        "rms_norm_eps": shape.rms_norm_eps,
+        "rope_parameters": dict(shape.rope),
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+        "eagle_config": {
+            "eagle_aux_hidden_state_layer_ids": list(shape.states_of(num_target_layers)),
+            "use_aux_hidden_state": True,
+        },
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    tensors = {
+        name: (tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor).detach().cpu().contiguous()
+        for name, tensor in layer.state_dict().items()
+    }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
