@@ -32,7 +32,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "router": ("rpc", "common", "v1"),
     "gateway": ("client", "common"),
     "testing": ("common", "v1"),
-    "training": ("engine",),
+    "training": ("drafters", "engine"),
     "bench": (EVERYTHING,),
 }
 # package -> third-party packages it must not import, directly

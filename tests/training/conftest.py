@@ -42,7 +42,9 @@ def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shapes = {"target": Shape(32, 4, 2, 1, 48, 512, 128), "draft": Shape(16, 1, 2, 1, 24, 512, 128)}
     for seed, (name, shape) in enumerate(shapes.items()):
         torch.manual_seed(seed)
-        save_model(LlamaForCausalLM(shape.config()), folder / name)
+        model = LlamaForCausalLM(shape.config())
+        model.model.embed_tokens.weight.data.mul_(20)  # it is the head, too: what it says is then not all alike
+        save_model(model, folder / name)
         save_tokenizer(tokenizer, folder / name, 128)
     texts = [text[start : start + 400] for text in documents for start in range(0, 4000, 400)]
     (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts if text))

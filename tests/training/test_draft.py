@@ -9,7 +9,18 @@ from betoken.training.distill import DIVERGENCES
 
 
 def train(pair: Path, out: Path, *further: str) -> Path:
-    options = ["--target", str(pair / "target"), "--out", str(out), "--run-dir", f"{out}_run", "--device", "cpu"]
+    options = [
+        "--target",
+        str(pair / "target"),
+        "--out",
+        str(out),
+        "--run-dir",
+        f"{out}_run",
+        "--device",
+        "cpu",
+        "--compile",
+        "off",
+    ]
     options += ["--texts", str(pair / "texts.jsonl"), "--prompts", str(pair / "prompts.jsonl"), "--num-prompts", "16"]
     options += ["--held-out-prompts", str(pair / "prompts.jsonl"), "--num-held-out", "4", "--max-length", "64"]
     options += ["--batch-rows", "4", "--threads", "1", "--max-new-tokens", "16", "--renew-every", "2"]

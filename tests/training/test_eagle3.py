@@ -6,10 +6,23 @@ from safetensors.torch import load_file
 
 from betoken.drafters.eagle3.checkpoint import TargetShape, load_layer
 from betoken.training import eagle3
+from betoken.training.eagle3_layer import make_layer, passes
+from betoken.training.teacher import Teacher
 
 
 def train(pair: Path, out: Path, *further: str) -> Path:
-    options = ["--target", str(pair / "target"), "--out", str(out), "--run-dir", f"{out}_run", "--device", "cpu"]
+    options = [
+        "--target",
+        str(pair / "target"),
+        "--out",
+        str(out),
+        "--run-dir",
+        f"{out}_run",
+        "--device",
+        "cpu",
+        "--compile",
+        "off",
+    ]
     options += ["--texts", str(pair / "texts.jsonl"), "--num-held-out", "4", "--max-length", "64", "--batch-rows", "4"]
     eagle3.main([*options, "--tokens", "6000", "--threads", "1", "--draft-vocab-size", "256", *further])
     return out
@@ -24,3 +37,35 @@ def test_a_layer_lies_in_the_published_layout_and_loads(tiny_pair: Path, tmp_pat
     loaded = load_layer(out, TargetShape("target", vocab_size=512, hidden_size=32, num_layers=4))
     assert loaded.embedding is None and loaded.state_layers == (2, 2, 1)
     assert "tokens a forward" in (out / "README.md").read_text()
+
+
+@torch.no_grad()
+def test_one_forward_says_what_drafting_step_by_step_says(tiny_pair: Path) -> None:
+    """Rows one after the other, true states first, then the layer's own output, each meeting all keys before it."""
+    teacher = Teacher.load(str(tiny_pair / "target"), "float32", "cpu")
+    layer = make_layer(teacher, torch.arange(0, 512, 2), 40)
+    torch.manual_seed(5)
+    for param in layer.parameters():
+        param.normal_(std=0.3)
+    ids = torch.randint(512, (1, 12), generator=torch.Generator().manual_seed(6))
+    taught = teacher(ids, layer.shape.states_of(4))
+    at_once = [normed[0] for normed in passes(layer, teacher, taught, ids, 4)]
+    states = torch.cat(taught.features, -1)[0]
+    for start in (0, 3, 7):  # the row whose outcome is the first draft token's
+        keys: list[torch.Tensor] = []
+        values: list[torch.Tensor] = []
+
+        def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            keys.append(key.repeat_interleave(2, -2))  # noqa: B023 (called in this turn)
+            values.append(value.repeat_interleave(2, -2))  # noqa: B023
+            shares = torch.stack([(query * key).sum(-1) for key in keys], -1) * query.shape[-1] ** -0.5  # noqa: B023
+            return torch.einsum("hm,mhd->hd", shares.softmax(-1), torch.stack(values))  # noqa: B023
+
+        for place in range(start + 1):
+            embedded = teacher.embedding(ids[0, place + 1])
+            normed, hidden = layer.run(embedded, layer.fuse(states[place]), torch.tensor(place), attend)
+        for index in range(4):
+            torch.testing.assert_close(at_once[index][start], normed, atol=1e-4, rtol=1e-4)
+            if start + index + 2 < 12:
+                embedded = teacher.embedding(ids[0, start + index + 2])
+                normed, hidden = layer.run(embedded, hidden, torch.tensor(start + index + 1), attend)

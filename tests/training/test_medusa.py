@@ -9,7 +9,18 @@ from betoken.training import medusa
 
 
 def train(pair: Path, out: Path, *further: str) -> Path:
-    options = ["--target", str(pair / "target"), "--out", str(out), "--run-dir", f"{out}_run", "--device", "cpu"]
+    options = [
+        "--target",
+        str(pair / "target"),
+        "--out",
+        str(out),
+        "--run-dir",
+        f"{out}_run",
+        "--device",
+        "cpu",
+        "--compile",
+        "off",
+    ]
     options += ["--texts", str(pair / "texts.jsonl"), "--num-held-out", "4", "--max-length", "64", "--batch-rows", "4"]
     medusa.main([*options, "--tokens", "6000", "--threads", "1", "--num-heads", "2", *further])
     return out

@@ -31,6 +31,7 @@ for name, run in (
     ("draft-worker", services.draft_worker),
     ("verify-worker", services.verify_worker),
     ("gateway", services.gateway),
+    ("train", services.train),
 ):
     app.command(name, context_settings=services.PASS_THROUGH, add_help_option=False)(run)
 

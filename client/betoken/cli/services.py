@@ -25,6 +25,9 @@ WORKER_NEEDS = (VERIFY_MODULE, "pydantic_settings", "torch", "transformers")
 """The same of workers that run a model."""
 GATEWAY_NEEDS = (GATEWAY_MODULE, "fastapi", "httptools", "prometheus_client", "pydantic_settings", "uvicorn")
 """The same of the gateway."""
+TRAINING_MODULE = "betoken.training"
+TRAINING_NEEDS = (TRAINING_MODULE, "matplotlib", "torch", "transformers")
+"""The same of the recipes, which lie in a checkout only."""
 DRAFT_NEEDS = (DRAFT_MODULE, "pydantic_settings")
 """The same of any draft worker: n-grams take no model. A worker whose drafters run one asks for the rest itself."""
 
@@ -47,6 +50,11 @@ def verify_worker(context: typer.Context) -> None:
 def gateway(context: typer.Context) -> None:
     """Run the gateway: OpenAI's HTTP in front of a router, and a page."""
     become(GATEWAY_MODULE, context.args, extra="gateway", needs=GATEWAY_NEEDS)
+
+
+def train(context: typer.Context) -> None:
+    """Train a drafter for a target: `betoken train medusa|eagle3|draft|prompts`."""
+    become(TRAINING_MODULE, context.args, extra="worker,train", needs=TRAINING_NEEDS)
 
 
 def missing_packages(needs: Sequence[str]) -> list[str]:

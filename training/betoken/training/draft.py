@@ -147,7 +147,7 @@ class OwnAnswers:
             return cycled_params(runner, [1.0], options.max_new_tokens, options.seed + 1 + chunk)
 
         path = options.run_dir / f"own-{chunk:04d}.jsonl"
-        return chunk, clip(write_answers(self._load, chosen, params, path), options.max_length)
+        return chunk, clip(write_answers(self._load, chosen, params, path), self._recipe.max_length)
 
     def _load(self) -> ModelRunner:
         options = self._recipe.options
@@ -201,13 +201,13 @@ def fixed_samples(recipe: Recipe) -> list[Sample]:
     if options.source == "text":
         if options.texts is None:
             raise ValueError("source text: texts is needed")
-        return clip(read_texts(options.texts, recipe.tokenizer()), options.max_length)
+        return clip(read_texts(options.texts, recipe.tokenizer()), recipe.max_length)
     if options.prompts is None:
         raise ValueError(f"source {options.source}: prompts is needed")
     if options.source == "draft":
         return []
     prompts = read_prompts(options.prompts, recipe.tokenizer(), options.num_prompts)
-    return clip(recipe.answers(prompts), options.max_length)
+    return clip(recipe.answers(prompts), recipe.max_length)
 
 
 def held_out_answers(recipe: Recipe) -> list[Sample]:
@@ -252,7 +252,7 @@ def run(options: argparse.Namespace) -> None:
     """
     if (options.draft is None) == (options.num_layers is None):
         raise ValueError("draft, num_layers: exactly one of them says what the draft begins as")
-    recipe = Recipe(options)
+    recipe = Recipe("draft", options)
     teacher = Teacher.load(options.target, options.dtype, options.device)
     trainee = Trainee(teacher, initial_draft(options, teacher), DIVERGENCES[options.divergence])
     held_out = held_out_answers(recipe)

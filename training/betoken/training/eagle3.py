@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> None:
     Raises:
         OSError, ValueError: a file or an option is not as it has to be.
     """
-    recipe = Recipe(options)
+    recipe = Recipe("eagle3", options)
     data = recipe.data()
     teacher = Teacher.load(options.target, options.dtype, options.device)
     num_ids = min(options.draft_vocab_size or teacher.head.weight.shape[0], teacher.head.weight.shape[0])

@@ -39,7 +39,7 @@ class Attention:
         self._keys.append(key)
         self._values.append(value)
         num_groups = query.shape[2] // key.shape[2]
-        grouped = query.unflatten(2, (key.shape[2], num_groups))  # [B, N, H, G, D]
+        grouped = query.reshape(*query.shape[:2], key.shape[2], num_groups, -1)  # [B, N, H, G, D]
         scores = torch.einsum("bnhgd,bmhd->bhgnm", grouped, self._keys[0]).masked_fill(self._hidden, -torch.inf)
         own = [torch.einsum("bnhgd,bnhd->bhgn", grouped, key)[..., None] for key in self._keys[1:]]
         shares = (torch.cat([scores, *own], -1).float() * query.shape[-1] ** -0.5).softmax(-1).to(query.dtype)

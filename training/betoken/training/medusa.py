@@ -169,7 +169,7 @@ def run(options: argparse.Namespace) -> None:
     Raises:
         OSError, ValueError: a file or an option is not as it has to be.
     """
-    recipe = Recipe(options)
+    recipe = Recipe("medusa", options)
     data = recipe.data()
     teacher = Teacher.load(options.target, options.dtype, options.device)
     trainee = make_trainee(options, teacher)

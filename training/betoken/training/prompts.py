@@ -107,9 +107,9 @@ def invent(runner: ModelRunner, tokenizer: Any, num: int, seed: int) -> Iterator
         log.info("%d of %d prompts", len(seen), num)
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Write the file."""
-    options = parse_arguments()
+    options = parse_arguments(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     options.out.parent.mkdir(parents=True, exist_ok=True)
     if options.invent:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from betoken.engine.bring_up.load import load_runner
-from betoken.engine.config import EngineConfig
+from betoken.engine.config import COMPILE_CHOICES, EngineConfig
 from betoken.engine.runner import ModelRunner
 from betoken.training.answers import cycled_params, write_answers
 from betoken.training.loop import LoopSettings
@@ -53,6 +53,7 @@ def recipe_parser(prog: str, description: str) -> argparse.ArgumentParser:
     add("--seed", type=int, default=0)
     add("--threads", type=int, default=torch.get_num_threads(), help="CPU threads")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--compile", choices=COMPILE_CHOICES, default="auto", help="whether the engine compiles what makes answers")
     add("--dtype", default="bfloat16", help="the target's type")
     add("--note", default="", help="words about the machine for the card")
     return parser
@@ -74,12 +75,12 @@ class Data:
 class Recipe:
     """One run: its options are checked and kept, its data made once."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, name: str, options: argparse.Namespace) -> None:
         """Raises:
         ValueError: an option is out of range, or the run folder belongs to another recipe.
         """
         _check_values(options)
-        self.options = options
+        self.options, self._name = options, name
         options.run_dir.mkdir(parents=True, exist_ok=True)
         self._check_same()
         torch.set_num_threads(options.threads)
@@ -99,7 +100,8 @@ class Recipe:
     @property
     def command(self) -> str:
         """The call, for the card."""
-        return shlex.join(["python", "-m", *sys.orig_argv[2:]] if sys.orig_argv[1:2] == ["-m"] else sys.argv)
+        start = next((index for index, word in enumerate(sys.argv) if word.startswith("--")), len(sys.argv))
+        return shlex.join(["betoken", "train", self._name, *sys.argv[start:]])
 
     def tokenizer(self) -> Any:
         """The target's."""
@@ -111,9 +113,18 @@ class Recipe:
         """A model (None: the target) in the engine, for answers."""
         options = self.options
         config = EngineConfig(
-            model or options.target, dtype=options.dtype, device=options.device, num_threads=options.threads
+            model or options.target,
+            dtype=options.dtype,
+            device=options.device,
+            num_threads=options.threads,
+            compile=options.compile,
         )
         return load_runner(config)
+
+    @property
+    def max_length(self) -> int:
+        """Longest sequence, tokens; no longer than the target takes."""
+        return min(self.options.max_length, int(self.tokenizer().model_max_length))
 
     def data(self) -> Data:
         """The target's answers and given text, in that order; every n-th sequence is held out.
@@ -124,7 +135,8 @@ class Recipe:
         options, tokenizer = self.options, self.tokenizer()
         samples = self.answers(read_prompts(options.prompts, tokenizer, options.num_prompts)) if options.prompts else []
         texts = read_texts(options.texts, tokenizer) if options.texts else []
-        return split([*clip(samples, options.max_length), *clip(texts, options.max_length)], options.num_held_out)
+        max_length = self.max_length
+        return split([*clip(samples, max_length), *clip(texts, max_length)], options.num_held_out)
 
     def answers(self, prompts: list[list[int]]) -> list[Sample]:
         """The target's answers to prompts, kept in the run folder."""

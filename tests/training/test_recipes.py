@@ -1,0 +1,115 @@
+"""Properties of every recipe: a run that was interrupted ends as one that was not, bad options are told at once."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from betoken.training import draft, eagle3, loop, medusa
+from betoken.training.__main__ import main
+
+RECIPES: dict[str, list[str]] = {
+    "medusa": ["--num-heads", "2"],
+    "medusa-2": ["--num-heads", "2", "--backbone-lora", "2"],
+    "eagle3": ["--length", "3", "--draft-vocab-size", "200"],
+    "draft": ["--source", "mix", "--renew-every", "3", "--temperatures", "1"],
+}
+
+
+def arguments(pair: Path, out: Path, name: str) -> list[str]:
+    options = [
+        "--target",
+        str(pair / "target"),
+        "--out",
+        str(out),
+        "--run-dir",
+        f"{out}_run",
+        "--device",
+        "cpu",
+        "--compile",
+        "off",
+    ]
+    options += ["--prompts", str(pair / "prompts.jsonl"), "--num-prompts", "24", "--max-new-tokens", "16"]
+    options += ["--num-held-out", "4", "--batch-rows", "4", "--threads", "1", "--tokens", "500"]
+    if name == "draft":
+        options += ["--held-out-prompts", str(pair / "prompts.jsonl"), "--draft", str(pair / "draft")]
+    return [name.partition("-")[0], *options, *RECIPES[name]]
+
+
+def weights(out: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*.safetensors")}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_resumed_run_gives_the_same_weights(
+    tiny_pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    main(arguments(tiny_pair, tmp_path / "whole", name))
+    module = {"medusa": medusa, "medusa-2": medusa, "eagle3": eagle3, "draft": draft}[name]
+    with monkeypatch.context() as interrupted, pytest.raises(SystemExit):
+        interrupted.setattr(module, "run_loop", stopping_after(4))
+        main(arguments(tiny_pair, tmp_path / "parts", name))
+    main(arguments(tiny_pair, tmp_path / "parts", name))
+    found = weights(tmp_path / "parts")
+    assert found == weights(tmp_path / "whole") and found
+
+
+def stopping_after(num_steps: int) -> Callable[..., loop.Progress]:
+    def run_loop(*args: object) -> loop.Progress:
+        loop.run_loop(*args, stop_after_steps=num_steps)  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    return run_loop
+
+
+@pytest.mark.parametrize("name", ["medusa", "eagle3", "draft"])
+def test_the_loss_falls(tiny_pair: Path, tmp_path: Path, name: str) -> None:
+    options = arguments(tiny_pair, tmp_path / "out", name)
+    losses = []
+    if name != "draft":  # text has more to learn than what an untrained target says
+        options += ["--texts", str(tiny_pair / "texts.jsonl")]
+    for tokens in ("1", "8000"):
+        options[options.index("--tokens") + 1] = tokens
+        options[options.index("--run-dir") + 1] = str(tmp_path / f"run{tokens}")
+        main(options)
+        state = torch.load(tmp_path / f"run{tokens}" / "checkpoint.pt", weights_only=True)
+        losses.append(state["progress"]["held_out"][-1][1])
+    assert losses[1] < 0.98 * losses[0]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "told"),
+    [
+        ("tokens", "0", "tokens 0"),
+        ("seed", "-1", "seed -1"),
+        ("num-held-out", "13", "num_held_out 13"),
+        ("device", "nonsense", "device nonsense"),
+    ],
+)
+def test_a_bad_option_is_told_by_name(tiny_pair: Path, tmp_path: Path, option: str, value: str, told: str) -> None:
+    with pytest.raises(SystemExit, match=told):
+        main([*arguments(tiny_pair, tmp_path / "out", "medusa"), f"--{option}", value])
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_folder_of_another_recipe_is_refused(tiny_pair: Path, tmp_path: Path) -> None:
+    main(arguments(tiny_pair, tmp_path / "out", "medusa"))
+    with pytest.raises(SystemExit, match="made with lr"):
+        main([*arguments(tiny_pair, tmp_path / "out", "medusa"), "--lr", "0.1"])
+
+
+def test_an_unknown_recipe_names_those_there_are() -> None:
+    with pytest.raises(SystemExit, match="medusa"):
+        main(["nonsense"])
+
+
+def test_options_that_decide_nothing_may_change(tiny_pair: Path, tmp_path: Path) -> None:
+    parsed = [
+        medusa.parse_arguments([*arguments(tiny_pair, tmp_path / "out", "medusa")[1:], *further])
+        for further in ([], ["--threads", "2", "--note", "elsewhere"])
+    ]
+    assert all(isinstance(options, argparse.Namespace) for options in parsed)
+    for options in parsed:
+        medusa.Recipe("medusa", options)

@@ -1,0 +1,37 @@
+"""`python -m betoken.training RECIPE ...`, which `betoken train` becomes: runs the recipe of that name.
+
+Knows names of recipes only; each has options of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+RECIPES = {
+    "draft": "a small model distilled from a target",
+    "medusa": "Medusa heads",
+    "eagle3": "an EAGLE-3 layer",
+    "prompts": "a file of prompts to train with",
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run one recipe.
+
+    Raises:
+        SystemExit: there is no such recipe.
+    """
+    name, *further = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if name not in RECIPES:
+        lines = [f"  {known:8} {what}" for known, what in RECIPES.items()]
+        told = "\n".join(["betoken train RECIPE ...; RECIPE --help tells its options", *lines])
+        if name in ("--help", "-h"):
+            print(told)
+            return
+        sys.exit(f"betoken train: {name!r} is no recipe\n{told}")
+    importlib.import_module(f"betoken.training.{name}").main(further)
+
+
+if __name__ == "__main__":
+    main()
