@@ -5,18 +5,54 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from betoken.kernels.linear_grouped.weight import CodeKind, Grouped
+from betoken.kernels.linear_grouped.codes import HIGH_BITS, VALUE_BITS, CodeKind
+from betoken.kernels.linear_grouped.weight import Grouped
 
-KINDS: tuple[CodeKind, ...] = ("int4", "int5", "int6", "int8", "float8")
-SCALES = ("half", "bfloat", "float", "units", "signed units")
+KINDS: tuple[CodeKind, ...] = ("int2", "int4", "int5", "int6", "int8", "snorm8", "float8", "e2m1", "nf4", "fp4")
+SCALES = ("half", "bfloat", "float", "powers", "units", "signed units")
 OFFSETS = ("none", "half", "units", "zeros", "signed zeros")
 _FLOATS = {"half": torch.float16, "bfloat": torch.bfloat16, "float": torch.float32}
-_HIGH_BITS = {"int5": 1, "int6": 2}
-_ZERO = {"int4": 8, "int5": 16, "int6": 32}
+_ZERO = {"int2": 2, "int4": 8, "int5": 16, "int6": 32}
+
+
+WAYS = [
+    ("half", "none"),
+    ("half", "half"),
+    ("bfloat", "zeros"),
+    ("bfloat", "signed zeros"),
+    ("float", "none"),
+    ("powers", "none"),
+    ("units", "units"),
+    ("signed units", "none"),
+]
+"""Kinds of scale and offset that formats have together."""
+_KINDS_WITH: dict[str, tuple[CodeKind, ...]] = {
+    "half": ("int4", "int5"),
+    "units": ("int4", "int5"),
+    "zeros": ("int2", "int4", "int5", "int6", "int8"),
+    "signed zeros": ("int8",),
+}
+
+
+def cases(shapes: list[tuple[tuple[int, int], int]]) -> list[tuple[CodeKind, tuple[int, int], int, str, str]]:
+    """Kind, shape, group, scales, offsets: units with short groups, offsets with codes of few bits."""
+    return [
+        (kind, shape, group, scales, offsets)
+        for kind in KINDS
+        for shape, group in shapes
+        for scales, offsets in WAYS
+        if ("units" not in scales or group <= 32) and kind in _KINDS_WITH.get(offsets, KINDS)
+    ]
 
 
 def draw_weight(
-    kind: CodeKind, shape: tuple[int, int], group: int, scales: str = "half", offsets: str = "none", seed: int = 0
+    kind: CodeKind,
+    shape: tuple[int, int],
+    group: int,
+    scales: str = "half",
+    offsets: str = "none",
+    seed: int = 0,
+    is_ordered: bool = False,
 ) -> Grouped:
     """A weight [N, K] whose codes, scales and offsets are all drawn."""
     generator = torch.Generator().manual_seed(seed)
@@ -34,15 +70,17 @@ def draw_weight(
         values = (torch.randn(shape, generator=generator) * 50).clamp(-448, 448)
         values[:, ::3] /= 1e4  # subnormal ones too
         given["values"] = values.to(torch.float8_e4m3fn)
-    elif kind == "int8":
+    elif kind in ("int8", "snorm8"):
         given["values"] = integers(-128, 128, num_inputs).to(torch.int8)
     else:
-        given["values"] = integers(0, 256, -(-num_inputs // 2)).to(torch.uint8)
-        if kind in _HIGH_BITS:
-            given["high"] = integers(0, 256, -(-num_inputs * _HIGH_BITS[kind] // 8)).to(torch.uint8)
-        given["zero"] = 0 if offsets != "none" else _ZERO[kind]
+        given["values"] = integers(0, 256, -(-num_inputs * VALUE_BITS[kind] // 8)).to(torch.uint8)
+        if kind in HIGH_BITS:
+            given["high"] = integers(0, 256, -(-num_inputs * HIGH_BITS[kind] // 8)).to(torch.uint8)
+        given["zero"] = 0 if offsets != "none" else _ZERO.get(kind, 0)
     if scales in _FLOATS:
         given["scales"] = floats(num_groups).to(_FLOATS[scales])
+    elif scales == "powers":
+        given["scales"] = integers(118, 128, num_groups).to(torch.uint8).view(torch.float8_e8m0fnu)
     else:
         is_signed = scales == "signed units"
         given["scales"] = integers(-128 if is_signed else 0, 128, num_groups).to(
@@ -60,4 +98,6 @@ def draw_weight(
         }
     elif offsets == "half":
         given["offsets"] = floats(num_groups).half()
+    if is_ordered:
+        given["order"] = torch.randperm(num_inputs, generator=generator)
     return Grouped(kind=kind, num_inputs=num_inputs, group=group, **given)

@@ -4,30 +4,13 @@ import pytest
 import torch
 
 from betoken.kernels.cpu import CpuKernels, load_cpu_kernels
-from betoken.kernels.cpu.grouped import PackedWeight
+from betoken.kernels.cpu.grouped import PackedWeight, pack_experts
 from betoken.kernels.linear_grouped import Grouped, linear_grouped
 from betoken.kernels.linear_grouped.weight import CodeKind
-from tests.kernels.grouped_weights import KINDS, OFFSETS, SCALES, draw_weight
+from tests.kernels.grouped_weights import OFFSETS, SCALES, WAYS, cases, draw_weight
 
 SHAPES = [((96, 64), 32), ((101, 576), 32), ((33, 272), 16), ((65, 300), 128), ((1, 512), 32), ((64, 40), 64)]
-WAYS = [
-    ("half", "none"),
-    ("half", "half"),
-    ("bfloat", "zeros"),
-    ("bfloat", "signed zeros"),
-    ("float", "none"),
-    ("units", "units"),
-    ("signed units", "none"),
-]
-_KINDS_WITH = {"half": ("int4", "int5"), "units": ("int4", "int5"), "signed zeros": ("int8",)}
-CASES = [
-    (kind, shape, group, scales, offsets)
-    for kind in KINDS
-    for shape, group in SHAPES
-    for scales, offsets in WAYS
-    if ("units" not in scales or group <= 32) and kind in _KINDS_WITH.get(offsets, KINDS)
-]
-"""What formats have: units with short groups, offsets with codes of few bits."""
+CASES = cases(SHAPES)
 
 
 @pytest.fixture(scope="module", params=[1, 2])
@@ -102,6 +85,27 @@ def test_the_product_is_torchs_and_equal_per_row(
                 assert torch.equal(alone, out[part])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("kind", "scales"), [("int4", "half"), ("e2m1", "powers"), ("nf4", "float"), ("int2", "half")])
+def test_a_row_of_experts_is_that_of_its_own_one(
+    kernels: CpuKernels, kind: CodeKind, scales: str, dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(4)
+    weight = draw_weight(kind, (4 * 45, 100), 32, scales)
+    packed = pack_experts(weight, 4)
+    x = torch.randn(40, 100, generator=generator).to(dtype)
+    bias = torch.randn(4, 45, generator=generator).to(dtype)
+    ids = torch.randint(3, (40,), generator=generator)
+    out = torch.ops.betoken.expert_linear_grouped(x, packed.data, bias, ids, 45, packed.code)
+    for expert in range(3):
+        own = PackedWeight.of(weight.rows(slice(45 * expert, 45 * expert + 45)))
+        expected = torch.ops.betoken.linear_grouped(x[ids == expert], own.data, bias[expert], 45, own.code)
+        assert torch.equal(out[ids == expert], expected)
+    assert torch.equal(
+        torch.ops.betoken.expert_linear_grouped(x[7:8], packed.data, bias, ids[7:8], 45, packed.code)[0], out[7]
+    )
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_the_reference_is_torchs_product_and_equal_per_row(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(5)
@@ -123,6 +127,8 @@ def test_the_reference_is_torchs_product_and_equal_per_row(dtype: torch.dtype) -
         ({"scales": torch.ones(96, 3)}, r"scales: \[96, 3\] torch.float32, not contiguous \[N, 2\]"),
         ({"scales": torch.ones(64, 2)}, "scales: 64 rows, not 96"),
         ({"high": torch.ones(96, 8, dtype=torch.uint8)}, "high: int4 codes have no bits above the fourth"),
+        ({"kind": "nf4", "zero": 8}, "zeros: not with nf4 codes"),
+        ({"order": torch.arange(32)}, r"order: \[32\] torch.int64, not \[64\]"),
         ({"zero": 256}, "zero: 256 is outside 0 to 255"),
         ({"zeros": torch.ones(96, 2)}, "zeros: .* not contiguous"),
         ({"offsets": torch.ones(96, 2), "zeros": torch.ones(96, 2).byte()}, "offsets: not with zeros"),

@@ -33,12 +33,14 @@ class SumOrder(NamedTuple):
     num_ranges: int
 
     @classmethod
-    def of(cls, num_outputs: int, num_inputs: int, dtype: torch.dtype) -> "SumOrder":
-        """The number of rows does not enter."""
-        block_inputs = _BLOCK_INPUTS[dtype]
+    def of(cls, num_outputs: int, num_inputs: int, dtype: torch.dtype, group: int = 0) -> "SumOrder":
+        """The number of rows does not enter. With a group, a step lies within one of so many inputs."""
+        most_inputs = block_inputs = _BLOCK_INPUTS[dtype]
+        while group % block_inputs:
+            block_inputs //= 2
         num_blocks = triton.cdiv(num_inputs, block_inputs)
         wanted = _MIN_PROGRAMS // triton.cdiv(num_outputs, BLOCK_OUTPUTS)
-        num_ranges = max(1, min(wanted, num_blocks // _MIN_RANGE_BLOCKS))
+        num_ranges = max(1, min(wanted, num_blocks // (_MIN_RANGE_BLOCKS * most_inputs // block_inputs)))
         range_blocks = triton.cdiv(num_blocks, num_ranges)
         return cls(block_inputs, range_blocks, triton.cdiv(num_blocks, range_blocks))
 

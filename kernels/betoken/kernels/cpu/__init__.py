@@ -179,6 +179,11 @@ def _register_shapes() -> None:
     def linear_grouped_sums(x: Tensor, packed: Tensor, bias: Tensor | None, n: int, format: int) -> Tensor:
         return x.new_empty(*x.shape[:-1], n, dtype=torch.float32)
 
+    def expert_linear_grouped(
+        x: Tensor, packed: Tensor, bias: Tensor | None, expert_ids: Tensor, n: int, format: int
+    ) -> Tensor:
+        return x.new_empty(x.shape[0], n)
+
     def grouped_rows(ids: Tensor, packed: Tensor, n: int, k: int, format: int) -> Tensor:
         return packed.new_empty(*ids.shape, k, dtype=torch.float32)
 
@@ -200,6 +205,6 @@ def _register_shapes() -> None:
     def materialize(x: Tensor) -> Tensor:
         return torch.empty_like(x, memory_format=torch.contiguous_format)
 
-    products = (linear, linear_sums, expert_linear, linear_grouped, linear_grouped_sums)
+    products = (linear, linear_sums, expert_linear, linear_grouped, linear_grouped_sums, expert_linear_grouped)
     for function in (*products, grouped_rows, attend, short_conv, materialize):
         torch.library.register_fake(f"betoken::{function.__name__}", function)

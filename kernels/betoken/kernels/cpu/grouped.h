@@ -5,7 +5,8 @@
 // of both [U][32], then its codes by steps. A step is four quarters of four pairs of k, each of two tiles: for codes of
 // 4, 5 and 6 bits a word for each column and parity of k, its lowest nibble that of the first pair; for codes of 8 bits
 // [4 pairs][16 columns][2]. Behind the quarters lie, a bit or two for each code, the bits above the fourth:
-// [CODE - 4][2 tiles][16 columns][2 parities] words, the first pair in the lowest bits.
+// [CODE - 4][2 tiles][16 columns][2 parities] words, the first pair in the lowest bits; codes of 2 bits are no more than
+// that.
 #pragma once
 #include <algorithm>
 #include <utility>
@@ -15,10 +16,22 @@
 
 namespace betoken {
 
-enum CodeKind { kNibbles = 4, kFives = 5, kSixes = 6, kBytes = 8, kFloat8 = 9 };
-enum NumberKind {
-  kNone = 0, kHalf = 1, kBFloat = 2, kFloat = 3, kUnsignedUnits = 4, kSignedUnits = 5, kZeros = 6, kSignedZeros = 7
+// The first six are layouts, too; codes of four bits may be places in a table, those of eight parts of 127.
+enum CodeKind {
+  kTwos = 2, kNibbles = 4, kFives = 5, kSixes = 6, kBytes = 8, kFloat8 = 9, kE2m1 = 10, kNf4 = 11, kFp4 = 12, kSnorm8 = 13
 };
+enum NumberKind {
+  kNone = 0, kHalf = 1, kBFloat = 2, kFloat = 3, kUnsignedUnits = 4, kSignedUnits = 5, kZeros = 6, kSignedZeros = 7,
+  kPowers = 8  // of two, the exponent of a float
+};
+
+constexpr float kTables[3][16] = {
+    {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6},
+    {-1, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f,
+     -0.18477343022823334f, -0.09105003625154495f, 0, 0.07958029955625534f, 0.16093020141124725f, 0.24611230194568634f,
+     0.33791524171829224f, 0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1},
+    {0, 0.0625f / 12, 8.0f / 12, 1, 4.0f / 12, 0.5f, 2.0f / 12, 0.25f, -0.0f, -0.0625f / 12, -8.0f / 12, -1, -4.0f / 12,
+     -0.5f, -2.0f / 12, -0.25f}};
 
 constexpr int kColumns = 32, kStep = 32, kQuarter = 8, kQuarterPairs = 4;
 constexpr int kUnit = 256;  // k that share a unit
@@ -31,6 +44,12 @@ struct GroupedFormat {
   static GroupedFormat of(int64_t number) {
     return {int(number & 255), int(number >> 8 & 255), int(number >> 16 & 255), int(number >> 24 & 255), number >> 32};
   }
+
+  int layout() const { return is_table() ? kNibbles : code == kSnorm8 ? kBytes : code; }
+  bool is_table() const { return code >= kE2m1 && code <= kFp4; }
+  const float* table() const { return is_table() ? kTables[code - kE2m1] : nullptr; }
+  bool is_exact_in_bf16() const { return code != kNf4 && code != kFp4; }
+  float factor() const { return code == kSnorm8 ? 1.0f / 127 : 1; }  // of every number, after its scale
 };
 
 inline int number_bytes(int kind) {
@@ -40,7 +59,9 @@ inline bool is_zeros(int kind) { return kind == kZeros || kind == kSignedZeros; 
 inline bool has_units(int kind) { return kind == kUnsignedUnits || kind == kSignedUnits; }
 constexpr bool is_byte(int code) { return code == kBytes || code == kFloat8; }
 constexpr int64_t tile_bytes(int code) { return is_byte(code) ? 128 : 64; }  // of a quarter
-constexpr int64_t step_bytes(int code) { return is_byte(code) ? 1024 : 512 + 128 * (code - 4); }
+constexpr int64_t plane_at(int code) { return code == kTwos ? 0 : 512; }  // of the bits above the fourth
+constexpr int plane_bits(int code) { return code == kTwos ? 2 : code - 4; }
+constexpr int64_t step_bytes(int code) { return is_byte(code) ? 1024 : plane_at(code) + 128 * plane_bits(code); }
 
 struct GroupedLayout {
   GroupedFormat format;
@@ -53,7 +74,7 @@ struct GroupedLayout {
     scale_units_at = offsets_at + num_groups * kColumns * number_bytes(format.offset);
     offset_units_at = scale_units_at + (has_units(format.scale) ? num_units * kColumns * 2 : 0);
     codes_at = offset_units_at + (has_units(format.offset) ? num_units * kColumns * 2 : 0);
-    bytes = codes_at + k / kStep * step_bytes(format.code);
+    bytes = codes_at + k / kStep * step_bytes(format.layout());
   }
 };
 
@@ -86,6 +107,10 @@ inline Native load_numbers(int kind, const uint8_t* numbers, const uint8_t* unit
     case kNone: return Native{};
     case kZeros: return __builtin_convertvector(load_bytes(numbers + lane, false), Native);
     case kSignedZeros: return __builtin_convertvector(load_bytes(numbers + lane, true), Native);
+    case kPowers: {
+      const NativeBits power = (NativeBits)load_bytes(numbers + lane, false);
+      return (Native)(power << 23 | ((NativeBits)(power == 0u) & 0x00400000u));
+    }
   }
   return half_to_float(units + lane * 2) *
          __builtin_convertvector(load_bytes(numbers + lane, kind == kSignedUnits), Native);
@@ -105,7 +130,7 @@ struct GroupedColumns {
     return load_numbers(at.format.offset, base + at.offsets_at + group * kColumns * number_bytes(at.format.offset),
                         base + at.offset_units_at + group * at.format.group / kUnit * kColumns * 2, lane);
   }
-  const uint8_t* codes(int64_t k) const { return base + at.codes_at + k / kStep * step_bytes(at.format.code); }
+  const uint8_t* codes(int64_t k) const { return base + at.codes_at + k / kStep * step_bytes(at.format.layout()); }
 };
 
 inline float float8_to_float(uint8_t code) {  // E4M3: no infinities; NaN is refused at load
@@ -115,37 +140,57 @@ inline float float8_to_float(uint8_t code) {  // E4M3: no infinities; NaN is ref
   return small * 0x1p120f;
 }
 
-// Codes at k (of 32) of a step, those of kNative columns from `lane` on, as floats, zero not subtracted.
-template <int CODE>
-inline Native load_codes(const uint8_t* step, int lane, int k) {
+// Those of the bits above the fourth that belong to k (of 32), in a plane of BITS for each code.
+template <int BITS>
+inline NativeBits load_plane(const uint8_t* plane, int lane, int k) {
+  constexpr int kPairs = 16 / BITS;  // of a word
+  NativeBits words;
+  std::memcpy(&words, plane + (k / 2 / kPairs * 2 + lane / 16) * 64 + lane % 16 * 4, sizeof words);
+  return words >> (k % 2 * 16 + k / 2 % kPairs * BITS) & ((1u << BITS) - 1);
+}
+
+inline Native look_up(const float* table, NativeBits codes) {
+#if defined(__AVX512F__)
+  return (Native)_mm512_permutexvar_ps((__m512i)codes, _mm512_loadu_ps(table));
+#else
+  Native found;
+  for (int i = 0; i < kNative; ++i) found[i] = table[codes[i]];
+  return found;
+#endif
+}
+
+// Codes at k (of 32) of a step, those of kNative columns from `lane` on, as floats, zero not subtracted; LAYOUT is of the
+// codes, `table` says what those of four bits stand for, if it is there.
+template <int LAYOUT>
+inline Native load_codes(const uint8_t* step, int lane, int k, const float* table) {
   const int tile = lane / 16, quarter = k / kQuarter, pair = k % kQuarter / 2, odd = k % 2;
-  const uint8_t* words_at = step + (quarter * 2 + tile) * tile_bytes(CODE);
-  if constexpr (is_byte(CODE)) {
+  if constexpr (LAYOUT == kTwos) {
+    return __builtin_convertvector((NativeInts)load_plane<2>(step, lane, k), Native);
+  } else if constexpr (is_byte(LAYOUT)) {
     NativeHalves words;
-    std::memcpy(&words, words_at + pair * 32 + lane % 16 * 2, sizeof words);
+    std::memcpy(&words, step + (quarter * 2 + tile) * tile_bytes(LAYOUT) + pair * 32 + lane % 16 * 2, sizeof words);
     const NativeBits bits = __builtin_convertvector(words, NativeBits) >> (odd * 8) & 0xffu;
-    if constexpr (CODE == kBytes) return __builtin_convertvector(((NativeInts)bits << 24) >> 24, Native);
+    if constexpr (LAYOUT == kBytes) return __builtin_convertvector(((NativeInts)bits << 24) >> 24, Native);
     const NativeBits small = (bits & 0x7fu) << 20 | (bits & 0x80u) << 24;
     return (Native)small * 0x1p120f;
   } else {
     NativeBits words;
-    std::memcpy(&words, words_at + lane % 16 * 4, sizeof words);
+    std::memcpy(&words, step + (quarter * 2 + tile) * tile_bytes(LAYOUT) + lane % 16 * 4, sizeof words);
     NativeBits code = words >> (odd * 16 + pair * 4) & 0xfu;
-    if constexpr (CODE != kNibbles) {
-      constexpr int kBits = CODE - 4, kPairs = 16 / kBits;  // of a word
-      const int place = k / 2 / kPairs;
-      std::memcpy(&words, step + 512 + (place * 2 + tile) * 64 + lane % 16 * 4, sizeof words);
-      code |= (words >> (odd * 16 + k / 2 % kPairs * kBits) & ((1u << kBits) - 1)) << 4;
-    }
+    if constexpr (LAYOUT != kNibbles) code |= load_plane<LAYOUT - 4>(step + plane_at(LAYOUT), lane, k) << 4;
+    if constexpr (LAYOUT == kNibbles)
+      if (table) return look_up(table, code);
     return __builtin_convertvector((NativeInts)code, Native);
   }
 }
 
 // The numbers of 32 columns at [from, from + 32) of K: out [32][32] by k.
-template <int CODE>
+template <int LAYOUT>
 inline void decode_floats(const GroupedColumns& columns, int64_t from, float* out) {
   const GroupedFormat& format = columns.at.format;
   const Native zero = Native{} + float(format.zero);
+  const float* table = format.table();
+  const float factor = format.factor();
   const uint8_t* step = columns.codes(from);
   for (int64_t k = from; k < from + kStep; k += 16) {  // a group is a whole number of these
     for (int lane = 0; lane < kColumns; lane += kNative) {
@@ -154,14 +199,16 @@ inline void decode_floats(const GroupedColumns& columns, int64_t from, float* ou
       const Native added = is_zeros(format.offset) ? Native{} : offset;
 #pragma GCC unroll 4
       for (int64_t i = k - from; i < k - from + 16; ++i)
-        store_native(out + i * kColumns + lane, (load_codes<CODE>(step, lane, int(i)) - zeros) * scale + added);
+        store_native(out + i * kColumns + lane,
+                     ((load_codes<LAYOUT>(step, lane, int(i), table) - zeros) * scale + added) * factor);
     }
   }
 }
 
 template <class Operation>
-inline void with_code(int code, Operation operation) {
-  switch (code) {
+inline void with_layout(int layout, Operation operation) {
+  switch (layout) {
+    case kTwos: return operation(std::integral_constant<int, kTwos>());
     case kNibbles: return operation(std::integral_constant<int, kNibbles>());
     case kFives: return operation(std::integral_constant<int, kFives>());
     case kSixes: return operation(std::integral_constant<int, kSixes>());
@@ -175,27 +222,29 @@ struct GroupedSource {
   const uint8_t *values, *high, *scales, *scale_units, *offsets, *offset_units;
   int64_t n, k, num_groups, num_units;  // as they are, not padded
 
-  int code(int code_kind, int64_t column, int64_t i) const {
-    if (code_kind == kBytes || code_kind == kFloat8) return values[column * k + i];
+  int code(int layout, int64_t column, int64_t i) const {
+    if (is_byte(layout)) return values[column * k + i];
+    if (layout == kTwos) return values[column * ((k + 3) / 4) + i / 4] >> (i % 4 * 2) & 3;
     int code = values[column * ((k + 1) / 2) + i / 2] >> (i % 2 * 4) & 15;
-    if (code_kind == kFives) code |= (high[column * ((k + 7) / 8) + i / 8] >> (i % 8) & 1) << 4;
-    if (code_kind == kSixes) code |= (high[column * ((k + 3) / 4) + i / 4] >> (i % 4 * 2) & 3) << 4;
+    if (layout == kFives) code |= (high[column * ((k + 7) / 8) + i / 8] >> (i % 8) & 1) << 4;
+    if (layout == kSixes) code |= (high[column * ((k + 3) / 4) + i / 4] >> (i % 4 * 2) & 3) << 4;
     return code;
   }
 };
 
 // k: of the step.
-inline void put_code(int code_kind, uint8_t* step, int column, int k, int code) {
+inline void put_code(int layout, uint8_t* step, int column, int k, int code) {
   const int tile = column / 16, word = column % 16 * 2 + k % 2, pair = k % kQuarter / 2;
-  uint8_t* words = step + (k / kQuarter * 2 + tile) * tile_bytes(code_kind);
-  if (is_byte(code_kind)) {
+  uint8_t* words = step + (k / kQuarter * 2 + tile) * tile_bytes(layout);
+  if (is_byte(layout)) {
     words[pair * 32 + word] = uint8_t(code);
     return;
   }
-  words[word * 2 + pair / 2] |= uint8_t((code & 15) << (pair % 2 * 4));
-  if (code_kind == kNibbles) return;
-  const int bits = code_kind - 4, pairs = 16 / bits, shift = k / 2 % pairs * bits;
-  step[512 + (k / 2 / pairs * 2 + tile) * 64 + word * 2 + shift / 8] |= uint8_t((code >> 4) << (shift % 8));
+  if (layout != kTwos) words[word * 2 + pair / 2] |= uint8_t((code & 15) << (pair % 2 * 4));
+  if (layout == kNibbles) return;
+  const int bits = plane_bits(layout), pairs = 16 / bits, shift = k / 2 % pairs * bits;
+  const int high = layout == kTwos ? code : code >> 4;
+  step[plane_at(layout) + (k / 2 / pairs * 2 + tile) * 64 + word * 2 + shift / 8] |= uint8_t(high << (shift % 8));
 }
 
 // Columns of a group beside each other, from one row a column.
@@ -214,10 +263,11 @@ inline void pack_columns(const GroupedSource& source, const GroupedLayout& at, i
     put_numbers(source.scale_units, source.n, first, source.num_units, 2, base + at.scale_units_at);
   if (has_units(format.offset))
     put_numbers(source.offset_units, source.n, first, source.num_units, 2, base + at.offset_units_at);
+  const int codes = format.layout();
   for (int64_t column = 0; column < kColumns && first + column < source.n; ++column)
     for (int64_t i = 0; i < source.k; ++i)
-      put_code(format.code, base + at.codes_at + i / kStep * step_bytes(format.code), int(column), int(i % kStep),
-               source.code(format.code, first + column, i));
+      put_code(codes, base + at.codes_at + i / kStep * step_bytes(codes), int(column), int(i % kStep),
+               source.code(codes, first + column, i));
 }
 
 }  // namespace betoken

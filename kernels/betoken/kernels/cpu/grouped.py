@@ -1,17 +1,22 @@
 """Weights of few bits in the CPU kernels' own layout (grouped.h), for the operators that read them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from betoken.kernels.linear_grouped.codes import CodeKind
 from betoken.kernels.linear_grouped.weight import Grouped
 
 COLUMNS = 32
 """Packed weights of one format may be joined where they end on a whole group of columns (kColumns of grouped.h)."""
 
-_CODES = {"int4": 4, "int5": 5, "int6": 6, "int8": 8, "float8": 9}
-_NUMBERS = {torch.float16: 1, torch.bfloat16: 2, torch.float32: 3}
+_CODES: Mapping[CodeKind, int] = {
+    **{"int2": 2, "int4": 4, "int5": 5, "int6": 6, "int8": 8},
+    **{"float8": 9, "e2m1": 10, "nf4": 11, "fp4": 12, "snorm8": 13},
+}
+_NUMBERS = {torch.float16: 1, torch.bfloat16: 2, torch.float32: 3, torch.float8_e8m0fnu: 8}
 _UNSIGNED_UNITS, _SIGNED_UNITS = 4, 5
 _ZEROS = {torch.uint8: 6, torch.int8: 7}
 
@@ -29,7 +34,8 @@ class PackedWeight:
 
     @classmethod
     def of(cls, weight: Grouped) -> "PackedWeight":
-        """Pack a weight; its source may be freed afterwards. The CPU kernels must be loaded."""
+        """Pack, inputs in the order of the codes; the source may be freed afterwards. The CPU kernels must be
+        loaded."""
         code = code_of(weight)
         offsets = weight.zeros if weight.zeros is not None else weight.offsets
         data = torch.ops.betoken.pack_grouped(
@@ -43,6 +49,18 @@ class PackedWeight:
             code,
         )
         return cls(data, *weight.shape, code)
+
+
+def pack_experts(weight: Grouped, num: int) -> PackedWeight:
+    """The weights of `num` experts, [E * N, K] one below the other, for `expert_linear_grouped`: data [E, bytes]."""
+    num_outputs = weight.shape[0] // num
+    data: Tensor | None = None
+    for expert in range(num):
+        packed = PackedWeight.of(weight.rows(slice(expert * num_outputs, (expert + 1) * num_outputs)))
+        data = torch.empty(num, packed.data.numel(), dtype=torch.uint8) if data is None else data
+        data[expert] = packed.data
+    assert data is not None, "a module of experts has some"
+    return PackedWeight(data, num_outputs, weight.num_inputs, code_of(weight))
 
 
 def code_of(weight: Grouped) -> int:

@@ -70,14 +70,14 @@ inline void over_groups(const GroupedLinear<T>& job, Body body) {
 inline bool multiply_in_pairs(GroupedLinear<float>&) { return false; }
 inline bool multiply_in_pairs(GroupedLinear<bf16>& job) {
 #if defined(__AVX512BF16__)
-  if (!has_pair_products()) return false;
+  if (!has_pair_products() || !job.at.format.is_exact_in_bf16()) return false;
   static thread_local std::vector<float> sums;
   if (job.at.format.offset != kNone) {
     sums.resize(job.rows * job.at.k / dot_block(job.at.format));
     sum_blocks(job, sums.data());
     job.x_sums = sums.data();
   }
-  with_code(job.at.format.code, [&](auto code) {
+  with_layout(job.at.format.layout(), [&](auto code) {
     constexpr int kCode = decltype(code)::value;
     if (dot_block(job.at.format) == 32) over_groups(job, [&](int group) { grouped_dots<kCode, 32>(job, group); });
     else over_groups(job, [&](int group) { grouped_dots<kCode, 16>(job, group); });
@@ -93,7 +93,7 @@ void linear_grouped(GroupedLinear<T> job) {
   if (multiply_in_pairs(job)) return;
   static thread_local std::vector<float> floats;
   widen(job, floats);
-  with_code(job.at.format.code, [&](auto code) {
+  with_layout(job.at.format.layout(), [&](auto code) {
     over_groups(job, [&](int group) { grouped_group<decltype(code)::value>(job, group); });
   });
 }
@@ -101,7 +101,7 @@ void linear_grouped(GroupedLinear<T> job) {
 // The rows of W that `ids` name: out [num_ids, k_out].
 inline void grouped_rows(const GroupedLayout& at, const uint8_t* packed, const int64_t* ids, int64_t num_ids,
                          int64_t k_out, float* out) {
-  with_code(at.format.code, [&](auto code) {
+  with_layout(at.format.layout(), [&](auto code) {
     alignas(64) float weights[32 * kColumns];
     for (int64_t row = 0; row < num_ids; ++row) {
       const GroupedColumns columns{at, packed + ids[row] / kColumns * at.bytes};

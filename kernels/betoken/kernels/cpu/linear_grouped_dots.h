@@ -13,11 +13,14 @@ template <int CODE>
 struct DotCodes {
   __m512i tables[CODE == kFloat8 ? 4 : CODE == kSixes ? 2 : 1];
 
-  explicit DotCodes(int zero) {
+  explicit DotCodes(const GroupedFormat& format) {
     if constexpr (CODE == kBytes) return;
+    const float* table = format.table();
     uint16_t words[128];
     for (int i = 0; i < 128; ++i) {
-      const float number = CODE == kFloat8 ? float8_to_float(uint8_t(i)) : float(i % (1 << CODE)) - float(zero);
+      float number = float(i % (1 << CODE % 8)) - float(format.zero);
+      if constexpr (CODE == kFloat8) number = float8_to_float(uint8_t(i));
+      else if (table) number = table[i % 16];
       uint32_t bits;
       std::memcpy(&bits, &number, sizeof bits);
       words[i] = uint16_t(bits >> 16);
@@ -33,10 +36,10 @@ struct DotCodes {
 
   Quarter begin(const uint8_t* step, int tile, int quarter) const {
     Quarter begun{step + (quarter * 2 + tile) * tile_bytes(CODE), {}, {}};
-    if constexpr (!is_byte(CODE)) begun.words = _mm512_loadu_si512(begun.at);
-    if constexpr (CODE == kFives || CODE == kSixes) {
-      const int place = CODE == kSixes ? quarter / 2 : 0, shift = CODE == kSixes ? quarter % 2 * 8 : quarter * 4;
-      const __m512i high = _mm512_loadu_si512(step + 512 + (place * 2 + tile) * 64);
+    if constexpr (!is_byte(CODE) && CODE != kTwos) begun.words = _mm512_loadu_si512(begun.at);
+    if constexpr (CODE == kTwos || CODE == kFives || CODE == kSixes) {
+      const int place = CODE == kFives ? 0 : quarter / 2, shift = CODE == kFives ? quarter * 4 : quarter % 2 * 8;
+      const __m512i high = _mm512_loadu_si512(step + plane_at(CODE) + (place * 2 + tile) * 64);
       begun.high = _mm512_srl_epi16(high, _mm_cvtsi32_si128(shift));
     }
     return begun;
@@ -56,6 +59,8 @@ struct DotCodes {
       const __m512i sizes = _mm512_mask_blend_epi16(_mm512_test_epi16_mask(codes, _mm512_set1_epi16(64)), small, large);
       const __m512i signs = _mm512_and_si512(_mm512_slli_epi16(codes, 8), _mm512_set1_epi16(short(0x8000)));
       return (__m512bh)_mm512_or_si512(sizes, signs);
+    } else if constexpr (CODE == kTwos) {
+      return (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(quarter.high, I * 2), tables[0]);
     } else {
       const __m512i low = _mm512_srli_epi16(quarter.words, I * 4);
       if constexpr (CODE == kNibbles) return (__m512bh)_mm512_permutexvar_epi16(low, tables[0]);
@@ -89,7 +94,7 @@ inline void load_scales(const GroupedColumns& columns, int64_t k, __m512 (&scale
   const GroupedFormat& format = columns.at.format;
   const int64_t group = k / format.group;
   for (int tile = 0; tile < 2; ++tile) {
-    scale[tile] = (__m512)columns.scale(group, tile * 16);
+    scale[tile] = (__m512)(columns.scale(group, tile * 16) * format.factor());
     offset[tile] = (__m512)columns.offset(group, tile * 16);
     if (is_zeros(format.offset)) offset[tile] = _mm512_mul_ps(_mm512_sub_ps(_mm512_setzero_ps(), offset[tile]), scale[tile]);
   }
@@ -127,7 +132,7 @@ constexpr int64_t kAhead = 2048;  // bytes that codes are asked for before they 
 template <int R, int CODE, int BLOCK>
 inline void grouped_few(const GroupedLinear<bf16>& job, int64_t group) {
   const GroupedColumns columns = job.columns(group);
-  const DotCodes<CODE> codes(job.at.format.zero);
+  const DotCodes<CODE> codes(job.at.format);
   const int64_t k = job.at.k;
   __m512 totals[R][2] = {};
   for (int64_t from = 0; from < k; from += BLOCK) {
@@ -210,7 +215,7 @@ inline void grouped_dots(const GroupedLinear<bf16>& job, int64_t group) {
   static thread_local std::vector<float> kept;
   kept.assign(job.rows * kColumns, 0.0f);
   const GroupedColumns columns = job.columns(group);
-  const DotCodes<CODE> codes(job.at.format.zero);
+  const DotCodes<CODE> codes(job.at.format);
   for (int64_t from = 0; from < job.at.k; from += kDepthChunk) {
     const int64_t end = std::min<int64_t>(from + kDepthChunk, job.at.k);
     decode_chunk<CODE, BLOCK>(job, columns, codes, from, end, chunk);

@@ -264,6 +264,8 @@ TORCH_LIBRARY(betoken, library) {
       "Tensor? offset_units, int k, int format) -> Tensor");
   library.def("linear_grouped(Tensor x, Tensor packed, Tensor? bias, int n, int format) -> Tensor");
   library.def("linear_grouped_sums(Tensor x, Tensor packed, Tensor? bias, int n, int format) -> Tensor");
+  library.def(
+      "expert_linear_grouped(Tensor x, Tensor packed, Tensor? bias, Tensor expert_ids, int n, int format) -> Tensor");
   library.def("grouped_rows(Tensor ids, Tensor packed, int n, int k, int format) -> Tensor");
   library.def(
       "attend(Tensor query, Tensor key, Tensor value, int layer, float scale, int window, float softcap, "

@@ -30,8 +30,9 @@ at::Tensor pack_grouped(const at::Tensor& values, const std::optional<at::Tensor
   return packed;
 }
 
-void check_packed(const GroupedLayout& layout, const at::Tensor& packed, int64_t n) {
-  TORCH_CHECK(packed.numel() == ceil_to(n, kColumns) / kColumns * layout.bytes, "packed weights of another shape");
+// num_bytes: of one weight.
+void check_packed(const GroupedLayout& layout, int64_t num_bytes, int64_t n) {
+  TORCH_CHECK(num_bytes == ceil_to(n, kColumns) / kColumns * layout.bytes, "packed weights of another shape");
 }
 
 // x [..., K] -> [..., N] of this type: that of x, or float.
@@ -42,7 +43,7 @@ at::Tensor linear_grouped_to(at::ScalarType type, const at::Tensor& x, const at:
   at::Tensor out = at::empty(sizes, x.options().dtype(type));
   const at::Tensor rows = padded_rows(x);
   const GroupedLayout layout(GroupedFormat::of(format), rows.size(-1));
-  check_packed(layout, packed, n);
+  check_packed(layout, packed.numel(), n);
   const int64_t num_rows = rows.numel() / layout.k;
   auto run = [&](auto number) {
     using T = decltype(number);
@@ -53,6 +54,44 @@ at::Tensor linear_grouped_to(at::ScalarType type, const at::Tensor& x, const at:
   };
   if (x.scalar_type() == at::kBFloat16) run(bf16{});
   else run(float{});
+  return out;
+}
+
+// x [S, K], packed [E, ...], bias [E, N], expert_ids [S] -> [S, N]: row s through expert expert_ids[s].
+template <class T>
+void expert_rows(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias,
+                 const int64_t* expert_ids, int64_t n, const GroupedLayout& layout, at::Tensor& out) {
+  const int64_t k = x.size(1), num_experts = packed.size(0);
+  std::vector<std::vector<int64_t>> rows_of(num_experts);
+  for (int64_t row = 0; row < x.size(0); ++row)
+    if (expert_ids[row] >= 0 && expert_ids[row] < num_experts) rows_of[expert_ids[row]].push_back(row);
+    else std::memset(data<T>(out) + row * n, 0, sizeof(T) * n);
+  std::vector<T> from, to;
+  for (int64_t expert = 0; expert < num_experts; ++expert) {
+    const std::vector<int64_t>& rows = rows_of[expert];
+    const int64_t num_rows = int64_t(rows.size());
+    if (num_rows == 0) continue;
+    from.resize(num_rows * k);
+    to.resize(num_rows * n);
+    for (int64_t i = 0; i < num_rows; ++i) std::memcpy(&from[i * k], data<T>(x) + rows[i] * k, sizeof(T) * k);
+    const Linear<T> results{nullptr, nullptr, bias ? data<T>(*bias) + expert * n : nullptr, to.data(), num_rows, k, n};
+    linear_grouped(
+        GroupedLinear<T>{from.data(), data<uint8_t>(packed) + expert * packed.size(1), results, num_rows, layout});
+    for (int64_t i = 0; i < num_rows; ++i) std::memcpy(data<T>(out) + rows[i] * n, &to[i * n], sizeof(T) * n);
+  }
+}
+
+at::Tensor expert_linear_grouped(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias,
+                                 const at::Tensor& expert_ids, int64_t n, int64_t format) {
+  const at::Tensor ids = expert_ids.to(at::kLong).contiguous(), rows = padded_rows(x);
+  const GroupedLayout layout(GroupedFormat::of(format), rows.size(1));
+  check_packed(layout, packed.size(1), n);
+  const std::optional<at::Tensor> dense_bias = bias ? std::optional<at::Tensor>(bias->contiguous()) : std::nullopt;
+  at::Tensor out = at::empty({x.size(0), n}, x.options());
+  if (x.scalar_type() == at::kBFloat16)
+    expert_rows<bf16>(rows, packed, dense_bias, ids.data_ptr<int64_t>(), n, layout, out);
+  else
+    expert_rows<float>(rows, packed, dense_bias, ids.data_ptr<int64_t>(), n, layout, out);
   return out;
 }
 
@@ -75,7 +114,7 @@ at::Tensor grouped_rows_op(const at::Tensor& ids, const at::Tensor& packed, int6
     TORCH_CHECK(first[i] >= 0 && first[i] < n, "row ", std::to_string(first[i]), " of a weight with ",
                 std::to_string(n));
   const GroupedLayout layout(GroupedFormat::of(format), ceil_to(k, kDepth));
-  check_packed(layout, packed, n);
+  check_packed(layout, packed.numel(), n);
   auto sizes = ids.sizes().vec();
   sizes.push_back(k);
   at::Tensor out = at::empty(sizes, at::TensorOptions().dtype(at::kFloat));
@@ -89,6 +128,7 @@ TORCH_LIBRARY_IMPL(betoken, CPU, library) {
   library.impl("pack_grouped", pack_grouped);
   library.impl("linear_grouped", linear_grouped_op);
   library.impl("linear_grouped_sums", linear_grouped_sums);
+  library.impl("expert_linear_grouped", expert_linear_grouped);
   library.impl("grouped_rows", grouped_rows_op);
 }
 

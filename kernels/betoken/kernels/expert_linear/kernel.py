@@ -21,7 +21,7 @@ def expert_linear(x: Tensor, weight: Tensor, bias: Tensor | None, expert_ids: Te
     block_rows, num_stages = choose_row_tile(triton.cdiv(num_slots, num_experts))  # visitors of an expert, on average
     out = torch.empty(num_slots, num_outputs, dtype=x.dtype, device=x.device)
     sums = order.new_sums(out)
-    slots, slot_starts, tile_ends = _sort_slots(expert_ids, num_experts, block_rows)
+    slots, slot_starts, tile_ends = sort_slots(expert_ids, num_experts, block_rows)
     # No expert has more tiles than slots, nor more than one tile that is not full.
     num_tiles = min(num_slots, num_slots // block_rows + num_experts)
     # Tiles vary fastest: programs that read the same weights run together.
@@ -56,7 +56,7 @@ def expert_linear(x: Tensor, weight: Tensor, bias: Tensor | None, expert_ids: Te
     return out
 
 
-def _sort_slots(expert_ids: Tensor, num_experts: int, block_rows: int) -> tuple[Tensor, Tensor, Tensor]:
+def sort_slots(expert_ids: Tensor, num_experts: int, block_rows: int) -> tuple[Tensor, Tensor, Tensor]:
     """Slots [S] by expert; expert e has those of [slot_starts[e], slot_starts[e + 1]) and tiles up to tile_ends[e]."""
     sorted_ids, slots = torch.sort(expert_ids, stable=True)
     block_experts = triton.next_power_of_2(num_experts + 1)
@@ -106,6 +106,19 @@ def _cut_tiles(
     tl.store(tile_ends_ptr + experts, tl.cumsum((ends - starts + BLOCK_ROWS - 1) // BLOCK_ROWS, 0))
 
 
+@triton.jit
+def find_tile(slot_starts_ptr, tile_ends_ptr, tile, BLOCK_EXPERTS: tl.constexpr, BLOCK_ROWS: tl.constexpr):
+    """The expert of a tile, one beyond the last where there is none, and its range [begin, end) of the sorted slots."""
+    tile_ends = tl.load(tile_ends_ptr + tl.arange(0, BLOCK_EXPERTS))
+    is_before = tile_ends <= tile
+    expert = tl.sum(is_before.to(tl.int32), 0)
+    first_tile = tl.max(tl.where(is_before, tile_ends, 0), 0)
+    inside = tl.minimum(expert, BLOCK_EXPERTS - 2)
+    begin = tl.load(slot_starts_ptr + inside) + (tile - first_tile) * BLOCK_ROWS
+    end = tl.load(slot_starts_ptr + inside + 1)
+    return expert, begin, end
+
+
 @triton.jit(do_not_specialize=["num_slots"])
 def _product(
     x_ptr,  # [S, K]
@@ -132,15 +145,9 @@ def _product(
     BLOCK_INPUTS: tl.constexpr,
 ):
     """One tile [BLOCK_OUTPUTS, BLOCK_ROWS] of one range of K of one expert."""
-    tile = tl.program_id(0)
-    tile_ends = tl.load(tile_ends_ptr + tl.arange(0, BLOCK_EXPERTS))
-    is_before = tile_ends <= tile
-    expert = tl.sum(is_before.to(tl.int32), 0)
+    expert, begin, end = find_tile(slot_starts_ptr, tile_ends_ptr, tl.program_id(0), BLOCK_EXPERTS, BLOCK_ROWS)
     if expert >= NUM_EXPERTS:
         return
-    first_tile = tl.max(tl.where(is_before, tile_ends, 0), 0)
-    begin = tl.load(slot_starts_ptr + expert) + (tile - first_tile) * BLOCK_ROWS
-    end = tl.load(slot_starts_ptr + expert + 1)
     places = begin + tl.arange(0, BLOCK_ROWS)
     # Beyond the edge the last row is read again: its results are not stored, and no load needs a mask for it.
     slots = tl.load(slots_ptr + tl.minimum(places, end - 1))

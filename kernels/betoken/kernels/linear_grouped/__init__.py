@@ -10,11 +10,14 @@ from torch import Tensor
 
 from betoken.kernels import checks, dispatch
 from betoken.kernels.linear_grouped import reference
-from betoken.kernels.linear_grouped.weight import Grouped, Weight
+from betoken.kernels.linear_grouped.weight import Grouped, Weight, in_order
 
 __all__ = ["Grouped", "Weight", "linear_grouped"]
 
-IMPLEMENTATIONS: dict[dispatch.PathName, Callable[..., Tensor]] = {"reference": reference.linear_grouped}
+IMPLEMENTATIONS: dict[dispatch.PathName, Callable[..., Tensor]] = {
+    "reference": reference.linear_grouped,
+    "triton": dispatch.triton("betoken.kernels.linear_grouped.kernel", "linear_grouped"),
+}
 
 
 def linear_grouped(x: Tensor, weight: Grouped, bias: Tensor | None = None, *, keeps_sums: bool = False) -> Tensor:
@@ -44,4 +47,4 @@ def linear_grouped(x: Tensor, weight: Grouped, bias: Tensor | None = None, *, ke
     if bias is not None:
         checks.check_column("bias", bias, num_outputs, x.dtype, x.device)
     _, implementation = dispatch.select(x.device, IMPLEMENTATIONS)
-    return implementation(x, weight, bias, torch.float32 if keeps_sums else x.dtype)
+    return implementation(*in_order(x, weight), bias, torch.float32 if keeps_sums else x.dtype)

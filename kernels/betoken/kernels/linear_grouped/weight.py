@@ -1,22 +1,22 @@
-"""A weight as its checkpoint stores it: codes of 4 to 8 bits, and by groups along K a scale and an offset.
+"""A weight as its checkpoint stores it: codes of 2 to 8 bits, and by groups along K a scale and an offset.
 
 It knows which number a code stands for, not where it came from or who multiplies it.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-CodeKind = Literal["int4", "int5", "int6", "int8", "float8"]
+from betoken.kernels.linear_grouped.codes import BYTE_DTYPES, FACTORS, HIGH_BITS, TABLES, VALUE_BITS, CodeKind, unpack
 
 UNIT_INPUTS = 256
 """Inputs that share a unit, where scales are whole multiples of one."""
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
-_HIGH_BITS = {"int5": 1, "int6": 2}
+_SCALES = (*_FLOATS, torch.float8_e8m0fnu)
 _SLICE_NUMBERS = 1 << 20
 
 
@@ -24,20 +24,24 @@ _SLICE_NUMBERS = 1 << 20
 class Grouped:
     """A weight [N, K]: w = scale * (code - zero) + offset, each operation in float32.
 
+    Codes of the kinds `e2m1`, `nf4` and `fp4` stand for numbers of a table, those of `snorm8` for parts of 127.
+
     Raises:
         ValueError: a tensor's shape, dtype or device does not fit; the message names it.
     """
 
     kind: CodeKind
-    """What a code is: an unsigned integer of 4, 5 or 6 bits, a signed one of 8, or a float of 8 (E4M3)."""
+    """What a code is: an unsigned integer of 2, 4, 5 or 6 bits, a signed one of 8, a float of 8 (E4M3), or a place in a
+    table of 16 numbers."""
     num_inputs: int
     """K."""
     group: int
     """Inputs that share a scale; a multiple of 16 that divides 256 or is divided by 32."""
     values: Tensor
-    """Codes: uint8 [N, ceil(K / 2)], their low 4 bits, even inputs in the low half; or int8 or float8_e4m3fn [N, K]."""
+    """Codes: uint8 [N, ceil(K / 2)], their low 4 bits, even inputs in the low half; [N, ceil(K / 4)] for `int2`, lowest
+    inputs in the lowest bits; or int8 or float8_e4m3fn [N, K]."""
     scales: Tensor
-    """[N, G] float, G = ceil(K / group); or uint8 or int8, multiples of `scale_units`."""
+    """[N, G] float or float8_e8m0fnu, G = ceil(K / group); or uint8 or int8, multiples of `scale_units`."""
     high: Tensor | None = None
     """The bits above the fourth: uint8 [N, ceil(K / 8)] for `int5`, [N, ceil(K / 4)] for `int6`, lowest inputs in the
     lowest bits."""
@@ -52,6 +56,8 @@ class Grouped:
     number is rounded once however it is computed: codes of 4 and 5 bits, scales other than float32, no zeros."""
     offset_units: Tensor | None = None
     """[N, ceil(K / 256)] float16."""
+    order: Tensor | None = None
+    """[K] int64: which input each place of the codes belongs to; None is their own order."""
 
     def __post_init__(self) -> None:
         num_outputs, k = self.values.shape[0], self.num_inputs
@@ -66,20 +72,18 @@ class Grouped:
                 f"offsets: not with zeros, {self.kind} codes or {self.scales.dtype} scales, inexact products"
             )
         num_groups, num_units = -(-k // self.group), -(-k // UNIT_INPUTS)
-        if self.kind == "float8":
-            self._check("values", self.values, k, torch.float8_e4m3fn)
-        elif self.kind == "int8":
-            self._check("values", self.values, k, torch.int8)
-        else:
-            self._check("values", self.values, -(-k // 2), torch.uint8)
-        high_bits = _HIGH_BITS.get(self.kind, 0)
+        bits = VALUE_BITS.get(self.kind, 8)
+        self._check("values", self.values, -(-k * bits // 8), BYTE_DTYPES.get(self.kind, torch.uint8))
+        if not self.kind.startswith("int") and (self.zero or self.zeros is not None):
+            raise ValueError(f"zeros: not with {self.kind} codes")
+        high_bits = HIGH_BITS.get(self.kind, 0)
         if (self.high is None) != (high_bits == 0):
             raise ValueError(
                 f"high: {self.kind} codes have {4 + high_bits if high_bits else 'no'} bits above the fourth"
             )
         for name, width, dtypes in (
             ("high", -(-k * high_bits // 8), (torch.uint8,)),
-            ("scales", num_groups, _FLOATS if self.scale_units is None else (torch.uint8, torch.int8)),
+            ("scales", num_groups, _SCALES if self.scale_units is None else (torch.uint8, torch.int8)),
             ("scale_units", num_units, (torch.float16,)),
             ("zeros", num_groups, (torch.uint8, torch.int8) if self.kind == "int8" else (torch.uint8,)),
             ("offsets", num_groups, _FLOATS if self.offset_units is None else (torch.uint8,)),
@@ -90,6 +94,8 @@ class Grouped:
                 self._check(name, tensor, width, *dtypes)
                 if tensor.shape[0] != num_outputs:
                     raise ValueError(f"{name}: {tensor.shape[0]} rows, not {num_outputs} as values")
+        if self.order is not None and (self.order.dtype != torch.int64 or self.order.shape != (k,)):
+            raise ValueError(f"order: {list(self.order.shape)} {self.order.dtype}, not [{k}] of torch.int64")
 
     def _check(self, name: str, tensor: Tensor, width: int, *dtypes: torch.dtype) -> None:
         if tensor.dim() != 2 or tensor.shape[1] != width or tensor.dtype not in dtypes or not tensor.is_contiguous():
@@ -115,7 +121,9 @@ class Grouped:
 
     def rows(self, index: slice | Tensor) -> "Grouped":
         """The weight of these outputs, a slice or int64 ids [n]."""
-        taken: dict[str, Any] = {name: tensor[index].contiguous() for name, tensor in self.tensors().items()}
+        taken: dict[str, Any] = {
+            name: tensor[index].contiguous() for name, tensor in self.tensors().items() if name != "order"
+        }
         return replace(self, **taken)
 
     def dequantised(self) -> Tensor:
@@ -126,7 +134,9 @@ class Grouped:
         numbers = codes * self._spread(_in_units(self.scales, self.scale_units, self.group))
         if self.offsets is not None:
             numbers = numbers + self._spread(_in_units(self.offsets, self.offset_units, self.group))
-        return numbers
+        if self.kind in FACTORS:
+            numbers = numbers * FACTORS[self.kind]
+        return numbers if self.order is None else torch.empty_like(numbers).index_copy_(1, self.order, numbers)
 
     def slices(self) -> Iterator["Grouped"]:
         """The weight in parts of few outputs, so that one part at a time needs to be dequantised."""
@@ -137,11 +147,13 @@ class Grouped:
 
     def _codes(self) -> Tensor:
         """[N, K] float32."""
-        if self.kind in ("int8", "float8"):
+        if self.kind in BYTE_DTYPES:
             return self.values.float()
-        codes = _unpack(self.values, 4, self.num_inputs)
+        codes = unpack(self.values, VALUE_BITS[self.kind], self.num_inputs)
         if self.high is not None:
-            codes = codes | _unpack(self.high, _HIGH_BITS[self.kind], self.num_inputs) << 4
+            codes = codes | unpack(self.high, HIGH_BITS[self.kind], self.num_inputs) << 4
+        if self.kind in TABLES:
+            return torch.tensor(TABLES[self.kind], device=codes.device)[codes.int()]
         return codes.float()
 
     def _spread(self, by_group: Tensor) -> Tensor:
@@ -153,10 +165,11 @@ Weight = Tensor | Grouped
 """What a linear layer is made of: dense numbers [N, K], or a grouped weight."""
 
 
-def _unpack(packed: Tensor, bits: int, width: int) -> Tensor:
-    """uint8 [N, ceil(width * bits / 8)] -> uint8 [N, width], lowest bits first."""
-    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
-    return ((packed[..., None] >> shifts) & ((1 << bits) - 1)).flatten(1)[:, :width]
+def in_order(x: Tensor, weight: Grouped) -> tuple[Tensor, Grouped]:
+    """Rows [R, K] and a weight whose inputs come in the order of its codes."""
+    if weight.order is None:
+        return x, weight
+    return x.index_select(1, weight.order), replace(weight, order=None)
 
 
 def _in_units(numbers: Tensor, units: Tensor | None, group: int) -> Tensor:
