@@ -1,4 +1,4 @@
-"""Tiny quantised checkpoints: compressed-tensors' by its own package, the others' by what their formats say.
+"""Tiny quantised checkpoints: by the packages of compressed-tensors and bitsandbytes, others by what their formats say.
 
 Each writer turns a plain directory into a quantised one and returns the numbers that the format's definition gives its
 layers, computed another way than the engine does.
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from bitsandbytes.backends.default.ops import _dequantize_4bit_compute
+from bitsandbytes.functional import dequantize_4bit, dequantize_blockwise, int8_vectorwise_dequant, quantize_4bit
 from compressed_tensors.compressors.naive_quantized import FloatQuantizationCompressor, IntQuantizationCompressor
 from compressed_tensors.compressors.pack_quantized import PackedQuantizationCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
@@ -46,10 +48,18 @@ def scales_of(weight: Tensor, group: int, largest: float, dtype: torch.dtype) ->
     return (parts.abs().amax(2) / largest).to(dtype)
 
 
+def draw_groups(num_inputs: int, group: int) -> Tensor:
+    """The group of each input, int32: as many inputs of each, in no order."""
+    places = torch.randperm(num_inputs, generator=torch.Generator().manual_seed(2))
+    return (places // group).int()
+
+
 def draw_zeros(shape: torch.Size, bits: int) -> Tensor:
     """Zeros about the middle of the codes, int32."""
-    middle = 1 << bits - 1
-    return torch.randint(middle - 2, middle + 3, shape, generator=torch.Generator().manual_seed(1)).int()
+    middle, most = 1 << bits - 1, 1 if bits == 2 else 2
+    return torch.randint(
+        middle - most, middle + most + (bits > 2), shape, generator=torch.Generator().manual_seed(1)
+    ).int()
 
 
 def compressed_tensors_config(form: str, **weights: Any) -> dict[str, Any]:
@@ -81,6 +91,25 @@ def store_compressed_tensors(form: str, weights: dict[str, Any], dtype: torch.dt
     return store
 
 
+def store_ordered(group: int) -> Callable[[Tensor], Stored]:
+    """compressed-tensors of 4 bits with `weight_g_idx`, which its package wrote until 0.15."""
+
+    def store(weight: Tensor) -> Stored:
+        scales = scales_of(weight, group, 7.0, torch.bfloat16)
+        zeros, groups = draw_zeros(scales.shape, 4), draw_groups(weight.shape[1], group)
+        codes, numbers = _rounded(weight, scales, zeros, groups, 4)
+        places = list(range(8))
+        return {
+            "weight_packed": _words(codes, 4, places),
+            "weight_scale": scales,
+            "weight_zero_point": _words(zeros.T, 4, places).T,
+            "weight_g_idx": groups,
+            "weight_shape": torch.tensor(weight.shape),
+        }, numbers
+
+    return store
+
+
 def _package_scales(weight: Tensor, weights: dict[str, Any], dtype: torch.dtype) -> Tensor:
     largest = 448.0 if weights.get("type") == "float" else float((1 << weights["num_bits"] - 1) - 1)
     strategy = weights["strategy"]
@@ -94,11 +123,9 @@ def _package_scales(weight: Tensor, weights: dict[str, Any], dtype: torch.dtype)
     return scales_of(weight, weight.shape[1] if strategy == "channel" else weights["group_size"], largest, dtype)
 
 
-def _rounded(weight: Tensor, scales: Tensor, zeros: Tensor, group: int, bits: int) -> tuple[Tensor, Tensor]:
-    """Codes [N, K] int32, and the numbers."""
-    size = weight.shape[1]
-    spread = scales.float().repeat_interleave(group, dim=1)[:, :size]
-    zero = zeros.float().repeat_interleave(group, dim=1)[:, :size]
+def _rounded(weight: Tensor, scales: Tensor, zeros: Tensor, groups: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """Codes [N, K] int32, and the numbers; `groups` [K] names each input's."""
+    spread, zero = scales.float()[:, groups], zeros.float()[:, groups]
     codes = (weight / spread + zero).round().clamp(0, (1 << bits) - 1)
     return codes.int(), (codes - zero) * spread
 
@@ -106,7 +133,7 @@ def _rounded(weight: Tensor, scales: Tensor, zeros: Tensor, group: int, bits: in
 def _words(codes: Tensor, bits: int, places: list[int]) -> Tensor:
     """[R, C] -> int32 [R, C / places], code j of a word at bit bits * places[j]."""
     parts = codes.long().unflatten(1, (-1, len(places)))
-    words = sum(parts[..., j] << bits * place for j, place in enumerate(places))
+    words = sum((parts[..., j] & (1 << bits) - 1) << bits * place for j, place in enumerate(places))
     return torch.where(words >= 1 << 31, words - (1 << 32), words).int()  # type: ignore[arg-type, operator]
 
 
@@ -115,20 +142,24 @@ def gptq_config(bits: int, group: int, **others: Any) -> dict[str, Any]:
     return {"quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": False, "sym": False} | others
 
 
-def store_gptq(bits: int, group: int, less: int, is_symmetric: bool = False) -> Callable[[Tensor], Stored]:
+def store_gptq(
+    bits: int, group: int, less: int, is_symmetric: bool = False, is_ordered: bool = False
+) -> Callable[[Tensor], Stored]:
     """`less` is what the stored zeros lack: 1 in version 1, 0 in 2."""
 
     def store(weight: Tensor) -> Stored:
         size = weight.shape[1] if group == -1 else group
         scales = scales_of(weight, size, (1 << bits - 1) - 1, torch.float16)
         zeros = torch.full(scales.shape, 1 << bits - 1) if is_symmetric else draw_zeros(scales.shape, bits)
-        codes, numbers = _rounded(weight, scales, zeros, size, bits)
+        groups = torch.arange(weight.shape[1]) // size
+        groups = draw_groups(weight.shape[1], size) if is_ordered else groups
+        codes, numbers = _rounded(weight, scales, zeros, groups, bits)
         places = list(range(32 // bits))
         return {
             "qweight": _words(codes, bits, places).T,
             "qzeros": _words((zeros - less).T, bits, places),
             "scales": scales.T,
-            "g_idx": (torch.arange(weight.shape[1]) // size).int(),
+            "g_idx": groups.int(),
         }, numbers
 
     return store
@@ -145,7 +176,7 @@ def store_awq(group: int) -> Callable[[Tensor], Stored]:
     def store(weight: Tensor) -> Stored:
         scales = scales_of(weight, group, 7.0, torch.float16)
         zeros = draw_zeros(scales.shape, 4)
-        codes, numbers = _rounded(weight, scales, zeros, group, 4)
+        codes, numbers = _rounded(weight, scales, zeros, torch.arange(weight.shape[1]) // group, 4)
         places = [0, 4, 1, 5, 2, 6, 3, 7]
         return {
             "qweight": _words(codes.T, 4, places),
@@ -178,5 +209,38 @@ def store_fp8(block: tuple[int, int] | None) -> Callable[[Tensor], Stored]:
         codes = (weight / spread).to(torch.float8_e4m3fn)
         stored = {"weight": codes, "weight_scale_inv": scales if block else scales.reshape(())}
         return stored, codes.float() * spread
+
+    return store
+
+
+def bitsandbytes_config(kind: str, is_nested: bool = False) -> dict[str, Any]:
+    """As transformers writes it."""
+    if kind == "int8":
+        return {"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False}
+    return {
+        "quant_method": "bitsandbytes",
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": kind,
+        "bnb_4bit_use_double_quant": is_nested,
+        "bnb_4bit_quant_storage": "uint8",
+    }
+
+
+def store_bitsandbytes(kind: str, is_nested: bool = False) -> Callable[[Tensor], Stored]:
+    """By the package itself, on this processor."""
+
+    def store(weight: Tensor) -> Stored:
+        if kind == "int8":
+            largest = weight.abs().amax(1)
+            codes = (weight * (127 / largest[:, None])).round().to(torch.int8)
+            stored = {"weight": codes, "SCB": largest, "weight_format": torch.tensor(0, dtype=torch.uint8)}
+            return stored, int8_vectorwise_dequant(codes, largest)
+        packed, state = quantize_4bit(weight, quant_type=kind, compress_statistics=is_nested, blocksize=64)
+        parts = {f"weight.{name}": tensor for name, tensor in state.as_dict(packed=True).items()}
+        largest = dequantize_blockwise(state.absmax, state.state2) + state.offset if is_nested else state.absmax
+        # Where blocks go on from one output to the next, the package's kernel for CPUs takes other blocks' scales.
+        numbers = _dequantize_4bit_compute(packed.reshape(-1), largest, state.code, 64, weight.shape, torch.float32)
+        assert weight.shape[1] % 64 or torch.equal(numbers, dequantize_4bit(packed, state))
+        return {"weight": packed} | parts, numbers
 
     return store

@@ -6,14 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from betoken.engine.bring_up.load import load_runner
 from betoken.engine.bring_up.self_check import forward_together
 from betoken.engine.config import EngineConfig
 from betoken.engine.errors import ModelRefusedError
+from betoken.engine.weights.layers import ExpertWeights
+from betoken.engine.weights.loading import load_model
 from tests.engine.tiny import save_tiny
 
 # Open Compute Project, Microscaling Formats v1.0: E2M1 numbers, 32 of which share a power of two (bias 127).
@@ -54,60 +56,113 @@ def store_fp8(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return stored
 
 
-NOT_5_17 = pytest.mark.skipif(
-    transformers.__version__.startswith("5.17."), reason="transformers 5.17 dequantizes MXFP4 to bfloat16 only"
-)
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [16, 16]}
+WAYS = [("gpt_oss", store_mxfp4, {"quant_method": "mxfp4"}), ("mixtral", store_fp8, FP8)]
 
 
-@pytest.mark.parametrize(
-    ("family", "store", "quantization", "dtype"),
-    [
-        ("gpt_oss", store_mxfp4, {"quant_method": "mxfp4"}, "bfloat16"),
-        pytest.param("gpt_oss", store_mxfp4, {"quant_method": "mxfp4"}, "float32", marks=NOT_5_17),
-        ("mixtral", store_fp8, FP8, "bfloat16"),
-        ("mixtral", store_fp8, FP8, "float32"),
-    ],
-)
-def test_it_has_the_bits_of_the_same_weights_stored_plainly(
-    family: str, store: Any, quantization: dict[str, Any], dtype: Any, tmp_path: Path
-) -> None:
-    plain, packed = tmp_path / "plain", tmp_path / "packed"
+def save_both(family: str, store: Any, quantization: dict[str, Any], folder: Path) -> tuple[Path, Path]:
+    """The same numbers stored plainly, float32, and quantised."""
+    plain, packed = folder / "plain", folder / "packed"
     save_tiny(plain, family)
     packed.mkdir()
-    weights = {
-        name: weight.to(getattr(torch, dtype)) for name, weight in load_file(plain / "model.safetensors").items()
-    }
+    weights = {name: weight.float() for name, weight in load_file(plain / "model.safetensors").items()}
     save_file(store(weights), packed / "model.safetensors", metadata={"format": "pt"})
     save_file(weights, plain / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((plain / "config.json").read_text()) | {"dtype": dtype}
+    config = json.loads((plain / "config.json").read_text()) | {"dtype": "float32"}
     (packed / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
-    sequences = [[1, 2, 3, 4, 5], list(range(30, 70))]
-    theirs, ours = (
-        load_runner(EngineConfig(str(directory), dtype=dtype, num_pages=16, compile="off"))
-        for directory in (plain, packed)
+    return plain, packed
+
+
+def config_of(directory: Path, dtype: Any = "float32") -> EngineConfig:
+    return EngineConfig(str(directory), dtype=dtype, num_pages=16, compile="off")
+
+
+@pytest.mark.parametrize(("family", "store", "quantization"), WAYS)
+def test_its_experts_stay_in_their_bytes_and_are_the_same_numbers(
+    family: str, store: Any, quantization: dict[str, Any], tmp_path: Path
+) -> None:
+    plain, packed = save_both(family, store, quantization, tmp_path)
+    theirs = AutoModelForCausalLM.from_pretrained(plain)
+    ours, info = load_model(config_of(packed), lambda stage, fraction: None)
+    experts = {path: module for path, module in ours.named_modules() if isinstance(module, ExpertWeights)}
+    assert len(experts) == 4 and info.num_parameters == sum(weight.numel() for weight in theirs.parameters())
+    for path, module in experts.items():
+        numbers = module.grouped.dequantised().reshape(module.num_experts, module.num_outputs, -1)
+        expected = theirs.get_parameter(path)
+        assert torch.equal(numbers, expected.transpose(1, 2) if family == "gpt_oss" else expected), path
+    in_file = sum(
+        weight.nbytes for name, weight in load_file(packed / "model.safetensors").items() if ".experts." in name
     )
+    # Each output keeps the scale of its block: much for blocks of 16, 3 % for those of 128 that checkpoints have.
+    more = 1.1 if family == "gpt_oss" else 1.25
+    assert sum(module.grouped.num_bytes for module in experts.values()) <= more * in_file
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(("family", "store", "quantization"), WAYS)
+def test_its_logits_are_those_of_the_same_weights_stored_plainly(
+    family: str, store: Any, quantization: dict[str, Any], dtype: Any, tmp_path: Path
+) -> None:
+    plain, packed = save_both(family, store, quantization, tmp_path)
+    sequences = [[1, 2, 3, 4, 5], list(range(30, 70))]
+    theirs, ours = (load_runner(config_of(directory, dtype)) for directory in (plain, packed))
     assert theirs.info.weights_fingerprint != ours.info.weights_fingerprint
     for left, right in zip(forward_together(theirs, sequences), forward_together(ours, sequences), strict=True):
-        assert torch.equal(left, right)
+        limit = 1e-5 if dtype == "float32" else 0.03
+        assert (left - right).abs().mean() <= limit * left.abs().mean()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_compiled_it_gives_the_same(dtype: Any, tmp_path: Path) -> None:
+    _, packed = save_both(*WAYS[1], tmp_path)
+    eager = load_runner(config_of(packed, dtype))
+    compiled = load_runner(EngineConfig(str(packed), dtype=dtype, num_pages=16, compile="on"))
+    assert compiled.is_compiled
+    for left, right in zip(*(forward_together(runner, [[1, 2, 3, 4, 5]]) for runner in (eager, compiled)), strict=True):
+        assert (left - right).abs().mean() <= (1e-5 if dtype == "float32" else 0.03) * left.abs().mean()
 
 
 @pytest.mark.parametrize(
-    ("quantization", "dtype", "reason"),
+    ("quantization", "changes", "reason"),
     [
-        (FP8, "bfloat16", "dtype: .*, quantized by 'fp8' and undone at load, can be served in float32 only"),
         (
             {"quant_method": "gptq", "bits": 4},
-            "float32",
-            r"gptq: model.layers.0.*experts.0.w1: experts of mixtures are not supported",
+            {},
+            r"gptq: .*experts.0.w[12]: weight, weight_scale_inv: not the tensors",
         ),
+        (FP8, {"0.w1.weight_scale_inv": None}, r"fp8: .*experts.0.w1.weight_scale_inv: is not in the checkpoint"),
+        (FP8, {"3.w2.weight": None}, r"fp8: .*experts.3.w2: weight_scale_inv: not the tensors of the format"),
+        (FP8, {"3.w2.weight": None, "3.w2.weight_scale_inv": None}, r"fp8: .*experts.0.w2: not one of 4 experts"),
+        (FP8, {"1.w3.weight_scale_inv": torch.full((6, 4), torch.nan)}, r"fp8: .*experts.1.w3.scales: not all are"),
+        (FP8, {"1.w3.weight_scale_inv": torch.ones(6, 3)}, r"fp8: .*experts.1.w3.weight_scale_inv: \[6, 3\] of F32"),
     ],
 )
-def test_others_are_refused(quantization: Any, dtype: Any, reason: str, tmp_path: Path) -> None:
-    directory = save_tiny(tmp_path, "mixtral")
-    weights = load_file(tmp_path / "model.safetensors")
-    save_file(store_fp8(weights), tmp_path / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
+def test_others_are_refused(quantization: Any, changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    _, packed = save_both("mixtral", store_fp8, quantization, tmp_path)
+    stored = load_file(packed / "model.safetensors")
+    for name, tensor in changes.items():
+        key = next(key for key in stored if key.endswith(f"layers.1.block_sparse_moe.experts.{name}"))
+        del stored[key]
+        if tensor is not None:
+            stored[key] = tensor
+    save_file(stored, packed / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelRefusedError, match=reason):
-        load_runner(EngineConfig(directory, dtype=dtype, num_pages=8, compile="off"))
+        load_model(config_of(packed), lambda stage, fraction: None)
+
+
+def test_blocks_that_are_no_experts_are_refused(tmp_path: Path) -> None:
+    _, packed = save_both(*WAYS[0], tmp_path)
+    stored = load_file(packed / "model.safetensors")
+    stored["model.layers.0.self_attn.q_proj_blocks"] = torch.zeros(1, dtype=torch.uint8)
+    save_file(stored, packed / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelRefusedError, match="mxfp4: model.layers.0.self_attn.q_proj_blocks: not a weight of"):
+        load_model(config_of(packed), lambda stage, fraction: None)
+
+
+def test_a_scale_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    _, packed = save_both(*WAYS[0], tmp_path)
+    stored = load_file(packed / "model.safetensors")
+    stored["model.layers.1.mlp.experts.down_proj_scales"][2, 3, 1] = 255
+    save_file(stored, packed / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelRefusedError, match="mxfp4: model.layers.1.mlp.experts.scales: not all are finite"):
+        load_model(config_of(packed), lambda stage, fraction: None)

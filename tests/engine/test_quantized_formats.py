@@ -54,6 +54,24 @@ FORMATS |= {
     "gptq-whole": (files.gptq_config(4, -1, desc_act=True), files.store_gptq(4, -1, less=1)),
     "gptq-2-4": (files.gptq_config(4, 32, checkpoint_format="gptq_v2"), files.store_gptq(4, 32, less=0)),
     "gptq-2-8": (files.gptq_config(8, 32, checkpoint_format="gptq_v2"), files.store_gptq(8, 32, less=0)),
+    "gptq-2-2": (files.gptq_config(2, 32, checkpoint_format="gptq_v2"), files.store_gptq(2, 32, less=0)),
+    **{
+        f"gptq-{bits}-ordered": (
+            files.gptq_config(bits, 32, desc_act=True),
+            files.store_gptq(bits, 32, less=1, is_ordered=True),
+        )
+        for bits in (2, 4, 8)
+    },
+    "packed-actorder-group": (
+        files.compressed_tensors_config(
+            "pack-quantized", **integers(4, "group", False, group_size=32, actorder="group")
+        ),
+        files.store_ordered(32),
+    ),
+    "bnb-nf4": (files.bitsandbytes_config("nf4"), files.store_bitsandbytes("nf4")),
+    "bnb-nf4-nested": (files.bitsandbytes_config("nf4", True), files.store_bitsandbytes("nf4", True)),
+    "bnb-fp4": (files.bitsandbytes_config("fp4"), files.store_bitsandbytes("fp4")),
+    "bnb-int8": (files.bitsandbytes_config("int8"), files.store_bitsandbytes("int8")),
     "awq": (files.awq_config(32), files.store_awq(32)),
     "fp8-block": (files.fp8_config((64, 64)), files.store_fp8((64, 64))),
     "fp8-tensor": (files.fp8_config(None), files.store_fp8(None)),
@@ -106,7 +124,11 @@ def test_its_tokens_are_those_of_the_dequantised_model(name: str, tmp_path: Path
                 break
 
 
-@pytest.mark.parametrize("name", [name for name in FORMATS if name != "packed-float-scales"])
+STRADDLING = [name for name in FORMATS if "4" in name and name.startswith("bnb")]
+"""Their blocks of 64 go on from one output to the next where layers have 96 inputs: each half has a scale then."""
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS.keys() - {"packed-float-scales", *STRADDLING}))
 def test_weights_take_no_more_than_the_file_by_a_tenth(name: str, tmp_path: Path) -> None:
     numbers = write(tmp_path, name)
     stored = load_file(tmp_path / "model.safetensors")
@@ -125,19 +147,23 @@ PACKED, GPTQ, FP8 = "packed-4-group-asymmetric", "gptq-4", "fp8-block"
         (PACKED, {"transform_config": {"a": 1}}, r"compressed-tensors: transform_config is not empty"),
         (PACKED, {"sparsity_config": {"format": "sparse-24-bitmask"}}, r"sparsity_config.format = 'sparse-24-bitmask'"),
         (PACKED, {"config_groups": {}}, r"compressed-tensors: config_groups = \{\} names no group"),
-        (GPTQ, {"bits": 3}, r"gptq: bits = 3 is none of 4, 8"),
+        (GPTQ, {"bits": 3}, r"gptq: bits = 3 is none of 2, 4, 8"),
         (GPTQ, {"checkpoint_format": "marlin"}, r"gptq: checkpoint_format = 'marlin' is none of 'gptq', 'gptq_v2'"),
         (GPTQ, {"group_size": 24}, r"gptq: group_size = 24 is neither -1, 16 nor a multiple of 32"),
         (GPTQ, {"group_size": "128"}, r"gptq: group_size = '128' is neither"),
-        (GPTQ, {"bits": 8}, r"gptq: .*q_proj.qweight: \[8, 64\] of I32, not \[16, 64\] of int32"),
+        (GPTQ, {"bits": 8}, r"gptq: .*down_proj.qweight: \[12, 64\] of I32, not \[24, 64\] of int32"),
         ("awq", {"version": "gemv"}, r"awq: version = 'gemv' is not 'gemm'"),
         ("awq", {"bits": 8}, r"awq: bits = 8 is not 4"),
-        ("awq", {"group_size": 64}, r"awq: .*qzeros: \[2, 8\] of I32, not \[1, 8\] of int32"),
+        ("awq", {"group_size": 64}, r"awq: .*qzeros: \[3, 8\] of I32, not \[2, 8\] of int32"),
         (FP8, {"fmt": "e5m2"}, r"fp8: fmt = 'e5m2' is not 'e4m3'"),
         (FP8, {"weight_block_size": [128]}, r"fp8: weight_block_size = \[128\] is not a pair"),
         (FP8, {"weight_block_size": [64, 24]}, r"fp8: the blocks' width = 24 is neither"),
-        (FP8, {"weight_block_size": [32, 64]}, r"fp8: .*weight_scale_inv: \[1, 1\] of F32, not .*\[2, 1\]"),
-        (FP8, {"quant_method": "quark"}, r"quantized by 'quark', not by awq, compressed-tensors, fp8, gptq, mxfp4"),
+        (FP8, {"weight_block_size": [32, 64]}, r"fp8: .*weight_scale_inv: \[1, 2\] of F32, not .*\[2, 2\]"),
+        (
+            FP8,
+            {"quant_method": "quark"},
+            r"quantized by 'quark', not by awq, bitsandbytes, compressed-tensors, fp8, gptq, mxfp4",
+        ),
     ],
 )
 def test_a_setting_that_is_not_supported_is_refused_by_name(
@@ -158,8 +184,8 @@ def test_a_setting_that_is_not_supported_is_refused_by_name(
         ("num_bits", 3, r"group_0.weights.num_bits = 3 is none of 4, 8"),
         ("type", "float", r"group_0.weights.num_bits = 4 is none of 8"),
         ("strategy", "tensor_group", r"group_0.weights.strategy = 'tensor_group' is none of"),
-        ("actorder", "group", r"group_0.weights.actorder = 'group' is none of"),
-        ("group_size", 64, r"weight_scale: \[64, 2\] of BF16, not \[64, 1\] or"),
+        ("actorder", "column", r"group_0.weights.actorder = 'column' is none of"),
+        ("group_size", 64, r"weight_scale: \[64, 3\] of BF16, not \[64, 2\] of"),
         ("num_bits", 8, r"weight_packed: no group has 4 bits"),
     ],
 )
@@ -182,8 +208,9 @@ def test_a_group_that_is_not_supported_is_refused_by_name(field: str, value: Any
         (PACKED, "weight_zero_point", lambda zeros: None, r"weight_zero_point: is not in the checkpoint, though"),
         (PACKED, "weight_shape", lambda shape: shape + 1, r"weight_shape: \[65, 97\], not \[64, 96\]"),
         (PACKED, "weight_packed", lambda packed: packed.long(), r"weight_packed: \[64, 12\] of I64, not .* of int32"),
-        (PACKED, "weight_g_idx", lambda _: torch.arange(96).int(), r"weight_g_idx: inputs in the order of their act"),
-        (GPTQ, "g_idx", lambda order: order.flip(0), r"g_idx: inputs in the order of their activations \(desc_act\)"),
+        (PACKED, "weight_g_idx", lambda _: torch.arange(96).int(), r"weight_g_idx: 95 is no group: they are 0 to 2"),
+        (PACKED, "weight_g_idx", lambda _: torch.zeros(96).int(), r"weight_g_idx: groups that are not of 32 inputs"),
+        (GPTQ, "g_idx", lambda order: order - 1, r"g_idx: -1 is no group: they are 0 to 2"),
         (GPTQ, "qzeros", lambda zeros: zeros[:-1], r"qzeros: \[2, 8\] of I32, not \[3, 8\] of int32"),
         (GPTQ, "scales", lambda scales: scales / 0, r"scales: not all are finite"),
         ("awq", "qweight", lambda words: words.T, r"qweight: \[8, 96\] of I32, not \[96, 8\] of int32"),

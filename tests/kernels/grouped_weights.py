@@ -99,5 +99,5 @@ def draw_weight(
     elif offsets == "half":
         given["offsets"] = floats(num_groups).half()
     if is_ordered:
-        given["order"] = torch.randperm(num_inputs, generator=generator)
+        given["order"] = torch.randperm(num_inputs, generator=generator).int()
     return Grouped(kind=kind, num_inputs=num_inputs, group=group, **given)

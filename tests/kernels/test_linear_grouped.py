@@ -128,7 +128,7 @@ def test_the_reference_is_torchs_product_and_equal_per_row(dtype: torch.dtype) -
         ({"scales": torch.ones(64, 2)}, "scales: 64 rows, not 96"),
         ({"high": torch.ones(96, 8, dtype=torch.uint8)}, "high: int4 codes have no bits above the fourth"),
         ({"kind": "nf4", "zero": 8}, "zeros: not with nf4 codes"),
-        ({"order": torch.arange(32)}, r"order: \[32\] torch.int64, not \[64\]"),
+        ({"order": torch.arange(32).int()}, r"order: \[32\] torch.int32, not \[64\]"),
         ({"zero": 256}, "zero: 256 is outside 0 to 255"),
         ({"zeros": torch.ones(96, 2)}, "zeros: .* not contiguous"),
         ({"offsets": torch.ones(96, 2), "zeros": torch.ones(96, 2).byte()}, "offsets: not with zeros"),

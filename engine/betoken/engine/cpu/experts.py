@@ -13,8 +13,16 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from transformers.integrations.moe import ExpertsInterface
 
+from betoken.engine.weights.layers import ExpertWeights
+from betoken.kernels.cpu import CpuKernels
+from betoken.kernels.cpu.grouped import pack_experts
+from betoken.kernels.expert_linear import expert_linear
+from betoken.kernels.expert_linear_grouped import expert_linear_grouped
+
 EXPERTS_NAME = "betoken"
 """Value of `experts_implementation` that selects packed experts."""
+GROUPED_EXPERTS_NAME = "betoken_grouped"
+"""The same for experts by the references."""
 
 _CASTS = (Tensor.float, Tensor.to, Tensor.type)
 
@@ -23,9 +31,11 @@ ExpertProduct = Callable[[Any, str, Tensor, Tensor], Tensor]
 """A module of experts, the name of its weight, rows [S, K], expert ids [S] -> [S, N], bias added."""
 
 
-def use_packed_experts(model: Any) -> bool:
+def use_packed_experts(model: Any, kernels: CpuKernels) -> bool:
     """Pack every module of expert weights and select our experts; False where the model has none we can take."""
     modules = find_experts(model)
+    if any(isinstance(module, ExpertWeights) for module in model.modules()):
+        kernels.load_grouped()
     for module in modules:
         _pack(module)
     if modules:
@@ -35,7 +45,7 @@ def use_packed_experts(model: Any) -> bool:
 
 def find_experts(model: nn.Module) -> list[Any]:
     """The modules of expert weights that a registered implementation runs."""
-    return [module for module in model.modules() if _is_experts(module)]
+    return [module for module in model.modules() if is_experts(module)]
 
 
 def select_experts(model: Any, name: str, product: ExpertProduct) -> None:
@@ -60,15 +70,25 @@ def bias_of(module: Any, name: str) -> Tensor | None:
     return bias
 
 
-def _is_experts(module: nn.Module) -> bool:
+def is_experts(module: nn.Module) -> bool:
+    """Whether a module holds weights of experts that a registered implementation may run."""
     weights = [getattr(module, name, None) for name in (up_name(module), "down_proj")]
-    return hasattr(module, "has_bias") and all(isinstance(w, Tensor) and w.dim() == 3 for w in weights)
+    return hasattr(module, "has_bias") and all(
+        isinstance(w, ExpertWeights) or (isinstance(w, Tensor) and w.dim() == 3) for w in weights
+    )
 
 
 def _pack(module: Any) -> None:
     """Replace [E, N, K] (or transposed) weights by packed ones [E, size of one]."""
     for name in (up_name(module), "down_proj"):
         weight = getattr(module, name)
+        if isinstance(weight, ExpertWeights):
+            delattr(module, name)
+            packed_weight = pack_experts(weight.grouped, weight.num_experts)
+            module.register_buffer(f"packed_{name}", packed_weight.data, persistent=False)
+            setattr(module, f"num_{name}", packed_weight.num_outputs)
+            setattr(module, f"format_{name}", packed_weight.code)
+            continue
         weight = weight.transpose(1, 2) if module.is_transposed else weight
         packed = torch.stack([torch.ops.betoken.pack_linear(expert) for expert in weight])
         delattr(module, name)
@@ -77,10 +97,27 @@ def _pack(module: Any) -> None:
 
 
 def _packed_product(module: Any, name: str, rows: Tensor, expert_ids: Tensor) -> Tensor:
-    out: Tensor = torch.ops.betoken.expert_linear(
-        rows, getattr(module, f"packed_{name}"), bias_of(module, name), expert_ids, getattr(module, f"num_{name}")
-    )
+    arguments = (rows, getattr(module, f"packed_{name}"), bias_of(module, name), expert_ids)
+    num_outputs, form = getattr(module, f"num_{name}"), getattr(module, f"format_{name}", None)
+    out: Tensor
+    if form is None:
+        out = torch.ops.betoken.expert_linear(*arguments, num_outputs)
+    else:
+        out = torch.ops.betoken.expert_linear_grouped(*arguments, num_outputs, form)
     return out
+
+
+def use_grouped_experts(model: Any) -> None:
+    """Select experts that run by the references, whatever their weights are: a loaded model's own forward."""
+    select_experts(model, GROUPED_EXPERTS_NAME, _grouped_product)
+
+
+def _grouped_product(module: Any, name: str, rows: Tensor, expert_ids: Tensor) -> Tensor:
+    weight, bias, rows = getattr(module, name), bias_of(module, name), rows.contiguous()
+    if isinstance(weight, ExpertWeights):
+        return expert_linear_grouped(rows, weight.grouped, bias, expert_ids.contiguous(), weight.num_experts)
+    weight = weight.transpose(1, 2) if module.is_transposed else weight
+    return expert_linear(rows, weight, bias, expert_ids.contiguous())
 
 
 def _run_experts(

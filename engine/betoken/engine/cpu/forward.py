@@ -91,7 +91,7 @@ class CpuForward:
         self._model = model
         self.parts = ModelParts(model, PackedLinear, whole_rows)
         self._cache: CpuCache = kernels.create_cache(pool.keys, pool.values)
-        use_packed_experts(model)
+        use_packed_experts(model, kernels)
         replace_linears(model, PackedLinear)
         pack_grouped_layers(model, kernels)
         self._calls = ModelCallStack(model, feature_layers)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from betoken.engine.weights.layers import GROUPED_LAYERS, GroupedLinear
+from betoken.engine.weights.memory import give_back
 from betoken.kernels.cpu import CpuKernels
 from betoken.kernels.cpu.grouped import PackedWeight
 
@@ -14,8 +15,10 @@ from betoken.kernels.cpu.grouped import PackedWeight
 class PackedGroupedLinear(nn.Module):
     """y = x W^T + b; the layer that gives logits keeps its float32 sums."""
 
-    def __init__(self, weight: PackedWeight, bias: Tensor | None, keeps_sums: bool) -> None:
+    def __init__(self, weight: PackedWeight, bias: Tensor | None, keeps_sums: bool, order: Tensor | None) -> None:
         super().__init__()
+        self.order: Tensor | None
+        self.register_buffer("order", order, persistent=False)
         self.num_outputs, self.format = weight.num_outputs, weight.code
         operators: Any = torch.ops.betoken
         self._operator: Any = operators.linear_grouped_sums if keeps_sums else operators.linear_grouped
@@ -25,6 +28,8 @@ class PackedGroupedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., K] -> [..., N], dtype of x or float32."""
+        if self.order is not None:
+            x = x.index_select(-1, self.order)
         out: Tensor = self._operator(x, self.packed, self.bias, self.num_outputs, self.format)
         return out
 
@@ -58,6 +63,8 @@ def pack_grouped_layers(model: nn.Module, kernels: CpuKernels) -> None:
         if num_users[key] > 1:
             packed[key] = weight
         if isinstance(layer, GroupedLinear):
-            model.set_submodule(path, PackedGroupedLinear(weight, layer.bias, layer.keeps_sums))
+            model.set_submodule(path, PackedGroupedLinear(weight, layer.bias, layer.keeps_sums, layer.grouped.order))
         else:
             model.set_submodule(path, PackedGroupedEmbedding(weight, layer.dtype))
+        del layer, weight
+        give_back()

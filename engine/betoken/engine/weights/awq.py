@@ -12,8 +12,9 @@ from torch import Tensor
 
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.weights.stored import StoredWeight
-from betoken.engine.weights.stored_files import FLOATS, StoredTensors, check_group, integer_weight, pack_pairs, unpack
+from betoken.engine.weights.stored_files import FLOATS, StoredTensors, check_group, integer_weight, unpack
 from betoken.kernels.linear_grouped import Grouped
+from betoken.kernels.linear_grouped.codes import pack
 
 METHOD = "awq"
 _NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -53,7 +54,7 @@ def stored_weight(config: Mapping[str, Any], tensors: StoredTensors) -> StoredWe
 
 
 def _read(tensors: StoredTensors, group: int, given: Mapping[str, Tensor]) -> Grouped:
-    codes = pack_pairs(_columns(given["qweight"]).T)
+    codes = pack(_columns(given["qweight"]).T, 4)
     return integer_weight(tensors, 4, codes, given["scales"].T, _columns(given["qzeros"]).T.int(), group)
 
 

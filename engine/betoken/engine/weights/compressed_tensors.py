@@ -14,13 +14,15 @@ from torch import Tensor
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.weights.float8 import float8_weight, take_float8
 from betoken.engine.weights.stored import StoredWeight
-from betoken.engine.weights.stored_files import FLOATS, StoredTensors, check_group, integer_weight, unpack
+from betoken.engine.weights.stored_files import FLOATS, StoredTensors, check_group, integer_weight, order_of, unpack
 from betoken.kernels.linear_grouped import Grouped
 
 METHOD = "compressed-tensors"
 _FORMATS = ("dense", "float-quantized", "int-quantized", "mixed-precision", "naive-quantized", "pack-quantized")
 _IGNORED = {"input_scale": FLOATS, "output_scale": FLOATS, "input_zero_point": (torch.int8,)}
 """Constants of activations."""
+_ORDERS = (None, False, "weight", "static", "group", "dynamic")
+"""Of inputs; the last two by groups that `weight_g_idx` names."""
 
 
 def check_config(config: Mapping[str, Any]) -> None:
@@ -40,7 +42,7 @@ def check_config(config: Mapping[str, Any]) -> None:
         _one_of(f"{name}.weights.type", weights.get("type", "int"), ("int", "float"))
         _one_of(f"{name}.weights.num_bits", weights.get("num_bits", 8), (8,) if _is_float(weights) else (4, 8))
         _one_of(f"{name}.weights.strategy", weights.get("strategy"), ("tensor", "channel", "group", "block", None))
-        _one_of(f"{name}.weights.actorder", weights.get("actorder"), (None, False, "weight", "static"))
+        _one_of(f"{name}.weights.actorder", weights.get("actorder"), _ORDERS)
 
 
 def _is_float(weights: Mapping[str, Any]) -> bool:
@@ -59,8 +61,6 @@ def stored_weight(config: Mapping[str, Any], tensors: StoredTensors) -> StoredWe
     Raises:
         ModelRefusedError: a tensor's shape or dtype fits no layout.
     """
-    if "weight_g_idx" in tensors.specs:
-        raise tensors.refuse("weight_g_idx", "inputs in the order of their activations are not supported")
     ignored = {
         name: tensors.take(name, [tensors.specs[name][0]], *dtypes)
         for name, dtypes in _IGNORED.items()
@@ -111,6 +111,8 @@ def _integers(
         taken["weight_shape"] = tensors.take("weight_shape", [(2,)], torch.int64, torch.int32)
     else:
         taken["weight"] = tensors.take("weight", [(num_outputs, num_inputs)], torch.int8)
+    if "weight_g_idx" in tensors.specs:
+        taken["weight_g_idx"] = tensors.take("weight_g_idx", [(num_inputs,)], torch.int32, torch.int64)
     if "weight_zero_point" in tensors.specs:
         if packed_bits:
             zeros_shape: tuple[int, ...] = (-(-num_outputs * bits // 32), *scales[1:])
@@ -127,12 +129,13 @@ def _read_integers(tensors: StoredTensors, bits: int, group: int, given: Mapping
     scales = given["weight_scale"]
     scales = scales.expand(shape[0], 1) if scales.dim() < 2 else scales
     zeros = given.get("weight_zero_point")
+    order = order_of(tensors, "weight_g_idx", given.get("weight_g_idx"), group)
     if "weight" in given:
         codes = given["weight"].view(torch.uint8) ^ 128
         zeros = None if zeros is None else (zeros.int() + 128).expand(scales.shape)
-        return integer_weight(tensors, 8, codes, scales, zeros, group)
+        return integer_weight(tensors, 8, codes, scales, zeros, group, order)
     if (named := given["weight_shape"].tolist()) != shape:
         raise tensors.refuse("weight_shape", f"{named}, not {shape}")
     if zeros is not None:
         zeros = unpack(zeros.reshape(-1, scales.shape[1]).T, bits, shape[0]).T
-    return integer_weight(tensors, bits, given["weight_packed"].view(torch.uint8), scales, zeros, group)
+    return integer_weight(tensors, bits, given["weight_packed"].view(torch.uint8), scales, zeros, group, order)

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -10,6 +10,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.weights.plausible import shard_paths
+from betoken.engine.weights.tensor_files import StoredTensor, read_header
 
 EDGE_BYTES = 64 * 1024
 SAMPLE_BYTES = 4 * 1024
@@ -31,16 +32,24 @@ def hash_weights(directory: Path) -> str:
     config.pop("transformers_version", None)
     digest.update(json.dumps(config, sort_keys=True).encode())
     for path in weight_files(directory):
-        size = path.stat().st_size
+        size, tensors = path.stat().st_size, read_header(path)
         digest.update(f"\0{path.name}\0{size}\0".encode())
         with path.open("rb") as file:
-            header_length = int.from_bytes(file.read(_HEADER_LENGTH_BYTES), "little")
-            header = file.read(min(header_length, size))
-            digest.update(header)
-            for start, end in [(0, EDGE_BYTES), (max(0, size - EDGE_BYTES), size), *_middles(path, header, size)]:
+            digest.update(file.read(int.from_bytes(file.read(_HEADER_LENGTH_BYTES), "little")))
+            for start, end in [(0, EDGE_BYTES), (max(0, size - EDGE_BYTES), size), *_middles(tensors)]:
                 file.seek(start)
                 digest.update(file.read(end - start))
     return digest.hexdigest()
+
+
+def read_headers(directory: Path) -> dict[str, StoredTensor]:
+    """The tensors of a checkpoint by name.
+
+    Raises:
+        FileNotFoundError: no weights in safetensors files.
+        ModelRefusedError: a file has no header or is cut off, or the index of them is none.
+    """
+    return {name: tensor for path in weight_files(directory) for name, tensor in read_header(path).items()}
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -57,22 +66,11 @@ def weight_files(directory: Path) -> list[Path]:
     return shard_paths(index, names)
 
 
-def _middles(path: Path, header: bytes, size: int) -> Iterator[tuple[int, int]]:
+def _middles(tensors: Mapping[str, StoredTensor]) -> Iterator[tuple[int, int]]:
     """The middle of each tensor in the file, [start, end) in bytes, in the file's order."""
-    try:
-        tensors = json.loads(header)
-        tensors.pop("__metadata__", None)
-        spans = sorted((int(start), int(end)) for start, end in (t["data_offsets"] for t in tensors.values()))
-        if any(not 0 <= start <= end for start, end in spans):
-            raise ValueError("data_offsets that go backwards")
-    except Exception as error:  # whatever its contents are taken for
-        raise ModelRefusedError(f"{path} is not a safetensors file: {type(error).__name__}: {error}") from error
-    data = _HEADER_LENGTH_BYTES + len(header)
-    if (num_missing := data + max((end for _, end in spans), default=0) - size) > 0:
-        raise ModelRefusedError(f"{path} is cut off: it lacks {num_missing} bytes")
-    for start, end in spans:
-        middle = (start + end) // 2
-        yield data + max(start, middle - SAMPLE_BYTES // 2), data + min(end, middle + SAMPLE_BYTES // 2)
+    for start, num_bytes in sorted((tensor.start, tensor.num_bytes) for tensor in tensors.values()):
+        middle = start + num_bytes // 2
+        yield max(start, middle - SAMPLE_BYTES // 2), min(start + num_bytes, middle + SAMPLE_BYTES // 2)
 
 
 def hash_sources(*packages: ModuleType) -> str:

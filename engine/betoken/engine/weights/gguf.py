@@ -4,7 +4,7 @@ It knows how transformers names a file's keys and tensors; whatever those tables
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -22,7 +22,7 @@ from betoken.engine.errors import ModelRefusedError
 from betoken.engine.weights.fingerprint import SAMPLE_BYTES
 from betoken.engine.weights.gguf_blocks import GROUPED_TYPES, read_blocks
 from betoken.engine.weights.plausible import check_sizes
-from betoken.engine.weights.stored import StoredConfig, StoredWeight
+from betoken.engine.weights.stored import StoredConfig, StoredWeight, load_beside
 
 ARCHITECTURES: Mapping[str, str] = {
     name: name for name in ("gemma2", "gpt2", "llama", "mistral", "phi3", "qwen2", "qwen3", "starcoder2")
@@ -99,8 +99,11 @@ def hash_header(header: GgufHeader) -> str:
     return digest.hexdigest()
 
 
-def load(header: GgufHeader, config: PreTrainedConfig, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The model and transformers' report of what it lacks; `keywords` are those of `from_pretrained`.
+def load(
+    header: GgufHeader, config: PreTrainedConfig, keywords: dict[str, Any], progress: Callable[[float], None]
+) -> tuple[Any, dict[str, Any]]:
+    """The model and transformers' report of what it lacks; `keywords` are those of `from_pretrained`, `progress` gets
+    the fraction of weights read so far.
 
     Raises:
         ModelRefusedError: a tensor's place or shape in the model is unknown.
@@ -114,10 +117,8 @@ def load(header: GgufHeader, config: PreTrainedConfig, keywords: dict[str, Any])
 
     if keywords.get("dtype") == "auto":
         keywords = keywords | {"dtype": _dtype_of(header)}
-    config.quantization_config = StoredConfig(plan)
-    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    loaded: tuple[Any, dict[str, Any]] = model_class.from_pretrained(None, config=config, state_dict=state, **keywords)
-    return loaded
+    config.quantization_config = StoredConfig(plan, progress)
+    return load_beside(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], config, state, keywords)
 
 
 def _dtype_of(header: GgufHeader) -> torch.dtype:
@@ -190,8 +191,8 @@ class _Names:
                 f"{self.header.path}: tensor {tensor.name!r} has shape {list(tensor.shape)}, not {list(expected)}"
             )
         shape = (tensor.shape[0], tensor.row_bytes)
-        read = partial(_read, self.header, tensor)
-        return StoredWeight({"weight": (shape, torch.uint8)}, read)
+        read, lazy = partial(_read, self.header, tensor), _Lazy(self, tensor)
+        return StoredWeight({"weight": (shape, torch.uint8)}, read, fetch=lambda part: lazy[...], keys=(name,))
 
     def rows(self, tensor: GgufTensor) -> Tensor | None:
         """The order in which transformers takes a tensor's rows; None for tensors kept as they are.

@@ -1,4 +1,4 @@
-"""Weights that GPTQ wrote, versions 1 and 2, of 4 and 8 bits. It reads tensors, not files.
+"""Weights that GPTQ wrote, versions 1 and 2, of 2, 4 and 8 bits. It reads tensors, not files.
 
 Source: AutoGPTQ, qlinear_cuda_old.py; GPTQModel.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.weights.stored import StoredWeight
-from betoken.engine.weights.stored_files import FLOATS, StoredTensors, check_group, integer_weight, unpack
+from betoken.engine.weights.stored_files import FLOATS, StoredTensors, check_group, integer_weight, order_of, unpack
 from betoken.kernels.linear_grouped import Grouped
 
 METHOD = "gptq"
@@ -24,8 +24,10 @@ def check_config(config: Mapping[str, Any]) -> None:
     """Raises:
     ModelRefusedError: with the field and its value.
     """
-    if config.get("bits") not in (4, 8):
-        raise ModelRefusedError(f"{METHOD}: bits = {config.get('bits')!r} is none of 4, 8")
+    if config.get("bits") not in (2, 4, 8):
+        raise ModelRefusedError(f"{METHOD}: bits = {config.get('bits')!r} is none of 2, 4, 8")
+    if config.get("pack_dtype") not in (None, "int32"):
+        raise ModelRefusedError(f"{METHOD}: pack_dtype = {config['pack_dtype']!r} is not 'int32'")
     if config.get("checkpoint_format") not in _ZERO_LESS:
         raise ModelRefusedError(
             f"{METHOD}: checkpoint_format = {config['checkpoint_format']!r} is none of 'gptq', 'gptq_v2'"
@@ -57,9 +59,7 @@ def stored_weight(config: Mapping[str, Any], tensors: StoredTensors) -> StoredWe
 
 
 def _read(tensors: StoredTensors, bits: int, group: int, less: int, given: Mapping[str, Tensor]) -> Grouped:
-    order = given.get("g_idx")
-    if order is not None and not torch.equal(order.long(), torch.arange(tensors.num_inputs) // group):
-        raise tensors.refuse("g_idx", "inputs in the order of their activations (desc_act) are not supported")
+    order = order_of(tensors, "g_idx", given.get("g_idx"), group)
     codes = given["qweight"].T.contiguous().view(torch.uint8)
     zeros = unpack(given["qzeros"], bits, tensors.num_outputs).T + less
-    return integer_weight(tensors, bits, codes, given["scales"].T, zeros, group)
+    return integer_weight(tensors, bits, codes, given["scales"].T, zeros, group, order)

@@ -60,6 +60,19 @@ class GroupedEmbedding(_GroupedLayer):
         return self.grouped.rows(ids.reshape(-1)).dequantised().to(self.dtype).reshape(*ids.shape, -1)
 
 
+class ExpertWeights(_GroupedLayer):
+    """The weights of a module's experts, [E * N, K], in the place of its parameter; the module's product reads them."""
+
+    def __init__(self, weight: Grouped, num_experts: int) -> None:
+        super().__init__(weight)
+        self.num_experts = num_experts
+
+    @property
+    def num_outputs(self) -> int:
+        """N, of one expert."""
+        return self.grouped.shape[0] // self.num_experts
+
+
 GROUPED_LAYERS = (GroupedLinear, GroupedEmbedding)
 
 

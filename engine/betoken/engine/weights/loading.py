@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,18 +16,21 @@ from transformers.utils.logging import disable_progress_bar
 from betoken.engine.attention import ATTENTION_NAME, register_attention
 from betoken.engine.bring_up.refusals import check_code, check_layers, check_rope, rope_parameters
 from betoken.engine.config import EngineConfig
+from betoken.engine.cpu.experts import use_grouped_experts
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.generation_config import generation_defaults
 from betoken.engine.weights.checkpoint import Progress
-from betoken.engine.weights.layers import GroupedLinear, num_grouped, output_width
+from betoken.engine.weights.layers import ExpertWeights, GroupedLinear, num_grouped, output_width
 from betoken.engine.weights.plausible import check_sizes
 from betoken.engine.weights.quantized import select_loading
-from betoken.engine.weights.sources import Source, open_source
+from betoken.engine.weights.sources import Source, model_class_of, open_source
 
 _LOG = logging.getLogger(__name__)
 
 _DTYPES = ("bfloat16", "float16", "float32")
 """What kernels and tolerances exist for."""
+_READ_FROM, _READ_UNTIL = 0.05, 0.2
+"""Where in loading weights are read, as fractions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,7 @@ def load_model(config: EngineConfig, progress: Progress) -> tuple[Any, ModelInfo
         model_config = source.config()
         text_config = model_config.get_text_config(decoder=True)
         check_layers(text_config)
-        check_code(_model_class(model_config))
+        check_code(model_class_of(model_config))
         fingerprint = source.fingerprint()
         tokenizer_hash = source.tokenizer_hash()
         max_context = _max_context(text_config, config.max_context)
@@ -82,8 +86,8 @@ def load_model(config: EngineConfig, progress: Progress) -> tuple[Any, ModelInfo
         fingerprint += f":{config.num_layers}"
     if config.quantize is not None:
         fingerprint += f":{config.quantize}"
-    progress("loading weights", 0.05)
-    model = _load_weights(source, model_config, config)
+    progress("loading weights", _READ_FROM)
+    model = _load_weights(source, model_config, config, progress)
     num_parameters = sum(parameter.numel() for parameter in model.parameters()) + num_grouped(model)
     vocab_size = output_width(model.get_output_embeddings())
     defaults = generation_defaults(source.path, model, vocab_size)
@@ -124,11 +128,6 @@ def _check_type(config: dict[str, Any]) -> None:
         raise ModelRefusedError(f"model type {model_type!r} is no causal language model of transformers")
 
 
-def _model_class(model_config: Any) -> Any:
-    found = MODEL_FOR_CAUSAL_LM_MAPPING[type(model_config)]
-    return found[0] if isinstance(found, tuple) else found
-
-
 def _keep_first_layers(text_config: Any, num_layers: int) -> None:
     """Describe a model of the first layers only: of what the checkpoint holds for the others nothing is then read."""
     num_all = text_config.num_hidden_layers
@@ -139,7 +138,7 @@ def _keep_first_layers(text_config: Any, num_layers: int) -> None:
         text_config.layer_types = text_config.layer_types[:num_layers]
 
 
-def _load_weights(source: Source, model_config: Any, config: EngineConfig) -> Any:
+def _load_weights(source: Source, model_config: Any, config: EngineConfig, progress: Progress) -> Any:
     register_attention()
     disable_progress_bar()  # type: ignore[no-untyped-call]  # standard error is the log
     keywords: dict[str, Any] = {
@@ -148,9 +147,10 @@ def _load_weights(source: Source, model_config: Any, config: EngineConfig) -> An
         "output_loading_info": True,
     }
     try:
-        select_loading(model_config, config, source.path)
+        tell = partial(_tell, config, progress)
+        select_loading(model_config, config, source.path, tell)
         with _quiet_about_other_layers(config.num_layers is not None):
-            model, report = source.load(model_config, keywords)
+            model, report = source.load(model_config, keywords, tell)
     except ModelRefusedError:
         raise
     except Exception as error:  # the model's own code may raise anything
@@ -165,8 +165,17 @@ def _load_weights(source: Source, model_config: Any, config: EngineConfig) -> An
         raise ModelRefusedError(f"{type(model).__name__} has no output embedding")
     if model._can_set_experts_implementation():
         # The experts' default multiplies the rows that share an expert together: a row's bits would depend on them.
-        model.set_experts_implementation("batched_mm")
+        if any(isinstance(module, ExpertWeights) for module in model.modules()):
+            use_grouped_experts(model)
+        else:
+            model.set_experts_implementation("batched_mm")
     return model.to(config.device).eval().requires_grad_(False)
+
+
+def _tell(config: EngineConfig, progress: Progress, fraction: float) -> None:
+    """Progress through the weights that are read one by one, of loading as a whole."""
+    stage = "loading weights" if config.quantize is None else f"rounding weights to {config.quantize}"
+    progress(stage, _READ_FROM + (_READ_UNTIL - _READ_FROM) * fraction)
 
 
 def _check_weights(name: str, model: Any, report: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ Embeddings, the output layer and experts of mixtures stay dense. It knows no fil
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -12,23 +13,37 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from betoken.engine.errors import ModelRefusedError
-from betoken.engine.weights.stored import StoredWeight
-from betoken.engine.weights.stored_files import pack_pairs
+from betoken.engine.weights.stored import StoredExperts, StoredWeight
+from betoken.engine.weights.tensor_files import StoredTensor
 from betoken.kernels.linear_grouped import Grouped
+from betoken.kernels.linear_grouped.codes import pack
+
+Stored = StoredWeight | StoredExperts
 
 GROUPS: Mapping[Literal["int8", "int4"], int] = {"int8": 128, "int4": 32}
 """Inputs that share a scale."""
 
 
-def plan_rounding(kind: Literal["int8", "int4"], model: Any) -> dict[str, StoredWeight]:
-    """As loading asks for it (`stored.Plan`)."""
-    found = {}
+def plan_rounding(kind: Literal["int8", "int4"], files: Mapping[str, StoredTensor], model: Any) -> dict[str, Stored]:
+    """As loading asks for it (`stored.Plan`): weights of these files are read one by one, those under other names are
+    rounded after the loader has brought them."""
+    found: dict[str, Stored] = {}
     head = model.get_output_embeddings()
     for path, layer in model.named_modules():
         if isinstance(layer, (nn.Linear, Conv1D)) and layer is not head:
-            read = partial(_read, kind, path, isinstance(layer, Conv1D))
-            found[path] = StoredWeight({"weight": (tuple(layer.weight.shape), layer.weight.dtype)}, read)
+            weight, key = layer.weight, f"{path}.weight"
+            stored = StoredWeight(
+                {"weight": (tuple(weight.shape), weight.dtype)}, partial(_read, kind, path, isinstance(layer, Conv1D))
+            )
+            if key in files and files[key].shape == tuple(weight.shape):
+                stored = replace(stored, fetch=partial(_fetch, files[key], model.dtype), keys=(key,))
+            found[path] = stored
     return found
+
+
+def _fetch(tensor: StoredTensor, dtype: torch.dtype, name: str) -> Tensor:
+    """In the model's type, which is rounded first."""
+    return tensor.read().to(dtype)
 
 
 def _read(kind: Literal["int8", "int4"], path: str, is_transposed: bool, given: Mapping[str, Tensor]) -> Grouped:
@@ -48,4 +63,4 @@ def rounded(kind: Literal["int8", "int4"], weight: Tensor) -> Grouped:
     codes = (padded / divisors).round().clamp(-largest, largest).to(torch.int8).flatten(1)[:, :num_inputs]
     if kind == "int8":
         return Grouped("int8", num_inputs, group, codes.contiguous(), scales)
-    return Grouped("int4", num_inputs, group, pack_pairs((codes + 8).view(torch.uint8)).contiguous(), scales, zero=8)
+    return Grouped("int4", num_inputs, group, pack((codes + 8).view(torch.uint8), 4), scales, zero=8)

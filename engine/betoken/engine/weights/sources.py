@@ -4,18 +4,22 @@ It knows which files say what; `loading` what is asked of a model.
 """
 
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+import torch
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig
 
 from betoken.common.gguf import GgufError, GgufHeader, find_gguf, read_header, read_tokenizer
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.weights import gguf
 from betoken.engine.weights.checkpoint import Progress, resolve_directory
-from betoken.engine.weights.fingerprint import hash_tokenizer, hash_tokenizer_json, hash_weights
+from betoken.engine.weights.fingerprint import hash_tokenizer, hash_tokenizer_json, hash_weights, read_headers
 from betoken.engine.weights.plausible import check_files
+from betoken.engine.weights.stored import load_beside
+from betoken.engine.weights.tensor_files import DTYPES, StoredTensor
 
 
 class Source(Protocol):
@@ -51,8 +55,10 @@ class Source(Protocol):
         """Its tokenizer as the text of a tokenizer.json, empty where it has none."""
         ...
 
-    def load(self, config: PreTrainedConfig, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """The model and transformers' report of it."""
+    def load(
+        self, config: PreTrainedConfig, keywords: dict[str, Any], progress: Callable[[float], None]
+    ) -> tuple[Any, dict[str, Any]]:
+        """The model and transformers' report of it; `progress` gets the fraction of quantised weights read."""
         ...
 
 
@@ -89,13 +95,14 @@ class DirectorySource:
         path = self.path / "tokenizer.json"
         return path.read_text(encoding="utf-8") if path.is_file() else ""
 
-    def load(self, config: PreTrainedConfig, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def load(
+        self, config: PreTrainedConfig, keywords: dict[str, Any], progress: Callable[[float], None]
+    ) -> tuple[Any, dict[str, Any]]:
         """See `Source`."""
-        load: Any = AutoModelForCausalLM.from_pretrained
-        loaded: tuple[Any, dict[str, Any]] = load(
-            self.path, config=config, local_files_only=True, trust_remote_code=False, **keywords
-        )
-        return loaded
+        state: dict[str, Any] = dict(read_headers(self.path))
+        if keywords["dtype"] == "auto":
+            keywords = keywords | {"dtype": config.dtype or _dtype_of(state)}
+        return load_beside(model_class_of(config), config, state, keywords)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +137,23 @@ class GgufSource:
         """See `Source`."""
         return read_tokenizer(self.header).text
 
-    def load(self, config: PreTrainedConfig, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def load(
+        self, config: PreTrainedConfig, keywords: dict[str, Any], progress: Callable[[float], None]
+    ) -> tuple[Any, dict[str, Any]]:
         """See `Source`."""
-        return gguf.load(self.header, config, keywords)
+        return gguf.load(self.header, config, keywords, progress)
+
+
+def model_class_of(config: PreTrainedConfig) -> Any:
+    """The class of transformers that a configuration's type selects."""
+    found: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    return found[0] if isinstance(found, tuple) else found
+
+
+def _dtype_of(state: Mapping[str, StoredTensor]) -> torch.dtype:
+    """The first that a model may compute in, as transformers takes where config.json names none."""
+    names = (tensor.dtype for tensor in state.values() if tensor.dtype in ("BF16", "F16", "F32", "F64"))
+    return DTYPES[next(names, "F32")]
 
 
 def open_source(model: str, revision: str | None, progress: Progress = lambda stage, fraction: None) -> Source:

@@ -1,11 +1,11 @@
-"""Loading of weights in the bytes of their checkpoint, through transformers' own loader.
+"""Loading of weights in the bytes of their checkpoint, one by one, beside transformers' own loader.
 
-Before the loader reads, the linear layers and embeddings of a plan are replaced by modules whose parameters are the
-checkpoint's tensors, by name, shape and dtype. After it they become grouped layers. It knows no format: a plan says
-which tensors a layer has and how a weight is read from them.
+Before the loader reads, layers and experts that a plan names are taken out of the model; after it, each is read and put
+back as a grouped one. So no more than one of them is in memory twice. It knows no format: a plan says which tensors a
+weight has and how it is read from them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -15,8 +15,11 @@ from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from betoken.engine.weights.layers import GroupedEmbedding, GroupedLinear
+from betoken.engine.errors import ModelRefusedError
+from betoken.engine.weights.layers import ExpertWeights, GroupedEmbedding, GroupedLinear
+from betoken.engine.weights.memory import give_back
 from betoken.kernels.linear_grouped import Grouped
+from betoken.kernels.linear_grouped.weight import below
 
 _METHOD = "betoken"
 
@@ -28,23 +31,85 @@ class StoredWeight:
     tensors: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
     """Shape and dtype by the name below the layer's."""
     read: Callable[[Mapping[str, Tensor]], Grouped]
-    """The weight of the loaded tensors.
+    """The weight of its tensors, each of which is read when it is asked for.
 
     Raises:
         ModelRefusedError: what they hold is no weight.
     """
+    fetch: Callable[[str], Tensor] | None = None
+    """Reads a tensor by its name; None where the loader brings a dense weight, named `weight`, that is then rounded."""
+
+    keys: tuple[str, ...] = ()
+    """Names of its tensors in the checkpoint, which the loader then need not see."""
+
+    def weight(self) -> Grouped:
+        """Read it.
+
+        Raises:
+            ModelRefusedError: what is stored is no weight.
+        """
+        return self.read(_Given(self))
 
 
-Plan = Callable[[Any], Mapping[str, StoredWeight]]
-"""A transformers model on the meta device -> its layers, by path, that are stored so."""
+class _Given(Mapping[str, Tensor]):
+    """The tensors of one weight, read when they are asked for."""
+
+    def __init__(self, stored: StoredWeight) -> None:
+        self._stored = stored
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._stored.tensors:
+            raise KeyError(name)
+        assert self._stored.fetch is not None, "the loader brings the others"
+        return self._stored.fetch(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stored.tensors)
+
+    def __len__(self) -> int:
+        return len(self._stored.tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredExperts:
+    """How a checkpoint stores the weights of a module of experts."""
+
+    num_experts: int
+    weights: tuple[StoredWeight, ...]
+    """One below the other they are [E * N, K]."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """See `StoredWeight`."""
+        return tuple(key for weight in self.weights for key in weight.keys)
+
+    def weight(self) -> Grouped:
+        """Read them all.
+
+        Raises:
+            ModelRefusedError: what is stored is no weight, or of two formats.
+        """
+        read = [stored.weight() for stored in self.weights]
+        try:
+            return below(read)
+        except ValueError as error:
+            raise ModelRefusedError(f"experts of one module are stored in two ways: {error}") from error
+
+
+Plan = Callable[[Any], Mapping[str, StoredWeight | StoredExperts]]
+"""A transformers model on the meta device -> by path its layers, and the weights of its experts, that are stored so."""
 
 
 class StoredConfig(QuantizationConfigMixin):
-    """Selects this way of loading, as a model config's `quantization_config`."""
+    """Selects this way of loading, as a model config's `quantization_config`.
 
-    def __init__(self, plan: Plan) -> None:
+    Args:
+        progress: called with the fraction of weights read so far.
+    """
+
+    def __init__(self, plan: Plan, progress: Callable[[float], None] = lambda fraction: None) -> None:
         self.quant_method = cast(Any, _METHOD)
-        self.plan = plan
+        self.plan, self.progress = plan, progress
 
     def get(self, name: str, default: Any = None) -> Any:
         """The methods of the dict that transformers takes it for."""
@@ -55,20 +120,46 @@ class StoredConfig(QuantizationConfigMixin):
         return {"quant_method": _METHOD}
 
 
-class _StoredLayer(nn.Module):
-    """Holds a layer's tensors while they are loaded."""
+def load_beside(
+    model_class: Any, config: Any, state: dict[str, Any], keywords: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """A model whose weights are the values of `state`, but for those that a `StoredConfig` names; and the report.
 
-    def __init__(self, stored: StoredWeight, layer: nn.Module) -> None:
+    Args:
+        state: slices, as safetensors has them, by name; it loses those that are named.
+        keywords: those of `from_pretrained`.
+    """
+    quantization = getattr(config, "quantization_config", None)
+    if isinstance(quantization, StoredConfig):
+        plan = quantization.plan
+
+        def planned(model: Any) -> Mapping[str, StoredWeight | StoredExperts]:
+            found = plan(model)
+            for key in {key for stored in found.values() for key in stored.keys}:
+                state.pop(key, None)
+            return found
+
+        config.quantization_config = StoredConfig(planned, quantization.progress)
+    loaded: tuple[Any, dict[str, Any]] = model_class.from_pretrained(None, config=config, state_dict=state, **keywords)
+    return loaded
+
+
+def _no_parameter(weight: Tensor) -> Tensor:
+    """What a model that draws its first weights finds in a parameter's place, and leaves alone."""
+    found = weight.data
+    found._is_hf_initialized = True  # type: ignore[attr-defined]
+    return found
+
+
+class _StoredLayer(nn.Module):
+    """Stands in for a layer while the others are loaded."""
+
+    def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        self.stored = stored
         self.is_embedding = isinstance(layer, nn.Embedding)
-        for name, (shape, dtype) in stored.tensors.items():
-            self.register_parameter(name, nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"), False))
+        self.weight = _no_parameter(cast(Tensor, layer.weight))
         if getattr(layer, "bias", None) is not None:
             self.bias = layer.bias
-
-    def take(self) -> dict[str, Tensor]:
-        return {name: self._parameters[name].data for name in self.stored.tensors}  # type: ignore[union-attr]
 
 
 class _StoredQuantizer(HfQuantizer):
@@ -81,34 +172,43 @@ class _StoredQuantizer(HfQuantizer):
     def is_serializable(self) -> bool:
         return False
 
-    def get_new_dtype(self, converter: Any, param: Any, dtype: Any) -> Any:
-        """None leaves a tensor as stored."""
-        is_stored = any(target in self._stored_names for target in converter.target_patterns)
-        return None if is_stored else super().get_new_dtype(converter, param, dtype)
-
     def _process_model_before_weight_loading(self, model: Any, **keywords: Any) -> None:
-        self._stored_names: set[str] = set()
-        for path, stored in cast(StoredConfig, self.quantization_config).plan(model).items():
-            model.set_submodule(path, _StoredLayer(stored, model.get_submodule(path)))
-            self._stored_names |= {f"{path}.{name}" for name in stored.tensors}
+        self._plan = dict(cast(StoredConfig, self.quantization_config).plan(model))
+        for path, stored in self._plan.items():
+            if isinstance(stored, StoredExperts):
+                parent, _, name = path.rpartition(".")
+                module = model.get_submodule(parent)
+                weight = _no_parameter(getattr(module, name))
+                delattr(module, name)
+                setattr(module, name, weight)
+            elif stored.fetch is not None:
+                model.set_submodule(path, _StoredLayer(model.get_submodule(path)))
+                model.all_tied_weights_keys.pop(f"{path}.weight", None)  # the plan names both ends
 
     def _process_model_after_weight_loading(self, model: Any, **keywords: Any) -> Any:
+        report = cast(StoredConfig, self.quantization_config).progress
         read: dict[int, Grouped] = {}
-        for path, layer in list(model.named_modules()):
-            if not isinstance(layer, _StoredLayer):
+        for number, (path, stored) in enumerate(self._plan.items()):
+            report(number / len(self._plan))
+            give_back()
+            if isinstance(stored, StoredExperts):
+                parent, _, name = path.rpartition(".")
+                setattr(model.get_submodule(parent), name, ExpertWeights(stored.weight(), stored.num_experts))
                 continue
-            tensors = layer.take()
-            key = min(tensor.data_ptr() for tensor in tensors.values())  # tied layers have the same ones
-            if any(tensor.is_meta for tensor in tensors.values()):
-                continue  # missing; the caller refuses it by name
-            weight = read[key] = read[key] if key in read else layer.stored.read(tensors)
+            layer = model.get_submodule(path)
+            if stored.fetch is None:
+                if layer.weight.is_meta:
+                    continue  # missing, which whoever loads refuses by name
+                weight = stored.read({"weight": layer.weight.data})
+            else:
+                weight = read[id(stored)] = read[id(stored)] if id(stored) in read else stored.weight()
             model.set_submodule(path, _grouped_layer(layer, weight, model.dtype))
         del model.config.quantization_config
         return model
 
 
-def _grouped_layer(layer: _StoredLayer, weight: Grouped, dtype: torch.dtype) -> nn.Module:
-    if layer.is_embedding:
+def _grouped_layer(layer: Any, weight: Grouped, dtype: torch.dtype) -> nn.Module:
+    if getattr(layer, "is_embedding", False):
         return GroupedEmbedding(weight, dtype)
     return GroupedLinear(weight, getattr(layer, "bias", None))
 

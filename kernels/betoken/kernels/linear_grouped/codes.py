@@ -50,4 +50,4 @@ def pack(codes: Tensor, bits: int) -> Tensor:
     packed = parts[..., 0]
     for place in range(1, per_byte):
         packed = packed | parts[..., place] << bits * place
-    return packed
+    return packed.contiguous()

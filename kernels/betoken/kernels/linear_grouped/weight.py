@@ -3,9 +3,9 @@
 It knows which number a code stands for, not where it came from or who multiplies it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -57,7 +57,7 @@ class Grouped:
     offset_units: Tensor | None = None
     """[N, ceil(K / 256)] float16."""
     order: Tensor | None = None
-    """[K] int64: which input each place of the codes belongs to; None is their own order."""
+    """[K] int32: which input each place of the codes belongs to; None is their own order."""
 
     def __post_init__(self) -> None:
         num_outputs, k = self.values.shape[0], self.num_inputs
@@ -94,8 +94,8 @@ class Grouped:
                 self._check(name, tensor, width, *dtypes)
                 if tensor.shape[0] != num_outputs:
                     raise ValueError(f"{name}: {tensor.shape[0]} rows, not {num_outputs} as values")
-        if self.order is not None and (self.order.dtype != torch.int64 or self.order.shape != (k,)):
-            raise ValueError(f"order: {list(self.order.shape)} {self.order.dtype}, not [{k}] of torch.int64")
+        if self.order is not None and (self.order.dtype != torch.int32 or self.order.shape != (k,)):
+            raise ValueError(f"order: {list(self.order.shape)} {self.order.dtype}, not [{k}] of torch.int32")
 
     def _check(self, name: str, tensor: Tensor, width: int, *dtypes: torch.dtype) -> None:
         if tensor.dim() != 2 or tensor.shape[1] != width or tensor.dtype not in dtypes or not tensor.is_contiguous():
@@ -136,7 +136,7 @@ class Grouped:
             numbers = numbers + self._spread(_in_units(self.offsets, self.offset_units, self.group))
         if self.kind in FACTORS:
             numbers = numbers * FACTORS[self.kind]
-        return numbers if self.order is None else torch.empty_like(numbers).index_copy_(1, self.order, numbers)
+        return numbers if self.order is None else torch.empty_like(numbers).index_copy_(1, self.order.long(), numbers)
 
     def slices(self) -> Iterator["Grouped"]:
         """The weight in parts of few outputs, so that one part at a time needs to be dequantised."""
@@ -163,6 +163,38 @@ class Grouped:
 
 Weight = Tensor | Grouped
 """What a linear layer is made of: dense numbers [N, K], or a grouped weight."""
+
+
+def below(weights: Sequence[Grouped]) -> Grouped:
+    """Weights of the same inputs, at least one, as one [the sum of N, K].
+
+    Raises:
+        ValueError: they are not of one kind.
+    """
+    if any(weight.zeros is not None for weight in weights):
+        weights = [_with_zeros(weight) for weight in weights]
+    first = weights[0]
+    for weight in weights:
+        if _shape_of(weight) != _shape_of(first):
+            raise ValueError(f"{_shape_of(weight)} and {_shape_of(first)}")
+    if len(weights) == 1:
+        return first
+    if first.order is not None:
+        raise ValueError("weights with their inputs in orders of their own")
+    tensors = {name: torch.cat([getattr(weight, name) for weight in weights]) for name in first.tensors()}
+    return replace(first, **cast(Any, tensors))
+
+
+def _with_zeros(weight: Grouped) -> Grouped:
+    if weight.zeros is not None:
+        return weight
+    dtype = torch.int8 if weight.kind == "int8" else torch.uint8
+    return replace(weight, zero=0, zeros=torch.full(weight.scales.shape, weight.zero, dtype=dtype))
+
+
+def _shape_of(weight: Grouped) -> tuple[Any, ...]:
+    dtypes = {name: tensor.dtype for name, tensor in weight.tensors().items()}
+    return weight.kind, weight.num_inputs, weight.group, weight.zero, dtypes
 
 
 def in_order(x: Tensor, weight: Grouped) -> tuple[Tensor, Grouped]:

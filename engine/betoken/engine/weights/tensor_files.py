@@ -1,0 +1,114 @@
+"""Tensors of safetensors files by name: headers are held against the files, contents are read as they are asked for.
+
+Nothing is mapped: pages of a file that were read would count as this process's for as long as one tensor lives.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from betoken.engine.errors import ModelRefusedError
+
+DTYPES: Mapping[str, torch.dtype] = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
+"""By the names of safetensors."""
+MAX_HEADER_BYTES = 100_000_000
+"""As safetensors itself allows."""
+_LENGTH_BYTES = 8
+_MAX_DIMENSIONS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where a tensor lies. What transformers' loader asks of a slice, it answers."""
+
+    path: Path
+    name: str
+    dtype: str
+    """As safetensors names it."""
+    shape: tuple[int, ...]
+    start: int
+    """Bytes before it in the file."""
+    num_bytes: int
+
+    def get_dtype(self) -> str:
+        """See safetensors."""
+        return self.dtype
+
+    def get_shape(self) -> list[int]:
+        """See safetensors."""
+        return list(self.shape)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        tensor: Tensor = self.read()[index]
+        return tensor
+
+    def read(self) -> Tensor:
+        """The tensor, in memory of its own.
+
+        Raises:
+            ModelRefusedError: a dtype that torch has not, or the file ends before it does.
+        """
+        if self.dtype not in DTYPES:
+            raise ModelRefusedError(f"{self.path}: {self.name}: dtype {self.dtype!r} is none of {', '.join(DTYPES)}")
+        data = np.fromfile(self.path, np.uint8, self.num_bytes, offset=self.start)
+        if len(data) != self.num_bytes:
+            raise ModelRefusedError(f"{self.path} is cut off: it lacks {self.num_bytes - len(data)} bytes")
+        return torch.from_numpy(data).view(DTYPES[self.dtype]).reshape(self.shape)
+
+
+def read_header(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of a file.
+
+    Raises:
+        ModelRefusedError: it is no safetensors file, or cut off, or says of a tensor what cannot be.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        if size < _LENGTH_BYTES or length > min(MAX_HEADER_BYTES, size - _LENGTH_BYTES):
+            raise ModelRefusedError(
+                f"{path} is not a safetensors file, or cut off: a header of {length} bytes, in {size} and at most"
+                f" {MAX_HEADER_BYTES}"
+            )
+        header = file.read(length)
+    try:
+        described = json.loads(header)
+        described.pop("__metadata__", None)
+        return {name: _tensor(path, name, entry, _LENGTH_BYTES + length, size) for name, entry in described.items()}
+    except ModelRefusedError:
+        raise
+    except Exception as error:  # whatever its contents are taken for
+        raise ModelRefusedError(f"{path} is not a safetensors file: {type(error).__name__}: {error}") from error
+
+
+def _tensor(path: Path, name: str, entry: dict[str, Any], data: int, size: int) -> StoredTensor:
+    dtype, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+    numbers = [start, end, *shape]
+    if any(type(number) is not int or number < 0 for number in numbers) or len(shape) > _MAX_DIMENSIONS or end < start:
+        raise ModelRefusedError(f"{path} is not a safetensors file: {name}: {entry}")
+    if (num_missing := data + end - size) > 0:
+        raise ModelRefusedError(f"{path} is cut off: it lacks {num_missing} bytes")
+    if dtype in DTYPES and prod(shape) * DTYPES[dtype].itemsize != end - start:
+        raise ModelRefusedError(f"{path}: {name}: {end - start} bytes are not {shape} of {dtype}")
+    return StoredTensor(path, name, dtype, tuple(shape), data + start, end - start)
