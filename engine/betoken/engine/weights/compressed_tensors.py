@@ -22,7 +22,7 @@ _FORMATS = ("dense", "float-quantized", "int-quantized", "mixed-precision", "nai
 _IGNORED = {"input_scale": FLOATS, "output_scale": FLOATS, "input_zero_point": (torch.int8,)}
 """Constants of activations."""
 _ORDERS = (None, False, "weight", "static", "group", "dynamic")
-"""Of inputs; the last two by groups that `weight_g_idx` names."""
+"""Orders of inputs; the last two by groups that `weight_g_idx` names."""
 
 
 def check_config(config: Mapping[str, Any]) -> None:
