@@ -676,7 +676,7 @@ def pid_of(directory: Path, name: str) -> int:
 
 
 def test_up_starts_again_whatever_ended(fake_modules: Path) -> None:
-    arguments = ["up", "--target", "t", "--port", "0", "--num-verify-workers", "2"]
+    arguments = ["up", "--target", "t", "--drafters", "ngram", "--port", "0", "--num-verify-workers", "2"]
     up = start([*arguments, "--log-directory", str(fake_modules)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     address = up.stdout.readline().strip()
     for name in ("draft", "verify-2", "router"):
@@ -692,7 +692,8 @@ def test_up_starts_again_whatever_ended(fake_modules: Path) -> None:
 
 def test_up_goes_on_without_what_somebody_told_to_end_while_there_is_a_verify_worker(fake_modules: Path) -> None:
     polite = [f"--{role}-options=--polite" for role in ("verify", "draft")]
-    arguments = ["up", "--target", "t", "--port", "0", "--num-verify-workers", "2", *polite]
+    options = ["--drafters", "ngram", "--num-verify-workers", "2", *polite]
+    arguments = ["up", "--target", "t", "--port", "0", *options]
     up = start([*arguments, "--log-directory", str(fake_modules)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     up.stdout.readline()
     for name in ("draft", "verify-1", "verify-2"):
@@ -763,16 +764,55 @@ def test_up_compares_tokenizers_before_it_loads_models(tmp_path: Path, option: s
     assert "1 and 2 ids, the first that differs 1: none and 'b'" in " ".join(result.stderr.replace("│", "").split())
 
 
+@pytest.mark.parametrize(
+    ("options", "attached", "hosted"),
+    [
+        ([], "ngram", None),
+        (["--attached-drafters", ""], "", "ngram"),
+        (["--drafters", "ngram"], "", "ngram"),
+        (["--draft", "d"], "", "fused,model,ngram,staged"),
+        (["--draft", "d", "--attached-drafters", "ngram"], "ngram", "fused,model,ngram,staged"),
+        (["--verify-options", "--attached-drafters=ngram"], "ngram", "ngram"),
+    ],
+)
+def test_up_attaches_ngrams_where_nothing_better_is_named(
+    fake_modules: Path, options: list[str], attached: str, hosted: str | None
+) -> None:
+    arguments = ["up", "--target", "t", "--port", "0", "--log-directory", str(fake_modules), *options]
+    up = start(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    up.stdout.readline()
+    up.send_signal(signal.SIGINT)
+    up.communicate(timeout=60)
+
+    def told(name: str) -> str | None:
+        log = fake_modules / f"{name}.log"
+        if not log.exists():
+            return None
+        line = log.read_text().splitlines()[0]
+        option = "attached_drafters" if name == "verify" else "drafters"
+        return str(json.loads(line.removeprefix("options "))[option])
+
+    assert (told("verify"), told("draft")) == (attached, hosted)
+
+
+def test_up_refuses_to_attach_what_cannot_be() -> None:
+    result = run("up", "--target", "t", "--port", "0", "--attached-drafters", "model", env={"COLUMNS": "200"})
+    assert (
+        result.exit_code == 2 and "for --attached-drafters" in result.stderr and "must be among ngram" in result.stderr
+    )
+
+
 def test_up_says_which_of_the_default_drafters_go_without_a_draft_model(fake_modules: Path) -> None:
     up = start(["up", "--target", "t", "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert up.stderr.readline() == "betoken: no --draft: without the drafters fused, model, staged\n"
-    up.stdout.readline()
+    assert not any(line.startswith("draft ") for line in lines_until(up.stderr, "Ctrl-C stops all"))
     up.send_signal(signal.SIGINT)
     up.communicate(timeout=60)
 
 
 def test_up_says_what_the_router_finds_amiss_with_a_worker(fake_modules: Path) -> None:
-    arguments = ["up", "--target", "t", "--port", "0", "--router-options", "--remark 'drafts short texts only'"]
+    options = ["--drafters", "ngram", "--router-options", "--remark 'drafts short texts only'"]
+    arguments = ["up", "--target", "t", "--port", "0", *options]
     up = start(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     lines_until(up.stderr, "draft drafts short texts only")
     up.stdout.readline()

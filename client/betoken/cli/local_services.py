@@ -41,6 +41,10 @@ class LocalServicesConfig:
     """Model that `lookahead` iterates; empty = the draft model, without one the target: a replica of it."""
     drafters: Sequence[str] | None = None
     """Drafters of each draft worker, the default first; empty = no draft worker; None = the usual ones with a model."""
+    attached_drafters: Sequence[str] = ()
+    """Drafters that verify workers run between their forwards."""
+    num_attaching: int | None = None
+    """Verify workers that run them, the first ones; None = all."""
     dtype: str = "bfloat16"
     """Type of both models' weights, activations and KV."""
     verify_threads: int | None = None
@@ -123,17 +127,18 @@ class LocalServices:
                 self._temporary.mkdir(mode=0o700)
                 self._directory = self._temporary
             self._directory.mkdir(parents=True, exist_ok=True)
-            verifiers = self._start("verify", VERIFY_MODULE, self._verify_arguments(), self.config.num_verify_workers)
+            verifiers = self._start("verify", VERIFY_MODULE, self._verify_arguments, self.config.num_verify_workers)
             num_draft_workers = (
                 self.config.num_draft_workers if self.config.drafters is None or self.config.drafters else 0
             )
-            drafters = self._start("draft", DRAFT_MODULE, self._draft_arguments(), num_draft_workers)
+            drafters = self._start("draft", DRAFT_MODULE, lambda _: self._draft_arguments(), num_draft_workers)
             self._wait_until_ready([*verifiers, *drafters])
-            routers = self._start("router", ROUTER_MODULE, self._router_arguments(verifiers, drafters), 1)
+            routers = self._start("router", ROUTER_MODULE, lambda _: self._router_arguments(verifiers, drafters), 1)
             self._wait_until_ready(routers)
             self._wait_until_connected()
             if self.config.http_port is not None:
-                self._wait_until_ready(self._start("gateway", GATEWAY_MODULE, self._gateway_arguments(), 1))
+                gateways = self._start("gateway", GATEWAY_MODULE, lambda _: self._gateway_arguments(), 1)
+                self._wait_until_ready(gateways)
         except BaseException:
             self.stop(grace_s=0.0)
             raise
@@ -184,12 +189,15 @@ class LocalServices:
     ) -> None:
         self.stop()
 
-    def _start(self, role: str, module: str, arguments: Sequence[str], count: int) -> list[ServiceProcess]:
+    def _start(
+        self, role: str, module: str, arguments: Callable[[int], Sequence[str]], count: int
+    ) -> list[ServiceProcess]:
+        """`arguments`: of the service of that number, from 0."""
         names = [role] if count == 1 else [f"{role}-{index}" for index in range(1, count + 1)]
         started = []
-        for name in names:
+        for number, name in enumerate(names):
             host, port = self._place(role, name)
-            service = ServiceProcess(name, module, arguments, directory=self._directory, host=host, port=port)
+            service = ServiceProcess(name, module, arguments(number), directory=self._directory, host=host, port=port)
             self.services[name] = service
             service.start()
             started.append(service)
@@ -252,10 +260,13 @@ class LocalServices:
                     raise ServiceFailedError("router", what, self.services["router"].log_tail())
                 time.sleep(_POLL_S)
 
-    def _verify_arguments(self) -> list[str]:
+    def _verify_arguments(self, number: int) -> list[str]:
         config = self.config
         options = {"model": config.target, "dtype": config.dtype, "compile": config.compile}
-        return [*_options(options | {"threads": config.verify_threads}), *self._caching(), *config.verify_options]
+        is_attaching = config.num_attaching is None or number < config.num_attaching
+        names = ",".join(config.attached_drafters if is_attaching else ())
+        own = [*_options(options | {"threads": config.verify_threads}), "--attached-drafters", names]
+        return [*own, *self._caching(), *config.verify_options]
 
     def _draft_arguments(self) -> list[str]:
         config = self.config

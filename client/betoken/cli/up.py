@@ -64,7 +64,15 @@ def up(
         typer.Option(
             envvar="BETOKEN_DRAFTERS",
             help="Hosted drafters, the default first; empty = none; default: those of fused,model,ngram,staged for"
-            " which the models suffice.",
+            " which the models suffice; none where all of them are attached.",
+        ),
+    ] = None,
+    attached_drafters: Annotated[
+        str | None,
+        typer.Option(
+            envvar="BETOKEN_ATTACHED_DRAFTERS",
+            help="Drafters that verify workers run between their forwards; empty = none; default: ngram where there is"
+            " no draft model and --drafters is not given.",
         ),
     ] = None,
     dtype: Annotated[
@@ -152,7 +160,9 @@ def up(
     is_draft_named = draft is not None
     target, draft = options.models(target, draft)
     models = options.Models(draft, target, lookahead_model)
-    names = options.drafters(drafters, models)
+    split_verify_options = options.split("--verify-options", verify_options)
+    attached = options.attached(attached_drafters, drafters, models, split_verify_options)
+    names = options.drafters(drafters, models, attached)
     options.check_models_are_used(names, models, is_draft_named)
     hosted = {"--draft": draft, "--lookahead-model": lookahead_model}
     options.check_tokenizers(target, hosted if names else {})
@@ -166,6 +176,7 @@ def up(
         draft=draft,
         lookahead_model=lookahead_model,
         drafters=names,
+        attached_drafters=attached,
         dtype=dtype,
         verify_threads=threads,
         draft_threads=draft_threads,
@@ -174,7 +185,7 @@ def up(
         num_draft_workers=num_draft_workers,
         host=host,
         port=port,
-        verify_options=options.split("--verify-options", verify_options),
+        verify_options=split_verify_options,
         draft_options=options.split("--draft-options", draft_options),
         router_options=split_router_options,
         http_port=http_port,
@@ -187,7 +198,7 @@ def up(
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
         signal.signal(signal.SIGHUP, _interrupt)  # the terminal was closed
     try:
-        if drafters is None and (left_out := options.left_out(names)):
+        if drafters is None and (left_out := options.left_out((*names, *attached))):
             text = f"betoken: no --draft: without the drafters {', '.join(left_out)}"
             console.print(text, markup=False, soft_wrap=True)
         with shown_progress(console) as view:

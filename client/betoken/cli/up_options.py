@@ -24,6 +24,7 @@ from betoken.common.tokenizer_json import tokenizer_difference
 _DEFAULT_PORT = 50051
 DEFAULT_HTTP_PORT = 8000
 _DRAFTERS = "--drafters"
+_ATTACHED = "--attached-drafters"
 LOOKAHEAD_VARIABLE = "BETOKEN_LOOKAHEAD_MODEL"
 
 
@@ -45,8 +46,9 @@ class Models:
     lookahead_model: str
 
 
-def drafters(asked: str | None, models: Models) -> list[str]:
-    """The drafters to host; those that are asked for by name are all of them, or none starts.
+def drafters(asked: str | None, models: Models, attached: Sequence[str]) -> list[str]:
+    """The drafters to host. Those asked for by name are hosted all, or none starts; unless told, the usual ones, if any
+    of them is not `attached`.
 
     Raises:
         typer.BadParameter: one needs what is not there.
@@ -54,7 +56,8 @@ def drafters(asked: str | None, models: Models) -> list[str]:
     from betoken.drafters.registry import SPECS, usual_drafters  # of the services, which are installed by now
 
     if asked is None:
-        return list(usual_drafters(models))
+        usual = usual_drafters(models)
+        return [] if set(usual) <= set(attached) else list(usual)
     names = [name.strip() for name in asked.split(",") if name.strip()]
     specs = [SPECS[name] for name in names if name in SPECS]
     if lacking := [spec.name for spec in specs if not spec.is_met_by(models)]:
@@ -62,6 +65,27 @@ def drafters(asked: str | None, models: Models) -> list[str]:
     if lonely := [spec.name for spec in specs if len(names) <= spec.num_others]:
         text = f"{', '.join(lonely)}: chooses among others, of which there must be two at least"
         raise typer.BadParameter(text, param_hint=_DRAFTERS)
+    return names
+
+
+def attached(
+    asked: str | None, asked_hosted: str | None, models: Models, verify_options: Sequence[str]
+) -> tuple[str, ...]:
+    """The drafters that verify workers attach; unless told, the usual ones where no draft model is there to do better.
+
+    Raises:
+        typer.BadParameter: no verify worker can attach one of those asked for.
+    """
+    from betoken.drafters.registry import check_attached, usual_attached
+
+    if asked is None:
+        is_chosen = asked_hosted is not None or any(option.startswith(_ATTACHED) for option in verify_options)
+        return () if models.model or is_chosen else usual_attached()
+    names = tuple(name.strip() for name in asked.split(",") if name.strip())
+    try:
+        check_attached(names)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=_ATTACHED) from None
     return names
 
 

@@ -25,6 +25,11 @@ def usual_drafters(settings: Any) -> tuple[str, ...]:
     return tuple(name for name in names if len(names) > SPECS[name].num_others)
 
 
+def usual_attached() -> tuple[str, ...]:
+    """Names of the usual drafters that a verify worker can attach, and that need no more than ids."""
+    return tuple(spec.name for spec in SPECS.values() if spec.is_usual and spec.can_attach and not spec.num_others)
+
+
 def predicting_drafters(names: Sequence[str]) -> list[str]:
     """Which of these hosted drafters look up what an answer is expected to say, themselves or by one of the others."""
     specs = [SPECS[name] for name in names if name in SPECS]
