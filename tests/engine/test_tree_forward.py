@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from betoken.common.tree import node_depths
 from betoken.engine.batch import Segment, build_batch
 from betoken.engine.bring_up.load import load_runner
 from betoken.engine.config import EngineConfig
 from betoken.engine.runner import ModelRunner
-from betoken.engine.tree import KeptPath, node_depths, place_nodes
+from betoken.engine.tree import KeptPath, place_nodes
 from tests.engine.tiny import save_tiny
 
 

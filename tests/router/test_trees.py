@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from betoken.router.workers import draft_tree
+from betoken.common.tree import is_path, num_sound
 from betoken.router.workers.draft import usable_draft
 from betoken.v1.draft_pb2 import DraftedBlock
 from betoken.v1.types_pb2 import (
@@ -92,7 +92,7 @@ def test_any_block_becomes_a_sound_draft() -> None:
         assert len(draft.ids) <= limit and all(token_id < 50 for token_id in draft.ids)
         assert list(draft.ids) == ids[: len(draft.ids)]
         assert not draft.parents or (takes_trees and len(draft.parents) == len(draft.ids))
-        assert draft_tree.num_sound(draft.parents) == len(draft.parents)
+        assert num_sound(draft.parents) == len(draft.parents)
         assert draft.depth <= len(draft.ids)
     assert num_trees > 200
 
@@ -107,5 +107,5 @@ def test_paths_and_what_follows_them() -> None:
         False,
         True,
     ]
-    assert all(draft_tree.is_path(path, draft.parents) for path in ([], [0], [0, 1], [0, 2, 3]))
-    assert not any(draft_tree.is_path(path, draft.parents) for path in ([1], [0, 3], [0, 1, 2], [4], [-1]))
+    assert all(is_path(path, draft.parents) for path in ([], [0], [0, 1], [0, 2, 3]))
+    assert not any(is_path(path, draft.parents) for path in ([1], [0, 3], [0, 1, 2], [4], [-1]))

@@ -32,7 +32,7 @@ def canonical_tokenizer(text: str) -> dict[str, list[Any]]:
 def hash_tokenizer_json(text: str) -> str:
     """SHA-256 hex of the canonical vocabulary, merges and added tokens of a `tokenizer.json`'s text.
 
-    The workers compute the same over their model's file; normalisers and templates do not enter, ids and merges do.
+    Router and workers compare it. Normalisers and templates do not enter; ids and merges do.
     """
     encoded = json.dumps(canonical_tokenizer(text), ensure_ascii=True, separators=(",", ":"), sort_keys=True)
     return hashlib.sha256(encoded.encode()).hexdigest()

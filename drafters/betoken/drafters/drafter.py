@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from opentelemetry.trace import INVALID_SPAN, Span
 
 from betoken.common.economy.terms import DraftTerms
+from betoken.common.tree import num_sound
 from betoken.engine.sampling import SamplingParams
 from betoken.engine.sparse_probs import SparseProbs
 from betoken.rpc.link.worker_load import SequenceKey
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from betoken.engine.rules.sequence_rules import SequenceRules
 
 MAX_TOKEN_ID = 1 << 31
+_NO_NODE = -2
 
 MAX_SOURCE_BYTES = 64
 """Longest name of a source, UTF-8 bytes."""
@@ -101,9 +103,9 @@ class Drafted:
             return
         if len(self.parents) != num_nodes:
             raise ValueError(f"{num_nodes} draft ids with {len(self.parents)} parents")
-        for index, parent in enumerate(self.parents):
-            if not (type(parent) is int and -1 <= parent < index):
-                raise ValueError(f"parents[{index}] = {parent!r}: must be an integer, -1 to {index - 1}")
+        parents = [parent if type(parent) is int else _NO_NODE for parent in self.parents]
+        if (index := num_sound(parents)) < num_nodes:
+            raise ValueError(f"parents[{index}] = {self.parents[index]!r}: must be an integer, -1 to {index - 1}")
 
 
 class Drafter(Protocol):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from betoken.common.tree import num_sound
 from betoken.engine.tree import place_nodes
 
 
@@ -122,6 +123,5 @@ def _check_segment(segment: Segment, index: int, page_size: int) -> None:
     num_parents = 0 if segment.parents is None else len(segment.parents)
     if num_parents > segment.kv_length + num_new:
         raise ValueError(f"segments[{index}].parents: {num_parents} nodes in {segment.kv_length + num_new} slots")
-    for node, parent in enumerate(segment.parents or ()):
-        if not -1 <= parent < node:
-            raise ValueError(f"segments[{index}].parents[{node}]: {parent} is outside [-1, {node})")
+    if segment.parents is not None and (node := num_sound(segment.parents)) < num_parents:
+        raise ValueError(f"segments[{index}].parents[{node}]: {segment.parents[node]} is outside [-1, {node})")

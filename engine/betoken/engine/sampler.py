@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from betoken.common.tree import node_depths
 from betoken.engine.rules.logits_rules import BlockPath
 from betoken.engine.rules.sequence_rules import SequenceRules
 from betoken.engine.sampling import SamplingParams
 from betoken.engine.staging import to_device
-from betoken.engine.tree import node_depths
 from betoken.kernels.logits_adjust import logits_adjust
 from betoken.kernels.sample import greedy, sample, token_logprobs
 from betoken.kernels.sample.perturbed import perturbed_top as top_of_rows

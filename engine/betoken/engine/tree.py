@@ -7,6 +7,8 @@ index. It knows no token ids, no pages and no model.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from betoken.common.tree import node_depths
+
 
 @dataclass(frozen=True, slots=True)
 class KeptPath:
@@ -17,14 +19,6 @@ class KeptPath:
     """Slot of node 0."""
     nodes: Sequence[int]
     """Ascending."""
-
-
-def node_depths(parents: Sequence[int]) -> list[int]:
-    """Depth of every node; children of the token before the tree have depth 0."""
-    depths: list[int] = []
-    for parent in parents:
-        depths.append(depths[parent] + 1 if parent >= 0 else 0)
-    return depths
 
 
 def place_nodes(parents: Sequence[int], tree_start: int, first_node: int = 0) -> tuple[list[int], dict[int, list[int]]]:

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 
 from opentelemetry.trace import Span
 
+from betoken.common.tree import longest_path
 from betoken.engine.page_table import Found
 from betoken.engine.rules.sequence_rules import SequenceRules
 from betoken.engine.sampler import TokenLogprob
 from betoken.engine.sampling import SamplingParams
 from betoken.engine.sparse_probs import SparseProbs
-from betoken.engine.tree import node_depths
 from betoken.engine.verification import VerificationMode
 from betoken.rpc.link.worker_load import SequenceKey
 from betoken.verify_worker.commands import PLAIN, Open, Rounds
@@ -48,7 +48,7 @@ class Block:
     @property
     def depth(self) -> int:
         """The most draft tokens that can be accepted."""
-        return max(node_depths(self.parents)) + 1 if self.parents else len(self.draft_ids)
+        return longest_path(self.parents) if self.parents else len(self.draft_ids)
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ import logging
 from functools import partial
 from importlib.metadata import version
 
-from betoken import engine, kernels, verify_worker
+from betoken import common, engine, kernels, verify_worker
 from betoken.common.errors import FailedPreconditionError
 from betoken.drafters.registry import predicting_drafters
 from betoken.engine.bring_up.load import load_runner
@@ -97,7 +97,7 @@ def _load(
             max_draft_tokens=settings.max_draft_tokens,
             page_size=settings.page_size,
             numerics=f"{runner.numerics}, llguidance {version('llguidance')}, "
-            f"code {hash_sources(engine, kernels, verify_worker)[:12]}",
+            f"code {hash_sources(common, engine, kernels, verify_worker)[:12]}",
         )
     )
     max_prefill_rows = settings.max_prefill_rows

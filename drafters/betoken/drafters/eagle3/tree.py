@@ -8,6 +8,8 @@ Source: Li et al., EAGLE-2, arXiv:2406.16858.
 import math
 from collections.abc import Collection, Sequence
 
+from betoken.common.tree import is_chain
+
 ROOT = -1
 """Stands for the last committed token."""
 
@@ -64,7 +66,7 @@ class DynamicTree:
     @property
     def is_chain(self) -> bool:
         """Whether every row so far follows the one before it."""
-        return all(parent == row - 1 for row, parent in enumerate(self.row_parents))
+        return is_chain(self.row_parents)
 
     def add(self, children: Sequence[tuple[Sequence[int], Sequence[float]]]) -> None:
         """What may follow each node of the level, likeliest first: ids and log-probabilities; -inf is no child."""

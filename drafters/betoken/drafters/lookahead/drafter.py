@@ -16,6 +16,7 @@ from functools import partial
 
 from torch import Tensor
 
+from betoken.common.tree import unless_chain
 from betoken.drafters.drafter import Drafted, DraftSequence
 from betoken.drafters.lookahead.pool import NgramPool, merge_guesses
 from betoken.drafters.lookahead.settings import LookaheadSettings
@@ -160,11 +161,10 @@ class LookaheadDrafter:
         if not sequence.takes_trees:
             del guesses[1:]
         ids, parents = merge_guesses(guesses, state.num_wanted)
-        is_chain = all(parent == node - 1 for node, parent in enumerate(parents))
         drafted = Drafted(
             sequence,
             ids,
-            None if is_chain else parents,
+            unless_chain(parents),
             [SOURCE],
             num_forwards=state.num_forwards,
         )

@@ -15,6 +15,7 @@ from itertools import accumulate
 
 from torch import Tensor
 
+from betoken.common.tree import unless_chain
 from betoken.drafters.drafter import Drafted, DraftSequence
 from betoken.drafters.model.sequence import DraftKV, Guesser, ModelSettings, Planned, chain_part, tree_part
 from betoken.drafters.model.tree import ERROR_SCALE, ModelTree
@@ -274,8 +275,7 @@ class ModelDrafter:
         # next to nothing there; moving them would take a call of its own.
         kv.kv_ids.extend(tree.leading_ids())
         draft_ids, parents = tree.best()
-        is_chain = all(parent == node - 1 for node, parent in enumerate(parents))
-        return Drafted(seq, draft_ids, None if is_chain else parents, [self._source] * len(draft_ids))
+        return Drafted(seq, draft_ids, unless_chain(parents), [self._source] * len(draft_ids))
 
     def _take_in(self, sequence: DraftSequence, kv: DraftKV) -> None:
         kv.order, kv.has_foreign_ids = self._pages.enter(), self._has_foreign_ids(sequence.ids)

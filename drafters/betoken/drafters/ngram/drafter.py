@@ -15,6 +15,7 @@ from betoken.common.economy.acceptance import Calibration
 from betoken.common.economy.terms import DraftTerms
 from betoken.common.errors import InvalidArgumentError
 from betoken.common.names import PREDICTION
+from betoken.common.tree import unless_chain
 from betoken.drafters.drafter import Drafted, DraftSequence
 from betoken.drafters.immediate import ImmediateDrafter
 from betoken.drafters.ngram.prediction import Place, Prediction, grow_places
@@ -146,7 +147,7 @@ class NgramLookup:
         draft = self._scored(num_tokens, terms, (state, length))
         if terms is not None and not terms.is_worth(draft.scores):
             return [], None
-        return draft.draft_ids, _parents_of_tree(draft.parents)
+        return draft.draft_ids, unless_chain(draft.parents)
 
     def _propose_predicted(
         self, places: Sequence[Place], num_tokens: int, takes_trees: bool, terms: DraftTerms | None
@@ -154,7 +155,7 @@ class NgramLookup:
         draft = self._scored_places(places if takes_trees else places[:1], num_tokens, terms)
         if terms is not None and not terms.is_worth(draft.scores):
             return [], None
-        return draft.draft_ids, _parents_of_tree(draft.parents)
+        return draft.draft_ids, unless_chain(draft.parents)
 
     def match_length(self) -> int:
         """Tokens of the longest match, 0 where there is nothing to draft from."""
@@ -240,10 +241,6 @@ class NgramLookup:
         position = self._automaton.next_position(state)
         period = len(self._ids) - position
         return [self._ids[position + index % period] for index in range(num_tokens)]
-
-
-def _parents_of_tree(parents: list[int]) -> list[int] | None:
-    return None if all(parent == index - 1 for index, parent in enumerate(parents)) else parents
 
 
 class NgramDrafter(ImmediateDrafter):

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from betoken.common.tree import node_depths
 from betoken.engine.rules.prompt import distinct_ids, prompt_distinct_ids
 from betoken.engine.sampling import SamplingParams
-from betoken.engine.tree import node_depths
 
 _NEUTRAL = {"bias": 0.0, "scale": 1.0, "penalty": 0.0}
 

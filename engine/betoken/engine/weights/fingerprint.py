@@ -8,6 +8,7 @@ from types import ModuleType
 
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
+from betoken.common.tokenizer_json import hash_tokenizer_json
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.weights.plausible import shard_paths
 from betoken.engine.weights.tensor_files import StoredTensor, read_header
@@ -98,24 +99,3 @@ def hash_tokenizer(directory: Path) -> str:
         return hash_tokenizer_json(path.read_text(encoding="utf-8"))
     except Exception as error:  # whatever its contents are taken for
         raise ModelRefusedError(f"{path} is not a tokenizer: {type(error).__name__}: {error}") from error
-
-
-def hash_tokenizer_json(text: str) -> str:
-    """SHA-256 hex of the canonical vocabulary, merges and added tokens of a tokenizer.json's text.
-
-    The router computes the same from the same file: keep the two definitions identical.
-    """
-    data = json.loads(text)
-    model = data["model"]
-    vocab = model.get("vocab", {})
-    canonical = {
-        # BPE, WordPiece, WordLevel: token -> id, sorted by id then token; Unigram: [token, score] by position
-        "vocab": sorted(([t, i] for t, i in vocab.items()), key=lambda entry: (entry[1], entry[0]))
-        if isinstance(vocab, dict)
-        else [entry[0] for entry in vocab],
-        # older files write "a b", newer ones ["a", "b"]
-        "merges": [m.split(" ") if isinstance(m, str) else list(m) for m in model.get("merges") or []],
-        "added_tokens": sorted([t["id"], t["content"]] for t in data.get("added_tokens") or []),
-    }
-    encoded = json.dumps(canonical, ensure_ascii=True, separators=(",", ":"), sort_keys=True)
-    return hashlib.sha256(encoded.encode()).hexdigest()

@@ -13,10 +13,11 @@ import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig
 
 from betoken.common.gguf import GgufError, GgufHeader, find_gguf, read_header, read_tokenizer
+from betoken.common.tokenizer_json import hash_tokenizer_json
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.weights import gguf
 from betoken.engine.weights.checkpoint import Progress, resolve_directory
-from betoken.engine.weights.fingerprint import hash_tokenizer, hash_tokenizer_json, hash_weights, read_headers
+from betoken.engine.weights.fingerprint import hash_tokenizer, hash_weights, read_headers
 from betoken.engine.weights.plausible import check_files
 from betoken.engine.weights.stored import load_beside
 from betoken.engine.weights.tensor_files import DTYPES, StoredTensor

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from betoken.common.errors import InvalidArgumentError
 from betoken.common.names import PREDICTION
-from betoken.router.workers import draft_tree
+from betoken.common.tree import is_chain, leading_chain, longest_path, num_sound
 from betoken.rpc.validation import validate_distribution
 from betoken.v1.draft_pb2 import DraftedBlock
 from betoken.v1.types_pb2 import SparseDistribution
@@ -47,7 +47,7 @@ class Draft(NamedTuple):
     @property
     def depth(self) -> int:
         """Most ids that can be accepted."""
-        return draft_tree.depth(self.parents) if self.parents else len(self.ids)
+        return longest_path(self.parents) if self.parents else len(self.ids)
 
     def along(self, path: Sequence[int]) -> tuple[Sequence[int], Sequence[str]]:
         """Ids, and sources if there are any, of the nodes of an accepted `path`."""
@@ -76,13 +76,13 @@ def usable_draft(block: DraftedBlock, num_tokens: int, vocab_size: int, takes_tr
     parents: Sequence[int] = ()
     if block.parents:
         parents = block.parents[: len(ids)]
-        num_kept = draft_tree.num_sound(parents) if takes_trees else draft_tree.leading_chain(parents)
+        num_kept = num_sound(parents) if takes_trees else leading_chain(parents)
         del ids[num_kept:]
     if ids and max(ids) >= vocab_size:
         del ids[next(index for index, token_id in enumerate(ids) if token_id >= vocab_size) :]
     if parents:
         parents = parents[: len(ids)]
-        if draft_tree.leading_chain(parents) == len(parents):
+        if is_chain(parents):
             parents = ()
     sources: Sequence[str] = block.sources[: len(ids)]
     if len(sources) not in (1, len(ids)) or max(map(len, sources), default=0) > _MAX_SOURCE_CHARS:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from betoken.common.tree import is_path
 from betoken.router.workers.draft import Draft
-from betoken.router.workers.draft_tree import is_path
 from betoken.v1.verify_pb2 import DraftBlock, Verdict
 
 

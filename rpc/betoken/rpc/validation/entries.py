@@ -9,6 +9,7 @@ from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 
 from betoken.common.errors import InvalidArgumentError
+from betoken.common.tree import leading_chain, num_sound
 from betoken.rpc.validation.checks import check_count, check_enum, check_ids, check_range, check_text
 from betoken.rpc.validation.constraint import validate_constraint
 from betoken.rpc.validation.request import MAX_TENANT_BYTES, check_drafter
@@ -187,10 +188,9 @@ def _check_per_node(field: str, count: int, num_drafts: int) -> None:
 
 def _check_parents(parents: Sequence[int], num_drafts: int, supports_trees: bool) -> None:
     _check_per_node("block.parents", len(parents), num_drafts)
-    for index, parent in enumerate(parents):
-        if not -1 <= parent < index:
-            limit = f"must be -1 to {index - 1}, parents come first"
-            raise InvalidArgumentError(f"block.parents[{index}]", parent, limit)
-        if not supports_trees and parent != index - 1:
-            limit = f"must be {index - 1}, as this worker takes chains only"
-            raise InvalidArgumentError(f"block.parents[{index}]", parent, limit)
+    if (index := num_sound(parents)) < num_drafts:
+        limit = f"must be -1 to {index - 1}, parents come first"
+        raise InvalidArgumentError(f"block.parents[{index}]", parents[index], limit)
+    if not supports_trees and (index := leading_chain(parents)) < num_drafts:
+        limit = f"must be {index - 1}, as this worker takes chains only"
+        raise InvalidArgumentError(f"block.parents[{index}]", parents[index], limit)
