@@ -145,6 +145,7 @@ async def running(
     draft_options: dict[str, Any] | None = None,
     verify_options: dict[str, Any] | None = None,
     router_options: dict[str, Any] | None = None,
+    chat_template: str = CHAT_TEMPLATE,
 ) -> AsyncIterator[Running]:
     """These services, with all that a test may want of them."""
     threads: list[ModelThread[Any]] = []
@@ -179,7 +180,7 @@ async def running(
         draft = await stack.enter_async_context(
             worker(lambda *args: draft_service._load(draft_settings, *args, grammar_of), draft_results, serve_draft)
         )
-        tokenizer = Tokenizer(byte_tokenizer_json(), {"eos_token": "<eos>"}, CHAT_TEMPLATE, "test")
+        tokenizer = Tokenizer(byte_tokenizer_json(), {"eos_token": "<eos>"}, chat_template, "test")
         options = PATIENCE | (router_options or {})
         router = Router(RouterSettings(verify=(verify,), draft=(draft,), tokenizer="test", **options), tokenizer)
         links = asyncio.ensure_future(router.run())

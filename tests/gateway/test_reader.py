@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from betoken.gateway.reader import MARKS, Call, Part, Reader, Said, Thought
+from betoken.gateway.reader import MARKS, Arguments, Call, Part, Reader, Said, Thought
 
 TOOLS = frozenset(("weather", "add"))
-WEATHER = Call("weather", '{"city": "Bern"}')
-ADD = Call("add", '{"a": 1, "b": [2, {"c": "}"}]}')
 A, B = '{"city": "Bern"}', '{"a": 1, "b": [2, {"c": "}"}]}'
 
-CASES: list[tuple[str, list[Part]]] = [
+WEATHER: tuple[Part, ...] = (Call("weather"), Arguments(A))
+ADD: tuple[Part, ...] = (Call("add"), Arguments(B))
+
+CASES: list[tuple[str, list[Any]]] = [
     ("hello", [Said("hello")]),
     (" hello\n", [Said(" hello\n")]),
     ("<think>\nhm\n</think>\n\nhello", [Thought("hm"), Said("hello")]),
@@ -34,6 +35,17 @@ CASES: list[tuple[str, list[Part]]] = [
         [Thought("hm"), WEATHER],
     ),
     (f'<tool_call>{{"name": "weather", "arguments": {A}}}', [WEATHER]),  # cut off before its end
+    ('<tool_call>{"name": "weather", "arguments": {"city": "Be', [Call("weather"), Arguments('{"city": "Be')]),
+    (f'<tool_call>{{"arguments": {A}, "name": "weather"}}</tool_call>', [WEATHER]),
+    (f'<tool_call>{{"name": "weather", "arguments": {A}, "id": "}}"}}</tool_call> so', [WEATHER, Said("so")]),
+    (
+        f'[TOOL_CALLS] [{{"name": "add", "arguments": {B}, "id": "a"}},{{"arguments": {A}, "name": "weather"}}]',
+        [ADD, WEATHER],
+    ),
+    (
+        f'[TOOL_CALLS][{{"arguments": {A}, "name": "weather"}}, {{"name": "add", "arguments": {B}}}].',
+        [WEATHER, ADD, Said(".")],
+    ),
     ('<tool_call>{"name": "weather", "argu', [Said('<tool_call>{"name": "weather", "argu')]),
     ('<tool_call>{"name": "other"}</tool_call>!', [Said('<tool_call>{"name": "other"}</tool_call>!')]),
     (f'{{"name": "weather", "parameters": {A}}}', [WEATHER]),
@@ -66,7 +78,8 @@ def merged(parts: list[Part]) -> list[Part]:
 
 
 @pytest.mark.parametrize(("text", "parts"), CASES, ids=[text[:30] for text, _ in CASES])
-def test_an_answer_is_read_alike_however_it_is_cut(text: str, parts: list[Part]) -> None:
+def test_an_answer_is_read_alike_however_it_is_cut(text: str, parts: list[Any]) -> None:
+    parts = [each for part in parts for each in (part if isinstance(part, tuple) else (part,))]
     assert read(text, []) == parts
     assert read(text, list(range(1, len(text)))) == parts
     chance = random.Random(text)
@@ -94,5 +107,15 @@ def test_any_text_is_read_alike_however_it_is_cut(pieces: list[str], data: st.Da
     text = "".join(pieces)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     assert read(text, cuts) == read(text, [])
-    for part in read(text, []):
-        assert not isinstance(part, Call) or isinstance(json.loads(part.arguments), dict)
+    parts = read(text, [])
+    for part, following in zip(parts, [*parts, None][1:], strict=True):
+        assert not isinstance(part, Call) or (isinstance(following, Arguments) and following.text.startswith("{"))
+
+
+def test_a_call_is_told_as_soon_as_its_name_is_known_and_its_arguments_as_they_come() -> None:
+    reader = Reader(TOOLS)
+    assert reader.feed('<tool_call>\n{"name": "weather", "arguments": ') == []
+    assert reader.feed('{"ci') == [Call("weather"), Arguments('{"ci')]
+    assert reader.feed('ty": "Be') == [Arguments('ty": "Be')]
+    assert reader.feed('rn"}}\n</tool_') == [Arguments('rn"}')]
+    assert reader.feed("call>") == [] and reader.end() == []

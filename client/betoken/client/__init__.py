@@ -19,7 +19,7 @@ from betoken.client.config import (
     Speculation,
     VerificationMode,
 )
-from betoken.client.model_info import ModelInfo, SourceInfo, StepCost, WorkerStatus
+from betoken.client.model_info import ModelInfo, SourceInfo, StepCost, ToolFormat, WorkerStatus
 from betoken.client.piece import Logprobs, Piece, RoundTimes, Token, TokenOrigin
 from betoken.client.request import ChatMessage, Prompt
 from betoken.client.sync_client import Client
@@ -76,6 +76,7 @@ __all__ = [
     "SpeculationStats",
     "StepCost",
     "Token",
+    "ToolFormat",
     "TokenOrigin",
     "UnauthenticatedError",
     "UnavailableError",

@@ -5,7 +5,8 @@ Built from protocol messages; knows nothing of calls.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from betoken.client.config import Sampling, VerificationMode
@@ -102,6 +103,16 @@ class WorkerStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """How the model's template writes calls of tools."""
+
+    name: str
+    """"hermes" (Qwen too), "llama", "mistral" or "mistral_named"; empty = no form that is known."""
+    mark_ids: Mapping[str, int]
+    """Ids of the marks around calls that are special tokens, by their text."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """Description of a router's service."""
 
@@ -129,6 +140,8 @@ class ModelInfo:
     """Same request, seed and fingerprint = same tokens."""
     sources: tuple[SourceInfo, ...] = ()
     """Sources that tokens may have."""
+    tool_format: ToolFormat = field(default_factory=lambda: ToolFormat("", {}))
+    """Form in which the chat template has tools called."""
 
     @classmethod
     def from_proto(cls, message: pb.GetModelInfoResponse) -> ModelInfo:
@@ -148,6 +161,7 @@ class ModelInfo:
             version=message.version,
             system_fingerprint=message.system_fingerprint,
             sources=tuple(SourceInfo(source.name, source.explains, source.colour) for source in message.sources),
+            tool_format=ToolFormat(message.tool_format.name, dict(message.tool_format.mark_ids)),
         )
 
 

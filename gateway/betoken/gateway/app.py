@@ -5,6 +5,7 @@ Knows which body goes to which form; how answers are had and sent is `answering`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -15,17 +16,19 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from betoken.client import AsyncClient, BetokenError
+from betoken.client import AsyncClient, BetokenError, ToolFormat
 from betoken.gateway import models, pages, tokens
 from betoken.gateway.answering import Answers
+from betoken.gateway.body import GenerationBody
 from betoken.gateway.chat import ChatBody
 from betoken.gateway.chat_form import ChatForm
 from betoken.gateway.completions import CompletionBody, CompletionForm
-from betoken.gateway.door import Door, request_id_of
+from betoken.gateway.door import Door, caller_headers, request_id_of
 from betoken.gateway.edge import Edge
 from betoken.gateway.errors import Failure, RefusedError, failure_of, invalid_body
 from betoken.gateway.form import Form
 from betoken.gateway.metrics import Metrics
+from betoken.gateway.question import Question
 from betoken.gateway.responses import ResponsesBody
 from betoken.gateway.responses_form import ResponsesForm
 from betoken.gateway.settings import GatewaySettings
@@ -65,23 +68,36 @@ def create_app(client: AsyncClient, settings: GatewaySettings) -> FastAPI:
 async def completions(body: CompletionBody, request: Request) -> Response:
     """Answers to texts or token ids."""
     check_number(body.n * len(body.prompts()), "n", request)
-    return reply(request, CompletionForm(body, request_id_of(request)), body)
+    return reply(request, CompletionForm(body, request_id_of(request)), body.questions(), body)
 
 
 async def chat_completions(body: ChatBody, request: Request) -> Response:
     """An answer to a chat."""
     check_number(body.n, "n", request)
-    return reply(request, ChatForm(body, request_id_of(request)), body)
+    questions = body.questions(await form_of_calls(request, body))
+    return reply(request, ChatForm(body, request_id_of(request)), questions, body)
 
 
 async def responses(body: ResponsesBody, request: Request) -> Response:
     """An answer to a conversation, by OpenAI's newer protocol."""
-    return reply(request, ResponsesForm(body, request_id_of(request)), body)
+    questions = body.questions(await form_of_calls(request, body))
+    return reply(request, ResponsesForm(body, request_id_of(request)), questions, body)
 
 
-def reply(request: Request, form: Form, body: CompletionBody | ChatBody | ResponsesBody) -> Response:
+def reply(request: Request, form: Form, questions: Sequence[Question], body: GenerationBody) -> Response:
     """The response that asks and answers."""
-    return Answers(request, form, body.questions(), is_stream=body.stream)
+    return Answers(request, form, questions, is_stream=body.stream)
+
+
+async def form_of_calls(request: Request, body: ChatBody | ResponsesBody) -> ToolFormat | None:
+    """How the model's template writes calls, where the body needs a grammar of them.
+
+    Raises:
+        BetokenError: the router cannot be asked.
+    """
+    if not body.why_constrained:
+        return None
+    return (await Door.of(request).client.model_info(headers=caller_headers(request))).tool_format
 
 
 def check_number(num_choices: int, param: str, request: Request) -> None:

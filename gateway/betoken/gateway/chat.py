@@ -10,10 +10,12 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, field_validator, model_validator
 
+from betoken.client import ToolFormat
 from betoken.gateway.body import GenerationBody, Prediction, Refusals, refuse, said_as
-from betoken.gateway.constraint import check_tool_choice, format_constraint
+from betoken.gateway.constraint import format_constraint
 from betoken.gateway.messages import Message
 from betoken.gateway.question import Question
+from betoken.gateway.tool_choice import ToolChoice, calls_constraint, check_choice, tool_choice, why_constrained
 from betoken.gateway.tools import Tool
 
 MAX_TOP_LOGPROBS = 20
@@ -28,7 +30,6 @@ class ChatBody(GenerationBody):
         "modalities": ("must be text alone", (["text"],)),
         "functions": ("is deprecated and not supported: send tools", ([],)),
         "function_call": ("is deprecated and not supported: send tool_choice", ("none",)),
-        "parallel_tool_calls": ("must be true: nothing limits calls to one yet", (True,)),
         "web_search_options": ("is not supported: nothing is looked up", ()),
         "metadata": ("is not supported: nothing is stored", ({},)),
         "store": ("is not supported: nothing is stored", (False,)),
@@ -48,7 +49,10 @@ class ChatBody(GenerationBody):
         None, description="text, json_object, or json_schema, whose schema the answer keeps, strict or not."
     )
     tools: list[Tool] | None = Field(None, max_length=1024, description="Given to the model's template.")
-    tool_choice: Annotated[str | dict[str, Any], said_as("must be none or auto")] = "auto"
+    tool_choice: Annotated[str | dict[str, Any], said_as("must be text or an object")] = Field(
+        "auto", description="none, auto, required, a function by its name, or allowed_tools."
+    )
+    parallel_tool_calls: bool = Field(True, description="Whether an answer may make several calls.")
     reasoning_effort: str | None = Field(None, description="Given to the model's template, where that knows it.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables for that template.")
     continue_final_message: bool = Field(False, description="Whether the answer goes on with the last message.")
@@ -59,12 +63,6 @@ class ChatBody(GenerationBody):
         format_constraint(value)
         return value
 
-    @field_validator("tool_choice")
-    @classmethod
-    def _check_choice(cls, value: str | dict[str, Any]) -> str | dict[str, Any]:
-        check_tool_choice(value)
-        return value
-
     @model_validator(mode="after")
     def _check(self) -> ChatBody:
         if self.top_logprobs is not None and not self.logprobs:
@@ -73,17 +71,35 @@ class ChatBody(GenerationBody):
             raise refuse("max_completion_tokens", "is the newer name of max_tokens, which says something else")
         if self.betoken.constraint is not None and self.response_format is not None:
             raise refuse("response_format", "is a constraint, too, beside betoken.constraint")
+        check_choice(self.tool_choice, [tool.function for tool in self.tools or ()])
+        if self.why_constrained and (self.response_format is not None or self.betoken.constraint is not None):
+            raise refuse(self.why_constrained, "is kept by a constraint, too, and one answer has one")
         if _EFFORT in (self.chat_template_kwargs or {}) and self.reasoning_effort is not None:
             raise refuse(_EFFORT, "is among the chat_template_kwargs, too")
         return self
 
     @property
     def callable_tools(self) -> list[Tool]:
-        """Tools that the model is told of."""
-        return (self.tools or []) if self.tool_choice != "none" else []
+        """Tools that may be called; the model is told of the others, too, unless none may be."""
+        names = {tool.name for tool in self._choice.among([tool.function for tool in self.tools or ()])}
+        return [tool for tool in self.tools or () if tool.function.name in names]
 
-    def questions(self) -> list[Question]:
-        """One for each choice."""
+    @property
+    def _choice(self) -> ToolChoice:
+        return tool_choice(self.tool_choice, [tool.function.name for tool in self.tools or ()])
+
+    @property
+    def why_constrained(self) -> str:
+        """The field that has calls kept by a grammar; empty where none is needed."""
+        return why_constrained(self._choice, [tool.function for tool in self.callable_tools], self.parallel_tool_calls)
+
+    @property
+    def must_call(self) -> bool:
+        """Whether an answer is nothing but calls."""
+        return self._choice.mode == "required"
+
+    def questions(self, form: ToolFormat | None = None) -> list[Question]:
+        """One for each choice. `form`: how calls are written, where a grammar has to know."""
         most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         effort = {} if self.reasoning_effort is None else {_EFFORT: self.reasoning_effort}
@@ -95,15 +111,19 @@ class ChatBody(GenerationBody):
             model=self.model,
             tenant=self.user,
             names=self._names(),
-            tools=[tool.for_template() for tool in self.callable_tools],
+            tools=[tool.for_template() for tool in self.tools or ()] if self.callable_tools else [],
             template_arguments=(self.chat_template_kwargs or {}) | effort,
             continue_final_message=self.continue_final_message,
-            constraint=self._constraint(),
+            constraint=self._constraint(form),
             prediction=None if self.prediction is None else self.prediction.text,
         )
         return [asked.with_seed(seed) for seed in self.seeds()]
 
-    def _constraint(self) -> Mapping[str, Any] | None:
+    def _constraint(self, form: ToolFormat | None) -> Mapping[str, Any] | None:
+        if why := self.why_constrained:
+            functions = [tool.function for tool in self.callable_tools]
+            form = form or ToolFormat("", {})
+            return calls_constraint(self._choice, functions, form, is_parallel=self.parallel_tool_calls, why=why)
         return self.betoken.constraint if self.response_format is None else format_constraint(self.response_format)
 
     def _names(self) -> Mapping[str, str]:
@@ -111,6 +131,8 @@ class ChatBody(GenerationBody):
         names = {"sampling.max_new_tokens": name, "sampling.logprobs": "top_logprobs"}
         if self.prediction is not None:
             names |= {"prediction.text": "prediction.content", "prediction": "prediction"}
+        if self.why_constrained:
+            names["constraint.lark"] = "tools"
         if self.response_format is not None:
             names["constraint.json_schema"] = "response_format.json_schema.schema"
             names["constraint"] = "response_format"

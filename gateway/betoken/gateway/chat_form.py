@@ -13,7 +13,7 @@ from betoken.gateway.chat import ChatBody
 from betoken.gateway.form import Form, choice_extension, piece_extension
 from betoken.gateway.logprobs import chat_logprobs
 from betoken.gateway.read_answer import ids_to_read, reader_of, text_of
-from betoken.gateway.reader import Call, Part, Reader, Said, Thought
+from betoken.gateway.reader import Arguments, Call, Part, Reader, Said, Thought
 from betoken.gateway.tools import call_object
 
 
@@ -82,7 +82,7 @@ class ChatForm(Form):
 
     def _answer(self, index: int, prompt_ids: Sequence[int]) -> _ReadAnswer:
         if index not in self._answers:
-            reader = reader_of(prompt_ids, self.names, self._tools)
+            reader = reader_of(prompt_ids, self.names, self._tools, begins_anew=self._body.must_call)
             self._answers[index] = _ReadAnswer(reader, self, index, self._request_id)
         return self._answers[index]
 
@@ -128,4 +128,9 @@ class _ReadAnswer:
                     call = call_object(part, self._request_id, self._choice, self.num_calls)
                     fields.setdefault("tool_calls", []).append({"index": self.num_calls, **call})
                     self.num_calls += 1
+                case Arguments(text):
+                    calls = fields.setdefault("tool_calls", [])
+                    if not calls:
+                        calls.append({"index": self.num_calls - 1, "function": {"arguments": ""}})
+                    calls[-1]["function"]["arguments"] += text
         return fields

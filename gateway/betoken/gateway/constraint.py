@@ -1,6 +1,6 @@
 """The one place where a request's constraints become the router's; what it knows none for is refused by name.
 
-`tool_choice` required or named, `parallel_tool_calls` and `prediction` are to be mapped here once they can be kept.
+What calls of tools have to keep to is mapped by `tool_choice`.
 """
 
 from __future__ import annotations
@@ -39,11 +39,3 @@ def format_constraint(given: Mapping[str, Any], *, is_flat: bool = False) -> Map
     if not isinstance(schema, Mapping):
         raise refuse(f"{path}schema", "must be a JSON schema")
     return {"json_schema": schema}
-
-
-def check_tool_choice(given: str | Mapping[str, Any]) -> None:
-    """Raises:
-    PydanticCustomError: a call that has to be made, which only a grammar guarantees.
-    """
-    if given not in ("none", "auto"):
-        raise ValueError("must be none or auto: no call can be forced yet")

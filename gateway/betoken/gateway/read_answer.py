@@ -19,10 +19,12 @@ def ids_to_read(prompt_ids: Sequence[int], tokens: Sequence[Token], has_tools: b
     return {*prompt_ids[-_NUM_TAIL_IDS:], *(token.id for token in tokens if has_tools or not token.text)}
 
 
-def reader_of(prompt_ids: Sequence[int], names: Mapping[int, bytes], tools: Set[str]) -> Reader:
-    """A reader of the answer to this prompt, which may end within a thought."""
+def reader_of(
+    prompt_ids: Sequence[int], names: Mapping[int, bytes], tools: Set[str], *, begins_anew: bool = False
+) -> Reader:
+    """A reader of the answer to this prompt, which may end within a thought; not of one that `begins_anew`."""
     tail = b"".join(names.get(token_id, b"") for token_id in prompt_ids[-_NUM_TAIL_IDS:])
-    return Reader(tools, is_thinking=tail.rstrip().endswith(THINK.encode()))
+    return Reader(tools, is_thinking=not begins_anew and tail.rstrip().endswith(THINK.encode()))
 
 
 def text_of(token: Token, names: Mapping[int, bytes]) -> str:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from betoken.gateway.json_object import JsonObject
+
 THINK, THOUGHT = "<think>", "</think>"
 _HERMES, _HERMES_END = "<tool_call>", "</tool_call>"
 _LLAMA, _MISTRAL, _ARGS = "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]"
@@ -20,6 +22,8 @@ MARKS = frozenset((THINK, THOUGHT, _HERMES_END, _ARGS, *_BEGINS))
 """Texts that may be special tokens, which leave none: whoever feeds a reader puts them back."""
 _NAMED = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*(?=\{)")
 _NAMED_SO_FAR = re.compile(r"\s*[\w.-]*\s*(?:\[[A-Z_]*\]?\s*\w*\s*)*")
+_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([\w.-]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+"""A call up to its arguments, where the name comes first."""
 _DECODER = json.JSONDecoder()
 
 
@@ -39,14 +43,19 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A tool's call."""
+    """A tool's call begins."""
 
     name: str
-    arguments: str
-    """A JSON object."""
 
 
-Part: TypeAlias = Thought | Said | Call
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """A piece of the arguments of the call under way: all of them are a JSON object, unless the answer was cut."""
+
+    text: str
+
+
+Part: TypeAlias = Thought | Said | Call | Arguments
 
 
 class Reader:
@@ -61,6 +70,12 @@ class Reader:
         """The next part's leading white space is dropped: it stands after a mark."""
         self._raw = ""
         """What began the call under way, to be told as text where it is none."""
+        self._object = JsonObject()
+        """The object under way: a call's arguments, or what is left of the call."""
+        self._after_arguments = self._after = self._said
+        """What follows the arguments, and the whole, of the call under way."""
+        self._waiting: list[Part] = []
+        """Parts that were found with the last one told."""
         self._read: Callable[[bool], Part | bool] = self._thought if is_thinking else self._first
 
     @property
@@ -80,7 +95,7 @@ class Reader:
     def _parts(self, is_end: bool) -> list[Part]:
         parts: list[Part] = []
         while True:
-            found = self._read(is_end)
+            found = self._waiting.pop(0) if self._waiting else self._read(is_end)
             if found is False:
                 return parts
             if found is not True:
@@ -130,6 +145,8 @@ class Reader:
         return part or True
 
     def _hermes(self, is_end: bool) -> Part | bool:
+        if head := self._head():
+            return self._call_begins(head, self._rest_of_call, self._hermes_end)
         text, mark, rest = self._text.partition(_HERMES_END)
         if not mark and not is_end:
             return False
@@ -137,10 +154,19 @@ class Reader:
         if len(calls) != 1:
             return self._no_call(text + mark, rest)
         self._begin(self._said, rest)
-        return calls[0]
+        return self._told(calls)
+
+    def _hermes_end(self, is_end: bool) -> bool:
+        _, mark, rest = self._text.partition(_HERMES_END)
+        if not mark and not is_end:
+            return False
+        self._begin(self._said, rest)
+        return True
 
     def _json(self, is_end: bool) -> Part | bool:
         """An object, as Llama 3 writes a call, with or without its mark."""
+        if head := self._head():
+            return self._call_begins(head, self._rest_of_call, self._between)
         begun = self._text.lstrip()
         value, length = _decoded(self._text) if begun.startswith("{") else (None, 0)
         if value is None and (not begun or begun.startswith("{")) and not is_end:
@@ -149,7 +175,7 @@ class Reader:
         if not calls:
             return self._no_call(self._text[:length], self._text[length:])
         self._begin(self._between, self._text[length:])
-        return calls[0]
+        return self._told(calls)
 
     def _between(self, is_end: bool) -> bool:
         """Another object may follow."""
@@ -161,27 +187,71 @@ class Reader:
 
     def _mistral(self, is_end: bool) -> Part | bool:
         """A list of calls, or a name before its arguments."""
-        if not is_end and _NAMED_SO_FAR.fullmatch(self._text) and not self._text.lstrip().startswith("["):
+        begun = self._text.lstrip()
+        if begun.startswith("["):
+            self._read, self._raw, self._text = self._list, self._raw + self._text[: -len(begun)] + "[", begun[1:]
+            return True
+        if not is_end and _NAMED_SO_FAR.fullmatch(self._text):
             return False
-        named, begun = _NAMED.match(self._text), self._text.lstrip()
-        if not named and not begun.startswith("["):
+        named = _NAMED.match(self._text)
+        if not named or named[1] not in self._tools:
             return self._no_call("", self._text)
-        value, length = _decoded(self._text[named.end() :] if named else self._text)
-        if value is None and not is_end:
+        return self._call_begins(named, self._said, self._said)
+
+    def _list(self, is_end: bool) -> Part | bool:
+        """A call of a list, or all that are left where it does not begin with its name."""
+        if head := self._head():
+            return self._call_begins(head, self._rest_of_call, self._next_in_list)
+        begun = self._text.lstrip()
+        value, length = _decoded("[" + self._text)
+        if value is None and (not begun or begun.startswith("{")) and not is_end:
             return False
-        if named:
-            value, length = {"name": named[1], "arguments": value}, length + named.end()
         calls = self._calls(value)
         if not calls:
-            return self._no_call(self._text[:length], self._text[length:])
-        rest = self._text[length:]
-        if len(calls) > 1:  # told one by one
-            rest = _MISTRAL + json.dumps(value[1:], ensure_ascii=False) + rest
-        self._begin(self._said, rest)
-        return calls[0]
+            return self._no_call("", self._text)
+        self._begin(self._said, self._text[length - 1 :])
+        return self._told(calls)
 
-    def _calls(self, value: Any) -> list[Call]:
-        """The calls that a value stands for; none where it stands for anything else."""
+    def _next_in_list(self, is_end: bool) -> bool:
+        """Another call, or the list's end."""
+        more = self._text.lstrip()
+        if not more and not is_end:
+            return False
+        is_last = not more.startswith(",")
+        self._begin(self._said if is_last else self._list, more.removeprefix("]") if is_last else more[1:])
+        return True
+
+    def _head(self) -> re.Match[str] | None:
+        """The beginning of a call of a tool that there is."""
+        head = _HEAD.match(self._text)
+        return head if head and head[1] in self._tools else None
+
+    def _call_begins(
+        self, head: re.Match[str], after_arguments: Callable[[bool], Part | bool], after: Callable[[bool], Part | bool]
+    ) -> Part:
+        self._begin(self._arguments, self._text[head.end() :])
+        self._object, self._after_arguments, self._after = JsonObject(), after_arguments, after
+        return Call(head[1])
+
+    def _arguments(self, is_end: bool) -> Part | bool:
+        """Arguments as they come."""
+        length = self._object.read(self._text)
+        text, self._text = self._text[:length], self._text[length:]
+        if self._object.is_whole:
+            self._object = JsonObject(depth=1)
+            self._read = self._after_arguments
+        return Arguments(text) if text else False
+
+    def _rest_of_call(self, is_end: bool) -> bool:
+        """Further keys, which say nothing, and the object's end."""
+        self._text = self._text[self._object.read(self._text) :]
+        if not self._object.is_whole and not is_end:
+            return False
+        self._begin(self._after, self._text)
+        return True
+
+    def _calls(self, value: Any) -> list[tuple[str, str]]:
+        """Name and arguments of the calls that a value stands for; none where it stands for anything else."""
         calls = []
         for entry in value if isinstance(value, list) else [value]:
             if not isinstance(entry, dict) or entry.get("name") not in self._tools:
@@ -189,8 +259,13 @@ class Reader:
             arguments = entry.get("arguments", entry.get("parameters", {}))
             if not isinstance(arguments, dict):
                 return []
-            calls.append(Call(entry["name"], json.dumps(arguments, ensure_ascii=False)))
+            calls.append((entry["name"], json.dumps(arguments, ensure_ascii=False)))
         return calls
+
+    def _told(self, calls: list[tuple[str, str]]) -> Part:
+        """Whole calls, part by part."""
+        self._waiting = [part for name, text in calls for part in (Call(name), Arguments(text))]
+        return self._waiting.pop(0)
 
     def _no_call(self, text: str, rest: str) -> Part | bool:
         """The supposed call is text, and so is everything after it."""

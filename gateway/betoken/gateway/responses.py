@@ -6,15 +6,17 @@ Knows no answers: `responses_form` writes them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from betoken.client import ChatMessage
+from betoken.client import ChatMessage, ToolFormat
 from betoken.gateway.body import Body, GenerationBody, Refusals, StreamOptions, refuse, said_as
-from betoken.gateway.constraint import check_tool_choice, format_constraint
+from betoken.gateway.constraint import format_constraint
 from betoken.gateway.messages import CalledFunction, ToolCall
 from betoken.gateway.question import Question
+from betoken.gateway.tool_choice import ToolChoice, calls_constraint, check_choice, tool_choice, why_constrained
 from betoken.gateway.tools import Function
 
 
@@ -129,7 +131,6 @@ class ResponsesBody(GenerationBody):
         "metadata": ("is not supported: nothing is stored", ({},)),
         "include": ("is not supported", ([],)),
         "truncation": ("must be disabled", ("disabled",)),
-        "parallel_tool_calls": ("must be true: nothing limits calls to one yet", (True,)),
         "max_tool_calls": ("is not supported: no tools are called here", ()),
         "service_tier": ("must be auto or default", ("auto", "default")),
         "top_logprobs": ("is not supported", (0,)),
@@ -143,20 +144,18 @@ class ResponsesBody(GenerationBody):
     instructions: str | None = Field(None, description="A system message before it.")
     max_output_tokens: int | None = None
     tools: list[FlatTool] | None = Field(None, max_length=1024)
-    tool_choice: Annotated[str | dict[str, Any], said_as("must be none or auto")] = "auto"
+    tool_choice: Annotated[str | dict[str, Any], said_as("must be text or an object")] = "auto"
+    parallel_tool_calls: bool = Field(True, description="Whether an answer may make several calls.")
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
-
-    @field_validator("tool_choice")
-    @classmethod
-    def _check_choice(cls, value: str | dict[str, Any]) -> str | dict[str, Any]:
-        check_tool_choice(value)
-        return value
 
     @model_validator(mode="after")
     def _check(self) -> ResponsesBody:
         if self.include_usage:
             raise refuse("stream_options.include_usage", "is not known here: the last event has the usage")
+        check_choice(self.tool_choice, self.tools or ())
+        if self.why_constrained and (self._constraint is not None):
+            raise refuse(self.why_constrained, "is kept by a constraint, too, and one answer has one")
         if self.betoken.constraint is not None and self._format is not None:
             raise refuse("text.format", "is a constraint, too, beside betoken.constraint")
         return self
@@ -167,11 +166,36 @@ class ResponsesBody(GenerationBody):
 
     @property
     def callable_tools(self) -> list[FlatTool]:
-        """Tools that the model is told of."""
-        return (self.tools or []) if self.tool_choice != "none" else []
+        """Tools that may be called; the model is told of the others, too, unless none may be."""
+        names = {tool.name for tool in self._choice.among(self.tools or ())}
+        return [tool for tool in self.tools or () if tool.name in names]
 
-    def questions(self) -> list[Question]:
-        """The one."""
+    @property
+    def _choice(self) -> ToolChoice:
+        return tool_choice(self.tool_choice, [tool.name for tool in self.tools or ()])
+
+    @property
+    def why_constrained(self) -> str:
+        """The field that has calls kept by a grammar; empty where none is needed."""
+        return why_constrained(self._choice, self.callable_tools, self.parallel_tool_calls)
+
+    @property
+    def must_call(self) -> bool:
+        """Whether an answer is nothing but calls."""
+        return self._choice.mode == "required"
+
+    @property
+    def _constraint(self) -> Mapping[str, Any] | None:
+        return self.betoken.constraint if self._format is None else format_constraint(self._format, is_flat=True)
+
+    def questions(self, form_of_calls: ToolFormat | None = None) -> list[Question]:
+        """The one. `form_of_calls`: how they are written, where a grammar has to know."""
+        constraint = self._constraint
+        if why := self.why_constrained:
+            form_of_calls = form_of_calls or ToolFormat("", {})
+            constraint = calls_constraint(
+                self._choice, self.callable_tools, form_of_calls, is_parallel=self.parallel_tool_calls, why=why
+            )
         effort, form = self.reasoning.effort if self.reasoning is not None else None, self._format
         return [
             Question(
@@ -188,10 +212,11 @@ class ResponsesBody(GenerationBody):
                     "messages.messages": "input",
                     "messages": "input",
                 }
+                | ({"constraint.lark": "tools"} if self.why_constrained else {})
                 | ({"constraint.json_schema": "text.format.schema", "constraint": "text.format"} if form else {}),
-                tools=[tool.for_template() for tool in self.callable_tools],
+                tools=[tool.for_template() for tool in self.tools or ()] if self.callable_tools else [],
                 template_arguments={} if effort is None else {"reasoning_effort": effort},
-                constraint=self.betoken.constraint if form is None else format_constraint(form, is_flat=True),
+                constraint=constraint,
             )
         ]
 

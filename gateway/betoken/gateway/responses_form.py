@@ -11,7 +11,7 @@ from typing import Any
 from betoken.client import AsyncGeneration, Completion, Piece, Token
 from betoken.gateway.form import Form, choice_extension, piece_extension
 from betoken.gateway.read_answer import ids_to_read, reader_of, text_of
-from betoken.gateway.reader import Call, Part, Said, Thought
+from betoken.gateway.reader import Arguments, Call, Part, Said, Thought
 from betoken.gateway.responses import ResponsesBody
 from betoken.gateway.tools import call_object
 
@@ -47,7 +47,7 @@ class ResponsesForm(Form):
 
     def whole(self, answers: Sequence[Completion]) -> dict[str, Any]:
         (answer,) = answers
-        self._reader = reader_of(answer.prompt_ids, self.names, self._tools)
+        self._reader = reader_of(answer.prompt_ids, self.names, self._tools, begins_anew=self._body.must_call)
         for _ in (*self._read(answer.tokens), *self._end()):
             pass
         return self._response(answer, self._body.betoken.provenance)
@@ -64,7 +64,7 @@ class ResponsesForm(Form):
             self._num_events += 1
 
     def opening(self, index: int, asked: AsyncGeneration) -> dict[str, Any]:
-        self._reader = reader_of(asked.prompt_ids, self.names, self._tools)
+        self._reader = reader_of(asked.prompt_ids, self.names, self._tools, begins_anew=self._body.must_call)
         begun = self._head("response", asked.model, asked.system_fingerprint)
         response = begun | self._settings() | {"status": "in_progress", "output": [], "usage": None}
         response["betoken"] = {"seed": asked.seed}
@@ -100,6 +100,8 @@ class ResponsesForm(Form):
                     yield from self._add_text("reasoning", "reasoning_text", text)
                 case Call():
                     yield from self._add_call(part)
+                case Arguments(text):
+                    yield self._add_arguments(text)
 
     def _add_text(self, kind: str, part_kind: str, text: str) -> Iterator[dict[str, Any]]:
         if not self._is_open or self._items[-1]["type"] != kind:
@@ -127,12 +129,15 @@ class ResponsesForm(Form):
         self._is_open = True
 
     def _close(self) -> Iterator[dict[str, Any]]:
-        """The text under way is whole."""
+        """The text or call under way is whole."""
         if not self._is_open:
             return
         self._is_open = False
         item, index = self._items[-1], len(self._items) - 1
         item["status"] = "completed"
+        if item["type"] == "function_call":
+            yield from self._close_call(item, index)
+            return
         part = item["content"][0]
         place = {"item_id": item["id"], "output_index": index, "content_index": 0}
         logprobs: dict[str, Any] = {"logprobs": []} if part["type"] == "output_text" else {}
@@ -145,13 +150,20 @@ class ResponsesForm(Form):
         index = len(self._items)
         called = call_object(call, self._request_id, 0, index)
         item = {"type": "function_call", "id": f"fc_{called['id']}", "call_id": called["id"], "name": call.name}
-        begun = item | {"arguments": "", "status": "in_progress"}
-        item |= {"arguments": call.arguments, "status": "completed"}
+        item |= {"arguments": "", "status": "in_progress"}
+        yield {"type": "response.output_item.added", "output_index": index, "item": dict(item)}
         self._items.append(item)
+        self._is_open = True
+
+    def _add_arguments(self, text: str) -> dict[str, Any]:
+        item = self._items[-1]
+        item["arguments"] += text
+        place = {"item_id": item["id"], "output_index": len(self._items) - 1}
+        return {"type": "response.function_call_arguments.delta", **place, "delta": text}
+
+    def _close_call(self, item: dict[str, Any], index: int) -> Iterator[dict[str, Any]]:
         place = {"item_id": item["id"], "output_index": index}
-        yield {"type": "response.output_item.added", "output_index": index, "item": begun}
-        yield {"type": "response.function_call_arguments.delta", **place, "delta": call.arguments}
-        done = {"name": call.name, "arguments": call.arguments}
+        done = {"name": item["name"], "arguments": item["arguments"]}
         yield {"type": "response.function_call_arguments.done", **place, **done}
         yield {"type": "response.output_item.done", "output_index": index, "item": item}
 
@@ -184,7 +196,7 @@ class ResponsesForm(Form):
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
             "metadata": {},
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": body.parallel_tool_calls,
             "previous_response_id": None,
             "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
             "store": False,

@@ -6,11 +6,11 @@ Knows forms only: what a model writes is `reader`'s.
 from __future__ import annotations
 
 import hashlib
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
-from betoken.gateway.body import Body, Refusals
+from betoken.gateway.body import Body
 from betoken.gateway.reader import Call
 
 _ID_DIGITS = 9  # what Mistral's templates ask of ids
@@ -19,10 +19,10 @@ _ID_DIGITS = 9  # what Mistral's templates ask of ids
 class Function(Body):
     """A function that may be called."""
 
-    refused: ClassVar[Refusals] = {"strict": ("is not supported yet: nothing forces arguments into a schema", (False,))}
     name: str = Field(min_length=1, max_length=64, pattern=r"^[\w.-]+$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool = Field(False, description="Whether a grammar keeps calls of it to its parameters.")
 
 
 class Tool(Body):
@@ -37,7 +37,6 @@ class Tool(Body):
 
 
 def call_object(call: Call, request_id: str, choice: int, index: int) -> dict[str, Any]:
-    """`message.tool_calls[index]`; its id is the same however often the reply is written."""
+    """`message.tool_calls[index]`, without arguments so far; its id is the same however often the reply is written."""
     digest = hashlib.sha256(f"{request_id}:{choice}:{index}".encode()).hexdigest()
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": digest[:_ID_DIGITS], "type": "function", "function": function}
+    return {"id": digest[:_ID_DIGITS], "type": "function", "function": {"name": call.name, "arguments": ""}}

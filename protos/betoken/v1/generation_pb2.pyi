@@ -270,7 +270,7 @@ class WorkerInfo(_message.Message):
     def __init__(self, address: _Optional[str] = ..., hello: _Optional[_Union[_types_pb2.WorkerHello, _Mapping]] = ..., load: _Optional[_Union[_types_pb2.Load, _Mapping]] = ..., state: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model", "vocab_size", "max_context", "eos_token_ids", "default_sampling", "drafters", "default_drafter", "default_num_draft_tokens", "verification_modes", "verify_workers", "draft_workers", "has_chat_template", "version", "system_fingerprint", "sources")
+    __slots__ = ("model", "vocab_size", "max_context", "eos_token_ids", "default_sampling", "drafters", "default_drafter", "default_num_draft_tokens", "verification_modes", "verify_workers", "draft_workers", "has_chat_template", "version", "system_fingerprint", "sources", "tool_format")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXT_FIELD_NUMBER: _ClassVar[int]
@@ -286,6 +286,7 @@ class GetModelInfoResponse(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SYSTEM_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
+    TOOL_FORMAT_FIELD_NUMBER: _ClassVar[int]
     model: str
     vocab_size: int
     max_context: int
@@ -301,7 +302,23 @@ class GetModelInfoResponse(_message.Message):
     version: str
     system_fingerprint: str
     sources: _containers.RepeatedCompositeFieldContainer[_types_pb2.SourceInfo]
-    def __init__(self, model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., drafters: _Optional[_Iterable[str]] = ..., default_drafter: _Optional[str] = ..., default_num_draft_tokens: _Optional[int] = ..., verification_modes: _Optional[_Iterable[_Union[_types_pb2.VerificationMode, str]]] = ..., verify_workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., draft_workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., has_chat_template: _Optional[bool] = ..., version: _Optional[str] = ..., system_fingerprint: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[_types_pb2.SourceInfo, _Mapping]]] = ...) -> None: ...
+    tool_format: ToolFormat
+    def __init__(self, model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., drafters: _Optional[_Iterable[str]] = ..., default_drafter: _Optional[str] = ..., default_num_draft_tokens: _Optional[int] = ..., verification_modes: _Optional[_Iterable[_Union[_types_pb2.VerificationMode, str]]] = ..., verify_workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., draft_workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., has_chat_template: _Optional[bool] = ..., version: _Optional[str] = ..., system_fingerprint: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[_types_pb2.SourceInfo, _Mapping]]] = ..., tool_format: _Optional[_Union[ToolFormat, _Mapping]] = ...) -> None: ...
+
+class ToolFormat(_message.Message):
+    __slots__ = ("name", "mark_ids")
+    class MarkIdsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MARK_IDS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    mark_ids: _containers.ScalarMap[str, int]
+    def __init__(self, name: _Optional[str] = ..., mark_ids: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("prompt", "messages", "add_special_tokens")

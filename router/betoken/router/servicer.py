@@ -85,6 +85,7 @@ class GenerationServicer:
                 verify_workers=[_worker_info(worker, router, tells_places) for worker in router.verify.workers],
                 draft_workers=[_worker_info(worker, router, tells_places) for worker in router.draft.workers],
                 has_chat_template=router.tokenizer.chat_template is not None,
+                tool_format=router.tokenizer.tool_format,
                 version=__version__,
             )
             if served is not None:

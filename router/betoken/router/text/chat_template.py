@@ -36,7 +36,7 @@ class ChatTemplate:
         Raises:
             TemplateError: the template does not compile.
         """
-        self._source = source
+        self.source = source
         self._special_tokens = dict(special_tokens)
         self._processes = _Processes(source)
         weakref.finalize(self, self._processes.close)
@@ -101,7 +101,7 @@ class _Processes:
     """The processes of one template; each is made when it is needed first, and again once it was ended."""
 
     def __init__(self, source: str) -> None:
-        self._source = source
+        self.source = source
         try:
             first = TemplateProcess(source, MAX_RENDERED_CHARS)
         except RenderingFailedError as error:
@@ -135,7 +135,7 @@ class _Processes:
                 process.close()
 
     def _make(self) -> TemplateProcess:
-        process = TemplateProcess(self._source, MAX_RENDERED_CHARS)
+        process = TemplateProcess(self.source, MAX_RENDERED_CHARS)
         with self._lock:
             self._all.add(process)
         return process

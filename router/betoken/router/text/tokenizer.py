@@ -24,7 +24,9 @@ from betoken.router.text.pipeline import adapted, cleans_up, refused_options
 from betoken.router.text.special_tokens import add_tokens, named_tokens
 from betoken.router.text.token_bytes import TokenBytes
 from betoken.router.text.tokenizer_files import CONFIG, TokenizerError, read_files
+from betoken.router.text.tool_format import tool_format
 from betoken.rpc.constraints import Grammars
+from betoken.v1.generation_pb2 import ToolFormat
 
 __all__ = ["Tokenizer", "TokenizerError", "TokenizerFailedError"]
 
@@ -128,6 +130,12 @@ class Tokenizer:
         if template is None:
             raise ChatTemplate.missing()
         return template.render(chat)
+
+    @cached_property
+    def tool_format(self) -> ToolFormat:
+        """Form in which its template has tools called."""
+        template = self._tool_template or self.chat_template
+        return tool_format(template.source if template is not None else "", self.special_ids)
 
     @cached_property
     def escaping(self) -> EscapingTokenizer:
