@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from betoken.drafters import early_exit, fused, grammar, lookahead, model, ngram, staged
+from betoken.drafters import early_exit, fused, grammar, heads, lookahead, model, ngram, staged
 from betoken.drafters.plugin import is_plugin_path
 from betoken.drafters.spec import DrafterSpec
 
 SPECS: dict[str, DrafterSpec] = {
     spec.name: spec
-    for spec in (fused.SPEC, model.SPEC, ngram.SPEC, staged.SPEC, lookahead.SPEC, early_exit.SPEC, grammar.SPEC)
+    for spec in (
+        *(fused.SPEC, model.SPEC, ngram.SPEC, staged.SPEC),
+        *(lookahead.SPEC, early_exit.SPEC, grammar.SPEC, heads.SPEC),
+    )
 }
 """Specs by name."""
 

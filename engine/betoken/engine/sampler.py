@@ -42,6 +42,8 @@ class SampleGroup:
     """The sequence's, which have followed the committed output; None = made of the parameters for this call."""
     parents: Sequence[int] | None = None
     """Tree: index of each draft id's parent, -1 = the last committed token; None = a chain."""
+    num_ahead: int = 0
+    """Tokens between the output and row 0 whose ids are not known; rules go by the output alone."""
 
     def adjustments(self) -> BlockPath | None:
         """The adjustments of the rows by the rules; None without adjustments."""
@@ -142,7 +144,7 @@ def noise_columns(groups: Sequence[SampleGroup], device: torch.device) -> tuple[
     positions: list[int] = []
     seeds: list[int] = []
     for group in groups:
-        first = len(group.prompt_ids) + len(group.output_ids)
+        first = len(group.prompt_ids) + len(group.output_ids) + group.num_ahead
         if group.parents is None:
             positions += range(first, first + group.num_rows)
         else:

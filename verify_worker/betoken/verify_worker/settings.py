@@ -4,6 +4,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
+from betoken.drafters.heads.options import MedusaOptions
 from betoken.drafters.ngram.options import NgramOptions
 from betoken.drafters.registry import SPECS, check_attached
 from betoken.rpc.settings import CommaSeparated
@@ -12,7 +13,7 @@ from betoken.rpc.worker_settings import WorkerSettings
 _ATTACHABLE = ", ".join(spec.name for spec in SPECS.values() if spec.can_attach)
 
 
-class VerifyWorkerSettings(NgramOptions, WorkerSettings):
+class VerifyWorkerSettings(MedusaOptions, NgramOptions, WorkerSettings):
     """Options of `betoken verify-worker`."""
 
     attached_drafters: CommaSeparated = Field(

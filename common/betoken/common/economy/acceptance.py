@@ -42,10 +42,11 @@ class Calibration:
             if parents[index] != node or depth >= len(ids) or share <= 0.0:
                 continue
             is_accepted = draft_id == ids[depth]
-            self._observe(shares[index] / share, is_accepted)
+            self.observe(shares[index] / share, is_accepted)
             if is_accepted:
                 node, depth, share = index, depth + 1, shares[index]
 
-    def _observe(self, share: float, is_accepted: bool) -> None:
+    def observe(self, share: float, is_accepted: bool) -> None:
+        """A token of that share, whose predecessors were accepted, was itself accepted or refused."""
         exponent = self.exponent * (1.0 + _RATE * (self.score(share) - is_accepted))
         self.exponent = min(_MOST, max(_LEAST, exponent))

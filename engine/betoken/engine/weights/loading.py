@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -54,6 +55,8 @@ class ModelInfo:
     num_parameters: int
     tokenizer_text: Callable[[], str] = field(default=lambda: "", repr=False, compare=False)
     """Reads the tokenizer.json's text; empty where the checkpoint has none."""
+    path: Path | None = field(default=None, compare=False)
+    """The checkpoint's directory or file."""
 
 
 def load_model(config: EngineConfig, progress: Progress) -> tuple[Any, ModelInfo]:
@@ -102,6 +105,7 @@ def load_model(config: EngineConfig, progress: Progress) -> tuple[Any, ModelInfo
         tokenizer_hash=tokenizer_hash,
         num_parameters=num_parameters,
         tokenizer_text=source.tokenizer_text,
+        path=source.path,
     )
     return model, info
 

@@ -1,0 +1,201 @@
+"""Adapters: only from their folder, read beside the thread that drafts, the least recently used dropped."""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from betoken.common.errors import InvalidArgumentError
+from betoken.drafters.heads import adapters
+from betoken.drafters.heads.adapters import Adapter, AdapterStore
+from betoken.drafters.heads.drafter import MedusaDrafter
+from betoken.drafters.heads.module import MedusaHeads
+from betoken.engine.runner import ModelRunner
+from tests.drafters.heads.bench import HIDDEN, VOCAB, Bench
+from tests.drafters.heads.files import RandomHeads
+
+FIELD = "drafter.settings.adapter"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Adapters a, b, c, and d of other shapes: more heads, LoRAX's layout."""
+    for seed, name in enumerate("abc"):
+        RandomHeads(HIDDEN, VOCAB, seed=seed).save(tmp_path / "adapters" / name, "v1")
+    RandomHeads(HIDDEN, VOCAB, num_heads=4, seed=9).save(tmp_path / "adapters" / "d", "lorax")
+    RandomHeads(HIDDEN, VOCAB).save(tmp_path / "outside", "v1")
+    return tmp_path / "adapters"
+
+
+class SlowReading:
+    """Holds all reading up until told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.may_go = threading.Event()
+        self.threads: list[str] = []
+        make = MedusaHeads
+
+        def slow(*given: object) -> MedusaHeads:
+            self.threads.append(threading.current_thread().name)
+            assert self.may_go.wait(30)
+            return make(*given)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(adapters, "MedusaHeads", slow)
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowReading]:
+    reading = SlowReading(monkeypatch)
+    yield reading
+    reading.may_go.set()
+
+
+def settle(store: AdapterStore, *wanted: Adapter) -> None:
+    """Until these are in memory."""
+    end = time.monotonic() + 30
+    while any(adapter.heads is None for adapter in wanted):
+        assert time.monotonic() < end
+        store.look_after()
+        store.check_integrity()
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize(
+    "name", ["../outside", "..", ".", "", "a/../b", "/etc", "a/", "a\\b", "a\0", "~", "x" * 129, "é", "-", "a b"]
+)
+def test_ids_that_lead_elsewhere_are_refused(name: str, folder: Path, target: ModelRunner) -> None:
+    store = AdapterStore(folder, target, 2)
+    with pytest.raises(InvalidArgumentError) as refused:
+        store.acquire(name)
+    assert refused.value.field == FIELD and "must be 1 to 128 letters" in refused.value.limit
+
+
+def test_unknown_and_foreign_ones_and_files_are_refused_by_name(folder: Path, target: ModelRunner) -> None:
+    store = AdapterStore(folder, target, 2)
+    (folder / "file").write_text("")
+    os.mkfifo(folder / "pipe")
+    for name in ("unknown", "file", "pipe"):
+        with pytest.raises(InvalidArgumentError, match=f"{FIELD} = {name}: must be one in the worker's --adapter-dir"):
+            store.acquire(name)
+    RandomHeads(HIDDEN, VOCAB).save(folder / "foreign", "v1", base="mistral-7b")
+    with pytest.raises(InvalidArgumentError, match=f"{FIELD} = foreign: must fit the target, but base_model_name"):
+        store.acquire("foreign")
+    RandomHeads(HIDDEN * 2, VOCAB).save(folder / "wide", "v1")
+    with pytest.raises(InvalidArgumentError, match=f"{FIELD} = wide: must fit the target, but 0.0.linear"):
+        store.acquire("wide")
+    os.mkfifo(folder / "a" / "model.safetensors")
+    (folder / "b" / "config.json").unlink()
+    os.mkfifo(folder / "b" / "config.json")
+    store.acquire("a")
+    with pytest.raises(InvalidArgumentError, match="config.json is no regular file"):
+        store.acquire("b")
+    with pytest.raises(InvalidArgumentError, match="must be absent, as this worker has no --adapter-dir"):
+        AdapterStore(None, target, 2).acquire("a")
+
+
+def test_others_draft_while_an_adapter_is_read(folder: Path, target: ModelRunner, slow: SlowReading) -> None:
+    store = AdapterStore(folder, target, 2)
+    layout = Adapter("", adapters.describe(folder / "c", target)).layout
+    own = Adapter("", layout, MedusaHeads(layout, target.parts))
+    bench = Bench(MedusaDrafter(own, store, VOCAB))
+    waiting, other = bench.open(1, settings={"adapter": "a"}), bench.open(2)
+    bench.tell([waiting, other])
+    first, second = bench.draft((waiting, 6), (other, 6))
+    assert first.draft_ids == [] and second.draft_ids
+    assert all(name.startswith("medusa-adapters") for name in slow.threads)
+    slow.may_go.set()
+    adapter = bench.drafter._sequences[waiting].adapter
+    assert adapter is not None
+    settle(store, adapter)
+    assert bench.draft((waiting, 6))[0].draft_ids
+    bench.drafter.check_integrity()
+
+
+def test_tokens_that_depend_on_drafts_wait_for_the_adapter(
+    folder: Path, target: ModelRunner, slow: SlowReading
+) -> None:
+    bench = Bench(MedusaDrafter(None, AdapterStore(folder, target, 2), VOCAB))
+    sequence = bench.open(1, steers_tokens=True, settings={"adapter": "a"})
+    bench.tell([sequence])
+    bench.drafter.request(sequence, 6)
+    for _ in range(5):
+        assert bench.drafter.step() == [] and bench.drafter.has_work
+    slow.may_go.set()
+    end = time.monotonic() + 30
+    answers = bench.drafter.step()
+    while not answers:
+        assert time.monotonic() < end
+        answers = bench.drafter.step()
+    assert answers[0].draft_ids
+
+
+def test_the_least_recently_used_goes_and_comes_back(folder: Path, target: ModelRunner) -> None:
+    store = AdapterStore(folder, target, 2)
+    a, b = store.acquire("a"), store.acquire("b")
+    settle(store, a, b)
+    c = store.acquire("c")
+    assert not store.is_coming(c), "both are in use"
+    store.release(a)
+    settle(store, c)
+    assert store.names_in_memory == ["b", "c"]
+    store.release(b)
+    again = store.acquire("b")
+    assert again is b, "still in memory"
+    store.release(c)
+    store.release(again)
+    d = store.acquire("d")
+    settle(store, d)
+    assert store.names_in_memory == ["b", "d"], "c was left before b"
+    a = store.acquire("a")
+    settle(store, a)
+    assert store.names_in_memory == ["d", "a"]
+    store.release(d)
+    store.release(a)
+    store.check_integrity()
+
+
+def test_adapters_of_several_shapes_draft_in_one_step(folder: Path, target: ModelRunner) -> None:
+    store = AdapterStore(folder, target, 4)
+    bench = Bench(MedusaDrafter(None, store, VOCAB))
+    sequences = [bench.open(n, settings={"adapter": name}) for n, name in enumerate("abda")]
+    plain = bench.open(9)
+    settle(store, *(entry.adapter for entry in bench.drafter._sequences.values() if entry.adapter is not None))
+    bench.tell([*sequences, plain])
+    together = bench.draft(*((sequence, 9) for sequence in (*sequences, plain)))
+    assert together[-1].draft_ids == [], "without heads of its own"
+    for sequence, one in zip(sequences, together, strict=False):
+        (alone,) = bench.draft((sequence, 9))
+        assert one.draft_ids and (alone.draft_ids, alone.parents) == (one.draft_ids, one.parents)
+        bench.drafter.close(sequence)
+    assert all(adapter.num_users == 0 for adapter in store._known.values())
+    bench.drafter.check_integrity()
+
+
+def test_a_file_that_ends_while_it_is_read_costs_its_own_drafts(folder: Path, target: ModelRunner) -> None:
+    store = AdapterStore(folder, target, 2)
+    bench = Bench(MedusaDrafter(None, store, VOCAB))
+    good = bench.open(1, settings={"adapter": "b"})
+    settle(store, *store._known.values())
+    file = folder / "a" / "medusa_lm_head.safetensors"
+    content = file.read_bytes()
+    describe = adapters.describe(folder / "a", target)
+    file.write_bytes(content[: len(content) // 2])
+    store._known["a"] = Adapter("a", describe)
+    bad = bench.open(2, settings={"adapter": "a"})
+    end = time.monotonic() + 30
+    while not store._known["a"].is_broken:
+        assert time.monotonic() < end
+        store.look_after()
+    bench.tell([good, bad])
+    first, second = bench.draft((good, 6), (bad, 6))
+    assert first.draft_ids and second.draft_ids == []
+    file.write_bytes(content)
+    mended = bench.open(3, settings={"adapter": "a"})
+    settle(store, store._known["a"])
+    bench.tell([mended])
+    assert bench.draft((mended, 6))[0].draft_ids, "a new sequence reads it anew"
+    for sequence in (good, bad, mended):
+        bench.drafter.close(sequence)

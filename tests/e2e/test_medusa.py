@@ -1,0 +1,91 @@
+"""Medusa attached to the verify worker, over real services: the plain tokens whatever heads, tree and length."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from betoken.client import AsyncClient, Completion, InvalidArgumentError, Sampling, Speculation
+from tests.drafters.heads.files import RandomHeads
+from tests.drafters.heads.fit import fit_heads
+from tests.e2e.in_process import VOCAB_SIZE, save_pair, services, until_all_pages_are_free
+
+PROMPTS = [f"{n} is {n} and {n} is {n}, so {n} is " for n in range(8)]
+TREES: list[dict[str, str]] = [
+    {"max_branches": "1"},
+    {},
+    {"max_branches": "3", "max_depth": "2"},
+    {"tree": "mc_sim_7b_63"},
+    {"tree": "[[0], [1], [0, 0], [0, 0, 1]]"},
+]
+
+
+async def answers(
+    client: AsyncClient, speculation: Speculation, temperature: float, prompts: list[str]
+) -> list[Completion]:
+    """All prompts at once."""
+    sampling = Sampling(temperature=temperature, seed=3, max_new_tokens=40, ignore_eos=True, logprobs=2)
+    waiting = [client.complete(prompt, sampling=sampling, speculation=speculation) for prompt in prompts]
+    return await asyncio.gather(*waiting)
+
+
+def told(completions: list[Completion]) -> list[object]:
+    return [(one.output_ids, [token.logprobs for token in one.tokens]) for one in completions]
+
+
+def options(folder: Path, **others: Any) -> dict[str, Any]:
+    return {"attached_drafters": ("medusa",), "medusa": folder / "heads", "max_draft_tokens": 64} | others
+
+
+@pytest.mark.parametrize(("dtype", "num_pages"), [("float32", 24), ("bfloat16", 256)])
+async def test_medusa_gives_the_plain_tokens(tmp_path: Path, dtype: str, num_pages: int) -> None:
+    save_pair(tmp_path)
+    fit_heads(tmp_path / "target", tmp_path / "heads")
+    verify = options(tmp_path, dtype=dtype, num_pages=num_pages, max_context=200)
+    num_accepted = 0
+    async with services(tmp_path, {"drafters": ("model",), "max_draft_tokens": 64}, verify) as client:
+        assert "medusa" in (await client.model_info()).drafters
+        for temperature in (0.0, 0.8):
+            for prompts in (PROMPTS[:1], PROMPTS):
+                plain = told(await answers(client, Speculation(off=True), temperature, prompts))
+                for settings in TREES:
+                    for num_draft_tokens in (None, 1, 3, 64):
+                        speculation = Speculation("medusa", settings, num_draft_tokens)
+                        drafted = await answers(client, speculation, temperature, prompts)
+                        assert told(drafted) == plain, (temperature, settings, num_draft_tokens)
+                        accepted = [token for one in drafted for token in one.tokens if token.source]
+                        assert {token.source for token in accepted} <= {"medusa"}
+                        most = num_draft_tokens or 64
+                        for one in drafted:
+                            assert one.speculation.num_draft_tokens <= most * max(1, one.speculation.num_drafts)
+                        num_accepted += len(accepted)
+        await until_all_pages_are_free(client)
+    assert num_accepted > 0
+
+
+async def test_adapters_are_chosen_by_request_and_refused_by_name(tmp_path: Path) -> None:
+    save_pair(tmp_path)
+    fit_heads(tmp_path / "target", tmp_path / "heads")
+    fit_heads(tmp_path / "target", tmp_path / "adapters" / "fitted")
+    RandomHeads(32, VOCAB_SIZE).save(tmp_path / "adapters" / "random", "lorax")
+    RandomHeads(32, VOCAB_SIZE).save(tmp_path / "adapters" / "foreign", "v1", base="vicuna")
+    verify = options(tmp_path, adapter_dir=tmp_path / "adapters", max_adapters=1)
+    async with services(tmp_path, {"drafters": ("model",), "max_draft_tokens": 64}, verify) as client:
+        plain = told(await answers(client, Speculation(off=True), 0.8, PROMPTS))
+        for name in ("fitted", "random", "fitted"):
+            drafted = await answers(client, Speculation("medusa", {"adapter": name}), 0.8, PROMPTS)
+            assert told(drafted) == plain
+        for name, limit in (
+            ("foreign", "base_model_name_or_path"),
+            ("unknown", "must be one in the worker's --adapter-dir"),
+            ("../heads", "must be 1 to 128 letters"),
+        ):
+            with pytest.raises(InvalidArgumentError, match=rf"drafter.settings.adapter.*{limit}") as refused:
+                await client.complete("x", speculation=Speculation("medusa", {"adapter": name}))
+            assert refused.value.field.endswith("drafter.settings.adapter")
+        with pytest.raises(InvalidArgumentError, match=r"drafter.settings.tree"):
+            await client.complete("x", speculation=Speculation("medusa", {"tree": "oak"}))
+        with pytest.raises(InvalidArgumentError, match=r"drafter.settings"):
+            await client.complete("x", speculation=Speculation("medusa", {"leaves": "1"}))
+        await until_all_pages_are_free(client)
