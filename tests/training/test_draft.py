@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from betoken.training import draft
+from betoken.training import distill_table, draft
 from betoken.training.distill import DIVERGENCES
 
 
@@ -54,3 +54,23 @@ def test_divergences_are_zero_of_equals_and_as_defined(name: str) -> None:
         "tv": 1 - torch.minimum(p, q).sum(-1),
     }[name]
     torch.testing.assert_close(divergence(target, other).double(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_the_table_has_a_row_for_every_cell(tiny_pair: Path, tmp_path: Path) -> None:
+    options = [
+        "--target",
+        str(tiny_pair / "target"),
+        "--draft",
+        str(tiny_pair / "draft"),
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    options += ["--run-dir", str(tmp_path / "run"), "--device", "cpu", "--compile", "off", "--threads", "1"]
+    options += ["--texts", str(tiny_pair / "texts.jsonl"), "--prompts", str(tiny_pair / "prompts.jsonl")]
+    options += ["--num-prompts", "8", "--held-out-prompts", str(tiny_pair / "prompts.jsonl"), "--num-held-out", "3"]
+    options += ["--max-length", "64", "--batch-rows", "2", "--max-new-tokens", "8", "--tokens", "20"]
+    distill_table.main(options)
+    text = (tmp_path / "out" / "table.md").read_text()
+    assert text.count("\n") == 2 + 1 + len(DIVERGENCES) * len(draft.SOURCES)
+    distill_table.main(options)  # all cells are there
+    assert (tmp_path / "out" / "table.md").read_text() == text

@@ -12,6 +12,8 @@ RECIPES = {
     "draft": "a small model distilled from a target",
     "medusa": "Medusa heads",
     "eagle3": "an EAGLE-3 layer",
+    "distill-table": "drafts by every divergence on every kind of data, in one table",
+    "measure": "tokens a forward with a drafter, on a file of prompts",
     "prompts": "a file of prompts to train with",
 }
 
@@ -24,13 +26,13 @@ def main(arguments: list[str] | None = None) -> None:
     """
     name, *further = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name not in RECIPES:
-        lines = [f"  {known:8} {what}" for known, what in RECIPES.items()]
+        lines = [f"  {known:14} {what}" for known, what in RECIPES.items()]
         told = "\n".join(["betoken train RECIPE ...; RECIPE --help tells its options", *lines])
         if name in ("--help", "-h"):
             print(told)
             return
         sys.exit(f"betoken train: {name!r} is no recipe\n{told}")
-    importlib.import_module(f"betoken.training.{name}").main(further)
+    importlib.import_module(f"betoken.training.{name.replace('-', '_')}").main(further)
 
 
 if __name__ == "__main__":

@@ -160,7 +160,9 @@ def make_optimizer(trainee: Trainee, options: argparse.Namespace) -> PairOptimiz
     """AdamW, or Muon for the blocks."""
     if options.optimizer == "adamw":
         return PairOptimizer(trainee, 0.0, options.lr, 0.0, lambda name, param: False, max_grad_norm=1.0)
-    return PairOptimizer(trainee, options.lr, options.lr / 10, 0.0, lambda name, param: ".linear.weight" in name)
+    return PairOptimizer(
+        trainee, options.lr, options.lr / 10, options.weight_decay, lambda name, param: ".linear.weight" in name
+    )
 
 
 def run(options: argparse.Namespace) -> None:
@@ -236,6 +238,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--num-heads", type=int, default=4)
     add("--num-layers", type=int, default=1, help="residual blocks a head")
     add("--share-head", action=argparse.BooleanOptionalAction, default=True, help="use the target's output layer")
+    add("--weight-decay", type=float, default=0.0, help="of the blocks, with muon")
     add("--decay", type=float, default=0.8, help="head i counts so much to the power of i")
     add("--optimizer", choices=("adamw", "muon"), default="adamw")
     add("--lr", type=float, default=2e-3, help="peak learning rate")

@@ -45,6 +45,7 @@ def recipe_parser(prog: str, description: str) -> argparse.ArgumentParser:
     add("--texts", type=Path, help="JSONL of given text (`text`, or a prompt and `completion`)")
     add("--max-new-tokens", type=int, default=192, help="longest answer, tokens")
     add("--temperatures", type=float, nargs="+", default=[0.0, 0.8, 0.0, 1.0], help="of the answers, in turn")
+    add("--learn-prompts", action="store_true", help="learn from prompts, too, as from given text")
     add("--max-length", type=int, default=512, help="longest sequence, tokens")
     add("--num-held-out", type=int, default=100, help="sequences that are measured on and not learnt from")
     add("--tokens", type=int, help="budget: tokens to predict")
@@ -124,7 +125,7 @@ class Recipe:
     @property
     def max_length(self) -> int:
         """Longest sequence, tokens; no longer than the target takes."""
-        return min(self.options.max_length, int(self.tokenizer().model_max_length))
+        return int(min(self.options.max_length, self.tokenizer().model_max_length))
 
     def data(self) -> Data:
         """The target's answers and given text, in that order; every n-th sequence is held out.
@@ -136,7 +137,10 @@ class Recipe:
         samples = self.answers(read_prompts(options.prompts, tokenizer, options.num_prompts)) if options.prompts else []
         texts = read_texts(options.texts, tokenizer) if options.texts else []
         max_length = self.max_length
-        return split([*clip(samples, max_length), *clip(texts, max_length)], options.num_held_out)
+        data = split([*clip(samples, max_length), *clip(texts, max_length)], options.num_held_out)
+        if options.learn_prompts:
+            return Data([Sample(sample.ids, 0) for sample in data.training], data.held_out)
+        return data
 
     def answers(self, prompts: list[list[int]]) -> list[Sample]:
         """The target's answers to prompts, kept in the run folder."""
