@@ -81,6 +81,7 @@ async def test_required_and_named_calls_are_made_whatever_the_model_is(client: o
 async def test_streams_and_responses_tell_the_same_calls_piece_by_piece(client: openai.AsyncOpenAI) -> None:
     model = (await client.models.list()).data[0].id
     options: Any = {"model": model, "seed": 3, "tool_choice": "required", "parallel_tool_calls": False}
+    options |= {"tools": [WEATHER]}
     whole = await client.chat.completions.create(**ASKED | options)
     (call,) = whole.choices[0].message.tool_calls or ()
     pieces = []
@@ -88,7 +89,7 @@ async def test_streams_and_responses_tell_the_same_calls_piece_by_piece(client: 
         pieces += event.choices[0].delta.tool_calls or []
     assert pieces[0].function.name == call.function.name and pieces[0].id
     assert "".join(piece.function.arguments for piece in pieces) == call.function.arguments and len(pieces) > 1
-    flat = [{"type": "function", **tool["function"]} for tool in ASKED["tools"]]
+    flat = [{"type": "function", **tool["function"]} for tool in options["tools"]]
     asked: Any = {
         "model": model,
         "input": "Go.",

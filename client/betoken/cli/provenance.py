@@ -20,7 +20,10 @@ _SOURCE_COLOURS = ("blue underline", "cyan underline", "green", "cyan", "blue")
 """For sources that nobody told a colour of, in the order of their first token."""
 _MARKS = {"recovered": "underline", "bonus": "italic", "plain": "none", "unknown": "reverse"}
 """For terminals without colours, or users who want none (NO_COLOR)."""
-_SOURCE_MARKS = ("bold", "bold underline", "bold italic", "bold italic underline", "italic underline")
+_SOURCE_MARKS = (
+    *("bold", "bold underline", "bold italic", "bold italic underline", "italic underline"),
+    *("dim", "dim underline", "dim italic", "dim italic underline", "strike", "bold strike"),
+)
 _EXPLANATIONS = {
     "recovered": "the target's, where it refused the draft",
     "bonus": "the target's, after a wholly accepted draft",
