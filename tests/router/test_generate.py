@@ -117,7 +117,7 @@ async def test_seed_is_drawn_returned_and_repeats_the_answer(make_cluster: MakeC
 
 async def test_the_first_message_says_what_is_in_force(make_cluster: MakeCluster) -> None:
     cluster = await make_cluster()
-    reply = await cluster.generate(prompt="the on", max_new_tokens=4, tenant="t", stop=["zzz"])
+    reply = await cluster.generate(prompt="the on", max_new_tokens=4, stop=["zzz"])
     assert list(reply.start.prompt_ids) == cluster.tokenizer.encode("the on")
     assert reply.start.model == "fake"
     assert reply.start.mode == VERIFICATION_MODE_COUPLED
@@ -127,7 +127,7 @@ async def test_the_first_message_says_what_is_in_force(make_cluster: MakeCluster
     assert (sampling.temperature, sampling.top_p, sampling.max_new_tokens) == (0.0, 1.0, 4)
     assert sampling.HasField("min_new_tokens") and sampling.HasField("seed") and list(sampling.stop) == ["zzz"]
     opened = cluster.verifiers[0].opened[-1]
-    assert (opened.tenant, opened.max_length) == ("t", len(reply.start.prompt_ids) + 4)
+    assert opened.max_length == len(reply.start.prompt_ids) + 4
     assert 0 < opened.deadline_ms <= 61_000  # gRPC rounds deadlines up
 
 

@@ -195,10 +195,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"resume_ids": [1], "temperature": 1.0}, "sampling.seed"),
     ({"tenant": "t" * 129}, "tenant"),
     ({"system_fingerprint": "f" * 129}, "system_fingerprint"),
-    ({"adapter_id": "a"}, "adapter_id"),
     ({"constraint": {"json_object": True}}, "constraint.json_object"),  # these workers have no model
     ({"constraint": {}}, "constraint"),
-    ({"n": 2}, "n"),
 ]
 
 

@@ -17,7 +17,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from betoken.common.errors import InvalidArgumentError
 from betoken.common.tokenizer_json import hash_tokenizer_json
-from betoken.engine.weights.fingerprint import hash_tokenizer_json as engine_hash
+from betoken.engine.weights.fingerprint import hash_tokenizer
 from betoken.engine.weights.sources import open_source
 from betoken.router.text.chat import Chat
 from betoken.router.text.chat_template import ChatTemplate
@@ -39,9 +39,10 @@ def save(directory: Path, **config: object) -> None:
         {"type": "WordLevel", "vocab": {"a": 0}},
     ],
 )
-def test_hash_is_the_engines(model: dict[str, object]) -> None:
+def test_hash_is_the_engines(model: dict[str, object], tmp_path: Path) -> None:
     text = json.dumps({"model": model, "added_tokens": [{"id": 7, "content": "<s>", "special": True}]})
-    assert hash_tokenizer_json(text) == engine_hash(text)
+    (tmp_path / "tokenizer.json").write_text(text, encoding="utf-8")
+    assert hash_tokenizer_json(text) == hash_tokenizer(tmp_path)
 
 
 def test_hash_ignores_the_way_merges_are_written_and_sees_every_merge() -> None:

@@ -202,7 +202,7 @@ class LinkError(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class OpenSequence(_message.Message):
-    __slots__ = ("sequence_id", "prompt_ids", "committed_ids", "sampling", "mode", "eos_token_ids", "max_length", "tenant", "traceparent", "deadline_ms", "drafter", "constraint", "predicted_ids")
+    __slots__ = ("sequence_id", "prompt_ids", "committed_ids", "sampling", "mode", "eos_token_ids", "max_length", "traceparent", "deadline_ms", "drafter", "constraint", "predicted_ids")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -210,7 +210,6 @@ class OpenSequence(_message.Message):
     MODE_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     MAX_LENGTH_FIELD_NUMBER: _ClassVar[int]
-    TENANT_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
@@ -223,13 +222,12 @@ class OpenSequence(_message.Message):
     mode: VerificationMode
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
     max_length: int
-    tenant: str
     traceparent: str
     deadline_ms: int
     drafter: DrafterChoice
     constraint: Constraint
     predicted_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, sequence_id: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., mode: _Optional[_Union[VerificationMode, str]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_length: _Optional[int] = ..., tenant: _Optional[str] = ..., traceparent: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., drafter: _Optional[_Union[DrafterChoice, _Mapping]] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., predicted_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, sequence_id: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., mode: _Optional[_Union[VerificationMode, str]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_length: _Optional[int] = ..., traceparent: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., drafter: _Optional[_Union[DrafterChoice, _Mapping]] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., predicted_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Constraint(_message.Message):
     __slots__ = ("json_object", "json_schema", "regex", "choice", "lark")

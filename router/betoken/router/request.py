@@ -116,7 +116,6 @@ class GenerationRequest:
             mode=self.mode,
             eos_token_ids=self.eos_token_ids,
             max_length=self.max_length,
-            tenant=self.tenant,
             traceparent=self.traceparent,
             drafter=drafter,
             constraint=self.constraint,

@@ -47,12 +47,13 @@ async def refusal(awaitable: Any) -> BetokenError:
 
 
 async def test_with_its_key_a_client_is_served_and_without_one_is_not(
-    make_cluster: MakeCluster, tmp_path: Path
+    make_cluster: MakeCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "betoken.router.request_scope")
     cluster = await make_cluster(api_keys_file=write(tmp_path / "keys.toml", {ALICE: {"tenant": "team"}}))
     reply = await ask(cluster, ALICE, prompt_ids=[5, 6, 7], temperature=0, max_new_tokens=12, ignore_eos=True)
     assert reply.ids == cluster.target_ids(12, [5, 6, 7], temperature=0.0)
-    assert cluster.verifiers[0].opened[-1].tenant == "team"
+    assert vars(caplog.records[-1])["fields"]["tenant"] == "team"
     for key in (None, BOB):
         assert isinstance(await refusal(ask(cluster, key)), UnauthenticatedError)
     for method, message in (

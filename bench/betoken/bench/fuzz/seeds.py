@@ -76,7 +76,6 @@ def _open(sequence_id: int, drafter: str = "") -> OpenSequence:
         sampling=_SAMPLING,
         eos_token_ids=[0],
         max_length=32,
-        tenant="t",
         deadline_ms=20_000,
     )
     if drafter:

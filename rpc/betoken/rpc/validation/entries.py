@@ -12,7 +12,7 @@ from betoken.common.errors import InvalidArgumentError
 from betoken.common.tree import leading_chain, num_sound
 from betoken.rpc.validation.checks import check_count, check_enum, check_ids, check_range, check_text
 from betoken.rpc.validation.constraint import validate_constraint
-from betoken.rpc.validation.request import MAX_TENANT_BYTES, check_drafter
+from betoken.rpc.validation.request import check_drafter
 from betoken.rpc.validation.sampling import validate_sampling
 from betoken.v1.draft_pb2 import Commit, DraftRequest
 from betoken.v1.types_pb2 import OpenSequence, SparseDistribution, VerificationMode
@@ -85,7 +85,6 @@ def validate_open(entry: OpenSequence, *, vocab_size: int, max_context: int) -> 
     check_enum("open.mode", entry.mode, _MODES)
     check_count("open.eos_token_ids", len(entry.eos_token_ids), 0, MAX_EOS_TOKEN_IDS + 1)  # the tokenizer's too
     check_ids("open.eos_token_ids", entry.eos_token_ids, vocab_size)
-    check_text("open.tenant", entry.tenant, MAX_TENANT_BYTES)
     check_text("open.traceparent", entry.traceparent, MAX_TRACEPARENT_BYTES)
     check_drafter("open.drafter", entry.drafter)
     if entry.HasField("constraint"):

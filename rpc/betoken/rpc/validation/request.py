@@ -53,14 +53,10 @@ def validate_generate(request: GenerateRequest) -> None:
     check_text("tenant", request.tenant, MAX_TENANT_BYTES)
     check_text("system_fingerprint", request.system_fingerprint, MAX_SYSTEM_FINGERPRINT_BYTES)
     _check_speculation(request.speculation)
-    if request.adapter_id:
-        raise InvalidArgumentError("adapter_id", request.adapter_id, "is reserved and must be absent")
     if request.HasField("constraint") and request.sampling.ignore_eos:
         raise InvalidArgumentError("sampling.ignore_eos", True, "must be false beside a constraint, which EOS ends")
     if request.HasField("prediction"):
         _check_prediction(request)
-    if request.HasField("n") and request.n != 1:
-        raise InvalidArgumentError("n", request.n, "must be absent or 1")
 
 
 def validate_tokenize(request: TokenizeRequest) -> None:
