@@ -38,9 +38,21 @@ def _library(name: str, source: str, headers: tuple[Path, ...]) -> Library:
     )
 
 
-LIBRARY = _library("cpu-kernels", "ops.cpp", tuple(path for path in _HEADERS if "grouped" not in path.name))
-GROUPED_LIBRARY = _library("grouped-cpu-kernels", "ops_grouped.cpp", _HEADERS)
+_RECURRENT = {_FOLDER / name for name in ("state_rows.h", "state_conv.h", "linear_recurrence.h")}
+
+LIBRARY = _library(
+    "cpu-kernels",
+    "ops.cpp",
+    tuple(path for path in _HEADERS if "grouped" not in path.name and path not in _RECURRENT),
+)
+GROUPED_LIBRARY = _library(
+    "grouped-cpu-kernels", "ops_grouped.cpp", tuple(path for path in _HEADERS if path not in _RECURRENT)
+)
 """Operators on weights of few bits. Compiling them takes four times as long, so only models that need them wait."""
+RECURRENT_LIBRARY = _library(
+    "recurrent-cpu-kernels", "ops_recurrent.cpp", (_FOLDER / "pool.h", _FOLDER / "simd.h", *sorted(_RECURRENT))
+)
+"""Operators on recurrent states, for the models that have them."""
 
 CPU_DTYPES = (torch.bfloat16, torch.float32)
 """What the kernels compute in; always with float32 sums."""
@@ -97,6 +109,19 @@ class CpuKernels:
                 share(self._library.betoken_pool())
                 torch.ops.load_library(library)  # type: ignore[no-untyped-call]
                 _has_grouped = True
+
+    def load_recurrent(self) -> ctypes.CDLL:
+        """Load the operators on recurrent states; compiled on first use.
+
+        Raises:
+            BuildError, OSError: that is impossible.
+        """
+        path = build(RECURRENT_LIBRARY, self._cache_dir)
+        library = ctypes.CDLL(str(path))
+        library.betoken_share_recurrent_pool.argtypes = [ctypes.c_void_p]
+        library.betoken_share_recurrent_pool(self._library.betoken_pool())
+        torch.ops.load_library(path)  # type: ignore[no-untyped-call]
+        return library
 
     def create_cache(self, keys: Mapping[int, Tensor], values: Mapping[int, Tensor]) -> "CpuCache":
         """Make the KV tensors of layers 0, 1, ... known: [num_pages, page_size, heads, size], kept alive."""
@@ -202,9 +227,24 @@ def _register_shapes() -> None:
     def short_conv(x: Tensor, weight: Tensor, bias: Tensor | None, layer: int) -> Tensor:
         return torch.empty_like(x, memory_format=torch.contiguous_format)
 
+    def state_conv(x: Tensor, weight: Tensor, bias: Tensor | None, layer: int) -> Tensor:
+        return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+    def recur(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        gates: Tensor,
+        layer: int,
+        scale: float,
+        is_delta: bool,
+        normalizes: bool,
+    ) -> Tensor:
+        return torch.empty_like(value, memory_format=torch.contiguous_format)
+
     def materialize(x: Tensor) -> Tensor:
         return torch.empty_like(x, memory_format=torch.contiguous_format)
 
     products = (linear, linear_sums, expert_linear, linear_grouped, linear_grouped_sums, expert_linear_grouped)
-    for function in (*products, grouped_rows, attend, short_conv, materialize):
+    for function in (*products, grouped_rows, attend, short_conv, state_conv, recur, materialize):
         torch.library.register_fake(f"betoken::{function.__name__}", function)

@@ -278,6 +278,18 @@ TORCH_LIBRARY(betoken, library) {
   library.def(
       "paged_short_conv(Tensor inputs, Tensor weight, Tensor? bias, Tensor positions, Tensor row_segments, "
       "Tensor page_starts, Tensor page_ids, Tensor? path_starts, Tensor? path_slots) -> Tensor");
+  library.def("make_state_cache(Tensor[] tensors) -> int");
+  library.def("state_conv(Tensor x, Tensor weight, Tensor? bias, int layer) -> Tensor");
+  library.def(
+      "state_conv_over(Tensor x, Tensor weight, Tensor? bias, Tensor ring, Tensor positions, Tensor row_segments, "
+      "Tensor sequences, Tensor? path_starts, Tensor? path_slots) -> Tensor");
+  library.def(
+      "recur(Tensor query, Tensor key, Tensor value, Tensor gates, int layer, float scale, bool is_delta, "
+      "bool normalizes) -> Tensor");
+  library.def(
+      "recur_over(Tensor query, Tensor key, Tensor value, Tensor gates, Tensor state, Tensor keys, Tensor values, "
+      "Tensor waiting_gates, Tensor positions, Tensor row_segments, Tensor sequences, Tensor? path_starts, "
+      "Tensor? path_slots, float scale, bool is_delta, bool normalizes) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(betoken, CPU, library) {

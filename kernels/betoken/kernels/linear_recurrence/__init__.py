@@ -1,0 +1,129 @@
+"""Linear recurrences of a flat ragged batch, chains and trees: Gated DeltaNet and Mamba-2 in one op.
+
+One arithmetic serves prefill and decoding: row after row, in float32. A sequence has one committed state; inputs of
+tokens that a verdict may still reject wait in a ring and are applied by the forward after it. It knows no models.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from betoken.kernels import dispatch
+from betoken.kernels.cpu import CPU_DTYPES
+from betoken.kernels.cpu.recurrent import load_recurrent_kernels
+from betoken.kernels.linear_recurrence.reference import linear_recurrence_reference
+from betoken.kernels.state_conv import columns_of
+from betoken.kernels.state_rows import StateRows
+
+__all__ = [
+    "Recurrence",
+    "RecurrentPool",
+    "linear_recurrence",
+    "linear_recurrence_native",
+    "linear_recurrence_reference",
+]
+
+_TRITON = dispatch.triton("betoken.kernels.linear_recurrence.kernel", "linear_recurrence_triton")
+
+
+class Recurrence(NamedTuple):
+    """Which rule a layer follows."""
+
+    scale: float
+    """Factor on queries."""
+    is_delta: bool
+    """True: the value written is the difference from what the state holds under the key (delta rule)."""
+    normalizes: bool
+    """True: queries and keys are divided by their length, sqrt(sum of squares + 1e-6)."""
+
+
+class RecurrentPool(NamedTuple):
+    """States of N sequences, and rings of W inputs that wait; changed in place."""
+
+    state: Tensor
+    """[N, H, D, E] float32."""
+    keys: Tensor
+    """[N, W, G, D], dtype of the keys."""
+    values: Tensor
+    """[N, W, H, E], dtype of the values."""
+    gates: Tensor
+    """[N, W, H, F + 1] float32: log decays, then beta."""
+
+
+def linear_recurrence(
+    query: Tensor, key: Tensor, value: Tensor, gates: Tensor, pool: RecurrentPool, rows: StateRows, rule: Recurrence
+) -> Tensor:
+    """Run each row's recurrence along its own path, and advance the committed states.
+
+    For every head with state S [D, E] (at first zero) and inputs q, k, v, log decay g [F] and beta:
+
+        S <- exp(g) * S                               decay per row of S if F = D, one for all if F = 1
+        u  = v - S^T k  with the delta rule, else v
+        S <- S + k (beta * u)^T
+        out = S^T (scale * q)
+
+    Sums over D run in float32 in ascending order; out is rounded once. Head h reads key head h * G // H. A row depends
+    on its path alone: in a prefill chunk, after a draft or as a node of a tree it has the same bits.
+
+    Args:
+        query: [R, G, D]. key: [R, G, D]. value: [R, H, E]; one dtype, dense; H a multiple of G.
+        gates: [R, H, F + 1] float32: log decays (at most 0), then beta. F is 1 or D.
+        pool: states and rings. W is at least the number of slots after `rows.committed`.
+        rows: where the rows and their states live.
+        rule: which of the rules.
+
+    Returns:
+        [R, H, E], dtype of `value`.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit each other.
+
+    Source:
+        Yang et al., "Gated Delta Networks", arXiv:2412.06464, equation 10; Dao and Gu, "Transformers are SSMs",
+        arXiv:2405.21060, equation 6 (k = B, q = C, v = x, beta = dt, g = dt * A).
+    """
+    _check(query, key, value, gates, pool)
+    table: dict[dispatch.PathName, Callable[..., Tensor]] = {
+        "reference": linear_recurrence_reference,
+        "triton": _TRITON,
+    }
+    if value.device.type == "cpu" and value.dtype in CPU_DTYPES and load_recurrent_kernels() is not None:
+        table["native"] = linear_recurrence_native
+    _, implementation = dispatch.select(value.device, table)
+    return implementation(query, key, value, gates, pool, rows, rule)
+
+
+def linear_recurrence_native(
+    query: Tensor, key: Tensor, value: Tensor, gates: Tensor, pool: RecurrentPool, rows: StateRows, rule: Recurrence
+) -> Tensor:
+    """`linear_recurrence` by the CPU kernels, which must have been loaded."""
+    out: Tensor = torch.ops.betoken.recur_over(query, key, value, gates, *pool, *columns_of(rows), *rule)
+    return out
+
+
+def _check(query: Tensor, key: Tensor, value: Tensor, gates: Tensor, pool: RecurrentPool) -> None:
+    if query.dim() != 3 or query.shape != key.shape or value.dim() != 3 or len(value) != len(query):
+        raise ValueError(f"query {list(query.shape)}, key {list(key.shape)}, value {list(value.shape)} do not fit")
+    (num_rows, num_key_heads, key_size), (_, num_heads, value_size) = query.shape, value.shape
+    if num_heads % num_key_heads:
+        raise ValueError(f"{num_heads} value heads are not a multiple of {num_key_heads} key heads")
+    decay_size = gates.shape[-1] - 1
+    if gates.shape != (num_rows, num_heads, decay_size + 1) or decay_size not in (1, key_size):
+        raise ValueError(f"gates {list(gates.shape)} must be [{num_rows}, {num_heads}, 2 or {key_size + 1}]")
+    lead = pool.keys.shape[:2]
+    expected = {
+        "state": (lead[0], num_heads, key_size, value_size),
+        "keys": (*lead, num_key_heads, key_size),
+        "values": (*lead, num_heads, value_size),
+        "gates": (*lead, num_heads, decay_size + 1),
+    }
+    for name, shape in expected.items():
+        tensor: Tensor = getattr(pool, name)
+        if tensor.shape != shape or not tensor.is_contiguous():
+            raise ValueError(f"pool.{name} is {list(tensor.shape)}, must be dense {list(shape)}")
+    if not query.dtype == key.dtype == value.dtype == pool.keys.dtype == pool.values.dtype:
+        raise ValueError("query, key, value and their rings must be of one dtype")
+    if not gates.dtype == pool.gates.dtype == pool.state.dtype == torch.float32:
+        raise ValueError("gates and states must be float32")

@@ -1,0 +1,157 @@
+"""Linear recurrences: the rules by definition, and the bits of a row however its text was cut, drafted and rejected."""
+
+import pytest
+import torch
+
+from betoken.kernels import dispatch
+from betoken.kernels.cpu.recurrent import load_recurrent_kernels
+from betoken.kernels.linear_recurrence import linear_recurrence, linear_recurrence_native, linear_recurrence_reference
+from tests.kernels.recurrences import DELTA, SSD, Inputs, Shape, Step, make_inputs, make_pool, make_rows
+
+IMPLEMENTATIONS = {"reference": linear_recurrence_reference, "native": linear_recurrence_native}
+SHAPES = {
+    "plain": Shape(),
+    "bf16": Shape(dtype=torch.bfloat16),
+    "decay per key": Shape(decay_size=8),
+    "one head": Shape(key_heads=1, heads=1, key_size=3, value_size=1),
+    "wide": Shape(key_heads=2, heads=2, key_size=16, value_size=40),
+}
+RULES = {"delta": DELTA, "ssd": SSD}
+
+
+@pytest.fixture(params=IMPLEMENTATIONS)
+def recur(request: pytest.FixtureRequest):
+    if request.param == "native" and load_recurrent_kernels() is None:
+        pytest.skip("no compiler: the CPU kernel cannot be built here")
+    return IMPLEMENTATIONS[request.param]
+
+
+def literal(given: Inputs, rule) -> torch.Tensor:
+    """The rule as it is written, in double precision."""
+    heads, size = given.value.shape[1], given.key.shape[2]
+    group = heads // given.key.shape[1]
+    state = torch.zeros(heads, size, given.value.shape[2], dtype=torch.float64)
+    out = []
+    for q, k, v, gates in zip(given.query, given.key, given.value, given.gates, strict=True):
+        q, k = q.double().repeat_interleave(group, 0), k.double().repeat_interleave(group, 0)
+        if rule.normalizes:
+            q, k = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
+        state = state * gates[:, :-1].double().exp()[..., None]
+        written = v.double() - (torch.einsum("hde,hd->he", state, k) if rule.is_delta else 0)
+        state = state + torch.einsum("hd,he->hde", k, written * gates[:, -1:].double())
+        out.append(torch.einsum("hde,hd->he", state, q * rule.scale))
+    return torch.stack(out)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", SHAPES)
+def test_rows_are_what_the_rule_says(recur, name: str, rule: str) -> None:
+    shape = SHAPES[name]
+    given = make_inputs(21, shape)
+    out = recur(*given.take(range(21)), make_pool(3, shape), make_rows([Step(1, 0, 0, 21, 21)]), RULES[rule])
+    tolerance = 2e-2 if shape.dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(out.double(), literal(given, RULES[rule]), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_row_has_the_same_bits_however_its_text_is_cut(recur, name: str, rule: str) -> None:
+    shape = SHAPES[name]
+    given, others = make_inputs(20, shape), make_inputs(9, shape, seed=5)
+    whole = recur(*given.take(range(20)), make_pool(4, shape), make_rows([Step(2, 0, 0, 20, 20)]), RULES[rule])
+    pool, begin = make_pool(4, shape), 0
+    for end in (1, 2, 9, 10, 20):  # beside a neighbour that is new each time
+        rows = make_rows([Step(3, 0, 0, 9, 9), Step(1, begin, begin, end - begin, end)])
+        both = [torch.cat(pair) for pair in zip(others.take(range(9)), given.take(range(begin, end)), strict=True)]
+        assert torch.equal(recur(*both, pool, rows, RULES[rule])[9:], whole[begin:end])
+        begin = end
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("seed", range(6))
+def test_random_verdicts_over_random_trees_leave_the_state_of_the_committed_text(recur, rule: str, seed: int) -> None:
+    """The state after any drafts and verdicts is, to the last bit, that of the committed tokens in one go."""
+    shape = Shape()
+    generator = torch.Generator().manual_seed(seed)
+
+    def pick(low: int, high: int) -> int:
+        return int(torch.randint(low, high + 1, (1,), generator=generator))
+
+    text, drafts = make_inputs(60, shape), make_inputs(200, shape, seed=7)
+    pool, kept, applied, length, drafted = make_pool(2, shape), [], 0, 0, 0
+    whole = recur(*text.take(range(60)), make_pool(1, shape), make_rows([Step(0, 0, 0, 60, 60)]), RULES[rule])
+    while length < 40:
+        # A block: the last committed token, then nodes whose first path repeats the text as far as it is accepted.
+        num_nodes = pick(0, 7)
+        parents = [pick(-1, node - 1) for node in range(num_nodes)]
+        path: list[int] = []
+        for node, parent in enumerate(parents):
+            if parent == (path[-1] if path else -1) and pick(0, 2):
+                path.append(node)
+        columns = [list(column) for column in text.take([length])]
+        for node in range(num_nodes):
+            source = text.take([length + 1 + path.index(node)]) if node in path else drafts.take([drafted + node])
+            for column, part in zip(columns, source, strict=True):
+                column += list(part)
+        drafted += num_nodes
+        rows = make_rows([Step(1, applied, length, 1 + num_nodes, length + 1, parents or None)])
+        out = recur(*(torch.stack(column) for column in columns), pool, rows, RULES[rule])
+        for row, position in [(0, length), *((1 + node, length + 1 + i) for i, node in enumerate(path))]:
+            assert torch.equal(out[row], whole[position])
+        applied = length + 1
+        for i, node in enumerate(path):  # the runner's compaction
+            for ring in pool[1:]:
+                ring[1, (applied + i) % len(ring[1])] = ring[1, (applied + node) % len(ring[1])]
+        length += 1 + len(path)
+        kept.append(length)
+    recur(*text.take([length]), pool, make_rows([Step(1, applied, length, 1, length + 1)]), RULES[rule])
+    expected = make_pool(1, shape)
+    recur(*text.take(range(length + 1)), expected, make_rows([Step(0, 0, 0, length + 1, length + 1)]), RULES[rule])
+    assert torch.equal(pool.state[1], expected.state[0])
+
+
+def test_a_draft_over_several_forwards_has_the_bits_of_one(recur) -> None:
+    shape = Shape()
+    given = make_inputs(12, shape)
+    whole = recur(*given.take(range(12)), make_pool(1, shape), make_rows([Step(0, 0, 0, 12, 12)]), DELTA)
+    pool = make_pool(1, shape)
+    recur(*given.take(range(5)), pool, make_rows([Step(0, 0, 0, 5, 5)]), DELTA)
+    for slot in range(5, 12):  # a draft model goes on by one token; none is committed
+        out = recur(*given.take([slot]), pool, make_rows([Step(0, 5, slot, 1, 5)]), DELTA)
+        assert torch.equal(out[0], whole[slot])
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_cpu_kernel_is_taken_and_agrees_with_the_reference(name: str, rule: str) -> None:
+    if load_recurrent_kernels() is None:
+        pytest.skip("no compiler: the CPU kernel cannot be built here")
+    shape = SHAPES[name]
+    given = make_inputs(14, shape)
+    steps = make_rows([Step(1, 0, 0, 6, 6), Step(0, 0, 0, 8, 3, (-1, -1, 0, 1, 1))])
+    ours, theirs = make_pool(2, shape), make_pool(2, shape)
+    with dispatch.recording() as taken:
+        out = linear_recurrence(*given.take(range(14)), ours, steps, RULES[rule])
+    assert taken == ["native"]
+    expected = linear_recurrence_reference(*given.take(range(14)), theirs, steps, RULES[rule])
+    tolerance = 2e-2 if shape.dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(out, expected, rtol=tolerance, atol=tolerance)
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [("key", "do not fit"), ("value", "multiple"), ("gates", "gates"), ("state", "pool.state")],
+)
+def test_shapes_that_do_not_fit_are_refused(field: str, message: str) -> None:
+    shape = Shape()
+    given, pool = make_inputs(2, shape), make_pool(1, shape)
+    if field == "state":
+        pool = pool._replace(state=pool.state[:, :1])
+    else:
+        setattr(given, field, getattr(given, field)[:, :, :1] if field == "key" else getattr(given, field)[:, :3])
+    with pytest.raises(ValueError, match=message):
+        linear_recurrence(
+            given.query, given.key, given.value, given.gates, pool, make_rows([Step(0, 0, 0, 2, 2)]), DELTA
+        )
