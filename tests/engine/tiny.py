@@ -6,20 +6,29 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    BambaConfig,
     FalconConfig,
+    FalconH1Config,
     Gemma2Config,
     GPT2Config,
     GPTNeoXConfig,
     GptOssConfig,
+    GraniteMoeHybridConfig,
     GraniteSWAConfig,
     HunYuanMoEV1Config,
+    KimiLinearConfig,
     Lfm2Config,
     LlamaConfig,
+    Mamba2Config,
     MixtralConfig,
     NemotronConfig,
+    NemotronHConfig,
+    OlmoHybridConfig,
     PhimoeConfig,
     Qwen2MoeConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
+    Qwen3NextConfig,
 )
 
 _COMMON = {
@@ -34,6 +43,19 @@ _COMMON = {
 }
 
 _EXPERTS = {"num_key_value_heads": 2, "num_experts_per_tok": 2, "sliding_window": 32}
+
+_GATED_DELTA = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 12,
+}
+_MAMBA = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+}
 
 REFUSED: dict[str, Any] = {
     "falcon": lambda: FalconConfig(
@@ -81,6 +103,74 @@ CONFIGS: dict[str, Any] = {
         block_auto_adjust_ff_dim=False,
         conv_bias=True,
         layer_types=["conv", "full_attention", "conv", "conv"],
+        pad_token_id=0,
+    ),
+    "qwen3_next": lambda: Qwen3NextConfig(
+        **_COMMON | {"num_hidden_layers": 4},
+        num_key_value_heads=2,
+        head_dim=16,
+        **_GATED_DELTA,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=48,
+        shared_expert_intermediate_size=48,
+        layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+        pad_token_id=0,
+    ),
+    "qwen3_5": lambda: Qwen3_5TextConfig(
+        **_COMMON | {"num_hidden_layers": 4},
+        num_key_value_heads=2,
+        head_dim=16,
+        **_GATED_DELTA,
+        layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+        pad_token_id=0,
+    ),
+    "olmo_hybrid": lambda: OlmoHybridConfig(
+        **_COMMON | {"num_hidden_layers": 3},
+        num_key_value_heads=2,
+        **_GATED_DELTA | {"linear_num_key_heads": 4},
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        pad_token_id=0,
+    ),
+    "kimi_linear": lambda: KimiLinearConfig(
+        **_COMMON | {"num_hidden_layers": 3}, num_key_value_heads=4, pad_token_id=0
+    ),
+    "mamba2": lambda: Mamba2Config(
+        vocab_size=101,
+        hidden_size=64,
+        num_hidden_layers=2,
+        state_size=16,
+        num_heads=8,
+        head_dim=16,
+        n_groups=2,
+        bos_token_id=0,
+        eos_token_id=0,
+        pad_token_id=0,
+    ),
+    "bamba": lambda: BambaConfig(
+        **_COMMON | {"num_hidden_layers": 3}, num_key_value_heads=2, attn_layer_indices=[1], **_MAMBA, pad_token_id=0
+    ),
+    "granitemoehybrid": lambda: GraniteMoeHybridConfig(
+        **_COMMON | {"num_hidden_layers": 3},
+        num_key_value_heads=2,
+        layer_types=["mamba", "full_attention", "mamba"],
+        **_MAMBA,
+        num_local_experts=0,
+        shared_intermediate_size=96,
+        pad_token_id=0,
+    ),
+    "falcon_h1": lambda: FalconH1Config(
+        **_COMMON, num_key_value_heads=2, head_dim=16, mamba_d_ssm=128, **_MAMBA, pad_token_id=0
+    ),
+    "nemotron_h": lambda: NemotronHConfig(
+        **_COMMON | {"num_hidden_layers": 4},
+        num_key_value_heads=2,
+        head_dim=16,
+        layers_block_type=["mamba", "full_attention", "mlp", "mamba"],
+        ssm_state_size=16,
+        mamba_num_heads=8,
+        mamba_head_dim=16,
+        n_groups=2,
         pad_token_id=0,
     ),
     "gpt_oss": lambda: GptOssConfig(

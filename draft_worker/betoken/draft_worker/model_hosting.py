@@ -71,6 +71,8 @@ class ModelHost:
         if key not in self._models:
             revision = settings.revision if model == settings.model else None  # other repositories have their own
             which = {"model": model, "revision": revision, "num_layers": num_layers}
+            if "lookahead" in settings.hosted_drafters:
+                which["max_uncommitted"] = settings.max_batch_rows  # a window's rows
             config = EngineConfig(**settings.engine_options() | which)
             try:
                 runner = load_runner(config, self._progress)

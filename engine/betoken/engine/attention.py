@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from betoken.engine.errors import ModelRefusedError
+from betoken.engine.state_shapes import RecurrentShape, StateShape
+from betoken.kernels.linear_recurrence import Recurrence
 
 ATTENTION_NAME = "betoken"
 """Value of `attn_implementation` that selects this attention."""
@@ -61,6 +63,14 @@ class AttentionContext(Protocol):
         """Write inputs `x` [R, C], convolve with `weight` [L, C] and `bias` [C] causally, return [R, C]."""
         ...
 
+    def convolve_states(self, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The same for a layer whose earlier inputs lie in rings beside its state."""
+        ...
+
+    def recur(self, layer: int, query: Tensor, key: Tensor, value: Tensor, gates: Tensor, rule: Recurrence) -> Tensor:
+        """Run rows through the layer's state: see `betoken.kernels.linear_recurrence`; returns [R, H, E] float32."""
+        ...
+
 
 def _attention_forward(
     module: nn.Module,
@@ -109,6 +119,8 @@ class ProbeContext:
         """Layer -> key heads, key size, value size."""
         self.windows: dict[int, int] = {}
         """Layer -> visible positions, 0 = all."""
+        self.states: dict[int, StateShape] = {}
+        """Layer -> what it keeps beside the pages."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
         """Record the layer; the result is of the right shape only."""
@@ -127,6 +139,22 @@ class ProbeContext:
         self._check_first(layer)
         self.shapes[layer] = (1, x.shape[1], 0)
         return torch.zeros_like(x)
+
+    def convolve_states(self, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Record the layer's convolution."""
+        shape = self.states.setdefault(layer, StateShape())
+        if shape.num_channels:
+            raise ModelRefusedError(f"layer {layer} convolves tokens more than once in a forward")
+        shape.num_channels, shape.num_taps = x.shape[1], len(weight)
+        return torch.zeros_like(x)
+
+    def recur(self, layer: int, query: Tensor, key: Tensor, value: Tensor, gates: Tensor, rule: Recurrence) -> Tensor:
+        """Record the layer's recurrence."""
+        shape = self.states.setdefault(layer, StateShape())
+        if shape.recurrence is not None:
+            raise ModelRefusedError(f"layer {layer} has more than one recurrence")
+        shape.recurrence = RecurrentShape(*key.shape[1:], *value.shape[1:], gates.shape[-1] - 1)
+        return torch.zeros(value.shape, dtype=torch.float32, device=value.device)
 
     def _check_first(self, layer: int) -> None:
         if layer in self.shapes:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from betoken.common.tree import num_sound
+from betoken.engine.state_table import PageList
 from betoken.engine.tree import place_nodes
 
 
@@ -30,6 +31,20 @@ class Segment:
     ids: Sequence[int]
     num_logits: int
     parents: Sequence[int] | None = None
+    num_committed: int | None = None
+    """Leading tokens of the sequence that no verdict will reject, for recurrent states; None = all before a tree."""
+
+    @property
+    def end(self) -> int:
+        """Slots of the sequence after the forward."""
+        return self.kv_length + len(self.ids)
+
+    @property
+    def num_kept(self) -> int:
+        """`num_committed`, or its default."""
+        if self.num_committed is not None:
+            return min(self.num_committed, self.end)
+        return self.end - len(self.parents or ())
 
 
 @dataclass(slots=True)
@@ -47,6 +62,8 @@ class Batch:
     layout: npt.NDArray[np.int32]
     num_segments: int
     has_trees: bool
+    state_columns: npt.NDArray[np.int32] | None = None
+    """For models with recurrent states: states, applied, first_slots and committed of `StateRows`, [4, S]."""
 
     @property
     def num_rows(self) -> int:
@@ -125,3 +142,34 @@ def _check_segment(segment: Segment, index: int, page_size: int) -> None:
         raise ValueError(f"segments[{index}].parents: {num_parents} nodes in {segment.kv_length + num_new} slots")
     if segment.parents is not None and (node := num_sound(segment.parents)) < num_parents:
         raise ValueError(f"segments[{index}].parents[{node}]: {segment.parents[node]} is outside [-1, {node})")
+
+
+def state_columns(segments: Sequence[Segment], num_waiting: int) -> npt.NDArray[np.int32]:
+    """States, applied, first_slots and committed of `StateRows` [4, S]; state 0 for lists that own none.
+
+    Raises:
+        ValueError: a sequence goes back before what its state has seen, or more than `num_waiting` tokens wait.
+    """
+    columns: list[tuple[int, int, int, int]] = []
+    for index, segment in enumerate(segments):
+        own = segment.page_ids.state if isinstance(segment.page_ids, PageList) else None
+        applied = own.num_applied if own is not None and segment.kv_length else 0
+        kept = max(applied, segment.num_kept)
+        if own is None:
+            applied = kept = segment.kv_length
+        if segment.kv_length < applied:
+            raise ValueError(
+                f"segments[{index}].kv_length: {segment.kv_length} is below {applied}, which its state has seen"
+            )
+        waiting = max(segment.end - kept, segment.kv_length - applied)
+        if own is not None and waiting > num_waiting:
+            raise ValueError(f"segments[{index}]: {waiting} tokens after {kept} committed ones, {num_waiting} can wait")
+        columns.append((own.index if own is not None else 0, applied, segment.kv_length, kept))
+    return np.array(columns, np.int32).T.copy()
+
+
+def note_applied(segments: Sequence[Segment], columns: npt.NDArray[np.int32]) -> None:
+    """Count what a forward has applied to the states."""
+    for segment, kept in zip(segments, columns[3].tolist(), strict=True):
+        if isinstance(segment.page_ids, PageList) and segment.page_ids.state is not None:
+            segment.page_ids.state.num_applied = kept

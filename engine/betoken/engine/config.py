@@ -11,7 +11,8 @@ DTYPE_CHOICES = ("bfloat16", "float16", "float32", "auto")
 _KV_MEMORY_BYTES = 1 << 30
 _POSITIVE = (
     *("num_layers", "num_threads", "num_pages", "kv_memory_bytes"),
-    *("max_context", "page_size", "max_batch_rows"),
+    *("max_context", "page_size", "max_batch_rows", "max_sequences", "max_draft_tokens"),
+    "max_uncommitted",
 )
 
 
@@ -53,6 +54,13 @@ class EngineConfig:
     """Keep what full pages hold after their sequence has ended, for others that begin alike."""
     max_batch_rows: int = 256
     """Most new tokens one forward may hold."""
+    max_sequences: int = 64
+    """Sequences open at once: as many recurrent states are kept for models that have them."""
+    max_draft_tokens: int = 16
+    """Most draft tokens of one sequence in a forward."""
+    max_uncommitted: int | None = None
+    """Most tokens of a sequence after the committed ones, whose inputs wait beside a recurrent state; None = twice
+    `max_draft_tokens` and two."""
     max_graph_rows: int = 256
     """On a GPU: forwards of up to so many new tokens run as captured graphs; 0 for none."""
     batch_invariant: bool = True

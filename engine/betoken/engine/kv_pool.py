@@ -12,14 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from betoken.engine.attention import Scoring
 from betoken.engine.staging import to_device
 from betoken.engine.tree import KeptPath
-from betoken.kernels.attention import attention
 from betoken.kernels.kv_compact import kv_compact_layers
-from betoken.kernels.kv_write import kv_write
-from betoken.kernels.rows import PagedRows
-from betoken.kernels.short_conv import short_conv
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +41,8 @@ class KvPool:
         self.values: dict[int, Tensor] = {}
         for layer, shape in shapes.items():
             lead = (num_pages, page_size, shape.num_heads)
-            self.keys[layer] = _zeros((*lead, shape.key_size), dtype, device)
-            self.values[layer] = _zeros((*lead, shape.value_size), dtype, device)
+            self.keys[layer] = zeros((*lead, shape.key_size), dtype, device)
+            self.values[layer] = zeros((*lead, shape.value_size), dtype, device)
 
     def compact(self, paths: Sequence[KeptPath]) -> None:
         """Move the keys and values of each path to where a chain would have put them; no two paths share a page."""
@@ -69,30 +64,10 @@ class KvPool:
         return page_ids[slot // self.page_size] * self.page_size + slot % self.page_size
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros, not empty: a slot never written may be read, masked, and must be finite. On a CPU they are the system's
     own, which take memory once they are written to."""
     if device.type != "cpu" or 0 in shape:
         return torch.zeros(shape, dtype=dtype, device=device)
     memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return torch.frombuffer(memory, dtype=dtype).view(shape)
-
-
-class PagedContext:
-    """Context of one forward over a pool."""
-
-    def __init__(self, pool: KvPool, rows: PagedRows) -> None:
-        self._pool = pool
-        self._rows = rows
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
-        """Write the new keys and values, then attend to all visible ones."""
-        keys, values = self._pool.keys[layer], self._pool.values[layer]
-        kv_write(key, value, keys, values, self._rows)
-        return attention(query, keys, values, self._rows, **scoring._asdict())
-
-    def convolve(self, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Write the new inputs, then convolve those of each row's path."""
-        keys = self._pool.keys[layer]
-        kv_write(x.unsqueeze(1), x.new_empty(len(x), 1, 0), keys, self._pool.values[layer], self._rows)
-        return short_conv(keys.squeeze(2), weight, bias, self._rows)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from betoken.engine.attention import CONTEXT_KEYWORD, AttentionContext
 from betoken.engine.errors import ModelRefusedError
+from betoken.engine.recurrent_mixers import bind_recurrences
 
 
 class ShortConv(nn.Module):
@@ -44,6 +45,7 @@ _MIXERS: dict[str, Callable[[Any], nn.Module]] = {"Lfm2ShortConv": ShortConv}
 
 def replace_mixers(model: nn.Module) -> None:
     """Put ours in the place of a model's own; it then runs with a context only."""
+    bind_recurrences(model)
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             make = _MIXERS.get(type(child).__name__)

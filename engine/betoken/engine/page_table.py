@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from betoken.engine.errors import IntegrityError, OutOfPagesError
+from betoken.engine.state_table import PageList, StateTable
 
 _START = 0
 """The node before the first page."""
@@ -48,13 +49,17 @@ class _Page:
 class PageTable:
     """Reference-counted pages of `page_size` slots. Page ids are [0, num_pages)."""
 
-    def __init__(self, num_pages: int, page_size: int, *, prefix_caching: bool = False) -> None:
-        """`prefix_caching`: without it nothing is ever published."""
+    def __init__(
+        self, num_pages: int, page_size: int, *, prefix_caching: bool = False, states: StateTable | None = None
+    ) -> None:
+        """`prefix_caching`: without it nothing is ever published. `states`: of a model with recurrent layers; each page
+        list owns one."""
         if num_pages < 1 or page_size < 1:
             raise ValueError(f"num_pages ({num_pages}) and page_size ({page_size}) must be at least 1")
         self.num_pages = num_pages
         self.page_size = page_size
         self._is_caching = prefix_caching
+        self._states = states
         self._blank = list(range(num_pages - 1, -1, -1))  # a stack: the page freed last is the warmest
         self._pages = [_Page() for _ in range(num_pages)]
         self._left: OrderedDict[int, None] = OrderedDict()
@@ -72,7 +77,7 @@ class PageTable:
         """Pages that cover `length` slots."""
         return -(-length // self.page_size)
 
-    def allocate(self, ids: Sequence[int]) -> tuple[list[int], int]:
+    def allocate(self, ids: Sequence[int]) -> tuple[PageList, int]:
         """Pages for a new sequence with these token ids, and how many of its leading ids already have KV.
 
         Raises:
@@ -87,13 +92,13 @@ class PageTable:
             raise
         return page_ids, num_cached
 
-    def find(self, ids: Sequence[int]) -> list[int]:
+    def find(self, ids: Sequence[int]) -> PageList:
         """The published pages that hold as many leading ids as possible, now owned by the caller, too."""
         found = Found()
         self.look(ids, len(ids), found)
         for page_id in found.page_ids:
             self._own(page_id)
-        return found.page_ids
+        return PageList(found.page_ids)
 
     def look(self, ids: Sequence[int], length: int, found: Found) -> None:
         """Bring `found` up to date, in place, with what `find` would give for the first `length` ids.
@@ -141,6 +146,12 @@ class PageTable:
 
     def can_extend(self, page_ids: Sequence[int], length: int) -> bool:
         """Whether `extend` with the same arguments would succeed."""
+        if (
+            self._states is not None
+            and not self._states.num_free
+            and not (isinstance(page_ids, PageList) and page_ids.state is not None)
+        ):
+            return False
         return self.num_pages_for(length) - len(page_ids) <= self.num_free
 
     def extend(self, page_ids: list[int], length: int) -> None:
@@ -150,10 +161,10 @@ class PageTable:
             OutOfPagesError: the list is unchanged.
         """
         num_needed = self.num_pages_for(length) - len(page_ids)
-        if num_needed <= 0:
-            return
-        if num_needed > self.num_free:
+        if num_needed > 0 and not self.can_extend(page_ids, length):
             raise OutOfPagesError(num_needed, self.num_free)
+        if self._states is not None:
+            self._own_state(page_ids)
         for _ in range(num_needed):
             page_id = self._blank.pop() if self._blank else self._forget()
             self._pages[page_id].num_references = 1
@@ -165,7 +176,10 @@ class PageTable:
         return sum(count == self._pages[page_id].num_references for page_id, count in counted.items())
 
     def release(self, page_ids: list[int]) -> None:
-        """Drop every page of the list and clear it."""
+        """Drop every page of the list, and its state, and clear it."""
+        if isinstance(page_ids, PageList) and page_ids.state is not None and self._states is not None:
+            self._states.give_back(page_ids.state)
+            page_ids.state = None
         while page_ids:
             self._drop(page_ids.pop())
 
@@ -181,8 +195,13 @@ class PageTable:
                 is found by its ids.
         """
         counted: Counter[int] = Counter()
+        owned = []
         for page_ids in owners:
             counted.update(page_ids)
+            if isinstance(page_ids, PageList) and page_ids.state is not None:
+                owned.append(page_ids.state.index)
+        if self._states is not None:
+            self._states.check_integrity(owned)
         for page_id, page in enumerate(self._pages):
             if counted[page_id] != page.num_references:
                 raise IntegrityError(f"page {page_id} has {page.num_references} references, {counted[page_id]} owners")
@@ -196,6 +215,15 @@ class PageTable:
             raise IntegrityError("pages with content and without are mixed up")
         if {page_id: key for key, page_id in self._published.items()} != keys:
             raise IntegrityError(f"{len(keys)} pages are published, {len(self._published)} can be found")
+
+    def _own_state(self, page_ids: list[int]) -> None:
+        assert self._states is not None
+        if not isinstance(page_ids, PageList):
+            raise TypeError("a model with recurrent states takes a PageList")
+        if page_ids.state is None:
+            if not self._states.num_free:
+                raise OutOfPagesError(1, 0)
+            page_ids.state = self._states.take()
 
     def _own(self, page_id: int) -> None:
         page = self._pages[page_id]

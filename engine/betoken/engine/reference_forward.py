@@ -14,8 +14,10 @@ from betoken.engine.batch import Batch
 from betoken.engine.cpu.row_elementwise import WholeVectors, one_torch_thread, whole_rows
 from betoken.engine.cpu.row_linear import BlockLinear
 from betoken.engine.forward import StepOutput, call_model
-from betoken.engine.kv_pool import KvPool, PagedContext
+from betoken.engine.kv_pool import KvPool
+from betoken.engine.paged_context import PagedContext, state_rows_of
 from betoken.engine.parts import ModelParts
+from betoken.engine.state_pool import StatePool
 from betoken.engine.tree import KeptPath
 from betoken.kernels.rows import PagedRows, TreePaths
 
@@ -29,7 +31,14 @@ class ReferenceForward:
     can_compile = False
     timed_rows: Sequence[int] = (1, 2, 4, 6, 8, 16, 32)
 
-    def __init__(self, model: Any, pool: KvPool, scratch_page: int, feature_layers: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        model: Any,
+        pool: KvPool,
+        scratch_page: int,
+        feature_layers: Sequence[int] = (),
+        states: StatePool | None = None,
+    ) -> None:
         is_cuda = model.device.type == "cuda"
         device = torch.cuda.get_device_name(model.device) if is_cuda else torch.backends.cpu.get_cpu_capability()
         self.name = f"{model.device.type} {device}, reference kernels"
@@ -37,6 +46,7 @@ class ReferenceForward:
         self._model = model
         self._pool = pool
         self._feature_layers = feature_layers
+        self._states = states
         self._scratch_page = scratch_page  # belongs to nobody: padding rows write there
         self._whole_vectors: AbstractContextManager[Any] = nullcontext() if is_cuda else WholeVectors()
 
@@ -44,10 +54,11 @@ class ReferenceForward:
         """See `Forward`."""
         num_padding = -batch.num_rows % _ROW_MULTIPLE
         kept = batch.logit_rows + [0] * (-len(batch.logit_rows) % _ROW_MULTIPLE)
+        rows = self._padded_rows(batch, num_padding)
         with one_torch_thread(), self._whole_vectors:
             results = call_model(
                 self._model,
-                PagedContext(self._pool, self._padded_rows(batch, num_padding)),
+                PagedContext(self._pool, rows, self._states, state_rows_of(batch, rows, self._model.device)),
                 self._feature_layers,
                 torch.tensor([batch.token_ids + [0] * num_padding], device=self._model.device),
                 torch.tensor([batch.positions + [0] * num_padding], device=self._model.device),
@@ -58,6 +69,8 @@ class ReferenceForward:
     def compact(self, paths: Sequence[KeptPath]) -> None:
         """See `Forward`."""
         self._pool.compact(paths)
+        if self._states is not None:
+            self._states.compact(paths)
 
     def compile(self, cache_dir: Path) -> None:
         """See `Forward`."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from betoken.engine.batch import Batch, Segment, build_batch
+from betoken.engine.batch import Batch, Segment, build_batch, note_applied, state_columns
 from betoken.engine.forward import Forward, StepOutput
 from betoken.engine.page_table import PageTable
 from betoken.engine.parts import ModelParts
@@ -28,7 +28,9 @@ class ModelRunner:
         forward: Forward,
         max_batch_rows: int,
         feature_layers: Sequence[int] = (),
+        num_waiting: int = 0,
     ) -> None:
+        """`num_waiting`: most tokens that wait beside a recurrent state; 0 for a model without states."""
         self.info = info
         self.page_table = page_table
         self.max_batch_rows = max_batch_rows
@@ -38,6 +40,7 @@ class ModelRunner:
         """Layers whose hidden states forwards yield, ascending, numbered as in transformers' `output_hidden_states`:
         the last is the state after the final norm. See `StepOutput.features`."""
         self._forward = forward
+        self._num_waiting = num_waiting
 
     @property
     def parts(self) -> ModelParts:
@@ -75,7 +78,12 @@ class ModelRunner:
         """
         batch = build_batch(segments, self.page_table.page_size, self.max_batch_rows)
         self._check_range(batch)
-        return self._forward(batch)
+        if not self._num_waiting:
+            return self._forward(batch)
+        batch.state_columns = state_columns(segments, self._num_waiting)
+        output = self._forward(batch)
+        note_applied(segments, batch.state_columns)
+        return output
 
     @torch.inference_mode()
     def compact(self, paths: Sequence[KeptPath]) -> None:

@@ -12,7 +12,16 @@ from betoken.rpc.settings import ServiceSettings
 
 _ENGINE_FIELDS = (
     *("model", "revision", "dtype", "quantize", "device", "num_pages", "kv_memory_bytes", "page_size"),
-    *("prefix_caching", "max_batch_rows", "max_graph_rows", "compile", "batch_invariant", "cache_dir"),
+    *(
+        "prefix_caching",
+        "max_batch_rows",
+        "max_sequences",
+        "max_draft_tokens",
+        "max_graph_rows",
+        "compile",
+        "batch_invariant",
+        "cache_dir",
+    ),
 )
 
 

@@ -68,7 +68,8 @@ def _segment(work: Work) -> Segment:
     if work.takes_block:
         ids = [*ids, seq.ids[-1], *work.draft_ids]
     num_logits = len(work.draft_ids) + 1 if work.takes_block else 0
-    return Segment(page_ids=seq.page_ids, kv_length=seq.kv_length, ids=ids, num_logits=num_logits, parents=work.parents)
+    num_committed = seq.kv_length + len(ids) - len(work.draft_ids)
+    return Segment(seq.page_ids, seq.kv_length, ids, num_logits, work.parents, num_committed)
 
 
 def _block_group(work: Work) -> BlockGroup:

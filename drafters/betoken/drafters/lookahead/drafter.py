@@ -26,6 +26,7 @@ from betoken.engine.batch import Segment
 from betoken.engine.runner import ModelRunner
 from betoken.engine.sampler import SampleGroup, choose_tokens
 from betoken.engine.sampling import SamplingParams
+from betoken.engine.state_table import PageList
 
 SOURCE = "lookahead"
 """Name that its tokens are credited to: that of its spec."""
@@ -48,7 +49,7 @@ class _Lookahead:
     """Among all that share the model's pages."""
     stepped_ns: int = 0
     """When its last step ended (`time.perf_counter_ns`)."""
-    page_ids: list[int] = field(default_factory=list)
+    page_ids: PageList = field(default_factory=PageList)
     num_kv: int = 0
     """Committed ids whose KV is written."""
     num_wanted: int | None = None
@@ -183,11 +184,12 @@ class LookaheadDrafter:
             num_missing = len(seq.ids) - 1 - state.num_kv
             has_window = num_missing <= max_prefill_rows and num_missing + state.window.num_rows <= rows_left
             num_rows = num_missing if has_window else min(num_missing, rows_left, max_prefill_rows)
-            segment = Segment(state.page_ids, state.num_kv, seq.ids[state.num_kv : state.num_kv + num_rows], 0)
+            ids = seq.ids[state.num_kv : state.num_kv + num_rows]
+            segment = Segment(state.page_ids, state.num_kv, ids, 0, num_committed=len(seq.ids) - 1)
             if has_window:
                 state.window.attach(len(seq.ids) - 1, seq.ids[-1])
-                ids, segment.parents = state.window.nodes()
-                segment.ids = [*segment.ids, seq.ids[-1], *ids]
+                nodes, segment.parents = state.window.nodes()
+                segment.ids = [*segment.ids, seq.ids[-1], *nodes]
                 segment.num_logits = state.window.num_rows
             if not segment.ids:
                 continue  # its window fits the next forward

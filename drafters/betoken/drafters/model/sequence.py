@@ -128,7 +128,7 @@ def chain_part(seq: DraftSequence, kv: DraftKV, num_rows: int, guesses: Sequence
     kv_length = len(kv.kv_ids)
     ids = (seq.ids[kv_length:] + kv.draft_ids[max(0, kv_length - len(seq.ids)) :])[:num_rows]
     num_logits = 1 + len(guesses) if is_whole else 0
-    segment = Segment(page_ids=kv.page_ids, kv_length=kv_length, ids=[*ids, *guesses], num_logits=num_logits)
+    segment = Segment(kv.page_ids, kv_length, [*ids, *guesses], num_logits, num_committed=_num_committed(seq))
     return Planned(seq, segment, [-1] if is_whole and kv.tree is not None else [])
 
 
@@ -136,4 +136,10 @@ def tree_part(seq: DraftSequence, kv: DraftKV, tree: ModelTree, num_rows: int) -
     """The best `num_rows` nodes about which the model is to be asked."""
     kv_length, nodes = kv.num_written, tree.to_expand()[:num_rows]
     ids, parents = tree.add_rows(nodes)
-    return Planned(seq, Segment(kv.page_ids, kv_length, ids, num_logits=len(ids), parents=parents), nodes)
+    segment = Segment(kv.page_ids, kv_length, ids, len(ids), parents, num_committed=_num_committed(seq))
+    return Planned(seq, segment, nodes)
+
+
+def _num_committed(seq: DraftSequence) -> int:
+    """Committed ids but the last, which may be fed again."""
+    return len(seq.ids) - 1

@@ -19,6 +19,7 @@ from betoken.engine.config import EngineConfig
 from betoken.engine.errors import EngineError, ModelRefusedError
 from betoken.engine.kv_pool import LayerShape
 from betoken.engine.mixers import replace_mixers
+from betoken.engine.state_shapes import StateShape
 from betoken.engine.weights.loading import ModelInfo
 
 _READ_OF_OURS = re.compile(r"'(\w+)' object has no attribute '(\w+)'")
@@ -34,6 +35,8 @@ class Examined:
     info: ModelInfo
     shapes: dict[int, LayerShape]
     """Shapes of keys and values by layer."""
+    states: dict[int, StateShape]
+    """What layers keep beside the pages."""
     sequences: list[list[int]]
     """Token ids of the sequences that the check runs."""
     expected: list[Tensor]
@@ -56,8 +59,8 @@ def examine(config: EngineConfig, model: Any, info: ModelInfo) -> Examined:
         expected = eager_logits(model, sequences) if config.self_check else []
         replace_mixers(model)
     feature_layers = _feature_layers(config, model)
-    shapes = _probe(model, info.max_context, feature_layers)
-    return Examined(model, info, shapes, sequences, expected, is_mixture, feature_layers)
+    shapes, states = _probe(model, info.max_context, feature_layers)
+    return Examined(model, info, shapes, states, sequences, expected, is_mixture, feature_layers)
 
 
 def _feature_layers(config: EngineConfig, model: Any) -> tuple[int, ...]:
@@ -89,8 +92,10 @@ def refusing(model: Any) -> Iterator[None]:
 
 
 @torch.inference_mode()
-def _probe(model: Any, max_context: int, feature_layers: Sequence[int] = ()) -> dict[int, LayerShape]:
-    """Shapes of each layer's keys and values, from one forward of two tokens, which yields the features."""
+def _probe(
+    model: Any, max_context: int, feature_layers: Sequence[int] = ()
+) -> tuple[dict[int, LayerShape], dict[int, StateShape]]:
+    """Shapes of each layer's keys and values, and of its states, from one forward of two tokens with features."""
     context = ProbeContext()
     ids = torch.zeros(1, 2, dtype=torch.int64, device=model.device)
     positions = torch.arange(2, device=model.device)[None]
@@ -99,11 +104,14 @@ def _probe(model: Any, max_context: int, feature_layers: Sequence[int] = ()) -> 
         output = model(input_ids=ids, position_ids=positions, use_cache=False, **wanted, **{CONTEXT_KEYWORD: context})
     if feature_layers:
         _check_features(model, output, feature_layers)
-    if not context.shapes:
+    if not context.shapes and not context.states:
         raise ModelRefusedError(f"{type(model).__name__} has no layer that uses transformers' attention interface")
     with refusing(model):
         check_windows(model, context.windows, max_context)
-    return {layer: LayerShape(*shape) for layer, shape in context.shapes.items()}
+    shapes = {layer: LayerShape(*shape) for layer, shape in context.shapes.items()}
+    for layer in range(max([*shapes, *context.states]) + 1):
+        shapes.setdefault(layer, LayerShape(1, 0, 0))  # layers are numbered without gaps
+    return shapes, context.states
 
 
 def _check_features(model: Any, output: Any, feature_layers: Sequence[int]) -> None:

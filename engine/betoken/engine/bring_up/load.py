@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from betoken.engine.bring_up.examine import Examined, examine, refusing
-from betoken.engine.bring_up.prepare import prepare, within_pages
+from betoken.engine.bring_up.prepare import num_waiting, prepare, state_table, within_pages
 from betoken.engine.bring_up.self_check import (
     check_against_eager,
     digest_of_logits,
@@ -75,8 +75,13 @@ def _ready(config: EngineConfig, examined: Examined, report: Progress) -> ModelR
             native.load(config.cache_dir)  # sampling's, or the first request that draws would wait for a compiler
         forward, num_pages = prepare(config, examined, report)
         info = within_pages(config, examined, num_pages)
-        page_table = PageTable(num_pages, config.page_size, prefix_caching=config.prefix_caching)
-        runner = ModelRunner(info, page_table, forward, config.max_batch_rows, examined.feature_layers)
+        # A page says what a sequence's keys are, not what its states have seen.
+        caches = config.prefix_caching and not examined.states
+        states = state_table(config, examined)
+        page_table = PageTable(num_pages, config.page_size, prefix_caching=caches, states=states)
+        runner = ModelRunner(
+            info, page_table, forward, config.max_batch_rows, examined.feature_layers, num_waiting(config, examined)
+        )
         if config.self_check:
             report("checking against the model's own forward", 0.3)
             with refusing_compiled(runner.is_compiled):

@@ -18,11 +18,37 @@ from betoken.engine.errors import ModelRefusedError
 from betoken.engine.forward import Forward
 from betoken.engine.kv_pool import KvPool
 from betoken.engine.reference_forward import ReferenceForward
+from betoken.engine.state_pool import StatePool
+from betoken.engine.state_table import StateTable
 from betoken.engine.weights.checkpoint import Progress
 from betoken.engine.weights.loading import ModelInfo
 from betoken.kernels.cpu import CPU_DTYPES, CpuKernels, load_cpu_kernels
 
 _LOG = logging.getLogger(__name__)
+
+_LEAST_PAGE_BYTES = 1 << 16
+"""What a page counts as in a model without keys and values, whose pages hold nothing but a sequence's length."""
+_SPARE_STATES = 4
+"""For the sequences of the check at load."""
+
+
+def state_table(config: EngineConfig, examined: Examined) -> StateTable | None:
+    """Owners of recurrent states; None for a model without."""
+    return StateTable(_SPARE_STATES + 2 * config.max_sequences) if examined.states else None
+
+
+def num_waiting(config: EngineConfig, examined: Examined) -> int:
+    """Most tokens of a sequence that wait beside its state; 0 for a model without."""
+    return (config.max_uncommitted or 2 * config.max_draft_tokens + 2) if examined.states else 0
+
+
+def state_pool(config: EngineConfig, examined: Examined) -> StatePool | None:
+    """States for each sequence of two drafters that share a model; on a CPU they take memory once they are used."""
+    table = state_table(config, examined)
+    if table is None:
+        return None
+    model = examined.model
+    return StatePool(examined.states, table.num_states, num_waiting(config, examined), model.dtype, model.device)
 
 
 def prepare(config: EngineConfig, examined: Examined, progress: Progress) -> tuple[Forward, int]:
@@ -33,20 +59,23 @@ def prepare(config: EngineConfig, examined: Examined, progress: Progress) -> tup
         CompiledModelRefusedError: the model was to be compiled and cannot be, or not be made ready so.
     """
     model, shapes, max_context = examined.model, examined.shapes, examined.info.max_context
-    if model.device.type == "cuda" and (
-        prepared := prepare_cuda(config, model, max_context, shapes, progress, examined.feature_layers)
+    if (
+        model.device.type == "cuda"
+        and not examined.states
+        and (prepared := prepare_cuda(config, model, max_context, shapes, progress, examined.feature_layers))
     ):
         return prepared
     page_bytes = sum(shape.page_bytes(config.page_size, model.dtype.itemsize) for shape in shapes.values())
-    num_pages = config.num_pages_of(page_bytes)
+    num_pages = config.num_pages_of(max(_LEAST_PAGE_BYTES, page_bytes))
     # The pool has one page more than the table: padding rows write there.
     pool = KvPool(shapes, num_pages + 1, config.page_size, model.dtype, model.device)
+    states = state_pool(config, examined)
     kernels = _kernels_for(config, model, pool)
     if kernels is None:
         replace_linears(model, BlockLinear, only_last=model.dtype == torch.bfloat16)
-        return ReferenceForward(model, pool, num_pages, examined.feature_layers), num_pages
+        return ReferenceForward(model, pool, num_pages, examined.feature_layers, states), num_pages
     kernels.set_num_threads(config.num_threads or torch.get_num_threads())
-    return CpuForward(model, kernels, pool, examined.feature_layers), num_pages
+    return CpuForward(model, kernels, pool, examined.feature_layers, states), num_pages
 
 
 def within_pages(config: EngineConfig, examined: Examined, num_pages: int) -> ModelInfo:

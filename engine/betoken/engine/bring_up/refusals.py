@@ -14,8 +14,21 @@ _TABLE_OF_ATTENTION = "ALL_ATTENTION_FUNCTIONS"
 
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "attention", "dense", "sparse", "mlp"})
 
-_CONVOLVING = ("lfm2",)
-"""Model types whose layers of type `conv` are short convolutions that `mixers` knows."""
+_MIXING: dict[str, frozenset[str]] = {
+    "lfm2": frozenset({"conv"}),
+    "qwen3_next": frozenset({"linear_attention"}),
+    "qwen3_5_text": frozenset({"linear_attention"}),
+    "qwen3_5_moe_text": frozenset({"linear_attention"}),
+    "olmo_hybrid": frozenset({"linear_attention"}),
+    "kimi_linear": frozenset({"linear_attention"}),
+    "mamba2": frozenset({"mamba", "mamba2", "linear_attention"}),
+    "bamba": frozenset({"mamba", "linear_attention"}),
+    "granitemoehybrid": frozenset({"mamba", "linear_attention"}),
+    "falcon_h1": frozenset({"mamba", "hybrid", "linear_attention"}),
+    "nemotron_h": frozenset({"mamba", "moe", "linear_attention"}),
+    "zamba2": frozenset({"mamba", "hybrid", "linear_attention"}),
+}
+"""Model type -> types of its layers that mix tokens other than by attention, in ways that `mixers` knows."""
 
 
 def check_layers(config: Any) -> None:
@@ -29,19 +42,21 @@ def check_layers(config: Any) -> None:
     """
     if getattr(config, "is_encoder_decoder", False):
         raise ModelRefusedError("encoder-decoder models are not supported")
-    served = _LAYER_TYPES | {"conv"} if getattr(config, "model_type", None) in _CONVOLVING else _LAYER_TYPES
+    served = _LAYER_TYPES | _MIXING.get(getattr(config, "model_type", ""), frozenset())
     for layer_type in getattr(config, "layer_types", None) or ():
         if layer_type not in served:
             raise ModelRefusedError(f"layer type {layer_type!r} is neither full nor sliding attention")
 
 
-def check_code(model_class: Any) -> None:
+def check_code(model_class: Any, model_type: str = "") -> None:
     """Refuse a model whose attention is code of its own, or absent: ours could not replace it.
 
     Raises:
         ModelRefusedError: with the reason.
     """
     file = sys.modules[model_class.__module__]
+    if model_type in _MIXING:
+        return  # a model may have no attention at all; what it has is found at the first forward
     if not getattr(model_class, "_supports_attention_backend", True) and not hasattr(file, _TABLE_OF_ATTENTION):
         raise ModelRefusedError(
             f"{model_class.__name__}: its code does not use the attention interface of transformers"

@@ -7,6 +7,7 @@ from statistics import median
 
 from betoken.engine.batch import Segment
 from betoken.engine.runner import ModelRunner
+from betoken.engine.state_table import PageList
 
 _NUM_WARM_UP = 2
 _NUM_TIMED = 7
@@ -38,9 +39,11 @@ def measure_step_costs(
             length = context + num_rows
             if length > runner.info.max_context or num_rows > runner.max_batch_rows:
                 continue
-            if not runner.page_table.can_extend([], length):
+            if not runner.page_table.can_extend(PageList(), length):
                 continue
             page_ids, _ = runner.page_table.allocate(range(length))
+            if page_ids.state is not None:
+                page_ids.state.num_applied = context
             try:
                 costs.append(StepCost(num_rows, context, _time_forward(runner, page_ids, context, num_rows)))
             finally:
@@ -48,9 +51,9 @@ def measure_step_costs(
     return costs
 
 
-def _time_forward(runner: ModelRunner, page_ids: list[int], context: int, num_rows: int) -> int:
+def _time_forward(runner: ModelRunner, page_ids: PageList, context: int, num_rows: int) -> int:
     ids = [index % runner.info.vocab_size for index in range(num_rows)]
-    segment = Segment(page_ids, context, ids, num_rows)
+    segment = Segment(page_ids, context, ids, num_rows, num_committed=context)
     durations = []
     for _ in range(_NUM_WARM_UP + _NUM_TIMED):
         start = time.perf_counter_ns()

@@ -11,6 +11,7 @@ from betoken.engine.draft_probs import sample_drafts
 from betoken.engine.runner import ModelRunner
 from betoken.engine.sampler import SampleGroup, perturbed_top
 from betoken.engine.sampling import SamplingParams
+from betoken.engine.state_table import PageList
 from betoken.engine.tree import KeptPath
 from betoken.engine.verification import BlockGroup, VerificationMode, verify_blocks
 
@@ -21,7 +22,7 @@ _ADJUSTED = SamplingParams(temperature=0.8, logit_bias=((0, 1.0),))
 
 def warm_up(runner: ModelRunner) -> None:
     """Choose, verify in every mode, draft and compact; leaves the page table as it was."""
-    page_ids: list[int] = []
+    page_ids = PageList()
     runner.page_table.extend(page_ids, 2)
     try:
         one_row = runner.forward([Segment(page_ids, 0, [0], 1)]).logits

@@ -19,11 +19,16 @@ from betoken.engine.cpu.experts import BareProducts, use_packed_experts
 from betoken.engine.cpu.grouped_linear import pack_grouped_layers
 from betoken.engine.cpu.row_elementwise import WholeVectors, one_torch_thread, whole_rows
 from betoken.engine.cpu.row_linear import PackedLinear, replace_linears
+from betoken.engine.errors import ModelRefusedError
 from betoken.engine.forward import ModelCall, StepOutput, call_model
 from betoken.engine.kv_pool import KvPool
 from betoken.engine.parts import ModelParts
+from betoken.engine.state_pool import StatePool
 from betoken.engine.tree import KeptPath
+from betoken.kernels.build import BuildError
 from betoken.kernels.cpu import CpuCache, CpuKernels
+from betoken.kernels.cpu.recurrent import StateCache, load_recurrent_kernels
+from betoken.kernels.linear_recurrence import Recurrence
 
 
 class CpuContext:
@@ -32,6 +37,16 @@ class CpuContext:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
         """See `AttentionContext.attend`."""
         out: Tensor = torch.ops.betoken.attend(query, key, value, layer, *scoring)
+        return out
+
+    def convolve_states(self, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """See `AttentionContext.convolve_states`."""
+        out: Tensor = torch.ops.betoken.state_conv(x, weight, bias, layer)
+        return out
+
+    def recur(self, layer: int, query: Tensor, key: Tensor, value: Tensor, gates: Tensor, rule: Recurrence) -> Tensor:
+        """See `AttentionContext.recur`."""
+        out: Tensor = torch.ops.betoken.recur(query, key, value, gates, layer, *rule)
         return out
 
     def convolve(self, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -83,11 +98,24 @@ class CpuForward:
     can_compile = True
     timed_rows: Sequence[int] = (1, 2, 4, 6, 8, 16, 32)
 
-    def __init__(self, model: Any, kernels: CpuKernels, pool: KvPool, feature_layers: Sequence[int] = ()) -> None:
-        """The pool's last page is the scratch page: it belongs to no sequence."""
+    def __init__(
+        self,
+        model: Any,
+        kernels: CpuKernels,
+        pool: KvPool,
+        feature_layers: Sequence[int] = (),
+        states: StatePool | None = None,
+    ) -> None:
+        """The pool's last page is the scratch page: it belongs to no sequence.
+
+        Raises:
+            ModelRefusedError: the model has states, and the kernels over them cannot be built.
+        """
         capability = torch.backends.cpu.get_cpu_capability()
         self.name = f"cpu {capability}, {kernels.products} kernels of {kernels.compiler}"
         self._pool = pool
+        self._states = states
+        self._state_cache = None if states is None else _state_cache(states)
         self._model = model
         self.parts = ModelParts(model, PackedLinear, whole_rows)
         self._cache: CpuCache = kernels.create_cache(pool.keys, pool.values)
@@ -115,6 +143,8 @@ class CpuForward:
     def compact(self, paths: Sequence[KeptPath]) -> None:
         """See `Forward`."""
         self._pool.compact(paths)
+        if self._states is not None:
+            self._states.compact(paths)
 
     def compile(self, cache_dir: Path) -> None:
         """See `Forward`."""
@@ -132,7 +162,22 @@ class CpuForward:
     def _begin(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Begin the batch's step on this thread and return the model call's arguments."""
         self._cache.begin_step(batch.layout, batch.num_rows, batch.num_segments, batch.has_trees)
+        if self._state_cache is not None and self._states is not None:
+            columns = batch.state_columns
+            if columns is None:
+                columns = np.zeros((4, batch.num_segments), np.int32)
+            self._state_cache.begin_step(batch.layout, columns, batch.num_rows, batch.num_segments, batch.has_trees)
+            self._columns = columns  # kept alive through the step
         return _integers([batch.token_ids]), _integers([batch.positions]), _integers(batch.logit_rows or [0])
+
+
+def _state_cache(states: StatePool) -> StateCache:
+    try:
+        kernels = load_recurrent_kernels()
+    except (BuildError, OSError) as error:
+        raise ModelRefusedError(f"the kernels over recurrent states cannot be built: {error}") from error
+    assert kernels is not None, "the CPU kernels are loaded"
+    return kernels.create_cache(states.layers())
 
 
 def _integers(values: list[int] | list[list[int]]) -> Tensor:

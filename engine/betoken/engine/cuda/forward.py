@@ -22,7 +22,8 @@ from betoken.engine.cuda.row_invariance import RowInvariance
 from betoken.engine.cuda.row_linear import RowLinear
 from betoken.engine.cuda.step_inputs import StepInputs
 from betoken.engine.forward import ModelCall, StepOutput, call_model
-from betoken.engine.kv_pool import KvPool, PagedContext
+from betoken.engine.kv_pool import KvPool
+from betoken.engine.paged_context import PagedContext
 from betoken.engine.parts import ModelParts
 from betoken.engine.tree import KeptPath
 

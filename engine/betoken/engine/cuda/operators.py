@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from betoken.engine.attention import Scoring
-from betoken.engine.kv_pool import PagedContext
+from betoken.engine.paged_context import PagedContext
 from betoken.kernels.expert_linear import expert_linear
 from betoken.kernels.linear import linear
 from betoken.kernels.row_sum import row_sum

@@ -75,7 +75,7 @@ def load_model(config: EngineConfig, progress: Progress) -> tuple[Any, ModelInfo
         model_config = source.config()
         text_config = model_config.get_text_config(decoder=True)
         check_layers(text_config)
-        check_code(model_class_of(model_config))
+        check_code(model_class_of(model_config), text_config.model_type)
         fingerprint = source.fingerprint()
         tokenizer_hash = source.tokenizer_hash()
         max_context = _max_context(text_config, config.max_context)

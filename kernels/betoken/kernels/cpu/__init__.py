@@ -240,7 +240,7 @@ def _register_shapes() -> None:
         is_delta: bool,
         normalizes: bool,
     ) -> Tensor:
-        return torch.empty_like(value, memory_format=torch.contiguous_format)
+        return value.new_empty(value.shape, dtype=torch.float32)
 
     def materialize(x: Tensor) -> Tensor:
         return torch.empty_like(x, memory_format=torch.contiguous_format)

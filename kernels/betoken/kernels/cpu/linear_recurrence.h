@@ -17,7 +17,7 @@ template <class T>
 struct Recurrence {
   const T *query, *key, *value;  // [R, G, D], [R, G, D], [R, H, E]
   const float* gates;  // [R, H, F + 1]
-  T* out;  // [R, H, E]
+  float* out;  // [R, H, E]
   float* state;  // [N, H, D, E]
   T *waiting_keys, *waiting_values;  // [N, W, G, D], [N, W, H, E]
   float* waiting_gates;  // [N, W, H, F + 1]
@@ -123,13 +123,13 @@ class RecurrentHead {
   void read(const float* state, int64_t row) {
     const int64_t value_size = job_.value_size;
     direct(job_.query + row * job_.key_width(), job_.scale);
-    std::fill(sums_, sums_ + value_size, 0.0f);
+    float* out = job_.out + row * job_.value_width() + head_ * value_size;
+    std::fill(out, out + value_size, 0.0f);
     for (int64_t d = 0; d < job_.key_size; ++d) {
       const float* line = state + d * value_size;
       const float weight = direction_[d];
-      for (int64_t e = 0; e < value_size; ++e) sums_[e] += line[e] * weight;
+      for (int64_t e = 0; e < value_size; ++e) out[e] += line[e] * weight;
     }
-    round_floats(job_.out + row * job_.value_width() + head_ * value_size, sums_, value_size);
   }
 
   // The head's vector of [G, D], perhaps over its length, times a factor.

@@ -61,7 +61,7 @@ template <class T>
 void recur_typed(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& gates,
                  const StateLayer& pool, const StateRows& rows, const Rule& rule, at::Tensor& out) {
   linear_recurrence(Recurrence<T>{data<const T>(query), data<const T>(key), data<const T>(value),
-                                  data<const float>(gates), data<T>(out), data<float>(pool.state), data<T>(pool.keys),
+                                  data<const float>(gates), data<float>(out), data<float>(pool.state), data<T>(pool.keys),
                                   data<T>(pool.values), data<float>(pool.gates), &rows, pool.keys.size(1), key.size(1),
                                   key.size(2), value.size(1), value.size(2), gates.size(2) - 1, float(rule.scale),
                                   rule.is_delta, rule.normalizes});
@@ -78,7 +78,7 @@ at::Tensor recur(const at::Tensor& query, const at::Tensor& key, const at::Tenso
                   gates.sizes().slice(1).equals(pool.gates.sizes().slice(2)),
               "queries, keys, values and gates do not fit the states");
   const at::Tensor q = query.contiguous(), k = key.contiguous(), v = value.contiguous(), g = gates.contiguous();
-  at::Tensor out = at::empty_like(v);
+  at::Tensor out = at::empty(v.sizes(), v.options().dtype(at::kFloat));
   if (type == at::kBFloat16) recur_typed<bf16>(q, k, v, g, pool, rows, rule, out);
   else recur_typed<float>(q, k, v, g, pool, rows, rule, out);
   return out;

@@ -64,7 +64,7 @@ def linear_recurrence(
         S <- S + k (beta * u)^T
         out = S^T (scale * q)
 
-    Sums over D run in float32 in ascending order; out is rounded once. Head h reads key head h * G // H. A row depends
+    Sums over D run in float32 in ascending order. Head h reads key head h * G // H. A row depends
     on its path alone: in a prefill chunk, after a draft or as a node of a tree it has the same bits.
 
     Args:
@@ -75,7 +75,7 @@ def linear_recurrence(
         rule: which of the rules.
 
     Returns:
-        [R, H, E], dtype of `value`.
+        [R, H, E] float32.
 
     Raises:
         ValueError: shapes or dtypes that do not fit each other.

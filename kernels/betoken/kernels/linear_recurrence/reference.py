@@ -20,7 +20,7 @@ def linear_recurrence_reference(
 ) -> Tensor:
     """See `betoken.kernels.linear_recurrence.linear_recurrence`."""
     host, num_waiting = HostRows(rows), pool.keys.shape[1]
-    out = torch.empty_like(value)
+    out = torch.empty(value.shape, dtype=torch.float32, device=value.device)
 
     def inputs(segment: int, slot: int) -> _Inputs:
         row = host.row_at(segment, slot)
@@ -37,13 +37,13 @@ def linear_recurrence_reference(
             now = _applied(now, inputs(segment, slot), rule)
             row = host.row_at(segment, slot)
             if row is not None:
-                out[row] = _read(now, query[row], rule).to(out.dtype)
+                out[row] = _read(now, query[row], rule)
         pool.state[state] = now
         for row in range(begin + max(0, committed - host.first_slots[segment]), end):
             along = now
             for position in range(committed, host.positions[row] + 1):
                 along = _applied(along, inputs(segment, host.slot_at(row, position)), rule)
-            out[row] = _read(along, query[row], rule).to(out.dtype)
+            out[row] = _read(along, query[row], rule)
         for row in range(begin, end):
             slot = host.first_slots[segment] + row - begin
             if slot >= committed:

@@ -1,0 +1,25 @@
+"""Sizes of what a recurrent layer keeps of a sequence."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentShape:
+    """Sizes of a layer's recurrence."""
+
+    num_key_heads: int
+    key_size: int
+    num_heads: int
+    value_size: int
+    decay_size: int
+
+
+@dataclass(slots=True)
+class StateShape:
+    """What a layer keeps."""
+
+    num_channels: int = 0
+    """Channels of its convolution; 0 = none."""
+    num_taps: int = 0
+    """Inputs that the convolution sums, the row's own included."""
+    recurrence: RecurrentShape | None = None
