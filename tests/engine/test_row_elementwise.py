@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from betoken.engine.cpu.row_elementwise import WholeVectors
-from betoken.engine.forward import one_torch_thread
+from betoken.engine.cpu.row_elementwise import WholeVectors, one_torch_thread
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "elu": functional.elu,

@@ -133,7 +133,19 @@ CONFIGS: dict[str, Any] = {
         pad_token_id=0,
     ),
     "kimi_linear": lambda: KimiLinearConfig(
-        **_COMMON | {"num_hidden_layers": 3}, num_key_value_heads=4, pad_token_id=0
+        **_COMMON | {"num_hidden_layers": 3},
+        num_key_value_heads=4,
+        kv_lora_rank=16,
+        qk_rope_head_dim=8,
+        v_head_dim=16,
+        qk_nope_head_dim=8,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=48,
+        linear_head_dim=16,
+        linear_num_heads=4,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        pad_token_id=0,
     ),
     "mamba2": lambda: Mamba2Config(
         vocab_size=101,
@@ -143,6 +155,7 @@ CONFIGS: dict[str, Any] = {
         num_heads=8,
         head_dim=16,
         n_groups=2,
+        max_position_embeddings=640,
         bos_token_id=0,
         eos_token_id=0,
         pad_token_id=0,

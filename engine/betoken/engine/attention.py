@@ -12,7 +12,7 @@ from transformers import AttentionInterface
 
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.state_shapes import RecurrentShape, StateShape
-from betoken.kernels.linear_recurrence import Recurrence
+from betoken.kernels.linear_recurrence.rule import Recurrence
 
 ATTENTION_NAME = "betoken"
 """Value of `attn_implementation` that selects this attention."""
@@ -153,7 +153,8 @@ class ProbeContext:
         shape = self.states.setdefault(layer, StateShape())
         if shape.recurrence is not None:
             raise ModelRefusedError(f"layer {layer} has more than one recurrence")
-        shape.recurrence = RecurrentShape(*key.shape[1:], *value.shape[1:], gates.shape[-1] - 1)
+        (num_key_heads, key_size), (num_heads, value_size) = key.shape[1:], value.shape[1:]
+        shape.recurrence = RecurrentShape(num_key_heads, key_size, num_heads, value_size, gates.shape[-1] - 1)
         return torch.zeros(value.shape, dtype=torch.float32, device=value.device)
 
     def _check_first(self, layer: int) -> None:

@@ -48,8 +48,8 @@ class PagedContext:
         """See `AttentionContext.recur`."""
         assert self._states is not None and self._state_rows is not None
         pool = self._states.recurrent[layer]
-        dense = [tensor.contiguous() for tensor in (query, key, value, gates)]
-        return linear_recurrence(*dense, pool, self._state_rows, rule)
+        query, key, value, gates = (tensor.contiguous() for tensor in (query, key, value, gates))
+        return linear_recurrence(query, key, value, gates, pool, self._state_rows, rule)
 
 
 def state_rows_of(batch: Batch, rows: PagedRows, device: torch.device) -> StateRows | None:

@@ -17,7 +17,7 @@ from transformers.activations import ACT2FN
 
 from betoken.engine.attention import CONTEXT_KEYWORD, AttentionContext
 from betoken.engine.errors import ModelRefusedError
-from betoken.kernels.linear_recurrence import Recurrence
+from betoken.kernels.linear_recurrence.rule import Recurrence
 
 _CONVOLUTION = "causal_conv1d_fn"
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from betoken.engine.kv_pool import zeros
 from betoken.engine.state_shapes import StateShape
 from betoken.engine.tree import KeptPath
-from betoken.kernels.linear_recurrence import RecurrentPool
+from betoken.kernels.linear_recurrence.rule import RecurrentPool
 
 
 class StatePool:

@@ -14,8 +14,9 @@ from betoken.engine.cuda.row_experts import use_row_experts
 from betoken.engine.cuda.row_invariance import RowInvariance
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.forward import call_model
-from betoken.engine.kv_pool import KvPool, PagedContext
+from betoken.engine.kv_pool import KvPool
 from betoken.engine.mixers import replace_mixers
+from betoken.engine.paged_context import PagedContext
 from betoken.kernels import dispatch
 from betoken.kernels.rows import PagedRows
 from tests.engine.tiny import CONFIGS, MIXTURES
@@ -138,5 +139,5 @@ def load(family: str) -> tuple[torch.nn.Module, StepContext]:
     replace_mixers(model)
     context = StepContext()
     rows = PagedRows(*(torch.tensor(part, dtype=torch.int32) for part in (range(5), [0] * 5, [0, 1], [1])))
-    context.paged = PagedContext(KvPool(_probe(model, 640), 2, 16, model.dtype, model.device), rows)
+    context.paged = PagedContext(KvPool(_probe(model, 640)[0], 2, 16, model.dtype, model.device), rows)
     return model, context

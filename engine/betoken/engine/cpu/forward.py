@@ -28,7 +28,7 @@ from betoken.engine.tree import KeptPath
 from betoken.kernels.build import BuildError
 from betoken.kernels.cpu import CpuCache, CpuKernels
 from betoken.kernels.cpu.recurrent import StateCache, load_recurrent_kernels
-from betoken.kernels.linear_recurrence import Recurrence
+from betoken.kernels.linear_recurrence.rule import Recurrence
 
 
 class CpuContext:

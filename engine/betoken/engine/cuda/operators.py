@@ -1,7 +1,7 @@
 """The operators of a forward on a GPU, as torch operators: opaque to tracers, the same bits for a row in any company.
 
-`torch.ops.betoken_rows.{linear,linear_sums,expert_linear,row_sum,attend,short_conv}`. They run on any device for which
-the kernels have a path.
+`torch.ops.betoken_rows.{linear,linear_sums,expert_linear,row_sum,attend,short_conv,state_conv,recur}`. They run on any
+device for which the kernels have a path.
 """
 
 from collections.abc import Callable
@@ -16,6 +16,7 @@ from betoken.engine.attention import Scoring
 from betoken.engine.paged_context import PagedContext
 from betoken.kernels.expert_linear import expert_linear
 from betoken.kernels.linear import linear
+from betoken.kernels.linear_recurrence.rule import Recurrence
 from betoken.kernels.row_sum import row_sum
 
 NAMESPACE = "betoken_rows"
@@ -41,6 +42,16 @@ class StepContext:
     def convolve(self, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """See `AttentionContext.convolve`."""
         out: Tensor = torch.ops.betoken_rows.short_conv(x, weight, bias, self._number, layer)
+        return out
+
+    def convolve_states(self, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """See `AttentionContext.convolve_states`."""
+        out: Tensor = torch.ops.betoken_rows.state_conv(x, weight, bias, self._number, layer)
+        return out
+
+    def recur(self, layer: int, query: Tensor, key: Tensor, value: Tensor, gates: Tensor, rule: Recurrence) -> Tensor:
+        """See `AttentionContext.recur`."""
+        out: Tensor = torch.ops.betoken_rows.recur(query, key, value, gates, self._number, layer, *rule)
         return out
 
 
@@ -97,6 +108,38 @@ def _short_conv_shape(x: Tensor, weight: Tensor, bias: Tensor | None, context: i
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
+def _state_conv(x: Tensor, weight: Tensor, bias: Tensor | None, context: int, layer: int) -> Tensor:
+    return _paged(context).convolve_states(layer, x, weight, bias)
+
+
+def _recur(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    gates: Tensor,
+    context: int,
+    layer: int,
+    scale: float,
+    is_delta: bool,
+    normalizes: bool,
+) -> Tensor:
+    return _paged(context).recur(layer, query, key, value, gates, Recurrence(scale, is_delta, normalizes))
+
+
+def _recur_shape(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    gates: Tensor,
+    context: int,
+    layer: int,
+    scale: float,
+    is_delta: bool,
+    normalizes: bool,
+) -> Tensor:
+    return value.new_empty(value.shape, dtype=torch.float32)
+
+
 def _linear_shape(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return x.new_empty(x.shape[0], weight.shape[0])
 
@@ -144,4 +187,17 @@ _define(
     "(Tensor x, Tensor weight, Tensor? bias, int context, int layer) -> Tensor",
     _short_conv,
     _short_conv_shape,
+)
+_define(
+    "state_conv",
+    "(Tensor x, Tensor weight, Tensor? bias, int context, int layer) -> Tensor",
+    _state_conv,
+    _short_conv_shape,
+)
+_define(
+    "recur",
+    "(Tensor query, Tensor key, Tensor value, Tensor gates, int context, int layer, float scale, bool is_delta,"
+    " bool normalizes) -> Tensor",
+    _recur,
+    _recur_shape,
 )

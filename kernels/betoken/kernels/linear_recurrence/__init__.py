@@ -5,7 +5,6 @@ tokens that a verdict may still reject wait in a ring and are applied by the for
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from betoken.kernels import dispatch
 from betoken.kernels.cpu import CPU_DTYPES
 from betoken.kernels.cpu.recurrent import load_recurrent_kernels
 from betoken.kernels.linear_recurrence.reference import linear_recurrence_reference
+from betoken.kernels.linear_recurrence.rule import Recurrence, RecurrentPool
 from betoken.kernels.state_conv import columns_of
 from betoken.kernels.state_rows import StateRows
 
@@ -26,30 +26,6 @@ __all__ = [
 ]
 
 _TRITON = dispatch.triton("betoken.kernels.linear_recurrence.kernel", "linear_recurrence_triton")
-
-
-class Recurrence(NamedTuple):
-    """Which rule a layer follows."""
-
-    scale: float
-    """Factor on queries."""
-    is_delta: bool
-    """True: the value written is the difference from what the state holds under the key (delta rule)."""
-    normalizes: bool
-    """True: queries and keys are divided by their length, sqrt(sum of squares + 1e-6)."""
-
-
-class RecurrentPool(NamedTuple):
-    """States of N sequences, and rings of W inputs that wait; changed in place."""
-
-    state: Tensor
-    """[N, H, D, E] float32."""
-    keys: Tensor
-    """[N, W, G, D], dtype of the keys."""
-    values: Tensor
-    """[N, W, H, E], dtype of the values."""
-    gates: Tensor
-    """[N, W, H, F + 1] float32: log decays, then beta."""
 
 
 def linear_recurrence(

@@ -1,16 +1,10 @@
 """Reference of linear recurrences in torch: one row and one term after another."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
+from betoken.kernels.linear_recurrence.rule import Recurrence, RecurrentPool
 from betoken.kernels.state_rows import HostRows, StateRows
-
-if TYPE_CHECKING:
-    from betoken.kernels.linear_recurrence import Recurrence, RecurrentPool
 
 _Inputs = tuple[Tensor, Tensor, Tensor]  # key [G, D], value [H, E], gates [H, F + 1]
 
