@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 from transformers.activations import ACT2FN
+from transformers.utils import ModelOutput
 
 from betoken.engine.attention import CONTEXT_KEYWORD, AttentionContext
 from betoken.engine.errors import ModelRefusedError
@@ -116,6 +117,24 @@ def bind_recurrences(model: nn.Module) -> None:
         called = {name for name in forward.__code__.co_names if name in _RECURRENCES and name in forward.__globals__}
         if called:
             _bind(module, forward, called)
+    if type(model).__name__ == "Mamba2ForCausalLM":
+        _hand_on_keywords(model)
+
+
+def _hand_on_keywords(model: Any) -> None:
+    """Give the pure Mamba-2 model a forward that hands its keywords on to its layers; transformers' own drops them."""
+
+    def forward(
+        input_ids: Tensor, logits_to_keep: int | Tensor = 0, output_hidden_states: Any = None, **keywords: Any
+    ) -> ModelOutput:
+        output = model.backbone(
+            input_ids, output_hidden_states=bool(output_hidden_states), return_dict=True, **keywords
+        )
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = model.lm_head(output.last_hidden_state[:, kept].to(model.dtype))
+        return ModelOutput(logits=logits.float(), hidden_states=output.hidden_states)
+
+    model.forward = forward
 
 
 def _bind(module: nn.Module, forward: FunctionType, called: set[str]) -> None:
