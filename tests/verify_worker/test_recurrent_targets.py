@@ -12,7 +12,7 @@ from betoken.engine.bring_up.self_check import forward_in_chunks
 from betoken.engine.config import EngineConfig
 from tests.engine.tiny import save_tiny
 from tests.verify_worker.harness import Bench
-from tests.verify_worker.test_trees import Speculating, decode_plainly, free_everything
+from tests.verify_worker.speculating import Speculating, decode_plainly, free_everything
 
 NUM_TOKENS = 24
 FAMILIES = (

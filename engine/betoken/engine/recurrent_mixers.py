@@ -132,7 +132,9 @@ def _hand_on_keywords(model: Any) -> None:
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = model.lm_head(output.last_hidden_state[:, kept].to(model.dtype))
-        return ModelOutput(logits=logits.float(), hidden_states=output.hidden_states)
+        return ModelOutput(  # type: ignore[no-untyped-call]
+            logits=logits.float(), hidden_states=output.hidden_states
+        )
 
     model.forward = forward
 
