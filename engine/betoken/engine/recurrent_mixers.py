@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 from transformers.activations import ACT2FN
-from transformers.utils import ModelOutput
+from transformers.utils.generic import ModelOutput
 
 from betoken.engine.attention import CONTEXT_KEYWORD, AttentionContext
 from betoken.engine.errors import ModelRefusedError
