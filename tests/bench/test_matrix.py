@@ -30,7 +30,7 @@ def test_every_combination_is_there() -> None:
     }
     labels = [drafting.label for drafting in DRAFTINGS]
     wanted = set(product(DTYPES, TEMPERATURES, labels, DRAFT_LENGTHS, CONCURRENCIES))
-    wanted |= set(product(DTYPES, TEMPERATURES, ["none", "ngram", "fused"], [BY_COST], CONCURRENCIES))
+    wanted |= set(product(DTYPES, TEMPERATURES, ["none", "ngram", "fused", "eagle3"], [BY_COST], CONCURRENCIES))
     assert undisturbed == wanted
 
 
@@ -38,7 +38,8 @@ def test_every_drafter_is_covered_and_every_one_that_can_branch_by_chains_and_by
     assert sorted(DRAFTERS) == sorted(SPECS)
     assert {drafting.label for drafting in DRAFTINGS} >= set(DRAFTERS), "stores of results know these names"
     ways = {drafter: [d for d in DRAFTINGS if d.drafter == drafter] for drafter in DRAFTERS}
-    assert {drafter for drafter, of in ways.items() if len(of) == 2} == {"model", "early_exit", "ngram", "lookahead"}
+    branching = {"model", "early_exit", "ngram", "lookahead", "eagle3"}
+    assert {drafter for drafter, of in ways.items() if len(of) == 2} == branching
 
 
 def test_every_disturbance_meets_every_dtype_and_temperature() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from betoken.bench.command import positive, temperature
-from betoken.bench.matrix import DRAFTERS, DTYPES, NO_DRAFTER
+from betoken.bench.matrix import ATTACHED, DRAFTERS, DTYPES, NO_DRAFTER
 from betoken.bench.prompts import OWN_PROMPTS
 from betoken.bench.sides import needs_draft_model
 from betoken.client import VerificationMode
@@ -81,7 +81,8 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     add("--prompts", type=Path, default=OWN_PROMPTS, help=".jsonl or .jsonl.gz with `prompt` or `turns` (default: own)")
     add("--limit", type=positive, help="only the first N prompts")
     add("--max-new-tokens", type=positive, default=128, help="tokens per answer")
-    add("--drafter", choices=(NO_DRAFTER, *DRAFTERS), default="model", help="who guesses")
+    hosted = [name for name in DRAFTERS if name not in ATTACHED]
+    add("--drafter", choices=(NO_DRAFTER, *hosted), default="model", help="who guesses")
     add("--drafter-setting", dest="drafter_settings", type=_setting, action="append", metavar="KEY=VALUE", help="of it")
     add("--lookahead-model", default="", help="what --drafter lookahead iterates (default: draft model, else target)")
     add("--num-draft-tokens", type=positive, help="tokens per draft block (default: the router's choice)")

@@ -19,11 +19,15 @@ from typing import Any
 from betoken.bench.command import EXIT_NOTHING_MEASURED, exit_status, positive
 from betoken.bench.identity_store import IdentityStore
 from betoken.bench.machine import describe_hardware, describe_versions
-from betoken.bench.matrix import TOP_P, Cell, all_cells
+from betoken.bench.matrix import ATTACHED, TOP_P, Cell, all_cells
 from betoken.bench.matrix_runner import MatrixRunner, RunnerConfig
 from betoken.bench.near_tie import MAX_GAP
 from betoken.bench.prompts import OWN_PROMPTS, fingerprint, load_prompts
+from betoken.drafters.registry import SPECS
 from betoken.engine.weights.sources import open_source
+
+_NEEDED = tuple(option for name in ATTACHED for option in SPECS[name].needs)
+"""Options of a verify worker that attached drafters need."""
 
 RULE = (
     f"near-tie rule (float32 against transformers only): at the first differing position the two best logits are less "
@@ -45,6 +49,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.list:
         print("\n".join(cell.name for cell in cells))
         return 0
+    cells, left_out = _with_what_they_need(cells, options)
     manifest = {
         "target": open_source(options.target, None).fingerprint(),
         "draft": open_source(options.draft, None).fingerprint(),
@@ -59,10 +64,11 @@ def _run(options: argparse.Namespace) -> int:
     }
     store = IdentityStore(options.out, manifest)
     shared = (options.max_new_tokens, options.few_pages, options.compile, options.device, options.prefix_caching)
-    config = RunnerConfig(options.target, options.draft, *shared)
+    attached = tuple((option, getattr(options, option)) for option in _NEEDED if getattr(options, option))
+    config = RunnerConfig(options.target, options.draft, *shared, attached)
     print(f"{len(cells)} cells, {len(prompts)} prompts, {len(store.done)} cells done already\n{RULE}\n", flush=True)
     asyncio.run(MatrixRunner(config, prompts, store, _print_cell).run(cells))
-    summary = summarize(cells, store)
+    summary = summarize(cells, store) | {"left_out": left_out}
     print(json.dumps(summary))
     if summary["failed_cells"]:
         return 1
@@ -70,6 +76,26 @@ def _run(options: argparse.Namespace) -> int:
         print("nothing was compared: what other cells are held to equals itself", file=sys.stderr)
         return EXIT_NOTHING_MEASURED
     return 0
+
+
+def _with_what_they_need(cells: Sequence[Cell], options: argparse.Namespace) -> tuple[list[Cell], list[str]]:
+    """The cells that can run, and the names of the others: no option names what their attached drafter needs.
+
+    Raises:
+        ValueError: none can run.
+    """
+    kept = [cell for cell in cells if cell.drafting.drafter not in ATTACHED or _is_met(cell.drafting.drafter, options)]
+    left_out = [cell.name for cell in cells if cell not in kept]
+    if not kept:
+        raise ValueError(f"cells of attached drafters need {' or '.join(f'--{option}' for option in _NEEDED)}")
+    if left_out:
+        needed = ", ".join(f"--{option}" for option in _NEEDED if not getattr(options, option))
+        print(f"left out, as {needed} names nothing: {len(left_out)} cells", file=sys.stderr)
+    return kept, left_out
+
+
+def _is_met(drafter: str, options: argparse.Namespace) -> bool:
+    return SPECS[drafter].is_met_by(options)
 
 
 def summarize(cells: Sequence[Cell], store: IdentityStore) -> dict[str, Any]:
@@ -117,6 +143,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--compile", choices=("auto", "on", "off"), default="auto", help="torch.compile in the workers")
     add("--device", default="cpu", help="of all models on both sides, e.g. cuda:0")
     add("--prefix-caching", action="store_true", help="let cells find the KV that cells before them left")
+    for option in _NEEDED:
+        add(f"--{option}", help="of the verify worker, for cells of the attached drafter that needs it")
     return parser.parse_args(arguments)
 
 

@@ -31,6 +31,9 @@ class Drafting:
     settings: tuple[tuple[str, str], ...] = ()
 
 
+ATTACHED = tuple(name for name, spec in SPECS.items() if not spec.can_host)
+"""Drafters that a verify worker has, and no draft worker can host."""
+
 NO_DRAFTING = Drafting(NO_DRAFTER, NO_DRAFTER)
 DRAFTINGS = (
     *(Drafting(name, name) for name in DRAFTERS),
@@ -38,11 +41,12 @@ DRAFTINGS = (
     Drafting("early_exit_tree", "early_exit", (("max_branches", "3"),)),
     Drafting("ngram_chain", "ngram", (("max_branches", "1"),)),
     Drafting("lookahead_chain", "lookahead", (("guesses", "1"),)),
+    Drafting("eagle3_chain", "eagle3", (("max_branches", "1"),)),
 )
-"""As each drafter does it by default, `ngram` and `lookahead` with trees; and the other of chains and trees."""
+"""As each drafter does it by default, `ngram`, `lookahead` and `eagle3` with trees; and the other way."""
 
 
-BY_COST_DRAFTINGS = tuple(drafting for drafting in DRAFTINGS if drafting.label in ("ngram", "fused"))
+BY_COST_DRAFTINGS = tuple(drafting for drafting in DRAFTINGS if drafting.label in ("ngram", "fused", "eagle3"))
 """Draftings whose draft lengths may follow costs."""
 
 
@@ -129,5 +133,6 @@ def _cells_of(dtype: str, temperature: float) -> Iterator[Cell]:
     yield replace(drafted, drafting=by_label["ngram"], disturbance=few_pages)
     yield replace(drafted, drafting=by_label["ngram"], num_draft_tokens=BY_COST, disturbance=few_pages)
     yield replace(drafted, drafting=by_label["model_tree"], disturbance=few_pages)
+    yield replace(drafted, drafting=by_label["eagle3"], disturbance=few_pages)
     yield replace(drafted, disturbance=Disturbance.DRAFT_KILLED)
     yield replace(drafted, disturbance=Disturbance.DRAFT_HUNG)

@@ -16,7 +16,7 @@ from betoken.bench.disturber import Disturber
 from betoken.bench.identity_check import Comparison, IdentityCount, Outcome, compare_ids, compare_with_transformers
 from betoken.bench.identity_store import IdentityStore
 from betoken.bench.machine import describe_hardware, describe_versions
-from betoken.bench.matrix import DRAFTERS, TOP_P, Cell, Disturbance
+from betoken.bench.matrix import ATTACHED, DRAFTERS, TOP_P, Cell, Disturbance
 from betoken.bench.prompts import Prompt
 from betoken.bench.speculation_totals import block_efficiency
 from betoken.bench.stack import Stack
@@ -39,6 +39,8 @@ class RunnerConfig:
     """Torch device of all models, those of `generate()` too."""
     prefix_caching: bool = False
     """Whether cells find KV of the cells before them. It hides what would differ in the prompts' own rows."""
+    attached_options: tuple[tuple[str, str], ...] = ()
+    """Options of the verify worker, with values, that drafters attached to it need."""
 
 
 class MatrixRunner:
@@ -70,15 +72,19 @@ class MatrixRunner:
             for (dtype, has_few_pages), group in groupby(missing, key=lambda cell: (cell.dtype, cell.has_few_pages)):
                 neighbours = list(group)
                 drafters = _hosted_for(neighbours)
-                async with Stack(self._services(dtype, has_few_pages, drafters)) as stack:
+                attached = [name for name in ATTACHED if any(cell.drafting.drafter == name for cell in neighbours)]
+                async with Stack(self._services(dtype, has_few_pages, drafters, attached)) as stack:
                     for cell in neighbours:
                         await self._run_with_reference(cell, stack)
         finally:
             if self._baseline is not None:
                 self._baseline.close()
 
-    def _services(self, dtype: str, has_few_pages: bool, drafters: Sequence[str]) -> LocalServicesConfig:
+    def _services(
+        self, dtype: str, has_few_pages: bool, drafters: Sequence[str], attached: Sequence[str]
+    ) -> LocalServicesConfig:
         config = self._config
+        options = [part for option, value in config.attached_options for part in (f"--{option}", value)]
         on_device = ("--device", config.device)
         few_pages = ("--num-pages", str(config.few_pages)) if has_few_pages else ()
         return LocalServicesConfig(
@@ -88,7 +94,10 @@ class MatrixRunner:
             dtype=dtype,
             compile=config.compile,
             prefix_caching=config.prefix_caching,
-            verify_options=(*on_device, "--kv-memory-fraction", "0.5", *few_pages),  # half a GPU for the others
+            verify_options=(
+                *(*on_device, "--kv-memory-fraction", "0.5", *few_pages),  # half a GPU for the others
+                *(("--attached-drafters", ",".join(attached), *options) if attached else ()),
+            ),
             draft_options=on_device,
         )
 
@@ -190,7 +199,7 @@ class MatrixRunner:
 def _hosted_for(cells: Sequence[Cell]) -> list[str]:
     """The cells' drafters, and always those that `fused` has to choose from."""
     wanted = {"model", "ngram"} | {cell.drafting.drafter for cell in cells}
-    return [name for name in DRAFTERS if name in wanted]
+    return [name for name in DRAFTERS if name in wanted and name not in ATTACHED]
 
 
 def _harm(cell: Cell, stack: Stack) -> tuple[Callable[[], Any], Callable[[], Any]]:

@@ -27,6 +27,8 @@ class FeatureNeeds:
     of_whole_text: bool = False
     """Whether rows of all positions are needed. Then a sequence computes its prompt itself; other sequences take over
     pages that hold what others computed, whose rows nobody is told."""
+    steers_by_whole_text: bool = False
+    """Whether that is so where the target's tokens depend on drafts: they repeat only if its drafts do."""
 
 
 @dataclass(frozen=True, slots=True)

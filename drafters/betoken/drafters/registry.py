@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from betoken.drafters import early_exit, fused, grammar, heads, lookahead, model, ngram, staged
+from betoken.drafters import eagle3, early_exit, fused, grammar, heads, lookahead, model, ngram, staged
 from betoken.drafters.plugin import is_plugin_path
 from betoken.drafters.spec import DrafterSpec
 
@@ -16,7 +16,7 @@ SPECS: dict[str, DrafterSpec] = {
     spec.name: spec
     for spec in (
         *(fused.SPEC, model.SPEC, ngram.SPEC, staged.SPEC),
-        *(lookahead.SPEC, early_exit.SPEC, grammar.SPEC, heads.SPEC),
+        *(lookahead.SPEC, early_exit.SPEC, grammar.SPEC, heads.SPEC, eagle3.SPEC),
     )
 }
 """Specs by name."""
@@ -54,9 +54,7 @@ def check_drafters(names: Sequence[str], settings: Any) -> None:
         raise ValueError("--drafters: must name at least one drafter, each once")
     specs = [SPECS[name] for name in names if name in SPECS]
     for spec in specs:
-        if not spec.is_met_by(settings):
-            known = " or ".join(f"--{option.replace('_', '-')}" for option in spec.needs)
-            raise ValueError(f"{known}: must be given for the drafter `{spec.name}`")
+        _check_needs(spec, settings)
         if len(names) <= spec.num_others:
             raise ValueError(
                 f"--drafters: `{spec.name}` chooses among the others, of which there must be {spec.num_others} at least"
@@ -65,13 +63,20 @@ def check_drafters(names: Sequence[str], settings: Any) -> None:
             spec.check(settings)
 
 
-def check_attached(names: Sequence[str]) -> None:
+def check_attached(names: Sequence[str], settings: Any) -> None:
     """Raises:
-    ValueError: a name that no verify worker can attach, or one given twice.
+    ValueError: a name that no verify worker can attach, one given twice, or a need that `settings` do not meet.
     """
     known = [spec.name for spec in SPECS.values() if spec.can_attach]
     for name in names:
         if name not in known:
             raise ValueError(f"--attached-drafters = {name!r}: must be among {', '.join(known)}")
+        _check_needs(SPECS[name], settings)
     if len(set(names)) != len(names):
         raise ValueError(f"--attached-drafters = {','.join(names)}: must name each once")
+
+
+def _check_needs(spec: DrafterSpec, settings: Any) -> None:
+    if not spec.is_met_by(settings):
+        known = " or ".join(f"--{option.replace('_', '-')}" for option in spec.needs)
+        raise ValueError(f"{known}: must be given for the drafter `{spec.name}`")

@@ -63,6 +63,15 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
+class Memory:
+    """Memory that an attached drafter takes on the target's device, bytes."""
+
+    weight_bytes: int = 0
+    page_bytes: int = 0
+    """What it keeps beside each of the target's KV pages."""
+
+
+@dataclass(frozen=True, slots=True)
 class DrafterSpec:
     """One drafter of the registry."""
 
@@ -86,6 +95,8 @@ class DrafterSpec:
     """Whether a draft worker can host it; no, where it reads features."""
     features: FeatureNeeds | None = None
     """Hidden states of the target that it reads, where it is attached; see `betoken.drafters.features`."""
+    memory: Callable[[Any], Memory] | None = None
+    """Memory that it takes where it is attached, by the worker's settings; None = little."""
     num_others: int = 0
     """Other drafters that must be hosted beside it."""
     predicts: bool = False

@@ -16,10 +16,12 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from betoken.engine.forward import ModelCall
 from betoken.kernels.build import native_target
 from betoken.kernels.code_folder import ROOM_BYTES, exclusive, private_folder
 from betoken.kernels.cpu import LIBRARY
+
+TensorCall = Callable[..., tuple[Tensor, ...]]
+"""A function of tensors alone, such as a `ModelCall`."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -38,7 +40,7 @@ class _SharingGraph(fx.GraphModule):
         return copy
 
 
-def trace_call(call: ModelCall, example: Sequence[Tensor]) -> fx.GraphModule:
+def trace_call(call: TensorCall, example: Sequence[Tensor]) -> fx.GraphModule:
     """The operators of `call` on `example`: at least two rows with logits, and more without."""
     with torch.no_grad():
         graph: fx.GraphModule = make_fx(call, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*example)
@@ -48,7 +50,7 @@ def trace_call(call: ModelCall, example: Sequence[Tensor]) -> fx.GraphModule:
 
 def compile_traced(
     trace: Callable[[], fx.GraphModule], example: Sequence[Tensor], options: dict[str, Any], cache_dir: Path
-) -> ModelCall:
+) -> TensorCall:
     """Compile what `trace` returns, for any number of rows, with these options of inductor.
 
     Raises:
@@ -71,8 +73,8 @@ def compile_traced(
         artifact: Any = inductor.standalone_compile(graph, list(example), dynamic_shapes="from_graph")
     _LOG.info("compiled: traced in %.1f s, compiled in %.1f s", traced - start, time.monotonic() - traced)
 
-    def run(token_ids: Tensor, positions: Tensor, logit_rows: Tensor) -> tuple[Tensor, ...]:
-        return tuple(artifact(token_ids, positions, logit_rows))
+    def run(*tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(artifact(*tensors))
 
     return run
 

@@ -45,6 +45,10 @@ class EngineConfig:
     1 GiB, or what a sequence of `max_context` needs if that is set."""
     kv_memory_fraction: float = 0.9
     """On a GPU: part of the memory that the largest forward leaves which KV takes."""
+    beside_page_bytes: int = 0
+    """Memory that others keep beside each KV page, such as a drafter that has a page of its own for each."""
+    beside_bytes: int = 0
+    """On a GPU: memory that others take there once the model is loaded."""
     max_context: int | None = None
     """Longest sequence in tokens, which the KV pages have to hold; None is the model's own limit, which it may not
     exceed, or as many as the pages hold."""
@@ -96,9 +100,10 @@ class EngineConfig:
             raise ValueError(f"kv_memory_fraction: {self.kv_memory_fraction} is outside (0, 1]")
 
     def num_pages_of(self, page_bytes: int) -> int:
-        """`num_pages`, or as many pages of `page_bytes` as there is memory for."""
+        """`num_pages`, or as many pages of `page_bytes`, with what is kept beside each, as there is memory for."""
         if self.num_pages is not None:
             return self.num_pages
+        page_bytes += self.beside_page_bytes
         if self.kv_memory_bytes is not None:
             return self.kv_memory_bytes // page_bytes
         return max(_KV_MEMORY_BYTES // page_bytes, -(-(self.max_context or 0) // self.page_size))

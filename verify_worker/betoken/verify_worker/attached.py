@@ -106,7 +106,7 @@ class AttachedDrafters:
             logger.exception("the attached drafter %s failed", seq.drafter)
         else:
             self._entries[seq.key] = _Entry(seq, draft, drafter)
-            seq.takes_pages = not self._feed.reads_whole_text(seq.drafter)
+            seq.takes_pages = not self._feed.reads_whole_text(seq.drafter, draft.steers_tokens)
 
     def close(self, seq: VerifySequence) -> None:
         """Forget a sequence; unknown ones are ignored."""

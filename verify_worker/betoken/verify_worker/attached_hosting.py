@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from betoken.drafters.registry import SPECS
+from betoken.drafters.spec import Memory
 from betoken.rpc.worker_settings import USUAL_PREFILL_ROWS
 from betoken.v1.types_pb2 import SourceInfo
 from betoken.verify_worker.feature_rows import FeatureFeed
@@ -33,6 +34,16 @@ def attached_layers(settings: VerifyWorkerSettings, num_layers: int) -> list[int
     return [layer for need in needs if need is not None for layer in need.layers(settings, num_layers)]
 
 
+def attached_memory(settings: VerifyWorkerSettings) -> Memory:
+    """Memory that the attached drafters take.
+
+    Raises:
+        FailedPreconditionError: what one of them needs cannot be read.
+    """
+    taken = [memory(settings) for name in settings.attached_drafters if (memory := SPECS[name].memory) is not None]
+    return Memory(sum(one.weight_bytes for one in taken), sum(one.page_bytes for one in taken))
+
+
 def feature_feed(settings: VerifyWorkerSettings, target: ModelRunner) -> FeatureFeed:
     """What tells attached drafters the rows of the layers that they read."""
     needs = {name: need for name in settings.attached_drafters if (need := SPECS[name].features) is not None}
@@ -41,7 +52,12 @@ def feature_feed(settings: VerifyWorkerSettings, target: ModelRunner) -> Feature
         name: sorted({layer % (num_layers + 1) for layer in need.layers(settings, num_layers)})
         for name, need in needs.items()
     }
-    return FeatureFeed(layers, target.feature_layers, [name for name, need in needs.items() if need.of_whole_text])
+    return FeatureFeed(
+        layers,
+        target.feature_layers,
+        [name for name, need in needs.items() if need.of_whole_text],
+        [name for name, need in needs.items() if need.steers_by_whole_text],
+    )
 
 
 def attached_sources(settings: VerifyWorkerSettings) -> list[SourceInfo]:

@@ -51,24 +51,27 @@ class FeatureFeed:
         layers: Mapping[str, Sequence[int]] | None = None,
         runner_layers: Sequence[int] = (),
         whole_text: Collection[str] = (),
+        steering_by_whole_text: Collection[str] = (),
     ) -> None:
         """Args:
         layers: of each drafter that reads some, ascending, each once, from 0.
         runner_layers: those that forwards yield.
         whole_text: drafters that read the rows of all positions.
+        steering_by_whole_text: drafters that do so where tokens depend on drafts.
         """
         self._columns = {
             name: [runner_layers.index(layer) for layer in wanted] for name, wanted in (layers or {}).items()
         }
         self._whole_text = frozenset(whole_text)
+        self._steering_by_whole_text = self._whole_text.union(steering_by_whole_text)
 
     def reads(self, name: str) -> bool:
         """Whether the drafter of this name reads features."""
         return name in self._columns
 
-    def reads_whole_text(self, name: str) -> bool:
-        """Whether it reads the rows of all positions."""
-        return name in self._whole_text
+    def reads_whole_text(self, name: str, steers_tokens: bool) -> bool:
+        """Whether it reads the rows of all positions of a sequence; `steers_tokens`: its tokens depend on drafts."""
+        return name in (self._steering_by_whole_text if steers_tokens else self._whole_text)
 
     def tell(self, name: str, drafter: Drafter, sequences: Iterable[DraftSequence], committed: CommittedRows) -> None:
         """Tell one drafter the rows of its sequences, one call for all.

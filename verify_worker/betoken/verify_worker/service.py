@@ -27,7 +27,13 @@ from betoken.v1 import verify_pb2_grpc
 from betoken.v1.types_pb2 import WorkerHello
 from betoken.v1.verify_pb2 import VerifyLinkRequest, VerifyLinkResponse
 from betoken.verify_worker.attached import AttachedDrafters
-from betoken.verify_worker.attached_hosting import attached_drafters, attached_layers, attached_sources, feature_feed
+from betoken.verify_worker.attached_hosting import (
+    attached_drafters,
+    attached_layers,
+    attached_memory,
+    attached_sources,
+    feature_feed,
+)
 from betoken.verify_worker.core import VerifyCore
 from betoken.verify_worker.handler import MODES, VerifyLinkHandler, VerifyResults
 from betoken.verify_worker.scheduler import Scheduler, prefill_rows
@@ -72,8 +78,14 @@ def _load(
     fast_wake = FastWake(settings.fast_wake)  # first: it may be refused
     progress = LoadProgress(settings.ready_file)
     at_end(give_up)
-    layers = partial(attached_layers, settings)
-    runner = load_runner(EngineConfig(**settings.engine_options(), feature_layers=layers), progress)
+    memory = attached_memory(settings)
+    config = EngineConfig(
+        **settings.engine_options(),
+        feature_layers=partial(attached_layers, settings),
+        beside_bytes=memory.weight_bytes,
+        beside_page_bytes=memory.page_bytes,
+    )
+    runner = load_runner(config, progress)
     drafters = attached_drafters(settings, runner)
     try:
         grammars.append(Grammars(runner.info.tokenizer_text()))

@@ -4,6 +4,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
+from betoken.drafters.eagle3.options import Eagle3Options
 from betoken.drafters.heads.options import MedusaOptions
 from betoken.drafters.ngram.options import NgramOptions
 from betoken.drafters.registry import SPECS, check_attached
@@ -13,7 +14,7 @@ from betoken.rpc.worker_settings import WorkerSettings
 _ATTACHABLE = ", ".join(spec.name for spec in SPECS.values() if spec.can_attach)
 
 
-class VerifyWorkerSettings(MedusaOptions, NgramOptions, WorkerSettings):
+class VerifyWorkerSettings(MedusaOptions, NgramOptions, Eagle3Options, WorkerSettings):
     """Options of `betoken verify-worker`."""
 
     attached_drafters: CommaSeparated = Field(
@@ -35,7 +36,7 @@ class VerifyWorkerSettings(MedusaOptions, NgramOptions, WorkerSettings):
 
     @model_validator(mode="after")
     def _check_attached(self) -> Self:
-        check_attached(self.attached_drafters)
+        check_attached(self.attached_drafters, self)
         return self
 
     @model_validator(mode="after")

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -56,6 +57,23 @@ class LoadedLayer:
         return self.layer.shape
 
 
+def read_shape_of(directory: Path) -> EagleShape:
+    """The shape of the layer in a directory; of its weights only names are read, where that can be done.
+
+    Raises:
+        ModelRefusedError: it is no such directory, with the reason.
+    """
+    config = _read_json(directory / "config.json")
+    names: set[str] = set()
+    for path in weight_files(directory):
+        if path.suffix == ".bin":
+            names |= _read_pickled(path).keys()
+        else:
+            with _reading(path), safe_open(path, framework="pt") as file:
+                names |= set(file.keys())
+    return read_shape(config, _version(names))
+
+
 def read_layer(directory: Path) -> tuple[EagleShape, dict[str, Tensor]]:
     """The shape and the tensors by SafeAILab's names.
 
@@ -63,12 +81,33 @@ def read_layer(directory: Path) -> tuple[EagleShape, dict[str, Tensor]]:
         ModelRefusedError: it is no such directory, with the reason.
     """
     config = _read_json(directory / "config.json")
-    tensors = {_plain_name(name): tensor for name, tensor in _read_tensors(directory).items()}
-    tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(_LEFT_ALONE)}
-    version = 3 if any(name.endswith("hidden_norm.weight") for name in tensors) else 1
+    stored: dict[str, Tensor] = {}
+    for path in weight_files(directory):
+        with _reading(path):
+            stored |= _read_pickled(path) if path.suffix == ".bin" else load_file(path)
+    tensors = {_plain_name(name): tensor for name, tensor in stored.items() if not name.endswith(_LEFT_ALONE)}
+    version = _version(tensors)
     if version == 3:
         tensors = {name.replace("layers.0.", "midlayer.", 1): tensor for name, tensor in tensors.items()}
     return read_shape(config, version), tensors
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The files that hold a layer's weights.
+
+    Raises:
+        ModelRefusedError: there are none, or an index names what is none.
+    """
+    index = directory / _INDEX
+    if index.exists():
+        names = _read_json(index).get("weight_map")
+        if not isinstance(names, dict):
+            raise ModelRefusedError(f"{_INDEX}: weight_map must be an object")
+        return shard_paths(index, sorted(set(names.values()), key=str))
+    for name in (_WHOLE, _PICKLED):
+        if (directory / name).exists():
+            return [directory / name]
+    raise ModelRefusedError(f"there is neither {_WHOLE} nor {_PICKLED}")
 
 
 def load_layer(directory: Path, target: TargetShape) -> LoadedLayer:
@@ -109,6 +148,8 @@ def make_layer(shape: EagleShape, tensors: Mapping[str, Tensor], target: TargetS
 
 
 def _check_target(shape: EagleShape, target: TargetShape, has_embedding: bool) -> None:
+    if shape.base and Path(shape.base).name.lower() != Path(target.name).name.lower():
+        raise ModelRefusedError(f"it was made for {shape.base!r}, the target is {target.name!r}")
     if shape.vocab_size != target.vocab_size:
         raise ModelRefusedError(f"vocab_size: {shape.vocab_size}: must be {target.vocab_size}, the target's")
     if shape.draft_vocab_size > shape.vocab_size:
@@ -150,7 +191,7 @@ def _target_ids(d2t: Tensor, shape: EagleShape) -> Tensor:
     ids = torch.arange(shape.draft_vocab_size) + d2t.to(torch.int64)
     if int(ids.min()) < 0 or int(ids.max()) >= shape.vocab_size:
         raise ModelRefusedError(f"d2t: an id is outside [0, {shape.vocab_size})")
-    if len(ids.unique()) != len(ids):
+    if len(set(ids.tolist())) != len(ids):
         raise ModelRefusedError("d2t: two of the draft's ids are one of the target's")
     return ids
 
@@ -170,34 +211,24 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _read_tensors(directory: Path) -> dict[str, Tensor]:
-    index = directory / _INDEX
-    if index.exists():
-        names = _read_json(index).get("weight_map")
-        if not isinstance(names, dict):
-            raise ModelRefusedError(f"{_INDEX}: weight_map must be an object")
-        paths = shard_paths(index, sorted(set(names.values()), key=str))
-    elif (directory / _WHOLE).exists():
-        paths = [directory / _WHOLE]
-    elif (directory / _PICKLED).exists():
-        return _read_pickled(directory / _PICKLED)
-    else:
-        raise ModelRefusedError(f"there is neither {_WHOLE} nor {_PICKLED}")
-    tensors: dict[str, Tensor] = {}
-    for path in paths:
-        check_is_file(path)
-        try:
-            tensors |= load_file(path)
-        except (OSError, SafetensorError) as error:
-            raise ModelRefusedError(f"{path.name}: {error}") from error
-    return tensors
+def _version(names: Iterable[str]) -> int:
+    return 3 if any(name.endswith("hidden_norm.weight") for name in names) else 1
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    check_is_file(path)
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise ModelRefusedError(f"{path.name}: {error}") from error
 
 
 def _read_pickled(path: Path) -> dict[str, Tensor]:
     """Tensors of a pickle, by the loader that makes nothing but tensors."""
     check_is_file(path)
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise ModelRefusedError(f"{path.name}: {str(error).splitlines()[0]}") from error
     if not isinstance(content, dict) or not all(isinstance(tensor, Tensor) for tensor in content.values()):

@@ -36,7 +36,8 @@ class DynamicTree:
         end_ids: ids that end the answer; nothing follows them.
         min_score: of every node but the first, whose fate tells whether scores are right.
         """
-        self._num_nodes, self._max_branches, self._max_depth = num_nodes, max_branches, max_depth
+        self._num_nodes, self._max_depth = num_nodes, max_depth
+        self.max_branches = max_branches
         self._end_ids, self._min_score = end_ids, min_score
         self._token_ids: list[int] = []
         self._parents: list[int] = []
@@ -74,7 +75,7 @@ class DynamicTree:
         found: list[int] = []
         for parent, (token_ids, log_probs) in zip(self.level, children, strict=True):
             score = self._scores[parent] if parent >= 0 else 0.0
-            for token_id, log_prob in zip(token_ids[: self._max_branches], log_probs, strict=False):
+            for token_id, log_prob in zip(token_ids[: self.max_branches], log_probs, strict=False):
                 if log_prob > -math.inf and (score + log_prob >= self._min_score or not self._token_ids):
                     found.append(len(self._token_ids))
                     self._token_ids.append(token_id)
@@ -110,7 +111,7 @@ class DynamicTree:
             self.stop()
             return
         asked = set(self._best[: self._num_nodes - 1])
-        likeliest = sorted(found, key=self._rank)[: self._max_branches]
+        likeliest = sorted(found, key=self._rank)[: self.max_branches]
         self.level = [node for node in likeliest if node in asked and self._token_ids[node] not in self._end_ids]
         self.level_parents = [places[self._parents[node]] for node in self.level]
         for node in self.level:

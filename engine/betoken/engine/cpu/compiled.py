@@ -3,16 +3,16 @@
 Inductor generates the arithmetic between them, on the calling thread alone.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
 
-from betoken.engine.compiled import compile_traced, constant_of, trace_call
+from betoken.engine.compiled import TensorCall, compile_traced, constant_of, trace_call
 from betoken.engine.cpu.grouped_linear import PackedGroupedLinear
 from betoken.engine.cpu.row_linear import PackedLinear
-from betoken.engine.forward import ModelCall
 from betoken.kernels.build import BuildError
 from betoken.kernels.cpu import GROUP_COLUMNS, grouped
 
@@ -31,7 +31,7 @@ _OPTIONS = {
 }
 
 
-def compile_call(call: ModelCall, example: tuple[Tensor, Tensor, Tensor], model: Any, cache_dir: Path) -> ModelCall:
+def compile_call(call: TensorCall, example: Sequence[Tensor], model: Any, cache_dir: Path) -> TensorCall:
     """Trace `call` on `example` (see `trace_call`) and compile it for any number of rows.
 
     The thread must have begun the example's step. Joined weights replace the separate ones in `model`.

@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -66,7 +67,9 @@ def prepare_cuda(
             return None
         page_bytes = sum(shape.page_bytes(config.page_size, model.dtype.itemsize) for shape in shapes.values())
         if config.num_pages is None and config.kv_memory_bytes is None:
-            num_pages = count_pages(use, config.kv_memory_fraction, page_bytes, config.page_size, max_context)
+            left = replace(use, free_bytes=use.free_bytes - config.beside_bytes)
+            num_bytes = page_bytes + config.beside_page_bytes
+            num_pages = count_pages(left, config.kv_memory_fraction, num_bytes, config.page_size, max_context)
         else:
             num_pages = config.num_pages_of(page_bytes)
         with refusing_compiled(config.compile != "off"):

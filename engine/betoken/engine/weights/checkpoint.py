@@ -1,7 +1,7 @@
 """The place of a checkpoint's files: a directory, or a fetch from the hub. It knows their names, not their contents."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -19,8 +19,10 @@ Progress = Callable[[str, float], None]
 """Called with what is done now and the fraction of loading done so far, in [0, 1]; of the download while that runs."""
 
 
-def resolve_directory(model: str, revision: str | None, progress: Progress = lambda stage, fraction: None) -> Path:
-    """The directory of a checkpoint: itself, or a snapshot of the hub's.
+def resolve_directory(
+    model: str, revision: str | None, progress: Progress = lambda stage, fraction: None, also: Sequence[str] = ()
+) -> Path:
+    """The directory of a checkpoint: itself, or a snapshot of the hub's, of whose files `also` names further ones.
 
     Raises:
         ModelRefusedError: it is neither a directory nor a hub id that can be fetched, a directory that may not be
@@ -36,7 +38,7 @@ def resolve_directory(model: str, revision: str | None, progress: Progress = lam
             raise ModelRefusedError(f"revision {revision!r} is one of the hub, and {model} is a directory")
         return directory
     try:
-        options: dict[str, Any] = {"allow_patterns": _WANTED_FILES, "ignore_patterns": _UNWANTED_FILES}
+        options: dict[str, Any] = {"allow_patterns": [*_WANTED_FILES, *also], "ignore_patterns": _UNWANTED_FILES}
         return Path(snapshot_download(model, revision=revision, tqdm_class=_bar_telling(progress), **options))
     except Exception as error:  # the hub client raises many types: network, authentication, validation
         which = "" if revision is None else f" at revision {revision!r}"

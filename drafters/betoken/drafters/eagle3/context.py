@@ -1,0 +1,114 @@
+"""What a draft layer has taken in of one sequence: KV of true states by slot, and states that are still to be taken in.
+
+The state of position p and the token of position p + 1 make one row. Of a text whose states were all told, slot p holds
+that row. States are missing where the target took over pages that others had computed: the row of a later position then
+follows the last known one, as if what lies between were not there; angles tell distances, and are off by the hole.
+Knows ids, slots and tensors; not the layer, and no drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from betoken.engine.page_table import PageTable
+
+
+@dataclass(slots=True, eq=False)
+class LayerContext:
+    """One sequence's context. `ids` are its committed ids, which the owner appends to."""
+
+    ids: Sequence[int]
+    table: PageTable
+    order: int = 0
+    """Among all that share the pages."""
+    idle_since_ns: int = 0
+    """When its last draft was finished (`time.perf_counter_ns`)."""
+    page_ids: list[int] = field(default_factory=list)
+    num_known: int = 0
+    """Slots [0, num_known) hold KV of true states."""
+    num_pending: int = 0
+    """Rows that follow them and are to be taken in."""
+    _start: int = 0
+    """Position of the state in the slot num_known - 1, less that slot."""
+    _pending: list[Tensor] = field(default_factory=list)
+    _last: Tensor | None = None
+    """[1, H] of the last row that was taken in."""
+    _num_published: int = 0
+    """Slots of pages that others may take over."""
+    _is_whole: bool = True
+    """Whether slot p holds position p throughout."""
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the states of all positions but the last id's, which no forward has read yet, are told."""
+        has_rows = self.num_pending > 0 or self._last is not None
+        return has_rows and self._next_position == len(self.ids) - 1
+
+    @property
+    def num_rows(self) -> int:
+        """Slots that hold true states once all is taken in."""
+        return self.num_known + self.num_pending
+
+    def tell(self, first_position: int, hidden: Tensor) -> None:
+        """Fused states [n, H] of positions from `first_position` on; those that are known are passed over."""
+        if self.num_rows == 0:
+            self._find_pages()
+        skipped = max(0, self._next_position - first_position)
+        if skipped >= len(hidden):
+            return
+        if first_position > self._next_position:
+            self._pending, self.num_pending = [], 0
+            self._start += first_position - self._next_position
+            self._is_whole = False
+        self._pending.append(hidden[skipped:])
+        self.num_pending += len(hidden) - skipped
+
+    def rows(self) -> tuple[int, list[int], Tensor]:
+        """What is to be taken in: its first slot, token ids and states [n, H]. Without news the last row again."""
+        if not self.num_pending:
+            assert self._last is not None
+            return self.num_known - 1, [self.ids[-1]], self._last
+        first = self._start + self.num_known + 1
+        hidden = self._pending[0] if len(self._pending) == 1 else torch.cat(self._pending)
+        self._pending = [hidden]
+        return self.num_known, list(self.ids[first : first + self.num_pending]), hidden
+
+    def taken_in(self) -> None:
+        """The KV of all that `rows` gave is written."""
+        if self.num_pending:
+            self._last = self._pending[-1][-1:]
+            self.num_known += self.num_pending
+            self._pending, self.num_pending = [], 0
+        num_full = self.num_known // self.table.page_size * self.table.page_size
+        if self._is_whole and num_full > self._num_published:
+            self.table.publish(self.page_ids, self._keys(num_full), num_full)
+            self._num_published = num_full
+
+    def forget(self) -> None:
+        """Give the pages back; what is told next is the beginning."""
+        if self.page_ids:
+            self.table.release(self.page_ids)
+        self.page_ids, self._pending, self._last = [], [], None
+        self.num_known = self.num_pending = self._start = self._num_published = 0
+        self._is_whole = True
+
+    @property
+    def _next_position(self) -> int:
+        return self._start + self.num_rows
+
+    def _find_pages(self) -> None:
+        """Begin with what the layer has computed of an equal text."""
+        size = self.table.page_size
+        self.page_ids = self.table.find(self._keys((len(self.ids) - 2) // size * size))
+        self.num_known = len(self.page_ids) * size
+
+    def _keys(self, num_slots: int) -> list[int]:
+        """What the KV of each of the first slots was made of, beyond what is before it: the next token, and in the
+        first slot the first token, too."""
+        if num_slots < 1:
+            return []
+        return [self.ids[0] << 32 | self.ids[1], *self.ids[2 : num_slots + 1]]

@@ -1,0 +1,347 @@
+"""A layer of the EAGLE family as attached drafter: it reads the target's states and drafts trees or chains.
+
+After each verdict the layer takes in the accepted positions with their true states; KV that it made of its own output
+while drafting is overwritten. One pass serves all drafting sequences: first their new positions, then a level of each
+one's tree after the other. Knows no target, no links and no forwards of the target's.
+Source: Li et al., EAGLE-3, arXiv:2503.01840, and EAGLE-2, arXiv:2406.16858.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from betoken.common.economy.acceptance import Calibration
+from betoken.drafters.drafter import Drafted, DraftSequence
+from betoken.drafters.eagle3.choice import Children, Chooser
+from betoken.drafters.eagle3.context import LayerContext
+from betoken.drafters.eagle3.forward import LayerForward
+from betoken.drafters.eagle3.options import MAX_BRANCHES, MAX_DEPTH
+from betoken.drafters.eagle3.tree import DynamicTree
+from betoken.drafters.features import FeatureSpan
+from betoken.drafters.settings import check_names, integer
+from betoken.drafters.shared_pages import IdlePages, SharedPages
+from betoken.engine.batch import Segment, build_batch
+from betoken.engine.sampler import SampleGroup
+from betoken.engine.sparse_probs import SparseProbs
+
+SOURCE = "eagle3"
+"""Name that its tokens are credited to: that of its spec."""
+
+_MANY_ROWS = 64
+"""A sequence with so many rows to take in is given a pass though it does not draft: a long prompt comes in chunks."""
+
+
+@dataclass(frozen=True, slots=True)
+class EagleSettings:
+    """How a layer drafts; every field may be set per sequence by its name."""
+
+    max_branches: int = 8
+    """Children per node, and nodes that are asked in a pass; 1 = chains."""
+    max_depth: int = 6
+    """Ids on the longest path."""
+
+    def override(self, settings: Mapping[str, str]) -> EagleSettings:
+        """These settings with a sequence's own.
+
+        Raises:
+            InvalidArgumentError: an unknown name, or a value outside its limits.
+        """
+        check_names(settings, tuple(self.__slots__))
+        return EagleSettings(
+            integer(settings, "max_branches", self.max_branches, 1, MAX_BRANCHES),
+            integer(settings, "max_depth", self.max_depth, 1, MAX_DEPTH),
+        )
+
+
+@dataclass(slots=True, eq=False)
+class _Sequence:
+    """An open sequence."""
+
+    draft: DraftSequence
+    settings: EagleSettings
+    context: LayerContext
+    last: tuple[list[int], list[int], list[float]] | None = None
+    """Ids, parents and shares of the last draft, until it is known what became of it."""
+
+
+@dataclass(slots=True, eq=False)
+class _Draft:
+    """A draft under way."""
+
+    owner: _Sequence
+    tree: DynamicTree
+    probs: list[SparseProbs] = field(default_factory=list)
+    """What each token was sampled from, where that is wanted; a chain then."""
+    num_asked: int = 1
+    """Nodes that the last pass was asked about."""
+    num_passes: int = 0
+
+    @property
+    def length(self) -> int:
+        """Slots that its next pass writes up to."""
+        return self.owner.context.num_known + len(self.tree.row_parents)
+
+    def group(self, node: int) -> SampleGroup:
+        """The row that says what follows a node."""
+        seq = self.owner.draft
+        return SampleGroup(seq.params, seq.prompt_ids, seq.output_ids + self.tree.path_ids(node), (), seq.rules)
+
+    def segment(self) -> Segment:
+        """The rows of its next level."""
+        tree, ids = self.tree, self.tree.level_ids
+        parents = None if tree.is_chain else tree.row_parents
+        return Segment(self.owner.context.page_ids, self.length - len(ids), ids, num_logits=len(ids), parents=parents)
+
+
+class _Part(NamedTuple):
+    """Rows of one sequence in a pass."""
+
+    segment: Segment
+    hidden: Tensor
+
+
+class EagleDrafter:
+    """Hosts one layer for any number of sequences; a `FeatureReader`."""
+
+    def __init__(
+        self,
+        forward: LayerForward,
+        pages: SharedPages,
+        state_columns: Sequence[int],
+        vocab_size: int,
+        max_rows: int,
+        settings: EagleSettings | None = None,
+    ) -> None:
+        """Args:
+        pages: those of the layer's cache.
+        state_columns: places of the layer's states among the features it is told, in the layer's order.
+        vocab_size: ids of the target.
+        max_rows: most rows of a pass.
+        settings: those of sequences that have none of their own.
+        """
+        self._forward, self._pages, self._max_rows = forward, pages, max_rows
+        self._columns = list(state_columns)
+        self._settings = settings or EagleSettings()
+        self._chooser = Chooser(forward.target_ids, vocab_size)
+        self._calibration = Calibration()
+        self._sequences: dict[DraftSequence, _Sequence] = {}
+        self._requests: dict[DraftSequence, int] = {}
+        self._at_work: set[_Sequence] = set()
+        pages.join(self)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a draft is wanted, or a long text is to be taken in."""
+        return bool(self._requests) or any(
+            owner.context.num_pending >= _MANY_ROWS for owner in self._sequences.values()
+        )
+
+    def open(self, sequence: DraftSequence) -> None:
+        """Take a sequence in, with its settings."""
+        settings = self._settings.override(sequence.settings)
+        context = LayerContext(sequence.ids, self._pages.table, self._pages.enter())
+        self._sequences[sequence] = _Sequence(sequence, settings, context)
+
+    def commit(self, sequence: DraftSequence, ids: list[int]) -> None:
+        """Learn what became of the last draft; the states of `ids` are told by `observe`."""
+        owner = self._sequences[sequence]
+        if owner.last is not None and not sequence.steers_tokens:
+            self._calibration.learn(*owner.last, ids)
+        owner.last = None
+
+    def observe(self, spans: Sequence[FeatureSpan], features: Tensor) -> None:
+        """See `FeatureReader`."""
+        in_order = self._columns == list(range(features.shape[1]))
+        hidden = self._forward.fuse(features if in_order else features[:, self._columns])
+        for span in spans:
+            self._sequences[span.sequence].context.tell(span.first_position, hidden[span.rows])
+
+    def request(self, sequence: DraftSequence, num_tokens: int) -> None:
+        """Queue a draft; its nodes may be as many as pay under the sequence's terms."""
+        self._requests[sequence] = num_tokens
+
+    def close(self, sequence: DraftSequence) -> None:
+        """Forget the sequence; what it computed stays for others that begin alike."""
+        self._requests.pop(sequence, None)
+        owner = self._sequences.pop(sequence, None)
+        if owner is not None:
+            owner.context.forget()
+
+    def step(self) -> list[Drafted]:
+        """Take in what was told, and answer every request: a draft is of use before the next forward alone."""
+        requests, self._requests = self._requests, {}
+        drafts = [draft for seq, num in requests.items() if (draft := self._begin(self._sequences[seq], num))]
+        drafting = {draft.owner for draft in drafts}
+        long = [
+            owner
+            for owner in self._sequences.values()
+            if owner.context.num_pending >= _MANY_ROWS and owner not in drafting
+        ]
+        self._at_work = drafting.union(long)
+        try:
+            finished = {draft.owner.draft: self._finish(draft) for draft in self._draft(drafts, long)}
+        finally:
+            self._at_work = set()
+        return [finished.get(seq) or Drafted(seq, []) for seq in requests]
+
+    def page_lists(self) -> Iterator[list[int]]:
+        """Page lists of every open sequence."""
+        return (owner.context.page_ids for owner in self._sequences.values())
+
+    def idle_pages(self) -> Iterator[IdlePages]:
+        """Pages of sequences for which no draft is wanted."""
+        for seq, owner in self._sequences.items():
+            context = owner.context
+            if context.page_ids and seq not in self._requests and owner not in self._at_work:
+                yield IdlePages(context.order, context.idle_since_ns, context.page_ids, context.forget)
+
+    def check_integrity(self) -> None:
+        """Re-derive the page accounting of the layer; raises when it is off."""
+        self._pages.check_integrity()
+
+    def _begin(self, owner: _Sequence, num_tokens: int) -> _Draft | None:
+        """An empty draft; None where nothing can be drafted."""
+        seq, terms = owner.draft, owner.draft.terms
+        num_nodes = num_tokens if terms is None else terms.max_tokens
+        if num_nodes < 1 or not owner.context.is_current:
+            return None
+        min_share = 0.0 if terms is None else self._calibration.share(terms.row_price)
+        tree = DynamicTree(
+            num_nodes,
+            owner.settings.max_branches if seq.takes_trees and not seq.wants_probs else 1,
+            owner.settings.max_depth,
+            end_ids=() if seq.params.ignore_eos else seq.params.eos_token_ids,
+            min_score=math.log(min_share) if min_share > 0.0 else -math.inf,
+        )
+        return _Draft(owner, tree)
+
+    def _draft(self, drafts: list[_Draft], long: Sequence[_Sequence]) -> list[_Draft]:
+        """Run passes until the drafts are complete; those that were begun, without any whose pages ran out."""
+        begun, parts = [], []
+        for owner in long:
+            if self._make_room(owner.context, owner.context.num_rows):
+                parts += self._rows(owner.context, num_logits=0)
+            else:
+                owner.context.forget()
+        for draft in drafts:
+            if self._make_room(draft.owner.context, draft.owner.context.num_rows):
+                parts += self._rows(draft.owner.context, num_logits=1)
+                begun.append(draft)
+            else:
+                draft.owner.context.forget()
+        if parts:
+            scores, fed_back = self._pass(parts)
+            for owner in (*long, *(draft.owner for draft in begun)):
+                owner.context.taken_in()
+            self._grow(begun, scores, fed_back)
+        return begun
+
+    def _grow(self, drafts: Sequence[_Draft], scores: Tensor, fed_back: Tensor) -> None:
+        """Hang the likeliest ids below the nodes that were asked, and ask the next levels, while there are any."""
+        while drafts:
+            self._add_children(drafts, scores)
+            parts, rows, first_row = [], [], 0
+            growing = []
+            for draft in drafts:
+                tree, num_asked = draft.tree, draft.num_asked
+                if tree.level and self._make_room(draft.owner.context, draft.length):
+                    rows += [first_row + place for place in tree.level_parents]
+                    parts.append(draft.segment())
+                    growing.append(draft)
+                else:
+                    tree.stop()
+                first_row += num_asked
+            drafts = growing
+            if parts:
+                index = torch.tensor(rows, device=fed_back.device)
+                hidden = fed_back.index_select(0, index)
+                offsets = [0, *accumulate(len(part.ids) for part in parts)]
+                scores, fed_back = self._pass(
+                    [_Part(part, hidden[a:b]) for part, a, b in zip(parts, offsets, offsets[1:], strict=False)]
+                )
+
+    def _add_children(self, drafts: Sequence[_Draft], scores: Tensor) -> None:
+        places = [(draft, node) for draft in drafts for node in draft.tree.level]
+        groups = [draft.group(node) for draft, node in places]
+        private = [row for row, (draft, _) in enumerate(places) if draft.owner.draft.wants_probs]
+        children: dict[int, Children] = {}
+        if private:
+            sampled = self._chooser.sampled(scores[private], [groups[row] for row in private])
+            for row, (token_id, probs) in zip(private, sampled, strict=True):
+                places[row][0].probs.append(probs)
+                children[row] = ([token_id], [0.0])
+        shared = [row for row in range(len(places)) if row not in children]
+        if shared:
+            num_top = max(places[row][0].tree.max_branches for row in shared)
+            rows = scores if not private else scores[shared]
+            found = self._chooser.likeliest(rows, [groups[row] for row in shared], num_top)
+            children |= zip(shared, found, strict=True)
+        row = 0
+        for draft in drafts:
+            draft.num_asked = len(draft.tree.level)
+            draft.num_passes += 1
+            draft.tree.add([children[row + place] for place in range(draft.num_asked)])
+            row += draft.num_asked
+
+    def _finish(self, draft: _Draft) -> Drafted:
+        owner, seq = draft.owner, draft.owner.draft
+        owner.context.idle_since_ns = time.perf_counter_ns()
+        draft_ids, parents, scores = draft.tree.best()
+        shares = [math.exp(score) for score in scores]
+        owner.last = (draft_ids, parents, shares)
+        if seq.terms is not None and not seq.terms.is_worth([self._calibration.score(share) for share in shares]):
+            return Drafted(seq, [], num_forwards=draft.num_passes)
+        is_chain = all(parent == index - 1 for index, parent in enumerate(parents))
+        return Drafted(
+            seq,
+            draft_ids,
+            None if is_chain else parents,
+            [SOURCE],
+            draft_probs=draft.probs[: len(draft_ids)],
+            num_forwards=draft.num_passes,
+        )
+
+    def _make_room(self, context: LayerContext, length: int) -> bool:
+        """Give the sequence pages for so many slots, of others' if need be."""
+        if not self._pages.make_room(context.order, context.page_ids, length):
+            return False
+        self._pages.table.extend(context.page_ids, length)
+        return True
+
+    def _rows(self, context: LayerContext, num_logits: int) -> list[_Part]:
+        """What a context takes in, in parts that a pass holds."""
+        first, ids, hidden = context.rows()
+        parts = []
+        for start in range(0, len(ids), self._max_rows):
+            end = min(start + self._max_rows, len(ids))
+            segment = Segment(context.page_ids, first + start, ids[start:end], num_logits if end == len(ids) else 0)
+            parts.append(_Part(segment, hidden[start:end]))
+        return parts
+
+    def _pass(self, parts: Sequence[_Part]) -> tuple[Tensor, Tensor]:
+        """Run the parts in their order, as many at a time as a pass holds; scores and what is fed back of all."""
+        outputs: list[tuple[Tensor, Tensor]] = []
+        first = 0
+        while first < len(parts):
+            end, num_rows = first, 0
+            while end < len(parts) and num_rows + len(parts[end].segment.ids) <= self._max_rows:
+                num_rows += len(parts[end].segment.ids)
+                end += 1
+                if end < len(parts) and parts[end].segment.page_ids is parts[end - 1].segment.page_ids:
+                    break  # the next rows of the same sequence read what these write
+            taken = parts[first:end]
+            batch = build_batch([part.segment for part in taken], self._pages.table.page_size, self._max_rows)
+            hidden = taken[0].hidden if len(taken) == 1 else torch.cat([part.hidden for part in taken])
+            outputs.append(self._forward(batch, hidden))
+            first = end
+        if len(outputs) == 1:
+            return outputs[0]
+        return torch.cat([scores for scores, _ in outputs]), torch.cat([fed_back for _, fed_back in outputs])
