@@ -7,8 +7,7 @@ import pytest
 
 from betoken.client import AsyncClient, Completion, Sampling, Speculation
 from tests.drafters.eagle3.tiny import save_layer, tiny_layer, tiny_shape
-from tests.e2e.in_process import VOCAB_SIZE, save_pair, services
-from tests.e2e.test_hostile_drafts import until_all_pages_are_free
+from tests.e2e.in_process import VOCAB_SIZE, save_pair, services, until_all_pages_are_free
 
 PROMPTS = [f"{n} is {n} and {n} is {n}, so {n} is " for n in range(8)]
 

@@ -63,15 +63,18 @@ def check_drafters(names: Sequence[str], settings: Any) -> None:
             spec.check(settings)
 
 
-def check_attached(names: Sequence[str], settings: Any) -> None:
-    """Raises:
-    ValueError: a name that no verify worker can attach, one given twice, or a need that `settings` do not meet.
+def check_attached(names: Sequence[str], settings: Any = None) -> None:
+    """`settings`: those of the verify worker, where they are known.
+
+    Raises:
+        ValueError: a name that no verify worker can attach, one given twice, or a need that `settings` do not meet.
     """
     known = [spec.name for spec in SPECS.values() if spec.can_attach]
     for name in names:
         if name not in known:
             raise ValueError(f"--attached-drafters = {name!r}: must be among {', '.join(known)}")
-        _check_needs(SPECS[name], settings)
+        if settings is not None:
+            _check_needs(SPECS[name], settings)
     if len(set(names)) != len(names):
         raise ValueError(f"--attached-drafters = {','.join(names)}: must name each once")
 
