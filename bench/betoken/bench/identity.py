@@ -23,11 +23,11 @@ from betoken.bench.matrix import ATTACHED, TOP_P, Cell, all_cells
 from betoken.bench.matrix_runner import MatrixRunner, RunnerConfig
 from betoken.bench.near_tie import MAX_GAP
 from betoken.bench.prompts import OWN_PROMPTS, fingerprint, load_prompts
-from betoken.drafters.registry import SPECS
 from betoken.engine.weights.sources import open_source
+from betoken.verify_worker.settings import VerifyWorkerSettings
 
-_NEEDED = tuple(option for name in ATTACHED for option in SPECS[name].needs)
-"""Options of a verify worker that attached drafters need."""
+_NEEDED = tuple(name for name in ATTACHED if name in VerifyWorkerSettings.model_fields)
+"""Attached drafters that read a directory, which the verify worker's option of their name names."""
 
 RULE = (
     f"near-tie rule (float32 against transformers only): at the first differing position the two best logits are less "
@@ -84,18 +84,15 @@ def _with_what_they_need(cells: Sequence[Cell], options: argparse.Namespace) -> 
     Raises:
         ValueError: none can run.
     """
-    kept = [cell for cell in cells if cell.drafting.drafter not in ATTACHED or _is_met(cell.drafting.drafter, options)]
+    missing = [name for name in _NEEDED if not getattr(options, name)]
+    kept = [cell for cell in cells if cell.drafting.drafter not in missing]
     left_out = [cell.name for cell in cells if cell not in kept]
     if not kept:
-        raise ValueError(f"cells of attached drafters need {' or '.join(f'--{option}' for option in _NEEDED)}")
+        raise ValueError(f"{' or '.join(f'--{name}' for name in missing)}: must be given for these cells")
     if left_out:
-        needed = ", ".join(f"--{option}" for option in _NEEDED if not getattr(options, option))
-        print(f"left out, as {needed} names nothing: {len(left_out)} cells", file=sys.stderr)
+        names = ", ".join(f"--{name}" for name in missing)
+        print(f"left out, as {names} names nothing: {len(left_out)} cells", file=sys.stderr)
     return kept, left_out
-
-
-def _is_met(drafter: str, options: argparse.Namespace) -> bool:
-    return SPECS[drafter].is_met_by(options)
 
 
 def summarize(cells: Sequence[Cell], store: IdentityStore) -> dict[str, Any]:
@@ -143,8 +140,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--compile", choices=("auto", "on", "off"), default="auto", help="torch.compile in the workers")
     add("--device", default="cpu", help="of all models on both sides, e.g. cuda:0")
     add("--prefix-caching", action="store_true", help="let cells find the KV that cells before them left")
-    for option in _NEEDED:
-        add(f"--{option}", help="of the verify worker, for cells of the attached drafter that needs it")
+    for name in _NEEDED:
+        add(f"--{name}", metavar="DIR", help=f"what the verify worker's `{name}` reads, for its cells")
     return parser.parse_args(arguments)
 
 

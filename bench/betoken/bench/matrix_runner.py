@@ -94,10 +94,8 @@ class MatrixRunner:
             dtype=dtype,
             compile=config.compile,
             prefix_caching=config.prefix_caching,
-            verify_options=(
-                *(*on_device, "--kv-memory-fraction", "0.5", *few_pages),  # half a GPU for the others
-                *(("--attached-drafters", ",".join(attached), *options) if attached else ()),
-            ),
+            attached_drafters=attached,
+            verify_options=(*on_device, "--kv-memory-fraction", "0.5", *few_pages, *options),  # half a GPU for others
             draft_options=on_device,
         )
 

@@ -90,6 +90,14 @@ def test_a_layer_of_another_target_is_refused(tmp_path, fields, message):
         load_layer(saved(tmp_path, embedding=torch.zeros(fields.get("vocab_size", 101), 32), **fields), TARGET)
 
 
+def test_a_layer_made_for_another_base_is_refused(tmp_path):
+    shape = tiny_shape(base="someone/Tiny")
+    directory = save_layer(tmp_path, tiny_layer(shape), "speculators", EMBEDDING)
+    assert load_layer(directory, TARGET).shape.base == "someone/Tiny"
+    with pytest.raises(ModelRefusedError, match="base: 'someone/Tiny': must be 'other', the target"):
+        load_layer(directory, replace(TARGET, name="other"))
+
+
 def test_a_narrow_layer_without_embeddings_is_refused(tmp_path):
     with pytest.raises(
         ModelRefusedError, match="embed_tokens.weight: must be there, as the target's .* 64 wide, not 32"

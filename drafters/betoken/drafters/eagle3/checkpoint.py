@@ -149,7 +149,7 @@ def make_layer(shape: EagleShape, tensors: Mapping[str, Tensor], target: TargetS
 
 def _check_target(shape: EagleShape, target: TargetShape, has_embedding: bool) -> None:
     if shape.base and Path(shape.base).name.lower() != Path(target.name).name.lower():
-        raise ModelRefusedError(f"it was made for {shape.base!r}, the target is {target.name!r}")
+        raise ModelRefusedError(f"base: {shape.base!r}: must be {target.name!r}, the target")
     if shape.vocab_size != target.vocab_size:
         raise ModelRefusedError(f"vocab_size: {shape.vocab_size}: must be {target.vocab_size}, the target's")
     if shape.draft_vocab_size > shape.vocab_size:

@@ -21,7 +21,7 @@ SPEC = DrafterSpec(
     name="medusa",
     make=_make,
     explains="accepted from Medusa heads",
-    colour="magenta",
+    colour="magenta underline",
     can_attach=True,
     can_host=False,
     features=FeatureNeeds(layers=lambda settings, num_layers: (num_layers,)),
