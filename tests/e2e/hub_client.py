@@ -14,6 +14,7 @@ time.sleep = lambda seconds: None  # the hub client's pauses between its tries
 
 def tokenizer(name: str, revision: str | None) -> dict[str, Any]:
     """What a router knows of its model."""
+    from betoken.router.text.chat import Chat
     from betoken.router.text.tokenizer import Tokenizer, TokenizerError
 
     try:
@@ -21,7 +22,7 @@ def tokenizer(name: str, revision: str | None) -> dict[str, Any]:
     except TokenizerError as error:
         return {"refusal": str(error)}
     messages = [{"role": "user", "content": "hi"}]
-    ids = loaded.encode_messages(messages) if loaded.chat_template else []
+    ids = loaded.encode(loaded.render(Chat(messages)), add_special_tokens=False) if loaded.chat_template else []
     return {"hash": loaded.hash, "fingerprint": loaded.fingerprint, "text": loaded.decode(ids)}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +19,7 @@ from betoken.router.core import Router
 from betoken.router.scopes import RequestScopes
 from betoken.router.servicer import GenerationServicer
 from betoken.router.settings import RouterSettings
+from betoken.router.text.chat import Chat
 from betoken.router.text.tokenizer import Tokenizer
 from betoken.rpc.decoding import TypedDecoding
 from betoken.rpc.link import LinkOptions
@@ -47,6 +48,11 @@ def byte_tokenizer_json() -> str:
     fast.decoder = decoders.ByteLevel()
     fast.add_special_tokens([AddedToken("<eos>", special=True)])
     return fast.to_str()
+
+
+def chat_ids(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Token ids of a chat, as the router makes them."""
+    return tokenizer.encode(tokenizer.render(Chat(messages)), add_special_tokens=False)
 
 
 def with_special_tokens(tokenizer_json: str, *names: str) -> str:

@@ -22,7 +22,7 @@ from betoken.engine.weights.sources import open_source
 from betoken.router.text.chat import Chat
 from betoken.router.text.chat_template import ChatTemplate
 from betoken.router.text.tokenizer import Tokenizer, TokenizerError
-from tests.router.harness import CHAT_TEMPLATE, byte_tokenizer_json
+from tests.router.harness import CHAT_TEMPLATE, byte_tokenizer_json, chat_ids
 
 
 def save(directory: Path, **config: object) -> None:
@@ -69,10 +69,10 @@ def test_importing_the_router_and_loading_a_tokenizer_imports_no_torch(tmp_path:
 def test_loads_a_directory_with_its_chat_template(tmp_path: Path) -> None:
     save(tmp_path, chat_template=CHAT_TEMPLATE, eos_token={"content": "<eos>"})
     tokenizer = Tokenizer.load(str(tmp_path))
-    ids = tokenizer.encode_messages([{"role": "user", "content": "hi"}])
+    ids = chat_ids(tokenizer, [{"role": "user", "content": "hi"}])
     assert tokenizer.decode(ids) == "<user>hi\n<assistant>"
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}{{ eos_token }}")
-    assert Tokenizer.load(str(tmp_path)).encode_messages([{"role": "user", "content": "a"}])[-1] == 0
+    assert chat_ids(Tokenizer.load(str(tmp_path)), [{"role": "user", "content": "a"}])[-1] == 0
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_tokens_that_only_the_configuration_knows_are_transformers(config: dict[
     assert ids == theirs(text)["input_ids"]
     assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
     chat = [{"role": "user", "content": text}]
-    assert ours.encode_messages(chat) == theirs.apply_chat_template(chat)["input_ids"]
+    assert chat_ids(ours, chat) == theirs.apply_chat_template(chat)["input_ids"]
     assert set(theirs.all_special_ids) <= set(ours.special_ids.values())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"mask_token": "<mask>"}))
     assert Tokenizer.load(str(tmp_path)).fingerprint != ours.fingerprint
@@ -163,10 +163,10 @@ def test_descriptions_of_tokens_that_are_none(tokens: object, tmp_path: Path) ->
 
 def test_a_template_that_refuses_or_misbehaves_is_the_requests_fault(tokenizer: Tokenizer, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="no tools"):
-        tokenizer.encode_messages([{"role": "tool", "content": "x"}])
+        chat_ids(tokenizer, [{"role": "tool", "content": "x"}])
     save(tmp_path, chat_template="{{ messages.__class__.__mro__ }}")
     with pytest.raises(InvalidArgumentError, match="messages"):
-        Tokenizer.load(str(tmp_path)).encode_messages([{"role": "user", "content": "x"}])
+        chat_ids(Tokenizer.load(str(tmp_path)), [{"role": "user", "content": "x"}])
 
 
 def test_a_missing_or_broken_tokenizer_is_named(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_a_gguf_file_holds_the_tokenizer_that_workers_hash(tmp_path: Path) -> No
     writer.write_kv_data_to_file()
     writer.close()
     tokenizer = Tokenizer.load(str(tmp_path / "tiny.gguf"))
-    assert tokenizer.encode_messages([{"role": "user", "content": "aab"}]) == [1, 3, 0]
+    assert chat_ids(tokenizer, [{"role": "user", "content": "aab"}]) == [1, 3, 0]
     assert tokenizer.special_ids == {"<|end|>": 0} and tokenizer.is_concatenative
     source = open_source(str(tmp_path), None)
     assert tokenizer.hash == Tokenizer.load(str(tmp_path)).hash == source.tokenizer_hash()

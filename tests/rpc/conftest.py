@@ -64,6 +64,11 @@ class Worker:
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
+    @property
+    def num_links(self) -> int:
+        """Links past their handshake."""
+        return len(self.servicer._peers)
+
 
 @dataclass
 class RecordedLink:

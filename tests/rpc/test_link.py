@@ -219,7 +219,7 @@ async def test_links_are_bounded_when_many_begin_at_once(start_worker, raw_call,
         await call.write(GOOD_HELLO)
     frames = await asyncio.gather(*(call.read() for call in calls), return_exceptions=True)
     assert sum(isinstance(frame, VerifyLinkResponse) for frame in frames) == 2
-    assert worker.servicer.num_links == 2
+    assert worker.num_links == 2
 
 
 async def test_a_handler_fault_is_opaque_and_costs_its_link_only(start_worker, start_link, caplog):
@@ -276,7 +276,7 @@ async def test_a_dead_router_frees_its_sequences(start_worker, raw_call):
     await eventually(lambda: worker.handler.links)  # else the cancel may come first, and nothing was opened
     call.cancel()
     await eventually(lambda: worker.handler.closed == [1])
-    assert worker.servicer.num_links == 0
+    assert worker.num_links == 0
 
 
 async def test_a_worker_that_does_not_fit_is_refused_and_dialled_again(start_worker, start_link):
@@ -531,7 +531,7 @@ async def test_a_draining_worker_is_left_when_its_last_sequence_closes(start_wor
         assert not draining.done()
         busy.link.send(closes=[CloseSequence(sequence_id=1)])
         await eventually(draining.done)
-    assert worker.servicer.num_links == 0
+    assert worker.num_links == 0
     with pytest.raises(UnavailableError, match="worker: test"):
         await idle.link.connect_once()
 
@@ -559,7 +559,7 @@ async def test_a_drain_ends_what_is_left_after_the_grace(start_worker, start_lin
     recorded = await start_link(worker.address)
     recorded.link.send(opens=[OpenSequence(sequence_id=1)])
     await worker.servicer.drain(0.1, "test")
-    assert worker.servicer.num_links == 0
+    assert worker.num_links == 0
     await eventually(lambda: recorded.downs)
     assert str(recorded.downs[0]) == "worker: test"
 

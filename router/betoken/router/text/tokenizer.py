@@ -151,10 +151,6 @@ class Tokenizer:
         """
         return Grammars(self._fast.to_str())
 
-    def encode_messages(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Token ids of a chat. Raises as `render` and `encode`."""
-        return self.encode(self.render(Chat(messages)), add_special_tokens=False)
-
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids` without special tokens; incomplete UTF-8 becomes U+FFFD.
 

@@ -108,11 +108,6 @@ class LinkServicer(Generic[Request, Response]):
         self._all_closed = asyncio.Event()
         self._drain_reason: str | None = None
 
-    @property
-    def num_links(self) -> int:
-        """Links past their handshake."""
-        return len(self._peers)
-
     async def Link(self, request_iterator: Any, context: Any) -> None:  # noqa: N802 (gRPC names it)
         """One link, from handshake to end."""
         del request_iterator  # frames are read through the context
