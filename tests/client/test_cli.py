@@ -2,7 +2,6 @@
 
 import errno
 import importlib.util
-import inspect
 import json
 import os
 import pty
@@ -28,10 +27,10 @@ from typer.testing import CliRunner
 
 from betoken.cli import provenance, report, services
 from betoken.cli.connection import in_options, option_of
-from betoken.cli.generate import _prompt
+from betoken.cli.generate_form import GenerateForm
 from betoken.cli.info import _console, _worker_table
 from betoken.cli.main import app
-from betoken.cli.up import up as up_command
+from betoken.cli.up_form import UpForm
 from betoken.cli.up_options import checked_port
 from betoken.client import (
     Completion,
@@ -108,7 +107,7 @@ def test_standard_input_that_cannot_be_read_is_told(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(sys, "stdin", TextIOWrapper(HungUp()))
     with pytest.raises(typer.BadParameter, match="standard input cannot be read: .*Input/output error"):
-        _prompt(None, None, chat=False, system=None, begin=None)
+        GenerateForm().question()
 
 
 def test_bytes_that_are_no_text_are_refused_in_every_locale() -> None:
@@ -843,9 +842,9 @@ def test_up_minds_the_variables_of_the_services_it_starts(fake_modules: Path, mo
 
 def test_every_option_of_up_that_the_services_share_has_their_variable() -> None:
     """But for `draft`, addresses to the router, and `draft-threads`, which is `threads` of another service."""
-    options = set(inspect.signature(up_command).parameters)
+    options = set(UpForm.__annotations__)
     shared = {name for cls in (RouterSettings, VerifyWorkerSettings, DraftWorkerSettings) for name in cls.model_fields}
-    hints = get_type_hints(up_command, include_extras=True)
+    hints = get_type_hints(UpForm, include_extras=True)
     for name in shared.intersection(options) - {"draft"}:
         assert get_args(hints[name])[1].envvar == f"BETOKEN_{name.upper()}", name
 

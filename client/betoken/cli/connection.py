@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated
 
 import typer
 
@@ -24,7 +24,7 @@ from betoken.client import (
     ResourceExhaustedError,
     RetryPolicy,
 )
-from betoken.client.channel import DEFAULT_ADDRESS as DEFAULT_ADDRESS
+from betoken.client.channel import DEFAULT_ADDRESS
 from betoken.common.api_key import API_KEY_VARIABLE, check_api_key
 from betoken.common.logs import escaped
 
@@ -49,46 +49,36 @@ _OPTIONS = (
 """Fields of the SDK whose option is not called like them."""
 # A person waits to hear that the router is away, or that the router waits for a worker.
 _RETRY = RetryPolicy(max_retries=5, max_outage_s=3.0)
-
-Address: TypeAlias = Annotated[
-    str, typer.Option(envvar="BETOKEN_ADDRESS", help="The router, HOST:PORT.", rich_help_panel=_PANEL)
-]
-TlsFlag: TypeAlias = Annotated[
-    bool, typer.Option("--tls", help="Speak TLS; implied by the other TLS options.", rich_help_panel=_PANEL)
-]
-TlsCaFile: TypeAlias = Annotated[
-    Path | None, typer.Option(help="PEM certificates that sign acceptable routers.", rich_help_panel=_PANEL)
-]
-TlsCertFile: TypeAlias = Annotated[
-    Path | None, typer.Option(help="PEM certificate of this client.", rich_help_panel=_PANEL)
-]
-TlsKeyFile: TypeAlias = Annotated[
-    Path | None, typer.Option(help="PEM key of that certificate.", rich_help_panel=_PANEL)
-]
-TlsServerName: TypeAlias = Annotated[
-    str, typer.Option(help="Name in the router's certificate, where it is not the host's.", rich_help_panel=_PANEL)
-]
-ApiKeyFile: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(help=f"File with the API key; absent = the one in {API_KEY_VARIABLE}.", rich_help_panel=_PANEL),
-]
-TimeoutS: TypeAlias = Annotated[
-    float, typer.Option(min=0.001, help="Deadline of the whole command, seconds.", rich_help_panel=_PANEL)
-]
+TIMEOUT_S = typer.Option(min=0.001, help="Deadline of the whole command, seconds.", rich_help_panel=_PANEL)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Connection:
-    """The values of the options above."""
+    """The options that every command has which asks a router, each declared once, and their values."""
 
-    address: str
-    tls: bool
-    ca_file: Path | None
-    cert_file: Path | None
-    key_file: Path | None
-    server_name: str
-    api_key_file: Path | None
-    timeout_s: float
+    address: Annotated[
+        str, typer.Option(envvar="BETOKEN_ADDRESS", help="The router, HOST:PORT.", rich_help_panel=_PANEL)
+    ] = DEFAULT_ADDRESS
+    tls: Annotated[
+        bool, typer.Option("--tls", help="Speak TLS; implied by the other TLS options.", rich_help_panel=_PANEL)
+    ] = False
+    tls_ca_file: Annotated[
+        Path | None, typer.Option(help="PEM certificates that sign acceptable routers.", rich_help_panel=_PANEL)
+    ] = None
+    tls_cert_file: Annotated[
+        Path | None, typer.Option(help="PEM certificate of this client.", rich_help_panel=_PANEL)
+    ] = None
+    tls_key_file: Annotated[Path | None, typer.Option(help="PEM key of that certificate.", rich_help_panel=_PANEL)] = (
+        None
+    )
+    tls_server_name: Annotated[
+        str, typer.Option(help="Name in the router's certificate, where it is not the host's.", rich_help_panel=_PANEL)
+    ] = ""
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(help=f"File with the API key; absent = the one in {API_KEY_VARIABLE}.", rich_help_panel=_PANEL),
+    ] = None
+    timeout_s: Annotated[float, TIMEOUT_S] = 600.0
 
     def client(self) -> Client:
         """A client of that router.
@@ -96,9 +86,9 @@ class Connection:
         Raises:
             InvalidArgumentError: the address is malformed, or a file of a certificate or key cannot be read or used.
         """
-        files = (self.ca_file, self.cert_file, self.key_file)
-        has_tls = self.tls or any(files) or bool(self.server_name)
-        tls = ClientTls(*files, server_name=self.server_name) if has_tls else None
+        files = (self.tls_ca_file, self.tls_cert_file, self.tls_key_file)
+        has_tls = self.tls or any(files) or bool(self.tls_server_name)
+        tls = ClientTls(*files, server_name=self.tls_server_name) if has_tls else None
         key = None if self.api_key_file is None else _key_in(self.api_key_file)
         try:
             return Client(self.address, tls=tls, retry=_RETRY, timeout_s=self.timeout_s, api_key=key)

@@ -5,193 +5,39 @@ Knows the client and how to show what it gives.
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated
 
-import typer
 from rich.console import Console
 
 from betoken.cli import connection as c
 from betoken.cli import provenance, report
-from betoken.cli.constraint import read_constraint, read_file
-from betoken.client import (
-    BetokenError,
-    ChatMessage,
-    Client,
-    Generation,
-    ModelInfo,
-    Prompt,
-    PromptOptions,
-    Sampling,
-    SourceInfo,
-    Speculation,
-    VerificationMode,
-)
+from betoken.cli.generate_form import GenerateForm
+from betoken.client import BetokenError, Client, Generation, ModelInfo, SourceInfo
 
 _HINT_TIMEOUT_S = 2.0
 _CHAT_HINT = "\nthe model has a chat template: --chat sends the text as a message\n"
-_SAMPLING = "Sampling (default: the model's)"
-_CONSTRAINT = "Constraint (one at most)"
-_SPECULATION = "Speculation (never changes a token in the mode `coupled`)"
 
 
-def generate(
-    prompt: Annotated[str | None, typer.Argument(help="Text; `-` or none at all: standard input.")] = None,
-    *,
-    chat: Annotated[bool, typer.Option("--chat", help="Send the text as a user's message.")] = False,
-    system: Annotated[str | None, typer.Option(help="System message before it; implies --chat.")] = None,
-    begin: Annotated[str | None, typer.Option(help="Beginning of the answer, which goes on; implies --chat.")] = None,
-    escape_special_tokens: Annotated[
-        bool, typer.Option("--escape-special-tokens", help="Their names in messages are text.")
-    ] = False,
-    no_special_tokens: Annotated[
-        bool, typer.Option("--no-special-tokens", help="No BOS before a text, such as a chat that is rendered already.")
-    ] = False,
-    prompt_ids: Annotated[str | None, typer.Option(help="Token ids in place of text: 1,2,3.")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
-    model: Annotated[str, typer.Option(help="Model id the router must be serving.")] = "",
-    tenant: Annotated[str, typer.Option(help="Whom the work is for.")] = "",
-    temperature: Annotated[float | None, typer.Option(help="0 = greedy.", rich_help_panel=_SAMPLING)] = None,
-    top_k: Annotated[int | None, typer.Option(help="Most likely ids kept; 0 = all.", rich_help_panel=_SAMPLING)] = None,
-    top_p: Annotated[float | None, typer.Option(help="Probability mass kept.", rich_help_panel=_SAMPLING)] = None,
-    min_p: Annotated[
-        float | None, typer.Option(help="Least share of the largest probability kept.", rich_help_panel=_SAMPLING)
-    ] = None,
-    repetition_penalty: Annotated[
-        float | None, typer.Option(help="On ids in prompt or output; 1 = none.", rich_help_panel=_SAMPLING)
-    ] = None,
-    presence_penalty: Annotated[
-        float | None, typer.Option(help="On ids in the output, once.", rich_help_panel=_SAMPLING)
-    ] = None,
-    frequency_penalty: Annotated[
-        float | None, typer.Option(help="On ids in the output, per occurrence.", rich_help_panel=_SAMPLING)
-    ] = None,
-    logit_bias: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="ID=BIAS", help="ID=BIAS, added to that id's logit; repeatable.", rich_help_panel=_SAMPLING
-        ),
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Same seed, same tokens.", rich_help_panel=_SAMPLING)] = None,
-    max_new_tokens: Annotated[int | None, typer.Option(help="Most tokens.", rich_help_panel=_SAMPLING)] = None,
-    min_new_tokens: Annotated[
-        int | None, typer.Option(help="Fewest tokens before the answer may end.", rich_help_panel=_SAMPLING)
-    ] = None,
-    stop: Annotated[
-        list[str] | None, typer.Option(help="The answer ends before this text; repeatable.", rich_help_panel=_SAMPLING)
-    ] = None,
-    stop_token_id: Annotated[
-        list[int] | None, typer.Option(help="The answer ends after this id; repeatable.", rich_help_panel=_SAMPLING)
-    ] = None,
-    ignore_eos: Annotated[
-        bool | None, typer.Option("--ignore-eos", help="EOS does not end the answer.", rich_help_panel=_SAMPLING)
-    ] = None,
-    logprobs: Annotated[
-        int | None, typer.Option(help="Likeliest ids reported per token (--json).", rich_help_panel=_SAMPLING)
-    ] = None,
-    json_object: Annotated[
-        bool, typer.Option("--json-object", help="The answer is a JSON object.", rich_help_panel=_CONSTRAINT)
-    ] = False,
-    json_schema: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="It is JSON that this schema takes.", rich_help_panel=_CONSTRAINT),
-    ] = None,
-    regex: Annotated[
-        str | None, typer.Option(help="It matches this expression as a whole.", rich_help_panel=_CONSTRAINT)
-    ] = None,
-    choice: Annotated[
-        list[str] | None, typer.Option(help="It is one of these; repeatable.", rich_help_panel=_CONSTRAINT)
-    ] = None,
-    lark: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="It is of this grammar.", rich_help_panel=_CONSTRAINT)
-    ] = None,
-    drafter: Annotated[
-        str | None, typer.Option(help="model, ngram, ...; see `betoken info`.", rich_help_panel=_SPECULATION)
-    ] = None,
-    drafter_setting: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE", help="NAME=VALUE, for the drafter; repeatable.", rich_help_panel=_SPECULATION
-        ),
-    ] = None,
-    prediction: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Text that the answer may repeat long parts of.", rich_help_panel=_SPECULATION
-        ),
-    ] = None,
-    num_draft_tokens: Annotated[
-        int | None, typer.Option(help="Draft tokens per round; else as many as pay.", rich_help_panel=_SPECULATION)
-    ] = None,
-    off: Annotated[bool, typer.Option("--off", help="Decode plainly.", rich_help_panel=_SPECULATION)] = False,
-    mode: Annotated[
-        VerificationMode | None,
-        typer.Option(help="rejection: exact in distribution; typical: lossy.", rich_help_panel=_SPECULATION),
-    ] = None,
-    address: c.Address = c.DEFAULT_ADDRESS,
-    tls: c.TlsFlag = False,
-    tls_ca_file: c.TlsCaFile = None,
-    tls_cert_file: c.TlsCertFile = None,
-    tls_key_file: c.TlsKeyFile = None,
-    tls_server_name: c.TlsServerName = "",
-    api_key_file: c.ApiKeyFile = None,
-    timeout_s: c.TimeoutS = 600.0,
-) -> None:
+def generate(form: GenerateForm) -> None:
     """Stream an answer; on a terminal each token has the colour of where it came from."""
-    sampling = Sampling(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        logit_bias=_biases(logit_bias or []),
-        seed=seed,
-        max_new_tokens=max_new_tokens,
-        min_new_tokens=min_new_tokens,
-        stop=stop or None,
-        stop_token_ids=stop_token_id or None,
-        ignore_eos=ignore_eos,
-        logprobs=logprobs,
-    )
-    speculating = {
-        "--drafter": drafter,
-        "--drafter-setting": drafter_setting,
-        "--num-draft-tokens": num_draft_tokens,
-        "--prediction": prediction,
-    }
-    for option, value in speculating.items() if off else ():
-        if value is not None and value != []:
-            raise typer.BadParameter("means nothing with --off, which decodes plainly", param_hint=option)
-    speculation = Speculation(drafter, _settings(drafter_setting or []), num_draft_tokens, off or None, mode)
-    question = _prompt(prompt, prompt_ids, chat, system, begin)
-    options: PromptOptions = {"add_special_tokens": False} if no_special_tokens else {}
-    if begin is not None:
-        options["continue_final_message"] = True
-    if escape_special_tokens:
-        options["escape_special_tokens"] = True
-    constraint = read_constraint(json_object, json_schema, regex, choice, lark)
-    files = (tls_ca_file, tls_cert_file, tls_key_file)
-    connection = c.Connection(address, tls, *files, tls_server_name, api_key_file, timeout_s)
-    with c.reported_errors(connection, json_), connection.client() as client:
+    sampling, speculation, question = form.sampling(), form.speculation(), form.question()
+    constraint = form.constraint()
+    with c.reported_errors(form, form.json_), form.client() as client:
         generation = client.generate(
             question,
             sampling=sampling,
             speculation=speculation,
             constraint=constraint,
-            prediction=None if prediction is None else read_file(prediction, "--prediction"),
-            model=model,
-            tenant=tenant,
-            **options,
+            prediction=form.predicted_text(),
+            model=form.model,
+            tenant=form.tenant,
+            **form.prompt_options(),
         )
         start = time.monotonic()
-        if json_:
+        if form.json_:
             completion = generation.result()
             print(json.dumps(report.as_json(completion, time.monotonic() - start)))
         elif sys.stdout.isatty():
@@ -225,60 +71,3 @@ def _info(client: Client) -> ModelInfo | None:
         return client.model_info(timeout_s=_HINT_TIMEOUT_S)
     except BetokenError:
         return None
-
-
-def _prompt(text: str | None, ids: str | None, chat: bool, system: str | None, begin: str | None) -> Prompt:
-    if ids is not None:
-        if text is not None or chat or system is not None or begin is not None:
-            raise typer.BadParameter("takes the place of text and messages", param_hint="--prompt-ids")
-        try:
-            return [int(part) for part in ids.replace(",", " ").split()]
-        except ValueError:
-            raise typer.BadParameter(f"{ids!r} is not a list of integers", param_hint="--prompt-ids") from None
-    if text is None or text == "-":
-        if text is None and sys.stdin.isatty():
-            raise typer.BadParameter("give a prompt, or pipe one in", param_hint="PROMPT")
-        if isinstance(sys.stdin, io.TextIOWrapper):
-            # Some locales let any byte pass; and a line end is part of the prompt, whichever it is.
-            sys.stdin.reconfigure(encoding="utf-8", errors="strict", newline="")
-        try:
-            text = sys.stdin.read()
-        except OSError as error:
-            raise typer.BadParameter(f"standard input cannot be read: {error}", param_hint="PROMPT") from None
-        except UnicodeDecodeError as error:
-            raise typer.BadParameter(f"standard input is not text: {error}", param_hint="PROMPT") from None
-    if not chat and system is None and begin is None:
-        return text
-    said = [("system", system), ("user", text), ("assistant", begin)]
-    return [ChatMessage(role=role, content=content) for role, content in said if content is not None]
-
-
-def _biases(texts: list[str]) -> dict[int, float] | None:
-    biases: dict[int, float] = {}
-    for text in texts:
-        token_id, bias = _pair(text, "--logit-bias", "ID=BIAS")
-        try:
-            number, value = int(token_id), float(bias)
-        except ValueError:
-            raise typer.BadParameter(f"{text!r} is not ID=BIAS", param_hint="--logit-bias") from None
-        if number in biases:
-            raise typer.BadParameter(f"{number} is given twice", param_hint="--logit-bias")
-        biases[number] = value
-    return biases or None
-
-
-def _settings(texts: list[str]) -> dict[str, str] | None:
-    settings: dict[str, str] = {}
-    for text in texts:
-        name, value = _pair(text, "--drafter-setting")
-        if name in settings:
-            raise typer.BadParameter(f"{name!r} is given twice", param_hint="--drafter-setting")
-        settings[name] = value
-    return settings or None
-
-
-def _pair(text: str, option: str, form: str = "NAME=VALUE") -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise typer.BadParameter(f"{text!r} is not {form}", param_hint=option)
-    return name, value

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
@@ -30,23 +30,19 @@ _FOLDED = {"address": 15, "model": 8}
 _STATE_STYLES = {"ready": "green", "connecting": "yellow", "draining": "yellow", "refused": "red"}
 
 
-def info(
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
-    address: c.Address = c.DEFAULT_ADDRESS,
-    tls: c.TlsFlag = False,
-    tls_ca_file: c.TlsCaFile = None,
-    tls_cert_file: c.TlsCertFile = None,
-    tls_key_file: c.TlsKeyFile = None,
-    tls_server_name: c.TlsServerName = "",
-    api_key_file: c.ApiKeyFile = None,
-    timeout_s: c.TimeoutS = 10.0,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class InfoForm(c.Connection):
+    """The values of the options."""
+
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False
+    timeout_s: Annotated[float, c.TIMEOUT_S] = 10.0
+
+
+def info(form: InfoForm) -> None:
     """Show the served model, its defaults and its workers."""
-    files = (tls_ca_file, tls_cert_file, tls_key_file)
-    connection = c.Connection(address, tls, *files, tls_server_name, api_key_file, timeout_s)
-    with c.reported_errors(connection, json_), connection.client() as client:
+    with c.reported_errors(form, form.json_), form.client() as client:
         model = client.model_info(wait=False)  # it is asked most where workers are not ready
-        if json_:
+        if form.json_:
             print(json.dumps(asdict(model)))
             return
         console = _console()

@@ -10,10 +10,13 @@ from typing import Annotated
 import typer
 
 from betoken.cli import services
+from betoken.cli.command import command
 from betoken.cli.generate import generate
-from betoken.cli.info import info
+from betoken.cli.generate_form import GenerateForm
+from betoken.cli.info import InfoForm, info
 from betoken.cli.new_key import new_key
 from betoken.cli.up import up
+from betoken.cli.up_form import UpForm
 from betoken.common.release import __version__
 
 app = typer.Typer(
@@ -22,9 +25,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Speculative decoding as a service: draft workers guess, verify workers decide, not one token changes.",
 )
-app.command()(up)
-app.command()(generate)
-app.command()(info)
+app.command()(command(up, UpForm))
+app.command()(command(generate, GenerateForm))
+app.command()(command(info, InfoForm))
 app.command()(new_key)
 for name, run in (
     ("router", services.router),

@@ -11,9 +11,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from types import FrameType
-from typing import Annotated, Protocol
+from typing import Protocol
 
 import rich.progress
 import typer
@@ -28,14 +27,13 @@ from betoken.cli.local_services import (
 )
 from betoken.cli.service_process import Progress, ServiceFailedError
 from betoken.cli.supervision import Supervisor
+from betoken.cli.up_form import UpForm
 from betoken.client import BetokenError, ClientTls
 from betoken.common.release import how_to_install
 
 _CHECK_INTERVAL_S = 0.25
 _STOP_GRACE_S = 3660.0
 """Above the longest `--drain-grace-s`: services end by themselves within their own; interrupted again, at once."""
-_WORKERS = "Workers"
-_TLS = "How to reach a router that speaks TLS"
 
 
 class ProgressView(Protocol):
@@ -44,161 +42,83 @@ class ProgressView(Protocol):
     def __call__(self, name: str, progress: Progress) -> None: ...
 
 
-def up(
-    target: Annotated[
-        str | None, typer.Option(help="Target model: GGUF file, directory or hub id; default: models/target.")
-    ] = None,
-    draft: Annotated[
-        str | None,
-        typer.Option(help="Draft model, likewise; default: models/draft where no target is named, else none."),
-    ] = None,
-    lookahead_model: Annotated[
-        str,
-        typer.Option(
-            envvar=options.LOOKAHEAD_VARIABLE,
-            help="What the drafter `lookahead` iterates; default: the draft model, else the target.",
-        ),
-    ] = "",
-    drafters: Annotated[
-        str | None,
-        typer.Option(
-            envvar="BETOKEN_DRAFTERS",
-            help="Hosted drafters, the default first; empty = none; default: those of fused,model,ngram,staged for"
-            " which the models suffice; none where all of them are attached.",
-        ),
-    ] = None,
-    attached_drafters: Annotated[
-        str | None,
-        typer.Option(
-            envvar="BETOKEN_ATTACHED_DRAFTERS",
-            help="Drafters that verify workers run between their forwards; empty = none; default: ngram where there is"
-            " no draft model and --drafters is not given.",
-        ),
-    ] = None,
-    dtype: Annotated[
-        str, typer.Option(envvar="BETOKEN_DTYPE", help="bfloat16, float16, float32 or auto.")
-    ] = "bfloat16",
-    compile: Annotated[str, typer.Option(envvar="BETOKEN_COMPILE", help="auto, on or off.")] = "auto",
-    host: Annotated[
-        str,
-        typer.Option(
-            envvar="BETOKEN_HOST",
-            help="Address the router listens on; 0.0.0.0 or :: for all; unix:/PATH = a socket.",
-        ),
-    ] = "127.0.0.1",
-    port: Annotated[
-        int | None,
-        typer.Option(
-            envvar="BETOKEN_PORT", min=0, max=65535, help="Port of the router; 0 = any free one; default: 50051."
-        ),
-    ] = None,
-    http_port: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=65535,
-            help="Port of the gateway: a page, and OpenAI's HTTP; 0 = any free one; default: 8000, or any where that is"
-            " taken.",
-        ),
-    ] = None,
-    no_gateway: Annotated[bool, typer.Option("--no-gateway", help="Start no gateway.")] = False,
-    threads: Annotated[
-        int | None,
-        typer.Option(envvar="BETOKEN_THREADS", min=1, help="CPU threads of a verify worker.", rich_help_panel=_WORKERS),
-    ] = None,
-    draft_threads: Annotated[
-        int, typer.Option(min=1, help="CPU threads of a draft worker.", rich_help_panel=_WORKERS)
-    ] = 1,
-    num_verify_workers: Annotated[
-        int, typer.Option(min=1, help="Verify workers started.", rich_help_panel=_WORKERS)
-    ] = 1,
-    num_draft_workers: Annotated[int, typer.Option(min=0, help="Draft workers started.", rich_help_panel=_WORKERS)] = 1,
-    verify_options: Annotated[
-        str, typer.Option(help="More options of the verify workers, in one text.", rich_help_panel=_WORKERS)
-    ] = "",
-    draft_options: Annotated[
-        str, typer.Option(help="More options of the draft workers, in one text.", rich_help_panel=_WORKERS)
-    ] = "",
-    router_options: Annotated[
-        str, typer.Option(help="More options of the router, in one text.", rich_help_panel=_WORKERS)
-    ] = "",
-    gateway_options: Annotated[
-        str, typer.Option(help="More options of the gateway, in one text.", rich_help_panel=_WORKERS)
-    ] = "",
-    router_tls_ca_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="PEM certificates that sign the router's, where --router-options make it speak TLS.",
-            exists=True,
-            dir_okay=False,
-            rich_help_panel=_TLS,
-        ),
-    ] = None,
-    router_tls_cert_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="PEM certificate to show it, where it asks for one.",
-            exists=True,
-            dir_okay=False,
-            rich_help_panel=_TLS,
-        ),
-    ] = None,
-    router_tls_key_file: Annotated[
-        Path | None,
-        typer.Option(help="PEM key of that certificate.", exists=True, dir_okay=False, rich_help_panel=_TLS),
-    ] = None,
-    router_tls_server_name: Annotated[
-        str, typer.Option(help="Name in the router's certificate, where it is not the host's.", rich_help_panel=_TLS)
-    ] = "",
-    log_directory: Annotated[
-        Path | None, typer.Option(help="Folder for a log of each service; default: not kept.")
-    ] = None,
-) -> None:
+def up(form: UpForm) -> None:
     """Run all services on this machine until Ctrl-C."""
     needs = tuple(dict.fromkeys((*service_commands.ROUTER_NEEDS, *service_commands.WORKER_NEEDS)))
     service_commands.check_installed("up", extra="router,worker", needs=needs)
-    is_draft_named = draft is not None
-    target, draft = options.models(target, draft)
-    models = options.Models(draft, target, lookahead_model)
-    split_verify_options = options.split("--verify-options", verify_options)
-    attached = options.attached(attached_drafters, drafters, models, split_verify_options)
-    names = options.drafters(drafters, models, attached)
-    options.check_models_are_used(names, models, is_draft_named)
-    hosted = {"--draft": draft, "--lookahead-model": lookahead_model}
-    options.check_tokenizers(target, hosted if names else {})
-    port = options.checked_port(host, port)
     console = Console(stderr=True)
-    http_port = None if no_gateway else _http_port(host, http_port, console)
-    split_router_options = options.split("--router-options", router_options)
-    tls = ClientTls(router_tls_ca_file, router_tls_cert_file, router_tls_key_file, router_tls_server_name)
-    config = LocalServicesConfig(
-        target=target,
-        draft=draft,
-        lookahead_model=lookahead_model,
-        drafters=names,
-        attached_drafters=attached,
-        dtype=dtype,
-        verify_threads=threads,
-        draft_threads=draft_threads,
-        compile=compile,
-        num_verify_workers=num_verify_workers,
-        num_draft_workers=num_draft_workers,
-        host=host,
-        port=port,
-        verify_options=split_verify_options,
-        draft_options=options.split("--draft-options", draft_options),
-        router_options=split_router_options,
-        http_port=http_port,
-        gateway_options=options.split("--gateway-options", gateway_options),
-        router_tls=options.router_tls(split_router_options, tls),
-        log_directory=log_directory,
-        stop_grace_s=_STOP_GRACE_S,
-    )
+    config = _config(form, console)
     signal.signal(signal.SIGTERM, _interrupt)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
         signal.signal(signal.SIGHUP, _interrupt)  # the terminal was closed
+    services = _started(config, console, tells_left_out=form.drafters is None)
+    is_interrupted = False
     try:
-        if drafters is None and (left_out := options.left_out((*names, *attached))):
+        _announce(services)
+        _watch(services, console)
+    except KeyboardInterrupt:
+        is_interrupted = True
+    finally:
+        _stop(services, console)
+        let_go_of_output()
+    if not is_interrupted:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _config(form: UpForm, console: Console) -> LocalServicesConfig:
+    """What is started, all options checked.
+
+    Raises:
+        typer.BadParameter: options that do not fit together, or this machine.
+    """
+    target, draft = options.models(form.target, form.draft)
+    models = options.Models(draft, target, form.lookahead_model)
+    verify_options = options.split("--verify-options", form.verify_options)
+    attached = options.attached(form.attached_drafters, form.drafters, models, verify_options)
+    names = options.drafters(form.drafters, models, attached)
+    options.check_models_are_used(names, models, form.draft is not None)
+    hosted = {"--draft": draft, "--lookahead-model": form.lookahead_model}
+    options.check_tokenizers(target, hosted if names else {})
+    port = options.checked_port(form.host, form.port)
+    http_port = None if form.no_gateway else _http_port(form.host, form.http_port, console)
+    router_options = options.split("--router-options", form.router_options)
+    tls = ClientTls(
+        form.router_tls_ca_file, form.router_tls_cert_file, form.router_tls_key_file, form.router_tls_server_name
+    )
+    return LocalServicesConfig(
+        target=target,
+        draft=draft,
+        lookahead_model=form.lookahead_model,
+        drafters=names,
+        attached_drafters=attached,
+        dtype=form.dtype,
+        verify_threads=form.threads,
+        draft_threads=form.draft_threads,
+        compile=form.compile,
+        num_verify_workers=form.num_verify_workers,
+        num_draft_workers=form.num_draft_workers,
+        host=form.host,
+        port=port,
+        verify_options=verify_options,
+        draft_options=options.split("--draft-options", form.draft_options),
+        router_options=router_options,
+        http_port=http_port,
+        gateway_options=options.split("--gateway-options", form.gateway_options),
+        router_tls=options.router_tls(router_options, tls),
+        log_directory=form.log_directory,
+        stop_grace_s=_STOP_GRACE_S,
+    )
+
+
+def _started(config: LocalServicesConfig, console: Console, *, tells_left_out: bool) -> LocalServices:
+    """All services, up; `tells_left_out`: whether to say which usual drafters are not among them.
+
+    Raises:
+        typer.Exit: one failed, or the start was interrupted.
+    """
+    names = (*(config.drafters or ()), *config.attached_drafters)
+    try:
+        if tells_left_out and (left_out := options.left_out(names)):
             text = f"betoken: no --draft: without the drafters {', '.join(left_out)}"
             console.print(text, markup=False, soft_wrap=True)
         with shown_progress(console) as view:
@@ -214,17 +134,7 @@ def up(
     except KeyboardInterrupt:
         console.print("stopped before all services were up")
         raise typer.Exit(EXIT_FAILED) from None
-    is_interrupted = False
-    try:
-        _announce(services)
-        _watch(services, console)
-    except KeyboardInterrupt:
-        is_interrupted = True
-    finally:
-        _stop(services, console)
-        let_go_of_output()
-    if not is_interrupted:
-        raise typer.Exit(EXIT_FAILED)
+    return services
 
 
 @contextmanager

@@ -45,6 +45,7 @@ from betoken.v1.generation_pb2 import (
 from betoken.v1.types_pb2 import (
     VERIFICATION_MODE_COUPLED,
     VERIFICATION_MODE_UNSPECIFIED,
+    SamplingParams,
     VerificationMode,
     WorkerHello,
 )
@@ -78,39 +79,13 @@ async def prepare(
     validate_generate(message)
     tenant = caller.tenant_of(message.tenant)
     model, identity, system_fingerprint, eos_token_ids = await router.model(timeout_s)
-    if message.model and not router.verify.serves(message.model):
-        raise NotFoundError(f"model {message.model!r} is not served here; {model.model_id!r} is")
-    if message.system_fingerprint not in ("", system_fingerprint):
-        raise FailedPreconditionError(
-            f"system_fingerprint {message.system_fingerprint!r} is not served here; {system_fingerprint!r} is"
-        )
+    _check_system(message, router, model, system_fingerprint)
     is_resumed = bool(message.resume_ids or message.system_fingerprint)  # the latter: broken before the first token
     if not is_resumed:
         check_num_draft_tokens(message.speculation, model, router)
     field, prompt_ids = await _prompt_ids(message, router)
     validate_prompt_ids(prompt_ids, vocab_size=model.vocab_size, max_context=model.max_context, field=field)
-    validate_sampling(
-        message.sampling,
-        vocab_size=model.vocab_size,
-        max_context=model.max_context,
-        prompt_length=len(prompt_ids),
-    )
-    _check_stop_strings(message.sampling.stop, router.tokenizer)
-    sampling = resolve_sampling(
-        message.sampling,
-        model.default_sampling,
-        seed=secrets.randbits(64),
-        prompt_length=len(prompt_ids),
-        max_context=model.max_context,
-        vocab_size=model.vocab_size,
-    )
-    validate_resume_ids(
-        message.resume_ids,
-        vocab_size=model.vocab_size,
-        max_new_tokens=sampling.max_new_tokens,
-        temperature=sampling.temperature,
-        has_seed=message.sampling.HasField("seed"),
-    )
+    sampling = _sampling(message, model, len(prompt_ids), router.tokenizer)
     predicted_ids = await _predicted_ids(message, model, router)
     drafter = choose_drafter(message.speculation, router, is_resumed=is_resumed)
     if predicted_ids:
@@ -140,6 +115,39 @@ async def prepare(
         deadline_s=deadline_s,
         received_ns=received_ns,
     )
+
+
+def _check_system(message: GenerateRequest, router: Router, model: WorkerHello, system_fingerprint: str) -> None:
+    """Refuse what asks for another model or system."""
+    if message.model and not router.verify.serves(message.model):
+        raise NotFoundError(f"model {message.model!r} is not served here; {model.model_id!r} is")
+    if message.system_fingerprint not in ("", system_fingerprint):
+        raise FailedPreconditionError(
+            f"system_fingerprint {message.system_fingerprint!r} is not served here; {system_fingerprint!r} is"
+        )
+
+
+def _sampling(message: GenerateRequest, model: WorkerHello, prompt_length: int, tokenizer: Tokenizer) -> SamplingParams:
+    """How tokens are chosen, every field set. Refuses what the model cannot honour, and resumed ids that do not fit."""
+    vocab_size, max_context = model.vocab_size, model.max_context
+    validate_sampling(message.sampling, vocab_size=vocab_size, max_context=max_context, prompt_length=prompt_length)
+    _check_stop_strings(message.sampling.stop, tokenizer)
+    sampling = resolve_sampling(
+        message.sampling,
+        model.default_sampling,
+        seed=secrets.randbits(64),
+        prompt_length=prompt_length,
+        max_context=max_context,
+        vocab_size=vocab_size,
+    )
+    validate_resume_ids(
+        message.resume_ids,
+        vocab_size=vocab_size,
+        max_new_tokens=sampling.max_new_tokens,
+        temperature=sampling.temperature,
+        has_seed=message.sampling.HasField("seed"),
+    )
+    return sampling
 
 
 def _check_stop_strings(stops: Sequence[str], tokenizer: Tokenizer) -> None:

@@ -90,22 +90,7 @@ async def serve(
         InvalidArgumentError: a TLS file is not PEM, or the key is another certificate's.
         InternalError: `failure` came.
     """
-    server = grpc.aio.server(
-        interceptors=[
-            CallLimits(settings.max_concurrent_rpcs, settings.max_unread_s),
-            *interceptors,
-            TypedDecoding(),
-        ],
-        options=_server_options(settings, max_connection_age_s),
-    )
-    remember_owners(asyncio.get_running_loop())
-    for service in services:
-        service.register(service.servicer, server)
-    health_servicer = _add_health(server, [service.name for service in services], settings.max_unread_s)
-    if settings.reflection:
-        reflection.enable_server_reflection(
-            [*(service.name for service in services), health.SERVICE_NAME, reflection.SERVICE_NAME], server
-        )
+    server, health_servicer = _server(services, settings, interceptors, max_connection_age_s)
     port = bind(server, settings)
     stopping = _Stopping(stop)
     if failure is not None:
@@ -135,6 +120,24 @@ async def serve(
     if failure is not None and failure.done():
         error = failure.result()
         raise InternalError(f"{type(error).__name__}: {error}") from error
+
+
+def _server(
+    services: Sequence[Service], settings: ServiceSettings, interceptors: Sequence[Any], max_connection_age_s: float
+) -> tuple[grpc.aio.Server, HealthServicer]:
+    """A server of the services, of health and of reflection, not started."""
+    limits = CallLimits(settings.max_concurrent_rpcs, settings.max_unread_s)
+    server = grpc.aio.server(
+        interceptors=[limits, *interceptors, TypedDecoding()], options=_server_options(settings, max_connection_age_s)
+    )
+    remember_owners(asyncio.get_running_loop())
+    for service in services:
+        service.register(service.servicer, server)
+    names = [service.name for service in services]
+    health_servicer = _add_health(server, names, settings.max_unread_s)
+    if settings.reflection:
+        reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+    return server, health_servicer
 
 
 def run_service(name: str, settings: ServiceSettings, body: Callable[[], Coroutine[Any, Any, None]]) -> int:

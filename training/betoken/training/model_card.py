@@ -98,9 +98,8 @@ def describe_place(device: str, threads: int, note: str) -> str:
     return "; ".join(part for part in (cpu + gpu, note, products, versions) if part)
 
 
-def card_text(target: TrainedModel, draft: TrainedModel, facts: CardFacts) -> str:
-    """The card in Markdown."""
-    models = _table(
+def _model_table(models: Sequence[TrainedModel], facts: CardFacts) -> str:
+    return _table(
         ["model", "shape", "parameters", "training tokens", "epochs", "minutes"],
         [
             [
@@ -111,34 +110,47 @@ def card_text(target: TrainedModel, draft: TrainedModel, facts: CardFacts) -> st
                 f"{model.num_tokens / facts.corpus['training']['tokens']:.2f}",
                 f"{model.minutes:.0f}",
             ]
-            for model in (target, draft)
+            for model in models
         ],
     )
-    buckets = [bucket_losses(model.position_losses) for model in (target, draft)]
-    losses = _table(
+
+
+def _loss_table(models: Sequence[TrainedModel]) -> str:
+    buckets = [bucket_losses(model.position_losses) for model in models]
+    return _table(
         ["held-out loss, positions", *(label for label, _ in buckets[0]), "all"],
         [
             [f"`{model.name}`", *(f"{loss:.3f}" for _, loss in row), f"{float(model.position_losses.mean()):.3f}"]
-            for model, row in zip((target, draft), buckets, strict=True)
+            for model, row in zip(models, buckets, strict=True)
         ],
     )
-    agreed = _table(
+
+
+def _agreement_table(facts: CardFacts) -> str:
+    return _table(
         ["the same next token", *(name for name in facts.agreement if name != "kl")],
         [["share of held-out positions", *(f"{value:.3f}" for name, value in facts.agreement.items() if name != "kl")]],
     )
-    training, held_out = facts.corpus["training"], facts.corpus["held_out"]
-    runs = "\n\n".join(
+
+
+def _runs(facts: CardFacts) -> str:
+    return "\n\n".join(
         f"    {run.command}\n\n"
         f"Seed {run.seed}: {run.target_tokens / 1e6:.2f}M tokens for the target, {run.draft_tokens / 1e6:.2f}M for the "
         f"draft, on {run.where}."
         for run in facts.runs
     )
+
+
+def card_text(target: TrainedModel, draft: TrainedModel, facts: CardFacts) -> str:
+    """The card in Markdown."""
+    training, held_out = facts.corpus["training"], facts.corpus["held_out"]
     return f"""# The embedded model pair
 
 A small target and a draft distilled from it, for demos, tests and benchmarks of Betoken. They continue Python source
 code, badly: their worth is that both fit in a repository and that the draft agrees with the target often.
 
-{models}
+{_model_table((target, draft), facts)}
 
 Llama architecture, bfloat16 safetensors, byte-level BPE of {target.shape.vocab_size} ids (`<|endoftext|>` is id 0),
 {target.shape.max_positions} positions.
@@ -148,17 +160,17 @@ Llama architecture, bfloat16 safetensors, byte-level BPE of {target.shape.vocab_
 Loss in nats per token ({held_out["bytes"] / held_out["tokens"]:.2f} bytes per token) of the saved weights on the
 held-out files, in windows of {target.position_losses.numel()} tokens, by position in the window:
 
-{losses}
+{_loss_table((target, draft))}
 
 How often draft and target choose the same next token there: `greedy` compares the likeliest tokens, `T` Gumbel-max
 samples that share their noise, which is the acceptance rule of coupled verification. Mean KL(target || draft):
 {facts.agreement["kl"]:.3f} nats.
 
-{agreed}
+{_agreement_table(facts)}
 
 ## How they were made
 
-{runs}
+{_runs(facts)}
 
 ![training and held-out loss of the last run](loss.png)
 

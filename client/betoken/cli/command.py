@@ -1,0 +1,36 @@
+"""Commands whose options are the fields of a dataclass, each declared once.
+
+Knows typer; knows no command.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, TypeVar, get_type_hints
+
+FormT = TypeVar("FormT")
+
+
+def command(run: Callable[[FormT], None], form: type[FormT]) -> Callable[..., None]:
+    """`run` as a function of the fields of `form`, a dataclass, as typer takes one.
+
+    A class's own fields come before inherited ones, and those it declares anew stay where they were.
+    """
+    hints = get_type_hints(form, include_extras=True)
+    defaults = {field.name: field.default for field in fields(form)}  # type: ignore[arg-type]
+    names: dict[str, None] = {}
+    for name in (name for owner in form.__mro__ for name in vars(owner).get("__annotations__", ())):
+        names.pop(name, None)
+        names[name] = None
+    kind = inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter(name, kind, default=defaults[name], annotation=hints[name]) for name in names]
+
+    def run_with(**values: Any) -> None:
+        run(form(**values))
+
+    run_with.__name__, run_with.__doc__ = run.__name__, run.__doc__
+    run_with.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run_with.__annotations__ = {name: hints[name] for name in names}
+    return run_with
