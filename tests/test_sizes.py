@@ -9,12 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_imports import source_files
-
 MAX_FILE_LINES = 350
 MAX_FUNCTION_LINES = 60
 ROOT = Path(__file__).parents[1]
-FILES = [path for _, path in source_files()] + sorted((ROOT / "examples").glob("*.py"))
+FOLDERS = ("*/betoken", "examples")
+FILES = [
+    path
+    for pattern in FOLDERS
+    for folder in sorted(ROOT.glob(pattern))
+    for path in sorted(folder.rglob("*.py"))
+    if not path.name.endswith(("_pb2.py", "_pb2_grpc.py"))
+]
 
 
 def is_jit(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:

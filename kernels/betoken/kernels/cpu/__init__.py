@@ -77,6 +77,7 @@ class CpuKernels:
         self._begin_step = self._library.betoken_begin_step
         self._begin_step.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int]
         _register_shapes()
+        _register_shapes_of_states()
 
     @property
     def products(self) -> str:
@@ -224,6 +225,17 @@ def _register_shapes() -> None:
     ) -> Tensor:
         return query.new_empty(query.shape[0], query.shape[1], value.shape[2])
 
+    def materialize(x: Tensor) -> Tensor:
+        return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+    products = (linear, linear_sums, expert_linear, linear_grouped, linear_grouped_sums, expert_linear_grouped)
+    for function in (*products, grouped_rows, attend, materialize):
+        torch.library.register_fake(f"betoken::{function.__name__}", function)
+
+
+def _register_shapes_of_states() -> None:
+    """Tell torch's tracers the output shapes of operators that keep a state."""
+
     def short_conv(x: Tensor, weight: Tensor, bias: Tensor | None, layer: int) -> Tensor:
         return torch.empty_like(x, memory_format=torch.contiguous_format)
 
@@ -242,9 +254,5 @@ def _register_shapes() -> None:
     ) -> Tensor:
         return value.new_empty(value.shape, dtype=torch.float32)
 
-    def materialize(x: Tensor) -> Tensor:
-        return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-    products = (linear, linear_sums, expert_linear, linear_grouped, linear_grouped_sums, expert_linear_grouped)
-    for function in (*products, grouped_rows, attend, short_conv, state_conv, recur, materialize):
+    for function in (short_conv, state_conv, recur):
         torch.library.register_fake(f"betoken::{function.__name__}", function)
