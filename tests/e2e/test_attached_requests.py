@@ -1,0 +1,163 @@
+"""Whatever ends or steers a request, its attached rounds give what plain decoding gives and leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from betoken.bench.stack import Stack
+from betoken.cli.local_services import LocalServicesConfig
+from betoken.client import AsyncClient, Completion, DeadlineExceededError, Sampling, Speculation
+from betoken.common import names
+from tests.e2e.in_process import save_pair, services, until_all_pages_are_free
+from tests.e2e.pair import Pair
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+PROMPT = "7 is 7 and 7 is 7, so 7 is "
+OFF = Speculation(off=True)
+ATTACHED = Speculation("ngram", {"max_branches": 1}, 8)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[AsyncClient]:
+    """Of services without a draft worker."""
+    folder: Path = tmp_path_factory.mktemp("pair")
+    save_pair(folder)
+    async with services(folder, {"drafters": ("model",)}, {"attached_drafters": ("ngram",)}) as client:
+        yield client
+
+
+async def ask(client: AsyncClient, speculation: Speculation, **fields: Any) -> Completion:
+    given: dict[str, Any] = {"temperature": 0.0, "seed": 5, "max_new_tokens": 96, "ignore_eos": True} | fields
+    return await client.complete(PROMPT, sampling=Sampling(**given), speculation=speculation)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+async def test_a_stop_string_ends_an_answer_where_plain_decoding_ends(client: AsyncClient, temperature: float) -> None:
+    whole = await ask(client, OFF, temperature=temperature)
+    for start in (10, 31, 60):
+        stop = "".join(token.text for token in whole.tokens[start : start + 3])
+        plain, drafted = [await ask(client, how, temperature=temperature, stop=(stop,)) for how in (OFF, ATTACHED)]
+        assert (drafted.text, drafted.output_ids) == (plain.text, plain.output_ids)
+        assert (drafted.finish_reason, drafted.stop) == (plain.finish_reason, plain.stop) and drafted.stop == stop
+    await until_all_pages_are_free(client)
+
+
+@pytest.mark.parametrize("max_new_tokens", [1, 2, 3, 7, 50, 96])
+async def test_no_round_goes_beyond_the_tokens_asked_for(client: AsyncClient, max_new_tokens: int) -> None:
+    plain, drafted = [await ask(client, how, max_new_tokens=max_new_tokens) for how in (OFF, ATTACHED)]
+    assert drafted.output_ids == plain.output_ids and len(drafted.output_ids) == max_new_tokens
+    assert drafted.usage.output_tokens == max_new_tokens
+
+
+async def test_eos_and_stop_ids_end_rounds(client: AsyncClient) -> None:
+    whole = await ask(client, OFF)
+    for stop_id in {whole.output_ids[20], whole.output_ids[70]}:
+        plain, drafted = [await ask(client, how, stop_token_ids=(stop_id,)) for how in (OFF, ATTACHED)]
+        assert drafted.output_ids == plain.output_ids and drafted.finish_reason == plain.finish_reason
+
+
+async def test_penalties_and_logprobs_are_those_of_plain_decoding(client: AsyncClient) -> None:
+    rules = {"temperature": 0.9, "top_p": 0.9, "repetition_penalty": 1.2, "frequency_penalty": 0.3, "logprobs": 3}
+    plain, drafted = [await ask(client, how, **rules) for how in (OFF, ATTACHED)]
+    assert [(token.id, token.logprobs) for token in drafted.tokens] == [
+        (token.id, token.logprobs) for token in plain.tokens
+    ]
+
+
+async def test_a_deadline_ends_rounds_and_frees_their_pages(client: AsyncClient) -> None:
+    sampling = Sampling(temperature=0.0, max_new_tokens=200, ignore_eos=True)
+    with pytest.raises(DeadlineExceededError):
+        await client.complete(PROMPT, sampling=sampling, speculation=ATTACHED, timeout_s=0.03)
+    await until_all_pages_are_free(client)
+
+
+async def test_a_client_that_leaves_ends_rounds_and_frees_their_pages(client: AsyncClient) -> None:
+    sampling = Sampling(temperature=0.0, max_new_tokens=200, ignore_eos=True)
+    generation = client.generate(PROMPT, sampling=sampling, speculation=ATTACHED)
+    async for _ in generation:
+        break
+    generation.cancel()
+    await until_all_pages_are_free(client)
+    assert (await ask(client, ATTACHED)).output_ids == (await ask(client, OFF)).output_ids
+
+
+async def test_a_text_found_in_the_prefix_cache_is_drafted_from(client: AsyncClient) -> None:
+    plain = await ask(client, OFF)
+    again = await ask(client, ATTACHED)
+    assert again.output_ids == plain.output_ids
+    assert again.usage.cached_prompt_tokens > 0 and again.speculation.num_accepted_tokens > 0
+
+
+async def test_counts_and_sources_of_rounds_agree(client: AsyncClient) -> None:
+    speculation = Speculation("ngram", None, 8, report_rounds=True)
+    answer = await client.complete(
+        PROMPT, sampling=Sampling(temperature=0.0, max_new_tokens=96, ignore_eos=True), speculation=speculation
+    )
+    stats = answer.speculation
+    assert answer.drafter == "ngram" and stats.num_failed_drafts == stats.num_failovers == 0
+    assert stats.num_accepted_tokens == sum(stats.num_accepted_per_position) > 0
+    assert stats.num_accepted_tokens == [token.source for token in answer.tokens].count("ngram")
+    assert stats.num_accepted_tokens + stats.num_verify_forwards == stats.num_emitted_tokens == 96
+    assert 0 < stats.num_drafts <= stats.num_rounds <= stats.num_verify_forwards
+    assert stats.num_draft_tokens >= sum(stats.num_drafted_per_position[:1])
+    assert stats.draft_queue_s == 0.0 < stats.draft_forward_s < stats.round_s
+    assert 0.0 < stats.verify_forward_s <= answer.duration_s
+
+
+async def test_info_names_the_drafter_and_the_worker_that_has_it(client: AsyncClient) -> None:
+    info = await client.model_info()
+    assert "ngram" in info.drafters
+    assert [worker.drafters for worker in info.verify_workers] == [("ngram",)]
+
+
+async def test_the_worker_tells_a_trace_what_rounds_brought(client: AsyncClient, exported: Any) -> None:
+    answer = await ask(client, ATTACHED)
+    async with asyncio.timeout(20):
+        while True:
+            spans = [span.attributes for span in exported.get_finished_spans() if names.WORKER_ROLE in span.attributes]
+            if spans:
+                break
+            await asyncio.sleep(0.005)
+    (told,) = [span for span in spans if span[names.WORKER_ROLE] == "verify"]
+    assert told[names.NUM_ACCEPTED] == answer.speculation.num_accepted_tokens > 0
+    assert told[names.NUM_DRAFT_TOKENS] == answer.speculation.num_draft_tokens
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+async def test_a_sequence_goes_on_alike_on_a_worker_without_the_drafter(
+    pair: Pair, prompts: list[str], temperature: float
+) -> None:
+    """The worker that has it is killed in mid-stream."""
+    config = LocalServicesConfig(
+        target=pair.target,
+        drafters=(),
+        attached_drafters=("ngram",),
+        num_verify_workers=2,
+        num_attaching=1,
+        compile="off",
+        prefix_caching=False,
+    )
+    sampling = Sampling(temperature=temperature, seed=3, max_new_tokens=200, ignore_eos=True)
+    async with Stack(config) as stack:
+
+        async def answers(speculation: Speculation) -> list[Completion]:
+            asked = [
+                stack.client.complete(prompt, sampling=sampling, speculation=speculation) for prompt in prompts[:4]
+            ]
+            return await asyncio.gather(*asked)
+
+        plain = await answers(OFF)
+        drafting = asyncio.ensure_future(answers(Speculation("ngram", num_draft_tokens=4)))
+        await asyncio.sleep(0.4)
+        await asyncio.to_thread(stack.services.kill, "verify-1")
+        drafted = await drafting
+    assert [answer.output_ids for answer in drafted] == [answer.output_ids for answer in plain]
+    moved = [answer.speculation for answer in drafted if answer.speculation.num_failovers]
+    assert moved and any(stats.num_accepted_tokens for stats in moved), "killed before, or after, all rounds"
