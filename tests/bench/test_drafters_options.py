@@ -3,7 +3,8 @@
 import pytest
 
 from betoken.bench.drafters_options import parse_options
-from betoken.bench.matrix import ATTACHED, DRAFTERS
+from betoken.bench.matrix import DRAFTERS
+from betoken.bench.sides import HOSTED
 from betoken.cli.local_services import LocalServicesConfig
 
 MODELS = ["--target", "t", "--draft", "d"]
@@ -11,8 +12,8 @@ MODELS = ["--target", "t", "--draft", "d"]
 
 def test_measures_every_drafter_that_can_be_hosted() -> None:
     options = parse_options([*MODELS, "--prompts", "a/x.jsonl", "--prompts", "a/y.jsonl"])
-    assert {side.drafter for side in options.drafters} == set(DRAFTERS) - set(ATTACHED)
-    assert set(options.hosted(())) == set(DRAFTERS) - set(ATTACHED)
+    assert {side.drafter for side in options.drafters} == set(DRAFTERS)
+    assert set(options.hosted(HOSTED)) == set(DRAFTERS)
     assert [path.name for path in options.prompts] == ["x.jsonl", "y.jsonl"]
 
 
@@ -51,6 +52,15 @@ def test_sides_that_differ_in_worker_options_have_services_of_their_own() -> Non
     assert replica.drafters == ["lookahead"] and list(replica.draft_options)[-2:] == ["--lookahead-model", "t"]
 
 
+def test_an_attached_side_has_services_without_a_draft_worker() -> None:
+    drafters = "model,ngram,ngram@attached,ngram@attached/max_branches=1,ngram@attached/--min-ngram=3"
+    options = parse_options([*MODELS, "--prompts", "x", "--drafters", drafters])
+    hosted, attached, longer = map(options.services, options.variants)
+    assert (hosted.drafters, list(hosted.attached_drafters)) == (["model", "ngram"], [])
+    assert (attached.drafters, list(attached.attached_drafters)) == ([], ["ngram"])
+    assert list(longer.verify_options)[-2:] == ["--min-ngram", "3"] and "--min-ngram" not in longer.draft_options
+
+
 def options_of_default_lookahead() -> LocalServicesConfig:
     options = parse_options([*MODELS, "--prompts", "x"])
     (variant,) = options.variants[1:]
@@ -58,7 +68,7 @@ def options_of_default_lookahead() -> LocalServicesConfig:
 
 
 def test_workers_take_the_longest_draft_asked_for() -> None:
-    short = parse_options([*MODELS, "--prompts", "x", "--num-draft-tokens", "16"]).services(())
+    short = parse_options([*MODELS, "--prompts", "x", "--num-draft-tokens", "16"]).services(HOSTED)
     assert "--max-draft-tokens" not in (*short.verify_options, *short.draft_options)
     drafters = "ngram/num_draft_tokens=60,early_exit/--early-exit-layers=4"
     options = parse_options([*MODELS, "--prompts", "x", "--drafters", drafters])

@@ -15,6 +15,17 @@ def test_settings_follow_the_drafter() -> None:
     assert parse_side("my.module:Mine/a=b=c").settings == {"a": "b=c"}
 
 
+def test_the_attached_one_of_two_of_a_name_is_asked_for_by_that_name() -> None:
+    side = parse_side("ngram@attached/max_branches=1")
+    assert (side.drafter, side.is_attached, side.settings) == ("ngram", True, {"max_branches": "1"})
+    assert side.speculation(4) == Speculation(
+        drafter="ngram", drafter_settings={"max_branches": "1"}, num_draft_tokens=4
+    )
+    assert side.variant != parse_side("ngram/max_branches=1").variant
+    with pytest.raises(ValueError, match=r"model@attached: must be among ngram@attached"):
+        parse_side("model@attached")
+
+
 def test_a_sides_own_draft_length_wins() -> None:
     assert parse_side("ngram/num_draft_tokens=8").speculation(5).num_draft_tokens == 8
     assert parse_side("ngram").speculation(5) == Speculation(drafter="ngram", num_draft_tokens=5)

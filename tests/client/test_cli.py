@@ -349,14 +349,17 @@ def test_info_shows_workers_at_once_while_none_is_ready(router) -> None:
 
 def test_info_shows_the_model_and_its_workers(router) -> None:
     hello = types_pb2.WorkerHello(role="verify", model_id="tiny", step_costs=[{"rows": 1, "context": 512, "ns": 10**6}])
+    hello.drafters.append("ngram")
     workers = [
         pb.WorkerInfo(address="a:1", state="ready", hello=hello, load={"free_pages": 3, "total_pages": 9}),
         pb.WorkerInfo(address="[fd00::5]:2", state="refused", detail="tokenizers [differ]"),
     ]
-    answer = pb.GetModelInfoResponse(model="tiny", drafters=["ngram"], default_drafter="ngram", verify_workers=workers)
+    answer = pb.GetModelInfoResponse(
+        model="tiny", drafters=["model", "ngram"], default_drafter="model", verify_workers=workers
+    )
     router.will(answer)
     result = run("info", "--address", router.address)
-    assert result.exit_code == 0 and "tiny" in result.stdout and "ngram" in result.stdout
+    assert result.exit_code == 0 and "tiny" in result.stdout and "model, ngram (attached)" in result.stdout
     assert "[fd00::5]:2 is refused: tokenizers [differ]\n" in result.stdout
     assert result.stdout.count("[fd00::5]:2") == 2
     router.will(answer)

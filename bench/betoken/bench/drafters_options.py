@@ -8,7 +8,7 @@ from typing import Any
 
 from betoken.bench.command import positive, temperature
 from betoken.bench.matrix import DTYPES, NO_DRAFTER
-from betoken.bench.sides import DEFAULT_SIDES, FUSED, Side, hosted_drafters, parse_side
+from betoken.bench.sides import DEFAULT_SIDES, FUSED, HOSTED, Side, Variant, hosted_drafters, parse_side
 from betoken.cli.local_services import LocalServicesConfig
 from betoken.rpc.worker_settings import WorkerSettings
 
@@ -43,35 +43,38 @@ class Options:
         return self.dtype == "float32" and self.temperature == 0
 
     @property
-    def variants(self) -> list[tuple[tuple[str, str], ...]]:
-        """Draft worker options of the services needed: those without any first, then each that a side asks for."""
-        return list(dict.fromkeys([(), *(side.worker_options for side in self.drafters)]))
+    def variants(self) -> list[Variant]:
+        """The services needed: a draft worker without options first, then each that a side asks for."""
+        return list(dict.fromkeys([HOSTED, *(side.variant for side in self.drafters)]))
 
-    def hosted(self, variant: tuple[tuple[str, str], ...]) -> list[str]:
-        """Drafters of the draft worker with these options, each once."""
-        return hosted_drafters([side for side in self.drafters if side.worker_options == variant])
+    def hosted(self, variant: Variant) -> list[str]:
+        """Drafters that the worker of these services runs, each once."""
+        return hosted_drafters([side for side in self.drafters if side.variant == variant])
 
-    def services(self, variant: tuple[tuple[str, str], ...]) -> LocalServicesConfig:
-        """Services whose one draft worker hosts every side with these options.
+    def services(self, variant: Variant) -> LocalServicesConfig:
+        """Services whose one draft worker hosts, or whose verify worker attaches, every side with these options.
 
         An option of the value `target` or `draft` is given that model.
         """
         models = {"target": self.target, "draft": self.draft}
-        draft_options = [part for name, value in variant for part in (name, models.get(value, value))]
+        is_attached, worker_options = variant
+        own = [part for name, value in worker_options for part in (name, models.get(value, value))]
         longest = max(self.num_draft_tokens or 0, *(side.num_draft_tokens or 0 for side in self.drafters))
         is_long = longest > WorkerSettings.model_fields["max_draft_tokens"].default
         shared = ["--device", self.device, *(["--max-draft-tokens", str(longest)] if is_long else [])]
         return LocalServicesConfig(
             target=self.target,
             draft=self.draft,
-            drafters=self.hosted(variant),
+            drafters=[] if is_attached else self.hosted(variant),
+            attached_drafters=self.hosted(variant) if is_attached else (),
             dtype=self.dtype,
             verify_threads=self.verify_threads,
             draft_threads=self.draft_threads,
             compile=self.compile,
             prefix_caching=False,  # the same prompts are asked again and again
-            verify_options=[*shared, "--kv-memory-fraction", "0.5"],  # half a GPU for the other processes
-            draft_options=[*shared, *draft_options],  # a side may name a device of its own
+            # Half a GPU for the other processes.
+            verify_options=[*shared, "--kv-memory-fraction", "0.5", *(own if is_attached else ())],
+            draft_options=[*shared, *(() if is_attached else own)],  # a side may name a device of its own
             router_options=["--no-drafts-must-pay"],  # what each drafter brings, not what is made of it
         )
 
@@ -106,7 +109,8 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         "--drafters",
         type=_sides,
         default=_sides(",".join(DEFAULT_SIDES)),
-        help="drafter[/setting=value...][/--option=value...], separated by commas; options are the draft worker's",
+        help="drafter[@attached][/setting=value...][/--option=value...], separated by commas; options are the worker's"
+        " that runs it: the draft worker, or the verify worker it is attached to",
     )
     add("--num-draft-tokens", type=positive, help="tokens per draft block (default: the router's choice)")
     add("--repeats", type=positive, default=1, help="passes over the prompts")

@@ -19,7 +19,7 @@ from betoken.bench.drafters_store import DraftersStore, LeftOut, PromptRun, Side
 from betoken.bench.identity_check import Comparison, IdentityCount, compare_equal, compare_with_transformers
 from betoken.bench.machine import describe_hardware, describe_versions
 from betoken.bench.prompts import Prompt
-from betoken.bench.sides import PLAIN_DECODING, Side
+from betoken.bench.sides import HOSTED, PLAIN_DECODING, Side, Variant
 from betoken.bench.stack import Stack
 from betoken.bench.streams import TimedCompletion, generate, sampling
 from betoken.client import Completion
@@ -38,8 +38,8 @@ class DraftersRunner:
     """Runs what the store lacks."""
 
     options: Options
-    stacks: Mapping[tuple[tuple[str, str], ...], Stack]
-    """Running services by the options of their draft worker; all but the one under way are idle."""
+    stacks: Mapping[Variant, Stack]
+    """Running services by what their drafters run on; all but the one under way are idle."""
     baseline: Baseline | None
     store: DraftersStore
     _versions: dict[str, str] = field(default_factory=describe_versions)
@@ -82,7 +82,7 @@ class DraftersRunner:
             for prompt in of_file:
                 groups.setdefault((name, category_of(prompt, self.options.category)), []).append(prompt)
             for group, members in groups.items():
-                fitting = await self.stacks[()].fitting(members, self.options.max_new_tokens, file=sys.stderr)
+                fitting = await self.stacks[HOSTED].fitting(members, self.options.max_new_tokens, file=sys.stderr)
                 if fitting:
                     selected[group] = fitting[: self.options.limit]
                 left_out.append(LeftOut(*group, len(members) - len(fitting)))
@@ -124,7 +124,7 @@ class DraftersRunner:
     async def _ours(self, side: Side, prompt: Prompt) -> TimedCompletion:
         options = self.options
         return await generate(
-            self.stacks[side.worker_options].client,
+            self.stacks[side.variant].client,
             prompt.text,
             sampling(options.max_new_tokens, options.temperature, seed=prompt.index, ignore_eos=True),
             side.speculation(options.num_draft_tokens),
@@ -150,7 +150,7 @@ class DraftersRunner:
                 detail = f"{name}: {comparison.detail}" if comparison.detail else ""
                 count.add(Comparison(comparison.outcome, detail))
         if self.baseline is not None and self.options.is_comparable_with_transformers:
-            run, client = theirs[BASELINE_NAMES[PLAIN]], self.stacks[()].client
+            run, client = theirs[BASELINE_NAMES[PLAIN]], self.stacks[HOSTED].client
             verdict = await compare_with_transformers(prompt, plain, run, client, self.baseline, ignore_eos=True)
             count.add(verdict, with_transformers=True)
         return count

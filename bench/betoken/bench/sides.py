@@ -1,12 +1,14 @@
 """Ways of our own to answer a prompt, written as `drafter/setting=value/--option=value`: what a drafter table compares.
 
-A setting goes with each request; an option is the draft worker's, so sides that differ in options need services of
+A setting goes with each request. An option is the worker's that runs the drafter: the draft worker, or, for
+`drafter@attached`, the verify worker. Sides that differ in options or in the worker need services of
 their own. Pure data; knows no services.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from betoken.bench.drafter_names import drafter_named
 from betoken.bench.matrix import NO_DRAFTER
 from betoken.bench.streams import speculation
 from betoken.client import Speculation
@@ -29,6 +31,11 @@ OPTION = "--"
 """What a draft worker's option begins with."""
 
 
+Variant = tuple[bool, tuple[tuple[str, str], ...]]
+"""Services for some sides: whether their drafters are attached, and the options of the worker that runs them."""
+HOSTED: Variant = (False, ())
+
+
 @dataclass(frozen=True, slots=True)
 class Side:
     """A drafter with settings; `name` is how it was written."""
@@ -38,7 +45,14 @@ class Side:
     settings: Mapping[str, str] = field(default_factory=dict)
     num_draft_tokens: int | None = None
     worker_options: tuple[tuple[str, str], ...] = ()
-    """Options of the draft worker that hosts it, each with its value."""
+    """Options of the worker that runs it, each with its value."""
+    is_attached: bool = False
+    """Whether the verify worker runs it."""
+
+    @property
+    def variant(self) -> Variant:
+        """Services that it runs on."""
+        return self.is_attached, self.worker_options
 
     def speculation(self, num_draft_tokens: int | None) -> Speculation:
         """Content of a request; `num_draft_tokens` where the side names none."""
@@ -49,18 +63,21 @@ PLAIN_DECODING = Side(NO_DRAFTER, NO_DRAFTER)
 
 
 def parse_side(text: str) -> Side:
-    """`ngram`, `ngram/max_branches=1/num_draft_tokens=8`, `early_exit/--early-exit-layers=4`.
+    """`ngram`, `ngram@attached`, `ngram/max_branches=1/num_draft_tokens=8`, `early_exit/--early-exit-layers=4`.
 
     Raises:
-        ValueError: a setting without a value, or a number of draft tokens that is none.
+        ValueError: a setting without a value, a number of draft tokens that is none, or a drafter that no verify
+            worker can attach.
     """
-    drafter, *parts = text.split("/")
+    named, *parts = text.split("/")
+    drafter, is_attached = drafter_named(named)
     settings = dict(_setting(text, part) for part in parts)
     worker_options = tuple(sorted((name, settings.pop(name)) for name in list(settings) if name.startswith(OPTION)))
     num_draft_tokens = settings.pop(NUM_DRAFT_TOKENS, None)
     if num_draft_tokens is not None and not (num_draft_tokens.isdecimal() and int(num_draft_tokens) > 0):
         raise ValueError(f"{text}: {NUM_DRAFT_TOKENS} = {num_draft_tokens!r}, must be a whole number above 0")
-    return Side(text, drafter, settings, int(num_draft_tokens) if num_draft_tokens else None, worker_options)
+    number = int(num_draft_tokens) if num_draft_tokens else None
+    return Side(text, drafter, settings, number, worker_options, is_attached)
 
 
 def hosted_drafters(sides: Sequence[Side]) -> list[str]:

@@ -68,14 +68,14 @@ def _model_table(model: ModelInfo) -> Table:
     grid.add_column()
     if not model.model:
         grid.add_row("model", "none: no verify worker has been met yet")
-        grid.add_row("drafters", escaped(", ".join(model.drafters)) or "none")
+        grid.add_row("drafters", _drafters(model))
         grid.add_row("router", model.version)
         return grid
     grid.add_row("model", Text(escaped(model.model)))  # names are no markup, whatever brackets they hold
     grid.add_row("vocabulary", f"{model.vocab_size} ids, EOS {', '.join(map(str, model.eos_token_ids)) or 'none'}")
     grid.add_row("context", f"{model.max_context} tokens")
     grid.add_row("chat template", "yes" if model.has_chat_template else "no")
-    grid.add_row("drafters", escaped(", ".join(model.drafters)) or "none")
+    grid.add_row("drafters", _drafters(model))
     if model.default_drafter:
         number = model.default_num_draft_tokens or "as many as pay"
         grid.add_row("default", f"{model.default_drafter}, draft tokens a round: {number}")
@@ -84,6 +84,13 @@ def _model_table(model: ModelInfo) -> Table:
     grid.add_row("fingerprint", model.system_fingerprint)
     grid.add_row("router", model.version)
     return grid
+
+
+def _drafters(model: ModelInfo) -> str:
+    """Names on offer; which of them verify workers run themselves."""
+    attached = {name for worker in model.verify_workers for name in worker.drafters}
+    names = (f"{name} (attached)" if name in attached else name for name in model.drafters)
+    return escaped(", ".join(names)) or "none"
 
 
 def _worker_table(workers: Sequence[WorkerStatus]) -> Table:
