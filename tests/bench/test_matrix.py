@@ -2,6 +2,7 @@
 
 from itertools import groupby, product
 
+from betoken.bench.drafter_names import ATTACHABLE
 from betoken.bench.matrix import (
     BY_COST,
     CONCURRENCIES,
@@ -10,6 +11,7 @@ from betoken.bench.matrix import (
     DRAFTINGS,
     DTYPES,
     TEMPERATURES,
+    WITH_WEIGHTS,
     Disturbance,
     all_cells,
 )
@@ -30,16 +32,20 @@ def test_every_combination_is_there() -> None:
     }
     labels = [drafting.label for drafting in DRAFTINGS]
     wanted = set(product(DTYPES, TEMPERATURES, labels, DRAFT_LENGTHS, CONCURRENCIES))
-    wanted |= set(product(DTYPES, TEMPERATURES, ["none", "ngram", "fused", "eagle3"], [BY_COST], CONCURRENCIES))
+    by_cost = ["none", "ngram", "fused", "ngram@attached", *WITH_WEIGHTS]
+    wanted |= set(product(DTYPES, TEMPERATURES, by_cost, [BY_COST], CONCURRENCIES))
     assert undisturbed == wanted
 
 
 def test_every_drafter_is_covered_and_every_one_that_can_branch_by_chains_and_by_trees() -> None:
-    assert sorted(DRAFTERS) == sorted(SPECS)
-    assert {drafting.label for drafting in DRAFTINGS} >= set(DRAFTERS), "stores of results know these names"
-    ways = {drafter: [d for d in DRAFTINGS if d.drafter == drafter] for drafter in DRAFTERS}
-    branching = {"model", "early_exit", "ngram", "lookahead", "eagle3"}
-    assert {drafter for drafter, of in ways.items() if len(of) == 2} == branching
+    assert {*DRAFTERS, *WITH_WEIGHTS, "grammar"} == set(SPECS)
+    labels = {drafting.label for drafting in DRAFTINGS}
+    assert labels >= {*DRAFTERS, *WITH_WEIGHTS}, "stores of results know these names"
+    assert labels >= set(ATTACHABLE) - {"grammar"}
+    ways = {name: [d for d in DRAFTINGS if d.drafter == name and not d.is_attached] for name in DRAFTERS}
+    assert {drafter for drafter, of in ways.items() if len(of) == 2} == {"model", "early_exit", "ngram", "lookahead"}
+    attached = [drafting.drafter for drafting in DRAFTINGS if drafting.is_attached]
+    assert {attached.count(name) for name in attached} == {2}
 
 
 def test_every_disturbance_meets_every_dtype_and_temperature() -> None:
@@ -48,6 +54,10 @@ def test_every_disturbance_meets_every_dtype_and_temperature() -> None:
 
 
 def test_each_service_set_is_started_once_and_references_come_first() -> None:
-    assert len(list(groupby(CELLS, key=lambda cell: (cell.dtype, cell.has_few_pages)))) == 2 * len(DTYPES)
+    sets = {cell.services for cell in CELLS}
+    assert len(list(groupby(CELLS, key=lambda cell: cell.services))) == len(sets)
+    for dtype in DTYPES:
+        own = [services for services in sets if services.dtype == dtype]
+        assert len(own) == 2 + 3 * (1 + len(WITH_WEIGHTS)), "plain, few pages; each attached drafter, and its spare too"
     for index, cell in enumerate(CELLS):
         assert cell.reference in CELLS[: index + 1]

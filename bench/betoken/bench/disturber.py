@@ -1,4 +1,4 @@
-"""Harms the draft worker while streams run, several times per run, and mends it again.
+"""Harms a worker while streams run, several times per run, and mends it again.
 
 Acts on the number of tokens streamed so far, so that it strikes mid-stream on machines of any speed.
 """

@@ -68,7 +68,7 @@ async def measure(options: Options, stack: Stack, baseline: Baseline | None, pro
 
 async def _warm_up(options: Options, stack: Stack, baseline: Baseline | None, prompts: list[Prompt]) -> None:
     for prompt in prompts[:2]:
-        for drafter in (options.drafter, NO_DRAFTER):
+        for drafter in (options.asked, NO_DRAFTER):
             await _betoken(options, stack, drafter, prompt)
     if baseline is not None:
         methods = [method for method in BASELINE_NAMES if method != ASSISTED or options.draft]
@@ -79,12 +79,12 @@ async def _warm_up(options: Options, stack: Stack, baseline: Baseline | None, pr
 async def _measure_prompt(
     options: Options, stack: Stack, baseline: Baseline | None, prompt: Prompt, measurements: Measurements
 ) -> None:
-    drafted = await _betoken(options, stack, options.drafter, prompt)
+    drafted = await _betoken(options, stack, options.asked, prompt)
     plain = await _betoken(options, stack, NO_DRAFTER, prompt)
     measurements.drafted.append(drafted)
     for side, timed in ((BETOKEN, drafted), (BETOKEN_OFF, plain)):
         measurements.add_speed(side, len(timed.completion.output_ids), timed.seconds)
-    reference = plain if options.is_drafted_as_plain else await _betoken(options, stack, options.drafter, prompt)
+    reference = plain if options.is_drafted_as_plain else await _betoken(options, stack, options.asked, prompt)
     measurements.identity.add(compare_equal(prompt, drafted.completion, reference.completion))
     if baseline is None:
         return
@@ -107,7 +107,7 @@ async def measure_concurrent(
     drafted: list[TimedCompletion] = []
     for _ in range(options.repeats):
         answers: list[list[TimedCompletion]] = []
-        for side, drafter in ((BETOKEN, options.drafter), (BETOKEN_OFF, NO_DRAFTER)):
+        for side, drafter in ((BETOKEN, options.asked), (BETOKEN_OFF, NO_DRAFTER)):
             start = asyncio.get_running_loop().time()
             timed = await run_bounded(requests, partial(_betoken, options, stack, drafter), options.concurrency)
             seconds = asyncio.get_running_loop().time() - start
@@ -197,6 +197,7 @@ async def run(options: Options) -> int:
         draft=options.draft or "",
         lookahead_model=options.lookahead_model,
         drafters=options.hosted_drafters,
+        attached_drafters=options.attached_drafters,
         dtype=options.dtype,
         verify_threads=options.verify_threads,
         draft_threads=options.draft_threads,

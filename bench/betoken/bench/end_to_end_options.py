@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from betoken.bench.command import positive, temperature
-from betoken.bench.matrix import ATTACHED, DRAFTERS, DTYPES, NO_DRAFTER
+from betoken.bench.drafter_names import ATTACHABLE, drafter_named
+from betoken.bench.matrix import DRAFTERS, DTYPES, NO_DRAFTER, WITH_WEIGHTS
 from betoken.bench.prompts import OWN_PROMPTS
 from betoken.bench.sides import needs_draft_model
 from betoken.client import VerificationMode
@@ -38,10 +39,25 @@ class Options:
     draft_threads: int
     compile: str
     no_transformers: bool
+    weights: str = ""
+
+    @property
+    def asked(self) -> str:
+        """Name of the drafter in requests."""
+        return drafter_named(self.drafter)[0]
+
+    @property
+    def attached_drafters(self) -> list[str]:
+        """Drafters of the verify worker."""
+        own, is_attached = drafter_named(self.drafter)
+        return [own] if is_attached else []
 
     @property
     def hosted_drafters(self) -> list[str]:
-        """The draft worker's: those there always are and the one asked for; `fused` gets them as its sources."""
+        """Drafters of the draft worker: those there always are and the one asked for; `fused` gets them as its sources.
+        An attached drafter needs no draft worker."""
+        if self.attached_drafters:
+            return []
         return list(dict.fromkeys(("model", "ngram", *(name for name in (self.drafter,) if name != NO_DRAFTER))))
 
     @property
@@ -53,7 +69,8 @@ class Options:
     @property
     def verify_options(self) -> list[str]:
         """The verify worker's, which leaves half of a GPU's memory to the other processes."""
-        return [*self.worker_options, "--kv-memory-fraction", "0.5"]
+        weights = [f"--{self.drafter}", self.weights] if self.weights else []
+        return [*self.worker_options, "--kv-memory-fraction", "0.5", *weights]
 
     @property
     def is_comparable_with_transformers(self) -> bool:
@@ -68,7 +85,7 @@ class Options:
     def as_json(self) -> dict[str, Any]:
         """The options; paths by their last part, so that no machine's layout enters a report."""
         names = {"target": Path(self.target).name, "prompts": self.prompts.name}
-        names["lookahead_model"] = Path(self.lookahead_model).name
+        names |= {name: Path(getattr(self, name)).name for name in ("lookahead_model", "weights")}
         return asdict(self) | names | {"draft": Path(self.draft).name if self.draft else None}
 
 
@@ -81,8 +98,8 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     add("--prompts", type=Path, default=OWN_PROMPTS, help=".jsonl or .jsonl.gz with `prompt` or `turns` (default: own)")
     add("--limit", type=positive, help="only the first N prompts")
     add("--max-new-tokens", type=positive, default=128, help="tokens per answer")
-    hosted = [name for name in DRAFTERS if name not in ATTACHED]
-    add("--drafter", choices=(NO_DRAFTER, *hosted), default="model", help="who guesses")
+    add("--drafter", choices=(NO_DRAFTER, *DRAFTERS, *ATTACHABLE), default="model", help="who guesses")
+    add("--weights", default="", help=f"weights of --drafter {' or '.join(WITH_WEIGHTS)}")
     add("--drafter-setting", dest="drafter_settings", type=_setting, action="append", metavar="KEY=VALUE", help="of it")
     add("--lookahead-model", default="", help="what --drafter lookahead iterates (default: draft model, else target)")
     add("--num-draft-tokens", type=positive, help="tokens per draft block (default: the router's choice)")

@@ -12,22 +12,18 @@ import asyncio
 import fnmatch
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from betoken.bench.command import EXIT_NOTHING_MEASURED, exit_status, positive
 from betoken.bench.identity_store import IdentityStore
 from betoken.bench.machine import describe_hardware, describe_versions
-from betoken.bench.matrix import ATTACHED, TOP_P, Cell, all_cells
+from betoken.bench.matrix import TOP_P, WITH_WEIGHTS, Cell, all_cells
 from betoken.bench.matrix_runner import MatrixRunner, RunnerConfig
 from betoken.bench.near_tie import MAX_GAP
 from betoken.bench.prompts import OWN_PROMPTS, fingerprint, load_prompts
 from betoken.engine.weights.sources import open_source
-from betoken.verify_worker.settings import VerifyWorkerSettings
-
-_NEEDED = tuple(name for name in ATTACHED if name in VerifyWorkerSettings.model_fields)
-"""Attached drafters that read a directory, which the verify worker's option of their name names."""
 
 RULE = (
     f"near-tie rule (float32 against transformers only): at the first differing position the two best logits are less "
@@ -49,7 +45,8 @@ def _run(options: argparse.Namespace) -> int:
     if options.list:
         print("\n".join(cell.name for cell in cells))
         return 0
-    cells, left_out = _with_what_they_need(cells, options)
+    weights = {name: value for name in WITH_WEIGHTS if (value := getattr(options, name))}
+    cells, left_out = _with_weights(cells, weights)
     manifest = {
         "target": open_source(options.target, None).fingerprint(),
         "draft": open_source(options.draft, None).fingerprint(),
@@ -64,8 +61,7 @@ def _run(options: argparse.Namespace) -> int:
     }
     store = IdentityStore(options.out, manifest)
     shared = (options.max_new_tokens, options.few_pages, options.compile, options.device, options.prefix_caching)
-    attached = tuple((option, getattr(options, option)) for option in _NEEDED if getattr(options, option))
-    config = RunnerConfig(options.target, options.draft, *shared, attached)
+    config = RunnerConfig(options.target, options.draft, *shared, weights)
     print(f"{len(cells)} cells, {len(prompts)} prompts, {len(store.done)} cells done already\n{RULE}\n", flush=True)
     asyncio.run(MatrixRunner(config, prompts, store, _print_cell).run(cells))
     summary = summarize(cells, store) | {"left_out": left_out}
@@ -78,21 +74,19 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _with_what_they_need(cells: Sequence[Cell], options: argparse.Namespace) -> tuple[list[Cell], list[str]]:
-    """The cells that can run, and the names of the others: no option names what their attached drafter needs.
+def _with_weights(cells: Sequence[Cell], weights: Mapping[str, str]) -> tuple[list[Cell], list[str]]:
+    """The cells that can run, and the names of those whose drafter has no weights.
 
     Raises:
         ValueError: none can run.
     """
-    missing = [name for name in _NEEDED if not getattr(options, name)]
-    kept = [cell for cell in cells if cell.drafting.drafter not in missing]
-    left_out = [cell.name for cell in cells if cell not in kept]
-    if not kept:
-        raise ValueError(f"{' or '.join(f'--{name}' for name in missing)}: must be given for these cells")
+    lacking = [name for name in WITH_WEIGHTS if name not in weights]
+    left_out = [cell.name for cell in cells if cell.drafting.drafter in lacking]
+    if len(left_out) == len(cells):
+        raise ValueError(f"these cells need {' or '.join(f'--{name}' for name in lacking)}")
     if left_out:
-        names = ", ".join(f"--{name}" for name in missing)
-        print(f"left out, as {names} names nothing: {len(left_out)} cells", file=sys.stderr)
-    return kept, left_out
+        print(f"{len(left_out)} cells left out, without --{' and --'.join(lacking)}", file=sys.stderr)
+    return [cell for cell in cells if cell.drafting.drafter not in lacking], left_out
 
 
 def summarize(cells: Sequence[Cell], store: IdentityStore) -> dict[str, Any]:
@@ -140,8 +134,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--compile", choices=("auto", "on", "off"), default="auto", help="torch.compile in the workers")
     add("--device", default="cpu", help="of all models on both sides, e.g. cuda:0")
     add("--prefix-caching", action="store_true", help="let cells find the KV that cells before them left")
-    for name in _NEEDED:
-        add(f"--{name}", metavar="DIR", help=f"what the verify worker's `{name}` reads, for its cells")
+    for name in WITH_WEIGHTS:
+        add(f"--{name}", default="", help=f"weights of {name}; without, its cells are left out")
     return parser.parse_args(arguments)
 
 

@@ -6,12 +6,15 @@ Pure data; nothing here starts or measures anything.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import NamedTuple
 
 from betoken.drafters.registry import SPECS
 
 NO_DRAFTER = "none"
-DRAFTERS = tuple(SPECS)
-"""Every drafter there is. One more is covered by adding its name here, with its trees or chains in `DRAFTINGS`."""
+DRAFTERS = tuple(name for name, spec in SPECS.items() if spec.can_host)
+"""Every drafter that a draft worker can host. Each is covered; the other of trees and chains stands in `DRAFTINGS`."""
+WITH_WEIGHTS = tuple(name for name, spec in SPECS.items() if spec.features is not None)
+"""Attached drafters with weights of their own, which the verify worker's option of their name tells."""
 DRAFT_LENGTHS = (1, 4, 8)
 BY_COST = 0
 """The draft length where a request is silent: as many tokens as pay."""
@@ -29,10 +32,9 @@ class Drafting:
     """Its part of a cell's name."""
     drafter: str
     settings: tuple[tuple[str, str], ...] = ()
+    is_attached: bool = False
+    """Whether the verify worker runs it."""
 
-
-ATTACHED = tuple(name for name, spec in SPECS.items() if not spec.can_host)
-"""Drafters that a verify worker has, and no draft worker can host."""
 
 NO_DRAFTING = Drafting(NO_DRAFTER, NO_DRAFTER)
 DRAFTINGS = (
@@ -41,12 +43,20 @@ DRAFTINGS = (
     Drafting("early_exit_tree", "early_exit", (("max_branches", "3"),)),
     Drafting("ngram_chain", "ngram", (("max_branches", "1"),)),
     Drafting("lookahead_chain", "lookahead", (("guesses", "1"),)),
-    Drafting("eagle3_chain", "eagle3", (("max_branches", "1"),)),
+    Drafting("ngram@attached", "ngram", (), True),
+    Drafting("ngram_chain@attached", "ngram", (("max_branches", "1"),), True),
+    *(Drafting(name, name, (), True) for name in WITH_WEIGHTS),
+    *(Drafting(f"{name}_chain", name, (("max_branches", "1"),), True) for name in WITH_WEIGHTS),
 )
-"""As each drafter does it by default, `ngram`, `lookahead` and `eagle3` with trees; and the other way."""
+"""As each drafter does it by default, `ngram`, `lookahead` and those with weights of their own with trees; and the
+other of chains and trees. `grammar` drafts for constraints only, which no cell has."""
 
 
-BY_COST_DRAFTINGS = tuple(drafting for drafting in DRAFTINGS if drafting.label in ("ngram", "fused", "eagle3"))
+BY_COST_DRAFTINGS = tuple(
+    drafting
+    for drafting in DRAFTINGS
+    if drafting.label in ("ngram", "fused") or (drafting.is_attached and not drafting.settings)
+)
 """Draftings whose draft lengths may follow costs."""
 
 
@@ -60,6 +70,8 @@ class Disturbance(StrEnum):
     """The draft worker gets SIGKILL mid-stream and is started again, several times."""
     DRAFT_HUNG = "draft-hung"
     """The draft worker gets SIGSTOP mid-stream and SIGCONT later, several times."""
+    VERIFY_KILLED = "verify-killed"
+    """The verify worker with the drafter gets SIGKILL mid-stream, several times; sequences go on where none is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,18 +114,35 @@ class Cell:
         return " and ".join(filter(None, (own, "transformers" if self.meets_transformers else "")))
 
     @property
-    def harms_draft_worker(self) -> bool:
-        return self.disturbance in (Disturbance.DRAFT_KILLED, Disturbance.DRAFT_HUNG)
+    def harms_worker(self) -> bool:
+        return self.disturbance in (Disturbance.DRAFT_KILLED, Disturbance.DRAFT_HUNG, Disturbance.VERIFY_KILLED)
 
     @property
     def has_few_pages(self) -> bool:
         return self.disturbance is Disturbance.PREEMPTION
 
+    @property
+    def services(self) -> "ServiceSet":
+        """The services that it runs on."""
+        attached = self.drafting.drafter if self.drafting.is_attached else ""
+        return ServiceSet(self.dtype, self.has_few_pages, attached, self.disturbance is Disturbance.VERIFY_KILLED)
+
+
+class ServiceSet(NamedTuple):
+    """What differs between the services of cells."""
+
+    dtype: str
+    has_few_pages: bool
+    attached: str
+    """Drafter that the verify worker runs; then there is no draft worker. Empty = none."""
+    has_spare: bool
+    """Whether a second verify worker runs no drafter."""
+
 
 def all_cells() -> list[Cell]:
     """The whole matrix; cells that share a service set are neighbours, references come first."""
     cells = [cell for dtype in DTYPES for temperature in TEMPERATURES for cell in _cells_of(dtype, temperature)]
-    return sorted(cells, key=lambda cell: (DTYPES.index(cell.dtype), cell.has_few_pages, not cell.is_reference))
+    return sorted(cells, key=lambda cell: (DTYPES.index(cell.dtype), cell.services, not cell.is_reference))
 
 
 def _cells_of(dtype: str, temperature: float) -> Iterator[Cell]:
@@ -133,6 +162,8 @@ def _cells_of(dtype: str, temperature: float) -> Iterator[Cell]:
     yield replace(drafted, drafting=by_label["ngram"], disturbance=few_pages)
     yield replace(drafted, drafting=by_label["ngram"], num_draft_tokens=BY_COST, disturbance=few_pages)
     yield replace(drafted, drafting=by_label["model_tree"], disturbance=few_pages)
-    yield replace(drafted, drafting=by_label["eagle3"], disturbance=few_pages)
+    for name in ("ngram@attached", *WITH_WEIGHTS):
+        yield replace(drafted, drafting=by_label[name], disturbance=few_pages)
+        yield replace(drafted, drafting=by_label[name], disturbance=Disturbance.VERIFY_KILLED)
     yield replace(drafted, disturbance=Disturbance.DRAFT_KILLED)
     yield replace(drafted, disturbance=Disturbance.DRAFT_HUNG)

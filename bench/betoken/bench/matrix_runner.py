@@ -5,9 +5,9 @@ Which cells there are is `matrix`'s matter, what counts as identical `identity_c
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
@@ -16,7 +16,7 @@ from betoken.bench.disturber import Disturber
 from betoken.bench.identity_check import Comparison, IdentityCount, Outcome, compare_ids, compare_with_transformers
 from betoken.bench.identity_store import IdentityStore
 from betoken.bench.machine import describe_hardware, describe_versions
-from betoken.bench.matrix import ATTACHED, DRAFTERS, TOP_P, Cell, Disturbance
+from betoken.bench.matrix import DRAFTERS, TOP_P, Cell, Disturbance, ServiceSet
 from betoken.bench.prompts import Prompt
 from betoken.bench.speculation_totals import block_efficiency
 from betoken.bench.stack import Stack
@@ -39,8 +39,8 @@ class RunnerConfig:
     """Torch device of all models, those of `generate()` too."""
     prefix_caching: bool = False
     """Whether cells find KV of the cells before them. It hides what would differ in the prompts' own rows."""
-    attached_options: tuple[tuple[str, str], ...] = ()
-    """Options of the verify worker, with values, that drafters attached to it need."""
+    weights: Mapping[str, str] = field(default_factory=dict)
+    """Weights of attached drafters that have some, by their names."""
 
 
 class MatrixRunner:
@@ -69,33 +69,32 @@ class MatrixRunner:
         """Run the cells in order, those already done excepted."""
         missing = [cell for cell in cells if cell.name not in self._store.done]
         try:
-            for (dtype, has_few_pages), group in groupby(missing, key=lambda cell: (cell.dtype, cell.has_few_pages)):
+            for services, group in groupby(missing, key=lambda cell: cell.services):
                 neighbours = list(group)
-                drafters = _hosted_for(neighbours)
-                attached = [name for name in ATTACHED if any(cell.drafting.drafter == name for cell in neighbours)]
-                async with Stack(self._services(dtype, has_few_pages, drafters, attached)) as stack:
+                async with Stack(self._config_of(services, _hosted_for(neighbours))) as stack:
                     for cell in neighbours:
                         await self._run_with_reference(cell, stack)
         finally:
             if self._baseline is not None:
                 self._baseline.close()
 
-    def _services(
-        self, dtype: str, has_few_pages: bool, drafters: Sequence[str], attached: Sequence[str]
-    ) -> LocalServicesConfig:
-        config = self._config
-        options = [part for option, value in config.attached_options for part in (f"--{option}", value)]
+    def _config_of(self, services: ServiceSet, drafters: Sequence[str]) -> LocalServicesConfig:
+        config, attached = self._config, services.attached
         on_device = ("--device", config.device)
-        few_pages = ("--num-pages", str(config.few_pages)) if has_few_pages else ()
+        few_pages = ("--num-pages", str(config.few_pages)) if services.has_few_pages else ()
+        weights = (f"--{attached}", config.weights[attached]) if attached in config.weights else ()
         return LocalServicesConfig(
             target=config.target,
             draft=config.draft,
-            drafters=drafters,
-            dtype=dtype,
+            drafters=() if attached else drafters,
+            attached_drafters=(attached,) if attached else (),
+            num_verify_workers=1 + services.has_spare,
+            num_attaching=1,
+            dtype=services.dtype,
             compile=config.compile,
             prefix_caching=config.prefix_caching,
-            attached_drafters=attached,
-            verify_options=(*on_device, "--kv-memory-fraction", "0.5", *few_pages, *options),  # half a GPU for others
+            # Half a GPU for the others.
+            verify_options=(*on_device, "--kv-memory-fraction", "0.5", *few_pages, *weights),
             draft_options=on_device,
         )
 
@@ -125,6 +124,7 @@ class MatrixRunner:
             Disturbance.PREEMPTION: num_preemptions > 0,
             Disturbance.DRAFT_KILLED: num_strikes > 0,
             Disturbance.DRAFT_HUNG: num_strikes > 0,
+            Disturbance.VERIFY_KILLED: any(completion.speculation.num_failovers for completion in completions),
         }
         return {
             "cell": cell.name,
@@ -146,13 +146,13 @@ class MatrixRunner:
         }
 
     async def _answers(self, cell: Cell, stack: Stack) -> tuple[list[Completion], int]:
-        """All prompts once, and how often the draft worker was harmed meanwhile."""
+        """All prompts once, and how often a worker was harmed meanwhile."""
         max_new_tokens = self._config.max_new_tokens
         expected_tokens = len(self._prompts) * max_new_tokens
 
         async with AsyncExitStack() as exits:
             disturber = Disturber(expected_tokens, *_harm(cell, stack))
-            if cell.harms_draft_worker:
+            if cell.harms_worker:
                 await exits.enter_async_context(_running(disturber))
 
             async def answer(prompt: Prompt) -> Completion:
@@ -197,11 +197,13 @@ class MatrixRunner:
 def _hosted_for(cells: Sequence[Cell]) -> list[str]:
     """The cells' drafters, and always those that `fused` has to choose from."""
     wanted = {"model", "ngram"} | {cell.drafting.drafter for cell in cells}
-    return [name for name in DRAFTERS if name in wanted and name not in ATTACHED]
+    return [name for name in DRAFTERS if name in wanted]
 
 
 def _harm(cell: Cell, stack: Stack) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """How the cell's disturbance strikes the draft worker, and how it is mended."""
+    """How the cell's disturbance strikes a worker, and how it is mended."""
+    if cell.disturbance is Disturbance.VERIFY_KILLED:
+        return stack.kill_first_verify_worker, stack.restart_first_verify_worker
     if cell.disturbance is Disturbance.DRAFT_HUNG:
         return stack.pause_draft_worker, stack.resume_draft_worker
     return stack.kill_draft_worker, stack.restart_draft_worker

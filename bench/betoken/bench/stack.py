@@ -80,6 +80,14 @@ class Stack:
         """Start it again under the same address; returns when it serves, the router finds it by itself."""
         await asyncio.to_thread(self.services.restart, "draft")
 
+    async def kill_first_verify_worker(self) -> None:
+        """End the first of several as a crash would."""
+        await asyncio.to_thread(self.services.kill, "verify-1")
+
+    async def restart_first_verify_worker(self) -> None:
+        """Start it again under the same address; returns when it serves."""
+        await asyncio.to_thread(self.services.restart, "verify-1")
+
     async def pause_draft_worker(self) -> None:
         """Hang it: it keeps its connections and answers nothing."""
         self.services.services["draft"].pause()
