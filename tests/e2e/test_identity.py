@@ -26,7 +26,6 @@ CELLS = [
     "float32-t0-ngram@attached-k8-c8",
     "bfloat16-t0.8-ngram_chain@attached-k4-c1",
     "bfloat16-t0-ngram@attached-k4-c8-preemption",
-    "float32-t0.8-ngram@attached-k4-c8-verify-killed",
 ]
 
 
