@@ -14,6 +14,8 @@ from torch import Tensor, fx, nn
 
 from betoken.engine.compiled import compile_traced, constant_of, trace_call
 from betoken.engine.cuda import operators  # noqa: F401 - defines what the graph calls
+from betoken.engine.cuda.joined_grouped import join_grouped
+from betoken.engine.cuda.joins import let_go, rows_read
 from betoken.engine.cuda.row_linear import RowLinear
 from betoken.engine.forward import ModelCall
 
@@ -23,6 +25,9 @@ _DENSE_ROWS = {
     _ROWS.linear.default,
     _ROWS.linear_sums.default,
     _ROWS.expert_linear.default,
+    _ROWS.linear_grouped.default,
+    _ROWS.linear_grouped_sums.default,
+    _ROWS.expert_linear_grouped.default,
     _ROWS.row_sum.default,
 }
 _OPTIONS = {"size_asserts": False, "nan_asserts": False, "fallback_random": False}
@@ -59,25 +64,18 @@ def join_linears(graph: fx.GraphModule, model: nn.Module) -> int:
         if node.op == "call_function" and node.target is _ROWS.linear.default:
             owner = owners.get(id(constant_of(graph, node.args[1])))
             if owner is not None:
-                readers.setdefault(_rows_read(node), []).append((node, owner))
+                readers.setdefault(rows_read(node), []).append((node, owner))
     num_uses = Counter(layer for group in readers.values() for _, layer in group)
     groups = [group for group in readers.values() if _can_join([layer for _, layer in group], num_uses)]
     for index, group in enumerate(groups):
         _join(graph, group, f"_joined_linear_{index}")
-    if groups:
+    num_joined = len(groups) + join_grouped(graph, model)
+    if num_joined:
         _allow_parts(graph)
     graph.graph.eliminate_dead_code()
     graph.delete_all_unused_submodules()
     graph.recompile()
-    return len(groups)
-
-
-def _rows_read(linear: fx.Node) -> fx.Node:
-    """The inputs of a product before they are flattened; each product flattens its own."""
-    rows: Any = linear.args[0]
-    while rows.target in (_ATEN.view.default, _ATEN._unsafe_view.default):
-        rows = rows.args[0]
-    return rows  # type: ignore[no-any-return]
+    return num_joined
 
 
 def _can_join(layers: list[RowLinear], num_uses: Counter[RowLinear]) -> bool:
@@ -109,7 +107,7 @@ def _join(graph: fx.GraphModule, group: list[tuple[fx.Node, RowLinear]], name: s
     separate = [node.args[1] for node, _ in group]
     for node, _ in group:
         graph.graph.erase_node(node)
-    _let_go(graph, separate)
+    let_go(graph, separate)
 
 
 def _allow_parts(graph: fx.GraphModule) -> None:
@@ -120,13 +118,3 @@ def _allow_parts(graph: fx.GraphModule) -> None:
         elif node.target in _DENSE_ROWS:
             with graph.graph.inserting_before(node):
                 node.update_arg(0, graph.graph.call_function(_ATEN.contiguous.default, (node.args[0],)))
-
-
-def _let_go(graph: fx.GraphModule, weights: list[Any]) -> None:
-    """Forget weights that were joined, before the next ones are: a device need not hold all of them twice."""
-    for node in weights:
-        if not node.users:
-            graph.graph.erase_node(node)
-    names = {node.target for node in graph.graph.nodes if node.op == "get_attr"}
-    for name in {node.target for node in weights} - names:
-        delattr(graph, name)

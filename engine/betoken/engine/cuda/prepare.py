@@ -16,7 +16,7 @@ from betoken.engine.cuda.forward import CudaForward
 from betoken.engine.cuda.graphs import GraphRecorder
 from betoken.engine.cuda.memory import count_pages, measure_forward
 from betoken.engine.cuda.row_experts import use_row_experts
-from betoken.engine.cuda.row_linear import RowLinear, find_row_dependence
+from betoken.engine.cuda.row_linear import RowLinear, find_row_dependence, replace_grouped
 from betoken.engine.errors import CompiledModelRefusedError, ModelRefusedError
 from betoken.engine.kv_pool import KvPool, LayerShape
 from betoken.engine.weights.checkpoint import Progress
@@ -46,6 +46,7 @@ def prepare_cuda(
     """
     torch.cuda.set_device(model.device)
     _keep_kernels(config)
+    replace_grouped(model)
     if config.batch_invariant:
         replace_linears(model, RowLinear)
         use_row_experts(model)

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from betoken.engine.cpu.experts import bias_of, find_experts, select_experts, up_name
+from betoken.engine.cuda.grouped_operators import fields_of
+from betoken.engine.weights.layers import ExpertWeights
 
 EXPERTS_NAME = "betoken_rows"
 """Value of `experts_implementation` that selects these experts."""
@@ -21,28 +23,38 @@ def use_row_experts(model: Any) -> bool:
     return True
 
 
-def first_experts(model: Any) -> Iterator[tuple[Tensor, Callable[[Tensor], Tensor]]]:
-    """The weight [N, K] of the first expert of every module, up and down, and its product by itself."""
+def first_experts(model: Any) -> Iterator[tuple[str, tuple[int, ...], Callable[[Tensor], Tensor]]]:
+    """The format and shape [N, K] of the first expert of every module, up and down, and its product by itself."""
     for module in find_experts(model):
         for name in (up_name(module), "down_proj"):
-            weight, bias = _weight(module, name)[:1], bias_of(module, name)
-            yield weight[0], partial(_one_expert, weight, None if bias is None else bias[:1])
+            weight = getattr(module, name)
+            if isinstance(weight, ExpertWeights):
+                form, shape = weight.grouped.kind, (weight.num_outputs, weight.grouped.num_inputs)
+            else:
+                form, shape = "dense", tuple(_dense(module, weight).shape[1:])
+            yield form, shape, partial(_one_expert, module, name)
 
 
-def _one_expert(weight: Tensor, bias: Tensor | None, rows: Tensor) -> Tensor:
-    expert_ids = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
-    out: Tensor = torch.ops.betoken_rows.expert_linear(rows, weight, bias, expert_ids)
-    return out
+def _one_expert(module: Any, name: str, rows: Tensor) -> Tensor:
+    return _row_product(module, name, rows, torch.zeros(len(rows), dtype=torch.int64, device=rows.device))
 
 
 def _row_product(module: Any, name: str, rows: Tensor, expert_ids: Tensor) -> Tensor:
     """See `betoken.engine.cpu.experts.ExpertProduct`."""
-    out: Tensor = torch.ops.betoken_rows.expert_linear(
-        rows.contiguous(), _weight(module, name), bias_of(module, name), expert_ids.contiguous()
+    weight, bias, rows, expert_ids = (
+        getattr(module, name),
+        bias_of(module, name),
+        rows.contiguous(),
+        expert_ids.contiguous(),
     )
+    out: Tensor
+    if isinstance(weight, ExpertWeights):
+        fields = fields_of(weight.grouped)
+        out = torch.ops.betoken_rows.expert_linear_grouped(rows, bias, expert_ids, weight.num_experts, *fields)
+    else:
+        out = torch.ops.betoken_rows.expert_linear(rows, _dense(module, weight), bias, expert_ids)
     return out
 
 
-def _weight(module: Any, name: str) -> Tensor:
-    weight: Tensor = getattr(module, name)
+def _dense(module: Any, weight: Tensor) -> Tensor:
     return weight.transpose(1, 2) if module.is_transposed else weight

@@ -1,12 +1,15 @@
 """A linear layer of a model by the row-independent product; the weight stays the checkpoint's own tensor."""
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from betoken.engine.cuda.grouped_operators import grouped_rows
 from betoken.engine.cuda.operators import linear_rows
 from betoken.engine.cuda.row_experts import first_experts
+from betoken.engine.weights.layers import GroupedLinear
 
 _COMPANIES = (1, 16, 17, 32, 33, 64, 65, 128, 129)
 """Numbers of rows on both sides of every border between the product's tiles."""
@@ -27,6 +30,25 @@ class RowLinear(nn.Module):
         return linear_rows(x, self.weight, self.bias, self.keeps_sums)
 
 
+class RowGroupedLinear(GroupedLinear):
+    """The same by a weight of few bits, which stays in them."""
+
+    def __init__(self, layer: GroupedLinear) -> None:
+        super().__init__(layer.grouped, layer.bias)
+        self.keeps_sums = layer.keeps_sums
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., K] -> [..., N], dtype of x or float32."""
+        return grouped_rows(x, self.grouped, self.bias, self.keeps_sums)
+
+
+def replace_grouped(model: nn.Module) -> None:
+    """Put our layers in the place of all grouped linear ones."""
+    for path, layer in list(model.named_modules()):
+        if type(layer) is GroupedLinear:
+            model.set_submodule(path, RowGroupedLinear(layer))
+
+
 @torch.inference_mode()
 def find_row_dependence(model: nn.Module) -> str | None:
     """A sentence about the first kind of layer whose bits depend on the number of rows, or None.
@@ -34,26 +56,31 @@ def find_row_dependence(model: nn.Module) -> str | None:
     The kernel's order of summation is fixed; that a device's matrix unit keeps it for tiles of any width is its maker's
     habit, not their word. One linear layer and one expert of each shape are tried.
     """
-    for kind, weight, product in _products(model):
-        generator = torch.Generator().manual_seed(weight.shape[1])
-        rows = torch.randn(max(_COMPANIES), weight.shape[1], generator=generator)
-        rows = rows.to(weight.device, weight.dtype)
+    like = next(model.parameters())
+    for kind, shape, product in _products(model):
+        generator = torch.Generator().manual_seed(shape[1])
+        rows = torch.randn(max(_COMPANIES), shape[1], generator=generator)
+        rows = rows.to(like.device, like.dtype)
         together = product(rows)
         for num_rows in _COMPANIES:
             if not (
                 torch.equal(product(rows[:num_rows]), together[:num_rows])
                 and torch.equal(product(rows[-num_rows:]), together[-num_rows:])
             ):
-                return f"a row of {kind} {list(weight.shape)} changes its bits among {num_rows} rows"
+                return f"a row of {kind} {list(shape)} changes its bits among {num_rows} rows"
     return None
 
 
-def _products(model: nn.Module) -> Iterable[tuple[str, Tensor, Callable[[Tensor], Tensor]]]:
-    """A kind of layer, its weight [N, K] and its product, once for each shape."""
-    found: dict[tuple[str, torch.Size], tuple[str, Tensor, Callable[[Tensor], Tensor]]] = {}
+def _products(model: nn.Module) -> Iterable[tuple[str, tuple[int, ...], Callable[[Tensor], Tensor]]]:
+    """A kind of layer, its shape [N, K] and its product, once for each shape and format."""
+    found: dict[tuple[Any, ...], tuple[str, tuple[int, ...], Callable[[Tensor], Tensor]]] = {}
     for layer in model.modules():
         if isinstance(layer, RowLinear):
-            found["linear", layer.weight.shape] = ("a linear layer", layer.weight, layer)
-    for weight, product in first_experts(model):
-        found["expert", weight.shape] = ("an expert", weight, product)
+            shape = tuple(layer.weight.shape)
+            found["linear", shape] = ("a linear layer", shape, layer)
+        elif isinstance(layer, RowGroupedLinear):
+            weight = layer.grouped
+            found[weight.kind, weight.group, weight.shape] = (f"a layer of {weight.kind}", weight.shape, layer)
+    for form, shape, product in first_experts(model):
+        found["expert", form, shape] = ("an expert", shape, product)
     return found.values()
