@@ -1,6 +1,6 @@
 """How long a verify step takes on a GPU: against the time its weights take to read, and against transformers.
 
-    python -m betoken.bench.step [--models llama-3-8b] [--rows 1 5 64] [--contexts 512]
+    python -m betoken.bench.step [--models llama-3-8b] [--weights w4a16] [--rows 1 5 64] [--contexts 512]
 
 A step is one sequence's block of rows after a context: forward, greedy choice, one read of the ids on the host. It is
 measured as wall time, median. Weights are random, bfloat16. The load check comes first. Then the recorded forward is
@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 from statistics import median
 from typing import Any
 
@@ -23,7 +24,15 @@ import torch
 from betoken.bench.command import EXIT_NOTHING_MEASURED, positive
 from betoken.bench.gpu.device import describe_device, require_device
 from betoken.bench.gpu.step_baseline import StaticCacheSteps
-from betoken.bench.gpu.step_models import MODEL_NAMES, describe, make_model, read_bytes, share_weights
+from betoken.bench.gpu.step_models import (
+    MODEL_NAMES,
+    WEIGHTS,
+    describe,
+    make_model,
+    read_bytes,
+    round_weights,
+    share_weights,
+)
 from betoken.bench.gpu.timing import DeviceTimer
 from betoken.bench.machine import describe_hardware, describe_versions
 from betoken.engine.batch import Segment
@@ -91,19 +100,22 @@ def time_ms(step: Callable[[list[int]], object], blocks: Sequence[list[int]]) ->
     return 1000 * median(durations[NUM_WARM_UP:])
 
 
-def measure_model(name: str, device: torch.device, options: argparse.Namespace) -> dict[str, Any]:
-    """Gate, then times, for every context and number of rows of one model."""
+def measure_model(name: str, weights: str, device: torch.device, options: argparse.Namespace) -> dict[str, Any]:
+    """Gate, then times, for every context and number of rows of one model and one way to store its weights."""
     model = make_model(name, device)
-    baseline, info, num_bytes = share_weights(model), describe(name, model), read_bytes(model)
+    baseline = share_weights(model)
+    round_weights(model, weights)
+    info, num_bytes = describe(name, model), read_bytes(model)
     num_pages = -(-(max(options.contexts) + max(options.rows)) // 16)
     config = EngineConfig(info.model_id, device=str(device), num_pages=num_pages, compile=options.compile)
     try:
         recorded = runner_of(config, model, info)
     except ModelRefusedError as error:
-        return {"model": name, "faults": [str(error)]}
+        return {"model": name, "weights": weights, "faults": [str(error)]}
     eager = runner_of(replace(config, max_graph_rows=0, self_check=False), model, info)
     floor_ms = num_bytes / options.copy_bytes_per_s * 1000
-    result: dict[str, Any] = {"model": name, "numerics": recorded.numerics, "faults": [], "steps": []}
+    result: dict[str, Any] = {"model": name, "weights": weights, "numerics": recorded.numerics}
+    result |= {"faults": [], "steps": []}
     generator = random.Random(0)
     for context in options.contexts:
         ids = [generator.randrange(info.vocab_size) for _ in range(context)]
@@ -144,7 +156,7 @@ def time_baseline(
 
 def print_report(result: dict[str, Any]) -> None:
     """A line per step, or the faults."""
-    print(f"\n{result['model']}")
+    print(f"\n{result['model']}, {result['weights']}")
     for fault in result["faults"]:
         print(f"    {fault}")
     if result["faults"]:
@@ -161,6 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=PROGRAM, description=__doc__)
     add = parser.add_argument
     add("--models", nargs="+", choices=MODEL_NAMES, default=MODEL_NAMES, help="shapes to measure")
+    add("--weights", nargs="+", choices=WEIGHTS, default=WEIGHTS, help="how weights are stored")
     add("--rows", nargs="+", type=positive, default=ROWS, help="new tokens of a step")
     add("--contexts", nargs="+", type=positive, default=CONTEXTS, help="tokens before them")
     add("--compile", choices=("auto", "on", "off"), default="auto", help="compile our forward")
@@ -171,8 +184,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.manual_seed(0)
     results = []
     options.copy_bytes_per_s = DeviceTimer(device).copy_bytes_per_s()
-    for name in options.models:
-        results.append(measure_model(name, device, options))
+    for name, weights in product(options.models, options.weights):
+        results.append(measure_model(name, weights, device, options))
         print_report(results[-1])
         torch.cuda.empty_cache()
     about = {"device": describe_device(device), "hardware": describe_hardware(), "versions": describe_versions()}

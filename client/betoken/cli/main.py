@@ -35,6 +35,7 @@ for name, run in (
     ("verify-worker", services.verify_worker),
     ("gateway", services.gateway),
     ("train", services.train),
+    ("quantize", services.quantize),
 ):
     app.command(name, context_settings=services.PASS_THROUGH, add_help_option=False)(run)
 

@@ -1,4 +1,4 @@
-"""`betoken router | draft-worker | verify-worker | gateway`: becomes that service, options and all.
+"""`betoken router | draft-worker | verify-worker | gateway | quantize`: becomes that program, options and all.
 
 Knows no option of theirs; `--help` is answered by the service itself.
 """
@@ -28,6 +28,9 @@ GATEWAY_NEEDS = (GATEWAY_MODULE, "fastapi", "httptools", "prometheus_client", "p
 TRAINING_MODULE = "betoken.training"
 TRAINING_NEEDS = (TRAINING_MODULE, "matplotlib", "torch", "transformers")
 """The same of the recipes, which lie in a checkout only."""
+QUANTIZE_MODULE = "betoken.engine.quantize"
+QUANTIZE_NEEDS = (QUANTIZE_MODULE, "torch", "transformers")
+"""The same of rounding a checkpoint."""
 DRAFT_NEEDS = (DRAFT_MODULE, "pydantic_settings")
 """The same of any draft worker: n-grams take no model. A worker whose drafters run one asks for the rest itself."""
 
@@ -57,9 +60,21 @@ def train(context: typer.Context) -> None:
     become(TRAINING_MODULE, context.args, extra="worker,train", needs=TRAINING_NEEDS)
 
 
+def quantize(context: typer.Context) -> None:
+    """Round a dense checkpoint to int8 or int4: `betoken quantize SRC DST --quantize int4`."""
+    become(QUANTIZE_MODULE, context.args, extra="worker", needs=QUANTIZE_NEEDS)
+
+
 def missing_packages(needs: Sequence[str]) -> list[str]:
     """Packages among `needs` that are not installed."""
-    return [name for name in needs if importlib.util.find_spec(name) is None]
+    return [name for name in needs if not _is_installed(name)]
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # a package above it
+        return False
 
 
 def check_installed(what: str, *, extra: str, needs: Sequence[str]) -> None:

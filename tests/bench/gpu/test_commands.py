@@ -118,13 +118,13 @@ def test_a_step_whose_rows_differ_is_reported(capsys: pytest.CaptureFixture[str]
     faults = step.find_faults(Off(), Off(), [[1, 2]])  # type: ignore[arg-type]
     assert faults == ["2 rows: a row among them is not the row alone"]
     assert step.find_faults(Other(), Off(), [[1, 2]]) == ["2 rows: the recorded forward is not the eager one"]  # type: ignore[arg-type]
-    step.print_report({"model": "random", "faults": faults})
+    step.print_report({"model": "random", "weights": "w4a16", "faults": faults})
     assert "no speeds" in capsys.readouterr().out
 
 
 def test_only_the_named_ops_are_measured() -> None:
     assert {case.op for case in CASES} == {
         *("sample", "logits_adjust", "attention", "kv_write", "kv_compact", "linear"),
-        *("expert_linear", "row_sum", "short_conv"),
+        *("linear_grouped", "expert_linear", "row_sum", "short_conv"),
     }
     assert kernels.PROGRAM in kernels.__doc__ and step.PROGRAM in step.__doc__

@@ -1,4 +1,6 @@
-"""Cases of the row-independent products: the linear layers of a Llama-3-8B, a Mixtral's experts, the sums of norms."""
+"""Cases of the row-independent products: the linear layers of a Llama-3-8B, dense and of few bits, a Mixtral's experts,
+the sums of norms.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,8 +9,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from betoken.bench.gpu.case import Arguments, Case, Side
+from betoken.bench.gpu.step_models import rounded_weight
 from betoken.kernels.expert_linear import expert_linear
 from betoken.kernels.linear import linear
+from betoken.kernels.linear_grouped import Grouped, linear_grouped
 from betoken.kernels.row_sum import row_sum
 
 LAYERS = ((1024, 4096), (4096, 4096), (14336, 4096), (4096, 14336), (128256, 4096))
@@ -27,6 +31,10 @@ def product_cases(
     for num_outputs, num_inputs in layers:
         for num_rows in (1, 5, 64):
             yield _linear_case(device, num_rows, num_outputs, num_inputs)
+    for weights in ("w4a16", "w8a16", "fp8"):
+        for num_outputs, num_inputs in layers[:-1] if len(layers) > 1 else layers:  # output layers stay dense
+            for num_rows in (1, 5, 64):
+                yield _grouped_case(device, weights, num_rows, num_outputs, num_inputs)
     for shape in experts:
         yield _experts_case(device, 32, shape)
     yield _sum_case(device, num_rows=64, num_columns=layers[0][1])
@@ -50,6 +58,55 @@ def _linear_case(device: torch.device, num_rows: int, num_outputs: int, num_inpu
         tolerance=torch.finfo(_DTYPE).eps,  # both round once, from float32 sums in different orders
         others=[Side("torch eager (cuBLAS)", functional.linear)],
     )
+
+
+def _grouped_case(device: torch.device, weights: str, num_rows: int, num_outputs: int, num_inputs: int) -> Case:
+    def fresh() -> Arguments:
+        x = torch.randn(num_rows, num_inputs, device=device).to(_DTYPE)
+        dense = (torch.randn(num_outputs, num_inputs, device=device) * num_inputs**-0.5).to(_DTYPE)
+        return (x, rounded_weight(weights, dense), dense)
+
+    def run(x: Tensor, weight: Grouped, dense: Tensor) -> tuple[Tensor]:
+        return (linear_grouped(x, weight),)
+
+    _, weight, _ = fresh()
+    return Case(
+        op="linear_grouped",
+        shape=f"{weights} R={num_rows} N={num_outputs} K={num_inputs}",
+        num_bytes=weight.num_bytes + 2 * num_rows * (num_outputs + num_inputs),
+        fresh=fresh,
+        run=run,
+        tolerance=torch.finfo(_DTYPE).eps,
+        others=[
+            Side("torch eager (cuBLAS, bfloat16 weights)", lambda x, weight, dense: functional.linear(x, dense)),
+            *_torch_sides(weights),
+        ],
+    )
+
+
+def _torch_sides(weights: str) -> list[Side]:
+    """What torch itself has for such weights; who packs them does so at the first call, which is not timed."""
+    packed: dict[int, tuple[Tensor, ...]] = {}
+
+    def eights(x: Tensor, weight: Grouped, dense: Tensor) -> object:
+        return torch.ops.aten._weight_int8pack_mm(x, weight.values, weight.scales[:, 0].to(_DTYPE))
+
+    def fours(x: Tensor, weight: Grouped, dense: Tensor) -> object:
+        if id(weight) not in packed:
+            swapped = weight.values << 4 | weight.values >> 4  # its first of two is in the high half
+            scales = torch.stack([weight.scales, torch.zeros_like(weight.scales)], -1).transpose(0, 1).to(_DTYPE)
+            packed[id(weight)] = (torch.ops.aten._convert_weight_to_int4pack(swapped, 8), scales.contiguous())
+        return torch.ops.aten._weight_int4pack_mm(x, packed[id(weight)][0], 128, packed[id(weight)][1])
+
+    def floats(x: Tensor, weight: Grouped, dense: Tensor) -> object:
+        one = torch.ones((), device=x.device)
+        return torch._scaled_mm(x.to(torch.float8_e4m3fn), weight.values.T, one, one, out_dtype=_DTYPE)
+
+    return {
+        "w4a16": [Side("torch _weight_int4pack_mm", fours)],
+        "w8a16": [Side("torch _weight_int8pack_mm", eights)],
+        "fp8": [Side("torch _scaled_mm (rows rounded to FP8 too, one scale)", floats)],
+    }[weights]
 
 
 def _experts_case(device: torch.device, num_slots: int, shape: tuple[int, int, int]) -> Case:

@@ -8,9 +8,16 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from betoken.engine.attention import ATTENTION_NAME, register_attention
+from betoken.engine.weights.layers import GroupedLinear, grouped_bytes, num_grouped
 from betoken.engine.weights.loading import ModelInfo
+from betoken.engine.weights.rounding import rounded
+from betoken.kernels.linear_grouped import Grouped
 
 MODEL_NAMES = ("llama-3-8b", "llama-3-1b")
+WEIGHTS = ("bfloat16", "w4a16", "w8a16", "fp8")
+"""How linear layers but the last are stored: as they are, in 4 bits by groups of 128, in 8 bits by outputs, in FP8 by
+groups of 128."""
+_GROUP = 128
 
 _COMMON: dict[str, Any] = {
     "vocab_size": 128256,
@@ -45,6 +52,27 @@ def make_model(name: str, device: torch.device, dtype: torch.dtype = torch.bfloa
     return model.eval().requires_grad_(False)
 
 
+def round_weights(model: Any, weights: str) -> None:
+    """Put grouped layers in the place of a model's linear ones but the last, without a change for `bfloat16`."""
+    head = model.get_output_embeddings()
+    for path, layer in list(model.named_modules()):
+        if isinstance(layer, torch.nn.Linear) and layer is not head and weights != "bfloat16":
+            model.set_submodule(path, GroupedLinear(rounded_weight(weights, layer.weight.data), layer.bias))
+
+
+def rounded_weight(weights: str, weight: torch.Tensor) -> Grouped:
+    """A weight [N, K] float as one of `WEIGHTS` stores it."""
+    num_inputs = weight.shape[1]
+    if weights == "w4a16":
+        return rounded("int4", weight, _GROUP)
+    if weights == "w8a16":
+        return rounded("int8", weight, -(-num_inputs // 32) * 32)
+    parts = torch.nn.functional.pad(weight.float(), (0, -num_inputs % _GROUP)).unflatten(1, (-1, _GROUP))
+    scales = parts.abs().amax(2) / 448
+    codes = (parts / scales[..., None]).flatten(1)[:, :num_inputs].to(torch.float8_e4m3fn)
+    return Grouped("float8", num_inputs, _GROUP, codes.contiguous(), scales)
+
+
 def share_weights(model: Any) -> Any:
     """The same model once more over the same weights, as transformers runs it."""
     twin = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
@@ -63,13 +91,14 @@ def describe(name: str, model: Any) -> ModelInfo:
         default_sampling={},
         weights_fingerprint="",
         tokenizer_hash="",
-        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        num_parameters=sum(parameter.numel() for parameter in model.parameters()) + num_grouped(model),
     )
 
 
 def read_bytes(model: Any) -> int:
     """Bytes of the weights that a forward reads. An embedding table counts only where it is the output's too."""
     total: int = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    total += grouped_bytes(model)
     table: torch.Tensor = model.get_input_embeddings().weight
     is_tied = model.get_output_embeddings().weight is table
     return total if is_tied else total - table.numel() * table.element_size()

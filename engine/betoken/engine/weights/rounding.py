@@ -53,9 +53,9 @@ def _read(kind: Literal["int8", "int4"], path: str, is_transposed: bool, given: 
     return rounded(kind, weight.T if is_transposed else weight)
 
 
-def rounded(kind: Literal["int8", "int4"], weight: Tensor) -> Grouped:
+def rounded(kind: Literal["int8", "int4"], weight: Tensor, group: int | None = None) -> Grouped:
     """A weight [N, K] float as codes of -127 to 127 or -7 to 7; the scales are rounded to bfloat16 first."""
-    group, largest = GROUPS[kind], 127 if kind == "int8" else 7
+    group, largest = group or GROUPS[kind], 127 if kind == "int8" else 7
     num_outputs, num_inputs = weight.shape
     padded = torch.nn.functional.pad(weight.float(), (0, -num_inputs % group)).reshape(num_outputs, -1, group)
     scales = (padded.abs().amax(2) / largest).bfloat16()
