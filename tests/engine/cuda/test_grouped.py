@@ -27,7 +27,7 @@ from betoken.engine.weights.loading import load_model
 from tests.engine import quantized_files as files
 from tests.engine.cuda.harness import MAX_CONTEXT, NUM_PAGES, PAGE_SIZE, batches
 from tests.engine.gguf_files import write_gguf
-from tests.engine.test_quantized import WAYS, save_both
+from tests.engine.mixture_files import WAYS, save_both
 from tests.engine.tiny import save_tiny
 from tests.kernels.grouped_weights import draw_weight
 

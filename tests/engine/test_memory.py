@@ -1,0 +1,59 @@
+"""What a worker's weights take of memory: hardly more than the file's tensors, not much more while they are loaded."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from betoken.common.gguf import read_header
+from betoken.engine.quantize import quantize
+from betoken.engine.weights.fingerprint import read_headers
+from tests.engine.gguf_files import tiny_model, write_gguf
+
+CHILD = Path(__file__).with_name("memory_child.py")
+RESIDENT, PEAK = 1.1, 1.3
+WIDE = {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16, "num_key_value_heads": 4}
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
+    """By kind a tiny checkpoint, and one of 280 MB in bfloat16, or that one rounded."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    found: dict[str, tuple[Path, Path]] = {"bfloat16": (folder / "tiny", folder / "wide")}
+    tiny_model().to(torch.bfloat16).save_pretrained(folder / "tiny")
+    config = LlamaConfig(vocab_size=2048, num_hidden_layers=11, max_position_embeddings=64, **WIDE)
+    torch.manual_seed(1)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder / "wide")
+    kinds: Any = ("int8", "int4")
+    for kind in kinds:
+        found[kind] = folder / f"tiny-{kind}", folder / f"wide-{kind}"
+        for source, target in zip(found["bfloat16"], found[kind], strict=True):
+            quantize(str(source), target, kind)
+    found["gguf"] = folder / "tiny.gguf", folder / "wide.gguf"
+    write_gguf(found["gguf"][0], "Q8_0")
+    config = LlamaConfig(vocab_size=100, num_hidden_layers=11, max_position_embeddings=64, head_dim=64, **WIDE)
+    write_gguf(found["gguf"][1], "Q8_0", AutoModelForCausalLM.from_config(config))
+    return found
+
+
+def tensor_bytes(path: Path) -> int:
+    tensors: Any = read_header(path).tensors if path.suffix == ".gguf" else read_headers(path).values()
+    return sum(tensor.num_bytes for tensor in tensors)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", ["bfloat16", "int8", "int4", "gguf"])
+def test_weights_take_little_more_than_their_file(kind: str, checkpoints: dict[str, tuple[Path, Path]]) -> None:
+    warm_up, measured = checkpoints[kind]
+    command = [sys.executable, str(CHILD), str(warm_up), str(measured)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    found, in_file = json.loads(done.stdout.splitlines()[-1]), tensor_bytes(measured)
+    assert found["resident"] <= RESIDENT * in_file, (found, in_file)
+    assert found["peak"] <= PEAK * in_file, (found, in_file)
