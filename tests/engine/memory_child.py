@@ -36,7 +36,7 @@ def main() -> None:
     before = held("VmRSS")
     runner = load(sys.argv[2])
     gc.collect()
-    print(json.dumps({"resident": held("VmRSS") - before, "peak": held("VmHWM") - before}))
+    sys.stdout.write(json.dumps({"resident": held("VmRSS") - before, "peak": held("VmHWM") - before}) + "\n")
     del runner
 
 

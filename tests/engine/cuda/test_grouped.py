@@ -57,7 +57,7 @@ def load(kind: str, folder: Path) -> tuple[CudaForward, ReferenceForward]:
     models = [load_model(config, lambda stage, fraction: None)[0] for _ in range(2)]
     for model in models:
         replace_mixers(model)
-    pools = [KvPool(_probe(model, 256), NUM_PAGES + 1, PAGE_SIZE, model.dtype, model.device) for model in models]
+    pools = [KvPool(_probe(model, 256)[0], NUM_PAGES + 1, PAGE_SIZE, model.dtype, model.device) for model in models]
     replace_linears(models[0], RowLinear)
     replace_grouped(models[0])
     use_row_experts(models[0])
