@@ -1,7 +1,7 @@
 """All three services in one process, over real gRPC, with a tiny random pair: quick to start, and never out of time."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -119,6 +119,23 @@ async def worker(
         await asyncio.to_thread(thread.stop, 5.0)
 
 
+@asynccontextmanager
+async def verify_worker(folder: Path, options: dict[str, Any], threads: list[ModelThread[Any]]) -> AsyncIterator[str]:
+    """The address of one that serves the folder's target; its thread is appended."""
+    results = VerifyResults()
+    grammars: list[Any] = []
+    settings = VerifyWorkerSettings(model=str(folder / "target"), **ENGINE | options)
+
+    def serve(thread: ModelThread[Any], hello: WorkerHello, server: Any) -> None:
+        threads.append(thread)
+        handler = VerifyLinkHandler(thread.submit, results, hello, *grammars)
+        servicer = LinkServicer(lambda: hello, handler, VerifyLinkResponse)
+        verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server)
+
+    async with worker(lambda *args: verify_service._load(settings, *args, grammars), results, serve) as address:
+        yield address
+
+
 @dataclass
 class Running:
     """The services' addresses, the models' threads, and a client."""
@@ -128,6 +145,8 @@ class Running:
     draft: str
     threads: tuple[ModelThread[Any], ...]
     client: AsyncClient
+    lose_verify: Callable[[], Awaitable[None]]
+    """Ends the first verify worker: its link breaks."""
 
 
 @asynccontextmanager
@@ -146,20 +165,13 @@ async def running(
     verify_options: dict[str, Any] | None = None,
     router_options: dict[str, Any] | None = None,
     chat_template: str = CHAT_TEMPLATE,
+    other_verify_options: Sequence[dict[str, Any]] = (),
 ) -> AsyncIterator[Running]:
-    """These services, with all that a test may want of them."""
+    """These services, with all that a test may want of them; `other_verify_options`: those of further workers."""
     threads: list[ModelThread[Any]] = []
-    verify_results, draft_results = VerifyResults(), DraftResults()
-    grammars: list[Any] = []
+    draft_results = DraftResults()
     grammar_of: list[Any] = []
-    verify_settings = VerifyWorkerSettings(model=str(folder / "target"), **ENGINE | (verify_options or {}))
     draft_settings = DraftWorkerSettings(model=str(folder / "draft"), **ENGINE | (draft_options or {}))
-
-    def serve_verify(thread: ModelThread[Any], hello: WorkerHello, server: Any) -> None:
-        threads.append(thread)
-        handler = VerifyLinkHandler(thread.submit, verify_results, hello, *grammars)
-        servicer = LinkServicer(lambda: hello, handler, VerifyLinkResponse)
-        verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server)
 
     def serve_draft(thread: ModelThread[Any], hello: WorkerHello, server: Any) -> None:
         threads.append(thread)
@@ -174,15 +186,19 @@ async def running(
         draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server)
 
     async with AsyncExitStack() as stack:
-        verify = await stack.enter_async_context(
-            worker(lambda *args: verify_service._load(verify_settings, *args, grammars), verify_results, serve_verify)
-        )
+        first = await stack.enter_async_context(AsyncExitStack())
+        verify = await first.enter_async_context(verify_worker(folder, verify_options or {}, threads))
+        others = [
+            await stack.enter_async_context(verify_worker(folder, options, threads)) for options in other_verify_options
+        ]
         draft = await stack.enter_async_context(
             worker(lambda *args: draft_service._load(draft_settings, *args, grammar_of), draft_results, serve_draft)
         )
         tokenizer = Tokenizer(byte_tokenizer_json(), {"eos_token": "<eos>"}, chat_template, "test")
         options = PATIENCE | (router_options or {})
-        router = Router(RouterSettings(verify=(verify,), draft=(draft,), tokenizer="test", **options), tokenizer)
+        router = Router(
+            RouterSettings(verify=(verify, *others), draft=(draft,), tokenizer="test", **options), tokenizer
+        )
         links = asyncio.ensure_future(router.run())
         stack.callback(links.cancel)
         stack.push_async_callback(router.close)
@@ -194,7 +210,7 @@ async def running(
         async with asyncio.timeout(60):
             while not (await client.model_info()).drafters:  # noqa: ASYNC110 - offered once the draft worker has passed its probe
                 await asyncio.sleep(0.02)
-        yield Running(address, verify, draft, tuple(threads), client)
+        yield Running(address, verify, draft, tuple(threads), client, first.aclose)
 
 
 async def until_all_pages_are_free(client: AsyncClient) -> None:

@@ -1,18 +1,23 @@
 """An EAGLE-3 layer attached to the verify worker, over real services: the plain tokens in fewer forwards."""
 
 import asyncio
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+from scipy import stats
 
-from betoken.client import AsyncClient, Completion, Sampling, Speculation
+from betoken.client import AsyncClient, Completion, InvalidArgumentError, Sampling, Speculation, VerificationMode
+from betoken.common.errors import FailedPreconditionError
 from tests.drafters.eagle3.tiny import save_layer, tiny_layer, tiny_shape
-from tests.e2e.in_process import VOCAB_SIZE, save_pair, services, until_all_pages_are_free
+from tests.e2e.in_process import VOCAB_SIZE, running, save_pair, services, until_all_pages_are_free
 
 PROMPTS = [f"{n} is {n} and {n} is {n}, so {n} is " for n in range(8)]
+LENGTHS = (None, 1, 4, 8)
 
 
-def save_all(folder: Path) -> dict[str, object]:
+def save_all(folder: Path) -> dict[str, Any]:
     """The tiny pair and a random layer for its target; the options of a verify worker that has it attached."""
     save_pair(folder)
     shape = tiny_shape(
@@ -22,10 +27,13 @@ def save_all(folder: Path) -> dict[str, object]:
     return {"attached_drafters": ("ngram", "eagle3"), "eagle3": str(folder / "eagle3")}
 
 
-async def answers(client: AsyncClient, speculation: Speculation, temperature: float) -> list[Completion]:
+async def answers(
+    client: AsyncClient, speculation: Speculation, temperature: float, prompts: list[str] = PROMPTS, **others: Any
+) -> list[Completion]:
     """All prompts at once."""
-    sampling = Sampling(temperature=temperature, seed=3, max_new_tokens=48, ignore_eos=True, logprobs=2)
-    waiting = [client.complete(prompt, sampling=sampling, speculation=speculation) for prompt in PROMPTS]
+    fields = {"seed": 3, "max_new_tokens": 48, "ignore_eos": True, "logprobs": 2} | others
+    sampling = Sampling(temperature=temperature, **fields)
+    waiting = [client.complete(prompt, sampling=sampling, speculation=speculation) for prompt in prompts]
     return await asyncio.gather(*waiting)
 
 
@@ -33,23 +41,118 @@ def told(completions: list[Completion]) -> list[object]:
     return [(one.output_ids, [token.logprobs for token in one.tokens]) for one in completions]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("num_pages", [256, 24])
+@pytest.mark.parametrize(("dtype", "num_pages"), [("float32", 24), ("bfloat16", 256)])
 async def test_trees_and_chains_give_the_plain_tokens(tmp_path: Path, dtype: str, num_pages: int) -> None:
+    """With 24 pages sequences are preempted, and told again what the layer has taken in."""
     verify = save_all(tmp_path) | {"dtype": dtype, "num_pages": num_pages, "max_context": 200}
     async with services(tmp_path, {"drafters": ("model",)}, verify) as client:
         assert "eagle3" in (await client.model_info()).drafters
+        num_accepted = 0
         for temperature in (0.0, 0.8):
-            plain = told(await answers(client, Speculation(off=True), temperature))
-            accepted = 0
-            for num_draft_tokens in (None, 1, 4, 8):
-                for branches in (1, 4):
-                    speculation = Speculation("eagle3", {"max_branches": branches}, num_draft_tokens)
-                    drafted = await answers(client, speculation, temperature)
-                    assert told(drafted) == plain, (temperature, num_draft_tokens, branches)
-                    assert sum(one.speculation.num_failed_drafts for one in drafted) == 0
-                    tokens = [token for one in drafted for token in one.tokens if token.source]
-                    assert {token.source for token in tokens} <= {"eagle3"}
-                    accepted += len(tokens)
-            assert accepted > 0
+            for prompts in (PROMPTS[:1], PROMPTS):
+                plain = told(await answers(client, Speculation(off=True), temperature, prompts))
+                for num_draft_tokens in LENGTHS:
+                    for branches in (1, 4):
+                        speculation = Speculation("eagle3", {"max_branches": branches}, num_draft_tokens)
+                        drafted = await answers(client, speculation, temperature, prompts)
+                        assert told(drafted) == plain, (temperature, num_draft_tokens, branches)
+                        assert sum(one.speculation.num_failed_drafts for one in drafted) == 0
+                        tokens = [token for one in drafted for token in one.tokens if token.source]
+                        assert {token.source for token in tokens} <= {"eagle3"}
+                        num_accepted += len(tokens)
+        assert num_accepted > 0
+        preemptions = sum(worker.preemptions for worker in (await client.model_info()).verify_workers)
+        assert (preemptions > 0) == (num_pages == 24)
         await until_all_pages_are_free(client)
+
+
+async def test_modes_repeat_whatever_was_cached_before(tmp_path: Path) -> None:
+    """What the layer knows of a text does not depend on what the worker's pages hold."""
+    async with services(tmp_path, {"drafters": ("model",)}, save_all(tmp_path)) as client:
+        prompts = [prompt * 3 for prompt in PROMPTS]
+        greedy = told(await answers(client, Speculation(off=True), 0.0, prompts))
+        for mode in (VerificationMode.REJECTION, VerificationMode.TYPICAL):
+            speculation = Speculation("eagle3", mode=mode, num_draft_tokens=4)
+            first = await answers(client, speculation, 0.8, prompts)
+            assert told(await answers(client, speculation, 0.8, prompts)) == told(first)
+            assert sum(one.speculation.num_draft_tokens for one in first) > 0
+            if mode is VerificationMode.REJECTION:
+                assert told(await answers(client, speculation, 0.0, prompts)) == greedy
+
+
+async def test_rejection_with_the_layers_own_probabilities_keeps_the_targets_distribution(tmp_path: Path) -> None:
+    """Second tokens: the first comes with the prompt, and the draft after it."""
+    num_samples = 600
+    async with services(tmp_path, {"drafters": ("model",)}, save_all(tmp_path)) as client:
+        prompt = [5, 6, 7, 5, 6]
+        bias = {"temperature": 0.8, "top_k": 6}
+        first = (await client.complete(prompt, temperature=0, max_new_tokens=1, off=True, ignore_eos=True)).output_ids
+        plain, drafted = (
+            await sampled(client, prompt, first[0], num_samples, bias, Speculation(off=True)),
+            await sampled(
+                client, prompt, first[0], num_samples, bias, Speculation("eagle3", None, 3, VerificationMode.REJECTION)
+            ),
+        )
+    keys = sorted(plain.keys() | drafted.keys())
+    table = [[counts[key] for key in keys] for counts in (plain, drafted)]
+    assert len(keys) > 2
+    assert stats.chi2_contingency(table).pvalue > 1e-3
+
+
+async def sampled(
+    client: AsyncClient, prompt: list[int], first: int, count: int, fields: dict[str, Any], speculation: Speculation
+) -> Counter[int]:
+    """How often each id comes second after a first that is forced."""
+    counts: Counter[int] = Counter()
+    for start in range(0, count, 50):
+        waiting = [
+            client.complete(
+                prompt,
+                sampling=Sampling(seed=seed, max_new_tokens=3, ignore_eos=True, logit_bias={first: 0.5}, **fields),
+                speculation=speculation,
+            )
+            for seed in range(start, start + 50)
+        ]
+        for answer in await asyncio.gather(*waiting):
+            counts[answer.output_ids[1]] += 1
+    return counts
+
+
+async def test_a_worker_without_the_layer_goes_on_with_the_same_tokens(tmp_path: Path) -> None:
+    verify = save_all(tmp_path)
+    async with running(tmp_path, {"drafters": ("model",)}, verify, other_verify_options=[{}]) as stack:
+        for temperature in (0.0, 0.8):
+            plain = told(await answers(stack.client, Speculation(off=True), temperature, max_new_tokens=120))
+            speculation = Speculation("eagle3", num_draft_tokens=4)
+            assert told(await answers(stack.client, speculation, temperature, max_new_tokens=120)) == plain
+        waiting = asyncio.ensure_future(answers(stack.client, speculation, 0.8, max_new_tokens=120))
+        await asyncio.sleep(0.15)
+        await stack.lose_verify()
+        lost = await waiting
+        assert told(lost) == plain
+        assert sum(one.speculation.num_failovers for one in lost) > 0
+        tokens = [token.source for one in lost for token in one.tokens if token.source]
+        assert "eagle3" in tokens
+
+
+async def test_constraints_bind_what_is_drafted(tmp_path: Path) -> None:
+    async with services(tmp_path, {"drafters": ("model",)}, save_all(tmp_path)) as client:
+        fields = {"temperature": 0.8, "seed": 4, "max_new_tokens": 40, "constraint": {"regex": "[a-f ]{20}"}}
+        plain = await client.complete("x", **fields, off=True)
+        drafted = await client.complete("x", **fields, drafter="eagle3")
+        assert drafted.output_ids == plain.output_ids
+        assert drafted.speculation.num_draft_tokens > 0
+
+
+async def test_settings_are_refused_by_their_name(tmp_path: Path) -> None:
+    async with services(tmp_path, {"drafters": ("model",)}, save_all(tmp_path)) as client:
+        with pytest.raises(InvalidArgumentError, match=r"speculation.drafter.settings.max_depth"):
+            await client.complete("x", speculation=Speculation("eagle3", {"max_depth": "65"}))
+
+
+async def test_a_layer_of_another_target_stops_the_start_by_name(tmp_path: Path) -> None:
+    options = save_all(tmp_path)
+    save_layer(tmp_path / "eagle3", tiny_layer(tiny_shape(vocab_size=VOCAB_SIZE, state_layers=(0, 1, 1))))
+    with pytest.raises(FailedPreconditionError, match=r"--eagle3 = .*target_hidden_size: 64: must be 32, the target's"):
+        async with services(tmp_path, {"drafters": ("model",)}, options):
+            pass
