@@ -81,40 +81,29 @@ async def test_modes_repeat_whatever_was_cached_before(tmp_path: Path) -> None:
 
 
 async def test_rejection_with_the_layers_own_probabilities_keeps_the_targets_distribution(tmp_path: Path) -> None:
-    """Second tokens: the first comes with the prompt, and the draft after it."""
-    num_samples = 600
+    """The first token comes with the prompt, the second is of the first draft."""
+    rejection = Speculation("eagle3", num_draft_tokens=3, mode=VerificationMode.REJECTION)
     async with services(tmp_path, {"drafters": ("model",)}, save_all(tmp_path)) as client:
-        prompt = [5, 6, 7, 5, 6]
-        bias = {"temperature": 0.8, "top_k": 6}
-        first = (await client.complete(prompt, temperature=0, max_new_tokens=1, off=True, ignore_eos=True)).output_ids
-        plain, drafted = (
-            await sampled(client, prompt, first[0], num_samples, bias, Speculation(off=True)),
-            await sampled(
-                client, prompt, first[0], num_samples, bias, Speculation("eagle3", None, 3, VerificationMode.REJECTION)
-            ),
-        )
-    keys = sorted(plain.keys() | drafted.keys())
-    table = [[counts[key] for key in keys] for counts in (plain, drafted)]
-    assert len(keys) > 2
+        plain = await sampled(client, 600, Speculation(off=True))
+        drafted = await sampled(client, 600, rejection)
+    pairs = sorted(plain.keys() | drafted.keys())
+    table = [[counts[pair] for pair in pairs] for counts in (plain, drafted)]
+    assert len(pairs) > 4
+    assert plain != drafted, "drafts choose tokens"
     assert stats.chi2_contingency(table).pvalue > 1e-3
 
 
-async def sampled(
-    client: AsyncClient, prompt: list[int], first: int, count: int, fields: dict[str, Any], speculation: Speculation
-) -> Counter[int]:
-    """How often each id comes second after a first that is forced."""
-    counts: Counter[int] = Counter()
-    for start in range(0, count, 50):
-        waiting = [
-            client.complete(
-                prompt,
-                sampling=Sampling(seed=seed, max_new_tokens=3, ignore_eos=True, logit_bias={first: 0.5}, **fields),
-                speculation=speculation,
-            )
-            for seed in range(start, start + 50)
+async def sampled(client: AsyncClient, count: int, speculation: Speculation) -> Counter[tuple[int, int]]:
+    """How often each pair of tokens begins an answer."""
+    counts: Counter[tuple[int, int]] = Counter()
+    for start in range(0, count, 60):
+        samplings = [
+            Sampling(temperature=0.8, top_k=4, seed=seed, max_new_tokens=3, ignore_eos=True)
+            for seed in range(start, start + 60)
         ]
+        waiting = [client.complete([5, 6, 7, 5], sampling=one, speculation=speculation) for one in samplings]
         for answer in await asyncio.gather(*waiting):
-            counts[answer.output_ids[1]] += 1
+            counts[answer.output_ids[:2]] += 1
     return counts
 
 
