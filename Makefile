@@ -44,6 +44,7 @@ docs: $(VENV)/.installed
 	$(BIN)/python docs/generate_settings.py
 	$(BIN)/python docs/generate_commands.py
 	$(BIN)/python docs/generate_results.py
+	$(BIN)/python docs/generate_models.py
 
 # Both distributions, as pip builds them, and what a package index would say of them.
 package: $(VENV)/.installed

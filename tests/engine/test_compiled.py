@@ -15,7 +15,7 @@ from betoken.engine.compiled import compile_traced, trace_call
 from betoken.engine.config import EngineConfig
 from betoken.kernels.build import find_compiler
 from betoken.kernels.cpu import LIBRARY
-from tests.engine.tiny import CONFIGS, save_tiny
+from tests.engine.tiny import CONFIGS, HYBRIDS, save_tiny
 
 pytestmark = pytest.mark.skipif(find_compiler(LIBRARY) is None, reason="no C++ compiler")
 
@@ -48,9 +48,14 @@ def test_compiled_rows_have_the_same_bits_in_any_company(dtype: str, tmp_path: P
     check("llama", dtype, tmp_path)
 
 
+@pytest.mark.parametrize("family", ["qwen3_5", "granitemoehybrid"])
+def test_recurrences_compile(family: str, tmp_path: Path) -> None:
+    check(family, "bfloat16", tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("family", [family for family in CONFIGS if family != "llama"])
+@pytest.mark.parametrize("family", [family for family in CONFIGS | HYBRIDS if family != "llama"])
 def test_every_family_compiles(family: str, dtype: str, tmp_path: Path) -> None:
     check(family, dtype, tmp_path)
 

@@ -105,6 +105,23 @@ CONFIGS: dict[str, Any] = {
         layer_types=["conv", "full_attention", "conv", "conv"],
         pad_token_id=0,
     ),
+    "gpt_oss": lambda: GptOssConfig(
+        **_COMMON,
+        num_key_value_heads=2,
+        head_dim=16,
+        sliding_window=9,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "original_max_position_embeddings": 160,
+        },
+    ),
+}
+
+HYBRIDS: dict[str, Any] = {
     "qwen3_next": lambda: Qwen3NextConfig(
         **_COMMON | {"num_hidden_layers": 4},
         num_key_value_heads=2,
@@ -186,21 +203,8 @@ CONFIGS: dict[str, Any] = {
         n_groups=2,
         pad_token_id=0,
     ),
-    "gpt_oss": lambda: GptOssConfig(
-        **_COMMON,
-        num_key_value_heads=2,
-        head_dim=16,
-        sliding_window=9,
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        rope_parameters={
-            "rope_type": "yarn",
-            "rope_theta": 1e4,
-            "factor": 4.0,
-            "original_max_position_embeddings": 160,
-        },
-    ),
 }
+"""Families with recurrent states."""
 
 MIXTURES = ("mixtral", "gpt_oss")
 """Families with experts."""
@@ -209,7 +213,7 @@ MIXTURES = ("mixtral", "gpt_oss")
 def save_tiny(directory: Path, family: str, seed: int = 0) -> str:
     """Write a random model whose logits are spread enough to compare; returns its directory."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config((CONFIGS | REFUSED)[family]())
+    model = AutoModelForCausalLM.from_config((CONFIGS | HYBRIDS | REFUSED)[family]())
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("sinks"):

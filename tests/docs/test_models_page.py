@@ -1,0 +1,11 @@
+"""The models page says what the tests' tiny checkpoints show."""
+
+import runpy
+from pathlib import Path
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_page_is_what_the_checkpoints_show() -> None:
+    generator = runpy.run_path(str(DOCS / "generate_models.py"))
+    assert (DOCS / "models.md").read_text() == generator["render"](), "run `make docs`"
