@@ -38,4 +38,5 @@ def test_a_tree_holds_the_likeliest_paths_each_after_its_parent(num_nodes: int) 
 
 def test_a_row_of_ranks_goes_as_deep_as_the_tree_has_its_path() -> None:
     paths = [(0,), (1,), (0, 0), (0, 0, 2)]
-    assert accepted_of([[0, 0, 2], [0, 0, 0], [1, 0, 0], [2, 0, 0], [0, 1, 2]], paths) == [3, 2, 1, 0, 1]
+    rows = [[0, 0, 2], [0, 0, 0], [1, 0, 0], [2, 0, 0], [0, 1, 2]]
+    assert [accepted_of(row, paths) for row in rows] == [3, 2, 1, 0, 1]

@@ -52,31 +52,30 @@ def ranks_of(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     return ((logits > own) | ((logits == own) & before)).sum(1)
 
 
-def best_first(rank_accuracies: Sequence[Sequence[float]], num_nodes: int) -> list[Path]:
-    """The `num_nodes` paths most likely to be accepted, each after its parent.
+def best_first(head_shares: Sequence[Sequence[float]], num_nodes: int) -> list[Path]:
+    """The `num_nodes` likeliest paths, each after its parent.
 
-    A path's likelihood is the product of its heads' accuracies, as if heads were right independently.
+    Args:
+        head_shares: how likely each head's first, second, ... guess is, not increasing. A path's likelihood is the
+            product of those of its nodes, as if heads were right independently.
     """
     chosen: list[Path] = []
-    frontier: list[tuple[float, Path]] = [(-rank_accuracies[0][0], (0,))]
+    frontier: list[tuple[float, Path]] = [(-head_shares[0][0], (0,))]
     while frontier and len(chosen) < num_nodes:
         score, path = heapq.heappop(frontier)
         chosen.append(path)
-        shares = rank_accuracies[len(path) - 1]
+        shares = head_shares[len(path) - 1]
         if path[-1] + 1 < len(shares) and shares[path[-1]] > 0:
             heapq.heappush(frontier, (score / shares[path[-1]] * shares[path[-1] + 1], (*path[:-1], path[-1] + 1)))
-        if len(path) < len(rank_accuracies):
-            heapq.heappush(frontier, (score * rank_accuracies[len(path)][0], (*path, 0)))
+        if len(path) < len(head_shares):
+            heapq.heappush(frontier, (score * head_shares[len(path)][0], (*path, 0)))
     return chosen
 
 
-def accepted_of(ranks: Sequence[Sequence[int]], paths: Sequence[Path]) -> list[int]:
-    """For each position how deep its row of ranks, one a head, goes into the tree of `paths`."""
+def accepted_of(ranks: Sequence[int], paths: Sequence[Path]) -> int:
+    """How deep a row of ranks, one a head, goes into the tree of `paths`."""
     nodes = set(paths)
-    lengths: list[int] = []
-    for row in ranks:
-        depth = 0
-        while depth < len(row) and tuple(row[: depth + 1]) in nodes:
-            depth += 1
-        lengths.append(depth)
-    return lengths
+    depth = 0
+    while depth < len(ranks) and tuple(ranks[: depth + 1]) in nodes:
+        depth += 1
+    return depth

@@ -29,18 +29,15 @@ from betoken.training.teacher import Teacher
 
 log = logging.getLogger("betoken.training")
 
-NODES = (4, 8, 16, 32, 64)
-"""Sizes of Medusa's trees."""
 CHAINS = 7
 """Longest chain of an EAGLE-3 layer."""
 
 
 def measure_medusa(teacher: Teacher, folder: Path, samples: Sequence[Sample]) -> dict[str, float]:
-    """Tokens a forward by the size of the best-first tree."""
+    """Tokens a forward by the size of trees grown best first."""
     trainee = medusa.Trainee(teacher, load_heads(folder).to(teacher.device), medusa.Weights(), None)
-    accuracies = json.loads((folder / "config.json").read_text())["medusa_rank_accuracies"]
-    ranks = [medusa.head_ranks(trainee, sample, teacher.device) for sample in samples]
-    return {f"tree of {num}": medusa.block_efficiency(ranks, samples, accuracies, num) for num in NODES}
+    guesses = [medusa.head_guesses(trainee, sample, teacher.device) for sample in samples]
+    return {f"tree of {num}": n for num, n in medusa.block_efficiency(guesses, samples, medusa.NODES).items()}
 
 
 def measure_eagle3(teacher: Teacher, folder: Path, samples: Sequence[Sample]) -> dict[str, float]:

@@ -35,6 +35,8 @@ log = logging.getLogger("betoken.training")
 
 NUM_RANKS = 10
 """Guesses of a head that a tree may take, as in the paper."""
+NODES = (4, 8, 16, 32, 64)
+"""Sizes of trees that are measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,48 +105,64 @@ def pairs(hidden: torch.Tensor, rows: Rows, index: int) -> tuple[torch.Tensor, t
     return hidden[:, :-ahead][learnt], rows.ids[:, ahead:][learnt]
 
 
-@torch.no_grad()
-def head_ranks(trainee: Trainee, sample: Sample, device: torch.device) -> torch.Tensor:
-    """Rank [T, heads] of the right token in each head's guess at each place; beyond the end of the ids NUM_RANKS.
+@dataclass(frozen=True, slots=True)
+class HeadGuesses:
+    """The guesses of all heads along one sample.
 
     Row c belongs to the round whose last committed token is id c: its heads read the hidden state before.
     """
+
+    ranks: torch.Tensor
+    """Rank [T, heads] of the right token among a head's guesses, at most NUM_RANKS, as beyond the end of the ids."""
+    shares: torch.Tensor
+    """Probabilities [T, heads, NUM_RANKS] of a head's first guesses, likeliest first."""
+
+
+@torch.no_grad()
+def head_guesses(trainee: Trainee, sample: Sample, device: torch.device) -> HeadGuesses:
+    """What all heads say at every place of a sample."""
     trainee.eval()
     rows = pad([sample]).to(device)
-    ranks = torch.full((len(sample.ids), len(trainee.heads)), NUM_RANKS, dtype=torch.int64)
+    num_heads, length = len(trainee.heads), len(sample.ids)
+    ranks = torch.full((length, num_heads), NUM_RANKS, dtype=torch.int64)
+    shares = torch.zeros(length, num_heads, NUM_RANKS)
     with autocast(device):
         hidden = trainee.hidden(rows)[0][0]
-        for index in range(len(trainee.heads)):
+        for index in range(num_heads):
             ahead = index + 2
-            if len(hidden) > ahead:
-                logits = trainee.head_logits(hidden[:-ahead], index).float()
-                ranks[1 : len(hidden) - ahead + 1, index] = ranks_of(logits, rows.ids[0, ahead:]).cpu()
+            logits = trainee.head_logits(hidden[:-1], index).float()
+            shares[1:, index] = logits.softmax(-1).topk(NUM_RANKS).values.cpu()
+            if length > ahead:
+                found = ranks_of(logits[: length - ahead], rows.ids[0, ahead:])
+                ranks[1 : length - ahead + 1, index] = found.clamp_max(NUM_RANKS).cpu()
     trainee.train()
-    return ranks
+    return HeadGuesses(ranks, shares)
 
 
-def rank_accuracies(ranks: Sequence[torch.Tensor], samples: Sequence[Sample]) -> list[list[float]]:
+def rank_accuracies(guesses: Sequence[HeadGuesses], samples: Sequence[Sample]) -> list[list[float]]:
     """For each head the share of answer tokens that are its first, second, ... guess."""
     heads: list[list[float]] = []
-    for index in range(ranks[0].shape[1]):
+    for index in range(guesses[0].ranks.shape[1]):
         found = [
-            row[max(1, sample.prompt_length) : len(row) - index - 1, index]
-            for row, sample in zip(ranks, samples, strict=True)
+            one.ranks[max(1, sample.prompt_length) : len(sample.ids) - index - 1, index]
+            for one, sample in zip(guesses, samples, strict=True)
         ]
-        counts = torch.bincount(torch.cat(found).clamp_max(NUM_RANKS), minlength=NUM_RANKS + 1)
+        counts = torch.bincount(torch.cat(found), minlength=NUM_RANKS + 1)
         heads.append((counts[:NUM_RANKS] / max(1, int(counts.sum()))).tolist())
     return heads
 
 
 def block_efficiency(
-    ranks: Sequence[torch.Tensor], samples: Sequence[Sample], accuracies: Sequence[Sequence[float]], num_nodes: int
-) -> float:
-    """Tokens a forward with the best-first tree of `num_nodes` nodes."""
-    paths = best_first(accuracies, num_nodes)
-    rounds = Rounds()
-    for row, sample in zip(ranks, samples, strict=True):
-        rounds.add(accepted_of(row.tolist(), paths), max(1, sample.prompt_length), len(sample.ids))
-    return rounds.block_efficiency
+    guesses: Sequence[HeadGuesses], samples: Sequence[Sample], num_nodes: Sequence[int]
+) -> dict[int, float]:
+    """Tokens a forward by the number of nodes, of trees grown best first from what the heads say at each place."""
+    rounds = {num: Rounds() for num in num_nodes}
+    for one, sample in zip(guesses, samples, strict=True):
+        orders = [best_first(shares, max(num_nodes)) for shares in one.shares.tolist()]
+        for num, counted in rounds.items():
+            depths = [accepted_of(row, paths[:num]) for row, paths in zip(one.ranks.tolist(), orders, strict=True)]
+            counted.add(depths, max(1, sample.prompt_length), len(sample.ids))
+    return {num: counted.block_efficiency for num, counted in rounds.items()}
 
 
 def make_trainee(options: argparse.Namespace, teacher: Teacher) -> Trainee:
@@ -197,8 +215,8 @@ def run(options: argparse.Namespace) -> None:
 def finish(recipe: Recipe, trainee: Trainee, teacher: Teacher, data: Data, progress: Progress) -> None:
     """Measure on held-out sequences and write heads, target, card and plot."""
     options = recipe.options
-    ranks = [head_ranks(trainee, sample, teacher.device) for sample in data.held_out]
-    accuracies = rank_accuracies(ranks, data.held_out)
+    guesses = [head_guesses(trainee, sample, teacher.device) for sample in data.held_out]
+    accuracies = rank_accuracies(guesses, data.held_out)
     base = options.target
     if trainee.adapted is not None:
         base = str(options.out / "target")
@@ -212,17 +230,17 @@ def finish(recipe: Recipe, trainee: Trainee, teacher: Teacher, data: Data, progr
             for index, row in enumerate(accuracies)
         ],
     )
-    nodes = (len(accuracies), 8, 16, 32, 64)
+    efficiency = block_efficiency(guesses, data.held_out, NODES)
     trees = table(
-        ["drafted nodes (best-first tree)", *(str(num) for num in nodes)],
-        [["tokens a forward", *(f"{block_efficiency(ranks, data.held_out, accuracies, n):.2f}" for n in nodes)]],
+        ["drafted nodes, trees grown best first", *(str(num) for num in efficiency)],
+        [["tokens a forward", *(f"{found:.2f}" for found in efficiency.values())]],
     )
     version = "sharing the target's output layer" if trainee.heads.is_sharing else "each with an output layer"
     kind = "Medusa-1" if trainee.adapted is None else "Medusa-2, with the adapted target in `target/`"
     card = Card(
         title="Medusa heads",
         summary=f"{len(trainee.heads)} heads of {trainee.heads.num_layers} residual block(s), {version}, for"
-        f" `{options.target}` ({kind}). `config.json` holds the rank accuracies that trees are grown from.",
+        f" `{options.target}` ({kind}). `config.json` holds the rank accuracies of held-out answers.",
         data=data.described(),
         loss=f"cross-entropy of the token i + 2 places on, head i counting {options.decay:g}^i;"
         f" {options.optimizer}, peak rate {options.lr:g}, linear to zero from 40 %.",
