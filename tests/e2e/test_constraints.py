@@ -239,3 +239,17 @@ async def test_forced_tokens_come_before_another_drafters(folder: Path) -> None:
         assert all(few < many for few, many in num_forwards.values())
         info = await client.model_info()
         assert "grammar" in {source.name for source in info.sources}
+
+
+async def test_several_answers_share_the_prompts_kv(client: AsyncClient) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 20, "temperature": 0.9, "seed": 3, "ignore_eos": True}
+    several = await client.complete_all(PROMPT, n=4, **options)
+    assert len({each.output_ids for each in several}) == 4
+    for each in several:
+        alone = await client.complete(PROMPT, **options | {"seed": each.seed})
+        assert alone.output_ids == each.output_ids
+    fresh = await client.complete_all(
+        "A prompt that nobody has asked so far, of some pages: 0123456789", n=3, **options
+    )
+    assert fresh[0].usage.cached_prompt_tokens == 0
+    assert all(each.usage.cached_prompt_tokens >= 48 for each in fresh[1:])

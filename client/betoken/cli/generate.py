@@ -15,7 +15,7 @@ from rich.console import Console
 from betoken.cli import connection as c
 from betoken.cli import provenance, report
 from betoken.cli.generate_form import GenerateForm
-from betoken.client import BetokenError, Client, Generation, ModelInfo, SourceInfo
+from betoken.client import BetokenError, Client, Completion, Generation, ModelInfo, SourceInfo
 
 _HINT_TIMEOUT_S = 2.0
 _CHAT_HINT = "\nthe model has a chat template: --chat sends the text as a message\n"
@@ -32,12 +32,15 @@ def generate(form: GenerateForm) -> None:
             speculation=speculation,
             constraint=constraint,
             prediction=form.predicted_text(),
+            n=form.num_answers,
             model=form.model,
             tenant=form.tenant,
             **form.prompt_options(),
         )
         start = time.monotonic()
-        if form.json_:
+        if form.num_answers > 1:
+            _show_all(generation.results(), time.monotonic() - start, form.json_)
+        elif form.json_:
             completion = generation.result()
             print(json.dumps(report.as_json(completion, time.monotonic() - start)))
         elif sys.stdout.isatty():
@@ -49,6 +52,15 @@ def generate(form: GenerateForm) -> None:
             for piece in generation:
                 print(piece, end="", flush=True)
             print()
+
+
+def _show_all(completions: Sequence[Completion], elapsed_s: float, as_json: bool) -> None:
+    """Several answers: as JSON objects in a list, or their texts, each under its seed."""
+    if as_json:
+        print(json.dumps([report.as_json(completion, elapsed_s) for completion in completions]))
+        return
+    for completion in completions:
+        print(f"--- seed {completion.seed}\n{provenance.visible(completion.text)}")
 
 
 def _stream_coloured(generation: Generation, sources: Sequence[SourceInfo]) -> None:

@@ -37,6 +37,7 @@ class GenerateForm(Connection):
         bool, typer.Option("--no-special-tokens", help="No BOS before a text, such as a chat that is rendered already.")
     ] = False
     prompt_ids: Annotated[str | None, typer.Option(help="Token ids in place of text: 1,2,3.")] = None
+    num_answers: Annotated[int, typer.Option(min=1, help="Answers, each with a seed of its own.")] = 1
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False
     model: Annotated[str, typer.Option(help="Model id the router must be serving.")] = ""
     tenant: Annotated[str, typer.Option(help="Whom the work is for.")] = ""

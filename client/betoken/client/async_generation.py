@@ -100,6 +100,11 @@ class AsyncGeneration(GenerationBase):
                 pass
         return self._session.completion()
 
+    async def results(self) -> list[Completion]:
+        """All answers of a request for several (`n`), as `result` gives the first."""
+        await self.result()
+        return [part.completion() for part in self._session.parts]
+
     async def __aenter__(self) -> Self:
         return self
 

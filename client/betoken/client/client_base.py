@@ -27,6 +27,7 @@ from betoken.client.generation_base import GenerationBase
 from betoken.client.request import Prompt, generate_request
 from betoken.client.retry import Retries
 from betoken.client.session import Session
+from betoken.client.several import SeveralSession
 from betoken.client.unary import Attempts
 from betoken.common.errors import RequestCancelledError
 from betoken.common.tls import ClientTls
@@ -104,7 +105,8 @@ class ClientBase(ABC, Generic[GenerationT]):
         self._raise_if_closed()
         request, retries = generate_request(prompt, options), self._retries(options.get("timeout_s"))
         headers = checked_headers(options.get("headers"), self._key_headers)
-        answer = self._generation(Session(request, retries, headers))
+        session = Session if request.n <= 1 else SeveralSession
+        answer = self._generation(session(request, retries, headers))
         with self._lock:
             self._answers.add(answer)
         return answer

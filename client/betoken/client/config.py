@@ -178,6 +178,9 @@ class GenerateOptions(SamplingOptions, SpeculationOptions, PromptOptions, total=
     """What the answer has to be, e.g. `{"json_schema": {...}}`; None = anything."""
     prediction: str | Sequence[int] | None
     """Text or ids of which the answer is expected to repeat long parts: drafted from, and changes no token."""
+    n: int | None
+    """Number of answers, each with a seed of its own that follows from the request's; None = one. A piece tells its
+    answer (`Piece.answer`); `complete_all` or `results()` gives all."""
     model: str
     """Model id the router must be serving; empty = whatever it serves."""
     tenant: str

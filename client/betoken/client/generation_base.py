@@ -9,6 +9,7 @@ import asyncio
 import threading
 from typing import Any, Protocol
 
+from betoken.client.completion import Completion
 from betoken.client.session import Session
 from betoken.common.errors import RequestCancelledError
 
@@ -58,6 +59,16 @@ class GenerationBase:
     def system_fingerprint(self) -> str:
         """Hash of all that decides the answer besides the request; resume with it. Empty before the first message."""
         return self._session.start.system_fingerprint if self._session.start else ""
+
+    def seed_of(self, answer: int) -> int | None:
+        """The seed of one of several answers (`n`); None before its first message."""
+        start = self._session.parts[answer].start
+        return start.seed if start is not None else None
+
+    def completed(self, answer: int) -> Completion | None:
+        """One of several answers, once it is whole."""
+        part = self._session.parts[answer]
+        return part.completion() if part.is_finished else None
 
     def cancel(self) -> None:
         """Ends the call; an iteration in progress, in another thread or task, raises `RequestCancelledError`."""

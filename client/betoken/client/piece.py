@@ -112,6 +112,8 @@ class Piece:
     """At least one; their texts are that of the piece."""
     rounds: tuple[RoundTimes, ...] = ()
     """Times of the tokens' rounds, where `report_rounds` asked for them."""
+    answer: int = 0
+    """Index of the answer it is of, where a request asked for several (`n`)."""
 
     def __str__(self) -> str:
         return self.text

@@ -44,7 +44,7 @@ _NOT_FIELDS = (
     "timeout_s",
     "headers",
 )
-_OTHER_FIELDS = ("model", "tenant", "resume_ids", "system_fingerprint", "add_special_tokens")
+_OTHER_FIELDS = ("model", "tenant", "resume_ids", "system_fingerprint", "add_special_tokens", "n")
 _KINDS: Mapping[int, str] = {
     FieldDescriptor.CPPTYPE_UINT32: "an integer from 0 to 2**32 - 1",
     FieldDescriptor.CPPTYPE_UINT64: "an integer from 0 to 2**64 - 1",

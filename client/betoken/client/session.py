@@ -139,6 +139,11 @@ class Session:
         error.request_id = error.request_id or self._request_id
         return self._retries.delay_after(error)
 
+    @property
+    def parts(self) -> list[Session]:
+        """The answers, each for itself."""
+        return [self]
+
     def completion(self) -> Completion:
         """The whole answer, once finished."""
         assert self.start is not None and self._finish is not None

@@ -45,6 +45,15 @@ class Client(ClientBase[Generation]):
         """
         return self.generate(prompt, **options).result()
 
+    def complete_all(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> list[Completion]:
+        """All `n` answers to `prompt`, as `complete` gives one.
+
+        Raises:
+            BetokenError: they cannot be had, or not whole: its `partial` is what came of the first.
+            RuntimeError: the client is closed.
+        """
+        return self.generate(prompt, **options).results()
+
     def model_info(
         self, *, wait: bool = True, timeout_s: float | None = None, headers: Mapping[str, str] | None = None
     ) -> ModelInfo:

@@ -93,6 +93,11 @@ class Generation(GenerationBase):
                 pass
         return self._session.completion()
 
+    def results(self) -> list[Completion]:
+        """All answers of a request for several (`n`), as `result` gives the first."""
+        self.result()
+        return [part.completion() for part in self._session.parts]
+
     def _begin(self, request: pb.GenerateRequest, timeout_s: float | None, metadata: Any) -> Any:
         try:
             return self._client.current_stub().Generate(request, timeout=timeout_s, metadata=metadata)

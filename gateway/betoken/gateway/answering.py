@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from betoken.client import AsyncGeneration, BetokenError, Completion
+from betoken.client import AsyncGeneration, BetokenError, Completion, Piece
 from betoken.gateway.door import Door, caller_headers
 from betoken.gateway.errors import Failure, failure_of
 from betoken.gateway.form import Form
@@ -30,7 +30,7 @@ _DONE = b"data: [DONE]\n\n"
 
 
 class Answers(Response):
-    """The reply to `questions`, one choice each.
+    """The reply to `questions`, as many choices of each as answers are asked for.
 
     The first piece of an answer comes before any byte is sent, so that a refusal has its status in a stream, too.
     """
@@ -58,7 +58,7 @@ class Answers(Response):
             if self._is_stream:
                 await self._stream(asked, events)
                 return
-            answers = await _all([one.result() for one in asked])
+            answers = [answer for each in await _all([one.results() for one in asked]) for answer in each]
             for answer in answers:
                 self._door.metrics.answered(answer)
             await self._learn(asked[0], [token for answer in answers for token in answer.tokens])
@@ -74,25 +74,24 @@ class Answers(Response):
     async def _stream(self, asked: Sequence[AsyncGeneration], events: _Events) -> None:
         form, turn = self._form, asyncio.Lock()
 
-        async def follow(index: int) -> Completion:
-            generation, is_open = asked[index], False
+        async def follow(number: int) -> list[Completion]:
+            generation, num = asked[number], self._questions[number].num_answers
+            told = _Told(form, generation, number * num, num)
             async with aclosing(aiter(generation)) as pieces:
                 async for piece in pieces:
                     async with turn:
                         await self._learn(generation, piece.tokens)
-                        if not is_open:
-                            is_open = True
-                            await events.put(generation, form, form.opening(index, generation))
-                        await events.put(generation, form, form.delta(index, piece))
-            answer = await generation.result()
-            self._door.metrics.answered(answer)
+                        for choice in told.choices(piece):
+                            await events.put(generation, form, choice)
+            answers = await generation.results()
+            for answer in answers:
+                self._door.metrics.answered(answer)
             async with turn:
-                if not is_open:
-                    await events.put(generation, form, form.opening(index, generation))
-                await events.put(generation, form, form.ending(index, answer))
-            return answer
+                for choice in told.choices():
+                    await events.put(generation, form, choice)
+            return answers
 
-        answers = await _all([follow(index) for index in range(len(asked))])
+        answers = [answer for each in await _all([follow(number) for number in range(len(asked))]) for answer in each]
         if form.include_usage:
             await events.put_json(form.last_event(answers))
         await events.end()
@@ -108,12 +107,42 @@ class Answers(Response):
         if not self._form.echoes:
             return
         texts = []
-        for index in range(0, len(asked), len(asked) // (self._form.prompt_index(len(asked) - 1) + 1)):
-            prompt: Any = self._questions[index].prompt
+        for question in self._questions:
+            prompt: Any = question.prompt
             if not isinstance(prompt, str):
                 prompt = (await self._door.client.detokenize(prompt, headers=self._caller)).text
             texts.append(prompt)
         self._form.prompts = texts
+
+
+class _Told:
+    """What was told so far of the answers to one prompt."""
+
+    def __init__(self, form: Form, generation: AsyncGeneration, first: int, num: int) -> None:
+        """`first`: index of the choice that its first answer is."""
+        self._form = form
+        self._generation = generation
+        self._first = first
+        self._begun = [False] * num
+        self._ended = [False] * num
+
+    def choices(self, piece: Piece | None = None) -> Iterator[dict[str, Any] | None]:
+        """What a piece tells, and the ends of answers that are whole by now."""
+        form = self._form
+        if piece is not None:
+            yield from self._begin(piece.answer)
+            yield form.delta(self._first + piece.answer, piece)
+        for index, has_ended in enumerate(self._ended):
+            answer = None if has_ended else self._generation.completed(index)
+            if answer is not None:
+                self._ended[index] = True
+                yield from self._begin(index)
+                yield form.ending(self._first + index, answer)
+
+    def _begin(self, index: int) -> Iterator[dict[str, Any] | None]:
+        if not self._begun[index]:
+            self._begun[index] = True
+            yield self._form.opening(self._first + index, self._generation, self._generation.seed_of(index))
 
 
 class _Events:
@@ -149,7 +178,7 @@ class _Events:
         await self.send({"type": "http.response.body", "body": data, "more_body": True})
 
 
-async def _all(works: Sequence[Coroutine[Any, Any, Completion]]) -> list[Completion]:
+async def _all(works: Sequence[Coroutine[Any, Any, list[Completion]]]) -> list[list[Completion]]:
     """Their results; the first error ends the others.
 
     Raises:

@@ -5,22 +5,20 @@ Knows how a body becomes options of the SDK; nothing of what is answered.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from betoken.client import Sampling, Speculation, VerificationMode
+from betoken.common.seeds import SEED_BITS
 
 Refusals: TypeAlias = Mapping[str, tuple[str, tuple[Any, ...]]]
 """Fields of OpenAI's that are refused: name -> (why, values that ask for nothing and are taken)."""
 
-_SEED_BITS = 53
-"""Seeds drawn here, and those of further answers: JSON's numbers hold no more in JavaScript."""
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
@@ -179,13 +177,6 @@ class GenerationBody(Body):
             logprobs=logprobs,
         )
 
-    def seeds(self) -> Sequence[int]:
-        """Seeds of the `n` answers: the first has the request's, the others follow from it."""
-        first = secrets.randbits(_SEED_BITS) if self.seed is None else self.seed % 2**64
-        return [first, *(derived_seed(first, index) for index in range(1, self.n))]
-
-
-def derived_seed(seed: int, index: int) -> int:
-    """The seed of answer `index` of a request, index >= 1."""
-    digest = hashlib.sha256(f"{seed}:{index}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> (64 - _SEED_BITS)
+    def first_seed(self) -> int:
+        """The seed of the first answer, of which those of the others are made."""
+        return secrets.randbits(SEED_BITS) if self.seed is None else self.seed % 2**64

@@ -99,13 +99,13 @@ class ChatBody(GenerationBody):
         return self._choice.mode == "required"
 
     def questions(self, form: ToolFormat | None = None) -> list[Question]:
-        """One for each choice. `form`: how calls are written, where a grammar has to know."""
+        """The one. `form`: how calls are written, where a grammar has to know."""
         most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         effort = {} if self.reasoning_effort is None else {_EFFORT: self.reasoning_effort}
         asked = Question(
             [message.for_template() for message in self.messages],
-            seed=0,
+            seed=self.first_seed(),
             sampling=self.sampling(max_new_tokens=most, logprobs=logprobs),
             speculation=self.betoken.speculation(),
             model=self.model,
@@ -115,9 +115,10 @@ class ChatBody(GenerationBody):
             template_arguments=(self.chat_template_kwargs or {}) | effort,
             continue_final_message=self.continue_final_message,
             constraint=self._constraint(form),
+            num_answers=self.n,
             prediction=None if self.prediction is None else self.prediction.text,
         )
-        return [asked.with_seed(seed) for seed in self.seeds()]
+        return [asked]
 
     def _constraint(self, form: ToolFormat | None) -> Mapping[str, Any] | None:
         if why := self.why_constrained:

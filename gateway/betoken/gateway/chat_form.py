@@ -57,9 +57,9 @@ class ChatForm(Form):
             "betoken": choice_extension(answer, self._body.betoken.provenance),
         }
 
-    def opening(self, index: int, asked: AsyncGeneration) -> dict[str, Any] | None:
+    def opening(self, index: int, asked: AsyncGeneration, seed: int | None) -> dict[str, Any] | None:
         self._answer(index, asked.prompt_ids)
-        return self._event_choice(index, {"role": "assistant", "content": ""}) | {"betoken": {"seed": asked.seed}}
+        return self._event_choice(index, {"role": "assistant", "content": ""}) | {"betoken": {"seed": seed}}
 
     def delta(self, index: int, piece: Piece) -> dict[str, Any] | None:
         choice = self._event_choice(index, self._answers[index].delta(piece.tokens))

@@ -55,10 +55,10 @@ class CompletionBody(GenerationBody):
         return cast(Sequence[Prompt], prompt)
 
     def questions(self) -> list[Question]:
-        """In the order of choices: the answers of the first prompt, then those of the next."""
+        """One for each prompt."""
         sampling = self.sampling(max_new_tokens=self.max_tokens, logprobs=self.logprobs)
         speculation = self.betoken.speculation()
-        seeds = self.seeds()
+        seed = self.first_seed()
         return [
             Question(
                 prompt,
@@ -69,10 +69,10 @@ class CompletionBody(GenerationBody):
                 self.user,
                 _NAMES,
                 constraint=self.betoken.constraint,
+                num_answers=self.n,
                 prediction=None if self.prediction is None else self.prediction.text,
             )
             for prompt in self.prompts()
-            for seed in seeds
         ]
 
 
@@ -106,7 +106,7 @@ class CompletionForm(Form):
             "betoken": choice_extension(answer, self._body.betoken.provenance),
         }
 
-    def opening(self, index: int, asked: AsyncGeneration) -> dict[str, Any] | None:
+    def opening(self, index: int, asked: AsyncGeneration, seed: int | None) -> dict[str, Any] | None:
         if not self._body.echo:
             return None
         return self._event_choice(index, self.prompts[self.prompt_index(index)])

@@ -53,7 +53,7 @@ class Form(ABC):
         """A whole answer."""
 
     @abstractmethod
-    def opening(self, index: int, asked: AsyncGeneration) -> dict[str, Any] | None:
+    def opening(self, index: int, asked: AsyncGeneration, seed: int | None) -> dict[str, Any] | None:
         """The events before the first piece."""
 
     @abstractmethod

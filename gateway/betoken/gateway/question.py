@@ -6,7 +6,7 @@ Knows the SDK's options; nothing of bodies and replies.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from betoken.client import AsyncClient, AsyncGeneration, Constraint, Prompt, Sampling, Speculation
@@ -29,10 +29,7 @@ class Question:
     continue_final_message: bool = False
     constraint: Mapping[str, Any] | None = None
     prediction: str | None = None
-
-    def with_seed(self, seed: int) -> Question:
-        """The same with another seed."""
-        return replace(self, seed=seed)
+    num_answers: int = 1
 
     def ask(self, client: AsyncClient, headers: Mapping[str, str]) -> AsyncGeneration:
         """The answer, still to be streamed.
@@ -53,4 +50,5 @@ class Question:
             continue_final_message=self.continue_final_message,
             constraint=cast(Constraint | None, self.constraint),
             prediction=self.prediction,
+            n=self.num_answers,
         )

@@ -72,8 +72,9 @@ class Reader:
         """What began the call under way, to be told as text where it is none."""
         self._object = JsonObject()
         """The object under way: a call's arguments, or what is left of the call."""
-        self._after_arguments = self._after = self._said
-        """What follows the arguments, and the whole, of the call under way."""
+        self._after_arguments: Callable[[bool], Part | bool] = self._said
+        self._after: Callable[[bool], Part | bool] = self._said
+        """What follows the call under way, as the one before what follows its arguments."""
         self._waiting: list[Part] = []
         """Parts that were found with the last one told."""
         self._read: Callable[[bool], Part | bool] = self._thought if is_thinking else self._first

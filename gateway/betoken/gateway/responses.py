@@ -200,7 +200,7 @@ class ResponsesBody(GenerationBody):
         return [
             Question(
                 self._messages(),
-                seed=self.seeds()[0],
+                seed=self.first_seed(),
                 sampling=self.sampling(max_new_tokens=self.max_output_tokens, logprobs=None),
                 speculation=self.betoken.speculation(),
                 model=self.model,

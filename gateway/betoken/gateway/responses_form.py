@@ -63,11 +63,11 @@ class ResponsesForm(Form):
             yield event | {"sequence_number": self._num_events}
             self._num_events += 1
 
-    def opening(self, index: int, asked: AsyncGeneration) -> dict[str, Any]:
+    def opening(self, index: int, asked: AsyncGeneration, seed: int | None) -> dict[str, Any]:
         self._reader = reader_of(asked.prompt_ids, self.names, self._tools, begins_anew=self._body.must_call)
         begun = self._head("response", asked.model, asked.system_fingerprint)
         response = begun | self._settings() | {"status": "in_progress", "output": [], "usage": None}
-        response["betoken"] = {"seed": asked.seed}
+        response["betoken"] = {"seed": seed}
         kinds = ("response.created", "response.in_progress")
         return {"events": [{"type": kind, "response": response} for kind in kinds]}
 

@@ -62,7 +62,7 @@ class Speculation(_message.Message):
     def __init__(self, drafter: _Optional[_Union[_types_pb2.DrafterChoice, _Mapping]] = ..., num_draft_tokens: _Optional[int] = ..., off: _Optional[bool] = ..., mode: _Optional[_Union[_types_pb2.VerificationMode, str]] = ..., report_rounds: _Optional[bool] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("prompt", "prompt_ids", "messages", "model", "sampling", "speculation", "resume_ids", "tenant", "system_fingerprint", "add_special_tokens", "constraint", "prediction")
+    __slots__ = ("prompt", "prompt_ids", "messages", "model", "sampling", "speculation", "resume_ids", "tenant", "n", "system_fingerprint", "add_special_tokens", "constraint", "prediction")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +71,7 @@ class GenerateRequest(_message.Message):
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     RESUME_IDS_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    N_FIELD_NUMBER: _ClassVar[int]
     SYSTEM_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
@@ -83,11 +84,12 @@ class GenerateRequest(_message.Message):
     speculation: Speculation
     resume_ids: _containers.RepeatedScalarFieldContainer[int]
     tenant: str
+    n: int
     system_fingerprint: str
     add_special_tokens: bool
     constraint: _types_pb2.Constraint
     prediction: Prediction
-    def __init__(self, prompt: _Optional[str] = ..., prompt_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., messages: _Optional[_Union[ChatMessages, _Mapping]] = ..., model: _Optional[str] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., resume_ids: _Optional[_Iterable[int]] = ..., tenant: _Optional[str] = ..., system_fingerprint: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ..., constraint: _Optional[_Union[_types_pb2.Constraint, _Mapping]] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ...) -> None: ...
+    def __init__(self, prompt: _Optional[str] = ..., prompt_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., messages: _Optional[_Union[ChatMessages, _Mapping]] = ..., model: _Optional[str] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., resume_ids: _Optional[_Iterable[int]] = ..., tenant: _Optional[str] = ..., n: _Optional[int] = ..., system_fingerprint: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ..., constraint: _Optional[_Union[_types_pb2.Constraint, _Mapping]] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ...) -> None: ...
 
 class Prediction(_message.Message):
     __slots__ = ("text", "ids")
@@ -236,14 +238,16 @@ class GenerateFinish(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationStats, _Mapping]] = ..., queue_ns: _Optional[int] = ..., time_to_first_token_ns: _Optional[int] = ..., duration_ns: _Optional[int] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("start", "tokens", "finish")
+    __slots__ = ("start", "tokens", "finish", "answer")
     START_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
     start: GenerateStart
     tokens: GenerateTokens
     finish: GenerateFinish
-    def __init__(self, start: _Optional[_Union[GenerateStart, _Mapping]] = ..., tokens: _Optional[_Union[GenerateTokens, _Mapping]] = ..., finish: _Optional[_Union[GenerateFinish, _Mapping]] = ...) -> None: ...
+    answer: int
+    def __init__(self, start: _Optional[_Union[GenerateStart, _Mapping]] = ..., tokens: _Optional[_Union[GenerateTokens, _Mapping]] = ..., finish: _Optional[_Union[GenerateFinish, _Mapping]] = ..., answer: _Optional[int] = ...) -> None: ...
 
 class GetModelInfoRequest(_message.Message):
     __slots__ = ("at_once",)

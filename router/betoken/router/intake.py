@@ -9,9 +9,11 @@ import secrets
 import time
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 from betoken.common.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
+from betoken.common.seeds import derived_seed
 from betoken.router.access.keys import ANYBODY, Caller
 from betoken.router.core import Router
 from betoken.router.policy.drafter_choice import (
@@ -27,6 +29,7 @@ from betoken.router.text.encoding import TextLimits, encode_chat, encode_text, o
 from betoken.router.text.tokenizer import Tokenizer
 from betoken.rpc.sampling import resolve_sampling
 from betoken.rpc.validation import (
+    check_range,
     validate_detokenize,
     validate_generate,
     validate_prompt_ids,
@@ -80,6 +83,7 @@ async def prepare(
     tenant = caller.tenant_of(message.tenant)
     model, identity, system_fingerprint, eos_token_ids = await router.model(timeout_s)
     _check_system(message, router, model, system_fingerprint)
+    check_range("n", message.n or 1, 1, settings.max_answers)
     is_resumed = bool(message.resume_ids or message.system_fingerprint)  # the latter: broken before the first token
     if not is_resumed:
         check_num_draft_tokens(message.speculation, model, router)
@@ -148,6 +152,17 @@ def _sampling(message: GenerateRequest, model: WorkerHello, prompt_length: int, 
         has_seed=message.sampling.HasField("seed"),
     )
     return sampling
+
+
+def further_answers(first: GenerationRequest, num_answers: int) -> list[GenerationRequest]:
+    """The requests of all answers but the first, each with a seed and an id of its own."""
+    further = []
+    for index in range(1, num_answers):
+        sampling = SamplingParams()
+        sampling.CopyFrom(first.sampling)
+        sampling.seed = derived_seed(first.sampling.seed, index)
+        further.append(replace(first, request_id=f"{first.request_id}.{index}", sampling=sampling))
+    return further
 
 
 def _check_stop_strings(stops: Sequence[str], tokenizer: Tokenizer) -> None:

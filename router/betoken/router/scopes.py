@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import grpc
@@ -55,6 +55,17 @@ class RequestScopes:
                 span(SPAN_GENERATE, kind=kind, parent=client, attributes=attributes, status=status) as scope.span,
             ):
                 yield scope
+
+    @contextmanager
+    def further(self, first: RequestScope, request_id: str) -> Iterator[RequestScope]:
+        """The scope of one more answer of a request, which counts as a request of its own."""
+        scope = RequestScope(request_id, first.is_chat, first.model, first.timeout_s)
+
+        def status(error: BaseException) -> str:
+            return final_status(error, None, lambda: None, self._router.is_cut_off)
+
+        with scope.kept(status, self._ended):
+            yield scope
 
     async def refuse(self, context: Any, method: str, error: BetokenError) -> None:
         """End the call of a stranger with the status of `error`. No span: its trace would be the stranger's choice.

@@ -5,6 +5,9 @@ Validates and converts; decides nothing.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Coroutine
+from functools import partial
 from typing import Any
 
 from betoken.common.release import __version__
@@ -12,8 +15,10 @@ from betoken.router import intake
 from betoken.router.core import Router
 from betoken.router.policy import drafter_choice
 from betoken.router.request import GenerationRequest
+from betoken.router.request_scope import RequestScope
 from betoken.router.round.events import Event, Finished, Started, Tokens
 from betoken.router.scopes import RequestScopes
+from betoken.router.several import Emit, several
 from betoken.router.text.answer import FinishReason
 from betoken.router.workers.draft_worker import DraftWorker
 from betoken.router.workers.verify_worker import SILENCE, VerifyWorker
@@ -57,17 +62,36 @@ class GenerationServicer:
                     traceparent=scope.traceparent,
                     timeout_s=scope.timeout_s,
                 )
-                scope.accepted(generation, self._hosted_drafter(generation))
+                drafter = self._hosted_drafter(generation)
+                scope.accepted(generation, drafter)
                 held_bytes.add(_ID_BYTES * (len(generation.prompt_ids) + len(generation.predicted_ids)))
+                further = intake.further_answers(generation, request.n)
                 del request  # it may be large, and the answer long
+                turn = asyncio.Lock()
 
-                async def emit(event: Event) -> None:
-                    caller.charge(_num_charged(event))
+                async def send(index: int, event: Event, own: RequestScope) -> None:
+                    caller.charge(_num_charged(event) if index == 0 or not isinstance(event, Started) else 0)
                     held_bytes.release()
-                    await writer.write(self._response(event))
-                    scope.sent(event)
+                    async with turn:
+                        await writer.write(self._response(event, index))
+                    own.sent(event)
 
-                await self._router.generate(generation, emit, scope.counts)
+                async def answer(index: int, asked: GenerationRequest) -> None:
+                    with self._scopes.further(scope, asked.request_id) as own:
+                        own.accepted(asked, drafter)
+                        await self._router.generate(asked, lambda event: send(index, event, own), own.counts)
+
+                def emit(event: Event) -> Awaitable[None]:
+                    return send(0, event, scope)
+
+                def first(emit: Emit) -> Coroutine[Any, Any, None]:
+                    return self._router.generate(generation, emit, scope.counts)
+
+                if further:
+                    others = [partial(answer, index, asked) for index, asked in enumerate(further, 1)]
+                    await several(first, others, emit)
+                else:
+                    await first(emit)
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Any) -> pb.GetModelInfoResponse:  # noqa: N802
         """Describe the served model and its workers."""
@@ -111,12 +135,14 @@ class GenerationServicer:
                 return await intake.detokenize(request, self._router, model.vocab_size)
         raise AssertionError("unreachable: typed_errors ends the call")
 
-    def _response(self, event: Event) -> pb.GenerateResponse:
+    def _response(self, event: Event, index: int) -> pb.GenerateResponse:
+        """The message of an event of that answer."""
         match event:
             case Tokens():
-                return _tokens(event)
+                return _tokens(event, index)
             case Started(request):
                 return pb.GenerateResponse(
+                    answer=index,
                     start=pb.GenerateStart(
                         prompt_ids=request.prompt_ids,
                         seed=request.sampling.seed,
@@ -126,10 +152,10 @@ class GenerationServicer:
                         drafter=self._hosted_drafter(request),
                         sampling=request.sampling,
                         system_fingerprint=request.system_fingerprint,
-                    )
+                    ),
                 )
             case Finished():
-                return pb.GenerateResponse(finish=_finish(event))
+                return pb.GenerateResponse(answer=index, finish=_finish(event))
 
     def _hosted_drafter(self, request: GenerationRequest) -> str:
         """Its drafter, if it is one: of a worker that was not met, and to be resumed, requests name what they like."""
@@ -149,9 +175,9 @@ def _describe(response: pb.GetModelInfoResponse, served: ServedModel) -> None:
     response.system_fingerprint = served.system_fingerprint
 
 
-def _tokens(event: Tokens) -> pb.GenerateResponse:
+def _tokens(event: Tokens, index: int) -> pb.GenerateResponse:
     # Filled in place: messages that are made first and then copied into their parent take twice as long.
-    response = pb.GenerateResponse()
+    response = pb.GenerateResponse(answer=index)
     message = response.tokens
     add = message.tokens.add
     for emitted in event.rounds:

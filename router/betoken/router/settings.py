@@ -58,6 +58,7 @@ class RouterSettings(ServiceSettings):
     )
 
     max_concurrency: int = Field(256, ge=1, le=65536, description="Requests generated at once.")
+    max_answers: int = Field(128, ge=1, le=1024, description="Most answers of one request (n).")
     max_queue: int = Field(1024, ge=0, le=65536, description="Requests that may wait to be admitted; more are refused.")
     queue_timeout_s: float = Field(30.0, gt=0, le=3600, description="Longest wait for admission, seconds.")
     max_prompt_bytes: int = Field(

@@ -3,7 +3,7 @@
 The router checks requests at the edge, workers check every entry again: neither trusts the other. Knows no services.
 """
 
-from betoken.rpc.validation.checks import check_count
+from betoken.rpc.validation.checks import check_count, check_range
 from betoken.rpc.validation.constraint import validate_constraint
 from betoken.rpc.validation.entries import (
     CONTEXT_FIELDS,
@@ -28,6 +28,7 @@ __all__ = [
     "CONTEXT_FIELDS",
     "BlockLimits",
     "check_count",
+    "check_range",
     "validate_block",
     "validate_commit",
     "validate_constraint",

@@ -55,6 +55,10 @@ def validate_generate(request: GenerateRequest) -> None:
     _check_speculation(request.speculation)
     if request.HasField("constraint") and request.sampling.ignore_eos:
         raise InvalidArgumentError("sampling.ignore_eos", True, "must be false beside a constraint, which EOS ends")
+    if request.HasField("n") and request.n < 1:
+        raise InvalidArgumentError("n", request.n, "must be at least 1")
+    if request.n > 1 and request.resume_ids:
+        raise InvalidArgumentError("n", request.n, "must be 1 beside resume_ids, which are of one answer")
     if request.HasField("prediction"):
         _check_prediction(request)
 

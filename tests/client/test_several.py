@@ -1,0 +1,67 @@
+"""Several answers of one request: told apart, and after a break each resumed alone with the seed that it has."""
+
+from __future__ import annotations
+
+import pytest
+
+from betoken.client import RetryPolicy
+from betoken.client.request import generate_request
+from betoken.client.retry import Retries
+from betoken.client.several import SeveralSession
+from betoken.common.errors import InternalError, UnavailableError
+from betoken.common.seeds import derived_seed
+from betoken.v1 import generation_pb2 as pb
+
+N = 3
+
+
+def session() -> SeveralSession:
+    request = generate_request("hi", {"n": N, "temperature": 0.5})
+    return SeveralSession(request, Retries(RetryPolicy(), None), {})
+
+
+def start(answer: int, seed: int) -> pb.GenerateResponse:
+    started = pb.GenerateStart(prompt_ids=[5, 6], seed=seed, request_id=f"r{answer}", system_fingerprint="f")
+    return pb.GenerateResponse(answer=answer, start=started)
+
+
+def tokens(answer: int, *ids: int) -> pb.GenerateResponse:
+    told = [pb.GeneratedToken(id=token_id, num_chars=1) for token_id in ids]
+    return pb.GenerateResponse(answer=answer, tokens=pb.GenerateTokens(tokens=told, text="x" * len(ids)))
+
+
+def finish(answer: int) -> pb.GenerateResponse:
+    return pb.GenerateResponse(answer=answer, finish=pb.GenerateFinish(reason=pb.FINISH_REASON_STOP))
+
+
+def test_a_break_is_mended_answer_by_answer() -> None:
+    several = session()
+    request, _ = several.next_request()
+    assert request.n == N and not request.resume_ids
+    for response in (start(0, 9), tokens(0, 1, 2), start(1, derived_seed(9, 1)), tokens(1, 3), tokens(0, 4), finish(0)):
+        piece = several.feed(response)
+        assert piece is None or piece.answer == response.answer
+    assert not several.is_finished and several.delay_after(UnavailableError("gone")) > 0
+    request, _ = several.next_request()
+    assert (request.sampling.seed, list(request.resume_ids), request.HasField("n")) == (derived_seed(9, 1), [3], False)
+    assert list(request.prompt_ids.ids) == [5, 6] and request.system_fingerprint == "f"
+    for response in (start(0, derived_seed(9, 1)), tokens(0, 8), finish(0)):
+        piece = several.feed(response)
+        assert piece is None or piece.answer == 1
+    assert several.delay_after(None) == 0.0 and not several.is_finished
+    request, _ = several.next_request()
+    assert (request.sampling.seed, list(request.resume_ids)) == (derived_seed(9, 2), [])
+    for response in (start(0, derived_seed(9, 2)), tokens(0, 7), finish(0)):
+        several.feed(response)
+    assert several.is_finished
+    assert [part.completion().output_ids for part in several.parts] == [(1, 2, 4), (3, 8), (7,)]
+    assert several.completion().seed == 9
+
+
+def test_before_the_first_message_all_are_asked_for_again() -> None:
+    several = session()
+    several.next_request()
+    several.delay_after(UnavailableError("gone"))
+    assert several.next_request()[0].n == N
+    with pytest.raises(InternalError):
+        several.feed(start(N, 1))
