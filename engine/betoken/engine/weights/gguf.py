@@ -75,8 +75,11 @@ def read_config(header: GgufHeader) -> PreTrainedConfig:
         check_sizes(given)  # before a configuration makes a list as long as its number of layers
     except ModelRefusedError as error:
         raise ModelRefusedError(f"{path}, as {error}") from error
-    config: PreTrainedConfig = CONFIG_MAPPING[ARCHITECTURES[architecture]].from_dict(given)
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    try:
+        config: PreTrainedConfig = CONFIG_MAPPING[ARCHITECTURES[architecture]].from_dict(given)
+        head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    except Exception as error:  # whatever transformers makes of the values
+        raise ModelRefusedError(f"{path}: {type(error).__name__}: {error}") from error
     for name, value in unread.items():
         if name not in _HEAD_SIZES or value != head_size:
             raise ModelRefusedError(

@@ -3,7 +3,8 @@
 A method that is not supported is refused by method, field and value.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +15,7 @@ from betoken.engine.errors import ModelRefusedError
 from betoken.engine.weights import awq, bitsandbytes, compressed_tensors, float8, gptq, mxfp4
 from betoken.engine.weights.fingerprint import read_headers
 from betoken.engine.weights.rounding import plan_rounding
-from betoken.engine.weights.stored import StoredConfig
+from betoken.engine.weights.stored import StoredConfig, StoredExperts, StoredWeight
 from betoken.engine.weights.stored_files import plan_of
 
 _FORMATS: Mapping[str, ModuleType] = {
@@ -46,17 +47,36 @@ def select_loading(
         return
     if quantization is None:
         return
+    if not isinstance(quantization, Mapping):
+        raise ModelRefusedError(f"{config.model}: quantization_config = {quantization!r} is no table of settings")
     method = _method_of(quantization)
     if method == mxfp4.METHOD:
         model_config.quantization_config = StoredConfig(mxfp4.plan_of(read_headers(source)), progress)
         return
-    if method not in _FORMATS:
+    if not isinstance(method, str) or method not in _FORMATS:
         known = ", ".join(sorted({*_FORMATS, mxfp4.METHOD}))
         raise ModelRefusedError(f"{config.model} is quantized by {method!r}, not by {known}: save it dequantized")
     form: Any = _FORMATS[method]
-    form.check_config(quantization)
+    with _refusing(method):
+        form.check_config(quantization)
     plan = plan_of(method, read_headers(source), partial(form.stored_weight, quantization))
-    model_config.quantization_config = StoredConfig(plan, progress)
+
+    def planned(model: Any) -> Mapping[str, StoredWeight | StoredExperts]:
+        with _refusing(method):
+            return plan(model)
+
+    model_config.quantization_config = StoredConfig(planned, progress)
+
+
+@contextmanager
+def _refusing(method: str) -> Iterator[None]:
+    """Turn whatever a format's reader raises of settings that are of another kind into a refusal."""
+    try:
+        yield
+    except ModelRefusedError:
+        raise
+    except Exception as error:  # whatever the settings are taken for
+        raise ModelRefusedError(f"{method}: quantization_config: {type(error).__name__}: {error}") from error
 
 
 def _method_of(quantization: Any) -> Any:
