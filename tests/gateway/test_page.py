@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from betoken.testing.fake_model import FakeModel
+from betoken.v1.types_pb2 import Constraint
 from tests.gateway.conftest import Gate, MakeGate
 
 playwright = pytest.importorskip("playwright.async_api")
@@ -136,6 +137,29 @@ async def test_a_conversation_goes_on_and_stops_when_told(page: Any, make_gate: 
     await gate.cluster.until_idle()
     await page.click("#clear")
     assert await page.locator(".token").count() == 6  # the legend's
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "expected"),
+    [
+        ("json_object", "", {"json_object": True}),
+        ("json_schema", '{"type": "object"}', {"json_schema": '{"type": "object"}'}),
+        ("regex", "on .*", {"regex": "on .*"}),
+        ("choice", "on\noff\n", {"choice": {"texts": ["on", "off"]}}),
+    ],
+)
+async def test_an_answer_can_be_constrained(
+    page: Any, make_gate: MakeGate, kind: str, text: str, expected: dict[str, Any]
+) -> None:
+    gate = await make_gate(verify_hellos=[{"supports_constraints": True}])
+    await page.goto(gate.url)
+    await page.select_option("#constraint-kind", kind)
+    assert await page.is_disabled("#constraint") == (not text)
+    if text:
+        await page.fill("#constraint", text)
+    await ask_again(page)
+    await answered(page)
+    assert gate.cluster.verifiers[0].opened[-1].constraint == Constraint(**expected)
 
 
 async def test_a_refusal_is_told(page: Any, gate: Gate) -> None:

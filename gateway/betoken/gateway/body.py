@@ -74,6 +74,12 @@ class Extension(Body):
     constraint: dict[str, Any] | None = Field(
         None, description="What the answer has to be: one of json_object, json_schema, regex, choice, lark."
     )
+    add_special_tokens: bool | None = Field(
+        None, description="Completions: whether a text gets the tokenizer's own BOS."
+    )
+    escape_special_tokens: bool | None = Field(
+        None, description="Chats: whether names of special tokens in messages are text."
+    )
     provenance: bool = Field(False, description="Whether each token is told with its id and where it came from.")
     rounds: bool = Field(False, description="Whether the times of each round are told.")
 

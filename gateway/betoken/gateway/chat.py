@@ -74,6 +74,8 @@ class ChatBody(GenerationBody):
         check_choice(self.tool_choice, [tool.function for tool in self.tools or ()])
         if self.why_constrained and (self.response_format is not None or self.betoken.constraint is not None):
             raise refuse(self.why_constrained, "is kept by a constraint, too, and one answer has one")
+        if self.betoken.add_special_tokens is not None:
+            raise refuse("betoken.add_special_tokens", "is of completions: a template writes its own")
         if _EFFORT in (self.chat_template_kwargs or {}) and self.reasoning_effort is not None:
             raise refuse(_EFFORT, "is among the chat_template_kwargs, too")
         return self
@@ -116,6 +118,7 @@ class ChatBody(GenerationBody):
             continue_final_message=self.continue_final_message,
             constraint=self._constraint(form),
             num_answers=self.n,
+            escape_special_tokens=bool(self.betoken.escape_special_tokens),
             prediction=None if self.prediction is None else self.prediction.text,
         )
         return [asked]

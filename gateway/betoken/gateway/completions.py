@@ -41,6 +41,8 @@ class CompletionBody(GenerationBody):
     def _check(self) -> CompletionBody:
         if self.echo and self.logprobs is not None:
             raise refuse("echo", "with logprobs is not supported: the prompt's tokens have none")
+        if self.betoken.escape_special_tokens is not None:
+            raise refuse("betoken.escape_special_tokens", "is of chats")
         if self.best_of not in (None, self.n):
             raise refuse("best_of", "must be n: no answer is thrown away")
         if not self.prompts():
@@ -70,6 +72,7 @@ class CompletionBody(GenerationBody):
                 _NAMES,
                 constraint=self.betoken.constraint,
                 num_answers=self.n,
+                add_special_tokens=self.betoken.add_special_tokens,
                 prediction=None if self.prediction is None else self.prediction.text,
             )
             for prompt in self.prompts()

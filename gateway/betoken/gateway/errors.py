@@ -52,6 +52,8 @@ _NAMES: Mapping[str, str] = {
     "ids": "tokens",
     "sampling.min_new_tokens": "min_tokens",
     "sampling.max_new_tokens": "max_tokens",
+    "constraint": "betoken.constraint",
+    "add_special_tokens": "betoken.add_special_tokens",
     "speculation.drafter.name": "betoken.drafter",
     "speculation.drafter.settings": "betoken.drafter_settings",
 }

@@ -30,6 +30,8 @@ class Question:
     constraint: Mapping[str, Any] | None = None
     prediction: str | None = None
     num_answers: int = 1
+    add_special_tokens: bool | None = None
+    escape_special_tokens: bool = False
 
     def ask(self, client: AsyncClient, headers: Mapping[str, str]) -> AsyncGeneration:
         """The answer, still to be streamed.
@@ -51,4 +53,6 @@ class Question:
             constraint=cast(Constraint | None, self.constraint),
             prediction=self.prediction,
             n=self.num_answers,
+            escape_special_tokens=self.escape_special_tokens,
+            **({} if self.add_special_tokens is None else {"add_special_tokens": self.add_special_tokens}),
         )

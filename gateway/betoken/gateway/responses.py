@@ -153,6 +153,8 @@ class ResponsesBody(GenerationBody):
     def _check(self) -> ResponsesBody:
         if self.include_usage:
             raise refuse("stream_options.include_usage", "is not known here: the last event has the usage")
+        if self.betoken.add_special_tokens is not None:
+            raise refuse("betoken.add_special_tokens", "is of completions: a template writes its own")
         check_choice(self.tool_choice, self.tools or ())
         if self.why_constrained and (self._constraint is not None):
             raise refuse(self.why_constrained, "is kept by a constraint, too, and one answer has one")
@@ -217,6 +219,7 @@ class ResponsesBody(GenerationBody):
                 tools=[tool.for_template() for tool in self.tools or ()] if self.callable_tools else [],
                 template_arguments={} if effort is None else {"reasoning_effort": effort},
                 constraint=constraint,
+                escape_special_tokens=bool(self.betoken.escape_special_tokens),
             )
         ]
 

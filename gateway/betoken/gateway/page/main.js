@@ -105,6 +105,7 @@ function switchTheme() {
   document.documentElement.dataset.theme = isDark ? "light" : "dark";
 }
 
+settings.followConstraint();
 field("ask").addEventListener("submit", submit);
 field("question").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) field("ask").requestSubmit();

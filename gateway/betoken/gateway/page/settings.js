@@ -18,6 +18,24 @@ export function seed() {
   return text || String(Math.floor(Math.random() * SEED_LIMIT));
 }
 
+/** What the answer has to be; undefined where it may be anything. */
+function constraint() {
+  const kind = field("constraint-kind").value;
+  const text = field("constraint").value;
+  if (!kind) return undefined;
+  if (kind === "json_object") return { json_object: true };
+  return { [kind]: kind === "choice" ? text.split("\n").filter((line) => line !== "") : text };
+}
+
+/** The text of a constraint can be written where its kind has one. */
+export function followConstraint() {
+  const follow = () => {
+    field("constraint").disabled = ["", "json_object"].includes(field("constraint-kind").value);
+  };
+  field("constraint-kind").addEventListener("change", follow);
+  follow();
+}
+
 /** Path and body; `turns` are the messages so far, the last of them the question. */
 export function request(turns, seedDigits, isOff) {
   const system = field("system").value.trim();
@@ -32,7 +50,7 @@ export function request(turns, seedDigits, isOff) {
     top_k: number("top-k"),
     max_tokens: number("max-tokens"),
     stop: field("stop-text").value || undefined,
-    betoken: { ...speculation, provenance: true, rounds: true },
+    betoken: { ...speculation, constraint: constraint(), provenance: true, rounds: true },
   };
   if (isChat()) {
     const first = system ? [{ role: "system", content: system }] : [];
