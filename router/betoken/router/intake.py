@@ -48,6 +48,7 @@ from betoken.v1.generation_pb2 import (
 from betoken.v1.types_pb2 import (
     VERIFICATION_MODE_COUPLED,
     VERIFICATION_MODE_UNSPECIFIED,
+    DrafterChoice,
     SamplingParams,
     VerificationMode,
     WorkerHello,
@@ -91,9 +92,7 @@ async def prepare(
     validate_prompt_ids(prompt_ids, vocab_size=model.vocab_size, max_context=model.max_context, field=field)
     sampling = _sampling(message, model, len(prompt_ids), router.tokenizer)
     predicted_ids = await _predicted_ids(message, model, router)
-    drafter = choose_drafter(message.speculation, router, is_resumed=is_resumed)
-    if predicted_ids:
-        drafter = choose_predicting(drafter, message.speculation, router, is_resumed=is_resumed)
+    drafter = _drafter(message, router, is_predicted=bool(predicted_ids), is_resumed=is_resumed)
     if message.HasField("constraint"):
         await check_constraint(message, model, sampling, eos_token_ids, router)
     return GenerationRequest(
@@ -119,6 +118,13 @@ async def prepare(
         deadline_s=deadline_s,
         received_ns=received_ns,
     )
+
+
+def _drafter(message: GenerateRequest, router: Router, *, is_predicted: bool, is_resumed: bool) -> DrafterChoice | None:
+    drafter = choose_drafter(message.speculation, router, is_resumed=is_resumed)
+    if not is_predicted:
+        return drafter
+    return choose_predicting(drafter, message.speculation, router, is_resumed=is_resumed)
 
 
 def _check_system(message: GenerateRequest, router: Router, model: WorkerHello, system_fingerprint: str) -> None:
