@@ -41,6 +41,8 @@ class RunnerConfig:
     """Whether cells find KV of the cells before them. It hides what would differ in the prompts' own rows."""
     weights: Mapping[str, str] = field(default_factory=dict)
     """Weights of attached drafters that have some, by their names."""
+    dequantised: str = ""
+    """What `generate()` is given in the target's place; empty for the target itself."""
 
 
 class MatrixRunner:
@@ -190,7 +192,8 @@ class MatrixRunner:
     def _float32_baseline(self) -> Baseline:
         if self._baseline is None:
             config = self._config
-            self._baseline = Baseline(config.target, None, "float32", BaselineSampling(), config.device, is_timed=False)
+            target = config.dequantised or config.target
+            self._baseline = Baseline(target, None, "float32", BaselineSampling(), config.device, is_timed=False)
         return self._baseline
 
 
