@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from betoken.common.gguf import read_header
 from betoken.engine.config import EngineConfig
@@ -60,7 +60,7 @@ def _write_w4a16(source: Path, target: Path) -> None:
 def _write_fp8(source: Path, target: Path) -> None:
     """In blocks of 128 by 128, as DeepSeek's checkpoints are."""
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_pretrained(source)
+        model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source))
     head = model.get_output_embeddings()
     linears = {path for path, layer in model.named_modules() if type(layer) is torch.nn.Linear and layer is not head}
     target.mkdir()
