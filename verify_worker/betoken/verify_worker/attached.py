@@ -87,7 +87,7 @@ class AttachedDrafters:
             output_ids=list(seq.output_ids),
             max_length=seq.max_length,
             settings=dict(seq.opened.drafter_settings),
-            takes_trees=seq.mode is VerificationMode.COUPLED,
+            takes_trees=seq.mode is not VerificationMode.REJECTION,
             wants_probs=seq.mode is VerificationMode.REJECTION and seq.params.temperature > 0.0,
             steers_tokens=seq.mode is not VerificationMode.COUPLED,
             predicted_ids=seq.opened.predicted_ids,
