@@ -19,7 +19,7 @@ from typing import Any
 from betoken.bench.command import EXIT_NOTHING_MEASURED, exit_status, positive
 from betoken.bench.identity_store import IdentityStore
 from betoken.bench.machine import describe_hardware, describe_versions
-from betoken.bench.matrix import TOP_P, WITH_WEIGHTS, Cell, all_cells
+from betoken.bench.matrix import FUSED, TOP_P, WITH_WEIGHTS, Cell, all_cells
 from betoken.bench.matrix_runner import MatrixRunner, RunnerConfig
 from betoken.bench.near_tie import MAX_GAP
 from betoken.bench.prompts import OWN_PROMPTS, fingerprint, load_prompts
@@ -85,12 +85,13 @@ def _with_weights(cells: Sequence[Cell], weights: Mapping[str, str]) -> tuple[li
         ValueError: none can run.
     """
     lacking = [name for name in WITH_WEIGHTS if name not in weights]
-    left_out = [cell.name for cell in cells if cell.drafting.drafter in lacking]
+    needing = (*lacking, *(() if weights else (FUSED,)))  # attached, it needs one of them beside `ngram`
+    left_out = [cell.name for cell in cells if cell.drafting.is_attached and cell.drafting.drafter in needing]
     if len(left_out) == len(cells):
         raise ValueError(f"these cells need {' or '.join(f'--{name}' for name in lacking)}")
     if left_out:
         print(f"{len(left_out)} cells left out, without --{' and --'.join(lacking)}", file=sys.stderr)
-    return [cell for cell in cells if cell.drafting.drafter not in lacking], left_out
+    return [cell for cell in cells if cell.name not in left_out], left_out
 
 
 def summarize(cells: Sequence[Cell], store: IdentityStore) -> dict[str, Any]:
