@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from betoken.common.economy.gate import SpeculationGate
+from betoken.common.economy.gate import SpeculationGate, Step
 from tests.router.harness import Cluster, MakeCluster
 
 PROMPT = [9, 8, 7]
@@ -69,10 +69,10 @@ async def test_tokens_without_a_draft_worker_do_not_count_as_drafted(
     num_drafted: list[int] = []
     record = SpeculationGate.record
 
-    def noted(gate: SpeculationGate, started_s: float, now_s: float, num_tokens: int) -> None:
+    def noted(gate: SpeculationGate, step: Step) -> None:
         if gate.is_open and not link.is_up:
-            num_drafted.append(num_tokens)
-        record(gate, started_s, now_s, num_tokens)
+            num_drafted.append(step.num_tokens)
+        record(gate, step)
 
     monkeypatch.setattr(SpeculationGate, "record", noted)
     answer = asyncio.ensure_future(cluster.generate(**LONG))
@@ -101,10 +101,10 @@ async def test_time_spent_on_drafts_that_are_late_again_and_again_counts(
     drafted_s: list[float] = []
     record = SpeculationGate.record
 
-    def noted(gate: SpeculationGate, started_s: float, now_s: float, num_tokens: int) -> None:
+    def noted(gate: SpeculationGate, step: Step) -> None:
         if gate.is_open:
-            drafted_s.append(now_s - started_s)
-        record(gate, started_s, now_s, num_tokens)
+            drafted_s.append(step.now_s - step.started_s)
+        record(gate, step)
 
     monkeypatch.setattr(drafter, "_answer", late)
     monkeypatch.setattr(SpeculationGate, "record", noted)
@@ -119,7 +119,7 @@ async def test_a_drafters_settings_are_checked_even_while_drafts_do_not_pay(make
     cluster = await make_cluster()
     await cluster.generate(**LONG, drafter="ngram")
     (gate,) = cluster.router._gates.values()
-    gate.is_open = gate._crowds[0].is_worth = False
+    gate._crowds[0].is_worth = False
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await cluster.generate(**LONG, drafter="ngram", drafter_settings={"nonsense": "1"})
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -34,7 +34,7 @@ class Noting(Calibration):
         super().__init__()
         self.noted = []
 
-    def _observe(self, share, is_accepted):
+    def observe(self, share, is_accepted):
         self.noted.append((round(share, 6), is_accepted))
 
 

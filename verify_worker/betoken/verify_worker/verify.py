@@ -85,7 +85,6 @@ def _block_group(work: Work) -> BlockGroup:
         ),
         seq.mode,
         seq.block.draft_probs if seq.block is not None else (),
-        seq.opened.bounds,
     )
 
 

@@ -1,9 +1,9 @@
-"""Whether drafts pay at present, found by going without them now and then.
+"""Whether drafts pay at present: what is expected of them, corrected by going the other way now and then.
 
-Drafts cost more than their own time: their rows hold up every sequence, and a draft worker may share the verify
+What drafts cost is more than their own time: their rows hold up every sequence, and a draft worker may share the verify
 worker's processor. Sequences that each weighed their own gain would go on drafting where all would be faster without.
-So all sequences of a kind draft or none does, and the comparison is between the rates at which they get tokens. Knows
-times and numbers of tokens only.
+So all sequences of a kind draft or none does, and what is compared is how fast they get tokens. Knows times and numbers
+of tokens only.
 """
 
 from __future__ import annotations
@@ -11,52 +11,88 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from betoken.common.economy.means import TimeDecayedRate
+from betoken.common.economy.prospect import Prospect
 
 _MEMORY_S = 2.0
 """Time in which the weight of what was seen falls to 1 / e, per running sequence."""
-_TRIAL_COMMITS = 4
-"""Per running sequence, in a trial."""
-_LEAST_TRIAL_S = 0.1
-_LEAST_CROWD_TRIAL_S = 0.5
-"""Shortest trial of several sequences, seconds. Their pace wavers: prompts of new ones hold the others up."""
+_LEAST_COMMITS = 4
+"""Per running sequence, before the speed of a way counts."""
+_NOISE = 0.07
+"""Standard deviation of the log of a speed measured for a second. Measured: two of 0.15 s differ by 0.25."""
+_EXPECTATION_S = 0.3
+"""What is expected counts as a trial of so many seconds."""
+_MOST_EVIDENCE_S = 0.5
+"""Seconds of trials that count at most, so that a change is noticed."""
+_USUAL_TRIAL_S, _LONGEST_TRIAL_S = 0.15, 0.3
+"""Seconds that a trial is reckoned to take, and takes at most."""
 _TRIAL_SHARE = 0.01
 """Part of the tokens that trying the slower way may cost."""
-_GAIN_DECAY = 0.5
-"""Weight of the trials before, per trial: one alone is short, and may fall in a slow moment."""
-_LEAST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
-"""Time with sequences at work from one trial to the next."""
-_FIRST_CROWD_PAUSE_S, _FIRST_CROWD_TRIAL_S = 0.15, 0.15
-"""Pause and trial of several sequences that are little known, seconds: a short burst has no time for longer ones."""
-_TRIAL_NOISE = 0.25
-"""Standard deviation of one short trial's log(speed with drafts / speed without), as measured."""
-_MAX_FIRST_TRIALS = 6
-"""Short trials of a crowd, after which what they say is taken for what is."""
+_LEAST_PAUSE_S, _LEAST_LONE_PAUSE_S, _LONGEST_PAUSE_S = 0.15, 1.0, 60.0
+"""Time with sequences at work from one trial to the next; the second of a sequence alone."""
+
+
+class Step(NamedTuple):
+    """What one sequence got in a round, or in a plain step."""
+
+    started_s: float
+    now_s: float
+    num_tokens: int
+    num_rows: int = 1
+    """The token before, and its draft tokens."""
+    waiting_s: float = 0.0
+    """Part of the time until its draft was there."""
+    row_s: float = 0.0
+    """Time that a row adds to a forward at present; 0 = not known."""
 
 
 @dataclass(slots=True)
 class _Crowd:
-    """Measurements for a number of running sequences, to the nearest power of two."""
+    """What is known of a number of running sequences, to the nearest power of two."""
 
-    is_worth: bool = True
-    """Whether drafts pay, by what was tried."""
-    gain: float = 0.0
-    """Decayed mean over trials of log(speed with drafts / speed without); the plain mean of short ones."""
-    num_trials: int = 0
-    """Trials judged."""
-    speed: TimeDecayedRate = field(default_factory=TimeDecayedRate)
-    """Speed of the way in use; trials are kept apart."""
+    is_worth: bool
+    """Whether drafts pay."""
+    is_judged: bool = False
+    """Whether that was found, not assumed."""
+    surprise: float = 0.0
+    """Sum over trials of what was measured beyond what was expected, by seconds of trial."""
+    evidence_s: float = 0.0
+    """Seconds of trials behind it."""
+    with_drafts: TimeDecayedRate = field(default_factory=TimeDecayedRate)
+    """Speed with drafts."""
+    without: TimeDecayedRate = field(default_factory=TimeDecayedRate)
+    """Speed without drafts."""
+    num_commits: int = 0
+    """Commits in the present way since the last trial began or ended."""
     busy_s: float = 0.0
-    """Time with sequences at work since the last trial."""
-    pause_s: float = _LEAST_PAUSE_S
-    """From that trial to the next."""
+    """Time with sequences at work since then."""
+    usual_s: float = 0.0
+    """Time with sequences at work in the usual way before the last trial, seconds, at most one."""
+    trial_s: float = _USUAL_TRIAL_S
+    """Length of the last trial, seconds."""
+    patience: float = 1.0
+    """Factor of the pause to the next trial: trials that came to no end are tried ever more seldom."""
 
-    @property
-    def is_known(self) -> bool:
-        """Whether trials tell the faster way: two standard errors apart, or as many as short ones may be."""
-        n = self.num_trials
-        return n >= _MAX_FIRST_TRIALS or (n > 0 and abs(self.gain) * math.sqrt(n) > 2.0 * _TRIAL_NOISE)
+    def begin_anew(self) -> None:
+        """A trial begins or ends."""
+        self.num_commits, self.busy_s = 0, 0.0
+
+    def believed(self, expected: float, measured: float = 0.0, trial_s: float = 0.0) -> tuple[float, float]:
+        """log(speed with drafts / speed without) and its standard error: what is expected, corrected by the trials and
+        the one under way."""
+        total_s = _EXPECTATION_S + self.evidence_s + trial_s
+        gain = expected + (self.surprise + trial_s * (measured - expected)) / total_s
+        usual_s = self.usual_s + _EXPECTATION_S  # what trials are held against is as noisy as they are
+        return gain, _NOISE * math.sqrt(1.0 / total_s + 1.0 / usual_s)
+
+    def learn(self, expected: float, measured: float, trial_s: float) -> None:
+        """A trial of so many seconds is over."""
+        self.surprise += trial_s * (measured - expected)
+        self.evidence_s += trial_s
+        kept = min(1.0, _MOST_EVIDENCE_S / self.evidence_s)
+        self.surprise, self.evidence_s = kept * self.surprise, kept * self.evidence_s
 
 
 class SpeculationGate:
@@ -65,80 +101,106 @@ class SpeculationGate:
     def __init__(self, num_running: Callable[[], int]) -> None:
         """`num_running`: all sequences at work, of whatever kind."""
         self._num_running = num_running
-        self.is_open = True
+        self._way = True
+        """Whether the steps that count now are those with drafts."""
         self._since_s = -math.inf
-        """When it opened or closed last."""
+        """When that changed last."""
+        self._prospect = Prospect()
         self._crowds: dict[int, _Crowd] = {}
-        self._trial: TimeDecayedRate | None = None
-        self._trial_size = 0
-        """Size of the crowd that the trial is for, log2 of its sequences."""
-        self._num_commits = 0
-        self._trial_s = 0.0
-        """Commits and busy seconds counted in the current trial."""
+        self._tried: _Crowd | None = None
+        """Crowd whose slower way is being tried."""
 
-    def record(self, started_s: float, now_s: float, num_tokens: int) -> None:
-        """A sequence that went the present way, by drafts or without, got tokens in that time."""
-        if started_s < self._since_s:  # part of it was the other way
+    @property
+    def is_open(self) -> bool:
+        """Whether sequences are to draft, with as many as there are now."""
+        crowd = self._crowd(self._size)
+        return crowd.is_worth != (self._tried is crowd)
+
+    def record(self, step: Step) -> None:
+        """A sequence that went the present way, by drafts or without, got tokens."""
+        crowd, num_running = self._crowd(self._size), max(1, self._num_running())
+        if self._tried is not None and self._tried is not crowd:  # speeds of unlike crowds do not compare
+            self._tried.patience *= 2.0  # or numbers that waver would be tried for ever
+            self._tried.is_worth |= not self._tried.is_judged
+            self._tried.begin_anew()
+            self._tried = None
+        if self._way != self.is_open:  # another crowd than before
+            self._turn(step.now_s)
+        if step.started_s < self._since_s:  # part of it was the other way
             return
-        num_running = max(1, self._num_running())
-        size = round(math.log2(num_running))
-        crowd = self._crowds.get(size) or self._meet(size)
-        if self._trial is None:
-            self._record_usual(crowd, size, num_running, num_tokens, started_s, now_s)
-        elif size != self._trial_size:  # speeds of unlike crowds do not compare
-            tried = self._crowds[self._trial_size]
-            tried.pause_s = min(_LONGEST_PAUSE_S, 2.0 * tried.pause_s)  # or numbers that waver would be tried for ever
-            self._end_trial(crowd, now_s)
-        else:
-            self._trial.add(num_tokens, now_s - started_s, _MEMORY_S * num_running)
-            self._num_commits += 1
-            self._trial_s += (now_s - started_s) / num_running
-            least_s = _LEAST_TRIAL_S
-            if size > 0:
-                least_s = _LEAST_CROWD_TRIAL_S if crowd.is_known else _FIRST_CROWD_TRIAL_S
-            if self._num_commits >= _TRIAL_COMMITS * num_running and self._trial_s >= least_s:
-                self._judge(crowd, self._trial, now_s)
+        if self._way:
+            self._prospect.add(step.num_tokens, step.num_rows, step.waiting_s)
+        speed = crowd.with_drafts if self._way else crowd.without
+        speed.add(step.num_tokens, step.now_s - step.started_s, _MEMORY_S * num_running)
+        crowd.num_commits += 1
+        crowd.busy_s += (step.now_s - step.started_s) / num_running
+        if crowd.num_commits >= _LEAST_COMMITS * num_running:
+            expected = self._expected(crowd, num_running, step.row_s)
+            if self._tried is None:
+                self._weigh(crowd, num_running, expected, step.now_s)
+            else:
+                self._judge(crowd, expected, step.now_s)
 
-    def _meet(self, size: int) -> _Crowd:
-        """A crowd like the nearest that is known, until it has been tried itself."""
-        nearest = min(self._crowds, key=lambda other: abs(other - size), default=None)
-        crowd = self._crowds[size] = _Crowd() if nearest is None else _Crowd(self._crowds[nearest].is_worth)
-        if size > 0:
-            crowd.pause_s = _FIRST_CROWD_PAUSE_S
+    def _weigh(self, crowd: _Crowd, num_running: int, expected: float, now_s: float) -> None:
+        """Go the other way if that is expected to be faster, or try it."""
+        gain, error = crowd.believed(expected)
+        is_clear = crowd.evidence_s == 0.0 or abs(gain) > 2.0 * error
+        crowd.is_judged |= expected != 0.0
+        if expected and is_clear and crowd.is_worth != (gain > 0.0):
+            crowd.is_worth = not crowd.is_worth
+        else:
+            least_s = _LEAST_LONE_PAUSE_S if num_running == 1 else _LEAST_PAUSE_S
+            lost_s = crowd.trial_s * (1.0 - math.exp(-abs(gain)))
+            if crowd.busy_s < crowd.patience * min(_LONGEST_PAUSE_S, max(least_s, lost_s / _TRIAL_SHARE)):
+                return
+            self._tried = crowd
+            crowd.usual_s = min(_MOST_EVIDENCE_S, crowd.usual_s + crowd.busy_s)
+            if crowd.is_worth:
+                crowd.without = TimeDecayedRate()
+            else:
+                crowd.with_drafts = TimeDecayedRate()
+        crowd.begin_anew()
+        self._turn(now_s)
+
+    def _judge(self, crowd: _Crowd, expected: float, now_s: float) -> None:
+        """End the trial once it tells the faster way, or has lasted long."""
+        with_drafts, without = crowd.with_drafts.mean, crowd.without.mean
+        if min(with_drafts, without) <= 0.0:
+            return
+        measured = math.log(with_drafts / without)
+        gain, error = crowd.believed(expected, measured, crowd.busy_s)
+        is_clear = abs(gain) > 2.0 * error and (gain > 0.0) == (measured > 0.0)
+        if not is_clear and crowd.busy_s < _LONGEST_TRIAL_S:
+            return
+        crowd.learn(expected, measured, crowd.busy_s)
+        crowd.trial_s, crowd.patience, self._tried = crowd.busy_s, 1.0, None
+        crowd.begin_anew()
+        crowd.is_worth, crowd.is_judged = gain > 0.0, True
+        if self._way != crowd.is_worth:
+            self._turn(now_s)
+
+    def _expected(self, crowd: _Crowd, num_running: int, row_s: float) -> float:
+        """Gain by the rounds so far and the price of a row; 0 while one of the numbers is missing."""
+        if crowd.without.mean <= 0.0 or row_s <= 0.0:
+            return 0.0
+        return self._prospect.gain(num_running, 1.0 / crowd.without.mean, row_s)
+
+    @property
+    def _size(self) -> int:
+        """The number of running sequences, log2, to the nearest whole number."""
+        return round(math.log2(max(1, self._num_running())))
+
+    def _crowd(self, size: int) -> _Crowd:
+        """A crowd as the nearest that is known. Several begin without drafts: what these are expected to gain is known
+        once the speed without them is."""
+        if (crowd := self._crowds.get(size)) is None:
+            nearest = min(self._crowds, key=lambda other: abs(other - size), default=None)
+            crowd = self._crowds[size] = _Crowd(is_worth=size == 0)
+            if nearest is not None:
+                known = self._crowds[nearest]
+                kept = min(1.0, _EXPECTATION_S / max(known.evidence_s, _EXPECTATION_S))
+                crowd.surprise, crowd.evidence_s = kept * known.surprise, kept * known.evidence_s
         return crowd
 
-    def _record_usual(
-        self, crowd: _Crowd, size: int, num_running: int, num_tokens: int, started_s: float, now_s: float
-    ) -> None:
-        seconds = now_s - started_s
-        if crowd.is_worth != self.is_open:  # another crowd than before
-            self._turn(crowd.is_worth, now_s)
-            return
-        crowd.speed.add(num_tokens, seconds, _MEMORY_S * num_running)
-        crowd.busy_s += seconds / num_running
-        if crowd.busy_s >= crowd.pause_s:
-            crowd.busy_s = 0.0
-            self._trial, self._trial_size, self._num_commits, self._trial_s = TimeDecayedRate(), size, 0, 0.0
-            self._turn(not crowd.is_worth, now_s)
-
-    def _judge(self, crowd: _Crowd, trial: TimeDecayedRate, now_s: float) -> None:
-        gain = math.log(trial.mean / crowd.speed.mean) * (1.0 if self.is_open else -1.0)
-        was_unknown = not crowd.is_known
-        crowd.num_trials += 1
-        weight = 1.0 / crowd.num_trials if was_unknown else max(1.0 - _GAIN_DECAY, 1.0 / crowd.num_trials)
-        crowd.gain += weight * (gain - crowd.gain)
-        if crowd.is_worth != (crowd.gain > 0.0):
-            crowd.is_worth, crowd.speed = self.is_open, trial
-        lost_s = self._trial_s * (1.0 - math.exp(-abs(gain)))
-        crowd.pause_s = min(_LONGEST_PAUSE_S, max(_LEAST_PAUSE_S, lost_s / _TRIAL_SHARE))
-        if self._trial_size > 0 and not crowd.is_known:
-            crowd.pause_s = _FIRST_CROWD_PAUSE_S
-        self._end_trial(crowd, now_s)
-
-    def _end_trial(self, crowd: _Crowd, now_s: float) -> None:
-        self._trial = None
-        if self.is_open != crowd.is_worth:
-            self._turn(crowd.is_worth, now_s)
-
-    def _turn(self, is_open: bool, now_s: float) -> None:
-        self.is_open, self._since_s = is_open, now_s
+    def _turn(self, now_s: float) -> None:
+        self._way, self._since_s = not self._way, now_s

@@ -55,6 +55,12 @@ def terms_at(
     return DraftTerms(max_tokens, row_price, _SAVED_SHARE * asking_s * tokens_per_s / max(1, num_running))
 
 
+def row_seconds(row_price: float, tokens_per_s: float) -> float:
+    """Time that a row adds to a forward of a worker which tells its price and its speed; 0 = not known."""
+    are_known = 0.0 < tokens_per_s < math.inf and 0.0 < row_price < math.inf
+    return row_price / tokens_per_s if are_known else 0.0
+
+
 class AskingTime:
     """Time that asking one draft worker takes beyond its drafting, a decayed mean."""
 

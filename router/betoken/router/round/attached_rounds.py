@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 
-from betoken.common.economy.gate import SpeculationGate
+from betoken.common.economy.gate import SpeculationGate, Step
 from betoken.common.economy.terms import USUAL_DRAFT_TOKENS
 from betoken.router.request import GenerationRequest
 from betoken.router.workers.verify_requests import Grant
@@ -40,10 +40,11 @@ class AttachedRounds:
             is_priced = not self._request.num_draft_tokens
             session.grant(Grant(length, num_tokens, num_draft_tokens, is_priced))
 
-    def record(self, verdict: Verdict, num_tokens: int, began_s: float | None) -> None:
+    def record(self, verdict: Verdict, num_tokens: int, began_s: float | None, row_s: float = 0.0) -> None:
         """A round, or a plain step, brought `num_tokens`; `began_s`: when it began (`time.perf_counter`), None = it
-        tells nothing about drafts."""
+        tells nothing about drafts. `row_s`: as in `Step`."""
         is_drafted = verdict.HasField("attached")
         self.num_failed += is_drafted and verdict.attached.is_failed
         if self._gate is not None and began_s is not None and is_drafted == self._gate.is_open:
-            self._gate.record(began_s, time.perf_counter(), num_tokens)
+            num_rows, drafting_s = 1 + verdict.num_draft_tokens, verdict.attached.forward_ns * 1e-9
+            self._gate.record(Step(began_s, time.perf_counter(), num_tokens, num_rows, drafting_s, row_s))

@@ -10,7 +10,7 @@ import logging
 import time
 from dataclasses import dataclass, field
 
-from betoken.common.economy.terms import EmptyDraftPause
+from betoken.common.economy.terms import EmptyDraftPause, row_seconds
 from betoken.common.errors import InvalidArgumentError, ResourceExhaustedError
 from betoken.router.request import GenerationRequest
 from betoken.router.round.attached_rounds import AttachedRounds
@@ -187,10 +187,12 @@ class RoundLoop:
             self._counts.first_token_ns = time.perf_counter_ns()
             self._counts.num_cached_tokens = min(verdict.cached_tokens, len(self._request.prompt_ids))
             self._step.tells_of_drafts = False  # the prompt's prefill is in it
+        load = self._worker.link.load
+        row_s = row_seconds(load.row_price, load.tokens_per_s)
         if self._session is not None and self._session.is_attached:
-            self._attached.record(verdict, len(decided.ids), self._step.began_s)
+            self._attached.record(verdict, len(decided.ids), self._step.began_s, row_s)
         elif self._answer.finish is None:
-            self._speculator.commit(self._length, decided.ids, self._step.began_s)
+            self._speculator.commit(self._length, decided.ids, self._step.began_s, row_s)
         self._length += kept.num_tokens
         times = None
         if self._request.reports_rounds:

@@ -20,7 +20,7 @@ from betoken.common.errors import (
 )
 from betoken.router.policy.draft_terms import draft_terms
 from betoken.router.request import GenerationRequest
-from betoken.router.round.drafting import DraftingEvent, DraftingState, after
+from betoken.router.round.drafting import Drafting, DraftingEvent, after
 from betoken.router.round.step_timer import StepTimer
 from betoken.router.workers.draft import NO_DRAFT, Draft
 from betoken.router.workers.draft_pool import DraftPool
@@ -60,7 +60,7 @@ class Speculator:
         self._first_timeout_s = first_timeout_s
         self._gate = gate
         self._timer = StepTimer(gate)
-        self._state = DraftingState.CLOSED
+        self._state = Drafting.CLOSED
         self._worker: DraftWorker | None = None
         """The worker asked last."""
         self._session: DraftSession | None = None
@@ -93,7 +93,7 @@ class Speculator:
         Raises:
             InvalidArgumentError: the drafter refuses the request's own settings for it, which none has taken yet.
         """
-        self._timer.asks(is_first=self._state in (DraftingState.CLOSED, DraftingState.PREFILLING))
+        self._timer.asks(is_first=self._state in (Drafting.CLOSED, Drafting.PREFILLING))
         try:
             if self._session is None:
                 self._open(committed_ids)
@@ -108,14 +108,14 @@ class Speculator:
         self._has_untried_settings = False
         return draft
 
-    def commit(self, base_length: int, ids: Sequence[int], began_s: float | None) -> None:
+    def commit(self, base_length: int, ids: Sequence[int], began_s: float | None, row_s: float = 0.0) -> None:
         """Tell the drafter, and the gate, what was decided after `base_length` tokens.
 
         `began_s`: when the step began that decided it (`time.perf_counter`); None = the step is no evidence about
-            drafts.
+            drafts. `row_s`: as in `Step`.
         """
         can_draft = self._session is not None and not self._session.is_late
-        self._timer.commit(len(ids), began_s, time.perf_counter(), can_draft=can_draft)
+        self._timer.commit(len(ids), began_s, time.perf_counter(), row_s, can_draft=can_draft)
         if self._session is None:
             return
         if self._worker is not None and self._worker.is_draining and self._can_do_without():
@@ -159,15 +159,17 @@ class Speculator:
             takes_trees=takes_trees,
             terms=terms,
         )
+        waited_s = time.perf_counter() - asked_s
         if self._state.has_drafted:  # not the first, which waits for the prompt's prefill
-            worker.asking.record(time.perf_counter() - asked_s - draft.forward_ns * 1e-9)
+            worker.asking.record(waited_s - draft.forward_ns * 1e-9)
+        self._timer.came(len(draft.ids), waited_s)
         worker.breaker.record_success()
         return draft
 
     def _choose(self) -> DraftWorker | None:
         """A worker with the wanted drafter; where those that host it are away any, unless the client named one."""
         drafter = self._request.drafter
-        if drafter is None or self._state is DraftingState.REFUSED:
+        if drafter is None or self._state is Drafting.REFUSED:
             return None
         now_s = time.monotonic()
         full = [worker for worker, until_s in self._full_until_s.items() if now_s < until_s]

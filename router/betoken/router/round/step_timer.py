@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from betoken.common.economy.gate import SpeculationGate
+from betoken.common.economy.gate import SpeculationGate, Step
 
 
 class _Asked(Enum):
@@ -26,6 +26,9 @@ class StepTimer:
         """`gate`: hears how fast tokens come; None = nobody asks."""
         self._gate = gate
         self._asked = _Asked.NOTHING
+        self._num_draft_tokens = 0
+        self._waiting_s = 0.0
+        """Length of the draft that came since the last commit, and the wait for it, seconds."""
         self._is_speculating = False
         """Whether the request goes by drafts: plain steps that follow an empty one belong to it."""
 
@@ -33,16 +36,24 @@ class StepTimer:
         """A draft is asked for; `is_first`: the prompt's prefill is part of it."""
         self._asked = _Asked.FIRST_DRAFT if is_first else _Asked.DRAFT
 
-    def commit(self, num_tokens: int, began_s: float | None, now_s: float, *, can_draft: bool) -> None:
+    def came(self, num_draft_tokens: int, waiting_s: float) -> None:
+        """A draft came, an empty one included, `waiting_s` after it was asked for."""
+        self._num_draft_tokens, self._waiting_s = num_draft_tokens, waiting_s
+
+    def commit(self, num_tokens: int, began_s: float | None, now_s: float, row_s: float, *, can_draft: bool) -> None:
         """A step that began at `began_s` (seconds, as `now_s`; None = its time says nothing) brought its tokens.
 
-        `can_draft`: whether a draft worker has the request open and is not late.
+        Args:
+            row_s: time that a row adds to a forward at present, seconds; 0 = not known.
+            can_draft: whether a draft worker has the request open and is not late.
         """
         asked, self._asked = self._asked, _Asked.NOTHING
+        num_rows, waiting_s = 1 + self._num_draft_tokens, self._waiting_s
+        self._num_draft_tokens, self._waiting_s = 0, 0.0
         gate = self._gate
         if gate is None:
             return
         is_going_on = self._is_speculating and gate.is_open and can_draft
         self._is_speculating = asked is not _Asked.NOTHING or is_going_on
         if began_s is not None and asked is not _Asked.FIRST_DRAFT and self._is_speculating == gate.is_open:
-            gate.record(began_s, now_s, num_tokens)
+            gate.record(Step(began_s, now_s, num_tokens, num_rows, waiting_s, row_s))
