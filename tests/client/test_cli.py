@@ -799,9 +799,7 @@ def test_up_attaches_ngrams_where_nothing_better_is_named(
 
 def test_up_refuses_to_attach_what_cannot_be() -> None:
     result = run("up", "--target", "t", "--port", "0", "--attached-drafters", "model", env={"COLUMNS": "200"})
-    assert (
-        result.exit_code == 2 and "for --attached-drafters" in result.stderr and "must be among ngram" in result.stderr
-    )
+    assert result.exit_code == 2 and "for --attached-drafters" in result.stderr and "must be among" in result.stderr
 
 
 def test_up_says_which_of_the_default_drafters_go_without_a_draft_model(fake_modules: Path) -> None:

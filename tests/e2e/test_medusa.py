@@ -1,12 +1,13 @@
 """Medusa attached to the verify worker, over real services: the plain tokens whatever heads, tree and length."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from betoken.client import AsyncClient, Completion, InvalidArgumentError, Sampling, Speculation
+from betoken.client import AsyncClient, Completion, InvalidArgumentError, Sampling, Speculation, VerificationMode
 from tests.drafters.heads.files import RandomHeads
 from tests.drafters.heads.fit import fit_heads
 from tests.e2e.in_process import VOCAB_SIZE, save_pair, services, until_all_pages_are_free
@@ -89,3 +90,44 @@ async def test_adapters_are_chosen_by_request_and_refused_by_name(tmp_path: Path
         with pytest.raises(InvalidArgumentError, match=r"drafter.settings"):
             await client.complete("x", speculation=Speculation("medusa", {"leaves": "1"}))
         await until_all_pages_are_free(client)
+
+
+async def test_typical_takes_trees_repeats_and_goes_by_the_requests_bounds(tmp_path: Path) -> None:
+    save_pair(tmp_path)
+    fit_heads(tmp_path / "target", tmp_path / "heads")
+    typical = VerificationMode.TYPICAL
+    async with services(tmp_path, {"drafters": ("model",)}, options(tmp_path, max_draft_tokens=16)) as client:
+        greedy = told(await answers(client, Speculation(off=True), 0.0, PROMPTS))
+        rates: dict[object, float] = {}
+        for bounds in ((None, None), (1.0, 10.0), (0.0, 0.0)):
+            for settings in ({"max_branches": "1"}, {}, {"tree": "mc_sim_7b_63"}):
+                how = Speculation("medusa", settings, 16, mode=typical)
+                how = replace(how, posterior_threshold=bounds[0], posterior_alpha=bounds[1])
+                assert told(await answers(client, how, 0.0, PROMPTS)) == greedy, "at temperature 0 it is the rule"
+                first = await answers(client, how, 0.8, PROMPTS)
+                assert {one.mode for one in first} == {typical}
+                assert told(await answers(client, how, 0.8, PROMPTS)) == told(first)
+                num_accepted = sum(one.speculation.num_accepted_tokens for one in first)
+                rates[bounds, str(settings)] = num_accepted / sum(one.speculation.num_drafts for one in first)
+        for settings in ("{}", "{'tree': 'mc_sim_7b_63'}", "{'max_branches': '1'}"):
+            strict, usual, lax = (rates[bounds, settings] for bounds in ((1.0, 10.0), (None, None), (0.0, 0.0)))
+            assert strict < usual < lax, (settings, rates)
+        assert rates[(None, None), "{}"] > rates[(None, None), "{'max_branches': '1'}"], "trees bring more"
+        assert rates[(0.0, 0.0), "{'max_branches': '1'}"] > 2.5, "all that can be is taken: a chain is three tokens"
+        await until_all_pages_are_free(client)
+
+
+async def test_bounds_outside_their_range_or_mode_are_refused(tmp_path: Path) -> None:
+    save_pair(tmp_path)
+    fit_heads(tmp_path / "target", tmp_path / "heads")
+    typical = VerificationMode.TYPICAL
+    async with services(tmp_path, {"drafters": ("model",)}, options(tmp_path)) as client:
+        for name, value, mode, limit in (
+            ("posterior_threshold", 1.5, typical, "must be 0 to 1"),
+            ("posterior_threshold", float("nan"), typical, "must be 0 to 1"),
+            ("posterior_alpha", -0.5, typical, "must be 0 to 10"),
+            ("posterior_alpha", 0.3, None, "must be absent but in the mode TYPICAL"),
+            ("posterior_threshold", 0.5, VerificationMode.REJECTION, "must be absent but in the mode TYPICAL"),
+        ):
+            with pytest.raises(InvalidArgumentError, match=f"speculation.{name} = .*: {limit}"):
+                await client.complete("x", speculation=replace(Speculation(mode=mode), **{name: value}))

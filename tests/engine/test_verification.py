@@ -12,7 +12,7 @@ from betoken.engine.draft_probs import sample_drafts
 from betoken.engine.sampler import SampleGroup, choose_tokens
 from betoken.engine.sampling import SamplingParams
 from betoken.engine.sparse_probs import SparseProbs
-from betoken.engine.verification import BlockGroup, VerificationMode, verify_blocks
+from betoken.engine.verification import BlockGroup, TypicalBounds, VerificationMode, verify_blocks
 from betoken.kernels.sample import token_logprobs
 
 PARAMS = SamplingParams(temperature=0.9, top_k=30, min_new_tokens=4, eos_token_ids=(1,), presence_penalty=0.4, seed=3)
@@ -125,3 +125,38 @@ def assert_distributed(counts: Counter, logits: torch.Tensor, output_ids: list[i
 def test_rows_that_do_not_add_up_are_refused() -> None:
     with pytest.raises(ValueError, match="rows"):
         verify_blocks(random_logits(3), [BlockGroup(SampleGroup(PARAMS, [1], [], [2]))])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_typical_takes_the_longest_path_of_a_tree_whose_tokens_are_likely_enough(temperature: float) -> None:
+    """Every path from the root is judged as a chain of its own; bounds are the sequence's, and trees share a batch."""
+    rng = np.random.default_rng(4)
+    groups, expected, row = [], [], 0
+    logits = random_logits(400)
+    for index in range(30):
+        parents = [int(rng.integers(-1, node)) if node else -1 for node in range(int(rng.integers(0, 9)))]
+        rows_of = [row, *(row + 1 + node for node in range(len(parents)))]
+        draft_ids = [int(logits[rows_of[parent + 1]].topk(4).indices[rng.integers(4)]) for parent in parents]
+        bounds = (TypicalBounds(0.09, 0.3), TypicalBounds(0.3, 0.9), TypicalBounds(0.0, 0.0))[index % 3]
+        params = dataclasses.replace(PARAMS, seed=index, temperature=temperature, presence_penalty=0.0)
+        tree = SampleGroup(params, [5, index], [7], draft_ids, parents=parents)
+        groups.append(BlockGroup(tree, VerificationMode.TYPICAL, bounds=bounds))
+        paths = []
+        for leaf in range(-1, len(parents)):
+            path: list[int] = []
+            while leaf >= 0:
+                path.insert(0, leaf)
+                leaf = parents[leaf]
+            chain = SampleGroup(params, [5, index], [7], [draft_ids[node] for node in path])
+            chain_rows = logits[[row, *(row + 1 + node for node in path)]].contiguous()
+            (verified,) = verify_blocks(chain_rows, [BlockGroup(chain, VerificationMode.TYPICAL, bounds=bounds)])
+            paths.append((verified.num_accepted, path[: verified.num_accepted], verified.emitted_ids))
+        expected.append(paths)
+        row += 1 + len(parents)
+    together = verify_blocks(logits[:row].contiguous(), groups)
+    for group, verified, paths in zip(groups, together, expected, strict=True):
+        assert verified.num_accepted == max(length for length, _, _ in paths)
+        found = (verified.num_accepted, verified.path, verified.emitted_ids)
+        assert found in paths, group
+    assert len({verified.num_accepted for verified in together}) > 2
+    assert any(verified.path != list(range(verified.num_accepted)) for verified in together)

@@ -40,7 +40,7 @@ KERNELS = [
     (logprobs_kernel._rank, {"GROUPS": 32}, {}),
     (weights_kernel._row_weights, {"BLOCK": 1024}, WEIGHTS),
     (rejecting._reject, {"CALLS": 256, "PROBS": 64}, WEIGHTS | CHAINS),
-    (typical._typical, {}, WEIGHTS | CHAINS),
+    (typical._typical, {}, WEIGHTS | CHAINS | {"rows": "*i64", "is_accepted": "*i32", "weights": "*i64"}),
 ]
 
 

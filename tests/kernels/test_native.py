@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from betoken.kernels import dispatch, native, noise
+from betoken.kernels.build import build, find_compiler
+from betoken.kernels.cpu import GROUPED_LIBRARY, LIBRARY, load_cpu_kernels
 
 needs_compiler = pytest.mark.skipif(not native.is_available(), reason="no C compiler")
 
@@ -74,3 +76,14 @@ def test_without_a_working_compiler_the_reference_runs(
     assert dispatch.select(torch.device("cpu"), noise.GUMBEL_IMPLEMENTATIONS)[0] == "reference"
     with pytest.raises(RuntimeError, match="compiler"):
         native.gumbel(torch.tensor([1]), torch.tensor([1]), 4, 0)
+
+
+def test_where_there_is_a_compiler_every_library_is_built() -> None:
+    """Other tests are skipped without the kernels: code that a compiler refuses must not look like a missing one."""
+    for library in (native.LIBRARY, LIBRARY, GROUPED_LIBRARY):
+        if sys.platform == "linux" and find_compiler(library) is not None:
+            assert build(library).is_file(), library.name
+    if sys.platform == "linux" and find_compiler(LIBRARY) is not None:
+        kernels = load_cpu_kernels()
+        assert kernels is not None
+        kernels.load_grouped()

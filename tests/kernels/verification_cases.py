@@ -30,7 +30,20 @@ class Blocks:
 
     @property
     def for_typical(self) -> tuple:
-        return (self.logits, self.target_ids, self.draft_ids, self.offsets, *self.sampling_columns)
+        return (self.logits, self.rows_before, self.draft_ids, *self.bounds, *self.sampling_columns)
+
+    @property
+    def rows_before(self) -> torch.Tensor:
+        """Of each draft token the row that it would follow."""
+        blocks = torch.arange(len(self.offsets) - 1, device=self.logits.device)
+        nodes = torch.arange(len(self.draft_ids), device=self.logits.device)
+        return nodes + torch.repeat_interleave(blocks, self.offsets.diff())
+
+    @property
+    def bounds(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Epsilon and delta of each row: the paper's and others."""
+        is_hot = self.sampling_columns[0] > 1.0
+        return tuple(torch.where(is_hot, *values).float() for values in ((0.3, 0.09), (0.1, 0.3)))
 
     def moved(self, device: torch.device) -> "Blocks":
         probs = self.draft_probs

@@ -14,21 +14,23 @@ import pytest
 from betoken.common.economy.terms import AskingTime
 from betoken.common.errors import InternalError, InvalidArgumentError, ResourceExhaustedError
 from betoken.router.request import GenerationRequest
-from betoken.router.round.drafting import TRANSITIONS, Drafting, DraftingEvent, after
+from betoken.router.round.drafting import TRANSITIONS, DraftingEvent, DraftingState, after
 from betoken.router.round.speculator import Speculator
 from betoken.router.workers.draft import Draft
 from betoken.router.workers.draft_session import DraftFailedError, DraftLateError, DraftWorkerLostError
 from betoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED, DrafterChoice, SamplingParams
 
-PAIRS = list(product(Drafting, DraftingEvent))
+PAIRS = list(product(DraftingState, DraftingEvent))
 DEFINED = [(state, event) for state, event in PAIRS if event in TRANSITIONS[state]]
 
 
-def walks(num_walks: int = 200, num_events: int = 30) -> Iterator[list[tuple[Drafting, DraftingEvent, Drafting]]]:
+def walks(
+    num_walks: int = 200, num_events: int = 30
+) -> Iterator[list[tuple[DraftingState, DraftingEvent, DraftingState]]]:
     """Random walks through the table, each from CLOSED."""
     for seed in range(num_walks):
         choose = random.Random(seed).choice
-        state, steps = Drafting.CLOSED, []
+        state, steps = DraftingState.CLOSED, []
         for _ in range(num_events):
             event = choose(sorted(TRANSITIONS[state], key=lambda event: event.value))
             steps.append((state, event, after(state, event)))
@@ -38,30 +40,30 @@ def walks(num_walks: int = 200, num_events: int = 30) -> Iterator[list[tuple[Dra
 
 @pytest.mark.parametrize(("state", "event"), PAIRS)
 def test_every_event_in_every_state_leads_to_a_state_or_is_refused_by_name(
-    state: Drafting, event: DraftingEvent
+    state: DraftingState, event: DraftingEvent
 ) -> None:
     if (state, event) in DEFINED:
-        assert after(state, event) in Drafting
+        assert after(state, event) in DraftingState
     else:
         with pytest.raises(ValueError, match=rf"^{event.name} cannot happen in the drafting state {state.name}$"):
             after(state, event)
 
 
 def test_every_state_is_reached_from_the_first() -> None:
-    assert {following for walk in walks() for _, _, following in walk} == set(Drafting)
+    assert {following for walk in walks() for _, _, following in walk} == set(DraftingState)
 
 
 def test_a_sequence_is_opened_only_where_none_is_open_and_closed_from_everywhere() -> None:
     for state, event in DEFINED:
         assert (event is DraftingEvent.OPENED) == (after(state, event).is_open and not state.is_open)
-    for state in Drafting:
+    for state in DraftingState:
         assert not after(state, DraftingEvent.CLOSED).is_open
         assert not after(state, DraftingEvent.FAILED).is_open
 
 
 def test_who_is_refused_stays_refused() -> None:
-    for event in TRANSITIONS[Drafting.REFUSED]:
-        assert after(Drafting.REFUSED, event) is Drafting.REFUSED
+    for event in TRANSITIONS[DraftingState.REFUSED]:
+        assert after(DraftingState.REFUSED, event) is DraftingState.REFUSED
 
 
 def test_the_prefill_is_over_once_a_draft_has_come_since_the_opening() -> None:

@@ -5,7 +5,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from betoken.drafters.heads.layouts import check_base, lay_out
+from betoken.drafters.heads.tensor_files import find_file, open_tensors
 from betoken.training import medusa
+from betoken.training.batches import pad
+from betoken.training.medusa_heads import MedusaHeads, load_heads, save_heads
+from betoken.training.samples import Sample
+from betoken.training.teacher import Teacher
 
 
 def train(pair: Path, out: Path, *further: str) -> Path:
@@ -39,8 +45,48 @@ def test_heads_learn_and_lie_in_the_published_layout(tiny_pair: Path, tmp_path: 
     assert config["version"] == ("1" if kind == "own heads" else "2")
     shares = config["medusa_rank_accuracies"]
     assert len(shares) == 2 and all(len(row) == medusa.NUM_RANKS and 0 < sum(row) <= 1 for row in shares)
-    state = torch.load(tmp_path / "heads_run" / "checkpoint.pt", weights_only=True)
-    (first, *_, last) = state["progress"]["held_out"] if len(state["progress"]["held_out"]) > 1 else (None, None)
-    assert first is None or last[1] < first[1]
     assert "guess 1" in (out / "README.md").read_text() and (out / "loss.png").stat().st_size > 1000
+    layout = lay_out(open_tensors(find_file(out, ["medusa_lm_head.safetensors"])), hidden_size=32, vocab_size=512)
+    assert layout.num_heads == 2 and len(layout.output_layers) == (2 if kind == "own heads" else 0)
+    check_base(config, {"target"})
     assert ((out / "target" / "config.json").exists()) == (kind == "backbone")
+
+
+@torch.no_grad()
+def test_a_fresh_head_says_what_the_targets_own_head_says(tiny_pair: Path) -> None:
+    teacher = Teacher.load(str(tiny_pair / "target"), "float32", "cpu")
+    rows = pad([Sample(tuple(range(40, 60)), 0)])
+    hidden = teacher.hidden(rows.ids)
+    for head in (None, teacher.head.weight):
+        trainee = medusa.Trainee(teacher, MedusaHeads(2, 2, 32, head), medusa.Weights(), None)
+        torch.testing.assert_close(trainee.head_logits(hidden, 1), teacher.head(hidden))
+
+
+@torch.no_grad()
+def test_ranks_belong_to_the_round_whose_last_token_is_known(tiny_pair: Path) -> None:
+    """The round after id c reads the state at c - 1; head i guesses id c + 1 + i."""
+    teacher = Teacher.load(str(tiny_pair / "target"), "float32", "cpu")
+    heads = MedusaHeads(2, 1, 32, None)
+    torch.manual_seed(0)
+    for param in heads.parameters():
+        param.normal_()
+    trainee = medusa.Trainee(teacher, heads, medusa.Weights(), None)
+    sample = Sample((5, 9, 300, 7, 7, 120), 2)
+    found = medusa.head_guesses(trainee, sample, torch.device("cpu"))
+    hidden = teacher.hidden(pad([sample]).ids)[0]
+    for last in (1, 2, 3):
+        for index in range(2):
+            wanted = last + 1 + index
+            if wanted < 6:
+                order = trainee.head_logits(hidden[last - 1], index).float().argsort(descending=True).tolist()
+                assert int(found.ranks[last, index]) == min(10, order.index(sample.ids[wanted]))
+    assert found.ranks[5].tolist() == [10, 10]
+
+
+def test_kept_heads_are_read_again(tmp_path: Path) -> None:
+    heads = MedusaHeads(3, 2, 16, torch.randn(24, 16))
+    save_heads(heads, tmp_path, "base", [[0.5, 0.25]] * 3)
+    again = load_heads(tmp_path)
+    assert (len(again), again.num_layers, again.is_sharing) == (3, 2, False)
+    for name, tensor in heads.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor.to(torch.bfloat16).float())

@@ -579,7 +579,6 @@ def test_greedy_gives_the_target_s_tokens_in_every_mode(bench, mode):
     ("mode", "fields", "field"),
     [
         (Mode.REJECTION, {"parents": [-1, 0]}, "block.parents"),
-        (Mode.TYPICAL, {"parents": [-1, 0]}, "block.parents"),
         (Mode.TYPICAL, {"draft_probs": CERTAIN_OF}, "block.draft_probs"),
         (Mode.COUPLED, {"draft_probs": CERTAIN_OF}, "block.draft_probs"),
     ],

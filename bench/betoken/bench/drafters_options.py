@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from betoken.bench.command import positive, temperature
-from betoken.bench.matrix import DTYPES, NO_DRAFTER
-from betoken.bench.sides import DEFAULT_SIDES, FUSED, HOSTED, Side, Variant, hosted_drafters, parse_side
+from betoken.bench.matrix import DTYPES, FUSED, NO_DRAFTER
+from betoken.bench.sides import DEFAULT_SIDES, HOSTED, Side, Variant, hosted_drafters, parse_side
 from betoken.cli.local_services import LocalServicesConfig
 from betoken.rpc.worker_settings import WorkerSettings
 

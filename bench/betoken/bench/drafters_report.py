@@ -11,9 +11,9 @@ from typing import Any
 from betoken.bench.baseline import BASELINE_NAMES
 from betoken.bench.drafters_store import DraftersStore, PromptRun
 from betoken.bench.identity_check import IdentityCount
-from betoken.bench.matrix import NO_DRAFTER
+from betoken.bench.matrix import FUSED, NO_DRAFTER
 from betoken.bench.paired_ratio import PairedRatio, best_by_median, estimate
-from betoken.bench.sides import FUSED, parse_side
+from betoken.bench.sides import parse_side
 from betoken.bench.speculation_totals import (
     acceptance_rate,
     block_efficiency,

@@ -13,6 +13,9 @@ from betoken.bench.prompts import OWN_PROMPTS
 from betoken.bench.sides import needs_draft_model
 from betoken.client import VerificationMode
 from betoken.draft_worker.settings import DraftWorkerSettings
+from betoken.drafters.registry import SPECS
+
+ONE_ATTACHED = tuple(name for name in ATTACHABLE if not SPECS[drafter_named(name)[0]].num_others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     add("--prompts", type=Path, default=OWN_PROMPTS, help=".jsonl or .jsonl.gz with `prompt` or `turns` (default: own)")
     add("--limit", type=positive, help="only the first N prompts")
     add("--max-new-tokens", type=positive, default=128, help="tokens per answer")
-    add("--drafter", choices=(NO_DRAFTER, *DRAFTERS, *ATTACHABLE), default="model", help="who guesses")
+    add("--drafter", choices=(NO_DRAFTER, *DRAFTERS, *ONE_ATTACHED), default="model", help="who guesses")
     add("--weights", default="", help=f"weights of --drafter {' or '.join(WITH_WEIGHTS)}")
     add("--drafter-setting", dest="drafter_settings", type=_setting, action="append", metavar="KEY=VALUE", help="of it")
     add("--lookahead-model", default="", help="what --drafter lookahead iterates (default: draft model, else target)")

@@ -19,10 +19,11 @@ from typing import Any
 from betoken.bench.command import EXIT_NOTHING_MEASURED, exit_status, positive
 from betoken.bench.identity_store import IdentityStore
 from betoken.bench.machine import describe_hardware, describe_versions
-from betoken.bench.matrix import TOP_P, WITH_WEIGHTS, Cell, all_cells
+from betoken.bench.matrix import FUSED, TOP_P, WITH_WEIGHTS, Cell, all_cells
 from betoken.bench.matrix_runner import MatrixRunner, RunnerConfig
 from betoken.bench.near_tie import MAX_GAP
 from betoken.bench.prompts import OWN_PROMPTS, fingerprint, load_prompts
+from betoken.bench.stored_targets import STORED, StoredTarget, make_stored
 from betoken.engine.weights.sources import open_source
 
 RULE = (
@@ -47,8 +48,11 @@ def _run(options: argparse.Namespace) -> int:
         return 0
     weights = {name: value for name in WITH_WEIGHTS if (value := getattr(options, name))}
     cells, left_out = _with_weights(cells, weights)
+    stored = StoredTarget(options.target, "")
+    if options.stored:
+        stored = make_stored(options.stored, options.target, options.out.parent)
     manifest = {
-        "target": open_source(options.target, None).fingerprint(),
+        "target": open_source(stored.target, None).fingerprint(),
         "draft": open_source(options.draft, None).fingerprint(),
         "prompts": fingerprint(prompts),
         "num_prompts": len(prompts),
@@ -61,10 +65,10 @@ def _run(options: argparse.Namespace) -> int:
     }
     store = IdentityStore(options.out, manifest)
     shared = (options.max_new_tokens, options.few_pages, options.compile, options.device, options.prefix_caching)
-    config = RunnerConfig(options.target, options.draft, *shared, weights)
+    config = RunnerConfig(stored.target, options.draft, *shared, weights, stored.dequantised)
     print(f"{len(cells)} cells, {len(prompts)} prompts, {len(store.done)} cells done already\n{RULE}\n", flush=True)
     asyncio.run(MatrixRunner(config, prompts, store, _print_cell).run(cells))
-    summary = summarize(cells, store) | {"left_out": left_out}
+    summary = summarize(cells, store) | {"left_out": left_out, "stored": options.stored}
     print(json.dumps(summary))
     if summary["failed_cells"]:
         return 1
@@ -81,12 +85,13 @@ def _with_weights(cells: Sequence[Cell], weights: Mapping[str, str]) -> tuple[li
         ValueError: none can run.
     """
     lacking = [name for name in WITH_WEIGHTS if name not in weights]
-    left_out = [cell.name for cell in cells if cell.drafting.drafter in lacking]
+    needing = (*lacking, *(() if weights else (FUSED,)))  # attached, it needs one of them beside `ngram`
+    left_out = [cell.name for cell in cells if cell.drafting.is_attached and cell.drafting.drafter in needing]
     if len(left_out) == len(cells):
         raise ValueError(f"these cells need {' or '.join(f'--{name}' for name in lacking)}")
     if left_out:
         print(f"{len(left_out)} cells left out, without --{' and --'.join(lacking)}", file=sys.stderr)
-    return [cell for cell in cells if cell.drafting.drafter not in lacking], left_out
+    return [cell for cell in cells if cell.name not in left_out], left_out
 
 
 def summarize(cells: Sequence[Cell], store: IdentityStore) -> dict[str, Any]:
@@ -123,6 +128,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m betoken.bench.identity", description=__doc__)
     add = parser.add_argument
     add("--target", required=True, help="target model: directory or hub id")
+    add("--stored", choices=STORED, default="", help="store the target's weights so, beside the folder of results")
     add("--draft", required=True, help="draft model: directory or hub id")
     add("--prompts", type=Path, default=OWN_PROMPTS, help=".jsonl or .jsonl.gz with `prompt` or `turns` (default: own)")
     add("--limit", type=positive, help="only the first N prompts")

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from betoken.drafters.registry import SPECS
 
 NO_DRAFTER = "none"
+FUSED = "fused"
 DRAFTERS = tuple(name for name, spec in SPECS.items() if spec.can_host)
 """Every drafter that a draft worker can host. Each is covered; the other of trees and chains stands in `DRAFTINGS`."""
 WITH_WEIGHTS = tuple(name for name, spec in SPECS.items() if spec.features is not None)
@@ -45,6 +46,7 @@ DRAFTINGS = (
     Drafting("lookahead_chain", "lookahead", (("guesses", "1"),)),
     Drafting("ngram@attached", "ngram", (), True),
     Drafting("ngram_chain@attached", "ngram", (("max_branches", "1"),), True),
+    Drafting("fused@attached", "fused", (), True),
     *(Drafting(name, name, (), True) for name in WITH_WEIGHTS),
     *(Drafting(f"{name}_chain", name, (("max_branches", "1"),), True) for name in WITH_WEIGHTS),
 )
@@ -134,7 +136,8 @@ class ServiceSet(NamedTuple):
     dtype: str
     has_few_pages: bool
     attached: str
-    """Drafter that the verify worker runs; then there is no draft worker. Empty = none."""
+    """Drafter that the verify worker runs, with all that it may choose among; then there is no draft worker. Empty =
+    none."""
     has_spare: bool
     """Whether a second verify worker runs no drafter."""
 
@@ -162,7 +165,7 @@ def _cells_of(dtype: str, temperature: float) -> Iterator[Cell]:
     yield replace(drafted, drafting=by_label["ngram"], disturbance=few_pages)
     yield replace(drafted, drafting=by_label["ngram"], num_draft_tokens=BY_COST, disturbance=few_pages)
     yield replace(drafted, drafting=by_label["model_tree"], disturbance=few_pages)
-    for name in ("ngram@attached", *WITH_WEIGHTS):
+    for name in ("ngram@attached", "fused@attached", *WITH_WEIGHTS):
         yield replace(drafted, drafting=by_label[name], disturbance=few_pages)
         yield replace(drafted, drafting=by_label[name], disturbance=Disturbance.VERIFY_KILLED)
     yield replace(drafted, disturbance=Disturbance.DRAFT_KILLED)

@@ -16,7 +16,7 @@ from betoken.bench.disturber import Disturber
 from betoken.bench.identity_check import Comparison, IdentityCount, Outcome, compare_ids, compare_with_transformers
 from betoken.bench.identity_store import IdentityStore
 from betoken.bench.machine import describe_hardware, describe_versions
-from betoken.bench.matrix import DRAFTERS, TOP_P, Cell, Disturbance, ServiceSet
+from betoken.bench.matrix import DRAFTERS, FUSED, TOP_P, Cell, Disturbance, ServiceSet
 from betoken.bench.prompts import Prompt
 from betoken.bench.speculation_totals import block_efficiency
 from betoken.bench.stack import Stack
@@ -41,6 +41,8 @@ class RunnerConfig:
     """Whether cells find KV of the cells before them. It hides what would differ in the prompts' own rows."""
     weights: Mapping[str, str] = field(default_factory=dict)
     """Weights of attached drafters that have some, by their names."""
+    dequantised: str = ""
+    """What `generate()` is given in the target's place; empty for the target itself."""
 
 
 class MatrixRunner:
@@ -82,12 +84,13 @@ class MatrixRunner:
         config, attached = self._config, services.attached
         on_device = ("--device", config.device)
         few_pages = ("--num-pages", str(config.few_pages)) if services.has_few_pages else ()
-        weights = (f"--{attached}", config.weights[attached]) if attached in config.weights else ()
+        names = (attached, "ngram", *config.weights) if attached == FUSED else (attached,) if attached else ()
+        weights = [part for name in names if name in config.weights for part in (f"--{name}", config.weights[name])]
         return LocalServicesConfig(
             target=config.target,
             draft=config.draft,
             drafters=() if attached else drafters,
-            attached_drafters=(attached,) if attached else (),
+            attached_drafters=names,
             num_verify_workers=1 + services.has_spare,
             num_attaching=1,
             dtype=services.dtype,
@@ -190,7 +193,8 @@ class MatrixRunner:
     def _float32_baseline(self) -> Baseline:
         if self._baseline is None:
             config = self._config
-            self._baseline = Baseline(config.target, None, "float32", BaselineSampling(), config.device, is_timed=False)
+            target = config.dequantised or config.target
+            self._baseline = Baseline(target, None, "float32", BaselineSampling(), config.device, is_timed=False)
         return self._baseline
 
 

@@ -19,9 +19,9 @@ from typing import Any
 
 from betoken.bench.command import EXIT_NOTHING_MEASURED, exit_status, positive, temperature
 from betoken.bench.machine import describe_hardware, describe_versions
-from betoken.bench.matrix import NO_DRAFTER
+from betoken.bench.matrix import FUSED, NO_DRAFTER
 from betoken.bench.prompts import OWN_PROMPTS, load_prompts
-from betoken.bench.sides import FUSED, needs_draft_model
+from betoken.bench.sides import needs_draft_model
 from betoken.bench.stack import Stack
 from betoken.bench.streams import sampling, speculation
 from betoken.cli.local_services import LocalServicesConfig

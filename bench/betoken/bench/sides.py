@@ -9,12 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from betoken.bench.drafter_names import drafter_named
-from betoken.bench.matrix import NO_DRAFTER
+from betoken.bench.matrix import FUSED, NO_DRAFTER
 from betoken.bench.streams import speculation
 from betoken.client import Speculation
 from betoken.drafters.registry import SPECS
 
-FUSED = "fused"
 DEFAULT_SIDES = (
     "model",
     "ngram",

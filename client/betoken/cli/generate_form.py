@@ -118,6 +118,14 @@ class GenerateForm(Connection):
         VerificationMode | None,
         typer.Option(help="rejection: exact in distribution; typical: lossy.", rich_help_panel=_SPECULATION),
     ] = None
+    posterior_threshold: Annotated[
+        float | None,
+        typer.Option(help="typical: probability above which a draft token stays.", rich_help_panel=_SPECULATION),
+    ] = None
+    posterior_alpha: Annotated[
+        float | None,
+        typer.Option(help="typical: this times exp(-entropy) is enough, too.", rich_help_panel=_SPECULATION),
+    ] = None
 
     def question(self) -> Prompt:
         """What is asked."""
@@ -159,7 +167,15 @@ class GenerateForm(Connection):
             if value is not None and value != []:
                 raise typer.BadParameter("means nothing with --off, which decodes plainly", param_hint=option)
         settings = _settings(self.drafter_setting or [])
-        return Speculation(self.drafter, settings, self.num_draft_tokens, self.off or None, self.mode)
+        return Speculation(
+            self.drafter,
+            settings,
+            self.num_draft_tokens,
+            self.off or None,
+            self.mode,
+            posterior_threshold=self.posterior_threshold,
+            posterior_alpha=self.posterior_alpha,
+        )
 
     def constraint(self) -> Constraint | None:
         """What the answer has to be."""

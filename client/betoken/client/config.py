@@ -78,6 +78,11 @@ class Speculation:
     """Verification mode; None = COUPLED."""
     report_rounds: bool | None = None
     """Whether pieces tell the times of their rounds."""
+    posterior_threshold: float | None = None
+    """In the mode TYPICAL a draft token x stays where target(x) > min(posterior_threshold, posterior_alpha *
+    exp(-entropy(target))); 0 to 1, None = 0.09. Must be None in other modes."""
+    posterior_alpha: float | None = None
+    """0 to 10, None = 0.3. Must be None in other modes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +139,8 @@ class SpeculationOptions(TypedDict, total=False):
     off: bool | None
     mode: VerificationMode | None
     report_rounds: bool | None
+    posterior_threshold: float | None
+    posterior_alpha: float | None
 
 
 class PromptOptions(TypedDict, total=False):

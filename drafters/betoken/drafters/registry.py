@@ -67,12 +67,17 @@ def check_attached(names: Sequence[str], settings: Any = None) -> None:
     """`settings`: those of the verify worker, where they are known.
 
     Raises:
-        ValueError: a name that no verify worker can attach, one given twice, or a need that `settings` do not meet.
+        ValueError: a name that no verify worker can attach, one given twice, one that lacks others to choose among, or
+            a need that `settings` do not meet.
     """
     known = [spec.name for spec in SPECS.values() if spec.can_attach]
     for name in names:
         if name not in known:
             raise ValueError(f"--attached-drafters = {name!r}: must be among {', '.join(known)}")
+        if len(names) <= (least := SPECS[name].num_others):
+            raise ValueError(
+                f"--attached-drafters: `{name}` chooses among the others, of which there must be {least} at least"
+            )
         if settings is not None:
             _check_needs(SPECS[name], settings)
     if len(set(names)) != len(names):

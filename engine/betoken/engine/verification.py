@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import accumulate, chain, takewhile
+from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from betoken.engine.sampler import (
@@ -23,7 +25,8 @@ from betoken.engine.sampler import (
     sampling_columns,
 )
 from betoken.engine.sparse_probs import SparseProbs
-from betoken.kernels.accept import accept_block
+from betoken.engine.staging import to_device
+from betoken.kernels.accept import accept_block, longest_path
 from betoken.kernels.rejection import DraftProbs, rejection
 from betoken.kernels.typical import typical
 
@@ -39,6 +42,19 @@ class VerificationMode(Enum):
     """Typical acceptance; lossy."""
 
 
+class TypicalBounds(NamedTuple):
+    """A draft token x stays where target(x) > min(threshold, alpha * exp(-entropy(target)))."""
+
+    threshold: float
+    """0 to 1; the paper's epsilon."""
+    alpha: float
+    """0 or above; the paper's delta."""
+
+
+PAPERS_BOUNDS = TypicalBounds(0.09, 0.3)
+"""The values of Cai et al., "Medusa", arXiv:2401.10774."""
+
+
 @dataclass(slots=True)
 class BlockGroup:
     """The rows of one sequence, and how its draft is judged."""
@@ -47,6 +63,8 @@ class BlockGroup:
     mode: VerificationMode = VerificationMode.COUPLED
     draft_probs: Sequence[SparseProbs] = ()
     """REJECTION: what each draft id was sampled from; empty = each was certain."""
+    bounds: TypicalBounds = PAPERS_BOUNDS
+    """TYPICAL: how likely a draft token has to be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +103,10 @@ def verify_blocks(logits: torch.Tensor, groups: Sequence[BlockGroup]) -> list[Ve
         members = [judged for judged in all_judged if judged.group.mode is mode]
         if mode is VerificationMode.COUPLED:
             _judge_equality(chosen_ids, members)
+        elif mode is VerificationMode.TYPICAL:
+            _judge_typically(adjusted, chosen_ids, members)
         else:
-            _judge_probabilities(mode, adjusted, target_ids.clamp_min(0), members)
+            _judge_by_rejection(adjusted, target_ids.clamp_min(0), members)
     emitted = [judged.emitted(chosen_ids) for judged in all_judged]
     for row, token_id in chain.from_iterable(emitted):
         chosen_ids[row] = token_id  # logprobs are of emitted ids
@@ -128,30 +148,50 @@ def _judge_equality(chosen_ids: Sequence[int], members: Sequence[_Judged]) -> No
         judged.path, judged.next_id = path, next_id
 
 
-def _judge_probabilities(
-    mode: VerificationMode,
-    adjusted: torch.Tensor,
-    target_ids: torch.Tensor,
-    members: Sequence[_Judged],
-) -> None:
-    """Judge groups of one mode other than COUPLED, chains all."""
+def _judge_typically(adjusted: torch.Tensor, chosen_ids: Sequence[int], members: Sequence[_Judged]) -> None:
+    """Judge TYPICAL groups, chains and trees: the longest path all of whose tokens are likely enough."""
     device = adjusted.device
     groups = [judged.group.rows for judged in members]
-    rows = torch.tensor(
-        [judged.first_row + row for judged in members for row in range(judged.group.rows.num_rows)], device=device
-    )
+    own = _own_rows(members, device)
+    before: list[int] = []  # each draft token's row is that of what it follows: a group's first, or a token's own
+    for group, first_row in zip(groups, _first_rows(groups), strict=True):
+        parents = range(-1, len(group.draft_ids) - 1) if group.parents is None else group.parents
+        before += [first_row + 1 + parent for parent in parents]
+    draft_ids = [draft_id for group in groups for draft_id in group.draft_ids]
+    bounds = zip(*(judged.group.bounds for judged in members for _ in range(judged.group.rows.num_rows)), strict=True)
+    nodes = [np.array(numbers, np.int64) for numbers in (before, draft_ids)]
+    columns = to_device([*nodes, *(np.array(values, np.float32) for values in bounds)], device)
+    judged_nodes = typical(adjusted[own], *columns, *sampling_columns(groups, device))
+    is_accepted, shares = (column.tolist() for column in judged_nodes)
+    start = 0
+    for judged in members:
+        end = start + len(judged.group.rows.draft_ids)
+        judged.path = longest_path(is_accepted[start:end], shares[start:end], judged.group.rows.parents)
+        last = judged.first_row + 1 + judged.path[-1] if judged.path else judged.first_row
+        judged.next_id = max(0, chosen_ids[last])
+        start = end
+
+
+def _judge_by_rejection(adjusted: torch.Tensor, target_ids: torch.Tensor, members: Sequence[_Judged]) -> None:
+    """Judge REJECTION groups, chains all."""
+    device = adjusted.device
+    groups = [judged.group.rows for judged in members]
+    rows = _own_rows(members, device)
     draft_ids = torch.tensor([draft_id for group in groups for draft_id in group.draft_ids], dtype=torch.int64)
     offsets = torch.tensor([0, *accumulate(len(group.draft_ids) for group in groups)])
     chains = (adjusted[rows], target_ids[rows], draft_ids.to(device), offsets.to(device))
     columns = sampling_columns(groups, device)
-    if mode is VerificationMode.TYPICAL:
-        results = typical(*chains, *columns)
-    else:
-        probs = DraftProbs.from_lists([pair for judged in members for pair in _distributions(judged.group)], device)
-        results = rejection(*chains, probs, *noise_columns(groups, device), *columns)
+    probs = DraftProbs.from_lists([pair for judged in members for pair in _distributions(judged.group)], device)
+    results = rejection(*chains, probs, *noise_columns(groups, device), *columns)
     num_accepted, next_ids = (result.tolist() for result in results)
     for judged, count, next_id in zip(members, num_accepted, next_ids, strict=True):
         judged.path, judged.next_id = list(range(count)), next_id
+
+
+def _own_rows(members: Sequence[_Judged], device: torch.device) -> torch.Tensor:
+    """[R'] int64 rows of these groups among all."""
+    rows = [judged.first_row + row for judged in members for row in range(judged.group.rows.num_rows)]
+    return torch.tensor(rows, device=device)
 
 
 def _distributions(group: BlockGroup) -> list[tuple[list[int], list[float]]]:

@@ -71,6 +71,12 @@ class Extension(Body):
     num_draft_tokens: int | None = Field(None, description="Draft tokens per round; absent = as many as pay.")
     off: bool | None = Field(None, description="Decode without speculation.")
     mode: Literal["coupled", "rejection", "typical"] | None = Field(None, description="Verification mode.")
+    posterior_threshold: float | None = Field(
+        None, description="Mode typical: a draft token stays above this probability, or above the next; absent = 0.09."
+    )
+    posterior_alpha: float | None = Field(
+        None, description="Mode typical: this times exp(-entropy), the other bound; absent = 0.3."
+    )
     constraint: dict[str, Any] | None = Field(
         None, description="What the answer has to be: one of json_object, json_schema, regex, choice, lark."
     )
@@ -87,7 +93,14 @@ class Extension(Body):
         """For the SDK."""
         mode = None if self.mode is None else VerificationMode(self.mode)
         return Speculation(
-            self.drafter, self.drafter_settings, self.num_draft_tokens, self.off, mode, self.rounds or None
+            self.drafter,
+            self.drafter_settings,
+            self.num_draft_tokens,
+            self.off,
+            mode,
+            self.rounds or None,
+            self.posterior_threshold,
+            self.posterior_alpha,
         )
 
 

@@ -48,18 +48,22 @@ class TokenIds(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Speculation(_message.Message):
-    __slots__ = ("drafter", "num_draft_tokens", "off", "mode", "report_rounds")
+    __slots__ = ("drafter", "num_draft_tokens", "off", "mode", "report_rounds", "posterior_threshold", "posterior_alpha")
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OFF_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     REPORT_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    POSTERIOR_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    POSTERIOR_ALPHA_FIELD_NUMBER: _ClassVar[int]
     drafter: _types_pb2.DrafterChoice
     num_draft_tokens: int
     off: bool
     mode: _types_pb2.VerificationMode
     report_rounds: bool
-    def __init__(self, drafter: _Optional[_Union[_types_pb2.DrafterChoice, _Mapping]] = ..., num_draft_tokens: _Optional[int] = ..., off: _Optional[bool] = ..., mode: _Optional[_Union[_types_pb2.VerificationMode, str]] = ..., report_rounds: _Optional[bool] = ...) -> None: ...
+    posterior_threshold: float
+    posterior_alpha: float
+    def __init__(self, drafter: _Optional[_Union[_types_pb2.DrafterChoice, _Mapping]] = ..., num_draft_tokens: _Optional[int] = ..., off: _Optional[bool] = ..., mode: _Optional[_Union[_types_pb2.VerificationMode, str]] = ..., report_rounds: _Optional[bool] = ..., posterior_threshold: _Optional[float] = ..., posterior_alpha: _Optional[float] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
     __slots__ = ("prompt", "prompt_ids", "messages", "model", "sampling", "speculation", "resume_ids", "tenant", "n", "system_fingerprint", "add_special_tokens", "constraint", "prediction")

@@ -202,7 +202,7 @@ class LinkError(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class OpenSequence(_message.Message):
-    __slots__ = ("sequence_id", "prompt_ids", "committed_ids", "sampling", "mode", "eos_token_ids", "max_length", "traceparent", "deadline_ms", "drafter", "constraint", "predicted_ids")
+    __slots__ = ("sequence_id", "prompt_ids", "committed_ids", "sampling", "mode", "eos_token_ids", "max_length", "traceparent", "deadline_ms", "drafter", "constraint", "predicted_ids", "posterior_threshold", "posterior_alpha")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -215,6 +215,8 @@ class OpenSequence(_message.Message):
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_IDS_FIELD_NUMBER: _ClassVar[int]
+    POSTERIOR_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    POSTERIOR_ALPHA_FIELD_NUMBER: _ClassVar[int]
     sequence_id: int
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
     committed_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -227,7 +229,9 @@ class OpenSequence(_message.Message):
     drafter: DrafterChoice
     constraint: Constraint
     predicted_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, sequence_id: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., mode: _Optional[_Union[VerificationMode, str]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_length: _Optional[int] = ..., traceparent: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., drafter: _Optional[_Union[DrafterChoice, _Mapping]] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., predicted_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    posterior_threshold: float
+    posterior_alpha: float
+    def __init__(self, sequence_id: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., mode: _Optional[_Union[VerificationMode, str]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_length: _Optional[int] = ..., traceparent: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., drafter: _Optional[_Union[DrafterChoice, _Mapping]] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., predicted_ids: _Optional[_Iterable[int]] = ..., posterior_threshold: _Optional[float] = ..., posterior_alpha: _Optional[float] = ...) -> None: ...
 
 class Constraint(_message.Message):
     __slots__ = ("json_object", "json_schema", "regex", "choice", "lark")

@@ -101,6 +101,7 @@ async def prepare(
         prompt_ids=array("I", prompt_ids),  # a tenth of the memory of Python's own numbers
         sampling=sampling,
         mode=_mode(message.speculation, model),
+        **_typical_bounds(message.speculation),
         eos_token_ids=eos_token_ids,
         max_length=len(prompt_ids) + sampling.max_new_tokens,
         identity=identity,
@@ -242,6 +243,11 @@ async def _encode_prompt(message: GenerateRequest | TokenizeRequest, router: Rou
 
 async def _encode_messages(messages: ChatMessages, router: Router) -> Sequence[int]:
     return await encode_chat(chat_of(messages), router.tokenizer, _limits(router))
+
+
+def _typical_bounds(speculation: Speculation) -> dict[str, float]:
+    names = ("posterior_threshold", "posterior_alpha")
+    return {name: getattr(speculation, name) for name in names if speculation.HasField(name)}
 
 
 def _mode(speculation: Speculation, model: WorkerHello) -> VerificationMode:

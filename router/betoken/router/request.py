@@ -61,6 +61,9 @@ class GenerationRequest:
     """What the output has to be; None = anything."""
     predicted_ids: Sequence[int] = ()
     """What the output is expected to be; empty = nothing."""
+    posterior_threshold: float | None = None
+    """Bounds of typical acceptance; None = the paper's."""
+    posterior_alpha: float | None = None
     drafter: DrafterChoice | None = None
     """None: decode plainly."""
     is_drafter_fixed: bool = False
@@ -114,6 +117,8 @@ class GenerationRequest:
             committed_ids=committed_ids,
             sampling=self.sampling,
             mode=self.mode,
+            posterior_threshold=self.posterior_threshold,
+            posterior_alpha=self.posterior_alpha,
             eos_token_ids=self.eos_token_ids,
             max_length=self.max_length,
             traceparent=self.traceparent,

@@ -17,7 +17,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def decisions(blocks: Blocks) -> list[list[int]]:
-    results = (*rejection(*blocks.for_rejection), *typical(*blocks.for_typical))
+    is_accepted, shares = typical(*blocks.for_typical)
+    results = (*rejection(*blocks.for_rejection), is_accepted, shares.nan_to_num(-1.0))
     return [result.tolist() for result in results]
 
 
@@ -76,7 +77,9 @@ def test_a_whole_block_is_accepted_and_takes_the_target_id(device: torch.device,
         noise_columns,
         columns(num_drafts + 1, 1.0, 0, 1.0, 0.0),
     )
-    assert assert_equals_reference(blocks, device, takes_triton) == [[40], [8], [40], [8]]
+    counts, next_ids, is_accepted, shares = assert_equals_reference(blocks, device, takes_triton)
+    assert (counts, next_ids) == ([40], [8])
+    assert is_accepted == [True] * 40 and min(shares) > 0.99
 
 
 def test_excessive_draft_probabilities_fall_back_to_the_target(device: torch.device, takes_triton) -> None:
@@ -119,7 +122,9 @@ def test_a_block_does_not_depend_on_the_others(device: torch.device, takes_trito
                 tuple(column[rows] for column in blocks.noise_columns),
                 tuple(column[rows] for column in blocks.sampling_columns),
             )
-            assert decisions(alone.moved(device)) == [[values[block]] for values in together]
+            of_blocks, of_tokens = together[:2], together[2:]
+            expected = [*([values[block]] for values in of_blocks), *(values[start:end] for values in of_tokens)]
+            assert decisions(alone.moved(device)) == expected
 
 
 def test_refusals_recover_from_what_the_draft_leaves(device: torch.device, takes_triton) -> None:
@@ -150,10 +155,11 @@ def test_typical_holds_both_of_its_bounds(device: torch.device, takes_triton) ->
     peaked = [[0.90, 0.0895, 0.0105], [0.90, 0.0905, 0.0095]]
     rows = [row + [0.0] * (40 - len(row)) for row in (*peaked, flat)]
     logits = torch.tensor(rows).log().repeat_interleave(2, dim=0).to(device)
-    chains = (torch.arange(6, device=device), torch.ones(3, dtype=torch.int64, device=device))
-    offsets = torch.arange(4, device=device)
+    nodes = (torch.tensor([0, 2, 4], device=device), torch.ones(3, dtype=torch.int64, device=device))
+    bounds = (torch.full((6,), bound, device=device) for bound in (0.09, 0.3))
     with takes_triton():
-        num_accepted, next_ids = typical(
-            logits, *chains, offsets, *(column.to(device) for column in columns(6, 1.0, 0, 1.0, 0.0))
+        is_accepted, shares = typical(
+            logits, *nodes, *bounds, *(column.to(device) for column in columns(6, 1.0, 0, 1.0, 0.0))
         )
-    assert (num_accepted.tolist(), next_ids.tolist()) == ([0, 1, 1], [0, 3, 5])
+    assert is_accepted.tolist() == [False, True, True]
+    assert shares.tolist() == pytest.approx([0.0895, 0.0905, 1 / 40], rel=1e-5)

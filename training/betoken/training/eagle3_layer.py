@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import nn
 
 from betoken.drafters.eagle3.module import Eagle3Layer
@@ -190,4 +190,4 @@ def save_layer(layer: Eagle3Layer, folder: Path, target: str, num_target_layers:
         name: (tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor).detach().cpu().contiguous()
         for name, tensor in layer.state_dict().items()
     }
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").write_bytes(save(tensors, {"format": "pt"}))

@@ -48,7 +48,7 @@ def measure_eagle3(teacher: Teacher, folder: Path, samples: Sequence[Sample]) ->
     """
     config = teacher.config
     vocab_size = teacher.head.weight.shape[0]
-    shape = TargetShape(str(folder), vocab_size, config.hidden_size, config.num_hidden_layers)
+    shape = TargetShape(teacher.name, vocab_size, config.hidden_size, config.num_hidden_layers)
     layer = load_layer(folder, shape).layer
     if not isinstance(layer, Eagle3Layer):
         raise ValueError(f"{folder}: weights of EAGLE-1 or EAGLE-2 are not measured")

@@ -158,10 +158,12 @@ def block_efficiency(
     """Tokens a forward by the number of nodes, of trees grown best first from what the heads say at each place."""
     rounds = {num: Rounds() for num in num_nodes}
     for one, sample in zip(guesses, samples, strict=True):
-        orders = [best_first(shares, max(num_nodes)) for shares in one.shares.tolist()]
+        first = max(1, sample.prompt_length)
+        orders = [best_first(shares, max(num_nodes)) for shares in one.shares[first:].tolist()]
+        ranks = one.ranks[first:].tolist()
         for num, counted in rounds.items():
-            depths = [accepted_of(row, paths[:num]) for row, paths in zip(one.ranks.tolist(), orders, strict=True)]
-            counted.add(depths, max(1, sample.prompt_length), len(sample.ids))
+            depths = [accepted_of(row, paths[:num]) for row, paths in zip(ranks, orders, strict=True)]
+            counted.add([0] * first + depths, first, len(sample.ids))
     return {num: counted.block_efficiency for num, counted in rounds.items()}
 
 

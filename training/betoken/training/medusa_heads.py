@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import nn
 
 WEIGHTS_FILE = "medusa_lm_head.safetensors"
@@ -76,7 +76,7 @@ def save_heads(heads: MedusaHeads, folder: Path, base_model: str, rank_accuracie
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     tensors = {name: tensor.detach().to(torch.bfloat16).contiguous() for name, tensor in heads.state_dict().items()}
-    save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    (folder / WEIGHTS_FILE).write_bytes(save(tensors, {"format": "pt"}))
 
 
 def load_heads(folder: Path) -> MedusaHeads:

@@ -31,8 +31,12 @@ class Taught:
 class Teacher:
     """A target in eval mode, without gradients."""
 
-    def __init__(self, model: Any) -> None:
-        """`model`: a causal language model of transformers, with an attention that needs no pages."""
+    def __init__(self, model: Any, name: str = "") -> None:
+        """Args:
+        model: a causal language model of transformers, with an attention that needs no pages.
+        name: path or hub id.
+        """
+        self.name = name
         self.model = model.eval().requires_grad_(False)
 
     @classmethod
@@ -42,7 +46,7 @@ class Teacher:
         """
         model, _ = load_model(EngineConfig(path, dtype=dtype, device=device), lambda stage, fraction: None)  # type: ignore[arg-type]
         model.set_attn_implementation("sdpa")
-        return cls(model)
+        return cls(model, path)
 
     @property
     def config(self) -> Any:

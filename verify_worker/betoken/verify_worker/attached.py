@@ -12,6 +12,7 @@ from betoken.common.economy.terms import DraftTerms
 from betoken.common.errors import InvalidArgumentError
 from betoken.drafters import grammar
 from betoken.drafters.drafter import Drafted, Drafter, DraftSequence
+from betoken.drafters.fused.drafter import FusedDrafter
 from betoken.engine.verification import VerificationMode
 from betoken.rpc.link.worker_load import SequenceKey
 from betoken.verify_worker.feature_rows import CommittedRows, FeatureFeed
@@ -87,7 +88,7 @@ class AttachedDrafters:
             output_ids=list(seq.output_ids),
             max_length=seq.max_length,
             settings=dict(seq.opened.drafter_settings),
-            takes_trees=seq.mode is VerificationMode.COUPLED,
+            takes_trees=seq.mode is not VerificationMode.REJECTION,
             wants_probs=seq.mode is VerificationMode.REJECTION and seq.params.temperature > 0.0,
             steers_tokens=seq.mode is not VerificationMode.COUPLED,
             predicted_ids=seq.opened.predicted_ids,
@@ -106,7 +107,9 @@ class AttachedDrafters:
             logger.exception("the attached drafter %s failed", seq.drafter)
         else:
             self._entries[seq.key] = _Entry(seq, draft, drafter)
-            seq.takes_pages = not self._feed.reads_whole_text(seq.drafter, draft.steers_tokens)
+            sources = self._drafters if isinstance(drafter, FusedDrafter) else (seq.drafter,)
+            is_whole = any(self._feed.reads_whole_text(name, draft.steers_tokens) for name in sources)
+            seq.takes_pages = not is_whole
 
     def close(self, seq: VerifySequence) -> None:
         """Forget a sequence; unknown ones are ignored."""
@@ -136,14 +139,13 @@ class AttachedDrafters:
 
     def observe(self, committed: CommittedRows) -> None:
         """Tell those that read features the rows of a forward, after what it decided."""
-        for name, drafter in self._drafters.items():
-            if not self._feed.reads(name):
-                continue
-            told = [entry for entry in self._entries.values() if entry.drafter is drafter]
-            for entry in told:
-                if entry.draft.is_waiting and (rows := committed.alone(entry.seq.key)) is not None:
-                    entry.late_rows.append(rows)
-            self._tell(name, [entry for entry in told if not entry.draft.is_waiting], committed)
+        readers = [name for name in self._drafters if self._feed.reads(name)]
+        for entry in self._entries.values() if readers else ():
+            is_read = any(self._view(entry, name) is not None for name in readers)
+            if is_read and entry.draft.is_waiting and (rows := committed.alone(entry.seq.key)) is not None:
+                entry.late_rows.append(rows)
+        for name in readers:
+            self._tell(name, [entry for entry in self._entries.values() if not entry.draft.is_waiting], committed)
 
     def propose(self, row_price: float) -> None:
         """Ask for all sequences whose next round is to have a draft. Each drafter does one unit of work, and its drafts
@@ -156,6 +158,7 @@ class AttachedDrafters:
                 self._ask(entry, row_price)
         for name, drafter in self._drafters.items():
             self._step(name, drafter)
+        self._fault_forgotten()
         for entry in self._entries.values():
             entry.seq.awaits_draft = entry.draft.is_waiting and entry.draft.steers_tokens
 
@@ -176,7 +179,7 @@ class AttachedDrafters:
         draft.terms = DraftTerms(entry.max_tokens, row_price) if is_priced else None
         entry.asked_ns, draft.is_waiting = time.perf_counter_ns(), True
         if _GRAMMAR in self._drafters and (forced_ids := seq.rules.forced_ids(entry.max_tokens)):
-            self._take(entry, Drafted(draft, forced_ids, sources=(_GRAMMAR,)))  # nobody has to guess them
+            self._take(entry, Drafted(draft, forced_ids), _GRAMMAR)  # nobody has to guess them
             return
         try:
             entry.drafter.request(draft, min(room, seq.rounds.num_draft_tokens))
@@ -185,24 +188,35 @@ class AttachedDrafters:
             self._fault(entry)
 
     def _step(self, name: str, drafter: Drafter) -> None:
-        waiting = {
-            id(entry.draft): entry
-            for entry in self._entries.values()
-            if entry.drafter is drafter and entry.draft.is_waiting
-        }
-        if not waiting and not _has_work(drafter):
+        own = [entry for entry in self._waiting() if entry.drafter is drafter]
+        if not own and not _has_work(drafter):
             return
         try:
             for drafted in list(drafter.step()):
-                self._take(waiting.pop(id(drafted.sequence)), drafted)
-            if drafter.has_work:  # at what is still to come
-                return
+                entry = self._entries[drafted.sequence.key]
+                if not entry.draft.is_waiting:
+                    raise ValueError("a draft that nobody asked for")
+                self._take(entry, drafted, name)
+            bool(drafter.has_work)
         except Exception:
             logger.exception("the attached drafter %s failed", name)
-        for entry in waiting.values():
-            self._fault(entry)
+            for entry in self._waiting():
+                if entry.drafter is drafter or isinstance(entry.drafter, FusedDrafter):
+                    self._fault(entry)
 
-    def _take(self, entry: _Entry, drafted: Drafted) -> None:
+    def _fault_forgotten(self) -> None:
+        """End the requests that no drafter is at any more."""
+        if waiting := self._waiting():
+            busy = [drafter for drafter in self._drafters.values() if _has_work(drafter)]
+            for entry in waiting:
+                if entry.drafter not in busy and not (busy and isinstance(entry.drafter, FusedDrafter)):
+                    self._fault(entry)
+
+    def _waiting(self) -> list[_Entry]:
+        return [entry for entry in self._entries.values() if entry.draft.is_waiting]
+
+    def _take(self, entry: _Entry, drafted: Drafted, name: str) -> None:
+        """`name`: who proposes it."""
         seq = entry.seq
         entry.draft.is_waiting = False
         if entry.late_ids:
@@ -220,7 +234,7 @@ class AttachedDrafters:
             self._fault(entry)
             return
         entry.num_faults = 0
-        sources = (seq.drafter,) if drafted.sources is None else tuple(drafted.sources)
+        sources = (name,) if drafted.sources is None else tuple(drafted.sources)
         seq.attached_round = AttachedRound(sources, time.perf_counter_ns() - entry.asked_ns, drafted.num_forwards)
         if drafted.draft_ids:
             probs = list(drafted.draft_probs) if entry.draft.wants_probs else []
@@ -230,22 +244,31 @@ class AttachedDrafters:
             seq.block = block
 
     def _tell(self, name: str, entries: list[_Entry], committed: CommittedRows) -> None:
-        entries = [entry for entry in entries if entry.seq.key in committed.rows]
+        views = [(entry, self._view(entry, name)) for entry in entries if entry.seq.key in committed.rows]
+        told = [(entry, view) for entry, view in views if view is not None]
         try:
-            if entries:
-                self._feed.tell(name, entries[0].drafter, [entry.draft for entry in entries], committed)
-            for entry in entries:
+            if told:
+                self._feed.tell(name, self._drafters[name], [view for _, view in told], committed)
+            for entry, _ in told:
                 entry.num_unread = 0
         except Exception:
             logger.exception("the attached drafter %s failed", name)
-            for entry in entries:
+            for entry, _ in told:
                 entry.num_unread += 1
                 self._restart(entry)
+
+    def _view(self, entry: _Entry, name: str) -> DraftSequence | None:
+        """The sequence as this drafter knows it; None where it does not hold it."""
+        if isinstance(entry.drafter, FusedDrafter):
+            return entry.drafter.view(entry.draft, name)
+        return entry.draft if entry.drafter is self._drafters[name] else None
 
     def _tell_late(self, entry: _Entry) -> None:
         late, entry.late_rows = entry.late_rows, []
         for rows in late:
-            self._tell(entry.seq.drafter, [entry], rows)
+            for name in self._drafters:
+                if self._feed.reads(name):
+                    self._tell(name, [entry], rows)
 
     def _check(self, entry: _Entry, drafted: Drafted) -> None:
         drafted.check()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from betoken.drafters import grammar
 from betoken.drafters.registry import SPECS
 from betoken.drafters.spec import Memory
 from betoken.rpc.worker_settings import USUAL_PREFILL_ROWS
@@ -25,7 +26,10 @@ def attached_drafters(settings: VerifyWorkerSettings, target: ModelRunner) -> di
         FailedPreconditionError: what one of them needs does not fit the target, or is missing.
     """
     host = _Host(settings, target)
-    return {name: host.drafter(name) for name in settings.attached_drafters}
+    names = settings.attached_drafters
+    for name in sorted(names, key=lambda name: SPECS[name].num_others):  # those that choose among others come last
+        host.made[name] = host.drafter(name)
+    return {name: host.made[name] for name in names}
 
 
 def attached_layers(settings: VerifyWorkerSettings, num_layers: int) -> list[int]:
@@ -72,6 +76,7 @@ class _Host:
 
     settings: VerifyWorkerSettings
     target: ModelRunner
+    made: dict[str, Drafter] = field(default_factory=dict)
 
     @property
     def max_prefill_rows(self) -> int:
@@ -84,4 +89,9 @@ class _Host:
         return SPECS[name].make(self)
 
     def others(self, name: str) -> dict[str, Drafter]:
-        raise AssertionError("no drafter that chooses among others can be attached")
+        return {other: self.made[other] for other in self.settings.attached_drafters if _is_source(other)}
+
+
+def _is_source(name: str) -> bool:
+    """Whether `fused` may choose it: forced tokens come first in any case."""
+    return not SPECS[name].num_others and name != grammar.SPEC.name

@@ -9,7 +9,7 @@ from opentelemetry.trace import INVALID_SPAN, Span
 from betoken.engine.rules.grammar import GrammarRule
 from betoken.engine.sampling import SamplingParams
 from betoken.engine.sparse_probs import SparseProbs
-from betoken.engine.verification import VerificationMode
+from betoken.engine.verification import PAPERS_BOUNDS, TypicalBounds, VerificationMode
 from betoken.rpc.link.commands import TableCommand
 from betoken.rpc.link.worker_load import SequenceKey
 
@@ -40,6 +40,8 @@ class Open:
     opened_ns: int
     """Arrival, `time.perf_counter_ns`."""
     mode: VerificationMode = VerificationMode.COUPLED
+    bounds: TypicalBounds = PAPERS_BOUNDS
+    """How likely a draft token has to be in the mode TYPICAL."""
     grammar: GrammarRule | None = None
     """Grammar of a constraint, behind `output_ids`; the core moves a copy of it."""
     drafter: str = ""

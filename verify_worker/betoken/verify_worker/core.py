@@ -262,7 +262,7 @@ def _no_token(seq: VerifySequence) -> BetokenError:
 def _refusal_in_mode(block: Block, mode: VerificationMode) -> InvalidArgumentError | None:
     """Why a sequence of this mode cannot take the block; None if it can."""
     limit = f"must be absent in the mode {mode.name}"
-    if block.parents and mode is not VerificationMode.COUPLED:
+    if block.parents and mode is VerificationMode.REJECTION:
         return InvalidArgumentError("block.parents", f"{len(block.parents)} entries", limit)
     if block.draft_probs and mode is not VerificationMode.REJECTION:
         return InvalidArgumentError("block.draft_probs", f"{len(block.draft_probs)} entries", limit)

@@ -12,7 +12,7 @@ from betoken.engine.rules.grammar import GrammarRule
 from betoken.engine.rules.prompt import Prompt
 from betoken.engine.sampling import SamplingParams
 from betoken.engine.sparse_probs import SparseProbs
-from betoken.engine.verification import VerificationMode
+from betoken.engine.verification import PAPERS_BOUNDS, TypicalBounds, VerificationMode
 from betoken.rpc.constraints import Grammars
 from betoken.rpc.link import LinkPeer
 from betoken.rpc.link.worker_entries import (
@@ -102,6 +102,7 @@ class VerifyLinkHandler(EntryHandler[VerifyCommand, VerifyLinkResponse]):
             max_length=entry.max_length,
             opened_ns=arrived_ns,
             mode=MODES[mode],
+            bounds=_bounds(entry),
             grammar=grammar,
             drafter=entry.drafter.name,
             drafter_settings=dict(entry.drafter.settings),
@@ -124,6 +125,13 @@ class VerifyLinkHandler(EntryHandler[VerifyCommand, VerifyLinkResponse]):
             tuple(SparseProbs(list(sparse.token_ids), list(sparse.probs)) for sparse in entry.draft_probs),
             entry.num_plain_steps,
         )
+
+
+def _bounds(entry: OpenSequence) -> TypicalBounds:
+    """Bounds of typical acceptance, the paper's where the entry has none."""
+    threshold = entry.posterior_threshold if entry.HasField("posterior_threshold") else PAPERS_BOUNDS.threshold
+    alpha = entry.posterior_alpha if entry.HasField("posterior_alpha") else PAPERS_BOUNDS.alpha
+    return TypicalBounds(threshold, alpha)
 
 
 def _grammar(grammars: Grammars, entry: OpenSequence) -> GrammarRule:

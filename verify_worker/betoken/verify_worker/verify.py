@@ -85,6 +85,7 @@ def _block_group(work: Work) -> BlockGroup:
         ),
         seq.mode,
         seq.block.draft_probs if seq.block is not None else (),
+        seq.opened.bounds,
     )
 
 

@@ -16,4 +16,4 @@ def _make(host: DrafterHost) -> Drafter:
     return FusedDrafter(host.others(SPEC.name))
 
 
-SPEC = DrafterSpec(name="fused", make=_make, is_usual=True, num_others=2)
+SPEC = DrafterSpec(name="fused", make=_make, is_usual=True, can_attach=True, num_others=2)

@@ -136,6 +136,11 @@ class FusedDrafter:
                 if source.is_open:
                     self._close_source(name, source)
 
+    def view(self, sequence: DraftSequence, name: str) -> DraftSequence | None:
+        """The sequence as the source of this name knows it; None where that does not hold it."""
+        source = self._open[sequence].sources.get(name)
+        return source.sequence if source is not None and source.is_open else None
+
     def step(self) -> list[Drafted]:
         """Make the shadow drafts; they are no answers."""
         for fused in self._open.values():

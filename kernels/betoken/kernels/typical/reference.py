@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from betoken.kernels.float_math import exp
-from betoken.kernels.rejection.reference import count_leading
 from betoken.kernels.sample.reference import WEIGHT_ONE
 from betoken.kernels.weights import target_weights
-
-# The paper's values, as the nearest float32: every language then computes with the same numbers.
-EPSILON = float(np.float32(0.09))
-DELTA = float(np.float32(0.3))
 
 
 def typical(
     logits: torch.Tensor,
-    target_ids: torch.Tensor,
+    rows: torch.Tensor,
     draft_ids: torch.Tensor,
-    offsets: torch.Tensor,
+    epsilon: torch.Tensor,
+    delta: torch.Tensor,
     temperature: torch.Tensor,
     top_k: torch.Tensor,
     top_p: torch.Tensor,
@@ -32,10 +27,7 @@ def typical(
     # which cancels when both sides of the rule are multiplied by the total. Terms are summed as integers.
     below_top = torch.where(weights.values > 0, weights.below_top, 0.0).to(torch.float64)
     mean_below = (values * below_top).to(torch.int64).sum(dim=1).to(torch.float64) / totals
-    bound = torch.minimum(EPSILON * totals, DELTA * WEIGHT_ONE * exp(-mean_below.to(torch.float32)).to(torch.float64))
-    num_blocks = offsets.shape[0] - 1
-    blocks = torch.arange(num_blocks, device=logits.device)
-    rows = torch.arange(draft_ids.shape[0], device=logits.device)
-    rows += torch.repeat_interleave(blocks, offsets.diff())
-    num_accepted = count_leading(values[rows, draft_ids] > bound[rows], offsets)
-    return num_accepted, target_ids[offsets[:-1] + blocks + num_accepted]
+    entropy_bound = delta.to(torch.float64) * WEIGHT_ONE * exp(-mean_below.to(torch.float32)).to(torch.float64)
+    bound = torch.minimum(epsilon.to(torch.float64) * totals, entropy_bound)
+    drafted = values[rows, draft_ids]
+    return drafted > bound[rows], drafted / totals[rows]

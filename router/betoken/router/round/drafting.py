@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from enum import Enum, auto
 
 
-class Drafting(Enum):
+class DraftingState(Enum):
     """State of one request's drafting."""
 
     CLOSED = auto()
@@ -28,12 +28,12 @@ class Drafting(Enum):
     @property
     def is_open(self) -> bool:
         """Whether a worker has the sequence open."""
-        return self not in (Drafting.CLOSED, Drafting.REFUSED)
+        return self not in (DraftingState.CLOSED, DraftingState.REFUSED)
 
     @property
     def has_drafted(self) -> bool:
         """Whether a draft has come since the sequence was opened, so that the prompt's prefill is over."""
-        return self in (Drafting.READY, Drafting.LATE)
+        return self in (DraftingState.READY, DraftingState.LATE)
 
 
 class DraftingEvent(Enum):
@@ -53,10 +53,10 @@ class DraftingEvent(Enum):
     """The request closed the sequence."""
 
 
-_S, _E = Drafting, DraftingEvent
-_ENDS: Mapping[DraftingEvent, Drafting] = {_E.FAILED: _S.CLOSED, _E.REFUSED: _S.REFUSED, _E.CLOSED: _S.CLOSED}
+_S, _E = DraftingState, DraftingEvent
+_ENDS: Mapping[DraftingEvent, DraftingState] = {_E.FAILED: _S.CLOSED, _E.REFUSED: _S.REFUSED, _E.CLOSED: _S.CLOSED}
 
-TRANSITIONS: Mapping[Drafting, Mapping[DraftingEvent, Drafting]] = {
+TRANSITIONS: Mapping[DraftingState, Mapping[DraftingEvent, DraftingState]] = {
     _S.CLOSED: {**_ENDS, _E.OPENED: _S.PREFILLING},
     _S.PREFILLING: {**_ENDS, _E.CAME: _S.READY, _E.OVERDUE: _S.PREFILLING_LATE},
     _S.PREFILLING_LATE: {**_ENDS, _E.CAME: _S.READY, _E.OVERDUE: _S.PREFILLING_LATE},
@@ -67,7 +67,7 @@ TRANSITIONS: Mapping[Drafting, Mapping[DraftingEvent, Drafting]] = {
 """The state after each event that can happen in a state. Every other pair is a fault of the caller."""
 
 
-def after(state: Drafting, event: DraftingEvent) -> Drafting:
+def after(state: DraftingState, event: DraftingEvent) -> DraftingState:
     """The state that `event` leads to.
 
     Raises:

@@ -20,7 +20,7 @@ from betoken.common.errors import (
 )
 from betoken.router.policy.draft_terms import draft_terms
 from betoken.router.request import GenerationRequest
-from betoken.router.round.drafting import Drafting, DraftingEvent, after
+from betoken.router.round.drafting import DraftingEvent, DraftingState, after
 from betoken.router.round.step_timer import StepTimer
 from betoken.router.workers.draft import NO_DRAFT, Draft
 from betoken.router.workers.draft_pool import DraftPool
@@ -60,7 +60,7 @@ class Speculator:
         self._first_timeout_s = first_timeout_s
         self._gate = gate
         self._timer = StepTimer(gate)
-        self._state = Drafting.CLOSED
+        self._state = DraftingState.CLOSED
         self._worker: DraftWorker | None = None
         """The worker asked last."""
         self._session: DraftSession | None = None
@@ -93,7 +93,7 @@ class Speculator:
         Raises:
             InvalidArgumentError: the drafter refuses the request's own settings for it, which none has taken yet.
         """
-        self._timer.asks(is_first=self._state in (Drafting.CLOSED, Drafting.PREFILLING))
+        self._timer.asks(is_first=self._state in (DraftingState.CLOSED, DraftingState.PREFILLING))
         try:
             if self._session is None:
                 self._open(committed_ids)
@@ -169,7 +169,7 @@ class Speculator:
     def _choose(self) -> DraftWorker | None:
         """A worker with the wanted drafter; where those that host it are away any, unless the client named one."""
         drafter = self._request.drafter
-        if drafter is None or self._state is Drafting.REFUSED:
+        if drafter is None or self._state is DraftingState.REFUSED:
             return None
         now_s = time.monotonic()
         full = [worker for worker, until_s in self._full_until_s.items() if now_s < until_s]

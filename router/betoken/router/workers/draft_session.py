@@ -26,7 +26,7 @@ class DraftWorkerLostError(DraftFailedError):
     """The session ended with its link, perhaps long ago: this says nothing of the worker that is there now."""
 
 
-class SessionHost(Protocol):
+class DraftHost(Protocol):
     """The worker, as its sessions need it."""
 
     def ask(self, commits: Sequence[Commit], request: DraftRequest) -> None:
@@ -47,7 +47,7 @@ class DraftSession:
 
     __slots__ = ("_commits", "_has_probs", "_host", "_is_late", "_is_pending", "_mailbox", "sequence_id")
 
-    def __init__(self, sequence_id: int, host: SessionHost, patience: Patience, has_probs: bool) -> None:
+    def __init__(self, sequence_id: int, host: DraftHost, patience: Patience, has_probs: bool) -> None:
         """`has_probs`: whether drafts bring the distributions they were sampled from to the verify worker."""
         self.sequence_id = sequence_id
         self._host = host

@@ -24,7 +24,7 @@ class SequenceLostError(Exception):
     """The worker does not hold the sequence any more, or cannot be trusted with it; it has to be re-opened."""
 
 
-class SessionHost(Protocol):
+class VerifyHost(Protocol):
     """The worker, as its sessions need it."""
 
     def send_block(self, block: DraftBlock) -> None:
@@ -66,7 +66,7 @@ class VerifySession:
     def __init__(
         self,
         sequence_id: int,
-        host: SessionHost,
+        host: VerifyHost,
         limits: VerdictLimits,
         patience: Patience,
         timeout_s: float,

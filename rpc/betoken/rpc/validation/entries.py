@@ -12,10 +12,10 @@ from betoken.common.errors import InvalidArgumentError
 from betoken.common.tree import leading_chain, num_sound
 from betoken.rpc.validation.checks import check_count, check_enum, check_ids, check_range, check_text
 from betoken.rpc.validation.constraint import validate_constraint
-from betoken.rpc.validation.request import check_drafter
+from betoken.rpc.validation.request import check_drafter, check_typical
 from betoken.rpc.validation.sampling import validate_sampling
 from betoken.v1.draft_pb2 import Commit, DraftRequest
-from betoken.v1.types_pb2 import OpenSequence, SparseDistribution, VerificationMode
+from betoken.v1.types_pb2 import VERIFICATION_MODE_TYPICAL, OpenSequence, SparseDistribution, VerificationMode
 from betoken.v1.verify_pb2 import DraftBlock
 
 MAX_FRAME_ENTRIES = 1 << 16  # peers close frames at 1 MiB, and what they send most of takes 16 bytes or more
@@ -83,6 +83,7 @@ def validate_open(entry: OpenSequence, *, vocab_size: int, max_context: int) -> 
     if not is_greedy and not entry.sampling.HasField("seed"):
         raise InvalidArgumentError("open.sampling.seed", "absent", "must be set unless temperature is 0")
     check_enum("open.mode", entry.mode, _MODES)
+    check_typical("open", entry, is_typical=entry.mode == VERIFICATION_MODE_TYPICAL)
     check_count("open.eos_token_ids", len(entry.eos_token_ids), 0, MAX_EOS_TOKEN_IDS + 1)  # the tokenizer's too
     check_ids("open.eos_token_ids", entry.eos_token_ids, vocab_size)
     check_text("open.traceparent", entry.traceparent, MAX_TRACEPARENT_BYTES)

@@ -6,7 +6,8 @@ Knows no drafter by name and no tokenizer.
 from collections.abc import Sequence
 
 from betoken.common.errors import InvalidArgumentError
-from betoken.rpc.validation.checks import check_count, check_enum, check_ids, check_text
+from betoken.common.float32 import shortest
+from betoken.rpc.validation.checks import check_count, check_enum, check_float, check_ids, check_text
 from betoken.v1.generation_pb2 import (
     ChatMessages,
     DetokenizeRequest,
@@ -14,7 +15,7 @@ from betoken.v1.generation_pb2 import (
     Speculation,
     TokenizeRequest,
 )
-from betoken.v1.types_pb2 import DrafterChoice, VerificationMode
+from betoken.v1.types_pb2 import VERIFICATION_MODE_TYPICAL, DrafterChoice, OpenSequence, VerificationMode
 
 MAX_TENANT_BYTES = 128
 MAX_DRAFTER_NAME_BYTES = 256  # the path of a class may be long
@@ -24,6 +25,7 @@ MAX_CHAT_ROLE_BYTES = 64
 MAX_CHAT_MESSAGES = 16384
 MAX_TOOLS = 1024
 MAX_MODEL_ID_BYTES = 512
+MAX_POSTERIOR_ALPHA = 10.0
 MAX_DETOKENIZED_IDS = 1 << 20
 MAX_SYSTEM_FINGERPRINT_BYTES = 128
 
@@ -166,11 +168,24 @@ def _check_messages(messages: ChatMessages) -> None:
     check_count("messages.tools", len(messages.tools), 0, MAX_TOOLS)
 
 
+def check_typical(prefix: str, message: Speculation | OpenSequence, *, is_typical: bool) -> None:
+    """`posterior_threshold` and `posterior_alpha` of a message: in range, and absent but in the mode TYPICAL."""
+    for name, high in (("posterior_threshold", 1.0), ("posterior_alpha", MAX_POSTERIOR_ALPHA)):
+        if message.HasField(name):
+            value = getattr(message, name)
+            if not is_typical:
+                raise InvalidArgumentError(
+                    f"{prefix}.{name}", shortest(value), "must be absent but in the mode TYPICAL"
+                )
+            check_float(f"{prefix}.{name}", value, 0, high)
+
+
 def _check_speculation(speculation: Speculation) -> None:
     check_drafter("speculation.drafter", speculation.drafter)
     if speculation.HasField("num_draft_tokens") and speculation.num_draft_tokens < 1:
         raise InvalidArgumentError("speculation.num_draft_tokens", 0, "must be at least 1")
     check_enum("speculation.mode", speculation.mode, VerificationMode.values())
+    check_typical("speculation", speculation, is_typical=speculation.mode == VERIFICATION_MODE_TYPICAL)
     if speculation.off:
         _check_off(speculation)
 
