@@ -60,7 +60,8 @@ def _write_w4a16(source: Path, target: Path) -> None:
 def _write_fp8(source: Path, target: Path) -> None:
     """In blocks of 128 by 128, as DeepSeek's checkpoints are."""
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source))
+        make: Any = AutoModelForCausalLM.from_config
+        model = make(AutoConfig.from_pretrained(source))
     head = model.get_output_embeddings()
     linears = {path for path, layer in model.named_modules() if type(layer) is torch.nn.Linear and layer is not head}
     target.mkdir()
@@ -78,7 +79,7 @@ def _write_fp8(source: Path, target: Path) -> None:
 def _in_blocks(name: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
     height, width = weight.shape
     padded = torch.nn.functional.pad(weight.float(), (0, -width % _BLOCK, 0, -height % _BLOCK))
-    blocks = padded.unflatten(1, (-1, _BLOCK)).unflatten(0, (-1, _BLOCK))
+    blocks = padded.reshape(-(-height // _BLOCK), _BLOCK, -(-width // _BLOCK), _BLOCK)
     scales = (blocks.abs().amax((1, 3)) / 448).clamp(min=1e-12)
     codes = (blocks / scales[:, None, :, None]).flatten(2, 3).flatten(0, 1)[:height, :width]
     yield name, codes.to(torch.float8_e4m3fn).contiguous()

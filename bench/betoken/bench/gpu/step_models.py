@@ -67,7 +67,7 @@ def rounded_weight(weights: str, weight: torch.Tensor) -> Grouped:
         return rounded("int4", weight, _GROUP)
     if weights == "w8a16":
         return rounded("int8", weight, -(-num_inputs // 32) * 32)
-    parts = torch.nn.functional.pad(weight.float(), (0, -num_inputs % _GROUP)).unflatten(1, (-1, _GROUP))
+    parts = torch.nn.functional.pad(weight.float(), (0, -num_inputs % _GROUP)).reshape(len(weight), -1, _GROUP)
     scales = parts.abs().amax(2) / 448
     codes = (parts / scales[..., None]).flatten(1)[:, :num_inputs].to(torch.float8_e4m3fn)
     return Grouped("float8", num_inputs, _GROUP, codes.contiguous(), scales)

@@ -28,10 +28,12 @@ def first_experts(model: Any) -> Iterator[tuple[str, tuple[int, ...], Callable[[
     for module in find_experts(model):
         for name in (up_name(module), "down_proj"):
             weight = getattr(module, name)
+            form: str = "dense"
+            shape: tuple[int, ...]
             if isinstance(weight, ExpertWeights):
                 form, shape = weight.grouped.kind, (weight.num_outputs, weight.grouped.num_inputs)
             else:
-                form, shape = "dense", tuple(_dense(module, weight).shape[1:])
+                shape = tuple(_dense(module, weight).shape[1:])
             yield form, shape, partial(_one_expert, module, name)
 
 

@@ -46,8 +46,9 @@ def unpack(packed: Tensor, bits: int, width: int) -> Tensor:
 def pack(codes: Tensor, bits: int) -> Tensor:
     """uint8 [N, K], each below 2^bits -> uint8 [N, ceil(K * bits / 8)], lowest bits first."""
     per_byte = 8 // bits
-    parts = torch.nn.functional.pad(codes, (0, -codes.shape[1] % per_byte)).unflatten(1, (-1, per_byte))
-    packed = parts[..., 0]
+    padded = torch.nn.functional.pad(codes, (0, -codes.shape[1] % per_byte))
+    parts = padded.reshape(len(codes), -1, per_byte)
+    packed: Tensor = parts[..., 0]
     for place in range(1, per_byte):
         packed = packed | parts[..., place] << bits * place
     return packed.contiguous()
