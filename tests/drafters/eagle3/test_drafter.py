@@ -10,8 +10,9 @@ from scipy import stats
 from betoken.common.errors import InvalidArgumentError
 from betoken.drafters.drafter import DraftSequence, DraftTerms
 from betoken.drafters.eagle3.checkpoint import TargetShape, make_layer
-from betoken.drafters.eagle3.drafter import EagleDrafter, EagleSettings
+from betoken.drafters.eagle3.drafter import EagleDrafter
 from betoken.drafters.eagle3.forward import LayerForward
+from betoken.drafters.eagle3.sequence import EagleSettings
 from betoken.drafters.features import FeatureSpan
 from betoken.drafters.shared_pages import SharedPages
 from betoken.engine.batch import Segment
@@ -318,6 +319,21 @@ def test_under_terms_no_token_is_proposed_that_does_not_pay(target, branches):
     assert set(paths_of(drafted.draft_ids, drafted.parents)) == {path for path in probs if probs[path] >= price}
     seq.terms = DraftTerms(30, 0.999)
     assert rig.draft([seq], 1)[0].draft_ids == []
+
+
+def test_under_terms_no_pass_is_made_that_does_not_pay(target):
+    rig = Rig(target, max_branches=1, max_depth=6)
+    seq = rig.open(ids_of(21, 12), takes_trees=True)
+    rig.tell([seq])
+    seq.terms = DraftTerms(6, 0.0)
+    assert len(rig.draft([seq], 6)[0].draft_ids) == 6
+    rig.drafter._price.add_pass(10**9)
+    rig.drafter._price.begin_round(0)
+    rig.drafter._price.add_tokens(1000)
+    rig.drafter._price.begin_round(10**9)
+    assert len(rig.draft([seq], 6)[0].draft_ids) == 1
+    seq.terms = None
+    assert len(rig.draft([seq], 6)[0].draft_ids) == 6
 
 
 def test_what_is_accepted_teaches_what_shares_are_worth(target):

@@ -86,7 +86,7 @@ def test_rows_of_a_level_name_the_rows_of_their_parents():
     assert (tree.level_ids, tree.level_parents, tree.row_parents) == ([3, 1], [1, 0], [-1, -1, 1, 0])
     assert not tree.is_chain
     assert tree.path_ids(tree.level[0]) == [6, 3]
-    assert tree.reach == pytest.approx(0.27 + 0.06)
+    assert tree.level_shares == pytest.approx([0.27, 0.06])
 
 
 def test_nothing_follows_an_end_of_the_answer():

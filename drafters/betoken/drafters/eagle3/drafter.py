@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,89 +21,18 @@ from betoken.drafters.drafter import Drafted, DraftSequence
 from betoken.drafters.eagle3.choice import Children, Chooser
 from betoken.drafters.eagle3.context import LayerContext
 from betoken.drafters.eagle3.forward import LayerForward
-from betoken.drafters.eagle3.options import MAX_BRANCHES, MAX_DEPTH
+from betoken.drafters.eagle3.pass_price import PassPrice
+from betoken.drafters.eagle3.sequence import Draft, EagleSettings, OpenSequence, Part
 from betoken.drafters.eagle3.tree import DynamicTree
 from betoken.drafters.features import FeatureSpan
-from betoken.drafters.settings import check_names, integer
 from betoken.drafters.shared_pages import IdlePages, SharedPages
 from betoken.engine.batch import Segment, build_batch
-from betoken.engine.sampler import SampleGroup
-from betoken.engine.sparse_probs import SparseProbs
 
 SOURCE = "eagle3"
 """Name that its tokens are credited to: that of its spec."""
 
 _MANY_ROWS = 64
 """A sequence with so many rows to take in is given a pass though it does not draft: a long prompt comes in chunks."""
-
-
-@dataclass(frozen=True, slots=True)
-class EagleSettings:
-    """How a layer drafts; every field may be set per sequence by its name."""
-
-    max_branches: int = 8
-    """Children per node, and nodes that are asked in a pass; 1 = chains."""
-    max_depth: int = 6
-    """Ids on the longest path."""
-
-    def override(self, settings: Mapping[str, str]) -> EagleSettings:
-        """These settings with a sequence's own.
-
-        Raises:
-            InvalidArgumentError: an unknown name, or a value outside its limits.
-        """
-        check_names(settings, tuple(self.__slots__))
-        return EagleSettings(
-            integer(settings, "max_branches", self.max_branches, 1, MAX_BRANCHES),
-            integer(settings, "max_depth", self.max_depth, 1, MAX_DEPTH),
-        )
-
-
-@dataclass(slots=True, eq=False)
-class _Sequence:
-    """An open sequence."""
-
-    draft: DraftSequence
-    settings: EagleSettings
-    context: LayerContext
-    last: tuple[list[int], list[int], list[float]] | None = None
-    """Ids, parents and shares of the last draft, until it is known what became of it."""
-
-
-@dataclass(slots=True, eq=False)
-class _Draft:
-    """A draft under way."""
-
-    owner: _Sequence
-    tree: DynamicTree
-    probs: list[SparseProbs] = field(default_factory=list)
-    """What each token was sampled from, where that is wanted; a chain then."""
-    num_asked: int = 1
-    """Nodes that the last pass was asked about."""
-    num_passes: int = 0
-
-    @property
-    def length(self) -> int:
-        """Slots that its next pass writes up to."""
-        return self.owner.context.num_known + len(self.tree.row_parents)
-
-    def group(self, node: int) -> SampleGroup:
-        """The row that says what follows a node."""
-        seq = self.owner.draft
-        return SampleGroup(seq.params, seq.prompt_ids, seq.output_ids + self.tree.path_ids(node), (), seq.rules)
-
-    def segment(self) -> Segment:
-        """The rows of its next level."""
-        tree, ids = self.tree, self.tree.level_ids
-        parents = None if tree.is_chain else tree.row_parents
-        return Segment(self.owner.context.page_ids, self.length - len(ids), ids, num_logits=len(ids), parents=parents)
-
-
-class _Part(NamedTuple):
-    """Rows of one sequence in a pass."""
-
-    segment: Segment
-    hidden: Tensor
 
 
 class EagleDrafter:
@@ -132,9 +59,10 @@ class EagleDrafter:
         self._settings = settings or EagleSettings()
         self._chooser = Chooser(forward.target_ids, vocab_size)
         self._calibration = Calibration()
-        self._sequences: dict[DraftSequence, _Sequence] = {}
+        self._price = PassPrice()
+        self._sequences: dict[DraftSequence, OpenSequence] = {}
         self._requests: dict[DraftSequence, int] = {}
-        self._at_work: set[_Sequence] = set()
+        self._at_work: set[OpenSequence] = set()
         pages.join(self)
 
     @property
@@ -148,11 +76,12 @@ class EagleDrafter:
         """Take a sequence in, with its settings."""
         settings = self._settings.override(sequence.settings)
         context = LayerContext(sequence.ids, self._pages.table, self._pages.enter())
-        self._sequences[sequence] = _Sequence(sequence, settings, context)
+        self._sequences[sequence] = OpenSequence(sequence, settings, context)
 
     def commit(self, sequence: DraftSequence, ids: list[int]) -> None:
         """Learn what became of the last draft; the states of `ids` are told by `observe`."""
         owner = self._sequences[sequence]
+        self._price.add_tokens(len(ids))
         if owner.last is not None and not sequence.steers_tokens:
             self._calibration.learn(*owner.last, ids)
         owner.last = None
@@ -178,6 +107,8 @@ class EagleDrafter:
     def step(self) -> list[Drafted]:
         """Take in what was told, and answer every request: a draft is of use before the next forward alone."""
         requests, self._requests = self._requests, {}
+        if requests:
+            self._price.begin_round(time.perf_counter_ns())
         drafts = [draft for seq, num in requests.items() if (draft := self._begin(self._sequences[seq], num))]
         drafting = {draft.owner for draft in drafts}
         long = [
@@ -207,7 +138,7 @@ class EagleDrafter:
         """Re-derive the page accounting of the layer; raises when it is off."""
         self._pages.check_integrity()
 
-    def _begin(self, owner: _Sequence, num_tokens: int) -> _Draft | None:
+    def _begin(self, owner: OpenSequence, num_tokens: int) -> Draft | None:
         """An empty draft; None where nothing can be drafted."""
         seq, terms = owner.draft, owner.draft.terms
         num_nodes = num_tokens if terms is None else terms.max_tokens
@@ -221,9 +152,9 @@ class EagleDrafter:
             end_ids=() if seq.params.ignore_eos else seq.params.eos_token_ids,
             min_score=math.log(min_share) if min_share > 0.0 else -math.inf,
         )
-        return _Draft(owner, tree)
+        return Draft(owner, tree)
 
-    def _draft(self, drafts: list[_Draft], long: Sequence[_Sequence]) -> list[_Draft]:
+    def _draft(self, drafts: list[Draft], long: Sequence[OpenSequence]) -> list[Draft]:
         """Run passes until the drafts are complete; those that were begun, without any whose pages ran out."""
         begun, parts = [], []
         for owner in long:
@@ -244,15 +175,16 @@ class EagleDrafter:
             self._grow(begun, scores, fed_back)
         return begun
 
-    def _grow(self, drafts: Sequence[_Draft], scores: Tensor, fed_back: Tensor) -> None:
+    def _grow(self, drafts: Sequence[Draft], scores: Tensor, fed_back: Tensor) -> None:
         """Hang the likeliest ids below the nodes that were asked, and ask the next levels, while there are any."""
         while drafts:
             self._add_children(drafts, scores)
             parts, rows, first_row = [], [], 0
             growing = []
+            pays = sum(self._gain(draft) for draft in drafts) > self._price.price
             for draft in drafts:
                 tree, num_asked = draft.tree, draft.num_asked
-                if tree.level and self._make_room(draft.owner.context, draft.length):
+                if tree.level and (pays or not draft.is_priced) and self._make_room(draft.owner.context, draft.length):
                     rows += [first_row + place for place in tree.level_parents]
                     parts.append(draft.segment())
                     growing.append(draft)
@@ -265,10 +197,17 @@ class EagleDrafter:
                 hidden = fed_back.index_select(0, index)
                 offsets = [0, *accumulate(len(part.ids) for part in parts)]
                 scores, fed_back = self._pass(
-                    [_Part(part, hidden[a:b]) for part, a, b in zip(parts, offsets, offsets[1:], strict=False)]
+                    [Part(part, hidden[a:b]) for part, a, b in zip(parts, offsets, offsets[1:], strict=False)]
                 )
 
-    def _add_children(self, drafts: Sequence[_Draft], scores: Tensor) -> None:
+    def _gain(self, draft: Draft) -> float:
+        """Tokens that one more pass may bring: as many of those it asks go on as went on before."""
+        if not draft.is_priced:
+            return 0.0
+        before, draft.reach = draft.reach, sum(self._calibration.score(share) for share in draft.tree.level_shares)
+        return draft.reach * min(1.0, draft.reach / before) if before > 0.0 else 0.0
+
+    def _add_children(self, drafts: Sequence[Draft], scores: Tensor) -> None:
         places = [(draft, node) for draft in drafts for node in draft.tree.level]
         groups = [draft.group(node) for draft, node in places]
         private = [row for row, (draft, _) in enumerate(places) if draft.owner.draft.wants_probs]
@@ -291,7 +230,7 @@ class EagleDrafter:
             draft.tree.add([children[row + place] for place in range(draft.num_asked)])
             row += draft.num_asked
 
-    def _finish(self, draft: _Draft) -> Drafted:
+    def _finish(self, draft: Draft) -> Drafted:
         owner, seq = draft.owner, draft.owner.draft
         owner.context.idle_since_ns = time.perf_counter_ns()
         draft_ids, parents, scores = draft.tree.best()
@@ -316,17 +255,17 @@ class EagleDrafter:
         self._pages.table.extend(context.page_ids, length)
         return True
 
-    def _rows(self, context: LayerContext, num_logits: int) -> list[_Part]:
+    def _rows(self, context: LayerContext, num_logits: int) -> list[Part]:
         """What a context takes in, in parts that a pass holds."""
         first, ids, hidden = context.rows()
         parts = []
         for start in range(0, len(ids), self._max_rows):
             end = min(start + self._max_rows, len(ids))
             segment = Segment(context.page_ids, first + start, ids[start:end], num_logits if end == len(ids) else 0)
-            parts.append(_Part(segment, hidden[start:end]))
+            parts.append(Part(segment, hidden[start:end]))
         return parts
 
-    def _pass(self, parts: Sequence[_Part]) -> tuple[Tensor, Tensor]:
+    def _pass(self, parts: Sequence[Part]) -> tuple[Tensor, Tensor]:
         """Run the parts in their order, as many at a time as a pass holds; scores and what is fed back of all."""
         outputs: list[tuple[Tensor, Tensor]] = []
         first = 0
@@ -340,7 +279,9 @@ class EagleDrafter:
             taken = parts[first:end]
             batch = build_batch([part.segment for part in taken], self._pages.table.page_size, self._max_rows)
             hidden = taken[0].hidden if len(taken) == 1 else torch.cat([part.hidden for part in taken])
+            began_ns = time.perf_counter_ns()
             outputs.append(self._forward(batch, hidden))
+            self._price.add_pass(time.perf_counter_ns() - began_ns)
             first = end
         if len(outputs) == 1:
             return outputs[0]

@@ -11,8 +11,9 @@ from typing import Any
 
 from betoken.common.errors import FailedPreconditionError
 from betoken.drafters.eagle3.checkpoint import TargetShape, load_layer, read_shape_of, weight_files
-from betoken.drafters.eagle3.drafter import EagleDrafter, EagleSettings
+from betoken.drafters.eagle3.drafter import EagleDrafter
 from betoken.drafters.eagle3.forward import LayerForward, kv_shape
+from betoken.drafters.eagle3.sequence import EagleSettings
 from betoken.drafters.shared_pages import SharedPages
 from betoken.drafters.spec import DrafterHost, Memory
 from betoken.engine.errors import ModelRefusedError

@@ -60,9 +60,9 @@ class DynamicTree:
         return [self._token_ids[node] for node in self.level]
 
     @property
-    def reach(self) -> float:
-        """Probability that the target's text goes through one of the nodes to ask next."""
-        return sum(math.exp(self._scores[node]) if node >= 0 else 1.0 for node in self.level)
+    def level_shares(self) -> list[float]:
+        """Probabilities that the target's text goes through each of the nodes to ask next."""
+        return [math.exp(self._scores[node]) if node >= 0 else 1.0 for node in self.level]
 
     @property
     def is_chain(self) -> bool:

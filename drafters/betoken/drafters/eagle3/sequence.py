@@ -1,0 +1,94 @@
+"""What the drafter holds of a sequence, and a draft under way. Knows no layer and no other sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
+
+from betoken.drafters.drafter import DraftSequence
+from betoken.drafters.eagle3.context import LayerContext
+from betoken.drafters.eagle3.options import MAX_BRANCHES, MAX_DEPTH
+from betoken.drafters.eagle3.tree import DynamicTree
+from betoken.drafters.settings import check_names, integer
+from betoken.engine.batch import Segment
+from betoken.engine.sampler import SampleGroup
+from betoken.engine.sparse_probs import SparseProbs
+
+
+@dataclass(frozen=True, slots=True)
+class EagleSettings:
+    """How a layer drafts; every field may be set per sequence by its name."""
+
+    max_branches: int = 8
+    """Children per node, and nodes that are asked in a pass; 1 = chains."""
+    max_depth: int = 6
+    """Ids on the longest path."""
+
+    def override(self, settings: Mapping[str, str]) -> EagleSettings:
+        """These settings with a sequence's own.
+
+        Raises:
+            InvalidArgumentError: an unknown name, or a value outside its limits.
+        """
+        check_names(settings, tuple(self.__slots__))
+        return EagleSettings(
+            integer(settings, "max_branches", self.max_branches, 1, MAX_BRANCHES),
+            integer(settings, "max_depth", self.max_depth, 1, MAX_DEPTH),
+        )
+
+
+@dataclass(slots=True, eq=False)
+class OpenSequence:
+    """An open sequence."""
+
+    draft: DraftSequence
+    settings: EagleSettings
+    context: LayerContext
+    last: tuple[list[int], list[int], list[float]] | None = None
+    """Ids, parents and shares of the last draft, until it is known what became of it."""
+
+
+@dataclass(slots=True, eq=False)
+class Draft:
+    """A draft under way."""
+
+    owner: OpenSequence
+    tree: DynamicTree
+    probs: list[SparseProbs] = field(default_factory=list)
+    """What each token was sampled from, where that is wanted; a chain then."""
+    num_asked: int = 1
+    """Nodes that the last pass was asked about."""
+    num_passes: int = 0
+    reach: float = 1.0
+    """How likely the target's text goes through what the last pass was asked about."""
+
+    @property
+    def is_priced(self) -> bool:
+        """Whether it has as many nodes and passes as pay."""
+        return self.owner.draft.terms is not None
+
+    @property
+    def length(self) -> int:
+        """Slots that its next pass writes up to."""
+        return self.owner.context.num_known + len(self.tree.row_parents)
+
+    def group(self, node: int) -> SampleGroup:
+        """The row that says what follows a node."""
+        seq = self.owner.draft
+        return SampleGroup(seq.params, seq.prompt_ids, seq.output_ids + self.tree.path_ids(node), (), seq.rules)
+
+    def segment(self) -> Segment:
+        """The rows of its next level."""
+        tree, ids = self.tree, self.tree.level_ids
+        parents = None if tree.is_chain else tree.row_parents
+        return Segment(self.owner.context.page_ids, self.length - len(ids), ids, num_logits=len(ids), parents=parents)
+
+
+class Part(NamedTuple):
+    """Rows of one sequence in a pass."""
+
+    segment: Segment
+    hidden: Tensor
