@@ -26,7 +26,7 @@ from betoken.kernels.cpu import CPU_DTYPES, CpuKernels, load_cpu_kernels
 
 _LOG = logging.getLogger(__name__)
 
-_LEAST_PAGE_BYTES = 1 << 16
+_EMPTY_PAGE_BYTES = 1 << 16
 """What a page counts as in a model without keys and values, whose pages hold nothing but a sequence's length."""
 _SPARE_STATES = 4
 """For the sequences of the check at load."""
@@ -66,7 +66,7 @@ def prepare(config: EngineConfig, examined: Examined, progress: Progress) -> tup
     ):
         return prepared
     page_bytes = sum(shape.page_bytes(config.page_size, model.dtype.itemsize) for shape in shapes.values())
-    num_pages = config.num_pages_of(max(_LEAST_PAGE_BYTES, page_bytes))
+    num_pages = config.num_pages_of(page_bytes or _EMPTY_PAGE_BYTES)
     # The pool has one page more than the table: padding rows write there.
     pool = KvPool(shapes, num_pages + 1, config.page_size, model.dtype, model.device)
     states = state_pool(config, examined)
