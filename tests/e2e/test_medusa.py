@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from betoken.client import AsyncClient, Completion, InvalidArgumentError, Sampling, Speculation, VerificationMode
+from betoken.common.errors import FailedPreconditionError
 from tests.drafters.heads.files import RandomHeads
 from tests.drafters.heads.fit import fit_heads
-from tests.e2e.in_process import VOCAB_SIZE, save_pair, services, until_all_pages_are_free
+from tests.e2e.in_process import VOCAB_SIZE, running, save_pair, services, until_all_pages_are_free
 
 PROMPTS = [f"{n} is {n} and {n} is {n}, so {n} is " for n in range(8)]
 TREES: list[dict[str, str]] = [
@@ -23,10 +24,10 @@ TREES: list[dict[str, str]] = [
 
 
 async def answers(
-    client: AsyncClient, speculation: Speculation, temperature: float, prompts: list[str]
+    client: AsyncClient, speculation: Speculation, temperature: float, prompts: list[str], num_tokens: int = 40
 ) -> list[Completion]:
     """All prompts at once."""
-    sampling = Sampling(temperature=temperature, seed=3, max_new_tokens=40, ignore_eos=True, logprobs=2)
+    sampling = Sampling(temperature=temperature, seed=3, max_new_tokens=num_tokens, ignore_eos=True, logprobs=2)
     waiting = [client.complete(prompt, sampling=sampling, speculation=speculation) for prompt in prompts]
     return await asyncio.gather(*waiting)
 
@@ -131,3 +132,42 @@ async def test_bounds_outside_their_range_or_mode_are_refused(tmp_path: Path) ->
         ):
             with pytest.raises(InvalidArgumentError, match=f"speculation.{name} = .*: {limit}"):
                 await client.complete("x", speculation=replace(Speculation(mode=mode), **{name: value}))
+
+
+async def test_a_worker_without_the_heads_goes_on_with_the_same_tokens(tmp_path: Path) -> None:
+    save_pair(tmp_path)
+    fit_heads(tmp_path / "target", tmp_path / "heads")
+    verify = options(tmp_path, max_draft_tokens=16)
+    async with running(tmp_path, {"drafters": ("model",)}, verify, other_verify_options=[{}]) as stack:
+        plain = told(await answers(stack.client, Speculation(off=True), 0.8, PROMPTS, num_tokens=120))
+        speculation = Speculation("medusa", num_draft_tokens=4)
+        waiting = asyncio.ensure_future(answers(stack.client, speculation, 0.8, PROMPTS, num_tokens=120))
+        await asyncio.sleep(0.15)
+        await stack.lose_verify()
+        lost = await waiting
+        assert told(lost) == plain
+        assert sum(one.speculation.num_failovers for one in lost) > 0
+        assert "medusa" in {token.source for one in lost for token in one.tokens}
+
+
+async def test_constraints_and_penalties_bind_what_is_drafted(tmp_path: Path) -> None:
+    save_pair(tmp_path)
+    fit_heads(tmp_path / "target", tmp_path / "heads")
+    async with services(tmp_path, {"drafters": ("model",)}, options(tmp_path, max_draft_tokens=16)) as client:
+        for rules in ({"constraint": {"regex": "[a-f ]{20}"}}, {"presence_penalty": 1.5, "logit_bias": {70: 4.0}}):
+            fields = {"temperature": 0.8, "seed": 4, "max_new_tokens": 40} | rules
+            plain = await client.complete("x", **fields, off=True)
+            drafted = await client.complete("x", **fields, drafter="medusa", num_draft_tokens=8)
+            assert drafted.output_ids == plain.output_ids
+            assert drafted.speculation.num_draft_tokens > 0
+
+
+async def test_heads_of_another_target_stop_the_start_by_name(tmp_path: Path) -> None:
+    save_pair(tmp_path)
+    RandomHeads(48, VOCAB_SIZE).save(tmp_path / "heads", "v1")
+    with pytest.raises(FailedPreconditionError, match=r"--medusa = .*0.0.linear.bias: \[48\]: must be \[32\]"):
+        async with services(tmp_path, {"drafters": ("model",)}, options(tmp_path)):
+            pass
+    with pytest.raises(FailedPreconditionError, match=r"--medusa or --adapter-dir: must be given"):
+        async with services(tmp_path, {"drafters": ("model",)}, {"attached_drafters": ("medusa",)}):
+            pass

@@ -19,6 +19,8 @@ from tests.drafters.heads.bench import HIDDEN, VOCAB
 from tests.drafters.heads.files import LAYOUTS, RandomHeads
 from tests.engine.tiny import save_tiny
 
+SHIPPED = Path(__file__).parents[3] / "models" / "medusa"
+
 
 def target_head(target: ModelRunner) -> torch.Tensor:
     """[V, H] the target's output weight, as its head computes it."""
@@ -155,3 +157,12 @@ def test_heads_are_counted_from_the_tensors(config: dict[str, int], target: Mode
     directory = RandomHeads(HIDDEN, VOCAB, num_heads=5).save(tmp_path / "heads", "v2")
     (directory / "config.json").write_text(json.dumps(config))
     assert describe(directory, target).num_heads == 5
+
+
+@pytest.mark.skipif(not SHIPPED.exists(), reason="a package without models")
+def test_the_shipped_heads_fit_the_shipped_target() -> None:
+    config = EngineConfig(str(SHIPPED.parent / "target"), compile="off", self_check=False, num_pages=16)
+    target = load_runner(config)
+    layout = describe(SHIPPED, target)
+    logits = MedusaHeads(layout, target.parts).logits(torch.randn(2, target.parts.hidden_size, dtype=torch.bfloat16))
+    assert logits.shape == (2, layout.num_heads, target.info.vocab_size) and bool(logits.isfinite().all())
