@@ -39,6 +39,9 @@ class Question:
         Raises:
             InvalidArgumentError: a value that cannot be sent.
         """
+        options: dict[str, Any] = {}
+        if self.add_special_tokens is not None:  # refused beside ids and messages, whatever its value
+            options["add_special_tokens"] = self.add_special_tokens
         return client.generate(
             self.prompt,
             sampling=self.sampling,
@@ -54,5 +57,5 @@ class Question:
             prediction=self.prediction,
             n=self.num_answers,
             escape_special_tokens=self.escape_special_tokens,
-            **({} if self.add_special_tokens is None else {"add_special_tokens": self.add_special_tokens}),
+            **options,
         )

@@ -188,7 +188,7 @@ class RoundLoop:
             self._counts.num_cached_tokens = min(verdict.cached_tokens, len(self._request.prompt_ids))
             self._step.tells_of_drafts = False  # the prompt's prefill is in it
         load = self._worker.link.load
-        row_s = row_seconds(load.row_price, load.tokens_per_s)
+        row_s = row_seconds(load.row_price, load.tokens_per_s) if load is not None else 0.0  # it told none yet
         if self._session is not None and self._session.is_attached:
             self._attached.record(verdict, len(decided.ids), self._step.began_s, row_s)
         elif self._answer.finish is None:
