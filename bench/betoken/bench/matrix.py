@@ -131,7 +131,7 @@ class Cell:
 
 
 class ServiceSet(NamedTuple):
-    """What differs between the services of cells."""
+    """The differences between the services of cells."""
 
     dtype: str
     has_few_pages: bool

@@ -1,4 +1,4 @@
-"""What forced tokens save where answers keep to a schema: ten extractions by a chat model, side by side.
+"""The saving by forced tokens where answers keep to a schema: ten extractions by a chat model, side by side.
 
     python -m betoken.bench.structured --target DIR
 

@@ -128,7 +128,7 @@ class GenerateForm(Connection):
     ] = None
 
     def question(self) -> Prompt:
-        """What is asked."""
+        """The question."""
         return question_of(self.prompt, self.prompt_ids, self.chat, self.system, self.begin)
 
     def sampling(self) -> Sampling:
@@ -178,7 +178,7 @@ class GenerateForm(Connection):
         )
 
     def constraint(self) -> Constraint | None:
-        """What the answer has to be."""
+        """The required form of the answer."""
         return read_constraint(self.json_object, self.json_schema, self.regex, self.choice, self.lark)
 
     def prompt_options(self) -> PromptOptions:
@@ -191,12 +191,12 @@ class GenerateForm(Connection):
         return options
 
     def predicted_text(self) -> str | None:
-        """What the answer is expected to say."""
+        """The predicted answer."""
         return None if self.prediction is None else read_file(self.prediction, "--prediction")
 
 
 def question_of(text: str | None, ids: str | None, chat: bool, system: str | None, begin: str | None) -> Prompt:
-    """What is asked: text, ids or messages; standard input where no text is given.
+    """The question: text, ids or messages; standard input where no text is given.
 
     Raises:
         typer.BadParameter: nothing, or too much, is asked.

@@ -66,7 +66,7 @@ def up(form: UpForm) -> None:
 
 
 def _config(form: UpForm, console: Console) -> LocalServicesConfig:
-    """What is started, all options checked.
+    """The services to start, all options checked.
 
     Raises:
         typer.BadParameter: options that do not fit together, or this machine.

@@ -1,4 +1,4 @@
-"""What both clients are apart from waiting: settings, the answers under way, and how a call begins.
+"""The sans-IO part of both clients: settings, the answers under way, and how a call begins.
 
 Opens no connection and makes no call.
 """
@@ -135,5 +135,5 @@ class ClientBase(ABC, Generic[GenerationT]):
 
 
 def closed_error() -> RequestCancelledError:
-    """What a call ends with whose client is closed meanwhile."""
+    """The end of a call whose client is closed meanwhile."""
     return RequestCancelledError("the client was closed")

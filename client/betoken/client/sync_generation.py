@@ -22,7 +22,7 @@ from betoken.v1 import generation_pb2 as pb
 
 
 class _Client(Closable, Protocol):
-    """What an answer needs of its client."""
+    """The parts of a client that an answer uses."""
 
     def current_stub(self) -> Any: ...
 

@@ -33,7 +33,7 @@ class StepOutput:
 
     @classmethod
     def of(cls, results: Sequence[Tensor], num_logits: int, num_rows: int) -> "StepOutput":
-        """What a `ModelCall` returned, without its padding."""
+        """A `ModelCall`'s results, without its padding."""
         features = results[1][:num_rows] if len(results) > 1 else None
         return cls(results[0][:num_logits], features)
 
@@ -48,7 +48,7 @@ class Forward(Protocol):
 
     @property
     def parts(self) -> ModelParts:
-        """What drafters share with the model."""
+        """The parts of the model that drafters share."""
         ...
 
     @property

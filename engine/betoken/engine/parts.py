@@ -1,4 +1,4 @@
-"""What drafters that read a target's hidden states share with it: embedding, output layer, and its kind of products.
+"""Parts that drafters on hidden states share with their target: embedding, output layer, and its kind of products.
 
 Every row has the same bits whatever its neighbours, as in a forward. It knows tensors, not sequences or pages.
 """

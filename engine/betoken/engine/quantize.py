@@ -1,7 +1,7 @@
 """`betoken quantize SRC DST`: rounds the linear layers of a dense checkpoint and writes it as compressed-tensors.
 
-Tensor by tensor, so that no more than one file of the result is in memory. What it writes, `--model` reads, and so do
-transformers and vLLM.
+Tensor by tensor, so that no more than one file of the result is in memory. Its output is read by `--model`, by
+transformers and by vLLM.
 """
 
 import argparse

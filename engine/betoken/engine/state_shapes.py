@@ -16,7 +16,7 @@ class RecurrentShape:
 
 @dataclass(slots=True)
 class StateShape:
-    """What a layer keeps."""
+    """A layer's record of a sequence."""
 
     num_channels: int = 0
     """Channels of its convolution; 0 = none."""

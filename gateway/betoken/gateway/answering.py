@@ -116,7 +116,7 @@ class Answers(Response):
 
 
 class _Told:
-    """What was told so far of the answers to one prompt."""
+    """The messages so far of the answers to one prompt."""
 
     def __init__(self, form: Form, generation: AsyncGeneration, first: int, num: int) -> None:
         """`first`: index of the choice that its first answer is."""
@@ -127,7 +127,7 @@ class _Told:
         self._ended = [False] * num
 
     def choices(self, piece: Piece | None = None) -> Iterator[dict[str, Any] | None]:
-        """What a piece tells, and the ends of answers that are whole by now."""
+        """The events of a piece, and the ends of answers that are whole by now."""
         form = self._form
         if piece is not None:
             yield from self._begin(piece.answer)

@@ -122,7 +122,7 @@ class PredictionPart(Body):
 
 
 class Prediction(Body):
-    """What the answer is expected to say, perhaps with differences."""
+    """The predicted answer, perhaps with differences."""
 
     type: Literal["content"]
     content: Annotated[

@@ -25,7 +25,7 @@ _NAMES = {"sampling.logprobs": "logprobs", "prediction.text": "prediction.conten
 
 
 class CompletionBody(GenerationBody):
-    """What may be asked."""
+    """The fields of a request."""
 
     refused: ClassVar[Refusals] = {
         "suffix": ("is not supported: nothing is known of what follows the answer", ("",)),

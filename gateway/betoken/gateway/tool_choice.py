@@ -20,7 +20,7 @@ MODES = ("none", "auto", "required")
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """What was chosen."""
+    """The choice."""
 
     mode: str
     """One of `MODES`."""

@@ -219,7 +219,7 @@ async def _prompt_ids(message: GenerateRequest, router: Router) -> tuple[str, Se
 
 
 async def _predicted_ids(message: GenerateRequest, model: WorkerHello, router: Router) -> Sequence[int]:
-    """What the answer is expected to be; empty without a prediction."""
+    """The predicted answer; empty without a prediction."""
     if not message.HasField("prediction"):
         return ()
     field, ids = "prediction.ids.ids", cast(Sequence[int], message.prediction.ids.ids)

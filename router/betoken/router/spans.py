@@ -1,4 +1,5 @@
-"""What a request's span says of it, and what the conventions want all spans and durations of a generation to say.
+"""Attributes of a request's span: its own, and those that the conventions want of all spans and durations of a
+generation.
 
 Without an exporter all of it is a no-op. Prompts and text never enter.
 """

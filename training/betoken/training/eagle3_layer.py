@@ -27,7 +27,7 @@ from betoken.training.teacher import Taught, Teacher
 
 
 class Attention:
-    """What the queries of all passes so far meet."""
+    """The keys that the queries of all passes so far meet."""
 
     def __init__(self, num_rows: int, device: torch.device) -> None:
         self._keys: list[torch.Tensor] = []  # [B, N, H, D] of each pass

@@ -120,7 +120,7 @@ class HeadGuesses:
 
 @torch.no_grad()
 def head_guesses(trainee: Trainee, sample: Sample, device: torch.device) -> HeadGuesses:
-    """What all heads say at every place of a sample."""
+    """The candidates of all heads at every place of a sample."""
     trainee.eval()
     rows = pad([sample]).to(device)
     num_heads, length = len(trainee.heads), len(sample.ids)

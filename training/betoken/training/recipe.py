@@ -1,4 +1,4 @@
-"""What the recipes for drafters share: options, data, the run folder and the card.
+"""Shared parts of the recipes for drafters: options, data, the run folder and the card.
 
 Knows prompts, texts and answers; it does not know which drafter is trained.
 """

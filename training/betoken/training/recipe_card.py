@@ -16,7 +16,7 @@ from betoken.training.recipe import Recipe
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What a card says beside how the run went."""
+    """A card's content beside the course of the run."""
 
     title: str
     summary: str

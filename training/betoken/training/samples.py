@@ -102,7 +102,7 @@ def write_sample(sample: Sample) -> str:
 
 
 def read_samples(path: Path) -> list[Sample]:
-    """What `write_sample` wrote; a last line that was cut off counts as not there."""
+    """The samples that `write_sample` wrote; a last line that was cut off is left out."""
     samples: list[Sample] = []
     for line in path.read_text().splitlines(keepends=True) if path.exists() else ():
         if line.endswith("\n"):

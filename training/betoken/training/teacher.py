@@ -20,7 +20,7 @@ LAST = -1
 
 @dataclass(frozen=True, slots=True)
 class Taught:
-    """What the target says of a batch."""
+    """The target's results for a batch."""
 
     logits: torch.Tensor
     """[B, T, V], in the target's dtype."""

@@ -49,7 +49,7 @@ def attached_memory(settings: VerifyWorkerSettings) -> Memory:
 
 
 def feature_feed(settings: VerifyWorkerSettings, target: ModelRunner) -> FeatureFeed:
-    """What tells attached drafters the rows of the layers that they read."""
+    """Tells attached drafters the rows of the layers that they read."""
     needs = {name: need for name in settings.attached_drafters if (need := SPECS[name].features) is not None}
     num_layers = target.parts.num_layers
     layers = {
@@ -72,7 +72,7 @@ def attached_sources(settings: VerifyWorkerSettings) -> list[SourceInfo]:
 
 @dataclass(frozen=True, slots=True)
 class _Host:
-    """What this worker lends to its drafters; see `DrafterHost`."""
+    """The services of this worker to its drafters; see `DrafterHost`."""
 
     settings: VerifyWorkerSettings
     target: ModelRunner

@@ -1,4 +1,4 @@
-"""What each rule of the economy of drafts brings: the simulator with the rule and without it.
+"""The effect of each rule of the economy of drafts: the simulator with the rule and without it.
 
     python -m betoken.bench.economy [--scenarios NAME ...] [--seeds 3]
 

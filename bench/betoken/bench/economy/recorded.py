@@ -1,4 +1,4 @@
-"""What was recorded of a machine and a pair of models: times of forwards and messages, and texts."""
+"""A record of a machine and a pair of models: times of forwards and messages, and texts."""
 
 import json
 import random

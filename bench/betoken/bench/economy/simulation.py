@@ -41,7 +41,7 @@ class Workload:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a run came to."""
+    """The result of a run."""
 
     num_tokens: int = 0
     seconds: float = 0.0

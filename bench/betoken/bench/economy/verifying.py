@@ -15,7 +15,7 @@ _LEAST_PREFILL_ROWS, _MOST_PREFILL_ROWS = 16, 128
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a worker tells of itself with its verdicts, rounded as on the wire."""
+    """A worker's report of itself with its verdicts, rounded as on the wire."""
 
     running: int
     tokens_per_s: float

@@ -85,7 +85,7 @@ def _grouped_case(device: torch.device, weights: str, num_rows: int, num_outputs
 
 
 def _torch_sides(weights: str) -> list[Side]:
-    """What torch itself has for such weights; who packs them does so at the first call, which is not timed."""
+    """torch's own operator for such weights; its packing runs at the first call, which is not timed."""
     packed: dict[int, tuple[Tensor, ...]] = {}
 
     def eights(x: Tensor, weight: Grouped, dense: Tensor) -> object:

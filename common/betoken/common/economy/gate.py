@@ -1,6 +1,6 @@
 """Whether drafts pay at present: what is expected of them, corrected by going the other way now and then.
 
-What drafts cost is more than their own time: their rows hold up every sequence, and a draft worker may share the verify
+Drafts cost more than their own time: their rows hold up every sequence, and a draft worker may share the verify
 worker's processor. Sequences that each weighed their own gain would go on drafting where all would be faster without.
 So all sequences of a kind draft or none does, and what is compared is how fast they get tokens. Knows times and numbers
 of tokens only.
@@ -35,7 +35,7 @@ _LEAST_PAUSE_S, _LEAST_LONE_PAUSE_S, _LONGEST_PAUSE_S = 0.15, 1.0, 60.0
 
 
 class Step(NamedTuple):
-    """What one sequence got in a round, or in a plain step."""
+    """The yield of one sequence's round, or of a plain step."""
 
     started_s: float
     now_s: float
@@ -50,7 +50,7 @@ class Step(NamedTuple):
 
 @dataclass(slots=True)
 class _Crowd:
-    """What is known of a number of running sequences, to the nearest power of two."""
+    """Measurements for a number of running sequences, to the nearest power of two."""
 
     is_worth: bool
     """Whether drafts pay."""

@@ -1,4 +1,4 @@
-"""What drafting is expected to gain before it is tried: from its rounds so far and the price of a row right now.
+"""The expected gain of drafting before it is tried: from its rounds so far and the price of a row right now.
 
 Knows numbers of one drafter, whatever sequences they came from; knows no crowd and no clock.
 """

@@ -40,7 +40,7 @@ _NO_SPEED = 1e-30
 
 @dataclass(slots=True)
 class _Source:
-    """What all sequences know of a source."""
+    """The shared knowledge of all sequences about a source."""
 
     is_immediate: bool
     """Whether it answers at once: its confidence counts, and what it would have brought is learnt unasked."""

@@ -32,7 +32,7 @@ _LEFT_ALONE = ("verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.in
 
 @dataclass(frozen=True, slots=True)
 class TargetShape:
-    """What a layer has to fit."""
+    """The facts that a layer has to fit."""
 
     name: str
     """Hub id, or the directory's name."""

@@ -1,4 +1,4 @@
-"""What may follow rows of the draft layer's scores, in the target's ids and under the request's rules.
+"""Continuations of rows of the draft layer's scores, in the target's ids and under the request's rules.
 
 Scores are of the draft's own ids. Noise, filters, penalties and grammars are told by the target's, so scores are first
 laid out over those. Knows rows, not trees.

@@ -1,4 +1,5 @@
-"""What a draft layer has taken in of one sequence: KV of true states by slot, and states that are still to be taken in.
+"""The part of one sequence that a draft layer has taken in: KV of true states by slot, and states that are still to be
+taken in.
 
 The state of position p and the token of position p + 1 make one row. Of a text whose states were all told, slot p holds
 that row. States are missing where the target took over pages that others had computed: the row of a later position then
@@ -68,7 +69,8 @@ class LayerContext:
         self.num_pending += len(hidden) - skipped
 
     def rows(self) -> tuple[int, list[int], Tensor]:
-        """What is to be taken in: its first slot, token ids and states [n, H]. Without news the last row again."""
+        """The part still to be taken in: its first slot, token ids and states [n, H]. Without news the last row
+        again."""
         if not self.num_pending:
             assert self._last is not None
             return self.num_known - 1, [self.ids[-1]], self._last

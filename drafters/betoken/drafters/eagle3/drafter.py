@@ -256,7 +256,7 @@ class EagleDrafter:
         return True
 
     def _rows(self, context: LayerContext, num_logits: int) -> list[Part]:
-        """What a context takes in, in parts that a pass holds."""
+        """A context's next input, in parts that a pass holds."""
         first, ids, hidden = context.rows()
         parts = []
         for start in range(0, len(ids), self._max_rows):

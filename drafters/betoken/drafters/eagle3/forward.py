@@ -34,7 +34,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def kv_shape(shape: EagleShape) -> LayerShape:
-    """What the layer keeps of a token."""
+    """The layer's record of a token."""
     return LayerShape(shape.num_kv_heads, shape.head_dim, shape.head_dim)
 
 

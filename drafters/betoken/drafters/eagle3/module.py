@@ -23,7 +23,8 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class DraftLayer(Protocol):
-    """What both generations offer. A row pairs the target's state of a position with the *next* position's token."""
+    """The common interface of both generations. A row pairs the target's state of a position with the *next* position's
+    token."""
 
     shape: EagleShape
     lm_head: nn.Linear | None

@@ -1,4 +1,4 @@
-"""What a pass of the layer costs, in tokens that would be emitted meanwhile. Knows times and counts, no drafts."""
+"""The cost of a pass of the layer, in tokens that would be emitted meanwhile. Knows times and counts, no drafts."""
 
 _KEPT = 0.95
 """Part of what was seen that is still counted after one more sight."""

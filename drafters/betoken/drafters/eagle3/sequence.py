@@ -1,4 +1,4 @@
-"""What the drafter holds of a sequence, and a draft under way. Knows no layer and no other sequence."""
+"""The drafter's state of one sequence, and a draft under way. Knows no layer and no other sequence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a draft layer of the EAGLE family looks like, read from its config.json: SafeAILab's, SpecForge's, speculators'.
+"""The form of a draft layer of the EAGLE family, read from its config.json: SafeAILab's, SpecForge's, speculators'.
 
 It knows names and numbers, not weights. Whatever the files say that is not honoured here is refused by name.
 """

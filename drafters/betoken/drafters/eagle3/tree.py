@@ -70,7 +70,8 @@ class DynamicTree:
         return is_chain(self.row_parents)
 
     def add(self, children: Sequence[tuple[Sequence[int], Sequence[float]]]) -> None:
-        """What may follow each node of the level, likeliest first: ids and log-probabilities; -inf is no child."""
+        """Continuations of each node of the level, likeliest first: ids and log-probabilities; -inf marks an absent
+        child."""
         places = {node: place for place, node in enumerate(self.level)}
         found: list[int] = []
         for parent, (token_ids, log_probs) in zip(self.level, children, strict=True):

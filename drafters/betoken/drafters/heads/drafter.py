@@ -38,7 +38,7 @@ _WAIT_S = 0.001
 
 @dataclass(slots=True)
 class _Sequence:
-    """What is known of one sequence."""
+    """The state of one sequence."""
 
     settings: MedusaSettings
     adapter: Adapter | None

@@ -14,7 +14,7 @@ from betoken.drafters.heads.choices import Node
 
 
 class Guesses(NamedTuple):
-    """What one head says, best first."""
+    """The candidates of one head, best first."""
 
     token_ids: Sequence[int]
     log_scores: Sequence[float]

@@ -1,6 +1,6 @@
 """Prompt lookup: the text repeats itself, so continue the way earlier occurrences of the last few tokens went on.
 
-What the client expects the answer to say is looked up likewise, where that speaks for itself at least as well.
+The client's prediction is looked up in the same way, where it matches at least as well.
 
 Source: Saxena, "Prompt Lookup Decoding" (2023). Here it looks through prompt and output: longest match first, then the
 most recent occurrence, or a tree of the most frequent continuations where the target takes trees. Needs no model and no
@@ -197,7 +197,7 @@ class NgramLookup:
         return self._last
 
     def _scored_places(self, places: Sequence[Place], num_tokens: int, terms: DraftTerms | None) -> "_ScoredDraft":
-        """What the prediction has there; made once."""
+        """The automaton of the prediction; made once."""
         asked, calibration = terms or num_tokens, self._of_predictions
         assert self._prediction is not None
         if self._last is None or self._last.asked != asked:

@@ -1,4 +1,4 @@
-"""What an answer is expected to say, followed while it says so and found again where it went another way.
+"""A predicted answer, followed while it matches and found again after a difference.
 
 Knows the ids of the prediction and those of the output; nothing of prompts, drafters or what becomes of a draft.
 """

@@ -21,7 +21,7 @@ _WEIGHT = (
 
 
 def fields_of(weight: Grouped) -> tuple[Any, ...]:
-    """What the operators take of a weight."""
+    """The operators' arguments for a weight."""
     tensors = (weight.values, weight.scales, weight.high, weight.scale_units, weight.zeros, weight.offsets)
     return (*tensors, weight.offset_units, weight.order, weight.kind, weight.num_inputs, weight.group, weight.zero)
 

@@ -1,4 +1,4 @@
-"""What products of a traced forward read and hold, where several of them become one. It knows no layers."""
+"""The inputs of products of a traced forward, where several of them become one. It knows no layers."""
 
 from typing import Any
 

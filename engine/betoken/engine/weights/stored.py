@@ -145,7 +145,7 @@ def load_beside(
 
 
 def _no_parameter(weight: Tensor) -> Tensor:
-    """What a model that draws its first weights finds in a parameter's place, and leaves alone."""
+    """A stand-in for a parameter, which a model that draws its first weights leaves alone."""
     found = weight.data
     found._is_hf_initialized = True  # type: ignore[attr-defined]
     return found

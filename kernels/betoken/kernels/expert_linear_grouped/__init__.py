@@ -1,6 +1,6 @@
 """Linear layers of many experts whose weights are of few bits, each row by the expert that it names.
 
-What slot s gives depends on no other slot. It does not know routers: a token that visits k experts comes k times.
+A slot's result depends on no other slot. It does not know routers: a token that visits k experts comes k times.
 """
 
 from collections.abc import Callable

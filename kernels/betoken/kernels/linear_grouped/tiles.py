@@ -20,7 +20,7 @@ _INEXACT = ("nf4", "fp4")
 
 
 class Tiles(NamedTuple):
-    """What a launch is given of a weight [N, K], or of several one below the other."""
+    """A launch's arguments for a weight [N, K], or for several one below the other."""
 
     order: SumOrder
     tensors: tuple[Tensor | None, ...]

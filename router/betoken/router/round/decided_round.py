@@ -53,7 +53,7 @@ class DecidedRound:
         return list(self.sources[:num_kept]).count(PREDICTION)
 
     def emitted(self, kept: Kept, times: RoundTimes | None) -> EmittedRound:
-        """What the client is sent of it: as many tokens as the answer keeps."""
+        """The client's part of it: as many tokens as the answer keeps."""
         num = kept.num_tokens
         return EmittedRound(
             self.ids[:num],

@@ -37,7 +37,7 @@ class DraftingState(Enum):
 
 
 class DraftingEvent(Enum):
-    """What changes the state."""
+    """Events that change the state."""
 
     OPENED = auto()
     """A worker was sent the sequence."""

@@ -1,4 +1,4 @@
-"""What a request's stream is told: that it began, the tokens of its rounds, that it ended.
+"""Events of a request's stream: that it began, the tokens of its rounds, that it ended.
 
 Knows no gRPC and no worker.
 """

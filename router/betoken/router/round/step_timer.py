@@ -11,7 +11,7 @@ from betoken.common.economy.gate import SpeculationGate, Step
 
 
 class _Asked(Enum):
-    """What was asked of a draft worker since the last commit."""
+    """The requests to a draft worker since the last commit."""
 
     NOTHING = auto()
     DRAFT = auto()

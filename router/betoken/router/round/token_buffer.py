@@ -1,4 +1,4 @@
-"""What one request has produced and its client has not been sent yet.
+"""The tokens of one request that its client has not been sent yet.
 
 One coroutine fills it, one empties it; rounds that wait leave together, and a client that does not read stops the
 filler. Writing a message costs the router more than deciding its tokens, so with many streams each lets some gather.

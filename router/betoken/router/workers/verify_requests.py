@@ -1,4 +1,4 @@
-"""What a router asks of a verify worker for one sequence: to verify a draft, or to decode alone for a while.
+"""A router's requests to a verify worker for one sequence: to verify a draft, or to decode alone for a while.
 
 The link carries both as a `DraftBlock`; here they are two things. Knows no session and no time.
 """

@@ -46,7 +46,7 @@ class VerifyHost(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class VerdictLimits:
-    """What every verdict of a sequence keeps to."""
+    """The conditions on every verdict of a sequence."""
 
     vocab_size: int
     has_logprobs: bool = False

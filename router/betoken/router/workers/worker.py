@@ -20,7 +20,7 @@ from betoken.v1.types_pb2 import CloseSequence, LinkError, SourceInfo, WorkerHel
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """What all workers of a router share."""
+    """The shared part of all workers of a router."""
 
     link: LinkOptions
     sequence_ids: SequenceIds
@@ -88,7 +88,7 @@ class Worker(Generic[SessionT]):
 
     @property
     def sources(self) -> Sequence[SourceInfo]:
-        """What the sources of its draft tokens are; while it is away as last told."""
+        """The sources of its draft tokens; while it is away as last told."""
         return self.link.hello.sources if self.link.hello is not None else ()
 
     @property

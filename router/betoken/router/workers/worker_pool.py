@@ -39,7 +39,7 @@ class WorkerPool(Generic[WorkerT]):
 
     @property
     def sources(self) -> list[SourceInfo]:
-        """What the sources of draft tokens are, of every worker this router has met."""
+        """The sources of draft tokens, of every worker this router has met."""
         return [source for worker in self.workers for source in worker.sources]
 
     async def close(self) -> None:
