@@ -11,9 +11,12 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from betoken.common.gguf import read_header
+from betoken.engine.bring_up.load import load_runner
+from betoken.engine.config import EngineConfig
 from betoken.engine.quantize import quantize
 from betoken.engine.weights.fingerprint import read_headers
 from tests.engine.gguf_files import tiny_model, write_gguf
+from tests.engine.tiny import save_tiny
 
 CHILD = Path(__file__).with_name("memory_child.py")
 RESIDENT, PEAK = 1.1, 1.3
@@ -57,3 +60,11 @@ def test_weights_take_little_more_than_their_file(kind: str, checkpoints: dict[s
     found, in_file = json.loads(done.stdout.splitlines()[-1]), tensor_bytes(measured)
     assert found["resident"] <= RESIDENT * in_file, (found, in_file)
     assert found["peak"] <= PEAK * in_file, (found, in_file)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])  # an output layer of its own, and one that is the embedding
+def test_the_bytes_of_weights_are_stated(family: str, tmp_path: Path) -> None:
+    directory = save_tiny(tmp_path, family)
+    runner = load_runner(EngineConfig(directory, dtype="float32", num_pages=64, compile="off"))
+    (file,) = Path(directory).glob("*.safetensors")
+    assert file.stat().st_size * 0.9 < runner.weight_bytes < file.stat().st_size * 1.3  # kernels pad small ones

@@ -92,6 +92,13 @@ def test_after_any_verdicts_the_state_is_that_of_the_committed_ids(runner: Model
     runner.page_table.check_integrity([])
 
 
+def test_the_memory_of_a_sequence_is_stated(runner: ModelRunner) -> None:
+    pool = runner._forward._states  # type: ignore[attr-defined]
+    tensors = [tensor for layer in pool.layers() for tensor in layer]
+    num_states = max(len(tensor) for tensor in tensors)
+    assert runner.state_bytes == sum(tensor.numel() * tensor.element_size() for tensor in tensors) // num_states > 0
+
+
 def test_a_sequence_cannot_go_back_before_its_state(runner: ModelRunner) -> None:
     pages, _ = runner.page_table.allocate(range(40))
     runner.forward([Segment(pages, 0, list(range(8)), 1)])

@@ -74,6 +74,8 @@ def _model_table(model: ModelInfo) -> Table:
     grid.add_row("model", Text(escaped(model.model)))  # names are no markup, whatever brackets they hold
     grid.add_row("vocabulary", f"{model.vocab_size} ids, EOS {', '.join(map(str, model.eos_token_ids)) or 'none'}")
     grid.add_row("context", f"{model.max_context} tokens")
+    if memory := _memory(model):
+        grid.add_row("memory", memory)
     grid.add_row("chat template", "yes" if model.has_chat_template else "no")
     grid.add_row("drafters", _drafters(model))
     if model.default_drafter:
@@ -91,6 +93,16 @@ def _drafters(model: ModelInfo) -> str:
     attached = {name for worker in model.verify_workers for name in worker.drafters}
     names = (f"{name} (attached)" if name in attached else name for name in model.drafters)
     return escaped(", ".join(names)) or "none"
+
+
+def _memory(model: ModelInfo) -> str:
+    """The target's weights, and the recurrent states of a sequence; empty where no worker tells."""
+    told = [worker for worker in model.verify_workers if worker.weight_bytes]
+    if not told:
+        return ""
+    states = told[0].sequence_state_bytes
+    beside = f", states of an open sequence {states / 1e6:.1f} MB" if states else ""
+    return f"weights {told[0].weight_bytes / 1e6:.1f} MB{beside}"
 
 
 def _worker_table(workers: Sequence[WorkerStatus]) -> Table:

@@ -67,6 +67,10 @@ class WorkerStatus:
     """Open sequences but for those that wait, the ones whose router is to act next included."""
     waiting: int
     """Sequences with something to compute that hold no pages; 0 of draft workers."""
+    weight_bytes: int
+    """Bytes of the target's weights in the form they are kept in; 0 = not known."""
+    sequence_state_bytes: int
+    """Bytes of one open sequence's recurrent states; 0 for a model without."""
     free_pages: int
     """Free KV pages; all of them when idle."""
     total_pages: int
@@ -93,6 +97,8 @@ class WorkerStatus:
             drafters=tuple(hello.drafters),
             supports_trees=hello.supports_trees,
             step_costs=tuple(StepCost(cost.rows, cost.context, cost.ns * 1e-9) for cost in hello.step_costs),
+            weight_bytes=hello.weight_bytes,
+            sequence_state_bytes=hello.sequence_state_bytes,
             running=load.running,
             waiting=load.waiting,
             free_pages=load.free_pages,

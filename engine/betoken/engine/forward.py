@@ -52,6 +52,11 @@ class Forward(Protocol):
         ...
 
     @property
+    def state_bytes(self) -> int:
+        """Bytes of one sequence's recurrent states; 0 for a model without."""
+        ...
+
+    @property
     def is_compiled(self) -> bool:
         """Whether the model runs as one compiled function."""
         ...

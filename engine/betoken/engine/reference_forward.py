@@ -50,6 +50,11 @@ class ReferenceForward:
         self._scratch_page = scratch_page  # belongs to nobody: padding rows write there
         self._whole_vectors: AbstractContextManager[Any] = nullcontext() if is_cuda else WholeVectors()
 
+    @property
+    def state_bytes(self) -> int:
+        """See `Forward`."""
+        return 0 if self._states is None else self._states.state_bytes
+
     def __call__(self, batch: Batch) -> StepOutput:
         """See `Forward`."""
         num_padding = -batch.num_rows % _ROW_MULTIPLE

@@ -36,6 +36,10 @@ class ModelRunner:
         self.max_batch_rows = max_batch_rows
         self.logits_digest = ""
         """Hash of the logits after some fixed ids, 12 hex digits; set once the forward is final."""
+        self.weight_bytes = 0
+        """Bytes of the model's weights in the form they are kept in; set at the end of loading."""
+        self.state_bytes = 0
+        """Bytes of one sequence's recurrent states; 0 for a model without."""
         self.feature_layers = tuple(feature_layers)
         """Layers whose hidden states forwards yield, ascending, numbered as in transformers' `output_hidden_states`:
         the last is the state after the final norm. See `StepOutput.features`."""

@@ -108,6 +108,8 @@ def _load(
             predicting_drafters=predicting_drafters(settings.attached_drafters),
             max_draft_tokens=settings.max_draft_tokens,
             page_size=settings.page_size,
+            weight_bytes=runner.weight_bytes,
+            sequence_state_bytes=runner.state_bytes,
             numerics=f"{runner.numerics}, llguidance {version('llguidance')}, "
             f"code {hash_sources(common, engine, kernels, verify_worker)[:12]}",
         )

@@ -92,6 +92,7 @@ def _ready(config: EngineConfig, examined: Examined, report: Progress) -> ModelR
     if dependence is not None and not runner.is_compiled:
         raise ModelRefusedError(f"rows are not independent: {dependence}")  # compiled rows were checked afresh
     runner.logits_digest = digest_of_logits(runner)
+    runner.weight_bytes, runner.state_bytes = weight_bytes(model), forward.state_bytes
     if dispatch.compiles_at_first_call(model.device):
         report("compiling what chooses tokens", 0.8)
         with refusing(model):
@@ -99,6 +100,16 @@ def _ready(config: EngineConfig, examined: Examined, report: Progress) -> ModelR
     report("ready", 1.0)
     _LOG.info("model loaded: %s, %s, %d KV pages", info.model_id, info.dtype, num_pages)
     return runner
+
+
+def weight_bytes(model: Any) -> int:
+    """Bytes of a model's parameters and buffers, each memory once: tied ones share theirs."""
+    sizes = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        for tensor in (*model.parameters(), *model.buffers())
+        if tensor.device.type != "meta"
+    }
+    return sum(sizes.values())
 
 
 def _check(config: EngineConfig, runner: ModelRunner, examined: Examined) -> str | None:

@@ -131,6 +131,11 @@ class CpuForward:
         """See `Forward`."""
         return self._compiled is not None
 
+    @property
+    def state_bytes(self) -> int:
+        """See `Forward`."""
+        return 0 if self._states is None else self._states.state_bytes
+
     def __call__(self, batch: Batch) -> StepOutput:
         """See `Forward`."""
         call = self._compiled or self._calls.eager

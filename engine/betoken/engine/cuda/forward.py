@@ -47,6 +47,7 @@ class _Bucket:
 class CudaForward:
     """Eager until `record` was called. The last page of the pool is the scratch page: padding rows write there."""
 
+    state_bytes = 0
     can_compile = False  # it is compiled before it is recorded, not after it was checked
     timed_rows: Sequence[int] = (1, 2, 4, 6, 8, 16, 32, 64, 128)
 
