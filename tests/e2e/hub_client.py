@@ -64,4 +64,4 @@ KINDS = {"tokenizer": tokenizer, "target": target, "draft": draft}
 
 if __name__ == "__main__":
     for kind, name, revision in json.load(sys.stdin):
-        sys.stdout.write(json.dumps(KINDS[kind](name, revision)) + "\n")
+        sys.stdout.write(json.dumps(KINDS[kind](name, revision), default=str) + "\n")

@@ -12,6 +12,7 @@ from betoken.bench.drafters_report import summarize
 from betoken.bench.drafters_runner import DraftersRunner
 from betoken.bench.drafters_store import DraftersStore
 from betoken.bench.prompts import load_prompts
+from betoken.bench.sides import HOSTED
 
 MAX_NEW_TOKENS = 24
 ENDING = "if __name__ == '__main__':\n    main()\n"
@@ -34,7 +35,7 @@ async def test_what_one_piece_measured_the_next_leaves_alone(
     for limit in (["--minutes", "0"], []):  # one prompt, then the rest
         options = parse_options([*command, *limit])
         store = DraftersStore.open_for(tmp_path / "out", options.decisive(), {})
-        await DraftersRunner(options, {(): stack}, None, store).run({file.name: load_prompts(file)})
+        await DraftersRunner(options, {HOSTED: stack}, None, store).run({file.name: load_prompts(file)})
     assert "2 prompts, 1 measured already" in capsys.readouterr().err
     result = summarize(DraftersStore.open(tmp_path / "out"))
     sizes = [(group["category"], group["num_prompts"], group["num_left_out"]) for group in result["groups"]]

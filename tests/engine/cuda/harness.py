@@ -58,7 +58,7 @@ def load(
     ]
     for model in models:
         replace_mixers(model)
-    pools = [KvPool(_probe(model, 640), NUM_PAGES + 1, PAGE_SIZE, model.dtype, model.device) for model in models]
+    pools = [KvPool(_probe(model, 640)[0], NUM_PAGES + 1, PAGE_SIZE, model.dtype, model.device) for model in models]
     replace_linears(models[0], RowLinear)
     assert use_row_experts(models[0]) == (family in MIXTURES)
     forward = CudaForward(models[0], pools[0], MAX_CONTEXT, "fake", True, feature_layers)

@@ -61,7 +61,7 @@ def test_recorded_logits_of_a_half_type_are_sums_and_not_rounded(family: str, on
     model = AutoModelForCausalLM.from_pretrained(
         save_tiny(tmp_path, family), dtype="bfloat16", attn_implementation="betoken"
     ).eval()
-    pool = KvPool(_probe(model, 640), NUM_PAGES + 1, PAGE_SIZE, model.dtype, model.device)
+    pool = KvPool(_probe(model, 640)[0], NUM_PAGES + 1, PAGE_SIZE, model.dtype, model.device)
     replace_linears(model, RowLinear, only_last=only_last)
     assert isinstance(model.get_output_embeddings(), RowLinear)
     forward = CudaForward(model, pool, MAX_CONTEXT, "fake", is_row_invariant=not only_last)

@@ -58,7 +58,9 @@ def run(directory: Path, family: str = "llama", **settings: object) -> tuple[Cud
     model = AutoModelForCausalLM.from_pretrained(saved, dtype="float32", attn_implementation="betoken").eval()
     chosen: dict[str, Any] = {"max_batch_rows": 40, "compile": "off"} | settings
     config = EngineConfig(saved, dtype="float32", **chosen)
-    return prepare.prepare_cuda(config, model, 640, _probe(model, 640), lambda stage, fraction: STAGES.append(fraction))
+    return prepare.prepare_cuda(
+        config, model, 640, _probe(model, 640)[0], lambda stage, fraction: STAGES.append(fraction)
+    )
 
 
 STAGES: list[float] = []

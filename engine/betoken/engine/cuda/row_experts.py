@@ -38,11 +38,15 @@ def first_experts(model: Any) -> Iterator[tuple[str, tuple[int, ...], Callable[[
 
 
 def _one_expert(module: Any, name: str, rows: Tensor) -> Tensor:
-    return _row_product(module, name, rows, torch.zeros(len(rows), dtype=torch.int64, device=rows.device))
+    return _product(module, name, rows, torch.zeros(len(rows), dtype=torch.int64, device=rows.device))
 
 
 def _row_product(module: Any, name: str, rows: Tensor, expert_ids: Tensor) -> Tensor:
     """See `betoken.engine.cpu.experts.ExpertProduct`."""
+    return _product(module, name, rows, expert_ids)
+
+
+def _product(module: Any, name: str, rows: Tensor, expert_ids: Tensor) -> Tensor:
     weight, bias, rows, expert_ids = (
         getattr(module, name),
         bias_of(module, name),
