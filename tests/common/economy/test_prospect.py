@@ -10,7 +10,7 @@ from betoken.common.economy.prospect import Prospect
 def learnt(num_tokens: int, num_rows: int, waiting_s: float) -> Prospect:
     prospect = Prospect()
     for _ in range(2000):
-        prospect.add(num_tokens, num_rows, waiting_s)
+        prospect.add(num_tokens, num_rows, waiting_s, size=0)
     return prospect
 
 
@@ -19,17 +19,24 @@ def test_the_gain_is_tokens_by_time_over_that_of_plain_steps():
     for num_running in (1, 4, 16):
         drafted_s = 0.003 + num_running * 5 * 0.0001 + 0.001
         expected = math.log(4 / drafted_s * 0.003)
-        assert prospect.gain(num_running, 0.003, 0.0001) == pytest.approx(expected, abs=1e-3)
+        assert prospect.gain(num_running, 0.003, 0.0001, size=0) == pytest.approx(expected, abs=1e-3)
 
 
 def test_rows_that_are_dear_make_drafts_pay_for_few_sequences_only():
     prospect = learnt(3, 6, 0.0)
-    assert prospect.gain(1, 0.001, 0.0001) > 0 > prospect.gain(16, 0.003, 0.0001)
+    assert prospect.gain(1, 0.001, 0.0001, size=0) > 0 > prospect.gain(16, 0.003, 0.0001, size=4)
 
 
 def test_a_new_drafter_is_expected_to_bring_something():
-    assert Prospect().gain(1, 0.001, 0.00005) > 0
+    assert Prospect().gain(1, 0.001, 0.00005, size=0) > 0
 
 
 def test_drafts_that_bring_nothing_are_expected_to_cost():
-    assert learnt(1, 6, 0.001).gain(1, 0.001, 0.0001) < 0
+    assert learnt(1, 6, 0.001).gain(1, 0.001, 0.0001, size=0) < 0
+
+
+def test_a_crowds_waiting_says_nothing_about_a_lone_sequence():
+    prospect = learnt(4, 6, 0.0)
+    for _ in range(2000):
+        prospect.add(4, 6, 0.02, size=4)
+    assert prospect.gain(16, 0.003, 0.0001, size=4) < 0 < prospect.gain(1, 0.001, 0.0001, size=0)

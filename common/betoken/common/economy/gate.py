@@ -129,7 +129,7 @@ class SpeculationGate:
         if step.started_s < self._since_s:  # part of it was the other way
             return
         if self._way:
-            self._prospect.add(step.num_tokens, step.num_rows, step.waiting_s)
+            self._prospect.add(step.num_tokens, step.num_rows, step.waiting_s, self._size)
         speed = crowd.with_drafts if self._way else crowd.without
         speed.add(step.num_tokens, step.now_s - step.started_s, _MEMORY_S * num_running)
         crowd.num_commits += 1
@@ -183,7 +183,7 @@ class SpeculationGate:
         """Gain by the rounds so far and the price of a row; 0 while one of the numbers is missing."""
         if crowd.without.mean <= 0.0 or row_s <= 0.0:
             return 0.0
-        return self._prospect.gain(num_running, 1.0 / crowd.without.mean, row_s)
+        return self._prospect.gain(num_running, 1.0 / crowd.without.mean, row_s, self._size)
 
     @property
     def _size(self) -> int:
