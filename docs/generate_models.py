@@ -47,7 +47,7 @@ def render() -> str:
     sys.path.insert(0, str(ROOT))
     tiny = runpy.run_path(str(ROOT / "tests/engine/tiny.py"))
     recurrent = runpy.run_path(str(ROOT / "tests/verify_worker/test_recurrent_targets.py"))
-    drafted = dict.fromkeys(["llama", "lfm2", *recurrent["FAMILIES"]], "yes")
+    drafted = dict.fromkeys(["llama", *recurrent["FAMILIES"]], "yes")
     rows = []
     for family, make in sorted((tiny["CONFIGS"] | tiny["HYBRIDS"]).items()):
         cells = [family, _layers(make()), "yes", "yes", drafted.get(family, "–"), _MATRIX.get(family, "–")]

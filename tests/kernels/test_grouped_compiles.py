@@ -14,7 +14,7 @@ from betoken.kernels.linear_grouped import kernel as linear
 
 CAPABILITIES = (80, 90, 100)
 MAX_SHARED_BYTES = 99 * 1024
-"""Of a program on the smallest GPUs that have these types."""
+"""Shared memory of a program on the smallest GPUs that have these types."""
 FLOATS = {"x_ptr", "bias_ptr"}
 OPTIONAL = {"high_ptr", "scale_units_ptr", "zeros_ptr", "offsets_ptr", "offset_units_ptr", "table_ptr"}
 # name: kind, how scales are stored and their type, group, types of the tensors that a format may lack

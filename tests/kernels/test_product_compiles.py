@@ -16,7 +16,7 @@ HOPPER = GPUTarget("cuda", 90, 32)
 FLOATS = {"x_ptr", "weight_ptr", "bias_ptr", "out_ptr"}
 INT32 = {"slot_starts_ptr", "tile_ends_ptr"}
 MAX_SHARED_BYTES = 99 * 1024
-"""Of a program on the smallest GPUs that have these types."""
+"""Shared memory of a program on the smallest GPUs that have these types."""
 BLOCKS = {"BLOCK_OUTPUTS": 64, "RANGE_BLOCKS": 8}
 EXPERTS = {"NUM_EXPERTS": 8, "BLOCK_EXPERTS": 16}
 # name: kernel, constants (arguments that are 1 or None among them), whether it multiplies

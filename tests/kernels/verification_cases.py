@@ -34,7 +34,7 @@ class Blocks:
 
     @property
     def rows_before(self) -> torch.Tensor:
-        """Of each draft token the row that it would follow."""
+        """The row that each draft token would follow."""
         blocks = torch.arange(len(self.offsets) - 1, device=self.logits.device)
         nodes = torch.arange(len(self.draft_ids), device=self.logits.device)
         return nodes + torch.repeat_interleave(blocks, self.offsets.diff())

@@ -1,4 +1,4 @@
-"""Targets with recurrent states: random drafts, trees, chunks and too few pages give the tokens of `generate()`."""
+"""Targets that remember beside attention: random drafts, trees, chunks and too few pages give `generate()`'s tokens."""
 
 import random
 
@@ -16,6 +16,7 @@ from tests.verify_worker.speculating import Speculating, decode_plainly, free_ev
 
 NUM_TOKENS = 24
 FAMILIES = (
+    "lfm2",
     *("qwen3_next", "qwen3_5", "olmo_hybrid", "kimi_linear"),
     *("bamba", "granitemoehybrid", "falcon_h1", "nemotron_h", "mamba2"),
 )

@@ -24,7 +24,7 @@ _BARE_METAL_US = 2
 
 
 class FastWake:
-    """The file held open asks for fast waking of the whole machine's cores. Of one thread; counts."""
+    """The file held open asks for fast waking of the whole machine's cores. Used by one thread; counts."""
 
     def __init__(self, wanted: Literal["auto", "on", "off"] = "off", device: Path | None = None) -> None:
         """`wanted`: "auto" asks where this process may, "off" never. `device`: default: `DEVICE`.

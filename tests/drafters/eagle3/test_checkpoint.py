@@ -147,9 +147,11 @@ def test_a_pickle_of_other_things_is_not_run(tmp_path):
     directory = tmp_path / "evil"
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(config_of(tiny_shape(), "safeailab")))
-    (directory / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch /tmp/owned'\ntR.")
+    owned = tmp_path / "owned"
+    (directory / "pytorch_model.bin").write_bytes(f"cos\nsystem\n(S'touch {owned}'\ntR.".encode())
     with pytest.raises(ModelRefusedError, match="pytorch_model.bin: "):
         load_layer(directory, TARGET)
+    assert not owned.exists()
 
 
 @pytest.mark.parametrize("content", ["[]", "{", ""])

@@ -1,7 +1,7 @@
 """The part of one sequence that a draft layer has taken in: KV of true states by slot, and states that are still to be
 taken in.
 
-The state of position p and the token of position p + 1 make one row. Of a text whose states were all told, slot p holds
+The state of position p and the token of position p + 1 make one row. Where all states of a text were told, slot p holds
 that row. States are missing where the target took over pages that others had computed: the row of a later position then
 follows the last known one, as if what lies between were not there; angles tell distances, and are off by the hole.
 Knows ids, slots and tensors; not the layer, and no drafts.

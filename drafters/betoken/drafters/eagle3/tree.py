@@ -1,6 +1,6 @@
 """EAGLE-2's dynamic tree: level by level, the likeliest nodes of the last one are asked for their likeliest children.
 
-Of all that were scored the likeliest are the draft. With one branch it is a chain. Knows ids and how likely they are,
+The likeliest of all scored nodes are the draft. With one branch it is a chain. Knows ids and how likely they are,
 not the layer, its scores or the sequence.
 Source: Li et al., EAGLE-2, arXiv:2406.16858.
 """
