@@ -16,8 +16,8 @@ from tests.verify_worker.speculating import Speculating, decode_plainly, free_ev
 
 NUM_TOKENS = 24
 FAMILIES = (
-    "lfm2",
-    *("qwen3_next", "qwen3_5", "olmo_hybrid", "kimi_linear"),
+    *("lfm2", "lfm2_moe", "lfm3"),
+    *("qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid", "kimi_linear"),
     *("bamba", "granitemoehybrid", "falcon_h1", "nemotron_h", "mamba2"),
 )
 

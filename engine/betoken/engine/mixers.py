@@ -39,7 +39,11 @@ class ShortConv(nn.Module):
         return out
 
 
-_MIXERS: dict[str, Callable[[Any], nn.Module]] = {"Lfm2ShortConv": ShortConv}
+_MIXERS: dict[str, Callable[[Any], nn.Module]] = {
+    "Lfm2ShortConv": ShortConv,
+    "Lfm2MoeShortConv": ShortConv,
+    "Lfm3ShortConv": ShortConv,
+}
 """What takes the place of a class of transformers."""
 
 

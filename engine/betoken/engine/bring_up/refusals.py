@@ -16,6 +16,8 @@ _LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "attention", "d
 
 _MIXING: dict[str, frozenset[str]] = {
     "lfm2": frozenset({"conv"}),
+    "lfm2_moe": frozenset({"conv"}),
+    "lfm3": frozenset({"conv"}),
     "qwen3_next": frozenset({"linear_attention"}),
     "qwen3_5_text": frozenset({"linear_attention"}),
     "qwen3_5_moe_text": frozenset({"linear_attention"}),
