@@ -25,7 +25,11 @@ from betoken.client.unary import AnswerT, UnaryCall, detokenize_call, model_info
 
 
 class Client(ClientBase[Generation]):
-    """A blocking client of one router; a context manager, usable from any number of threads."""
+    """A blocking client of one router; a context manager, usable from any number of threads.
+
+    A process that forks beside an open stream sets `GRPC_ENABLE_FORK_SUPPORT=1` before gRPC is imported: gRPC's threads
+    then stand still while it forks.
+    """
 
     _closed: threading.Event
 
