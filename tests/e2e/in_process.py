@@ -1,6 +1,7 @@
 """All three services in one process, over real gRPC, with a tiny random pair: quick to start, and never out of time."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -82,16 +83,51 @@ class CheckIntegrity:
     checked: Future[None] = field(default_factory=Future)
 
 
-class CheckableCore:
-    """A worker's core that takes `CheckIntegrity` too."""
+class Hold:
+    """Stops a worker's model after some steps, so that what a test does next falls into the middle of answers."""
 
-    def __init__(self, core: Any) -> None:
-        self._core = core
-        self.step, self.expire = core.step, core.expire
+    def __init__(self) -> None:
+        self._steps_left: int | None = None
+        self._is_holding, self._is_released = threading.Event(), threading.Event()
+
+    def after(self, num_steps: int) -> None:
+        """Let the model take so many steps more, and stop before the next, until `release`."""
+        self._is_holding.clear()
+        self._is_released.clear()
+        self._steps_left = num_steps
+
+    def release(self) -> None:
+        """Let it go on."""
+        self._steps_left = None
+        self._is_released.set()
+
+    async def reached(self) -> None:
+        """Return once it has stopped."""
+        assert await asyncio.to_thread(self._is_holding.wait, 120), "all answers were over before"
+
+    def wait(self) -> None:
+        """Called by the model's thread before each step."""
+        if self._steps_left == 0:
+            self._is_holding.set()
+            self._is_released.wait()
+        if self._steps_left is not None:
+            self._steps_left -= 1
+
+
+class CheckableCore:
+    """A worker's core that takes `CheckIntegrity` too, and can be held."""
+
+    def __init__(self, core: Any, hold: Hold) -> None:
+        self._core, self._hold = core, hold
+        self.expire = core.expire
 
     @property
     def has_work(self) -> bool:
         return bool(self._core.has_work)
+
+    def step(self) -> None:
+        self._hold.wait()
+        self._core.step()
 
     def apply(self, command: Any) -> None:
         if not isinstance(command, CheckIntegrity):
@@ -106,21 +142,24 @@ class CheckableCore:
 
 @asynccontextmanager
 async def worker(
-    load: Callable[[Any, WorkerHello], Any], results: Any, serve: Callable[..., Any]
+    load: Callable[[Any, WorkerHello], Any], results: Any, serve: Callable[..., Any], hold: Hold
 ) -> AsyncIterator[str]:
     """A worker's address; `load` makes its core on the model thread, `serve` its (servicer, registration)."""
     hello = WorkerHello()
-    thread: ModelThread[Any] = ModelThread(lambda: CheckableCore(load(results, hello)), "model")
+    thread: ModelThread[Any] = ModelThread(lambda: CheckableCore(load(results, hello), hold), "model")
     await asyncio.wrap_future(thread.start())
     try:
         async with served(lambda server: serve(thread, hello, server)) as address:
             yield address
     finally:
+        hold.release()
         await asyncio.to_thread(thread.stop, 5.0)
 
 
 @asynccontextmanager
-async def verify_worker(folder: Path, options: dict[str, Any], threads: list[ModelThread[Any]]) -> AsyncIterator[str]:
+async def verify_worker(
+    folder: Path, options: dict[str, Any], threads: list[ModelThread[Any]], hold: Hold
+) -> AsyncIterator[str]:
     """The address of one that serves the folder's target; its thread is appended."""
     results = VerifyResults()
     grammars: list[Any] = []
@@ -132,7 +171,7 @@ async def verify_worker(folder: Path, options: dict[str, Any], threads: list[Mod
         servicer = LinkServicer(lambda: hello, handler, VerifyLinkResponse)
         verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server)
 
-    async with worker(lambda *args: verify_service._load(settings, *args, grammars), results, serve) as address:
+    async with worker(lambda *args: verify_service._load(settings, *args, grammars), results, serve, hold) as address:
         yield address
 
 
@@ -147,6 +186,8 @@ class Running:
     client: AsyncClient
     lose_verify: Callable[[], Awaitable[None]]
     """Ends the first verify worker: its link breaks."""
+    verify_hold: Hold
+    """Stops the first verify worker's model."""
 
 
 @asynccontextmanager
@@ -169,6 +210,7 @@ async def running(
 ) -> AsyncIterator[Running]:
     """These services, with all that a test may want of them; `other_verify_options`: those of further workers."""
     threads: list[ModelThread[Any]] = []
+    verify_hold = Hold()
     draft_results = DraftResults()
     grammar_of: list[Any] = []
     draft_settings = DraftWorkerSettings(model=str(folder / "draft"), **ENGINE | (draft_options or {}))
@@ -187,13 +229,16 @@ async def running(
 
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(AsyncExitStack())
-        verify = await first.enter_async_context(verify_worker(folder, verify_options or {}, threads))
+        verify = await first.enter_async_context(verify_worker(folder, verify_options or {}, threads, verify_hold))
         others = [
-            await stack.enter_async_context(verify_worker(folder, options, threads)) for options in other_verify_options
+            await stack.enter_async_context(verify_worker(folder, options, threads, Hold()))
+            for options in other_verify_options
         ]
-        draft = await stack.enter_async_context(
-            worker(lambda *args: draft_service._load(draft_settings, *args, grammar_of), draft_results, serve_draft)
-        )
+
+        def load_draft(*loading: Any) -> Any:
+            return draft_service._load(draft_settings, *loading, grammar_of)
+
+        draft = await stack.enter_async_context(worker(load_draft, draft_results, serve_draft, Hold()))
         tokenizer = Tokenizer(byte_tokenizer_json(), {"eos_token": "<eos>"}, chat_template, "test")
         options = PATIENCE | (router_options or {})
         router = Router(
@@ -210,7 +255,7 @@ async def running(
         async with asyncio.timeout(60):
             while not (await client.model_info()).drafters:  # noqa: ASYNC110 - offered once the draft worker has passed its probe
                 await asyncio.sleep(0.02)
-        yield Running(address, verify, draft, tuple(threads), client, first.aclose)
+        yield Running(address, verify, draft, tuple(threads), client, first.aclose, verify_hold)
 
 
 async def until_all_pages_are_free(client: AsyncClient) -> None:

@@ -48,18 +48,22 @@ class Undisturbed:
         self._stack = stack
 
     async def __aenter__(self) -> None:
-        Undisturbed._expected = Undisturbed._expected or await self._answer()
-        self._running = asyncio.ensure_future(self._answer())
-        await asyncio.sleep(0.02)
+        Undisturbed._expected = Undisturbed._expected or await self._answer(asyncio.Event())
+        is_under_way = asyncio.Event()
+        self._running = asyncio.ensure_future(self._answer(is_under_way))
+        async with asyncio.timeout(60):
+            await is_under_way.wait()
 
     async def __aexit__(self, *exception: object) -> None:
         assert await self._running == self._expected
 
-    async def _answer(self) -> tuple[int, ...]:
-        completion = await self._stack.client.complete(
+    async def _answer(self, is_under_way: asyncio.Event) -> tuple[int, ...]:
+        generation = self._stack.client.generate(
             "import os\n\ndef", max_new_tokens=96, temperature=0.8, seed=5, ignore_eos=True
         )
-        return completion.output_ids
+        async for _ in generation:
+            is_under_way.set()
+        return (await generation.result()).output_ids
 
 
 async def test_requests_are_refused_by_name(stack: Stack) -> None:

@@ -114,8 +114,9 @@ async def test_a_worker_without_the_layer_goes_on_with_the_same_tokens(tmp_path:
             plain = told(await answers(stack.client, Speculation(off=True), temperature, max_new_tokens=120))
             speculation = Speculation("eagle3", num_draft_tokens=4)
             assert told(await answers(stack.client, speculation, temperature, max_new_tokens=120)) == plain
+        stack.verify_hold.after(20)  # of five tokens at most: no answer is over
         waiting = asyncio.ensure_future(answers(stack.client, speculation, 0.8, max_new_tokens=120))
-        await asyncio.sleep(0.15)
+        await stack.verify_hold.reached()
         await stack.lose_verify()
         lost = await waiting
         assert told(lost) == plain

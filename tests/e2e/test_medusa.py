@@ -141,8 +141,9 @@ async def test_a_worker_without_the_heads_goes_on_with_the_same_tokens(tmp_path:
     async with running(tmp_path, {"drafters": ("model",)}, verify, other_verify_options=[{}]) as stack:
         plain = told(await answers(stack.client, Speculation(off=True), 0.8, PROMPTS, num_tokens=120))
         speculation = Speculation("medusa", num_draft_tokens=4)
+        stack.verify_hold.after(20)  # of five tokens at most: no answer is over
         waiting = asyncio.ensure_future(answers(stack.client, speculation, 0.8, PROMPTS, num_tokens=120))
-        await asyncio.sleep(0.15)
+        await stack.verify_hold.reached()
         await stack.lose_verify()
         lost = await waiting
         assert told(lost) == plain

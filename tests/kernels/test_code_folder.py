@@ -5,7 +5,6 @@ import logging
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from threading import Thread
 
@@ -32,10 +31,11 @@ def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_processes_that_start_together_compile_once(compiled: Path, tmp_path: Path) -> None:
     code = "import pathlib, sys; from betoken.kernels import build, native\n"
-    code += "sys.stdin.read(); print(build.build(native.LIBRARY, pathlib.Path(sys.argv[1])).read_text())"
+    code += "print('ready', flush=True); sys.stdin.read()\n"
+    code += "print(build.build(native.LIBRARY, pathlib.Path(sys.argv[1])).read_text())"
     command = [sys.executable, "-c", code, str(tmp_path / "cache")]
     started = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    time.sleep(1.0)  # for imports, so that all come at once
+    assert [process.stdout.readline() for process in started] == ["ready\n"] * 3  # so that all come at once
     for process in started:
         process.stdin.close()
     assert [process.stdout.read().strip() for process in started] == ["made"] * 3

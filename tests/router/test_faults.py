@@ -168,7 +168,7 @@ async def test_a_drafter_that_was_replaced_is_probed_at_once(make_cluster: MakeC
     drafter, worker = cluster.drafters[0], cluster.router.draft.workers[0]
     drafter.faults.is_silent = True
     await cluster.generate(**OPTIONS, max_new_tokens=60)
-    await asyncio.sleep(0.1)  # the pause has begun
+    await cluster.until(lambda: not worker.is_ready)  # the pause has begun
     await drafter.kill()
     await cluster.until(lambda: not worker.link.is_up)
     drafter.faults.is_silent = False
@@ -187,7 +187,7 @@ async def test_a_drafter_killed_in_the_middle_and_back_again(make_cluster: MakeC
         restarted.append(asyncio.ensure_future(restart()))
 
     async def restart() -> None:
-        await asyncio.sleep(0.05)
+        await cluster.until(lambda: not cluster.router.draft.workers[0].link.is_up)
         await drafter.start()
         await cluster.until(lambda: bool(drafter.opened[-1].committed_ids))
         cluster.verifiers[0].step_s = 0.001
@@ -315,7 +315,7 @@ async def test_the_only_verifier_killed_is_waited_for(make_cluster: MakeCluster)
 
     async def kill() -> None:
         await cluster.verifiers[0].kill()
-        await asyncio.sleep(0.1)
+        await cluster.until(lambda: not cluster.router.verify.workers[0].link.is_up)
         await cluster.verifiers[0].start()
 
     reply = await generate_and(cluster, 200, 20, kill)
@@ -366,7 +366,7 @@ async def test_sequences_are_given_up_in_time_where_none_can_be_reopened(make_cl
     replies = [asyncio.ensure_future(cluster.generate(max_new_tokens=500, ignore_eos=True)) for _ in range(8)]
     await cluster.until(lambda: all(worker.num_open == 4 for worker in cluster.verifiers))
     cluster.verifiers[1].is_hanging = True
-    await asyncio.sleep(0.1)  # its last step is over
+    await cluster.until(lambda: not cluster.verifiers[1].is_stepping)
     await cluster.verifiers[0].kill()
     started_s = time.monotonic()
     await cluster.until(lambda: sum(reply.done() for reply in replies) == 4)
@@ -673,8 +673,9 @@ async def test_a_verifier_that_other_routers_keep_full_is_waited_for(make_cluste
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         await cluster.generate(max_new_tokens=5)
     assert failed.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    num_refused = len(cluster.verifiers[0].opened)
     waiting = asyncio.ensure_future(cluster.generate(max_new_tokens=5))
-    await asyncio.sleep(0.1)
+    await cluster.until(lambda: len(cluster.verifiers[0].opened) > num_refused)
     faults.open_error_code = 0
     assert len((await waiting).ids) == 5
     await cluster.until_idle()

@@ -85,7 +85,7 @@ async def test_the_routers_own_limit_is_a_deadline_too(make_cluster: MakeCluster
 async def test_a_client_that_does_not_read_stops_the_generation_not_the_others(make_cluster: MakeCluster) -> None:
     cluster = await make_cluster()
     call = cluster.stub.Generate(request(**LONG))
-    await asyncio.sleep(0.05)  # never read
+    await cluster.until(lambda: cluster.verifiers[0].num_open == 1)  # never read
     reply = await cluster.generate(max_new_tokens=40, ignore_eos=True)
     assert len(reply.ids) == 40
     call.cancel()

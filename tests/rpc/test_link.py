@@ -466,10 +466,11 @@ async def test_close_before_run_and_while_dialling(start_worker, start_link):
     await recorded.link.close()
     assert recorded.link.state is LinkState.CLOSED
     assert len(recorded.downs) == 1
-    silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    is_dialled = asyncio.Event()
+    silent = await asyncio.start_server(lambda reader, writer: is_dialled.set(), "127.0.0.1", 0)
     port = silent.sockets[0].getsockname()[1]
     dialling = await start_link(f"127.0.0.1:{port}", wait=False)
-    await asyncio.sleep(0.1)
+    await eventually(is_dialled.is_set)
     async with asyncio.timeout(1.5):  # the dial's own time is over later
         await dialling.link.close()
     assert dialling.link.state is LinkState.CLOSED

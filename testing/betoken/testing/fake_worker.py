@@ -55,6 +55,8 @@ class FakeWorker(ABC):
         self.num_steps = 0
         self.port = 0
         self.is_hanging = False
+        self.is_stepping = False
+        """Whether a step is under way."""
         self.credentials: grpc.ServerCredentials | None = None
         """Set before `start` to speak TLS."""
         self.links: list[FakeLink] = []
@@ -142,6 +144,7 @@ class FakeWorker(ABC):
             await self.work.wait()
             self.work.clear()
             while not self.is_hanging and self.has_work():
+                self.is_stepping = True
                 started_ns = time.perf_counter_ns()
                 if self.step_s:
                     await asyncio.sleep(self.step_s)
@@ -153,6 +156,7 @@ class FakeWorker(ABC):
                     except (grpc.aio.BaseError, asyncio.InvalidStateError, grpc.RpcError):
                         continue
                 await asyncio.sleep(0)
+            self.is_stepping = False
 
     @abstractmethod
     def _register(self, server: grpc.aio.Server) -> None: ...
