@@ -43,8 +43,6 @@ def test_heads_learn_and_lie_in_the_published_layout(tiny_pair: Path, tmp_path: 
     assert tensors.keys() == names and {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
     assert (config["medusa_num_heads"], config["medusa_num_layers"]) == (2, 1)
     assert config["version"] == ("1" if kind == "own heads" else "2")
-    shares = config["medusa_rank_accuracies"]
-    assert len(shares) == 2 and all(len(row) == medusa.NUM_RANKS and 0 < sum(row) <= 1 for row in shares)
     assert "guess 1" in (out / "README.md").read_text() and (out / "loss.png").stat().st_size > 1000
     layout = lay_out(open_tensors(find_file(out, ["medusa_lm_head.safetensors"])), hidden_size=32, vocab_size=512)
     assert layout.num_heads == 2 and len(layout.output_layers) == (2 if kind == "own heads" else 0)
@@ -81,11 +79,16 @@ def test_ranks_belong_to_the_round_whose_last_token_is_known(tiny_pair: Path) ->
                 order = trainee.head_logits(hidden[last - 1], index).float().argsort(descending=True).tolist()
                 assert int(found.ranks[last, index]) == min(10, order.index(sample.ids[wanted]))
     assert found.ranks[5].tolist() == [10, 10]
+    shares = medusa.rank_accuracies([found], [sample])
+    assert [len(row) for row in shares] == [medusa.NUM_RANKS] * 2
+    for index, row in enumerate(shares):
+        found_there = found.ranks[2 : 6 - index - 1, index].tolist()
+        assert row == pytest.approx([found_there.count(rank) / len(found_there) for rank in range(medusa.NUM_RANKS)])
 
 
 def test_kept_heads_are_read_again(tmp_path: Path) -> None:
     heads = MedusaHeads(3, 2, 16, torch.randn(24, 16))
-    save_heads(heads, tmp_path, "base", [[0.5, 0.25]] * 3)
+    save_heads(heads, tmp_path, "base")
     again = load_heads(tmp_path)
     assert (len(again), again.num_layers, again.is_sharing) == (3, 2, False)
     for name, tensor in heads.state_dict().items():

@@ -224,7 +224,7 @@ def finish(recipe: Recipe, trainee: Trainee, teacher: Teacher, data: Data, progr
         base = str(options.out / "target")
         trainee.adapted.merge_and_unload().save_pretrained(base)
         recipe.tokenizer().save_pretrained(base)
-    save_heads(trainee.heads, options.out, base, accuracies)
+    save_heads(trainee.heads, options.out, base)
     heads = table(
         ["the right token is", *(f"guess {rank}" for rank in (1, 2, 3, 4)), f"one of {NUM_RANKS}"],
         [

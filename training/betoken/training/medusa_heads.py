@@ -58,12 +58,8 @@ class MedusaHeads(nn.ModuleList):
         return result
 
 
-def save_heads(heads: MedusaHeads, folder: Path, base_model: str, rank_accuracies: list[list[float]]) -> None:
-    """Write config.json and bfloat16 safetensors.
-
-    Args:
-        rank_accuracies: for each head the share of held-out tokens that its first, second, ... guess is.
-    """
+def save_heads(heads: MedusaHeads, folder: Path, base_model: str) -> None:
+    """Write config.json and bfloat16 safetensors."""
     folder.mkdir(parents=True, exist_ok=True)
     config: dict[str, Any] = {
         "model_type": "medusa",
@@ -72,7 +68,6 @@ def save_heads(heads: MedusaHeads, folder: Path, base_model: str, rank_accuracie
         "medusa_num_layers": heads.num_layers,
         "hidden_size": next(heads.parameters()).shape[0],
         "version": "2" if heads.is_sharing else "1",
-        "medusa_rank_accuracies": [[round(share, 5) for share in shares] for shares in rank_accuracies],
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     tensors = {name: tensor.detach().to(torch.bfloat16).contiguous() for name, tensor in heads.state_dict().items()}
