@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen3_5TextConfig
 
 from betoken.client import AsyncClient, RetryPolicy
 from betoken.draft_worker import service as draft_service
@@ -40,23 +40,37 @@ PATIENCE: dict[str, Any] = {"draft_timeout_s": 60.0, "first_draft_timeout_s": 60
 ENGINE: dict[str, Any] = {"dtype": "float32", "threads": 1, "compile": "off", "num_pages": 256}
 
 
-def save_pair(folder: Path) -> None:
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "initializer_range": 0.35,
+}
+CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
+    "llama": lambda: LlamaConfig(**_SIZES, num_hidden_layers=1),
+    "qwen3_5": lambda: Qwen3_5TextConfig(
+        **_SIZES,
+        pad_token_id=0,
+        num_hidden_layers=2,
+        head_dim=16,
+        linear_num_key_heads=2,
+        linear_num_value_heads=2,
+        linear_key_head_dim=16,
+        linear_value_head_dim=16,
+        layer_types=["linear_attention", "full_attention"],
+    ),
+}
+
+
+def save_pair(folder: Path, family: str = "llama") -> None:
     """Writes a random target and, as its draft, the same weights with noise."""
     torch.manual_seed(0)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=VOCAB_SIZE,
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            max_position_embeddings=256,
-            bos_token_id=0,
-            eos_token_id=0,
-            initializer_range=0.35,
-        )
-    )
+    model = AutoModelForCausalLM.from_config(CONFIGS[family]())
     for name in ("target", "draft"):
         model.save_pretrained(folder / name)
         (folder / name / "tokenizer.json").write_text(byte_tokenizer_json())

@@ -26,9 +26,11 @@ async def conversation(client: AsyncClient, drafter: str | None, temperature: fl
     return answers
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-async def test_conversations_are_the_same_with_and_without(tmp_path: Path, dtype: str) -> None:
-    save_pair(tmp_path)
+@pytest.mark.parametrize(
+    ("family", "dtype"), [("llama", "float32"), ("llama", "bfloat16"), ("qwen3_5", "float32"), ("qwen3_5", "bfloat16")]
+)
+async def test_conversations_are_the_same_with_and_without(tmp_path: Path, family: str, dtype: str) -> None:
+    save_pair(tmp_path, family)
     told: list[list[Completion]] = []
     num_cached: list[int] = []
     for is_caching in (False, True):
@@ -40,6 +42,8 @@ async def test_conversations_are_the_same_with_and_without(tmp_path: Path, dtype
             await until_all_pages_are_free(client)
             (worker,) = (await client.model_info()).verify_workers
             num_cached.append(worker.cached_tokens)
+            has_snapshots = is_caching and family == "qwen3_5"
+            assert (0 < worker.snapshot_bytes <= worker.snapshot_limit_bytes) == has_snapshots
     without, caching = told[: len(told) // 2], told[len(told) // 2 :]
     for before, after in zip(without, caching, strict=True):
         assert [answer.output_ids for answer in before] == [answer.output_ids for answer in after]

@@ -132,7 +132,7 @@ def test_an_answer_is_told_with_what_its_counts_say(reader: InMemoryMetricReader
 
 
 def test_a_workers_load_is_told_under_its_names(reader: InMemoryMetricReader) -> None:
-    load = Load(running=1, waiting=2, free_pages=3, total_pages=4, preemptions=5, cached_tokens=6)
+    load = Load(running=1, waiting=2, free_pages=3, total_pages=4, preemptions=5, cached_tokens=6, snapshot_bytes=7)
     worker: Any = Mock(is_ready=True, link=Mock(load=load, role="verify", address="a:1"))
     observe_workers([worker])
     assert {name: point.value for name, point in points(reader)} == {
@@ -143,6 +143,7 @@ def test_a_workers_load_is_told_under_its_names(reader: InMemoryMetricReader) ->
         names.METRIC_WORKER_PAGES_LIMIT: 4,
         names.METRIC_WORKER_PREEMPTIONS: 5,
         names.METRIC_WORKER_CACHED_TOKENS: 6,
+        names.METRIC_WORKER_SNAPSHOT_BYTES: 7,
     }
 
 
@@ -181,6 +182,7 @@ async def test_workers_are_told_with_the_load_they_last_said(
         (names.METRIC_WORKER_PAGES_LIMIT, "verify"): load.total_pages,
         (names.METRIC_WORKER_PREEMPTIONS, "verify"): load.preemptions,
         (names.METRIC_WORKER_CACHED_TOKENS, "verify"): load.cached_tokens,
+        (names.METRIC_WORKER_SNAPSHOT_BYTES, "verify"): load.snapshot_bytes,
     }
 
 

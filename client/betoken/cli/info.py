@@ -96,12 +96,15 @@ def _drafters(model: ModelInfo) -> str:
 
 
 def _memory(model: ModelInfo) -> str:
-    """The target's weights, and the recurrent states of a sequence; empty where no worker tells."""
+    """The target's weights, the recurrent states of a sequence, and snapshots; empty where no worker tells."""
     told = [worker for worker in model.verify_workers if worker.weight_bytes]
     if not told:
         return ""
     states = told[0].sequence_state_bytes
     beside = f", states of an open sequence {states / 1e6:.1f} MB" if states else ""
+    if limit := told[0].snapshot_limit_bytes:
+        held = "/".join(f"{worker.snapshot_bytes / 1e6:.1f}" for worker in told)
+        beside += f", snapshots of states {held} of at most {limit / 1e6:.1f} MB"
     return f"weights {told[0].weight_bytes / 1e6:.1f} MB{beside}"
 
 

@@ -71,6 +71,8 @@ class WorkerStatus:
     """Bytes of the target's weights in the form they are kept in; 0 = not known."""
     sequence_state_bytes: int
     """Bytes of one open sequence's recurrent states; 0 for a model without."""
+    snapshot_limit_bytes: int
+    """Most bytes of snapshots of recurrent states; 0 for a model without, or without prefix caching."""
     free_pages: int
     """Free KV pages; all of them when idle."""
     total_pages: int
@@ -78,6 +80,8 @@ class WorkerStatus:
     """Times since its start that a sequence lost its pages to another and was to be recomputed."""
     cached_tokens: int
     """Verify workers: tokens since its start whose KV was reused and not computed."""
+    snapshot_bytes: int
+    """Verify workers: bytes of the snapshots of recurrent states that it keeps."""
 
     @classmethod
     def from_proto(cls, message: pb.WorkerInfo, role: str) -> WorkerStatus:
@@ -99,12 +103,14 @@ class WorkerStatus:
             step_costs=tuple(StepCost(cost.rows, cost.context, cost.ns * 1e-9) for cost in hello.step_costs),
             weight_bytes=hello.weight_bytes,
             sequence_state_bytes=hello.sequence_state_bytes,
+            snapshot_limit_bytes=hello.snapshot_limit_bytes,
             running=load.running,
             waiting=load.waiting,
             free_pages=load.free_pages,
             total_pages=load.total_pages,
             preemptions=load.preemptions,
             cached_tokens=load.cached_tokens,
+            snapshot_bytes=load.snapshot_bytes,
         )
 
 

@@ -80,6 +80,7 @@ METRIC_WORKER_PAGES_FREE = "betoken.worker.pages.free"
 METRIC_WORKER_PAGES_LIMIT = "betoken.worker.pages.limit"
 METRIC_WORKER_PREEMPTIONS = "betoken.worker.preemptions"
 METRIC_WORKER_CACHED_TOKENS = "betoken.worker.cached_tokens"
+METRIC_WORKER_SNAPSHOT_BYTES = "betoken.worker.snapshots.bytes"
 
 OTHER = "_OTHER"
 """Value of an attribute that clients choose, once as many as are told apart were seen."""

@@ -144,8 +144,10 @@ def _check_segment(segment: Segment, index: int, page_size: int) -> None:
         raise ValueError(f"segments[{index}].parents[{node}]: {segment.parents[node]} is outside [-1, {node})")
 
 
-def state_columns(segments: Sequence[Segment], num_waiting: int) -> npt.NDArray[np.int32]:
+def state_columns(segments: Sequence[Segment], num_waiting: int, page_size: int) -> npt.NDArray[np.int32]:
     """States, applied, first_slots and committed of `StateRows` [4, S]; state 0 for lists that own none.
+
+    A state stops at the last border where it is to be kept, if the tokens behind can wait.
 
     Raises:
         ValueError: a sequence goes back before what its state has seen, or more than `num_waiting` tokens wait.
@@ -154,7 +156,7 @@ def state_columns(segments: Sequence[Segment], num_waiting: int) -> npt.NDArray[
     for index, segment in enumerate(segments):
         own = segment.page_ids.state if isinstance(segment.page_ids, PageList) else None
         applied = own.num_applied if own is not None and segment.kv_length else 0
-        kept = max(applied, segment.num_kept)
+        kept = _kept(segment, applied, num_waiting, page_size)
         if own is None:
             applied = kept = segment.kv_length
         if segment.kv_length < applied:
@@ -166,6 +168,13 @@ def state_columns(segments: Sequence[Segment], num_waiting: int) -> npt.NDArray[
             raise ValueError(f"segments[{index}]: {waiting} tokens after {kept} committed ones, {num_waiting} can wait")
         columns.append((own.index if own is not None else 0, applied, segment.kv_length, kept))
     return np.array(columns, np.int32).T.copy()
+
+
+def _kept(segment: Segment, applied: int, num_waiting: int, page_size: int) -> int:
+    kept = max(applied, segment.num_kept)
+    borders = segment.page_ids.borders if isinstance(segment.page_ids, PageList) else None
+    border = borders.last(applied, kept, page_size) if borders is not None else None
+    return kept if border is None or segment.end - border > num_waiting else border
 
 
 def note_applied(segments: Sequence[Segment], columns: npt.NDArray[np.int32]) -> None:

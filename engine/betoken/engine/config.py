@@ -56,6 +56,9 @@ class EngineConfig:
     """Slots per page."""
     prefix_caching: bool = True
     """Keep what full pages hold after their sequence has ended, for others that begin alike."""
+    snapshot_memory_bytes: int = 512 << 20
+    """Memory for snapshots of recurrent states, which a model that has them finds texts by; 0 = none, and nothing is
+    found."""
     max_batch_rows: int = 256
     """Most new tokens one forward may hold."""
     max_sequences: int = 64
@@ -94,8 +97,9 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}: {value} is below 1")
-        if self.max_graph_rows < 0:
-            raise ValueError(f"max_graph_rows: {self.max_graph_rows} is below 0")
+        for name in ("max_graph_rows", "snapshot_memory_bytes"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: {getattr(self, name)} is below 0")
         if not 0.0 < self.kv_memory_fraction <= 1.0:
             raise ValueError(f"kv_memory_fraction: {self.kv_memory_fraction} is outside (0, 1]")
 

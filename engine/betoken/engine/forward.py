@@ -14,6 +14,7 @@ from torch import Tensor
 from betoken.engine.attention import CONTEXT_KEYWORD, AttentionContext
 from betoken.engine.batch import Batch
 from betoken.engine.parts import ModelParts
+from betoken.engine.snapshots import StateCopy
 from betoken.engine.tree import KeptPath
 
 ModelCall = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]
@@ -77,6 +78,10 @@ class Forward(Protocol):
 
     def compact(self, paths: Sequence[KeptPath]) -> None:
         """Move the KV of accepted tree paths to where chains would lie."""
+        ...
+
+    def copy_states(self, copies: Sequence[StateCopy]) -> None:
+        """Copy recurrent states to snapshots and back, one after the other."""
         ...
 
     def compile(self, cache_dir: Path) -> None:

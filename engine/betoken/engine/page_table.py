@@ -7,6 +7,7 @@ Prefix caching: a full page that was published is known by its ids and the publi
 one by one, never by hash, so sequences that begin alike share pages. A published page keeps its content after its last
 owner has gone, until the page is needed. Pages without content are taken first, then the pages left longest ago, the
 end of a text before its beginning. A row depends on its own sequence alone, so found KV equals computed KV to the bit.
+A model with recurrent states goes on from the last found page that has a snapshot of its state.
 Source: automatic prefix caching as in vLLM (Kwon et al., arXiv:2309.06180), without hashes.
 """
 
@@ -15,7 +16,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from betoken.engine.errors import IntegrityError, OutOfPagesError
-from betoken.engine.state_table import PageList, StateTable
+from betoken.engine.snapshots import Snapshots
+from betoken.engine.state_table import Borders, PageList, StateTable
 
 _START = 0
 """The node before the first page."""
@@ -28,6 +30,8 @@ class Found:
     page_ids: list[int] = field(default_factory=list)
     nodes: list[int] = field(default_factory=list)
     """Number that each page stood for: all ids up to its end."""
+    num_usable: int = 0
+    """Leading pages that a sequence can begin on: all, or those up to the last with a snapshot of the states."""
 
 
 _Key = tuple[int, tuple[int, ...]]
@@ -69,6 +73,11 @@ class PageTable:
         self._num_nodes = 0
 
     @property
+    def snapshots(self) -> Snapshots | None:
+        """Snapshots of recurrent states; None of a model without."""
+        return self._states.snapshots if self._states is not None else None
+
+    @property
     def num_free(self) -> int:
         """Pages that nobody owns."""
         return len(self._blank) + len(self._left)
@@ -83,7 +92,7 @@ class PageTable:
         Raises:
             OutOfPagesError: nothing was allocated.
         """
-        page_ids = self.find(ids)
+        page_ids, _ = self._find(ids)
         num_cached = len(page_ids) * self.page_size
         try:
             self.extend(page_ids, len(ids))
@@ -93,12 +102,16 @@ class PageTable:
         return page_ids, num_cached
 
     def find(self, ids: Sequence[int]) -> PageList:
-        """The published pages that hold as many leading ids as possible, now owned by the caller, too."""
-        found = Found()
-        self.look(ids, len(ids), found)
-        for page_id in found.page_ids:
-            self._own(page_id)
-        return PageList(found.page_ids)
+        """The published pages that hold as many leading ids as possible, now owned by the caller, too.
+
+        Of a model with states: as many as have a snapshot at their end. Then the list owns a state, which has seen
+        them, and its state is kept where the ids leave the published pages, at their last whole page, and behind it.
+        """
+        page_ids, num_found = self._find(ids)
+        if self.snapshots is not None and self.snapshots.num_snapshots:
+            ends = {num_found, len(ids) // self.page_size} - set(range(len(page_ids) + 1))
+            page_ids.borders = Borders((end * self.page_size for end in ends), len(ids))
+        return page_ids
 
     def look(self, ids: Sequence[int], length: int, found: Found) -> None:
         """Bring `found` up to date, in place, with what `find` would give for the first `length` ids.
@@ -117,12 +130,22 @@ class PageTable:
             node = self._pages[page_id].node
             found.page_ids.append(page_id)
             found.nodes.append(node)
+        found.num_usable = self._num_usable(found.page_ids)
+
+    def stop_before(self, page_ids: Sequence[int], start: int, end: int) -> int:
+        """See `StateTable.stop_before`."""
+        return self._states.stop_before(page_ids, start, end) if self._states is not None else end
 
     def publish(self, page_ids: list[int], ids: Sequence[int], length: int) -> None:
         """Publish the full pages among the first `length` slots; their KV is that of `ids` from now on.
 
-        A page that another one equals is replaced by it, in place.
+        A page that another one equals is replaced by it, in place. A state that stands where it is wanted is kept.
         """
+        self._publish(page_ids, ids, length)
+        if self._is_caching and self._states is not None and isinstance(page_ids, PageList):
+            self._states.save(page_ids, self.page_size)
+
+    def _publish(self, page_ids: list[int], ids: Sequence[int], length: int) -> None:
         num_full = length // self.page_size
         if not self._is_caching or not num_full or self._pages[page_ids[num_full - 1]].key is not None:
             return
@@ -192,7 +215,7 @@ class PageTable:
 
         Raises:
             IntegrityError: a page is leaked, free but owned, free twice, its count is wrong, or it is not the one that
-                is found by its ids.
+                is found by its ids; or so for a state or a snapshot.
         """
         counted: Counter[int] = Counter()
         owned = []
@@ -202,6 +225,7 @@ class PageTable:
                 owned.append(page_ids.state.index)
         if self._states is not None:
             self._states.check_integrity(owned)
+            self._states.snapshots.check_integrity(set(self._published.values()))
         for page_id, page in enumerate(self._pages):
             if counted[page_id] != page.num_references:
                 raise IntegrityError(f"page {page_id} has {page.num_references} references, {counted[page_id]} owners")
@@ -215,6 +239,27 @@ class PageTable:
             raise IntegrityError("pages with content and without are mixed up")
         if {page_id: key for key, page_id in self._published.items()} != keys:
             raise IntegrityError(f"{len(keys)} pages are published, {len(self._published)} can be found")
+
+    def _find(self, ids: Sequence[int]) -> tuple[PageList, int]:
+        """See `find`; also how many pages hold leading ids."""
+        found = Found()
+        self.look(ids, len(ids), found)
+        num_usable = found.num_usable
+        if self._states is not None and not self._states.num_free:
+            num_usable = 0
+        page_ids = PageList(found.page_ids[:num_usable])
+        for page_id in page_ids:
+            self._own(page_id)
+        if self._states is not None and page_ids:
+            page_ids.state = self._states.take_from(page_ids[-1], num_usable * self.page_size)
+        return page_ids, len(found.page_ids)
+
+    def _num_usable(self, page_ids: Sequence[int]) -> int:
+        if self._states is None:
+            return len(page_ids)
+        snapshots = self._states.snapshots
+        places = range(len(page_ids), 0, -1) if len(snapshots) else ()
+        return next((place for place in places if page_ids[place - 1] in snapshots), 0)
 
     def _own_state(self, page_ids: list[int]) -> None:
         assert self._states is not None
@@ -247,5 +292,7 @@ class PageTable:
         page = self._pages[page_id]
         assert page.key is not None
         del self._published[page.key]
+        if self._states is not None:
+            self._states.snapshots.drop(page_id)
         page.key, page.node = None, _START
         return page_id

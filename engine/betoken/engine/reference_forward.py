@@ -17,6 +17,7 @@ from betoken.engine.forward import StepOutput, call_model
 from betoken.engine.kv_pool import KvPool
 from betoken.engine.paged_context import PagedContext, state_rows_of
 from betoken.engine.parts import ModelParts
+from betoken.engine.snapshots import StateCopy
 from betoken.engine.state_pool import StatePool
 from betoken.engine.tree import KeptPath
 from betoken.kernels.rows import PagedRows, TreePaths
@@ -76,6 +77,11 @@ class ReferenceForward:
         self._pool.compact(paths)
         if self._states is not None:
             self._states.compact(paths)
+
+    def copy_states(self, copies: Sequence[StateCopy]) -> None:
+        """See `Forward`."""
+        assert self._states is not None
+        self._states.copy(copies)
 
     def compile(self, cache_dir: Path) -> None:
         """See `Forward`."""

@@ -40,6 +40,8 @@ class ModelRunner:
         """Bytes of the model's weights in the form they are kept in; set at the end of loading."""
         self.state_bytes = 0
         """Bytes of one sequence's recurrent states; 0 for a model without."""
+        self.snapshot_bytes = 0
+        """Bytes of one snapshot of them; 0 where there are none."""
         self.feature_layers = tuple(feature_layers)
         """Layers whose hidden states forwards yield, ascending, numbered as in transformers' `output_hidden_states`:
         the last is the state after the final norm. See `StepOutput.features`."""
@@ -50,6 +52,12 @@ class ModelRunner:
     def parts(self) -> ModelParts:
         """What drafters share with the model."""
         return self._forward.parts
+
+    @property
+    def snapshot_limit_bytes(self) -> int:
+        """Most memory of snapshots of recurrent states."""
+        snapshots = self.page_table.snapshots
+        return snapshots.num_snapshots * self.snapshot_bytes if snapshots is not None else 0
 
     @property
     def is_compiled(self) -> bool:
@@ -84,7 +92,9 @@ class ModelRunner:
         self._check_range(batch)
         if not self._num_waiting:
             return self._forward(batch)
-        batch.state_columns = state_columns(segments, self._num_waiting)
+        batch.state_columns = state_columns(segments, self._num_waiting, self.page_table.page_size)
+        if self.page_table.snapshots is not None and (copies := self.page_table.snapshots.take_copies()):
+            self._forward.copy_states(copies)
         output = self._forward(batch)
         note_applied(segments, batch.state_columns)
         return output

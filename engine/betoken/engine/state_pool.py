@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from betoken.engine.kv_pool import zeros
+from betoken.engine.snapshot_pool import SnapshotPool
+from betoken.engine.snapshots import StateCopy
 from betoken.engine.state_shapes import StateShape
 from betoken.engine.tree import KeptPath
 from betoken.kernels.linear_recurrence.rule import RecurrentPool
@@ -25,8 +27,10 @@ class StatePool:
         num_waiting: int,
         dtype: torch.dtype,
         device: torch.device,
+        num_snapshots: int = 0,
     ) -> None:
         """`num_waiting`: most tokens after the committed ones."""
+        self._snapshots = SnapshotPool(shapes, num_snapshots, dtype, device)
         self.num_waiting = num_waiting
         self.rings: dict[int, Tensor] = {}
         """Layer -> [states, num_waiting + taps - 1, C] inputs of its convolution."""
@@ -74,3 +78,7 @@ class StatePool:
                 sources = [(path.tree_start + node) % size for node, _ in moved]
                 targets = [(path.tree_start + i) % size for _, i in moved]
                 ring[state, targets] = ring[state, sources]
+
+    def copy(self, copies: Sequence[StateCopy]) -> None:
+        """Copy states to snapshots and back, one after the other."""
+        self._snapshots.copy(self.rings, self.recurrent, copies)

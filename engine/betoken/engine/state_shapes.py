@@ -23,3 +23,9 @@ class StateShape:
     num_taps: int = 0
     """Inputs that the convolution sums, the row's own included."""
     recurrence: RecurrentShape | None = None
+
+    def snapshot_bytes(self, itemsize: int) -> int:
+        """Bytes of its state, and of the last inputs of its convolution."""
+        sizes = self.recurrence
+        state = 4 * sizes.num_heads * sizes.key_size * sizes.value_size if sizes is not None else 0
+        return state + max(0, self.num_taps - 1) * self.num_channels * itemsize

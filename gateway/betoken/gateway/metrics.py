@@ -146,6 +146,7 @@ class _Workers:
             (names.METRIC_WORKER_WAITING, "Sequences that wait for pages.", "waiting"),
             (names.METRIC_WORKER_PAGES_FREE, "Free KV pages.", "free_pages"),
             (names.METRIC_WORKER_PAGES_LIMIT, "All KV pages.", "total_pages"),
+            (names.METRIC_WORKER_SNAPSHOT_BYTES, "Bytes of snapshots of recurrent states.", "snapshot_bytes"),
             (names.METRIC_WORKER_PREEMPTIONS, "Sequences that lost their pages, since its start.", "preemptions"),
             (names.METRIC_WORKER_CACHED_TOKENS, "Tokens whose KV was reused, since its start.", "cached_tokens"),
         ):

@@ -14,6 +14,7 @@ _ENGINE_FIELDS = (
     *("model", "revision", "dtype", "quantize", "device", "num_pages", "kv_memory_bytes", "page_size"),
     *(
         "prefix_caching",
+        "snapshot_memory_bytes",
         "max_batch_rows",
         "max_sequences",
         "max_draft_tokens",
@@ -54,6 +55,12 @@ class WorkerSettings(ServiceSettings):
     page_size: int = Field(16, ge=1, le=1024, description="Slots of a KV page, tokens.")
     prefix_caching: bool = Field(
         True, description="Keep the KV of full pages until their memory is needed, for prompts that begin alike."
+    )
+    snapshot_memory_bytes: int = Field(
+        512 << 20,
+        ge=0,
+        description="Memory for snapshots of recurrent states, bytes: a model that has them finds prompts that begin"
+        " alike by these; 0 = none.",
     )
     max_sequences: int = Field(64, ge=1, le=4096, description="Sequences held open at once; more are refused.")
     max_links: int = Field(64, ge=1, le=4096, description="Routers connected at once; more are refused.")

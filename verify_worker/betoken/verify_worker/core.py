@@ -249,6 +249,7 @@ class VerifyCore:
             tokens_per_s=float(f"{self._price.tokens_per_s:.1e}"),  # routers hear of changes; not of every digit
             row_price=round(self._price.price, 2),
             num_cached_tokens=self._scheduler.num_cached_tokens,
+            snapshot_bytes=len(table.snapshots) * self._runner.snapshot_bytes if table.snapshots is not None else 0,
         )
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from betoken.engine.bring_up.step_costs import StepCost
 from betoken.engine.page_table import Found, PageTable
 from betoken.engine.preemption import choose_victims
+from betoken.engine.state_table import PageList
 from betoken.verify_worker.sequence import VerifySequence
 
 IDLE_GRACE_S = 0.5
@@ -153,11 +154,11 @@ class Scheduler:
         # All that it has committed has to fit: a part would soon be preempted again.
         if seq.takes_pages:
             self._page_table.look(seq.ids, len(seq.ids) - 1, seq.found)
-        return self._victims(seq, seq.found.page_ids, len(seq.ids), plan) is not None
+        return self._victims(seq, seq.found.page_ids[: seq.found.num_usable], len(seq.ids), plan) is not None
 
     def _start(self, seq: VerifySequence, plan: _Plan) -> bool:
         """Give it pages for all that it has committed, those found included; whether there were enough."""
-        seq.page_ids = self._page_table.find(seq.ids[:-1]) if seq.takes_pages else []
+        seq.page_ids = self._page_table.find(seq.ids[:-1]) if seq.takes_pages else PageList()
         seq.kv_length = len(seq.page_ids) * self._page_table.page_size
         if not self._make_room(seq, len(seq.ids), plan):
             self.release(seq)
@@ -181,6 +182,10 @@ class Scheduler:
         takes_block = has_all and num_prefill + 1 + len(draft_ids) <= rows_left
         if not takes_block and num_prefill == 0:
             return None
+        end = seq.kv_length + num_prefill + (1 + len(draft_ids) if takes_block else 0)
+        stop = self._page_table.stop_before(seq.page_ids, seq.kv_length, end)
+        if stop < end:
+            num_prefill, takes_block = stop - seq.kv_length, False
         if not takes_block:
             return Work(seq, num_prefill, takes_block, [])
         return Work(seq, num_prefill, takes_block, draft_ids, parents)

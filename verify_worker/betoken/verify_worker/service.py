@@ -110,6 +110,7 @@ def _load(
             page_size=settings.page_size,
             weight_bytes=runner.weight_bytes,
             sequence_state_bytes=runner.state_bytes,
+            snapshot_limit_bytes=runner.snapshot_limit_bytes,
             numerics=f"{runner.numerics}, llguidance {version('llguidance')}, "
             f"code {hash_sources(common, engine, kernels, verify_worker)[:12]}",
         )

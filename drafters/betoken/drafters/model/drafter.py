@@ -137,6 +137,8 @@ class ModelDrafter:
             num_rows = min(num_missing, rows_left, self._max_prefill_rows if is_chunked else rows_left)
             if num_rows == 0:
                 break
+            num_rows = self._runner.page_table.stop_before(kv.page_ids, kv.num_written, kv.num_written + num_rows)
+            num_rows -= kv.num_written
             guesses = self._guess(seq, kv, rows_left - num_rows) if num_rows == num_missing else []
             length = kv.num_written + num_rows + len(guesses)
             if not self._pages.make_room(kv.order, kv.page_ids, length):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from betoken.engine.bring_up.examine import Examined, examine, refusing
-from betoken.engine.bring_up.prepare import num_waiting, prepare, state_table, within_pages
+from betoken.engine.bring_up.prepare import num_waiting, prepare, snapshot_bytes, state_table, within_pages
 from betoken.engine.bring_up.self_check import (
     check_against_eager,
     digest_of_logits,
@@ -75,9 +75,9 @@ def _ready(config: EngineConfig, examined: Examined, report: Progress) -> ModelR
             native.load(config.cache_dir)  # sampling's, or the first request that draws would wait for a compiler
         forward, num_pages = prepare(config, examined, report)
         info = within_pages(config, examined, num_pages)
+        states = state_table(config, examined, num_pages)
         # A page says what a sequence's keys are, not what its states have seen.
-        caches = config.prefix_caching and not examined.states
-        states = state_table(config, examined)
+        caches = config.prefix_caching and (states is None or states.snapshots.num_snapshots > 0)
         page_table = PageTable(num_pages, config.page_size, prefix_caching=caches, states=states)
         runner = ModelRunner(
             info, page_table, forward, config.max_batch_rows, examined.feature_layers, num_waiting(config, examined)
@@ -93,6 +93,7 @@ def _ready(config: EngineConfig, examined: Examined, report: Progress) -> ModelR
         raise ModelRefusedError(f"rows are not independent: {dependence}")  # compiled rows were checked afresh
     runner.logits_digest = digest_of_logits(runner)
     runner.weight_bytes, runner.state_bytes = weight_bytes(model), forward.state_bytes
+    runner.snapshot_bytes = snapshot_bytes(examined)
     if dispatch.compiles_at_first_call(model.device):
         report("compiling what chooses tokens", 0.8)
         with refusing(model):

@@ -32,9 +32,12 @@ _SPARE_STATES = 4
 """For the sequences of the check at load."""
 
 
-def state_table(config: EngineConfig, examined: Examined) -> StateTable | None:
-    """Owners of recurrent states; None for a model without."""
-    return StateTable(_SPARE_STATES + 2 * config.max_sequences) if examined.states else None
+def state_table(config: EngineConfig, examined: Examined, num_pages: int) -> StateTable | None:
+    """Owners of recurrent states, for each sequence of two drafters that share a model; None for a model without."""
+    if not examined.states:
+        return None
+    num_states = _SPARE_STATES + 2 * config.max_sequences
+    return StateTable(num_states, _num_snapshots(config, examined, num_pages), num_waiting(config, examined))
 
 
 def num_waiting(config: EngineConfig, examined: Examined) -> int:
@@ -42,13 +45,25 @@ def num_waiting(config: EngineConfig, examined: Examined) -> int:
     return (config.max_uncommitted or 2 * config.max_draft_tokens + 2) if examined.states else 0
 
 
-def state_pool(config: EngineConfig, examined: Examined) -> StatePool | None:
-    """States for each sequence of two drafters that share a model; on a CPU they take memory once they are used."""
-    table = state_table(config, examined)
+def snapshot_bytes(examined: Examined) -> int:
+    """Bytes of one snapshot of a sequence's states."""
+    return sum(shape.snapshot_bytes(examined.model.dtype.itemsize) for shape in examined.states.values())
+
+
+def _num_snapshots(config: EngineConfig, examined: Examined, num_pages: int) -> int:
+    if not config.prefix_caching:
+        return 0
+    return min(config.snapshot_memory_bytes // max(1, snapshot_bytes(examined)), num_pages)
+
+
+def _state_pool(config: EngineConfig, examined: Examined, num_pages: int) -> StatePool | None:
+    """On a CPU states take memory once they are used."""
+    table = state_table(config, examined, num_pages)
     if table is None:
         return None
-    model = examined.model
-    return StatePool(examined.states, table.num_states, num_waiting(config, examined), model.dtype, model.device)
+    dtype, device = examined.model.dtype, examined.model.device
+    num_snapshots = table.snapshots.num_snapshots
+    return StatePool(examined.states, table.num_states, table.num_waiting, dtype, device, num_snapshots)
 
 
 def prepare(config: EngineConfig, examined: Examined, progress: Progress) -> tuple[Forward, int]:
@@ -69,7 +84,7 @@ def prepare(config: EngineConfig, examined: Examined, progress: Progress) -> tup
     num_pages = config.num_pages_of(page_bytes or _EMPTY_PAGE_BYTES)
     # The pool has one page more than the table: padding rows write there.
     pool = KvPool(shapes, num_pages + 1, config.page_size, model.dtype, model.device)
-    states = state_pool(config, examined)
+    states = _state_pool(config, examined, num_pages)
     kernels = _kernels_for(config, model, pool)
     if kernels is None:
         replace_linears(model, BlockLinear, only_last=model.dtype == torch.bfloat16)

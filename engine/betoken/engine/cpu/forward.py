@@ -23,6 +23,7 @@ from betoken.engine.errors import ModelRefusedError
 from betoken.engine.forward import ModelCall, StepOutput, call_model
 from betoken.engine.kv_pool import KvPool
 from betoken.engine.parts import ModelParts
+from betoken.engine.snapshots import StateCopy
 from betoken.engine.state_pool import StatePool
 from betoken.engine.tree import KeptPath
 from betoken.kernels.build import BuildError
@@ -150,6 +151,11 @@ class CpuForward:
         self._pool.compact(paths)
         if self._states is not None:
             self._states.compact(paths)
+
+    def copy_states(self, copies: Sequence[StateCopy]) -> None:
+        """See `Forward`."""
+        assert self._states is not None
+        self._states.copy(copies)
 
     def compile(self, cache_dir: Path) -> None:
         """See `Forward`."""

@@ -25,6 +25,7 @@ from betoken.engine.forward import ModelCall, StepOutput, call_model
 from betoken.engine.kv_pool import KvPool
 from betoken.engine.paged_context import PagedContext
 from betoken.engine.parts import ModelParts
+from betoken.engine.snapshots import StateCopy
 from betoken.engine.tree import KeptPath
 
 _PATH_SLOTS_PER_ROW = 16
@@ -105,6 +106,10 @@ class CudaForward:
     def compact(self, paths: Sequence[KeptPath]) -> None:
         """See `Forward`."""
         self._pool.compact(paths)
+
+    def copy_states(self, copies: Sequence[StateCopy]) -> None:
+        """See `Forward`."""
+        raise AssertionError("a model with recurrent states does not run here")
 
     def compile(self, cache_dir: Path) -> None:
         """See `Forward`."""

@@ -21,6 +21,7 @@ _GAUGES = {
     names.METRIC_WORKER_WAITING: "waiting",
     names.METRIC_WORKER_PAGES_FREE: "free_pages",
     names.METRIC_WORKER_PAGES_LIMIT: "total_pages",
+    names.METRIC_WORKER_SNAPSHOT_BYTES: "snapshot_bytes",
 }
 """Metric to the field of `Load`, which counts what all routers have on the worker."""
 _COUNTERS = {

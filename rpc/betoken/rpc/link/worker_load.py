@@ -11,7 +11,7 @@ SequenceKey = tuple[int, int]
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
     """Sequences at work, sequences waiting, KV pages, since the start preemptions and tokens found in the prefix cache,
-    speed and price of a row."""
+    speed and price of a row, and bytes of snapshots."""
 
     num_running: int
     num_waiting: int
@@ -21,6 +21,7 @@ class WorkerLoad:
     tokens_per_s: float = 0.0
     row_price: float = 0.0
     num_cached_tokens: int = 0
+    snapshot_bytes: int = 0
 
     def to_message(self) -> Load:
         return Load(
@@ -32,4 +33,5 @@ class WorkerLoad:
             tokens_per_s=self.tokens_per_s,
             row_price=self.row_price,
             cached_tokens=self.num_cached_tokens,
+            snapshot_bytes=self.snapshot_bytes,
         )
