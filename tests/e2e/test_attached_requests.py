@@ -163,6 +163,8 @@ async def test_a_sequence_goes_on_alike_on_a_worker_without_the_drafter(pair: Pa
                 assert [one.output_ids for one in drafted] == plain
                 moved = [one.speculation for one in drafted if one.speculation.num_failovers]
                 await services.restart_first_verify_worker()
+                info = await services.client.model_info()
+                assert all(worker.state == "ready" for worker in info.verify_workers)
 
 
 async def until_killed(services: Stack, prompts: list[str], temperature: float) -> list[Completion]:

@@ -11,20 +11,17 @@ from scipy import stats
 from betoken.client import AsyncClient, Completion, InvalidArgumentError, Sampling, Speculation, VerificationMode
 from betoken.common.errors import FailedPreconditionError
 from tests.drafters.eagle3.tiny import save_layer, tiny_layer, tiny_shape
+from tests.e2e.attached import save_eagle3
 from tests.e2e.in_process import VOCAB_SIZE, running, save_pair, services, until_all_pages_are_free
 
 PROMPTS = [f"{n} is {n} and {n} is {n}, so {n} is " for n in range(8)]
 LENGTHS = (None, 1, 4, 8)
 
 
-def save_all(folder: Path) -> dict[str, Any]:
+def save_all(folder: Path, *drafters: str) -> dict[str, Any]:
     """The tiny pair and a random layer for its target; the options of a verify worker that has it attached."""
     save_pair(folder)
-    shape = tiny_shape(
-        hidden_size=32, target_hidden_size=32, vocab_size=VOCAB_SIZE, draft_vocab_size=200, state_layers=(0, 1, 1)
-    )
-    save_layer(folder / "eagle3", tiny_layer(shape, spread=0.4))
-    return {"attached_drafters": ("ngram", "eagle3"), "eagle3": str(folder / "eagle3")}
+    return {"attached_drafters": drafters or ("ngram", "eagle3")} | save_eagle3(folder)
 
 
 async def answers(
@@ -123,6 +120,30 @@ async def test_a_worker_without_the_layer_goes_on_with_the_same_tokens(tmp_path:
         assert sum(one.speculation.num_failovers for one in lost) > 0
         tokens = [token.source for one in lost for token in one.tokens if token.source]
         assert "eagle3" in tokens
+
+
+async def test_fused_chooses_it_among_attached_sources_and_gives_the_plain_tokens(tmp_path: Path) -> None:
+    verify = save_all(tmp_path, "fused", "eagle3", "ngram")
+    async with services(tmp_path, {"drafters": ("model",)}, verify) as client:
+        chosen: Counter[str | None] = Counter()
+        for temperature in (0.0, 0.8):
+            plain = told(await answers(client, Speculation(off=True), temperature))
+            for num_draft_tokens in (None, 4):
+                drafted = await answers(client, Speculation("fused", num_draft_tokens=num_draft_tokens), temperature)
+                assert told(drafted) == plain, (temperature, num_draft_tokens)
+                chosen.update(token.source for one in drafted for token in one.tokens if token.source)
+        for _ in range(20):  # who drafts is a matter of measured times; each is tried now and then
+            if chosen["eagle3"]:
+                break
+            drafted = await answers(client, Speculation("fused", num_draft_tokens=4), 0.8)
+            assert told(drafted) == plain
+            chosen.update(token.source for one in drafted for token in one.tokens if token.source)
+        assert chosen["eagle3"] and set(chosen) <= {"eagle3", "ngram"}
+        typical = Speculation("fused", num_draft_tokens=4, mode=VerificationMode.TYPICAL)
+        steered = await answers(client, typical, 0.8)
+        assert {token.source for one in steered for token in one.tokens if token.source} == {"eagle3"}
+        assert told(await answers(client, typical, 0.8)) == told(steered), "there the first one always drafts"
+        await until_all_pages_are_free(client)
 
 
 async def test_constraints_bind_what_is_drafted(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from betoken.bench.attached_weights import add_weights, take_weights, weight_options
 from betoken.bench.command import positive, temperature
 from betoken.bench.matrix import DTYPES, FUSED, NO_DRAFTER
 from betoken.bench.sides import DEFAULT_SIDES, HOSTED, Side, Variant, hosted_drafters, parse_side
@@ -36,6 +37,8 @@ class Options:
     out: Path
     minutes: float | None
     report: bool
+    weights: dict[str, str]
+    """Directories of weights, by the names of attached drafters."""
 
     @property
     def is_comparable_with_transformers(self) -> bool:
@@ -59,6 +62,7 @@ class Options:
         models = {"target": self.target, "draft": self.draft}
         is_attached, worker_options = variant
         own = [part for name, value in worker_options for part in (name, models.get(value, value))]
+        attached = [*weight_options(self.hosted(variant), self.weights), *own] if is_attached else []
         longest = max(self.num_draft_tokens or 0, *(side.num_draft_tokens or 0 for side in self.drafters))
         is_long = longest > WorkerSettings.model_fields["max_draft_tokens"].default
         shared = ["--device", self.device, *(["--max-draft-tokens", str(longest)] if is_long else [])]
@@ -73,7 +77,7 @@ class Options:
             compile=self.compile,
             prefix_caching=False,  # the same prompts are asked again and again
             # Half a GPU for the other processes.
-            verify_options=[*shared, "--kv-memory-fraction", "0.5", *(own if is_attached else ())],
+            verify_options=[*shared, "--kv-memory-fraction", "0.5", *attached],
             draft_options=[*shared, *(() if is_attached else own)],  # a side may name a device of its own
             router_options=["--no-drafts-must-pay"],  # what each drafter brings, not what is made of it
         )
@@ -92,7 +96,7 @@ class Options:
             "draft_threads": self.draft_threads,
             "compile": self.compile,
             "transformers": not self.no_transformers,
-        }
+        } | ({"weights": {name: Path(place).name for name, place in self.weights.items()}} if self.weights else {})
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> Options:
@@ -112,6 +116,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         help="drafter[@attached][/setting=value...][/--option=value...], separated by commas; options are the worker's"
         " that runs it: the draft worker, or the verify worker it is attached to",
     )
+    add_weights(parser)
     add("--num-draft-tokens", type=positive, help="tokens per draft block (default: the router's choice)")
     add("--repeats", type=positive, default=1, help="passes over the prompts")
     add("--temperature", type=temperature, default=0.0, help="0 = greedy")
@@ -124,7 +129,9 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     add("--out", type=Path, default=Path("runs/drafters"), help="folder of the results; resumed when it exists")
     add("--minutes", type=float, help="stop after the prompt under way by then; to be resumed")
     add("--report", action="store_true", help="measure nothing, print what is in --out")
-    options = Options(**vars(parser.parse_args(arguments)))
+    given = vars(parser.parse_args(arguments))
+    weights = take_weights(given)
+    options = Options(**given, weights=weights)
     if not options.report:
         _check(parser, options)
     return options

@@ -6,16 +6,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from betoken.bench.attached_weights import add_weights, take_weights, weight_options
 from betoken.bench.command import positive, temperature
-from betoken.bench.drafter_names import ATTACHABLE, drafter_named
-from betoken.bench.matrix import DRAFTERS, DTYPES, NO_DRAFTER, WITH_WEIGHTS
+from betoken.bench.drafter_names import ATTACHABLE, ATTACHED_SUFFIX, drafter_named
+from betoken.bench.matrix import DRAFTERS, DTYPES, FUSED, NO_DRAFTER, WITH_WEIGHTS
 from betoken.bench.prompts import OWN_PROMPTS
 from betoken.bench.sides import needs_draft_model
 from betoken.client import VerificationMode
 from betoken.draft_worker.settings import DraftWorkerSettings
-from betoken.drafters.registry import SPECS
-
-ONE_ATTACHED = tuple(name for name in ATTACHABLE if not SPECS[drafter_named(name)[0]].num_others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,8 @@ class Options:
     draft_threads: int
     compile: str
     no_transformers: bool
-    weights: str = ""
+    weights: dict[str, str]
+    """Directories of weights, by the names of attached drafters."""
 
     @property
     def asked(self) -> str:
@@ -51,9 +50,10 @@ class Options:
 
     @property
     def attached_drafters(self) -> list[str]:
-        """Drafters of the verify worker."""
+        """Drafters of the verify worker; `fused` gets `ngram` and those with weights as its sources."""
         own, is_attached = drafter_named(self.drafter)
-        return [own] if is_attached else []
+        sources = ["ngram", *self.weights] if own == FUSED else []
+        return [own, *sources] if is_attached else []
 
     @property
     def hosted_drafters(self) -> list[str]:
@@ -72,7 +72,7 @@ class Options:
     @property
     def verify_options(self) -> list[str]:
         """The verify worker's, which leaves half of a GPU's memory to the other processes."""
-        weights = [f"--{self.drafter}", self.weights] if self.weights else []
+        weights = weight_options(self.attached_drafters, self.weights)
         return [*self.worker_options, "--kv-memory-fraction", "0.5", *weights]
 
     @property
@@ -88,8 +88,9 @@ class Options:
     def as_json(self) -> dict[str, Any]:
         """The options; paths by their last part, so that no machine's layout enters a report."""
         names = {"target": Path(self.target).name, "prompts": self.prompts.name}
-        names |= {name: Path(getattr(self, name)).name for name in ("lookahead_model", "weights")}
-        return asdict(self) | names | {"draft": Path(self.draft).name if self.draft else None}
+        names["lookahead_model"] = Path(self.lookahead_model).name
+        weights = {name: Path(directory).name for name, directory in self.weights.items()}
+        return asdict(self) | names | {"draft": Path(self.draft).name if self.draft else None, "weights": weights}
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> Options:
@@ -101,8 +102,8 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     add("--prompts", type=Path, default=OWN_PROMPTS, help=".jsonl or .jsonl.gz with `prompt` or `turns` (default: own)")
     add("--limit", type=positive, help="only the first N prompts")
     add("--max-new-tokens", type=positive, default=128, help="tokens per answer")
-    add("--drafter", choices=(NO_DRAFTER, *DRAFTERS, *ONE_ATTACHED), default="model", help="who guesses")
-    add("--weights", default="", help=f"weights of --drafter {' or '.join(WITH_WEIGHTS)}")
+    add("--drafter", choices=(NO_DRAFTER, *DRAFTERS, *ATTACHABLE), default="model", help="who guesses")
+    add_weights(parser)
     add("--drafter-setting", dest="drafter_settings", type=_setting, action="append", metavar="KEY=VALUE", help="of it")
     add("--lookahead-model", default="", help="what --drafter lookahead iterates (default: draft model, else target)")
     add("--num-draft-tokens", type=positive, help="tokens per draft block (default: the router's choice)")
@@ -118,9 +119,12 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     add("--compile", choices=("auto", "on", "off"), default="auto", help="torch.compile in the workers")
     add("--no-transformers", action="store_true", help="leave out the transformers side")
     given = vars(parser.parse_args(arguments))
-    options = Options(**given | {"drafter_settings": dict(given["drafter_settings"] or ())})
+    weights = take_weights(given)
+    options = Options(**given | {"drafter_settings": dict(given["drafter_settings"] or ()), "weights": weights})
     if needs_draft_model(options.drafter) and not options.draft:
         parser.error(f"--drafter {options.drafter} needs --draft")
+    if options.drafter == f"{FUSED}{ATTACHED_SUFFIX}" and not weights:
+        parser.error(f"--drafter {options.drafter} needs {' or '.join(f'--{name}' for name in WITH_WEIGHTS)}")
     return options
 
 

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from betoken.bench.attached_weights import add_weights, take_weights
 from betoken.bench.command import EXIT_NOTHING_MEASURED, exit_status, positive
 from betoken.bench.identity_store import IdentityStore
 from betoken.bench.machine import describe_hardware, describe_versions
@@ -46,7 +47,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.list:
         print("\n".join(cell.name for cell in cells))
         return 0
-    weights = {name: value for name in WITH_WEIGHTS if (value := getattr(options, name))}
+    weights = take_weights(vars(options))
     cells, left_out = _with_weights(cells, weights)
     stored = StoredTarget(options.target, "")
     if options.stored:
@@ -140,8 +141,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--compile", choices=("auto", "on", "off"), default="auto", help="torch.compile in the workers")
     add("--device", default="cpu", help="of all models on both sides, e.g. cuda:0")
     add("--prefix-caching", action="store_true", help="let cells find the KV that cells before them left")
-    for name in WITH_WEIGHTS:
-        add(f"--{name}", default="", help=f"weights of {name}; without, its cells are left out")
+    add_weights(parser)  # without, their cells are left out
     return parser.parse_args(arguments)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
+from betoken.bench.attached_weights import weight_options
 from betoken.bench.baseline import PLAIN, Baseline, BaselineRun, BaselineSampling
 from betoken.bench.disturber import Disturber
 from betoken.bench.identity_check import Comparison, IdentityCount, Outcome, compare_ids, compare_with_transformers
@@ -85,7 +86,6 @@ class MatrixRunner:
         on_device = ("--device", config.device)
         few_pages = ("--num-pages", str(config.few_pages)) if services.has_few_pages else ()
         names = (attached, "ngram", *config.weights) if attached == FUSED else (attached,) if attached else ()
-        weights = [part for name in names if name in config.weights for part in (f"--{name}", config.weights[name])]
         return LocalServicesConfig(
             target=config.target,
             draft=config.draft,
@@ -97,7 +97,13 @@ class MatrixRunner:
             compile=config.compile,
             prefix_caching=config.prefix_caching,
             # Half a GPU for the others.
-            verify_options=(*on_device, "--kv-memory-fraction", "0.5", *few_pages, *weights),
+            verify_options=(
+                *on_device,
+                "--kv-memory-fraction",
+                "0.5",
+                *few_pages,
+                *weight_options(names, config.weights),
+            ),
             draft_options=on_device,
         )
 

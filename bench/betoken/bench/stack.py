@@ -77,16 +77,16 @@ class Stack:
         await asyncio.to_thread(self.services.kill, "draft")
 
     async def restart_draft_worker(self) -> None:
-        """Start it again under the same address; returns when it serves, the router finds it by itself."""
-        await asyncio.to_thread(self.services.restart, "draft")
+        """Start it again under the same address; returns when the router has found it."""
+        await self._restart("draft")
 
     async def kill_first_verify_worker(self) -> None:
         """End the first of several as a crash would."""
         await asyncio.to_thread(self.services.kill, "verify-1")
 
     async def restart_first_verify_worker(self) -> None:
-        """Start it again under the same address; returns when it serves."""
-        await asyncio.to_thread(self.services.restart, "verify-1")
+        """Start it again under the same address; returns when the router has found it."""
+        await self._restart("verify-1")
 
     async def pause_draft_worker(self) -> None:
         """Hang it: it keeps its connections and answers nothing."""
@@ -95,3 +95,18 @@ class Stack:
     async def resume_draft_worker(self) -> None:
         """Let it go on, with everything it had received."""
         self.services.services["draft"].resume()
+
+    async def _restart(self, name: str) -> None:
+        await asyncio.to_thread(self.services.restart, name)
+        address = self.services.services[name].address
+        async with asyncio.timeout(self.services.config.start_timeout_s):
+            while True:
+                if address in await self._connected():
+                    return
+                await asyncio.sleep(POLL_INTERVAL_S)
+
+    async def _connected(self) -> set[str]:
+        """Addresses of the workers that have a link to the router."""
+        info = await self.client.model_info()
+        workers = (*info.verify_workers, *info.draft_workers)
+        return {worker.address for worker in workers if worker.state == "ready"}

@@ -1,0 +1,27 @@
+"""Weights of attached drafters: an option for each that has some, and the verify worker's options made of them.
+
+Knows names and directories; reads no weights.
+"""
+
+import argparse
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from betoken.bench.matrix import WITH_WEIGHTS
+
+
+def add_weights(parser: argparse.ArgumentParser) -> None:
+    """An option for the directory of each drafter that has weights."""
+    for name in WITH_WEIGHTS:
+        parser.add_argument(f"--{name}", default="", metavar="DIR", help=f"weights of {name}")
+
+
+def take_weights(given: dict[str, Any]) -> dict[str, str]:
+    """Directories by drafter, of those that were named; takes their options out of `given`."""
+    named = {name: given.pop(name) for name in WITH_WEIGHTS}
+    return {name: directory for name, directory in named.items() if directory}
+
+
+def weight_options(drafters: Iterable[str], weights: Mapping[str, str]) -> list[str]:
+    """The verify worker's options for the weights of these drafters."""
+    return [part for name in drafters if name in weights for part in (f"--{name}", weights[name])]

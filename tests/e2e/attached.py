@@ -1,0 +1,26 @@
+"""The tiny pair with whatever can be attached to its target: n-grams, fitted Medusa heads, a random EAGLE-3 layer."""
+
+from pathlib import Path
+from typing import Any
+
+from tests.drafters.eagle3.tiny import save_layer, tiny_layer, tiny_shape
+from tests.drafters.heads.fit import fit_heads
+from tests.e2e.in_process import VOCAB_SIZE, save_pair
+
+DRAFTERS = ("ngram", "medusa", "eagle3")
+
+
+def save_eagle3(folder: Path) -> dict[str, Any]:
+    """Writes a layer beside the pair; the options of a verify worker for it."""
+    shape = tiny_shape(
+        hidden_size=32, target_hidden_size=32, vocab_size=VOCAB_SIZE, draft_vocab_size=200, state_layers=(0, 1, 1)
+    )
+    save_layer(folder / "eagle3", tiny_layer(shape, spread=0.4))
+    return {"eagle3": str(folder / "eagle3")}
+
+
+def save_attached(folder: Path) -> dict[str, Any]:
+    """Writes the pair and weights; the options of a verify worker that has all of them attached."""
+    save_pair(folder)
+    heads = fit_heads(folder / "target", folder / "heads")
+    return {"attached_drafters": DRAFTERS, "medusa": heads} | save_eagle3(folder)
