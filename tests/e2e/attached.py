@@ -8,6 +8,8 @@ from tests.drafters.heads.fit import fit_heads
 from tests.e2e.in_process import VOCAB_SIZE, save_pair
 
 DRAFTERS = ("ngram", "medusa", "eagle3")
+TEMPERATURES = {"ngram": 0.0, "medusa": 0.8, "eagle3": 0.8}
+"""Temperature at which some tokens of each are accepted: what is greedy repeats itself, noise makes drafters agree."""
 
 
 def save_eagle3(folder: Path) -> dict[str, Any]:

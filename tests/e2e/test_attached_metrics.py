@@ -12,15 +12,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from betoken.common import names
 from betoken.rpc import telemetry
-from tests.e2e.attached import save_attached
+from tests.e2e import attached
 from tests.e2e.in_process import Running, running
 from tests.gateway.conftest import Gate, running_gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PROMPT = "7 is 7 and 7 is 7, so 7 is "
 FIELDS = {"seed": 5, "max_new_tokens": 96, "ignore_eos": True, "num_draft_tokens": 8}
-TEMPERATURES = {"ngram": 0.0, "medusa": 0.8, "eagle3": 0.8, "model": 0.8}
-"""Temperature at which some of each one's tokens are accepted: a greedy text repeats itself."""
+TEMPERATURES = attached.TEMPERATURES | {"model": 0.8}
 COUNTS = {
     names.METRIC_DRAFTS: "num_drafts",
     names.METRIC_DRAFT_TOKENS: "num_draft_tokens",
@@ -41,7 +40,7 @@ def reader() -> Iterator[InMemoryMetricReader]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack(reader: InMemoryMetricReader, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
     folder: Path = tmp_path_factory.mktemp("pair")
-    async with running(folder, {"drafters": ("model",)}, save_attached(folder)) as stack:
+    async with running(folder, {"drafters": ("model",)}, attached.save_attached(folder)) as stack:
         yield stack
 
 

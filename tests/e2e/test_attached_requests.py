@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +15,26 @@ from betoken.bench.stack import Stack
 from betoken.cli.local_services import LocalServicesConfig
 from betoken.client import AsyncClient, Completion, DeadlineExceededError, Sampling, Speculation, SpeculationStats
 from betoken.common import names
-from tests.e2e.in_process import Running, running, save_pair, until_all_pages_are_free
+from tests.e2e.attached import DRAFTERS, TEMPERATURES, save_attached
+from tests.e2e.in_process import Running, running, until_all_pages_are_free
 from tests.e2e.pair import Pair
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PROMPT = "7 is 7 and 7 is 7, so 7 is "
 OFF = Speculation(off=True)
-ATTACHED = Speculation("ngram", {"max_branches": 1}, 8)
+
+
+@pytest.fixture(params=DRAFTERS)
+def attached(request: pytest.FixtureRequest) -> Speculation:
+    """Each drafter in turn, with trees of eight tokens."""
+    return Speculation(request.param, num_draft_tokens=8)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
-    """Services whose verify worker looks n-grams up."""
+    """Services whose verify worker has all drafters attached."""
     folder: Path = tmp_path_factory.mktemp("pair")
-    save_pair(folder)
-    async with running(folder, {"drafters": ("model",)}, {"attached_drafters": ("ngram",)}) as stack:
+    async with running(folder, {"drafters": ("model",)}, save_attached(folder)) as stack:
         yield stack
 
 
@@ -44,42 +50,46 @@ async def ask(client: AsyncClient, speculation: Speculation, **fields: Any) -> C
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-async def test_a_stop_string_ends_an_answer_where_plain_decoding_ends(client: AsyncClient, temperature: float) -> None:
+async def test_a_stop_string_ends_an_answer_where_plain_decoding_ends(
+    client: AsyncClient, attached: Speculation, temperature: float
+) -> None:
     whole = await ask(client, OFF, temperature=temperature)
     for start in (10, 31, 60):
         stop = "".join(token.text for token in whole.tokens[start : start + 3])
-        plain, drafted = [await ask(client, how, temperature=temperature, stop=(stop,)) for how in (OFF, ATTACHED)]
+        plain, drafted = [await ask(client, how, temperature=temperature, stop=(stop,)) for how in (OFF, attached)]
         assert (drafted.text, drafted.output_ids) == (plain.text, plain.output_ids)
         assert (drafted.finish_reason, drafted.stop) == (plain.finish_reason, plain.stop) and drafted.stop == stop
     await until_all_pages_are_free(client)
 
 
 @pytest.mark.parametrize("max_new_tokens", [1, 2, 3, 7, 50, 96])
-async def test_no_round_goes_beyond_the_tokens_asked_for(client: AsyncClient, max_new_tokens: int) -> None:
-    plain, drafted = [await ask(client, how, max_new_tokens=max_new_tokens) for how in (OFF, ATTACHED)]
+async def test_no_round_goes_beyond_the_tokens_asked_for(
+    client: AsyncClient, attached: Speculation, max_new_tokens: int
+) -> None:
+    plain, drafted = [await ask(client, how, max_new_tokens=max_new_tokens) for how in (OFF, attached)]
     assert drafted.output_ids == plain.output_ids and len(drafted.output_ids) == max_new_tokens
     assert drafted.usage.output_tokens == max_new_tokens
 
 
-async def test_eos_and_stop_ids_end_rounds(client: AsyncClient) -> None:
+async def test_eos_and_stop_ids_end_rounds(client: AsyncClient, attached: Speculation) -> None:
     whole = await ask(client, OFF)
     for stop_id in {whole.output_ids[20], whole.output_ids[70]}:
-        plain, drafted = [await ask(client, how, stop_token_ids=(stop_id,)) for how in (OFF, ATTACHED)]
+        plain, drafted = [await ask(client, how, stop_token_ids=(stop_id,)) for how in (OFF, attached)]
         assert drafted.output_ids == plain.output_ids and drafted.finish_reason == plain.finish_reason
 
 
-async def test_penalties_and_logprobs_are_those_of_plain_decoding(client: AsyncClient) -> None:
+async def test_penalties_and_logprobs_are_those_of_plain_decoding(client: AsyncClient, attached: Speculation) -> None:
     rules = {"temperature": 0.9, "top_p": 0.9, "repetition_penalty": 1.2, "frequency_penalty": 0.3, "logprobs": 3}
-    plain, drafted = [await ask(client, how, **rules) for how in (OFF, ATTACHED)]
+    plain, drafted = [await ask(client, how, **rules) for how in (OFF, attached)]
     assert [(token.id, token.logprobs) for token in drafted.tokens] == [
         (token.id, token.logprobs) for token in plain.tokens
     ]
 
 
-async def test_a_deadline_ends_rounds_and_frees_their_pages(stack: Running) -> None:
+async def test_a_deadline_ends_rounds_and_frees_their_pages(stack: Running, attached: Speculation) -> None:
     sampling = Sampling(temperature=0.0, max_new_tokens=200, ignore_eos=True)
     stack.verify_hold.after(8)  # the deadline comes in mid-answer, on a fast machine too
-    generation = stack.client.generate(PROMPT, sampling=sampling, speculation=ATTACHED, timeout_s=1.0)
+    generation = stack.client.generate(PROMPT, sampling=sampling, speculation=attached, timeout_s=0.5)
     with pytest.raises(DeadlineExceededError):
         async for _ in generation:
             pass
@@ -87,32 +97,32 @@ async def test_a_deadline_ends_rounds_and_frees_their_pages(stack: Running) -> N
     await until_all_pages_are_free(stack.client)
 
 
-async def test_a_client_that_leaves_ends_rounds_and_frees_their_pages(client: AsyncClient) -> None:
+async def test_a_client_that_leaves_ends_rounds_and_frees_their_pages(
+    client: AsyncClient, attached: Speculation
+) -> None:
     sampling = Sampling(temperature=0.0, max_new_tokens=200, ignore_eos=True)
-    generation = client.generate(PROMPT, sampling=sampling, speculation=ATTACHED)
+    generation = client.generate(PROMPT, sampling=sampling, speculation=attached)
     async for _ in generation:
         break
     generation.cancel()
     await until_all_pages_are_free(client)
-    assert (await ask(client, ATTACHED)).output_ids == (await ask(client, OFF)).output_ids
+    assert (await ask(client, attached)).output_ids == (await ask(client, OFF)).output_ids
 
 
-async def test_a_text_found_in_the_prefix_cache_is_drafted_from(client: AsyncClient) -> None:
-    plain = await ask(client, OFF)
-    again = await ask(client, ATTACHED)
+async def test_a_text_found_in_the_prefix_cache_is_drafted_from(client: AsyncClient, attached: Speculation) -> None:
+    temperature = TEMPERATURES[str(attached.drafter)]
+    plain, again = [await ask(client, how, temperature=temperature) for how in (OFF, attached)]
     assert again.output_ids == plain.output_ids
     assert again.usage.cached_prompt_tokens > 0 and again.speculation.num_accepted_tokens > 0
 
 
-async def test_counts_and_sources_of_rounds_agree(client: AsyncClient) -> None:
-    speculation = Speculation("ngram", None, 8, report_rounds=True)
-    answer = await client.complete(
-        PROMPT, sampling=Sampling(temperature=0.0, max_new_tokens=96, ignore_eos=True), speculation=speculation
-    )
+async def test_counts_and_sources_of_rounds_agree(client: AsyncClient, attached: Speculation) -> None:
+    how = replace(attached, report_rounds=True)
+    answer = await ask(client, how, temperature=TEMPERATURES[str(attached.drafter)])
     stats = answer.speculation
-    assert answer.drafter == "ngram" and stats.num_failed_drafts == stats.num_failovers == 0
+    assert answer.drafter == attached.drafter and stats.num_failed_drafts == stats.num_failovers == 0
     assert stats.num_accepted_tokens == sum(stats.num_accepted_per_position) > 0
-    assert stats.num_accepted_tokens == [token.source for token in answer.tokens].count("ngram")
+    assert stats.num_accepted_tokens == [token.source for token in answer.tokens].count(attached.drafter)
     assert stats.num_accepted_tokens + stats.num_verify_forwards == stats.num_emitted_tokens == 96
     assert 0 < stats.num_drafts <= stats.num_rounds <= stats.num_verify_forwards
     assert stats.num_draft_tokens >= sum(stats.num_drafted_per_position[:1])
@@ -122,12 +132,14 @@ async def test_counts_and_sources_of_rounds_agree(client: AsyncClient) -> None:
 
 async def test_info_names_the_drafter_and_the_worker_that_has_it(client: AsyncClient) -> None:
     info = await client.model_info()
-    assert "ngram" in info.drafters
-    assert [worker.drafters for worker in info.verify_workers] == [("ngram",)]
+    assert set(DRAFTERS) < set(info.drafters)
+    assert [worker.drafters for worker in info.verify_workers] == [DRAFTERS]
 
 
-async def test_the_worker_tells_a_trace_what_rounds_brought(client: AsyncClient, exported: Any) -> None:
-    answer = await ask(client, ATTACHED)
+async def test_the_worker_tells_a_trace_what_rounds_brought(
+    client: AsyncClient, attached: Speculation, exported: Any
+) -> None:
+    answer = await ask(client, attached, temperature=TEMPERATURES[str(attached.drafter)])
     async with asyncio.timeout(20):
         while True:
             spans = [span.attributes for span in exported.get_finished_spans() if names.WORKER_ROLE in span.attributes]

@@ -51,8 +51,9 @@ async def test_medusa_gives_the_plain_tokens(tmp_path: Path, dtype: str, num_pag
         for temperature in (0.0, 0.8):
             for prompts in (PROMPTS[:1], PROMPTS):
                 plain = told(await answers(client, Speculation(off=True), temperature, prompts))
+                is_widest = len(prompts) > 1 and dtype == "float32"
                 for settings in TREES:
-                    for num_draft_tokens in (None, 1, 3, 64):
+                    for num_draft_tokens in (None, 1, 3, 64) if is_widest else (None, 3):
                         speculation = Speculation("medusa", settings, num_draft_tokens)
                         drafted = await answers(client, speculation, temperature, prompts)
                         assert told(drafted) == plain, (temperature, settings, num_draft_tokens)
@@ -62,6 +63,8 @@ async def test_medusa_gives_the_plain_tokens(tmp_path: Path, dtype: str, num_pag
                         for one in drafted:
                             assert one.speculation.num_draft_tokens <= most * max(1, one.speculation.num_drafts)
                         num_accepted += len(accepted)
+        preemptions = sum(worker.preemptions for worker in (await client.model_info()).verify_workers)
+        assert (preemptions > 0) == (num_pages == 24)
         await until_all_pages_are_free(client)
     assert num_accepted > 0
 
