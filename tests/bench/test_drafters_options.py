@@ -61,6 +61,18 @@ def test_an_attached_side_has_services_without_a_draft_worker() -> None:
     assert list(longer.verify_options)[-2:] == ["--min-ngram", "3"] and "--min-ngram" not in longer.draft_options
 
 
+def test_attached_drafters_are_given_their_weights() -> None:
+    drafters = "ngram,ngram@attached,medusa,fused@attached,eagle3/--max-adapters=2"
+    weights = ["--medusa", "a/heads", "--eagle3", "a/layer"]
+    options = parse_options([*MODELS, "--prompts", "x", "--drafters", drafters, *weights])
+    hosted, attached, apart = map(options.services, options.variants)
+    assert "--medusa" not in (*hosted.verify_options, *hosted.draft_options)
+    assert list(attached.attached_drafters) == ["ngram", "medusa", "fused"]
+    assert list(attached.verify_options)[-2:] == ["--medusa", "a/heads"]
+    assert list(apart.verify_options)[-4:] == ["--eagle3", "a/layer", "--max-adapters", "2"]
+    assert options.decisive()["weights"] == {"medusa": "heads", "eagle3": "layer"}
+
+
 def options_of_default_lookahead() -> LocalServicesConfig:
     options = parse_options([*MODELS, "--prompts", "x"])
     (variant,) = options.variants[1:]

@@ -123,3 +123,22 @@ async def test_no_speeds_where_a_token_differs(
     assert result["identical"] < result["compared"] and "differs at output position" in printed
     assert "no speeds" in printed and "tokens/s" not in printed
     assert not {name for name in result if "per_s" in name or name.endswith("_ms")}
+
+
+def test_an_attached_drafter_is_given_its_weights_and_fused_all_that_there_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    weights = ["--medusa", "a/heads", "--eagle3", "a/layer"]
+    for drafter, attached, given in (
+        ("ngram@attached", ["ngram"], []),
+        ("medusa", ["medusa"], ["--medusa", "a/heads"]),
+        ("eagle3", ["eagle3"], ["--eagle3", "a/layer"]),
+        ("fused@attached", ["fused", "ngram", "medusa", "eagle3"], weights),
+    ):
+        options = parse_options(["--target", "t", "--drafter", drafter, *weights])
+        assert (options.attached_drafters, options.hosted_drafters) == (attached, [])
+        assert options.verify_options[-len(given) or len(options.verify_options) :] == given
+        assert options.as_json()["weights"] == {"medusa": "heads", "eagle3": "layer"}
+    with pytest.raises(SystemExit):
+        parse_options(["--target", "t", "--drafter", "fused@attached"])
+    assert "needs --medusa or --eagle3" in capsys.readouterr().err

@@ -13,6 +13,7 @@ from betoken.bench.drafters_runner import DraftersRunner
 from betoken.bench.drafters_store import DraftersStore
 from betoken.bench.prompts import load_prompts
 from betoken.bench.sides import HOSTED
+from tests.e2e.pair import EMBEDDED
 
 MAX_NEW_TOKENS = 24
 ENDING = "if __name__ == '__main__':\n    main()\n"
@@ -65,3 +66,15 @@ def test_the_command_with_sides_of_two_workers_beside_transformers(
     assert {side["num_tokens"] for side in run["runs"].values()} == {MAX_NEW_TOKENS}
     assert main(["--report", "--out", str(tmp_path / "out")]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == result
+
+
+def test_the_command_with_attached_sides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sides = ["ngram@attached", "medusa", "eagle3", "fused@attached"]
+    file = write(tmp_path / "some.jsonl", {"prompt": ENDING})
+    command = ["--target", str(EMBEDDED / "target"), "--draft", str(EMBEDDED / "draft"), "--prompts", str(file)]
+    command += ["--medusa", str(EMBEDDED / "medusa"), "--eagle3", str(EMBEDDED / "eagle3"), "--no-transformers"]
+    command += ["--drafters", ",".join(sides), "--max-new-tokens", str(MAX_NEW_TOKENS), "--compile", "off"]
+    assert main([*command, "--out", str(tmp_path / "out")]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["compared"] == result["identical"] == len(sides)
+    assert {side["side"] for side in result["groups"][0]["sides"]} == {"none", *sides}
