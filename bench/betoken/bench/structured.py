@@ -1,9 +1,11 @@
 """The saving by forced tokens where answers keep to a schema: ten extractions by a chat model, side by side.
 
     python -m betoken.bench.structured --target DIR
+    python -m betoken.bench.structured --schemas
 
 Each side gives the same tokens, compared one by one, and each whole answer is held against its schema. Counts of tokens
-and forwards do not depend on the machine; the speed does. The last stdout line is one JSON object.
+and forwards do not depend on the machine; the speed does. With `--schemas`, 200 schemas are asked for instead, by each
+drafter at two temperatures, and answers are counted. The last stdout line is one JSON object.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -21,8 +23,10 @@ import jsonschema
 
 from betoken.bench.command import temperature
 from betoken.bench.machine import describe_hardware, describe_versions
+from betoken.bench.schemas import load_cases
+from betoken.bench.schemas.matrix import DRAFTERS, fill
 from betoken.bench.stack import Stack
-from betoken.cli.local_services import LocalServicesConfig
+from betoken.cli.local_services import LocalServicesConfig, embedded_models
 from betoken.client import AsyncClient, Completion
 
 SIDES: dict[str, dict[str, Any]] = {
@@ -131,20 +135,57 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
 def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", required=True, help="A chat model: a directory, a GGUF file or a hub id.")
+    parser.add_argument("--target", help="A chat model: a directory, a GGUF file or a hub id.")
     parser.add_argument("--temperature", type=temperature, default=0.0, help="0 = greedy.")
-    return parser.parse_args(arguments)
+    parser.add_argument("--schemas", action="store_true", help="200 schemas by drafters and temperatures; counts.")
+    parser.add_argument("--draft", default="", help="With --schemas: a draft model, as --target.")
+    options = parser.parse_args(arguments)
+    if options.target is None:
+        if not options.schemas:
+            parser.error("--target is required without --schemas")
+        if (embedded := embedded_models()) is None:
+            parser.error("the embedded models are not here: name --target and --draft")
+        options.target, options.draft = str(embedded / "target"), options.draft or str(embedded / "draft")
+    return options
+
+
+async def count(options: argparse.Namespace) -> dict[str, Any]:
+    """The counts of all schemas, and the faults."""
+    drafters = ("model", "ngram") if options.draft else ("ngram",)
+    config = LocalServicesConfig(options.target, options.draft, drafters=drafters, attached_drafters=("grammar",))
+    sides = {name: fields for name, fields in DRAFTERS.items() if name != "model" or options.draft}
+    cases = load_cases()
+    async with Stack(config) as stack:
+        cells = await fill(stack.client, cases, sides)
+    faults = [fault for cell in cells.values() for fault in (*cell.invalid, *cell.unequal)]
+    rows = {f"{name}, T {temperature:g}": cell.row() for (name, temperature), cell in cells.items()}
+    return {"schemas": len(cases), "cells": rows, "faults": faults}
+
+
+def report_schemas(options: argparse.Namespace) -> int:
+    """Prints the counts; 1 where an answer is invalid or other than plain decoding's."""
+    told = asyncio.run(count(options))
+    _print_table("drafter", told["cells"])
+    print(json.dumps(told | {"versions": describe_versions()}))
+    return 1 if told["faults"] else 0
+
+
+def _print_table(title: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
+    columns = next(iter(rows.values()))
+    print(f"| {title} | {' | '.join(columns)} |")
+    print("|---|" + "---:|" * len(columns))
+    for name, row in rows.items():
+        print(f"| {name} | {' | '.join(map(str, row.values()))} |")
 
 
 def main() -> int:
     """Print the table, unless a token differs."""
     options = parse_options()
+    if options.schemas:
+        return report_schemas(options)
     told = asyncio.run(measure(options))
     if told["equal"]:
-        print(f"| side | {' | '.join(next(iter(told['sides'].values())))} |")
-        print("|---|" + "---:|" * len(next(iter(told["sides"].values()))))
-        for name, row in told["sides"].items():
-            print(f"| {name} | {' | '.join(map(str, row.values()))} |")
+        _print_table("side", told["sides"])
         print(f"\n{told['valid']} of {told['of']} answers are whole and keep to their schemas; all tokens are equal")
     print(json.dumps(told | {"hardware": describe_hardware(), "versions": describe_versions()}))
     return 0 if told["equal"] and told["valid"] == told["of"] else 1
