@@ -7,6 +7,7 @@ import json
 import random
 from typing import Any
 
+import httpx2
 import pytest
 
 from tests.gateway.conftest import Gate, MakeGate
@@ -23,7 +24,10 @@ async def bombard(gate: Gate, num: int, chance: random.Random) -> dict[int, int]
     async def one() -> None:
         path, data, headers = mutated(chance)
         raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
-        reply = await gate.http.post(path, content=data, headers=raw)
+        try:
+            reply = await gate.http.post(path, content=data, headers=raw, timeout=600)
+        except httpx2.TimeoutException:
+            pytest.fail(f"not answered: {path} {data!r} {headers}")
         statuses[reply.status_code] = statuses.get(reply.status_code, 0) + 1
         told = reply.text
         assert reply.status_code < 500 and reply.status_code != 499, (path, data, headers, told)

@@ -25,7 +25,7 @@ from betoken.gateway.chat_form import ChatForm
 from betoken.gateway.completions import CompletionBody, CompletionForm
 from betoken.gateway.door import Door, caller_headers, request_id_of
 from betoken.gateway.edge import Edge
-from betoken.gateway.errors import Failure, RefusedError, failure_of, invalid_body
+from betoken.gateway.errors import ErrorBody, Failure, RefusedError, failure_of, invalid_body
 from betoken.gateway.form import Form
 from betoken.gateway.metrics import Metrics
 from betoken.gateway.question import Question
@@ -34,21 +34,25 @@ from betoken.gateway.responses_form import ResponsesForm
 from betoken.gateway.settings import GatewaySettings
 from betoken.gateway.vocabulary import Vocabulary
 
+_FAULTS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": ErrorBody, "description": "The request is refused, or a limit is met."},
+    "5XX": {"model": ErrorBody, "description": "Nobody can answer now."},
+}
+_ANSWERS: dict[int | str, dict[str, Any]] = {200: {"description": "The answer.", "content": {"text/event-stream": {}}}}
 _EXPOSED = ["x-request-id", "retry-after", "retry-after-ms"]
 
 
 def create_app(client: AsyncClient, settings: GatewaySettings) -> FastAPI:
     """The application over a client that its caller closes."""
     metrics = Metrics()
-    app = FastAPI(title="Betoken", version=gateway_version(), docs_url=None, redoc_url=None)
+    app = FastAPI(title="Betoken", version=gateway_version(), docs_url=None, redoc_url=None, responses=_FAULTS)
     app.state.door = Door(client, settings, Vocabulary(client), metrics)
     app.include_router(models.router)
     app.include_router(tokens.router)
     if settings.page:
         app.include_router(pages.router)
-    app.add_api_route("/v1/completions", completions, methods=["POST"], response_model=None)
-    app.add_api_route("/v1/chat/completions", chat_completions, methods=["POST"], response_model=None)
-    app.add_api_route("/v1/responses", responses, methods=["POST"], response_model=None)
+    for path, endpoint in _ENDPOINTS.items():
+        app.add_api_route(path, endpoint, methods=["POST"], response_model=None, responses=_ANSWERS)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(RefusedError, _refused)
     app.add_exception_handler(BetokenError, _failed)
@@ -82,6 +86,9 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
     """An answer to a conversation, by OpenAI's newer protocol."""
     questions = body.questions(await form_of_calls(request, body))
     return reply(request, ResponsesForm(body, request_id_of(request)), questions, body)
+
+
+_ENDPOINTS = {"/v1/completions": completions, "/v1/chat/completions": chat_completions, "/v1/responses": responses}
 
 
 def reply(request: Request, form: Form, questions: Sequence[Question], body: GenerationBody) -> Response:

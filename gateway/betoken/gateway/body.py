@@ -10,11 +10,21 @@ import secrets
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    ValidationError,
+    WrapValidator,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from betoken.client import Sampling, Speculation, VerificationMode
 from betoken.common.seeds import SEED_BITS
+from betoken.gateway.described import describe_body
 
 Refusals: TypeAlias = Mapping[str, tuple[str, tuple[Any, ...]]]
 """Fields of OpenAI's that are refused: name -> (why, values that ask for nothing and are taken)."""
@@ -44,6 +54,12 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
     refused: ClassVar[Refusals] = {}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        reference = handler(core_schema)
+        describe_body(handler.resolve_ref_schema(reference), cls.refused)
+        return reference
 
     @model_validator(mode="before")
     @classmethod
@@ -107,6 +123,9 @@ class Extension(Body):
 Stop: TypeAlias = Annotated[str | list[str], said_as("must be text or a list of texts")]
 
 
+CACHE_BREAKPOINT: Refusals = {"prompt_cache_breakpoint": ("is not supported: prompts are found by their tokens", ())}
+
+
 class StreamOptions(Body):
     """Options of a stream."""
 
@@ -117,6 +136,7 @@ class StreamOptions(Body):
 class PredictionPart(Body):
     """A part of what is expected."""
 
+    refused: ClassVar[Refusals] = CACHE_BREAKPOINT
     type: Literal["text"]
     text: str
 

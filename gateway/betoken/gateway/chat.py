@@ -35,6 +35,8 @@ class ChatBody(GenerationBody):
         "store": ("is not supported: nothing is stored", (False,)),
         "service_tier": ("must be auto or default", ("auto", "default")),
         "verbosity": ("is not supported: no template knows it", ("medium",)),
+        "moderation": ("is not supported: nothing is moderated", ()),
+        "prompt_cache_options": ("is not supported: prompts are found by their tokens", ()),
         "prompt_cache_key": ("is not supported: prompts are found by their tokens", ()),
         "prompt_cache_retention": ("is not supported: what is kept depends on room", ()),
         "safety_identifier": ("is not supported: send user", ()),

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import BaseModel
+
 from betoken.client import (
     BetokenError,
     DeadlineExceededError,
@@ -61,6 +63,22 @@ _PREFIXES: Mapping[str, str] = {"sampling.": "", "speculation.": "betoken."}
 _OF_LOGIT_BIAS = re.compile(r"logit_bias\[\d+\]\.\w+")
 
 
+class ErrorObject(BaseModel):
+    """The fault, in the words of OpenAI's errors."""
+
+    message: str
+    type: str
+    param: str | None
+    """Field of the request that it is about."""
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """The body of every reply that is no answer."""
+
+    error: ErrorObject
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """The answer to a failed request."""
@@ -74,8 +92,8 @@ class Failure:
 
     def body(self) -> dict[str, Any]:
         """The JSON object."""
-        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        return {"error": error}
+        error = ErrorObject(message=self.message, type=self.type, param=self.param, code=self.code)
+        return ErrorBody(error=error).model_dump()
 
 
 class RefusedError(Exception):

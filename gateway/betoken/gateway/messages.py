@@ -8,12 +8,13 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast
 from pydantic import Field, field_validator, model_validator
 
 from betoken.client import ChatMessage
-from betoken.gateway.body import Body, Refusals, refuse, said_as
+from betoken.gateway.body import CACHE_BREAKPOINT, Body, Refusals, refuse, said_as
 
 
 class TextPart(Body):
     """A part of a message."""
 
+    refused: ClassVar[Refusals] = CACHE_BREAKPOINT
     type: Literal["text"]
     text: str
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from betoken.client import BetokenError, ModelInfo, UnauthenticatedError, WorkerStatus
 from betoken.gateway.door import Door, caller_headers, may_know_places
@@ -77,7 +77,7 @@ async def show_info(request: Request) -> Response:
     return JSONResponse(_described(info) | {"workers": workers, "router_version": info.version})
 
 
-@router.get("/metrics", response_model=None)
+@router.get("/metrics", response_model=None, response_class=PlainTextResponse)
 async def show_metrics(request: Request) -> Response:
     """Prometheus' text."""
     info = None

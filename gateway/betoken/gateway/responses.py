@@ -12,17 +12,24 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from betoken.client import ChatMessage, ToolFormat
-from betoken.gateway.body import Body, GenerationBody, Refusals, StreamOptions, refuse, said_as
+from betoken.gateway.body import CACHE_BREAKPOINT, Body, GenerationBody, Refusals, StreamOptions, refuse, said_as
 from betoken.gateway.constraint import format_constraint
 from betoken.gateway.messages import CalledFunction, ToolCall
 from betoken.gateway.question import Question
 from betoken.gateway.tool_choice import ToolChoice, calls_constraint, check_choice, tool_choice, why_constrained
 from betoken.gateway.tools import Function
 
+_FOREIGN_CALLS: Refusals = {
+    "async": ("is not supported: a call has one result", (False,)),
+    "caller": ("is not supported: the model alone calls", ()),
+    "namespace": ("is not supported: tools are told apart by name", ()),
+}
+
 
 class InputText(Body):
     """A part of a message; those of earlier answers as they came."""
 
+    refused: ClassVar[Refusals] = CACHE_BREAKPOINT
     type: Literal["input_text", "output_text", "text", "reasoning_text"]
     text: str
     annotations: list[Any] | None = None
@@ -35,6 +42,7 @@ Parts: TypeAlias = Annotated[str | list[InputText], said_as("must be text, or a 
 class InputMessage(Body):
     """A message."""
 
+    refused: ClassVar[Refusals] = {"phase": ("is not supported: no template knows it", ())}
     type: Literal["message"] = "message"
     role: str = Field(min_length=1)
     content: Parts
@@ -45,6 +53,7 @@ class InputMessage(Body):
 class InputCall(CalledFunction):
     """A call that was made."""
 
+    refused: ClassVar[Refusals] = _FOREIGN_CALLS
     type: Literal["function_call"]
     call_id: str
     id: str | None = None
@@ -54,6 +63,7 @@ class InputCall(CalledFunction):
 class InputCallOutput(Body):
     """The result."""
 
+    refused: ClassVar[Refusals] = {**_FOREIGN_CALLS, "name": ("is not supported: call_id names the call", ())}
     type: Literal["function_call_output"]
     call_id: str
     output: Parts
@@ -89,6 +99,12 @@ Item: TypeAlias = Annotated[
 class FlatTool(Function):
     """A function that may be called."""
 
+    refused: ClassVar[Refusals] = {
+        "allowed_callers": ("is not supported: the model alone calls", (["direct"],)),
+        "async": ("is not supported: a call has one result", (False,)),
+        "defer_loading": ("is not supported: the template is given all tools", (False,)),
+        "output_schema": ("is not supported: results are taken as they are", ()),
+    }
     type: Literal["function"]
 
     def for_template(self) -> dict[str, Any]:
@@ -115,6 +131,8 @@ class Reasoning(Body):
     refused: ClassVar[Refusals] = {
         "summary": ("is not supported: thoughts are told whole", ()),
         "generate_summary": ("is not supported: thoughts are told whole", ()),
+        "context": ("is not supported: the template is given all thoughts", ("all_turns",)),
+        "mode": ("is not supported: a template knows efforts", ("standard",)),
     }
     effort: str | None = None
 
@@ -128,12 +146,18 @@ class ResponsesBody(GenerationBody):
         "prompt": ("is not supported: nothing is stored", ()),
         "store": ("is not supported: nothing is stored", (False,)),
         "background": ("is not supported: nothing is stored", (False,)),
+        "background_options": ("is not supported: nothing is stored", ()),
+        "access_programs": ("is not supported", ()),
+        "context_management": ("is not supported: a conversation is taken whole", ([],)),
+        "image": ("is not supported: answers are text", ()),
+        "moderation": ("is not supported: nothing is moderated", ()),
         "metadata": ("is not supported: nothing is stored", ({},)),
         "include": ("is not supported", ([],)),
         "truncation": ("must be disabled", ("disabled",)),
         "max_tool_calls": ("is not supported: no tools are called here", ()),
         "service_tier": ("must be auto or default", ("auto", "default")),
         "top_logprobs": ("is not supported", (0,)),
+        "prompt_cache_options": ("is not supported: prompts are found by their tokens", ()),
         "prompt_cache_key": ("is not supported: prompts are found by their tokens", ()),
         "prompt_cache_retention": ("is not supported: what is kept depends on room", ()),
         "safety_identifier": ("is not supported: send user", ()),
