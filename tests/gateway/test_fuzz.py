@@ -13,7 +13,7 @@ import pytest
 from tests.gateway.conftest import Gate, MakeGate
 from tests.gateway.mutants import mutated, mutated_bytes
 
-KEEPS, PREDICTS = [{"supports_constraints": True}], [{"predicting_drafters": ["ngram"]}]
+KEEPS, PREDICTS = [{"supports_constraints": True, "max_context": 256}], [{"predicting_drafters": ["ngram"]}]
 OTHER = {"prompt": "on the", "max_tokens": 40, "stream": True, "seed": 5, "temperature": 0.7}
 
 

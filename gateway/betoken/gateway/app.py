@@ -5,7 +5,7 @@ Knows which body goes to which form; how answers are had and sent is `answering`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -88,7 +88,11 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
     return reply(request, ResponsesForm(body, request_id_of(request)), questions, body)
 
 
-_ENDPOINTS = {"/v1/completions": completions, "/v1/chat/completions": chat_completions, "/v1/responses": responses}
+_ENDPOINTS: dict[str, Callable[..., Any]] = {
+    "/v1/completions": completions,
+    "/v1/chat/completions": chat_completions,
+    "/v1/responses": responses,
+}
 
 
 def reply(request: Request, form: Form, questions: Sequence[Question], body: GenerationBody) -> Response:
