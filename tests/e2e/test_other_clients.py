@@ -15,9 +15,9 @@ import pydantic
 import pytest
 
 from tests.e2e.in_process import running, save_pair
-from tests.e2e.test_tool_calls import HERMES, SCHEMA, WEATHER
+from tests.gateway.clients import needs_node, run_node, use_llm
 from tests.gateway.conftest import Gate, running_gateway
-from tests.gateway.test_other_clients import needs_node, run_node, use_llm
+from tests.gateway.tools import HERMES, SCHEMA, WEATHER
 
 
 class Forecast(pydantic.BaseModel):

@@ -15,20 +15,10 @@ import pytest
 
 from tests.e2e.in_process import running, save_pair
 from tests.gateway.conftest import running_gateway
+from tests.gateway.tools import HERMES, SCHEMA, WEATHER
 
-HERMES = (
-    "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}{{ messages[-1].content }} {# <tool_call> #}"
-)
 MISTRAL = HERMES.replace("<tool_call>", "[TOOL_CALLS]")
 LLAMA = HERMES.replace("<tool_call>", "<|python_tag|>")
-SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {"city": {"enum": ["Bern", "Basel"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
-    "required": ["city", "days"],
-    "additionalProperties": False,
-    "x-guidance": {"whitespace_pattern": " ?"},
-}
-WEATHER: Any = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
 NOW: Any = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "maxProperties": 0}}}
 ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "Go."}], "tools": [WEATHER, NOW], "max_tokens": 120}
 

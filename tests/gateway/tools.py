@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}"
@@ -14,3 +16,16 @@ SPECIAL = ["[TOOL_CALLS]", "[ARGS]", "<|python_tag|>"]
 
 
 ARGUMENTS = '{"city": "Bern"}'
+
+
+HERMES = (
+    "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}{{ messages[-1].content }} {# <tool_call> #}"
+)
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Bern", "Basel"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_pattern": " ?"},
+}
+WEATHER: Any = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
