@@ -18,7 +18,7 @@ from betoken.rpc.constraints import Grammars
 from betoken.v1.types_pb2 import Constraint
 
 DRAFTS = ("draft2020-12", "draft2019-09", "draft7", "draft6", "draft4")
-"""Those of the suite's folders that are read; a schema that an earlier one has is left out."""
+"""Folders of the suite that are read; a schema that an earlier one has is left out."""
 NUM_CASES = 190
 
 
