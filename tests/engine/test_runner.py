@@ -15,6 +15,7 @@ from betoken.engine.errors import ModelRefusedError
 from betoken.engine.runner import ModelRunner
 from betoken.kernels import native
 from tests.engine.tiny import CONFIGS, HYBRIDS, save_tiny
+from tests.engine.tiny_hybrids import by_width
 
 
 def load(directory: str, dtype: str, **settings: object) -> ModelRunner:
@@ -28,7 +29,7 @@ def prompts(lengths: list[int]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("family", CONFIGS | HYBRIDS)
+@pytest.mark.parametrize("family", by_width(CONFIGS | HYBRIDS))
 def test_ragged_batch_equals_the_models_own_forward(family: str, dtype: str, tmp_path: Path) -> None:
     directory = save_tiny(tmp_path, family)
     runner = load(directory, dtype)
@@ -44,7 +45,7 @@ def test_ragged_batch_equals_the_models_own_forward(family: str, dtype: str, tmp
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("family", CONFIGS | HYBRIDS)
+@pytest.mark.parametrize("family", by_width(CONFIGS | HYBRIDS))
 def test_a_row_has_the_same_bits_in_any_company(family: str, dtype: str, tmp_path: Path) -> None:
     runner = load(save_tiny(tmp_path, family), dtype)
     sequences = prompts([37, 5, 1, 18])

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from betoken.engine.attention import CONTEXT_KEYWORD
 from betoken.engine.batch import Segment
 from betoken.engine.bring_up.load import load_runner, runner_of
 from betoken.engine.bring_up.refusals import check_layers
@@ -126,7 +125,9 @@ def test_a_convolution_that_is_told_of_padding_or_of_no_batch_is_refused(tmp_pat
     runner_of(config, model, info)
     mixer = next(module for module in model.modules() if isinstance(module, ShortConv))
     x = torch.zeros(1, 3, 64, dtype=model.dtype)
-    with pytest.raises(ModelRefusedError, match="keywords"):
+    with pytest.raises(ModelRefusedError, match="without a batch"):
         mixer(x)
     with pytest.raises(ModelRefusedError, match="mask"):
-        mixer(x, torch.ones(1, 3), **{CONTEXT_KEYWORD: object()})
+        mixer(x, torch.ones(1, 3))
+    with pytest.raises(ModelRefusedError, match="without a batch"):
+        model(torch.zeros(1, 3, dtype=torch.int64))  # the context of an earlier call is not left behind

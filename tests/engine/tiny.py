@@ -13,6 +13,7 @@ from transformers import (
     GptOssConfig,
     GraniteSWAConfig,
     HunYuanMoEV1Config,
+    InklingTextConfig,
     Lfm2Config,
     LlamaConfig,
     MixtralConfig,
@@ -20,6 +21,9 @@ from transformers import (
     PhimoeConfig,
     Qwen2MoeConfig,
     Qwen3Config,
+    Qwen4ExpTextConfig,
+    RwkvConfig,
+    xLSTMConfig,
 )
 
 from tests.engine.tiny_hybrids import COMMON, HYBRIDS
@@ -27,6 +31,33 @@ from tests.engine.tiny_hybrids import COMMON, HYBRIDS
 _EXPERTS = {"num_key_value_heads": 2, "num_experts_per_tok": 2, "sliding_window": 32}
 
 REFUSED: dict[str, Any] = {
+    "rwkv": lambda: RwkvConfig(vocab_size=101, hidden_size=64, num_hidden_layers=2, context_length=640, eos_token_id=0),
+    "xlstm": lambda: xLSTMConfig(vocab_size=101, hidden_size=64, num_hidden_layers=2, num_heads=2, eos_token_id=0),
+    "inkling": lambda: InklingTextConfig(
+        **COMMON,
+        num_key_value_heads=2,
+        head_dim=16,
+        swa_num_attention_heads=4,
+        swa_num_key_value_heads=2,
+        swa_head_dim=16,
+        mlp_layer_types=["dense", "dense"],
+    ),
+    "qwen4_exp": lambda: Qwen4ExpTextConfig(
+        **COMMON,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=48,
+        shared_expert_intermediate_size=48,
+        layer_types=["linear_attention", "indexed_attention"],
+        indexer_n_heads=2,
+        indexer_kv_heads=1,
+        indexer_head_dim=16,
+        indexer_budget=8,
+        indexer_compress_ratio=4,
+        pad_token_id=0,
+    ),
     "falcon": lambda: FalconConfig(
         vocab_size=101, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, eos_token_id=0
     ),
@@ -90,6 +121,12 @@ CONFIGS: dict[str, Any] = {
     ),
 }
 
+_LARGE = (
+    *("conv.conv.weight", "conv.conv.bias", "conv.in_proj.bias", "conv1d.weight", "conv_1d.weight"),
+    "A_log",
+)
+"""Ends of names of weights of size 1: what convolutions add would be lost, and decays be alike."""
+
 MIXTURES = ("mixtral", "gpt_oss")
 """Families with experts."""
 
@@ -102,8 +139,8 @@ def save_tiny(directory: Path, family: str, seed: int = 0) -> str:
         for name, parameter in model.named_parameters():
             if name.endswith("sinks"):
                 parameter.normal_(std=3.0)  # as large as scores: whoever leaves them out is far off
-            elif name.endswith(("conv.conv.weight", "conv.conv.bias", "conv.in_proj.bias")):
-                parameter.normal_()  # or what convolutions add would be lost beside the rest
+            elif name.endswith(_LARGE):
+                parameter.normal_()
             elif parameter.dim() > 1:
                 parameter.normal_(std=0.15)
     model.save_pretrained(directory)

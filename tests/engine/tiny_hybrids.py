@@ -1,20 +1,29 @@
 """Tiny configurations of families whose layers keep a recurrent state, or short convolutions."""
 
+from collections.abc import Iterable
 from typing import Any
 
+import pytest
 from transformers import (
     BambaConfig,
     FalconH1Config,
+    FalconMambaConfig,
     GraniteMoeHybridConfig,
+    JambaConfig,
     KimiLinearConfig,
     Lfm2MoeConfig,
     Lfm3Config,
     Mamba2Config,
+    MambaConfig,
+    MiniMaxConfig,
     NemotronHConfig,
     OlmoHybridConfig,
     Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
     Qwen3NextConfig,
+    RecurrentGemmaConfig,
+    Zamba2Config,
+    ZambaConfig,
 )
 
 COMMON = {
@@ -40,6 +49,17 @@ _MAMBA = {
     "mamba_d_head": 16,
     "mamba_n_groups": 2,
     "mamba_d_state": 16,
+}
+
+_MAMBA_1 = {
+    "vocab_size": 101,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "state_size": 8,
+    "max_position_embeddings": 640,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
 }
 
 HYBRIDS: dict[str, Any] = {
@@ -154,5 +174,59 @@ HYBRIDS: dict[str, Any] = {
         n_groups=2,
         pad_token_id=0,
     ),
+    "jamba": lambda: JambaConfig(
+        **COMMON | {"num_hidden_layers": 3},
+        num_key_value_heads=2,
+        num_experts=4,
+        num_experts_per_tok=2,
+        attn_layer_period=3,
+        attn_layer_offset=1,
+        mamba_d_state=8,
+        pad_token_id=0,
+    ),
+    "mamba": lambda: MambaConfig(**_MAMBA_1),
+    "falcon_mamba": lambda: FalconMambaConfig(**_MAMBA_1),
+    "zamba": lambda: ZambaConfig(
+        **COMMON | {"num_hidden_layers": 3},
+        num_key_value_heads=2,
+        n_mamba_heads=2,
+        mamba_d_state=8,
+        layers_block_type=["hybrid", "mamba", "hybrid"],
+        pad_token_id=0,
+    ),
+    "zamba2": lambda: Zamba2Config(
+        **COMMON,
+        mamba_ngroups=2,
+        mamba_d_state=16,
+        adapter_rank=8,
+        use_shared_attention_adapter=True,
+        use_mem_rope=True,
+        layers_block_type=["mamba", "hybrid"],
+        pad_token_id=0,
+    ),
+    "minimax": lambda: MiniMaxConfig(
+        **COMMON,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        block_size=16,
+        layer_types=["linear_attention", "full_attention"],
+        pad_token_id=0,
+    ),
+    "recurrent_gemma": lambda: RecurrentGemmaConfig(
+        **COMMON | {"num_hidden_layers": 3},
+        num_key_value_heads=2,
+        attention_window_size=9,
+        block_types=["recurrent", "attention"],
+        pad_token_id=0,
+    ),
 }
 """Families with recurrent states."""
+
+WIDER = ("bamba", "falcon_mamba", "lfm2_moe", "lfm3", "mamba", "qwen3_5_moe", "zamba", "zamba2")
+"""Families whose mixers are another's; their tests are run on demand."""
+
+
+def by_width(families: Iterable[str]) -> list[Any]:
+    """The families as parameters of a test, the wider ones marked slow."""
+    return [pytest.param(name, marks=pytest.mark.slow) if name in WIDER else name for name in families]

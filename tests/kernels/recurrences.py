@@ -13,6 +13,7 @@ from betoken.kernels.state_rows import StateRows
 
 DELTA = Recurrence(0.25, is_delta=True, normalizes=True)
 SSD = Recurrence(1.0, is_delta=False, normalizes=False)
+LRU = Recurrence(1.0, is_delta=False, normalizes=False, weighs=False)
 NUM_WAITING = 16
 
 
@@ -26,6 +27,19 @@ class Shape:
     value_size: int = 12
     decay_size: int = 1
     dtype: torch.dtype = torch.float32
+    has_rates: bool = False
+
+    @property
+    def gate_size(self) -> int:
+        return self.value_size if self.has_rates else self.decay_size + 1
+
+
+def make_rates(shape: Shape) -> Tensor | None:
+    """Log decays of a step of 1, of every size."""
+    if not shape.has_rates:
+        return None
+    generator = torch.Generator().manual_seed(17)
+    return -torch.randn(shape.heads, shape.key_size, shape.value_size, generator=generator).exp()
 
 
 @dataclass
@@ -50,11 +64,14 @@ def make_inputs(num_tokens: int, shape: Shape, seed: int = 0) -> Inputs:
 
     decay = -torch.rand(num_tokens, shape.heads, shape.decay_size, generator=generator)
     beta = torch.rand(num_tokens, shape.heads, 1, generator=generator)
+    gates = torch.cat([decay, beta], dim=-1)
+    if shape.has_rates:
+        gates = torch.rand(num_tokens, shape.heads, shape.value_size, generator=generator)
     return Inputs(
         normal(shape.key_heads, shape.key_size).to(shape.dtype),
         normal(shape.key_heads, shape.key_size).to(shape.dtype),
         normal(shape.heads, shape.value_size).to(shape.dtype),
-        torch.cat([decay, beta], dim=-1),
+        gates,
     )
 
 
@@ -70,7 +87,7 @@ def make_pool(num_states: int, shape: Shape, num_waiting: int = NUM_WAITING) -> 
         noise(num_states, shape.heads, shape.key_size, shape.value_size),
         noise(*lead, shape.key_heads, shape.key_size).to(shape.dtype),
         noise(*lead, shape.heads, shape.value_size).to(shape.dtype),
-        noise(*lead, shape.heads, shape.decay_size + 1),
+        noise(*lead, shape.heads, shape.gate_size),
     )
 
 

@@ -6,7 +6,18 @@ import torch
 from betoken.kernels import dispatch
 from betoken.kernels.cpu.recurrent import load_recurrent_kernels
 from betoken.kernels.linear_recurrence import linear_recurrence, linear_recurrence_native, linear_recurrence_reference
-from tests.kernels.recurrences import DELTA, SSD, Inputs, Shape, Step, make_inputs, make_pool, make_rows
+from tests.kernels.recurrences import (
+    DELTA,
+    LRU,
+    SSD,
+    Inputs,
+    Shape,
+    Step,
+    make_inputs,
+    make_pool,
+    make_rates,
+    make_rows,
+)
 
 IMPLEMENTATIONS = {"reference": linear_recurrence_reference, "native": linear_recurrence_native}
 SHAPES = {
@@ -17,6 +28,15 @@ SHAPES = {
     "wide": Shape(key_heads=2, heads=2, key_size=16, value_size=40),
 }
 RULES = {"delta": DELTA, "ssd": SSD}
+RATED = {
+    "mamba": Shape(key_heads=1, key_size=16, heads=3, value_size=32, has_rates=True),
+    "groups": Shape(key_heads=2, key_size=5, heads=4, value_size=19, dtype=torch.bfloat16, has_rates=True),
+    "lru": Shape(key_heads=1, key_size=1, heads=2, value_size=16, has_rates=True),
+}
+CASES = [(shape, rule) for shape in SHAPES.values() for rule in RULES.values()]
+CASES += [(RATED["mamba"], SSD), (RATED["groups"], SSD), (RATED["lru"], LRU)]
+CASE_NAMES = [f"{name}-{rule}" for name in SHAPES for rule in RULES] + list(RATED)
+cases = pytest.mark.parametrize(("shape", "rule"), CASES, ids=CASE_NAMES)
 
 
 @pytest.fixture(params=IMPLEMENTATIONS)
@@ -26,7 +46,7 @@ def recur(request: pytest.FixtureRequest):
     return IMPLEMENTATIONS[request.param]
 
 
-def literal(given: Inputs, rule) -> torch.Tensor:
+def literal(given: Inputs, rule, rates: torch.Tensor | None) -> torch.Tensor:
     """The rule as it is written, in double precision."""
     heads, size = given.value.shape[1], given.key.shape[2]
     group = heads // given.key.shape[1]
@@ -36,50 +56,55 @@ def literal(given: Inputs, rule) -> torch.Tensor:
         q, k = q.double().repeat_interleave(group, 0), k.double().repeat_interleave(group, 0)
         if rule.normalizes:
             q, k = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
-        state = state * gates[:, :-1].double().exp()[..., None]
-        written = v.double() - (torch.einsum("hde,hd->he", state, k) if rule.is_delta else 0)
-        state = state + torch.einsum("hd,he->hde", k, written * gates[:, -1:].double())
+        gates = gates.double()
+        if rates is not None:
+            state = state * torch.einsum("hde,he->hde", rates.double(), gates).exp()
+            written = v.double() * (gates if rule.weighs else 1)
+        else:
+            state = state * gates[:, :-1].exp()[..., None]
+            written = v.double() - (torch.einsum("hde,hd->he", state, k) if rule.is_delta else 0)
+            written = written * gates[:, -1:]
+        state = state + torch.einsum("hd,he->hde", k, written)
         out.append(torch.einsum("hde,hd->he", state, q * rule.scale))
     return torch.stack(out)
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("name", SHAPES)
-def test_rows_are_what_the_rule_says(recur, name: str, rule: str) -> None:
-    shape = SHAPES[name]
-    given = make_inputs(21, shape)
-    out = recur(*given.take(range(21)), make_pool(3, shape), make_rows([Step(1, 0, 0, 21, 21)]), RULES[rule])
+@cases
+def test_rows_are_what_the_rule_says(recur, shape: Shape, rule) -> None:
+    given, rates = make_inputs(21, shape), make_rates(shape)
+    out = recur(*given.take(range(21)), make_pool(3, shape), make_rows([Step(1, 0, 0, 21, 21)]), rule, rates)
     tolerance = 2e-2 if shape.dtype == torch.bfloat16 else 1e-5
-    torch.testing.assert_close(out.double(), literal(given, RULES[rule]), rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(out.double(), literal(given, rule, rates), rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("name", SHAPES)
-def test_a_row_has_the_same_bits_however_its_text_is_cut(recur, name: str, rule: str) -> None:
-    shape = SHAPES[name]
-    given, others = make_inputs(20, shape), make_inputs(9, shape, seed=5)
-    whole = recur(*given.take(range(20)), make_pool(4, shape), make_rows([Step(2, 0, 0, 20, 20)]), RULES[rule])
+@cases
+def test_a_row_has_the_same_bits_however_its_text_is_cut(recur, shape: Shape, rule) -> None:
+    given, others, rates = make_inputs(20, shape), make_inputs(9, shape, seed=5), make_rates(shape)
+    whole = recur(*given.take(range(20)), make_pool(4, shape), make_rows([Step(2, 0, 0, 20, 20)]), rule, rates)
     pool, begin = make_pool(4, shape), 0
     for end in (1, 2, 9, 10, 20):  # beside a neighbour that is new each time
         rows = make_rows([Step(3, 0, 0, 9, 9), Step(1, begin, begin, end - begin, end)])
         both = [torch.cat(pair) for pair in zip(others.take(range(9)), given.take(range(begin, end)), strict=True)]
-        assert torch.equal(recur(*both, pool, rows, RULES[rule])[9:], whole[begin:end])
+        assert torch.equal(recur(*both, pool, rows, rule, rates)[9:], whole[begin:end])
         begin = end
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    ("shape", "rule"), [(Shape(), DELTA), (Shape(), SSD), (RATED["groups"], SSD)], ids=["delta", "ssd", "rates"]
+)
 @pytest.mark.parametrize("seed", range(6))
-def test_random_verdicts_over_random_trees_leave_the_state_of_the_committed_text(recur, rule: str, seed: int) -> None:
+def test_random_verdicts_over_random_trees_leave_the_state_of_the_committed_text(
+    recur, shape: Shape, rule, seed: int
+) -> None:
     """The state after any drafts and verdicts is, to the last bit, that of the committed tokens in one go."""
-    shape = Shape()
-    generator = torch.Generator().manual_seed(seed)
+    rates, generator = make_rates(shape), torch.Generator().manual_seed(seed)
 
     def pick(low: int, high: int) -> int:
         return int(torch.randint(low, high + 1, (1,), generator=generator))
 
     text, drafts = make_inputs(60, shape), make_inputs(200, shape, seed=7)
     pool, kept, applied, length, drafted = make_pool(2, shape), [], 0, 0, 0
-    whole = recur(*text.take(range(60)), make_pool(1, shape), make_rows([Step(0, 0, 0, 60, 60)]), RULES[rule])
+    whole = recur(*text.take(range(60)), make_pool(1, shape), make_rows([Step(0, 0, 0, 60, 60)]), rule, rates)
     while length < 40:
         # A block: the last committed token, then nodes whose first path repeats the text as far as it is accepted.
         num_nodes = pick(0, 7)
@@ -95,7 +120,7 @@ def test_random_verdicts_over_random_trees_leave_the_state_of_the_committed_text
                 column += list(part)
         drafted += num_nodes
         rows = make_rows([Step(1, applied, length, 1 + num_nodes, length + 1, parents or None)])
-        out = recur(*(torch.stack(column) for column in columns), pool, rows, RULES[rule])
+        out = recur(*(torch.stack(column) for column in columns), pool, rows, rule, rates)
         for row, position in [(0, length), *((1 + node, length + 1 + i) for i, node in enumerate(path))]:
             assert torch.equal(out[row], whole[position])
         applied = length + 1
@@ -104,9 +129,9 @@ def test_random_verdicts_over_random_trees_leave_the_state_of_the_committed_text
                 ring[1, (applied + i) % len(ring[1])] = ring[1, (applied + node) % len(ring[1])]
         length += 1 + len(path)
         kept.append(length)
-    recur(*text.take([length]), pool, make_rows([Step(1, applied, length, 1, length + 1)]), RULES[rule])
+    recur(*text.take([length]), pool, make_rows([Step(1, applied, length, 1, length + 1)]), rule, rates)
     expected = make_pool(1, shape)
-    recur(*text.take(range(length + 1)), expected, make_rows([Step(0, 0, 0, length + 1, length + 1)]), RULES[rule])
+    recur(*text.take(range(length + 1)), expected, make_rows([Step(0, 0, 0, length + 1, length + 1)]), rule, rates)
     assert torch.equal(pool.state[1], expected.state[0])
 
 
@@ -121,19 +146,17 @@ def test_a_draft_over_several_forwards_has_the_bits_of_one(recur) -> None:
         assert torch.equal(out[0], whole[slot])
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("name", SHAPES)
-def test_the_cpu_kernel_is_taken_and_agrees_with_the_reference(name: str, rule: str) -> None:
+@cases
+def test_the_cpu_kernel_is_taken_and_agrees_with_the_reference(shape: Shape, rule) -> None:
     if load_recurrent_kernels() is None:
         pytest.skip("no compiler: the CPU kernel cannot be built here")
-    shape = SHAPES[name]
-    given = make_inputs(14, shape)
+    given, rates = make_inputs(14, shape), make_rates(shape)
     steps = make_rows([Step(1, 0, 0, 6, 6), Step(0, 0, 0, 8, 3, (-1, -1, 0, 1, 1))])
     ours, theirs = make_pool(2, shape), make_pool(2, shape)
     with dispatch.recording() as taken:
-        out = linear_recurrence(*given.take(range(14)), ours, steps, RULES[rule])
+        out = linear_recurrence(*given.take(range(14)), ours, steps, rule, rates)
     assert taken == ["native"]
-    expected = linear_recurrence_reference(*given.take(range(14)), theirs, steps, RULES[rule])
+    expected = linear_recurrence_reference(*given.take(range(14)), theirs, steps, rule, rates)
     tolerance = 2e-2 if shape.dtype == torch.bfloat16 else 1e-5
     torch.testing.assert_close(out, expected, rtol=tolerance, atol=tolerance)
     for mine, other in zip(ours, theirs, strict=True):
@@ -155,3 +178,27 @@ def test_shapes_that_do_not_fit_are_refused(field: str, message: str) -> None:
         linear_recurrence(
             given.query, given.key, given.value, given.gates, pool, make_rows([Step(0, 0, 0, 2, 2)]), DELTA
         )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rule": DELTA}, "the delta rule has no rates"),
+        ({"rates": None}, "gates .* must be of 2 or 17 numbers a head"),
+        ({"rates": torch.zeros(3, 16, 31)}, "rates .* must be dense float32"),
+        ({"rates": torch.zeros(3, 16, 32).bfloat16()}, "rates .* must be dense float32"),
+    ],
+)
+def test_rates_that_do_not_fit_are_refused(changes: dict[str, object], message: str) -> None:
+    shape = RATED["mamba"]
+    given = {"rule": SSD, "rates": make_rates(shape)} | changes
+    with pytest.raises(ValueError, match=message):
+        linear_recurrence(
+            *make_inputs(2, shape).take(range(2)), make_pool(1, shape), make_rows([Step(0, 0, 0, 2, 2)]), **given
+        )
+
+
+def test_values_without_weights_are_for_rates_alone() -> None:
+    given = make_inputs(2, Shape()).take(range(2))
+    with pytest.raises(ValueError, match="for rates alone"):
+        linear_recurrence(*given, make_pool(1, Shape()), make_rows([Step(0, 0, 0, 2, 2)]), LRU)

@@ -13,13 +13,19 @@ from betoken.kernels.state_conv import kernel as convolving
 
 TARGETS = {name: GPUTarget("cuda", name, 32) for name in (80, 90, 100)}
 HALVES = {"query", "key", "value", "waiting_keys", "waiting_values", "x", "ring", "weight", "bias", "given"}
-FLOATS = {"gates", "waiting_gates", "states", "out"}
+FLOATS = {"rates", "gates", "waiting_gates", "states", "out"}
 LAYER = {"KEY_HEADS": 16, "KEY_SIZE": 128, "HEADS": 32, "VALUE_SIZE": 128, "WAITING": 34, "BLOCK_D": 128, "BLOCK_E": 32}
+DELTA = {"IS_DELTA": True, "NORMALIZES": True, "WEIGHS": True, "HAS_RATES": False}
+PLAIN = DELTA | {"IS_DELTA": False, "NORMALIZES": False}
+RATED = PLAIN | {"HAS_RATES": True, "GATES": 128}
+CHANNELED = LAYER | {"KEY_HEADS": 1, "KEY_SIZE": 16, "HEADS": 64, "BLOCK_D": 16}
 CHANNELS = {"NUM_CHANNELS": 8192, "RING": 37, "BLOCK": 512}
 KERNELS = {
-    "gated delta": (recurring._recur, LAYER | {"DECAYS": 1, "IS_DELTA": True, "NORMALIZES": True, "HAS_TREES": True}),
-    "kimi": (recurring._recur, LAYER | {"DECAYS": 128, "IS_DELTA": True, "NORMALIZES": True, "HAS_TREES": False}),
-    "mamba-2": (recurring._recur, LAYER | {"DECAYS": 1, "IS_DELTA": False, "NORMALIZES": False, "HAS_TREES": True}),
+    "gated delta": (recurring._recur, LAYER | DELTA | {"GATES": 2, "HAS_TREES": True}),
+    "kimi": (recurring._recur, LAYER | DELTA | {"GATES": 129, "HAS_TREES": False}),
+    "mamba-2": (recurring._recur, LAYER | PLAIN | {"GATES": 2, "HAS_TREES": True}),
+    "mamba": (recurring._recur, CHANNELED | RATED | {"WEIGHS": True, "HAS_TREES": True}),
+    "lru": (recurring._recur, CHANNELED | RATED | {"KEY_SIZE": 1, "BLOCK_D": 1, "WEIGHS": False, "HAS_TREES": False}),
     "waiting": (recurring._store_waiting, {"WIDTH": 2048, "WAITING": 34, "BLOCK": 1024}),
     "convolution": (convolving._convolve, CHANNELS | {"NUM_TAPS": 4, "HAS_BIAS": True, "HAS_TREES": True}),
     "inputs": (convolving._store, CHANNELS),

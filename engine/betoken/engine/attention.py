@@ -67,7 +67,16 @@ class AttentionContext(Protocol):
         """The same for a layer whose earlier inputs lie in rings beside its state."""
         ...
 
-    def recur(self, layer: int, query: Tensor, key: Tensor, value: Tensor, gates: Tensor, rule: Recurrence) -> Tensor:
+    def recur(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        gates: Tensor,
+        rule: Recurrence,
+        rates: Tensor | None = None,
+    ) -> Tensor:
         """Run rows through the layer's state: see `betoken.kernels.linear_recurrence`; returns [R, H, E] float32."""
         ...
 
@@ -148,13 +157,22 @@ class ProbeContext:
         shape.num_channels, shape.num_taps = x.shape[1], len(weight)
         return torch.zeros_like(x)
 
-    def recur(self, layer: int, query: Tensor, key: Tensor, value: Tensor, gates: Tensor, rule: Recurrence) -> Tensor:
+    def recur(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        gates: Tensor,
+        rule: Recurrence,
+        rates: Tensor | None = None,
+    ) -> Tensor:
         """Record the layer's recurrence."""
         shape = self.states.setdefault(layer, StateShape())
         if shape.recurrence is not None:
             raise ModelRefusedError(f"layer {layer} has more than one recurrence")
         (num_key_heads, key_size), (num_heads, value_size) = key.shape[1:], value.shape[1:]
-        shape.recurrence = RecurrentShape(num_key_heads, key_size, num_heads, value_size, gates.shape[-1] - 1)
+        shape.recurrence = RecurrentShape(num_key_heads, key_size, num_heads, value_size, gates.shape[-1])
         return torch.zeros(value.shape, dtype=torch.float32, device=value.device)
 
     def _check_first(self, layer: int) -> None:

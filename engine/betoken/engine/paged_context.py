@@ -44,12 +44,21 @@ class PagedContext:
         assert self._states is not None and self._state_rows is not None
         return state_conv(x, weight, bias, self._states.rings[layer], self._state_rows)
 
-    def recur(self, layer: int, query: Tensor, key: Tensor, value: Tensor, gates: Tensor, rule: Recurrence) -> Tensor:
+    def recur(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        gates: Tensor,
+        rule: Recurrence,
+        rates: Tensor | None = None,
+    ) -> Tensor:
         """See `AttentionContext.recur`."""
         assert self._states is not None and self._state_rows is not None
         pool = self._states.recurrent[layer]
         query, key, value, gates = (tensor.contiguous() for tensor in (query, key, value, gates))
-        return linear_recurrence(query, key, value, gates, pool, self._state_rows, rule)
+        return linear_recurrence(query, key, value, gates, pool, self._state_rows, rule, rates)
 
 
 def state_rows_of(batch: Batch, rows: PagedRows, device: torch.device) -> StateRows | None:

@@ -46,7 +46,7 @@ class StatePool:
                     zeros(state, torch.float32, device),
                     zeros((*lead, sizes.num_key_heads, sizes.key_size), dtype, device),
                     zeros((*lead, sizes.num_heads, sizes.value_size), dtype, device),
-                    zeros((*lead, sizes.num_heads, sizes.decay_size + 1), torch.float32, device),
+                    zeros((*lead, sizes.num_heads, sizes.gate_size), torch.float32, device),
                 )
         self._empty = torch.empty(0, dtype=dtype, device=device)
 

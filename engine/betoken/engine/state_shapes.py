@@ -11,7 +11,7 @@ class RecurrentShape:
     key_size: int
     num_heads: int
     value_size: int
-    decay_size: int
+    gate_size: int
 
 
 @dataclass(slots=True)

@@ -9,13 +9,23 @@ from betoken.kernels.linear_recurrence.rule import RecurrentPool
 from betoken.kernels.rows import TreePaths
 from betoken.kernels.state_conv import state_conv
 from betoken.kernels.state_rows import StateRows
-from tests.kernels.recurrences import DELTA, SSD, Shape, Step, make_inputs, make_pool, make_rows
+from tests.kernels.recurrences import DELTA, LRU, SSD, Shape, Step, make_inputs, make_pool, make_rates, make_rows
 
 SHAPES = {
     "plain": Shape(),
     "bf16": Shape(dtype=torch.bfloat16),
     "decay per key": Shape(decay_size=8),
     "odd": Shape(key_heads=1, heads=3, key_size=5, value_size=35),
+}
+CASES = {
+    f"{name}-{label}": (shape, rule)
+    for name, shape in SHAPES.items()
+    for label, rule in {"delta": DELTA, "ssd": SSD}.items()
+}
+CASES |= {
+    "rates": (Shape(key_heads=1, key_size=16, heads=2, value_size=48, dtype=torch.bfloat16, has_rates=True), SSD),
+    "groups with rates": (Shape(key_heads=2, key_size=5, heads=4, value_size=35, has_rates=True), SSD),
+    "one key": (Shape(key_heads=1, key_size=1, heads=2, value_size=16, has_rates=True), LRU),
 }
 STEPS = [
     Step(2, 3, 5, 4, 6),  # two from the ring, one of its own rows, three that wait
@@ -32,31 +42,37 @@ def moved(rows: StateRows, device: torch.device) -> StateRows:
     return StateRows(*(column.to(device) for column in columns), paths)
 
 
-@pytest.mark.parametrize("rule", [DELTA, SSD], ids=["delta", "ssd"])
-@pytest.mark.parametrize("name", SHAPES)
-def test_the_recurrence_equals_its_reference(name: str, rule, device: torch.device, takes_triton) -> None:
-    shape, rows = SHAPES[name], make_rows(STEPS)
+@pytest.mark.parametrize("name", CASES)
+def test_the_recurrence_equals_its_reference(name: str, device: torch.device, takes_triton) -> None:
+    (shape, rule), rows = CASES[name], make_rows(STEPS)
+    rates = make_rates(shape)
     given = make_inputs(NUM_ROWS, shape).take(range(NUM_ROWS))
     theirs = make_pool(4, shape)
     with dispatch.override("reference"):
-        expected = linear_recurrence(*given, theirs, rows, rule)
+        expected = linear_recurrence(*given, theirs, rows, rule, rates)
     ours = RecurrentPool(*(tensor.to(device) for tensor in make_pool(4, shape)))
     with takes_triton():
-        out = linear_recurrence(*(tensor.to(device) for tensor in given), ours, moved(rows, device), rule)
+        there = None if rates is None else rates.to(device)
+        out = linear_recurrence(*(tensor.to(device) for tensor in given), ours, moved(rows, device), rule, there)
     tolerance = 2e-2 if shape.dtype == torch.bfloat16 else 1e-5
     torch.testing.assert_close(out.cpu(), expected, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(ours.state.cpu(), theirs.state, rtol=tolerance, atol=tolerance)
     assert all(torch.equal(mine.cpu(), other) for mine, other in zip(ours[1:], theirs[1:], strict=True))
 
 
-def test_a_row_has_the_same_bits_alone(device: torch.device, takes_triton) -> None:
-    shape = SHAPES["plain"]
+@pytest.mark.parametrize("name", ["plain-delta", "groups with rates"])
+def test_a_row_has_the_same_bits_alone(name: str, device: torch.device, takes_triton) -> None:
+    shape, rule = CASES[name]
+    rates = make_rates(shape)
+    rates = None if rates is None else rates.to(device)
     given = [tensor.to(device) for tensor in make_inputs(NUM_ROWS, shape).take(range(NUM_ROWS))]
 
     def run(steps, part: slice) -> torch.Tensor:
         pool = RecurrentPool(*(tensor.to(device) for tensor in make_pool(4, shape)))
         with takes_triton():
-            return linear_recurrence(*(tensor[part] for tensor in given), pool, moved(make_rows(steps), device), DELTA)
+            return linear_recurrence(
+                *(tensor[part] for tensor in given), pool, moved(make_rows(steps), device), rule, rates
+            )
 
     together, first = run(STEPS, slice(None)), 0
     for step in STEPS:

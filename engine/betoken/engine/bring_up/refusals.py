@@ -29,8 +29,23 @@ _MIXING: dict[str, frozenset[str]] = {
     "falcon_h1": frozenset({"mamba", "hybrid", "linear_attention"}),
     "nemotron_h": frozenset({"mamba", "moe", "linear_attention"}),
     "zamba2": frozenset({"mamba", "hybrid", "linear_attention"}),
+    "zamba": frozenset({"mamba", "hybrid", "linear_attention"}),
+    "jamba": frozenset({"mamba", "linear_attention"}),
+    "mamba": frozenset({"mamba", "linear_attention"}),
+    "falcon_mamba": frozenset({"mamba", "linear_attention"}),
+    "minimax": frozenset({"linear_attention"}),
+    "recurrent_gemma": frozenset({"linear_attention"}),
 }
 """Model type -> types of its layers that mix tokens other than by attention, in ways that `mixers` knows."""
+
+_OTHER_MIXERS = {
+    "rwkv": "its state is divided by a sum of exponentials that is kept beside it",
+    "xlstm": "its state is scaled by a maximum that is kept beside it",
+    "inkling_text": "a layer convolves keys, values and outputs, and its attention adds logits of distances",
+    "inkling2_text": "a layer convolves keys, values and outputs, and its attention adds logits of distances",
+    "qwen4_exp_text": "its attention reads the positions that an index of its own picks",
+}
+"""Model type -> in what its layers differ from those that `mixers` knows."""
 
 
 def check_layers(config: Any) -> None:
@@ -44,7 +59,10 @@ def check_layers(config: Any) -> None:
     """
     if getattr(config, "is_encoder_decoder", False):
         raise ModelRefusedError("encoder-decoder models are not supported")
-    served = _LAYER_TYPES | _MIXING.get(getattr(config, "model_type", ""), frozenset())
+    model_type = getattr(config, "model_type", "")
+    if reason := _OTHER_MIXERS.get(model_type):
+        raise ModelRefusedError(f"{model_type}: {reason}")
+    served = _LAYER_TYPES | _MIXING.get(model_type, frozenset())
     for layer_type in getattr(config, "layer_types", None) or ():
         if layer_type not in served:
             raise ModelRefusedError(f"layer type {layer_type!r} is neither full nor sliding attention")

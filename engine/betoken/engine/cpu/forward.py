@@ -45,9 +45,18 @@ class CpuContext:
         out: Tensor = torch.ops.betoken.state_conv(x, weight, bias, layer)
         return out
 
-    def recur(self, layer: int, query: Tensor, key: Tensor, value: Tensor, gates: Tensor, rule: Recurrence) -> Tensor:
+    def recur(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        gates: Tensor,
+        rule: Recurrence,
+        rates: Tensor | None = None,
+    ) -> Tensor:
         """See `AttentionContext.recur`."""
-        out: Tensor = torch.ops.betoken.recur(query, key, value, gates, layer, *rule)
+        out: Tensor = torch.ops.betoken.recur(query, key, value, gates, layer, rates, *rule)
         return out
 
     def convolve(self, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -49,9 +49,18 @@ class StepContext:
         out: Tensor = torch.ops.betoken_rows.state_conv(x, weight, bias, self._number, layer)
         return out
 
-    def recur(self, layer: int, query: Tensor, key: Tensor, value: Tensor, gates: Tensor, rule: Recurrence) -> Tensor:
+    def recur(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        gates: Tensor,
+        rule: Recurrence,
+        rates: Tensor | None = None,
+    ) -> Tensor:
         """See `AttentionContext.recur`."""
-        out: Tensor = torch.ops.betoken_rows.recur(query, key, value, gates, self._number, layer, *rule)
+        out: Tensor = torch.ops.betoken_rows.recur(query, key, value, gates, self._number, layer, rates, *rule)
         return out
 
 
@@ -119,11 +128,14 @@ def _recur(
     gates: Tensor,
     context: int,
     layer: int,
+    rates: Tensor | None,
     scale: float,
     is_delta: bool,
     normalizes: bool,
+    weighs: bool,
 ) -> Tensor:
-    return _paged(context).recur(layer, query, key, value, gates, Recurrence(scale, is_delta, normalizes))
+    rule = Recurrence(scale, is_delta, normalizes, weighs)
+    return _paged(context).recur(layer, query, key, value, gates, rule, rates)
 
 
 def _recur_shape(
@@ -133,9 +145,11 @@ def _recur_shape(
     gates: Tensor,
     context: int,
     layer: int,
+    rates: Tensor | None,
     scale: float,
     is_delta: bool,
     normalizes: bool,
+    weighs: bool,
 ) -> Tensor:
     return value.new_empty(value.shape, dtype=torch.float32)
 
@@ -196,8 +210,8 @@ _define(
 )
 _define(
     "recur",
-    "(Tensor query, Tensor key, Tensor value, Tensor gates, int context, int layer, float scale, bool is_delta,"
-    " bool normalizes) -> Tensor",
+    "(Tensor query, Tensor key, Tensor value, Tensor gates, int context, int layer, Tensor? rates, float scale,"
+    " bool is_delta, bool normalizes, bool weighs) -> Tensor",
     _recur,
     _recur_shape,
 )

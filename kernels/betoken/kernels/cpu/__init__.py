@@ -248,9 +248,11 @@ def _register_shapes_of_states() -> None:
         value: Tensor,
         gates: Tensor,
         layer: int,
+        rates: Tensor | None,
         scale: float,
         is_delta: bool,
         normalizes: bool,
+        weighs: bool,
     ) -> Tensor:
         return value.new_empty(value.shape, dtype=torch.float32)
 

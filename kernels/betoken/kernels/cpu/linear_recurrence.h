@@ -10,25 +10,26 @@ namespace betoken {
 template <class T>
 struct RecurrenceInputs {
   const T *key, *value;  // [G, D], [H, E]
-  const float* gates;  // [H, F + 1]
+  const float* gates;  // [H, gate_size]
 };
 
 template <class T>
 struct Recurrence {
   const T *query, *key, *value;  // [R, G, D], [R, G, D], [R, H, E]
-  const float* gates;  // [R, H, F + 1]
+  const float* gates;  // [R, H, gate_size]: log decays and beta, or steps
   float* out;  // [R, H, E]
   float* state;  // [N, H, D, E]
   T *waiting_keys, *waiting_values;  // [N, W, G, D], [N, W, H, E]
-  float* waiting_gates;  // [N, W, H, F + 1]
+  float* waiting_gates;  // [N, W, H, gate_size]
+  const float* rates;  // [H, D, E] or null
   const StateRows* rows;
-  int64_t num_waiting, num_key_heads, key_size, num_heads, value_size, decay_size;
+  int64_t num_waiting, num_key_heads, key_size, num_heads, value_size, gate_size;
   float scale;
-  bool is_delta, normalizes;
+  bool is_delta, normalizes, weighs;
 
   int64_t key_width() const { return num_key_heads * key_size; }
   int64_t value_width() const { return num_heads * value_size; }
-  int64_t gate_width() const { return num_heads * (decay_size + 1); }
+  int64_t gate_width() const { return num_heads * gate_size; }
   int64_t place(int64_t segment, int64_t slot) const {
     return int64_t(rows->states[segment]) * num_waiting + slot % num_waiting;
   }
@@ -85,12 +86,14 @@ class RecurrentHead {
   void apply(float* state, int64_t slot) {
     const RecurrenceInputs<T> given = job_.inputs(segment_, slot);
     const int64_t key_size = job_.key_size, value_size = job_.value_size;
-    const float* gates = given.gates + head_ * (job_.decay_size + 1);
-    for (int64_t d = 0; d < job_.decay_size; ++d) decay_[d] = std::exp(gates[d]);
+    const float* gates = given.gates + head_ * job_.gate_size;
     direct(given.key, 1.0f);
     const T* value = given.value + head_ * value_size;
-    const float beta = gates[job_.decay_size];
-    const bool is_one_decay = job_.decay_size == 1;
+    if (job_.rates) return apply_rates(state, value, gates);
+    const int64_t num_decays = job_.gate_size - 1;
+    for (int64_t d = 0; d < num_decays; ++d) decay_[d] = std::exp(gates[d]);
+    const float beta = gates[num_decays];
+    const bool is_one_decay = num_decays == 1;
     if (job_.is_delta) {
       std::fill(sums_, sums_ + value_size, 0.0f);
       for (int64_t d = 0; d < key_size; ++d) {
@@ -116,6 +119,28 @@ class RecurrentHead {
       for (int64_t e = 0; e < value_size; ++e) {
         const float faded = line[e] * decay;
         line[e] = faded + weight * written_[e];
+      }
+    }
+  }
+
+  // The key's direction is at hand; each element of the state has a decay of its own.
+  void apply_rates(float* state, const T* value, const float* steps) {
+    const int64_t value_size = job_.value_size;
+    for (int64_t e = 0; e < value_size; ++e) written_[e] = job_.weighs ? to_float(value[e]) * steps[e] : to_float(value[e]);
+    const float* rates = job_.rates + head_ * job_.key_size * value_size;
+    for (int64_t d = 0; d < job_.key_size; ++d, rates += value_size) {
+      float* line = state + d * value_size;
+      const float weight = direction_[d];
+      for (int64_t e = 0; e < value_size; e += kLanes) {
+        const size_t bytes = sizeof(float) * std::min<int64_t>(kLanes, value_size - e);
+        F16 rate{}, step{}, held{}, written{};
+        std::memcpy(&rate, rates + e, bytes);
+        std::memcpy(&step, steps + e, bytes);
+        std::memcpy(&held, line + e, bytes);
+        std::memcpy(&written, written_ + e, bytes);
+        const F16 faded = held * exp16(rate * step);
+        const F16 next = faded + written * weight;
+        std::memcpy(line + e, &next, bytes);
       }
     }
   }

@@ -284,12 +284,12 @@ TORCH_LIBRARY(betoken, library) {
       "state_conv_over(Tensor x, Tensor weight, Tensor? bias, Tensor ring, Tensor positions, Tensor row_segments, "
       "Tensor sequences, Tensor? path_starts, Tensor? path_slots) -> Tensor");
   library.def(
-      "recur(Tensor query, Tensor key, Tensor value, Tensor gates, int layer, float scale, bool is_delta, "
-      "bool normalizes) -> Tensor");
+      "recur(Tensor query, Tensor key, Tensor value, Tensor gates, int layer, Tensor? rates, float scale, "
+      "bool is_delta, bool normalizes, bool weighs) -> Tensor");
   library.def(
       "recur_over(Tensor query, Tensor key, Tensor value, Tensor gates, Tensor state, Tensor keys, Tensor values, "
       "Tensor waiting_gates, Tensor positions, Tensor row_segments, Tensor sequences, Tensor? path_starts, "
-      "Tensor? path_slots, float scale, bool is_delta, bool normalizes) -> Tensor");
+      "Tensor? path_slots, Tensor? rates, float scale, bool is_delta, bool normalizes, bool weighs) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(betoken, CPU, library) {

@@ -54,33 +54,37 @@ at::Tensor convolve(const at::Tensor& x, const at::Tensor& weight, const std::op
 
 struct Rule {
   double scale;
-  bool is_delta, normalizes;
+  bool is_delta, normalizes, weighs;
 };
 
 template <class T>
 void recur_typed(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& gates,
-                 const StateLayer& pool, const StateRows& rows, const Rule& rule, at::Tensor& out) {
+                 const StateLayer& pool, const StateRows& rows, const std::optional<at::Tensor>& rates, const Rule& rule,
+                 at::Tensor& out) {
   linear_recurrence(Recurrence<T>{data<const T>(query), data<const T>(key), data<const T>(value),
                                   data<const float>(gates), data<float>(out), data<float>(pool.state), data<T>(pool.keys),
-                                  data<T>(pool.values), data<float>(pool.gates), &rows, pool.keys.size(1), key.size(1),
-                                  key.size(2), value.size(1), value.size(2), gates.size(2) - 1, float(rule.scale),
-                                  rule.is_delta, rule.normalizes});
+                                  data<T>(pool.values), data<float>(pool.gates), rates ? data<const float>(*rates) : nullptr, &rows,
+                                  pool.keys.size(1), key.size(1),
+                                  key.size(2), value.size(1), value.size(2), gates.size(2), float(rule.scale), rule.is_delta,
+                                  rule.normalizes, rule.weighs});
 }
 
 at::Tensor recur(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& gates,
-                 const StateLayer& pool, const StateRows& rows, const Rule& rule) {
+                 const StateLayer& pool, const StateRows& rows, const std::optional<at::Tensor>& rates, const Rule& rule) {
   const at::ScalarType type = value.scalar_type();
   TORCH_CHECK(query.dim() == 3 && query.size(0) == rows.num_rows && query.sizes().equals(key.sizes()) &&
                   value.size(0) == rows.num_rows && gates.size(0) == rows.num_rows && query.scalar_type() == type &&
                   key.scalar_type() == type && pool.keys.scalar_type() == type && gates.scalar_type() == at::kFloat &&
                   key.sizes().slice(1).equals(pool.keys.sizes().slice(2)) &&
                   value.sizes().slice(1).equals(pool.values.sizes().slice(2)) &&
-                  gates.sizes().slice(1).equals(pool.gates.sizes().slice(2)),
-              "queries, keys, values and gates do not fit the states");
+                  gates.sizes().slice(1).equals(pool.gates.sizes().slice(2)) &&
+                  (!rates || (rates->scalar_type() == at::kFloat && rates->is_contiguous() &&
+                              rates->sizes().equals(pool.state.sizes().slice(1)))),
+              "queries, keys, values, gates and rates do not fit the states");
   const at::Tensor q = query.contiguous(), k = key.contiguous(), v = value.contiguous(), g = gates.contiguous();
   at::Tensor out = at::empty(v.sizes(), v.options().dtype(at::kFloat));
-  if (type == at::kBFloat16) recur_typed<bf16>(q, k, v, g, pool, rows, rule, out);
-  else recur_typed<float>(q, k, v, g, pool, rows, rule, out);
+  if (type == at::kBFloat16) recur_typed<bf16>(q, k, v, g, pool, rows, rates, rule, out);
+  else recur_typed<float>(q, k, v, g, pool, rows, rates, rule, out);
   return out;
 }
 
@@ -123,17 +127,20 @@ at::Tensor state_conv_over(const at::Tensor& x, const at::Tensor& weight, const 
 
 // Run the rows through the recurrence of the step's states.
 at::Tensor recur_op(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& gates,
-                    int64_t layer, double scale, bool is_delta, bool normalizes) {
-  return recur(query, key, value, gates, layer_of_step(layer), step.rows, {scale, is_delta, normalizes});
+                    int64_t layer, const std::optional<at::Tensor>& rates, double scale, bool is_delta, bool normalizes,
+                    bool weighs) {
+  return recur(query, key, value, gates, layer_of_step(layer), step.rows, rates, {scale, is_delta, normalizes, weighs});
 }
 
 at::Tensor recur_over(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& gates,
                       const at::Tensor& state, const at::Tensor& keys, const at::Tensor& values,
                       const at::Tensor& waiting_gates, const at::Tensor& positions, const at::Tensor& row_segments,
                       const at::Tensor& sequences, const std::optional<at::Tensor>& path_starts,
-                      const std::optional<at::Tensor>& path_slots, double scale, bool is_delta, bool normalizes) {
+                      const std::optional<at::Tensor>& path_slots, const std::optional<at::Tensor>& rates, double scale,
+                      bool is_delta, bool normalizes, bool weighs) {
   return recur(query, key, value, gates, {at::Tensor(), state, keys, values, waiting_gates},
-               rows_of(positions, row_segments, sequences, path_starts, path_slots), {scale, is_delta, normalizes});
+               rows_of(positions, row_segments, sequences, path_starts, path_slots), rates,
+               {scale, is_delta, normalizes, weighs});
 }
 
 // ring [N, Q, C], state [N, H, D, E], keys, values, gates of every layer that has them: empty where it has not.

@@ -16,7 +16,14 @@ _COLUMNS = 32
 
 
 def linear_recurrence_triton(
-    query: Tensor, key: Tensor, value: Tensor, gates: Tensor, pool: RecurrentPool, rows: StateRows, rule: Recurrence
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    gates: Tensor,
+    pool: RecurrentPool,
+    rows: StateRows,
+    rule: Recurrence,
+    rates: Tensor | None = None,
 ) -> Tensor:
     """See `betoken.kernels.linear_recurrence.linear_recurrence`."""
     (num_rows, num_key_heads, key_size), (_, num_heads, value_size) = query.shape, value.shape
@@ -33,7 +40,7 @@ def linear_recurrence_triton(
         "KEY_SIZE": key_size,
         "HEADS": num_heads,
         "VALUE_SIZE": value_size,
-        "DECAYS": gates.shape[2] - 1,
+        "GATES": gates.shape[2],
         "WAITING": pool.keys.shape[1],
     }
     _recur[(num_segments, num_heads, triton.cdiv(value_size, columns))](
@@ -41,12 +48,15 @@ def linear_recurrence_triton(
         *pool,
         *places,
         *paths,
+        gates if rates is None else rates,
         rule.scale,
         **sizes,
         BLOCK_D=triton.next_power_of_2(key_size),
         BLOCK_E=columns,
         IS_DELTA=rule.is_delta,
         NORMALIZES=rule.normalizes,
+        WEIGHS=rule.weighs,
+        HAS_RATES=rates is not None,
         HAS_TREES=rows.paths is not None,
         num_warps=4,
         **EXACT,
@@ -100,16 +110,19 @@ def _applied(
     waiting_keys,
     waiting_values,
     waiting_gates,
+    rate,
     d,
     e,
     KEY_HEADS: tl.constexpr,
     KEY_SIZE: tl.constexpr,
     HEADS: tl.constexpr,
     VALUE_SIZE: tl.constexpr,
-    DECAYS: tl.constexpr,
+    GATES: tl.constexpr,
     WAITING: tl.constexpr,
     IS_DELTA: tl.constexpr,
     NORMALIZES: tl.constexpr,
+    WEIGHS: tl.constexpr,
+    HAS_RATES: tl.constexpr,
 ):
     """The state [D, E] after the token of a slot: its inputs lie in a row of this forward or in the ring."""
     is_own = slot >= first_slot
@@ -118,30 +131,42 @@ def _applied(
     at = tl.where(is_own, row, place)
     key_at = (at * KEY_HEADS + head // (HEADS // KEY_HEADS)) * KEY_SIZE + d
     value_at = (at * HEADS + head) * VALUE_SIZE + e
-    gate_at = (at * HEADS + head) * (DECAYS + 1)
+    gate_at = (at * HEADS + head) * GATES
     is_key, is_value = d < KEY_SIZE, e < VALUE_SIZE
     if is_own:
         k = tl.load(key + key_at, mask=is_key, other=0.0).to(tl.float32)
         v = tl.load(value + value_at, mask=is_value, other=0.0).to(tl.float32)
-        beta = tl.load(gates + gate_at + DECAYS)
-        if DECAYS == 1:
-            decay = tl.zeros_like(k) + tl.load(gates + gate_at)
-        else:
-            decay = tl.load(gates + gate_at + d, mask=is_key, other=0.0)
+        decay, weight = _gates_at(gates + gate_at, d, e, is_key, is_value, GATES, HAS_RATES)
     else:
         k = tl.load(waiting_keys + key_at, mask=is_key, other=0.0).to(tl.float32)
         v = tl.load(waiting_values + value_at, mask=is_value, other=0.0).to(tl.float32)
-        beta = tl.load(waiting_gates + gate_at + DECAYS)
-        if DECAYS == 1:
-            decay = tl.zeros_like(k) + tl.load(waiting_gates + gate_at)
-        else:
-            decay = tl.load(waiting_gates + gate_at + d, mask=is_key, other=0.0)
+        decay, weight = _gates_at(waiting_gates + gate_at, d, e, is_key, is_value, GATES, HAS_RATES)
     k = _direction(k, NORMALIZES)
-    state = state * tl.exp(decay)[:, None]
+    if HAS_RATES:
+        state = state * tl.exp(rate * decay[None, :])
+    else:
+        state = state * tl.exp(decay)[:, None]
     written = v
     if IS_DELTA:
         written = written - tl.sum(state * k[:, None], 0)
-    return state + k[:, None] * (written * beta)[None, :]
+    if WEIGHS:
+        written = written * weight
+    return state + k[:, None] * written[None, :]
+
+
+@triton.jit
+def _gates_at(gates, d, e, is_key, is_value, GATES: tl.constexpr, HAS_RATES: tl.constexpr):
+    """The log decays [D] and the weight of what is written; with rates the steps [E], twice."""
+    if HAS_RATES:
+        decay = tl.load(gates + e, mask=is_value, other=0.0)
+        weight = decay
+    else:
+        weight = tl.load(gates + GATES - 1)
+        if GATES == 2:
+            decay = tl.zeros(d.shape, tl.float32) + tl.load(gates)
+        else:
+            decay = tl.load(gates + d, mask=is_key, other=0.0)
+    return decay, weight
 
 
 @triton.jit
@@ -149,12 +174,12 @@ def _recur(
     query,  # [R, G, D]
     key,  # [R, G, D]
     value,  # [R, H, E]
-    gates,  # [R, H, F + 1] float32
+    gates,  # [R, H, GATES] float32
     out,  # [R, H, E] float32
     states,  # [N, H, D, E] float32
     waiting_keys,  # [N, W, G, D]
     waiting_values,  # [N, W, H, E]
-    waiting_gates,  # [N, W, H, F + 1] float32
+    waiting_gates,  # [N, W, H, GATES] float32
     positions,  # [R]
     row_starts,  # [S + 1]
     state_indices,  # [S]
@@ -163,17 +188,20 @@ def _recur(
     committed,  # [S]
     path_starts,  # [R + 1]; the paths are read when HAS_TREES only
     path_slots,
+    rates,  # [H, D, E] float32, read when HAS_RATES only
     scale,
     KEY_HEADS: tl.constexpr,
     KEY_SIZE: tl.constexpr,
     HEADS: tl.constexpr,
     VALUE_SIZE: tl.constexpr,
-    DECAYS: tl.constexpr,
+    GATES: tl.constexpr,
     WAITING: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr,
     IS_DELTA: tl.constexpr,
     NORMALIZES: tl.constexpr,
+    WEIGHS: tl.constexpr,
+    HAS_RATES: tl.constexpr,
     HAS_TREES: tl.constexpr,
 ):
     segment, head = tl.program_id(0), tl.program_id(1)
@@ -187,12 +215,16 @@ def _recur(
     index = tl.load(state_indices + segment).to(tl.int64)
     place = ((index * HEADS + head) * KEY_SIZE + d[:, None]) * VALUE_SIZE + e[None, :]
     state = tl.load(states + place, mask=inside & (seen > 0), other=0.0)
+    rate = state
+    if HAS_RATES:
+        element = (head * KEY_SIZE + d[:, None]) * VALUE_SIZE + e[None, :]
+        rate = tl.load(rates + element, mask=inside, other=0.0)
     query_at = head // (HEADS // KEY_HEADS) * KEY_SIZE + d
     for slot in range(seen, kept):
         state = _applied(
             *(state, slot, first_slot, first_row, index, head),
-            *(key, value, gates, waiting_keys, waiting_values, waiting_gates, d, e),
-            *(KEY_HEADS, KEY_SIZE, HEADS, VALUE_SIZE, DECAYS, WAITING, IS_DELTA, NORMALIZES),
+            *(key, value, gates, waiting_keys, waiting_values, waiting_gates, rate, d, e),
+            *(KEY_HEADS, KEY_SIZE, HEADS, VALUE_SIZE, GATES, WAITING, IS_DELTA, NORMALIZES, WEIGHS, HAS_RATES),
         )
         if slot >= first_slot:
             row = (first_row + slot - first_slot).to(tl.int64)
@@ -213,8 +245,8 @@ def _recur(
             slot = _slot_at(path_starts, path_slots, row, position, own, HAS_TREES)
             along = _applied(
                 *(along, slot, first_slot, first_row, index, head),
-                *(key, value, gates, waiting_keys, waiting_values, waiting_gates, d, e),
-                *(KEY_HEADS, KEY_SIZE, HEADS, VALUE_SIZE, DECAYS, WAITING, IS_DELTA, NORMALIZES),
+                *(key, value, gates, waiting_keys, waiting_values, waiting_gates, rate, d, e),
+                *(KEY_HEADS, KEY_SIZE, HEADS, VALUE_SIZE, GATES, WAITING, IS_DELTA, NORMALIZES, WEIGHS, HAS_RATES),
             )
         q = tl.load(query + row * KEY_HEADS * KEY_SIZE + query_at, mask=d < KEY_SIZE, other=0.0).to(tl.float32)
         read = tl.sum(along * (_direction(q, NORMALIZES) * scale)[:, None], 0)

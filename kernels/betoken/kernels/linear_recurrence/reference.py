@@ -6,11 +6,18 @@ from torch import Tensor
 from betoken.kernels.linear_recurrence.rule import Recurrence, RecurrentPool
 from betoken.kernels.state_rows import HostRows, StateRows
 
-_Inputs = tuple[Tensor, Tensor, Tensor]  # key [G, D], value [H, E], gates [H, F + 1]
+_Inputs = tuple[Tensor, Tensor, Tensor]  # key [G, D], value [H, E], gates [H, F + 1] or [H, E]
 
 
 def linear_recurrence_reference(
-    query: Tensor, key: Tensor, value: Tensor, gates: Tensor, pool: RecurrentPool, rows: StateRows, rule: Recurrence
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    gates: Tensor,
+    pool: RecurrentPool,
+    rows: StateRows,
+    rule: Recurrence,
+    rates: Tensor | None = None,
 ) -> Tensor:
     """See `betoken.kernels.linear_recurrence.linear_recurrence`."""
     host, num_waiting = HostRows(rows), pool.keys.shape[1]
@@ -28,7 +35,7 @@ def linear_recurrence_reference(
         applied, committed = host.applied[segment], host.committed[segment]
         now = pool.state[state].clone() if applied else torch.zeros_like(pool.state[state])
         for slot in range(applied, committed):
-            now = _applied(now, inputs(segment, slot), rule)
+            now = _applied(now, inputs(segment, slot), rule, rates)
             row = host.row_at(segment, slot)
             if row is not None:
                 out[row] = _read(now, query[row], rule)
@@ -36,7 +43,7 @@ def linear_recurrence_reference(
         for row in range(begin + max(0, committed - host.first_slots[segment]), end):
             along = now
             for position in range(committed, host.positions[row] + 1):
-                along = _applied(along, inputs(segment, host.slot_at(row, position)), rule)
+                along = _applied(along, inputs(segment, host.slot_at(row, position)), rule, rates)
             out[row] = _read(along, query[row], rule)
         for row in range(begin, end):
             slot = host.first_slots[segment] + row - begin
@@ -46,10 +53,14 @@ def linear_recurrence_reference(
     return out
 
 
-def _applied(state: Tensor, inputs: _Inputs, rule: Recurrence) -> Tensor:
+def _applied(state: Tensor, inputs: _Inputs, rule: Recurrence, rates: Tensor | None) -> Tensor:
     """The state [H, D, E] after one more token."""
     key, value, gates = inputs
     spread = _spread(_direction(key, rule), len(value))  # [H, D]
+    if rates is not None:
+        state = state * (rates * gates[:, None, :]).exp()
+        written = value.float() * gates if rule.weighs else value.float()
+        return state + spread[:, :, None] * written[:, None, :]
     state = state * gates[:, :-1].exp()[:, :, None]
     written = value.float()
     if rule.is_delta:

@@ -14,6 +14,8 @@ class Recurrence(NamedTuple):
     """True: the value written is the difference from what the state holds under the key (delta rule)."""
     normalizes: bool
     """True: queries and keys are divided by their length, sqrt(sum of squares + 1e-6)."""
+    weighs: bool = True
+    """False: with rates, values are written as they are, not times their step."""
 
 
 class RecurrentPool(NamedTuple):
@@ -26,4 +28,4 @@ class RecurrentPool(NamedTuple):
     values: Tensor
     """[N, W, H, E], dtype of the values."""
     gates: Tensor
-    """[N, W, H, F + 1] float32: log decays, then beta."""
+    """[N, W, H, F + 1] float32: log decays, then beta; [N, W, H, E] float32 with rates: steps."""

@@ -1,8 +1,7 @@
 """Layers with a recurrent state: transformers' own code, with our functions in the place of its kernels.
 
-The families of Gated DeltaNet and of Mamba-2 call module-level functions for their convolution and their recurrence,
-and hand them the keywords of the model's call. Each layer's forward is bound to functions of ours instead, which find
-the batch through the context among those keywords. Nothing of transformers is changed.
+The families of Gated DeltaNet and of Mamba-2 call module-level functions for their convolution and their recurrence.
+Each layer's forward is bound to functions of ours instead. Nothing of transformers is changed.
 """
 
 import inspect
@@ -16,8 +15,8 @@ from torch.nn.functional import softplus
 from transformers.activations import ACT2FN
 from transformers.utils.generic import ModelOutput
 
-from betoken.engine.attention import CONTEXT_KEYWORD, AttentionContext
 from betoken.engine.errors import ModelRefusedError
+from betoken.engine.mixers.handed import Handed
 from betoken.kernels.linear_recurrence.rule import Recurrence
 
 _CONVOLUTION = "causal_conv1d_fn"
@@ -26,8 +25,9 @@ _CONVOLUTION = "causal_conv1d_fn"
 class _Layer:
     """The functions of one layer."""
 
-    def __init__(self, layer: int) -> None:
+    def __init__(self, layer: int, handed: Handed) -> None:
         self._layer = layer
+        self._handed = handed
 
     def convolve(
         self,
@@ -39,7 +39,7 @@ class _Layer:
     ) -> Tensor:
         """transformers' `causal_conv1d_fn`: [1, C, R] -> [1, C, R]."""
         x = hidden_states[0].T.contiguous()
-        y = _context(keywords).convolve_states(self._layer, x, weight.T.contiguous().to(x.dtype), bias)
+        y = self._handed.context.convolve_states(self._layer, x, weight.T.contiguous().to(x.dtype), bias)
         if activation is not None:
             y = ACT2FN[activation](y)
         return y.T[None]
@@ -60,7 +60,7 @@ class _Layer:
         decay = g[0].float() if g.dim() == 4 else g[0].float()[..., None]  # Kimi's is one for each row of the state
         gates = torch.cat([decay, beta[0].float()[..., None]], dim=-1)
         rule = Recurrence(query.shape[-1] ** -0.5, is_delta=True, normalizes=use_qk_l2norm_in_kernel)
-        out = _context(keywords).recur(self._layer, query[0], key[0], value[0], gates, rule)
+        out = self._handed.context.recur(self._layer, query[0], key[0], value[0], gates, rule)
         return out[None].to(value.dtype), None
 
     def mamba2(
@@ -90,7 +90,7 @@ class _Layer:
         gates = torch.stack([step * A.float(), step], dim=-1)
         rule = Recurrence(1.0, is_delta=False, normalizes=False)
         x = hidden_states[0]
-        out = _context(keywords).recur(self._layer, C[0], B[0], x, gates, rule)
+        out = self._handed.context.recur(self._layer, C[0], B[0], x, gates, rule)
         if D is not None:
             out = out + D.float()[:, None] * x.float()
         return out[None]
@@ -104,7 +104,7 @@ _RECURRENCES: dict[str, Callable[[_Layer], Callable[..., Any]]] = {
 """Name of a recurrence in transformers -> ours."""
 
 
-def bind_recurrences(model: nn.Module) -> None:
+def bind_recurrences(model: nn.Module, handed: Handed) -> None:
     """Bind every layer with a recurrence to our functions; the model then runs with a context only.
 
     Raises:
@@ -116,20 +116,19 @@ def bind_recurrences(model: nn.Module) -> None:
             continue
         called = {name for name in forward.__code__.co_names if name in _RECURRENCES and name in forward.__globals__}
         if called:
-            _bind(module, forward, called)
-    if type(model).__name__ == "Mamba2ForCausalLM":
-        _hand_on_keywords(model)
+            _bind(module, forward, called, handed)
+    if hasattr(model, "backbone"):
+        _bind_head(model)
 
 
-def _hand_on_keywords(model: Any) -> None:
-    """Give the pure Mamba-2 model a forward that hands its keywords on to its layers; transformers' own drops them."""
+def _bind_head(model: Any) -> None:
+    """Give Mamba's models, the first's and the second's, a forward that leaves the weight of their head alone."""
 
     def forward(
         input_ids: Tensor, logits_to_keep: int | Tensor = 0, output_hidden_states: Any = None, **keywords: Any
     ) -> ModelOutput:
-        output = model.backbone(
-            input_ids, output_hidden_states=bool(output_hidden_states), return_dict=True, **keywords
-        )
+        wanted = {"output_hidden_states": bool(output_hidden_states), "return_dict": True, "use_cache": False}
+        output = model.backbone(input_ids, **wanted)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = model.lm_head(output.last_hidden_state[:, kept].to(model.dtype))
         return ModelOutput(  # type: ignore[no-untyped-call]
@@ -139,27 +138,17 @@ def _hand_on_keywords(model: Any) -> None:
     model.forward = forward
 
 
-def _bind(module: nn.Module, forward: FunctionType, called: set[str]) -> None:
+def _bind(module: nn.Module, forward: FunctionType, called: set[str], handed: Handed) -> None:
     index = getattr(module, "layer_idx", None)
-    takes_keywords = any(
-        parameter.kind is parameter.VAR_KEYWORD for parameter in inspect.signature(forward).parameters.values()
-    )
-    if index is None or not takes_keywords:
-        raise ModelRefusedError(f"{type(module).__name__} has no layer index or does not hand on the call's keywords")
-    layer = _Layer(int(index))
+    if index is None:
+        raise ModelRefusedError(f"{type(module).__name__} has no layer index")
+    layer = _Layer(int(index), handed)
     ours = {_CONVOLUTION: layer.convolve, **{name: _RECURRENCES[name](layer) for name in called}}
     bound = FunctionType(
         forward.__code__, {**forward.__globals__, **ours}, forward.__name__, forward.__defaults__, forward.__closure__
     )
     bound.__kwdefaults__ = forward.__kwdefaults__
     module.forward = MethodType(bound, module)
-
-
-def _context(keywords: dict[str, Any]) -> AttentionContext:
-    context: AttentionContext | None = keywords.get(CONTEXT_KEYWORD)
-    if context is None:
-        raise ModelRefusedError("the model does not hand the keywords of its call on to its recurrences")
-    return context
 
 
 def _refuse(*given: object) -> None:
