@@ -68,6 +68,7 @@ def test_the_command_with_sides_of_two_workers_beside_transformers(
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == result
 
 
+@pytest.mark.slow
 def test_the_command_with_attached_sides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sides = ["ngram@attached", "medusa", "eagle3", "fused@attached"]
     file = write(tmp_path / "some.jsonl", {"prompt": ENDING})
