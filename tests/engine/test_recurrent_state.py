@@ -15,9 +15,9 @@ from betoken.engine.errors import IntegrityError, OutOfPagesError
 from betoken.engine.page_table import PageTable
 from betoken.engine.runner import ModelRunner
 from betoken.engine.state_table import PageList, StateTable
-from betoken.engine.tree import KeptPath
 from betoken.kernels.cpu import load_cpu_kernels
 from tests.engine.tiny import save_tiny
+from tests.engine.verdicts import decide
 
 CASES = [
     ("qwen3_next", "float32", True),
@@ -50,17 +50,6 @@ def states(runner: ModelRunner, pages: PageList) -> list[torch.Tensor]:
     return [layer.state[pages.state.index].clone() for layer in pool.recurrent.values()]
 
 
-def draw_path(rng: random.Random, parents: list[int]) -> list[int]:
-    """A random path from the root of a tree, of any length."""
-    path, node = [], -1
-    while children := [child for child, parent in enumerate(parents) if parent == node]:
-        if rng.random() < 0.25:
-            break
-        node = rng.choice(children)
-        path.append(node)
-    return path
-
-
 @examples(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_after_any_verdicts_the_state_is_that_of_the_committed_ids(runner: ModelRunner, seed: int) -> None:
@@ -69,19 +58,7 @@ def test_after_any_verdicts_the_state_is_that_of_the_committed_ids(runner: Model
     pages, _ = runner.page_table.allocate(range(MAX_TOKENS))
     at_once, _ = runner.page_table.allocate(range(MAX_TOKENS))
     try:
-        length = 0
-        for _ in range(6):
-            while len(ids) - length > 1 and rng.random() < 0.7:  # chunks of what is committed
-                num = rng.randrange(1, len(ids) - length)
-                runner.forward([Segment(pages, length, ids[length : length + num], 0)])
-                length += num
-            parents = [rng.randrange(max(-1, node - 4), node) for node in range(rng.randrange(0, 9))]
-            drafts = [rng.randrange(101) for _ in parents]
-            runner.forward([Segment(pages, length, ids[length:] + drafts, len(parents) + 1, parents)])
-            path = draw_path(rng, parents)
-            runner.compact([KeptPath(pages, len(ids), path)])
-            length = len(ids) + len(path)
-            ids += [*(drafts[node] for node in path), rng.randrange(101)]  # the last is not run yet
+        length = decide(runner, rng, ids, pages)
         runner.forward([Segment(at_once, 0, ids[:length], 0)])
         last = [runner.forward([Segment(of, length, ids[length:], 1)]).logits.clone() for of in (pages, at_once)]
         assert torch.equal(*last)

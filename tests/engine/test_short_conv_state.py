@@ -16,10 +16,10 @@ from betoken.engine.config import EngineConfig
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.mixers import ShortConv
 from betoken.engine.runner import ModelRunner
-from betoken.engine.tree import KeptPath
 from betoken.engine.weights.loading import load_model
 from betoken.kernels.cpu import load_cpu_kernels
 from tests.engine.tiny import CONFIGS, save_tiny
+from tests.engine.verdicts import decide
 
 PATHS = [(dtype, is_native) for dtype in ("float32", "bfloat16") for is_native in (True, False)]
 MAX_TOKENS = 120
@@ -47,17 +47,6 @@ def remembered(runner: ModelRunner, page_ids: list[int], length: int) -> list[to
     return [pool.keys[layer][page_ids].flatten(0, 1)[:length, 0].clone() for layer in convolutions]
 
 
-def draw_path(rng: random.Random, parents: list[int]) -> list[int]:
-    """A random path from the root of a tree, of any length."""
-    path, node = [], -1
-    while children := [child for child, parent in enumerate(parents) if parent == node]:
-        if rng.random() < 0.25:
-            break
-        node = rng.choice(children)
-        path.append(node)
-    return path
-
-
 @examples(max_examples=12)
 @given(seed=st.integers(0, 2**32))
 def test_after_any_verdicts_the_state_is_that_of_the_committed_ids(runner: ModelRunner, seed: int) -> None:
@@ -76,19 +65,7 @@ def test_after_any_verdicts_the_state_is_that_of_the_committed_ids(runner: Model
 def check_random_verdicts(
     runner: ModelRunner, rng: random.Random, ids: list[int], page_ids: list[int], at_once: list[int]
 ) -> None:
-    length = 0
-    for _ in range(6):
-        while len(ids) - length > 1 and rng.random() < 0.7:  # chunks of what is committed
-            num = rng.randrange(1, len(ids) - length)
-            runner.forward([Segment(page_ids, length, ids[length : length + num], 0)])
-            length += num
-        parents = [rng.randrange(max(-1, node - 4), node) for node in range(rng.randrange(0, 9))]
-        drafts = [rng.randrange(101) for _ in parents]
-        runner.forward([Segment(page_ids, length, ids[length:] + drafts, len(parents) + 1, parents)])
-        path = draw_path(rng, parents)
-        runner.compact([KeptPath(page_ids, len(ids), path)])
-        length = len(ids) + len(path)
-        ids += [*(drafts[node] for node in path), rng.randrange(101)]  # the last is not run yet
+    length = decide(runner, rng, ids, page_ids)
     runner.forward([Segment(at_once, 0, ids[:length], 0)])
     pairs = zip(remembered(runner, page_ids, length), remembered(runner, at_once, length), strict=True)
     assert all(torch.equal(ours, expected) for ours, expected in pairs)
