@@ -28,6 +28,7 @@ from betoken.testing.fake_model import FakeModel, sequence
 from betoken.testing.fake_verify_worker import FakeVerifyWorker, verify_hello
 from betoken.v1 import generation_pb2 as pb
 from betoken.v1.generation_pb2_grpc import GenerationServiceStub, add_GenerationServiceServicer_to_server
+from tests.raw_http2 import RawConnection
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{% if message.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
@@ -80,6 +81,8 @@ class Reply:
     """A whole answer stream."""
 
     start: pb.GenerateStart = field(default_factory=pb.GenerateStart)
+    prompt: list[tuple[int, float, list[int]]] = field(default_factory=list)
+    """Position, logprob and likeliest ids of the prompt's tokens, as they came."""
     tokens: list[pb.GeneratedToken] = field(default_factory=list)
     text: str = ""
     finish: pb.GenerateFinish = field(default_factory=pb.GenerateFinish)
@@ -175,12 +178,27 @@ def add_event(reply: Reply, event: pb.GenerateResponse) -> None:
     match event.WhichOneof("event"):
         case "start":
             reply.start = event.start
+        case "prompt_logprobs":
+            assert not reply.tokens
+            told = enumerate(event.prompt_logprobs.logprobs, event.prompt_logprobs.first_position)
+            reply.prompt += [(position, one.logprob, list(one.top_ids)) for position, one in told]
         case "tokens":
             reply.messages.append(event.tokens)
             reply.tokens += event.tokens.tokens
             reply.text += event.tokens.text
         case "finish":
             reply.finish = event.finish
+
+
+GENERATE = "/betoken.v1.GenerationService/Generate"
+
+
+def reply_of(connection: RawConnection, stream: int) -> Reply:
+    """What has come of an answer."""
+    reply = Reply()
+    for message in connection.messages(stream):
+        add_event(reply, pb.GenerateResponse.FromString(message))
+    return reply
 
 
 MakeCluster = Callable[..., Awaitable[Cluster]]

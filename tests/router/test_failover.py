@@ -11,7 +11,7 @@ from asyncio_pool import AioPool
 
 from betoken.common.errors import UnavailableError
 from betoken.router.request import GenerationRequest
-from betoken.router.round.failover import Failover
+from betoken.router.round.failover import Committed, Failover
 from betoken.router.workers.verify_requests import Grant
 from betoken.router.workers.verify_session import SequenceLostError
 from betoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED, SamplingParams
@@ -30,6 +30,8 @@ REQUEST = GenerationRequest(
 
 class Session:
     """One attempt."""
+
+    owes_prompt = False
 
     def __init__(self, on_pending: Callable[[], None]) -> None:
         self.pending = on_pending
@@ -61,7 +63,9 @@ class Workers:
     async def wait_ready(self, timeout_s: float, identity: Any) -> Workers:
         return self
 
-    def open(self, request: GenerationRequest, committed_ids: Any, on_pending: Callable[[], None]) -> Session:
+    def open(
+        self, request: GenerationRequest, committed_ids: Any, num_prompt_told: int, on_pending: Callable[[], None]
+    ) -> Session:
         self.sessions.append(Session(on_pending))
         return self.sessions[-1]
 
@@ -77,7 +81,7 @@ class Bench:
     async def begin(self) -> asyncio.Task[Any]:
         """A sequence that is being re-opened, or waits for it."""
         lost: Any = self.workers
-        opening = self.failover.reopen(REQUEST, (), cast(Any, None), lost, SequenceLostError("first"))
+        opening = self.failover.reopen(REQUEST, Committed(()), cast(Any, None), lost, SequenceLostError("first"))
         task = asyncio.ensure_future(opening)
         await self.settle()
         return task

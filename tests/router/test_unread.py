@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from betoken.v1 import generation_pb2 as pb
 from tests.raw_http2 import RawConnection
-from tests.router.harness import MakeCluster, Reply, add_event, request
+from tests.router.harness import GENERATE, MakeCluster, reply_of, request
 
-GENERATE = "/betoken.v1.GenerationService/Generate"
 ANSWER: dict[str, Any] = {"prompt_ids": [9, 8, 7], "ignore_eos": True, "temperature": 0}
 
 
@@ -26,14 +24,6 @@ async def test_holders_shut_others_out_no_longer_than_an_answer_may_lie_unread(m
         assert time.monotonic() - asked_s < 2.0
         assert reply.ids == cluster.target_ids(5, [9, 8, 7])
     await cluster.until_idle()
-
-
-def reply_of(connection: RawConnection, stream: int) -> Reply:
-    """What has come of an answer."""
-    reply = Reply()
-    for message in connection.messages(stream):
-        add_event(reply, pb.GenerateResponse.FromString(message))
-    return reply
 
 
 @pytest.mark.parametrize("num_tokens", [3, 2000], ids=["complete", "not-complete"])

@@ -23,11 +23,17 @@ def resolve(requested: SamplingParams, defaults: SamplingParams | None = None) -
 def test_silence_is_neutral_and_every_field_is_set():
     resolved = resolve(SamplingParams())
     for descriptor in SamplingParams.DESCRIPTOR.fields:
-        if descriptor.has_presence and descriptor.name != "logprobs":
+        if descriptor.has_presence and descriptor.name not in ("logprobs", "prompt_logprobs"):
             assert resolved.HasField(descriptor.name), descriptor.name
     assert (resolved.temperature, resolved.top_k, resolved.top_p, resolved.seed) == (1.0, 0, 1.0, 42)
     assert resolved.max_new_tokens == 90, "what the context has room for"
-    assert not resolved.HasField("logprobs")
+    assert not resolved.HasField("logprobs") and not resolved.HasField("prompt_logprobs")
+
+
+def test_no_new_tokens_stay_none_and_leave_a_worker_room_for_one():
+    resolved = resolve(SamplingParams(max_new_tokens=0, prompt_logprobs=3), SamplingParams(min_new_tokens=5))
+    assert (resolved.max_new_tokens, resolved.min_new_tokens, resolved.prompt_logprobs) == (0, 0, 3)
+    assert sampling_fields(OpenSequence(prompt_ids=[1], max_length=2, sampling=resolved))["max_new_tokens"] == 1
 
 
 def test_the_model_fills_what_the_request_leaves_open():

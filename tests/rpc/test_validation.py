@@ -61,6 +61,8 @@ ACCEPTED_SAMPLING = [
     {"ignore_eos": True},
     {"logprobs": 0},
     {"logprobs": 20},
+    {"prompt_logprobs": 0},
+    {"prompt_logprobs": 20, "max_new_tokens": 0},
 ]
 REFUSED_SAMPLING = [
     ({"temperature": -1.0}, "sampling.temperature = -1.0: must be 0 to 100"),
@@ -96,6 +98,12 @@ REFUSED_SAMPLING = [
     ({"stop_token_ids": [1, 64]}, "sampling.stop_token_ids[1] = 64: must be below the vocabulary size 64"),
     ({"stop_token_ids": [1] * 65}, "sampling.stop_token_ids = 65 entries: must be at most 64"),
     ({"logprobs": 21}, "sampling.logprobs = 21: must be 0 to 20"),
+    ({"prompt_logprobs": 21}, "sampling.prompt_logprobs = 21: must be 0 to 20"),
+    ({"prompt_logprobs": 0, "max_new_tokens": 23}, "sampling.max_new_tokens = 23: must be 0 to 22"),
+    (
+        {"prompt_logprobs": 0, "max_new_tokens": 0, "min_new_tokens": 1},
+        "sampling.min_new_tokens = 1: must be 0 to 0",
+    ),
 ]
 
 
@@ -273,6 +281,11 @@ REFUSED_OPENS = [
     ({"eos_token_ids": [64]}, "open.eos_token_ids[0] = 64"),
     ({"traceparent": "t" * 257}, "open.traceparent = 257 bytes"),
     ({"drafter": DrafterChoice(name="d" * 257)}, "open.drafter.name = 257 bytes"),
+    ({"told_prompt_logprobs": 1}, "open.told_prompt_logprobs = 1: must be 0 without sampling.prompt_logprobs"),
+    (
+        {"told_prompt_logprobs": 2, "sampling": SamplingParams(seed=1, prompt_logprobs=0)},
+        "open.told_prompt_logprobs = 2: must be 0 to 1",
+    ),
 ]
 
 
@@ -288,6 +301,7 @@ def test_an_open_is_accepted():
         opened(traceparent="t" * 256, eos_token_ids=range(64)),
         opened(committed_ids=[1] * 5),
         opened(sampling=SamplingParams(temperature=0, min_new_tokens=6)),
+        opened(sampling=SamplingParams(seed=1, prompt_logprobs=5, max_new_tokens=0), told_prompt_logprobs=1),
     ):
         validate_open(entry, vocab_size=VOCAB, max_context=CONTEXT)
 

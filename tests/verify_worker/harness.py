@@ -20,10 +20,17 @@ class RecordingSink:
     def __init__(self):
         self.decisions, self.stales, self.failures, self.load = [], [], {}, None
         self.pendings = []
+        self.prompt_logprobs = {}
+        """Positions and their logprobs as they came, by key."""
 
     def decided(self, decisions, load):
         self.decisions += decisions
         self.load = load()
+
+    def prompt_told(self, parts):
+        for part in parts:
+            told = self.prompt_logprobs.setdefault(part.key, [])
+            told += enumerate(part.logprobs, part.first_position)
 
     def stale(self, key, length):
         self.stales.append((key, length))
@@ -71,6 +78,8 @@ class Bench:
         drafter="",
         drafter_settings=(),
         grammar=None,
+        num_prompt_logprobs=None,
+        num_told=0,
         **params,
     ):
         params = {"temperature": 0.0, "eos_token_ids": (EOS,), "ignore_eos": True} | params
@@ -86,6 +95,8 @@ class Bench:
                 grammar=grammar,
                 drafter=drafter,
                 drafter_settings=dict(drafter_settings),
+                num_prompt_logprobs=num_prompt_logprobs,
+                num_told=num_told,
                 span=span,
                 deadline_s=deadline_s,
             )

@@ -23,6 +23,9 @@ from betoken.kernels.logits_adjust import logits_adjust
 from betoken.kernels.sample import greedy, sample, token_logprobs
 from betoken.kernels.sample.perturbed import perturbed_top as top_of_rows
 
+_ROWS_AT_ONCE = 64
+"""Rows of a prompt whose logprobs are in memory at a time."""
+
 
 @dataclass(slots=True)
 class SampleGroup:
@@ -137,6 +140,17 @@ def logprobs_of_rows(
     if any(group.params.num_logprobs is not None for group in groups):
         _fill_logprobs(logprobs, logits, token_ids, groups)
     return logprobs
+
+
+def logprobs_of_tokens(logits: torch.Tensor, token_ids: Sequence[int], num_top: int) -> list[TokenLogprob]:
+    """Logprobs of known tokens, one per row of raw logits [R, V], few rows at a time: they may be a long prompt's."""
+    told: list[TokenLogprob] = []
+    for start in range(0, len(token_ids), _ROWS_AT_ONCE):
+        end = start + _ROWS_AT_ONCE
+        ids = torch.tensor(token_ids[start:end], device=logits.device)
+        columns = token_logprobs(logits[start:end], ids, min(num_top, logits.shape[1]))
+        told += [TokenLogprob(*column) for column in zip(*(c.tolist() for c in columns), strict=True)]
+    return told
 
 
 def noise_columns(groups: Sequence[SampleGroup], device: torch.device) -> tuple[torch.Tensor, ...]:

@@ -72,7 +72,7 @@ class GenerationServiceServicer:
     """
 
     def Generate(self, request, context):
-        """Streams an answer. First message `start`, then `tokens`, last `finish`.
+        """Streams an answer. First message `start`, then `prompt_logprobs` where they were asked for, then `tokens`, last `finish`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

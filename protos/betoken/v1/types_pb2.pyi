@@ -40,7 +40,7 @@ class LogitBias(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., bias: _Optional[float] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "max_new_tokens", "min_new_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs")
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "max_new_tokens", "min_new_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs", "prompt_logprobs")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +56,7 @@ class SamplingParams(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
@@ -71,7 +72,8 @@ class SamplingParams(_message.Message):
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
     ignore_eos: bool
     logprobs: int
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[LogitBias, _Mapping]]] = ..., seed: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., min_new_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., logprobs: _Optional[int] = ...) -> None: ...
+    prompt_logprobs: int
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[LogitBias, _Mapping]]] = ..., seed: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., min_new_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
 
 class TokenLogprobs(_message.Message):
     __slots__ = ("logprob", "top_ids", "top_logprobs")
@@ -210,7 +212,7 @@ class LinkError(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class OpenSequence(_message.Message):
-    __slots__ = ("sequence_id", "prompt_ids", "committed_ids", "sampling", "mode", "eos_token_ids", "max_length", "traceparent", "deadline_ms", "drafter", "constraint", "predicted_ids", "posterior_threshold", "posterior_alpha")
+    __slots__ = ("sequence_id", "prompt_ids", "committed_ids", "sampling", "mode", "eos_token_ids", "max_length", "traceparent", "deadline_ms", "drafter", "constraint", "predicted_ids", "posterior_threshold", "posterior_alpha", "told_prompt_logprobs")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -225,6 +227,7 @@ class OpenSequence(_message.Message):
     PREDICTED_IDS_FIELD_NUMBER: _ClassVar[int]
     POSTERIOR_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
     POSTERIOR_ALPHA_FIELD_NUMBER: _ClassVar[int]
+    TOLD_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     sequence_id: int
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
     committed_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -239,7 +242,8 @@ class OpenSequence(_message.Message):
     predicted_ids: _containers.RepeatedScalarFieldContainer[int]
     posterior_threshold: float
     posterior_alpha: float
-    def __init__(self, sequence_id: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., mode: _Optional[_Union[VerificationMode, str]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_length: _Optional[int] = ..., traceparent: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., drafter: _Optional[_Union[DrafterChoice, _Mapping]] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., predicted_ids: _Optional[_Iterable[int]] = ..., posterior_threshold: _Optional[float] = ..., posterior_alpha: _Optional[float] = ...) -> None: ...
+    told_prompt_logprobs: int
+    def __init__(self, sequence_id: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., mode: _Optional[_Union[VerificationMode, str]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_length: _Optional[int] = ..., traceparent: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., drafter: _Optional[_Union[DrafterChoice, _Mapping]] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., predicted_ids: _Optional[_Iterable[int]] = ..., posterior_threshold: _Optional[float] = ..., posterior_alpha: _Optional[float] = ..., told_prompt_logprobs: _Optional[int] = ...) -> None: ...
 
 class Constraint(_message.Message):
     __slots__ = ("json_object", "json_schema", "regex", "choice", "lark")

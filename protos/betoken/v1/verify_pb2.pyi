@@ -73,6 +73,16 @@ class Verdict(_message.Message):
     attached: AttachedDraft
     def __init__(self, sequence_id: _Optional[int] = ..., base_length: _Optional[int] = ..., num_accepted: _Optional[int] = ..., path: _Optional[_Iterable[int]] = ..., next_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ..., queue_ns: _Optional[int] = ..., forward_ns: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., attached: _Optional[_Union[AttachedDraft, _Mapping]] = ...) -> None: ...
 
+class PromptLogprobs(_message.Message):
+    __slots__ = ("sequence_id", "first_position", "logprobs")
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_POSITION_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    sequence_id: int
+    first_position: int
+    logprobs: _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]
+    def __init__(self, sequence_id: _Optional[int] = ..., first_position: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
+
 class Stale(_message.Message):
     __slots__ = ("sequence_id", "length")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -96,7 +106,7 @@ class VerifyLinkRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[_types_pb2.RouterHello, _Mapping]] = ..., opens: _Optional[_Iterable[_Union[_types_pb2.OpenSequence, _Mapping]]] = ..., blocks: _Optional[_Iterable[_Union[DraftBlock, _Mapping]]] = ..., closes: _Optional[_Iterable[_Union[_types_pb2.CloseSequence, _Mapping]]] = ..., drain: _Optional[_Union[_types_pb2.Drain, _Mapping]] = ...) -> None: ...
 
 class VerifyLinkResponse(_message.Message):
-    __slots__ = ("hello", "verdicts", "stales", "errors", "load", "drain", "pending_ids")
+    __slots__ = ("hello", "verdicts", "stales", "errors", "load", "drain", "pending_ids", "prompt_logprobs")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     VERDICTS_FIELD_NUMBER: _ClassVar[int]
     STALES_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +114,7 @@ class VerifyLinkResponse(_message.Message):
     LOAD_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     PENDING_IDS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     hello: _types_pb2.WorkerHello
     verdicts: _containers.RepeatedCompositeFieldContainer[Verdict]
     stales: _containers.RepeatedCompositeFieldContainer[Stale]
@@ -111,4 +122,5 @@ class VerifyLinkResponse(_message.Message):
     load: _types_pb2.Load
     drain: _types_pb2.Drain
     pending_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, hello: _Optional[_Union[_types_pb2.WorkerHello, _Mapping]] = ..., verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., stales: _Optional[_Iterable[_Union[Stale, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[_types_pb2.LinkError, _Mapping]]] = ..., load: _Optional[_Union[_types_pb2.Load, _Mapping]] = ..., drain: _Optional[_Union[_types_pb2.Drain, _Mapping]] = ..., pending_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobs]
+    def __init__(self, hello: _Optional[_Union[_types_pb2.WorkerHello, _Mapping]] = ..., verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., stales: _Optional[_Iterable[_Union[Stale, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[_types_pb2.LinkError, _Mapping]]] = ..., load: _Optional[_Union[_types_pb2.Load, _Mapping]] = ..., drain: _Optional[_Union[_types_pb2.Drain, _Mapping]] = ..., pending_ids: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ...) -> None: ...

@@ -30,6 +30,7 @@ from betoken.router.text.tokenizer import Tokenizer
 from betoken.rpc.sampling import resolve_sampling
 from betoken.rpc.validation import (
     check_range,
+    check_told,
     validate_detokenize,
     validate_generate,
     validate_prompt_ids,
@@ -88,8 +89,7 @@ async def prepare(
     is_resumed = bool(message.resume_ids or message.system_fingerprint)  # the latter: broken before the first token
     if not is_resumed:
         check_num_draft_tokens(message.speculation, model, router)
-    field, prompt_ids = await _prompt_ids(message, router)
-    validate_prompt_ids(prompt_ids, vocab_size=model.vocab_size, max_context=model.max_context, field=field)
+    prompt_ids = await _prompt_ids(message, model, router)
     sampling = _sampling(message, model, len(prompt_ids), router.tokenizer)
     predicted_ids = await _predicted_ids(message, model, router)
     drafter = _drafter(message, router, is_predicted=bool(predicted_ids), is_resumed=is_resumed)
@@ -107,6 +107,7 @@ async def prepare(
         identity=identity,
         system_fingerprint=system_fingerprint,
         resume_ids=tuple(message.resume_ids),
+        num_prompt_told=_num_prompt_told(message, prompt_ids),
         constraint=message.constraint if message.HasField("constraint") else None,
         predicted_ids=predicted_ids,
         drafter=drafter,
@@ -168,8 +169,15 @@ def further_answers(first: GenerationRequest, num_answers: int) -> list[Generati
         sampling = SamplingParams()
         sampling.CopyFrom(first.sampling)
         sampling.seed = derived_seed(first.sampling.seed, index)
-        further.append(replace(first, request_id=f"{first.request_id}.{index}", sampling=sampling))
+        own = {"request_id": f"{first.request_id}.{index}", "num_prompt_told": first.num_prompt_logprobs}
+        further.append(replace(first, sampling=sampling, **own))
     return further
+
+
+def _num_prompt_told(message: GenerateRequest, prompt_ids: Sequence[int]) -> int:
+    """Entries of the prompt's logprobs that the client has, all of them once it has a token."""
+    check_told("resume_prompt_logprobs", message.resume_prompt_logprobs, message.sampling, len(prompt_ids))
+    return len(prompt_ids) - 1 if message.resume_ids else message.resume_prompt_logprobs
 
 
 def _check_stop_strings(stops: Sequence[str], tokenizer: Tokenizer) -> None:
@@ -207,15 +215,18 @@ async def detokenize(message: DetokenizeRequest, router: Router, vocab_size: int
     return decode() if len(ids) <= _DECODED_AT_ONCE else await on_text_thread(decode, len(ids))
 
 
-async def _prompt_ids(message: GenerateRequest, router: Router) -> tuple[str, Sequence[int]]:
-    """The input's field name and ids."""
-    match message.WhichOneof("input"):
+async def _prompt_ids(message: GenerateRequest, model: WorkerHello, router: Router) -> Sequence[int]:
+    """The input's ids, as many as the context takes."""
+    ids: Sequence[int]
+    match field := message.WhichOneof("input"):
         case "prompt":
-            return "prompt", await _encode_prompt(message, router)
+            ids = await _encode_prompt(message, router)
         case "messages":
-            return "messages", await _encode_messages(message.messages, router)
+            ids = await _encode_messages(message.messages, router)
         case _:
-            return "prompt_ids.ids", message.prompt_ids.ids  # not copied before their number is checked
+            field, ids = "prompt_ids.ids", message.prompt_ids.ids  # not copied before their number is checked
+    validate_prompt_ids(ids, vocab_size=model.vocab_size, max_context=model.max_context, field=field)
+    return ids
 
 
 async def _predicted_ids(message: GenerateRequest, model: WorkerHello, router: Router) -> Sequence[int]:

@@ -57,6 +57,8 @@ class GenerationRequest:
     """Hash of all that decides the answer besides the request, for the client to resume with."""
     resume_ids: Sequence[int] = ()
     """Output ids the client has already."""
+    num_prompt_told: int = 0
+    """Entries of the prompt's logprobs that the client has already."""
     constraint: Constraint | None = None
     """What the output has to be; None = anything."""
     predicted_ids: Sequence[int] = ()
@@ -86,6 +88,11 @@ class GenerationRequest:
         """Seconds until its deadline; None = the request has none."""
         return None if self.deadline_s is None else self.deadline_s - time.monotonic()
 
+    @property
+    def num_prompt_logprobs(self) -> int:
+        """Entries of the prompt's logprobs that the client wants in all: one for each token but the first."""
+        return len(self.prompt_ids) - 1 if self.sampling.HasField("prompt_logprobs") else 0
+
     def stop_rules(self, special_names: Mapping[int, str]) -> StopRules:
         """Conditions that end the answer; `special_names` are the tokenizer's special tokens by their ids."""
         end_ids = frozenset(self.sampling.stop_token_ids)
@@ -108,9 +115,10 @@ class GenerationRequest:
         drafter: DrafterChoice | None = None,
         *,
         is_predicting: bool = False,
+        num_prompt_told: int | None = None,
     ) -> OpenSequence:
         """The link entry that opens, or re-opens, this sequence with the output decided so far; `drafter`: of
-        this worker, which looks up predictions or not."""
+        this worker, which looks up predictions or not; `num_prompt_told`: as the field, by now, None = all."""
         entry = OpenSequence(
             sequence_id=sequence_id,
             prompt_ids=self.prompt_ids,
@@ -120,12 +128,16 @@ class GenerationRequest:
             posterior_threshold=self.posterior_threshold,
             posterior_alpha=self.posterior_alpha,
             eos_token_ids=self.eos_token_ids,
-            max_length=self.max_length,
+            max_length=max(self.max_length, len(self.prompt_ids) + len(committed_ids) + 1),
             traceparent=self.traceparent,
             drafter=drafter,
             constraint=self.constraint,
             predicted_ids=self.predicted_ids if is_predicting else (),
         )
+        if num_prompt_told is not None and num_prompt_told < self.num_prompt_logprobs:
+            entry.told_prompt_logprobs = num_prompt_told
+        else:
+            entry.sampling.ClearField("prompt_logprobs")
         if (left_s := self.left_s) is not None:
             entry.deadline_ms = max(1, round(left_s * 1000))
         return entry

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeAlias
 
-from betoken.router.round.events import Event, Started
+from betoken.router.round.events import Event, Finished, Tokens
 
 Emit: TypeAlias = Callable[[Event], Awaitable[None]]
 
@@ -31,7 +31,7 @@ async def several(
 
     async def tell(event: Event) -> None:
         await emit(event)
-        if not isinstance(event, Started):
+        if isinstance(event, Tokens | Finished):
             is_computed.set()
 
     async def guarded(work: Coroutine[Any, Any, None], *, waits: bool) -> None:

@@ -40,8 +40,8 @@ def resolve_sampling(
     """Every field set: the request's, else the model's default, else neutral. Lists are the request's own.
 
     `requested` has passed `validate_sampling`; `defaults` are the worker's and are cut to what the context and the
-    vocabulary allow. `seed` (64 random bits) is used where the request has none. `logprobs` stays absent when absent:
-    that means none.
+    vocabulary allow. `seed` (64 random bits) is used where the request has none. `logprobs` and `prompt_logprobs`
+    stay absent when absent: that means none.
     """
     room = max_context - prompt_length
     resolved = SamplingParams()
@@ -83,7 +83,7 @@ def sampling_fields(entry: OpenSequence) -> dict[str, Any]:
         "top_k": sampling.top_k,
         "logit_bias": tuple((bias.token_id, shortest(bias.bias)) for bias in sampling.logit_bias),
         "seed": sampling.seed,
-        "max_new_tokens": sampling.max_new_tokens if has_max else max(1, entry.max_length - len(entry.prompt_ids)),
+        "max_new_tokens": max(1, sampling.max_new_tokens if has_max else entry.max_length - len(entry.prompt_ids)),
         "min_new_tokens": sampling.min_new_tokens,
         "ignore_eos": sampling.ignore_eos,
         "eos_token_ids": tuple(entry.eos_token_ids),

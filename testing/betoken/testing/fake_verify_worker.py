@@ -23,7 +23,7 @@ from betoken.v1.types_pb2 import (
     TokenLogprobs,
     WorkerHello,
 )
-from betoken.v1.verify_pb2 import DraftBlock, Stale, Verdict, VerifyLinkRequest, VerifyLinkResponse
+from betoken.v1.verify_pb2 import DraftBlock, PromptLogprobs, Stale, Verdict, VerifyLinkRequest, VerifyLinkResponse
 from betoken.v1.verify_pb2_grpc import add_VerifyServiceServicer_to_server
 
 _TOTAL_PAGES = 4096
@@ -59,6 +59,8 @@ class _Sequence:
     cursor: FakeCursor
     length: int
     num_missing_kv: int
+    next_told: int
+    """Position of the prompt token whose logprobs are told next."""
     granted_length: int = 0
     blocks: deque[tuple[DraftBlock, int]] = field(default_factory=deque)  # with arrival, perf_counter_ns
 
@@ -83,6 +85,10 @@ class VerifyFaults:
     """Verdicts whose first logprob is NaN or infinite."""
     bad_top_logprobs: int = 0
     """Verdicts with an id among the likeliest that has no logprob."""
+    bad_prompt_position: int = 0
+    """Logprobs of a prompt that leave one out."""
+    bad_prompt_logprobs: int = 0
+    """Logprobs of a prompt whose first is NaN."""
     bad_times: int = 0
     """Verdicts whose times are impossible."""
     error_code: int = 0
@@ -122,7 +128,10 @@ class FakeVerifyWorker(FakeWorker):
                 self._refuse(link, entry.sequence_id, self.faults.open_error_code)
                 continue
             length = len(entry.prompt_ids) + len(entry.committed_ids)
-            link.sequences[entry.sequence_id] = _Sequence(entry, self.model.cursor(entry), length, length)
+            is_told = entry.sampling.HasField("prompt_logprobs")
+            next_told = 1 + entry.told_prompt_logprobs if is_told else len(entry.prompt_ids)
+            cursor = self.model.cursor(entry)
+            link.sequences[entry.sequence_id] = _Sequence(entry, cursor, length, length, next_told)
         for block in frame.blocks:
             sequence = link.sequences.get(block.sequence_id)
             if sequence is None:
@@ -138,7 +147,9 @@ class FakeVerifyWorker(FakeWorker):
         if self._errors or self._says_drain:
             return True
         return any(
-            sequence.blocks or self._is_granted(sequence) for link in self.links for sequence in link.sequences.values()
+            sequence.blocks or self._is_granted(sequence) or self._owes_prompt(sequence)
+            for link in self.links
+            for sequence in link.sequences.values()
         )
 
     def step(self, started_ns: int) -> list[tuple[FakeLink, VerifyLinkResponse]]:
@@ -164,6 +175,9 @@ class FakeVerifyWorker(FakeWorker):
     def _answer(
         self, frame: VerifyLinkResponse, link: FakeLink, sequence_id: int, sequence: _Sequence, started_ns: int
     ) -> None:
+        if self._owes_prompt(sequence):
+            frame.prompt_logprobs.append(self._prompt_part(sequence_id, sequence))
+            return
         if self.prefill_rows and sequence.num_missing_kv > self.prefill_rows:
             sequence.num_missing_kv -= self.prefill_rows
             frame.pending_ids.append(sequence_id)
@@ -188,6 +202,24 @@ class FakeVerifyWorker(FakeWorker):
         else:
             self.num_blocks += 1
             frame.verdicts.append(self._verdict(sequence_id, sequence, block, started_ns - arrived_ns))
+
+    @staticmethod
+    def _owes_prompt(sequence: _Sequence) -> bool:
+        return sequence.next_told < len(sequence.entry.prompt_ids)
+
+    def _prompt_part(self, sequence_id: int, sequence: _Sequence) -> PromptLogprobs:
+        """As many as a step computes; each names its token, and has a logprob that tells its position."""
+        first, prompt_ids = sequence.next_told, sequence.entry.prompt_ids
+        part = PromptLogprobs(sequence_id=sequence_id, first_position=first)
+        for token_id in prompt_ids[first : first + self.prefill_rows] if self.prefill_rows else prompt_ids[first:]:
+            logprob = -0.5 * sequence.next_told
+            part.logprobs.append(TokenLogprobs(logprob=logprob, top_ids=[token_id], top_logprobs=[logprob]))
+            sequence.next_told += 1
+        if self._spoil("bad_prompt_position"):
+            part.first_position += 1
+        if self._spoil("bad_prompt_logprobs"):
+            part.logprobs[0].logprob = float("nan")
+        return part
 
     def _verdict(self, sequence_id: int, sequence: _Sequence, block: DraftBlock, queue_ns: int) -> Verdict:
         verdict = Verdict(

@@ -51,6 +51,10 @@ class Open:
     """Deadline, seconds of `time.monotonic`; None = none."""
     predicted_ids: Sequence[int] = ()
     """Ids that the output is expected to be, for its drafter; empty = none."""
+    num_prompt_logprobs: int | None = None
+    """Most likely ids told per prompt token, 0 to 20; None = the prompt's tokens have no logprobs."""
+    num_told: int = 0
+    """Leading prompt logprobs that are not told again."""
     span: Span = field(default=INVALID_SPAN, compare=False, repr=False)
     """Ends when the sequence does."""
 

@@ -25,6 +25,7 @@ from betoken.rpc.link.worker_load import SequenceKey, WorkerLoad
 from betoken.verify_worker.attached import AttachedDrafters
 from betoken.verify_worker.commands import PLAIN, Grant, Open, Verify, VerifyCommand
 from betoken.verify_worker.gathering import Gathering
+from betoken.verify_worker.prompt_logprobs import PromptPart
 from betoken.verify_worker.scheduler import Scheduler, Work
 from betoken.verify_worker.sequence import Block, Decision, VerifySequence
 from betoken.verify_worker.verify import verify_step
@@ -37,6 +38,10 @@ class VerifySink(TableSink, Protocol):
 
     def decided(self, decisions: list[Decision], load: Callable[[], WorkerLoad]) -> None:
         """Decisions of one forward, in commit order per sequence; `load` gives how busy the worker is."""
+        ...
+
+    def prompt_told(self, parts: Sequence[PromptPart]) -> None:
+        """Logprobs of prompts, in order per sequence and before its decisions."""
         ...
 
     def stale(self, key: SequenceKey, length: int) -> None:
@@ -137,7 +142,7 @@ class VerifyCore:
             self._retry_at_s = time.monotonic() + self._scheduler.idle_grace_s
             return
         try:
-            decisions, committed = verify_step(self._runner, planned)
+            decisions, committed, prompt_parts = verify_step(self._runner, planned)
         except Exception:
             logger.exception("a forward over %d sequences failed", len(planned))
             for work in planned:
@@ -151,11 +156,19 @@ class VerifyCore:
                 self._sequences.fail(work.sequence.key, _no_token(work.sequence))
             elif not work.sequence.wants_forward:  # its prompt is computed, before its first block is here
                 work.sequence.idle_since_ns = time.perf_counter_ns()
+        self._tell_prompts(prompt_parts)
         self._sink.decided(decisions, self.load)
         self._attached.observe(committed)
         self._stepped_ns = time.perf_counter_ns()
         self._learn(planned, decisions)
         self._sequences.report_pending()
+
+    def _tell_prompts(self, parts: Sequence[PromptPart]) -> None:
+        for part in parts:
+            if not part.is_sound and part.key in self._sequences:
+                self._sequences.fail(part.key, InternalError("the target's logits are not finite"))
+        if told := [part for part in parts if part.key in self._sequences]:
+            self._sink.prompt_told(told)
 
     def _wait_ns(self, gathering: Gathering) -> float:
         """How long the next forward waits for blocks that are about to come."""

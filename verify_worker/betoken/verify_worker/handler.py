@@ -10,6 +10,7 @@ from typing import Any
 from betoken.common.errors import InvalidArgumentError
 from betoken.engine.rules.grammar import GrammarRule
 from betoken.engine.rules.prompt import Prompt
+from betoken.engine.sampler import TokenLogprob
 from betoken.engine.sampling import SamplingParams
 from betoken.engine.sparse_probs import SparseProbs
 from betoken.engine.verification import PAPERS_BOUNDS, TypicalBounds, VerificationMode
@@ -25,8 +26,17 @@ from betoken.rpc.sampling import sampling_fields
 from betoken.rpc.validation import BlockLimits, validate_block, validate_frame, validate_open
 from betoken.v1 import types_pb2 as pb
 from betoken.v1.types_pb2 import OpenSequence, WorkerHello
-from betoken.v1.verify_pb2 import AttachedDraft, DraftBlock, Stale, Verdict, VerifyLinkRequest, VerifyLinkResponse
+from betoken.v1.verify_pb2 import (
+    AttachedDraft,
+    DraftBlock,
+    PromptLogprobs,
+    Stale,
+    Verdict,
+    VerifyLinkRequest,
+    VerifyLinkResponse,
+)
 from betoken.verify_worker.commands import Grant, Open, Rounds, Verify, VerifyCommand
+from betoken.verify_worker.prompt_logprobs import PromptPart
 from betoken.verify_worker.sequence import AttachedDecision, Decision
 
 MODES = {
@@ -45,6 +55,9 @@ class VerifyResults(LinkResults[VerifyLinkResponse]):
 
     def decided(self, decisions: list[Decision], load: Callable[[], WorkerLoad]) -> None:
         self.send("verdicts", [(decision.key, _verdict(decision)) for decision in decisions], load)
+
+    def prompt_told(self, parts: Sequence[PromptPart]) -> None:
+        self.send("prompt_logprobs", [(part.key, _prompt_logprobs(part)) for part in parts])
 
     def stale(self, key: SequenceKey, length: int) -> None:
         self.send("stales", [(key, Stale(sequence_id=key[1], length=length))])
@@ -107,6 +120,8 @@ class VerifyLinkHandler(EntryHandler[VerifyCommand, VerifyLinkResponse]):
             drafter=entry.drafter.name,
             drafter_settings=dict(entry.drafter.settings),
             predicted_ids=Prompt(entry.predicted_ids),
+            num_prompt_logprobs=entry.sampling.prompt_logprobs if entry.sampling.HasField("prompt_logprobs") else None,
+            num_told=entry.told_prompt_logprobs,
             span=sequence_span(entry, "verify", self._hello.worker_id),
             deadline_s=time.monotonic() + entry.deadline_ms / 1000 if entry.deadline_ms else None,
         )
@@ -143,6 +158,17 @@ def _grammar(grammars: Grammars, entry: OpenSequence) -> GrammarRule:
     return rule
 
 
+def _prompt_logprobs(part: PromptPart) -> PromptLogprobs:
+    message = PromptLogprobs(sequence_id=part.key[1], first_position=part.first_position)
+    _add_logprobs(message.logprobs, part.logprobs)
+    return message
+
+
+def _add_logprobs(entries: Any, logprobs: Sequence[TokenLogprob]) -> None:
+    for one in logprobs:
+        entries.add(logprob=one.logprob, top_ids=one.top_ids, top_logprobs=one.top_logprobs)
+
+
 def _verdict(decision: Decision) -> Verdict:
     verdict = Verdict(
         sequence_id=decision.key[1],
@@ -158,8 +184,7 @@ def _verdict(decision: Decision) -> Verdict:
         verdict.attached.CopyFrom(_attached(decision.attached))
     elif decision.path is not None:
         verdict.path.extend(decision.path)
-    for logprob in decision.logprobs:
-        verdict.logprobs.add(logprob=logprob.logprob, top_ids=logprob.top_ids, top_logprobs=logprob.top_logprobs)
+    _add_logprobs(verdict.logprobs, decision.logprobs)
     return verdict
 
 

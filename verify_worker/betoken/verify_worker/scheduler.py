@@ -23,6 +23,8 @@ from betoken.verify_worker.sequence import VerifySequence
 IDLE_GRACE_S = 0.5
 """How long a sequence without a block keeps its pages from younger ones: longer than what lies between two blocks, with
 a slow drafter or many streams too; short for one that waits."""
+_MAX_TOLD_ROWS = 256
+"""Rows of prompts whose logits are in memory at a time, however many a forward may have."""
 _LONGER = 1.5
 """A forward with prefill beside decoding, over one of a single row."""
 
@@ -47,6 +49,17 @@ class Work:
     takes_block: bool
     draft_ids: Sequence[int]
     parents: Sequence[int] | None = None
+    num_told: int = field(init=False)
+    """Prefill rows, the last ones, whose logits tell the prompt's logprobs."""
+
+    def __post_init__(self) -> None:
+        end = self.sequence.kv_length + self.num_prefill
+        self.num_told = min(self.num_prefill, max(0, end - self.sequence.first_told_row))
+
+    @property
+    def num_logits(self) -> int:
+        """Rows, the last ones, that yield logits."""
+        return self.num_told + (1 + len(self.draft_ids) if self.takes_block else 0)
 
     @property
     def num_rows(self) -> int:
@@ -59,6 +72,8 @@ class _Plan:
 
     rows_left: int
     prefill_left: int
+    told_left: int
+    """Prefill rows that may yet yield logits."""
     idle_before_ns: int
     """Sequences with nothing to do since then give their pages to anybody, `time.perf_counter_ns`."""
     oldest_preempted: float
@@ -72,6 +87,7 @@ class _Plan:
         self.work.append(work)
         self.rows_left -= work.num_rows
         self.prefill_left -= work.num_prefill
+        self.told_left -= work.num_told
 
     def takeable(self, seq: VerifySequence) -> Iterator[VerifySequence]:
         """Holders whose pages `seq` may take: younger or idle ones without a part in the forward."""
@@ -106,7 +122,7 @@ class Scheduler:
                 break
             if not seq.page_ids and not (self._may_start(seq, plan) and self._start(seq, plan)):
                 continue
-            work = self._fit(seq, plan.rows_left, plan.prefill_left)
+            work = self._fit(seq, plan)
             if work is not None and self._make_room(seq, seq.kv_length + work.num_rows, plan):
                 self._page_table.extend(seq.page_ids, seq.kv_length + work.num_rows)
                 plan.add(work)
@@ -141,24 +157,24 @@ class Scheduler:
         elif any(seq.is_between_blocks and not seq.is_idle_since(idle_before_ns) for seq in sequences):
             prefill = min(self._max_prefill_rows, rows)
         oldest_preempted = min((seq.order for seq in waiting if seq.is_preempted), default=math.inf)
-        return _Plan(rows, prefill, idle_before_ns, oldest_preempted, [seq for seq in sequences if seq.page_ids])
+        holders = [seq for seq in sequences if seq.page_ids]
+        return _Plan(rows, prefill, _MAX_TOLD_ROWS, idle_before_ns, oldest_preempted, holders)
 
     def _may_start(self, seq: VerifySequence, plan: _Plan) -> bool:
         """Whether a sequence without pages can start now, as far as a cheap look tells."""
         # Until its prompt's turn others may compute what it can find, and may need the pages.
-        has_turn = plan.prefill_left > 0 or not seq.num_missing_kv
+        has_turn = not seq.num_missing_kv or (plan.prefill_left > 0 and (plan.told_left > 0 or not seq.owes_prompt))
         # Pages that a preempted sequence left stay free for those that run, until it fits again.
         is_behind = seq.order > plan.oldest_preempted or plan.has_preempted
         if not has_turn or is_behind:
             return False
         # All that it has committed has to fit: a part would soon be preempted again.
-        if seq.takes_pages:
-            self._page_table.look(seq.ids, len(seq.ids) - 1, seq.found)
+        self._page_table.look(seq.ids, seq.num_findable, seq.found)
         return self._victims(seq, seq.found.page_ids[: seq.found.num_usable], len(seq.ids), plan) is not None
 
     def _start(self, seq: VerifySequence, plan: _Plan) -> bool:
         """Give it pages for all that it has committed, those found included; whether there were enough."""
-        seq.page_ids = self._page_table.find(seq.ids[:-1]) if seq.takes_pages else PageList()
+        seq.page_ids = self._page_table.find(seq.ids[: seq.num_findable]) if seq.takes_pages else PageList()
         seq.kv_length = len(seq.page_ids) * self._page_table.page_size
         if not self._make_room(seq, len(seq.ids), plan):
             self.release(seq)
@@ -169,10 +185,12 @@ class Scheduler:
         self.num_cached_tokens += seq.kv_length
         return True
 
-    def _fit(self, seq: VerifySequence, rows_left: int, prefill_left: int) -> Work | None:
+    def _fit(self, seq: VerifySequence, plan: _Plan) -> Work | None:
         """As much of the sequence's work as the rows allow; None for none."""
-        num_missing = seq.num_missing_kv
-        num_prefill = min(num_missing, rows_left, prefill_left)
+        num_missing, rows_left = seq.num_missing_kv, plan.rows_left
+        num_prefill = min(num_missing, rows_left, plan.prefill_left)
+        if seq.owes_prompt:
+            num_prefill = min(num_prefill, max(0, seq.first_told_row - seq.kv_length) + plan.told_left)
         draft_ids, parents = (seq.block.draft_ids, seq.block.parents or None) if seq.block is not None else ([], None)
         if parents is not None:
             # A tree may have more nodes than there are slots; its first nodes are a tree, and drafts may be missing.

@@ -92,6 +92,8 @@ class VerifySequence:
     rules: SequenceRules = field(init=False)
     takes_pages: bool = True
     """Whether it may begin on pages that others computed; no, where its drafter reads the rows of all its text."""
+    next_told: int = field(init=False)
+    """Position of the prompt token whose logprobs are told next; `len(prompt_ids)` = none are owed."""
     page_ids: list[int] = field(default_factory=list)
     found: Found = field(default_factory=Found)
     """While it waits for pages: what others have computed of it."""
@@ -126,6 +128,7 @@ class VerifySequence:
         self.max_length, self.deadline_s = opened.max_length, opened.deadline_s
         self.drafter, self.span = opened.drafter, opened.span
         grammar = opened.grammar.copy() if opened.grammar is not None else None
+        self.next_told = len(self.prompt_ids) if opened.num_prompt_logprobs is None else 1 + opened.num_told
         self.ids = [*self.prompt_ids, *self.output_ids]
         self.rules = SequenceRules(self.params, self.prompt_ids, self.output_ids, grammar)
         eos_ids = () if self.params.ignore_eos else self.params.eos_token_ids
@@ -143,14 +146,29 @@ class VerifySequence:
         return len(self.ids) - 1 - self.kv_length
 
     @property
+    def owes_prompt(self) -> bool:
+        """Whether logprobs of the prompt are still to be told."""
+        return self.next_told < len(self.prompt_ids)
+
+    @property
+    def first_told_row(self) -> int:
+        """Position of the first row whose logits are needed: it tells the token after it."""
+        return self.next_told - 1 if self.owes_prompt else len(self.ids) - 1
+
+    @property
+    def num_findable(self) -> int:
+        """Leading ids whose KV it may take from others: a row that was found has no logits."""
+        return self.first_told_row if self.takes_pages else 0
+
+    @property
     def has_block(self) -> bool:
         """Whether a draft block or a plain step waits."""
         return self.block is not None or self.plain_until > len(self.ids)
 
     @property
     def owed_since_ns(self) -> int | None:
-        """Since when its router waits for a verdict, `time.perf_counter_ns`; None while it does not."""
-        return self.queued_ns if self.has_block else None
+        """Since when its router waits for logprobs or a verdict, `time.perf_counter_ns`; None while it does not."""
+        return self.queued_ns if self.has_block or self.owes_prompt else None
 
     @property
     def wants_draft(self) -> bool:
@@ -160,8 +178,8 @@ class VerifySequence:
 
     @property
     def wants_forward(self) -> bool:
-        """Whether there is something to compute; a preempted sequence starts over only when its next block is there."""
-        return self.has_block or (self.num_missing_kv > 0 and not self.is_preempted)
+        """Whether there is something to compute; a preempted sequence starts over only when its router waits for it."""
+        return self.has_block or self.owes_prompt or (self.num_missing_kv > 0 and not self.is_preempted)
 
     @property
     def is_between_blocks(self) -> bool:

@@ -9,6 +9,7 @@ Knows no scheduling and no links.
 
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from betoken.engine.batch import Segment
 from betoken.engine.runner import ModelRunner
@@ -17,21 +18,33 @@ from betoken.engine.tree import KeptPath
 from betoken.engine.verification import BlockGroup, Verified, verify_blocks
 from betoken.verify_worker.attached_decision import take_attached
 from betoken.verify_worker.feature_rows import CommittedRows
+from betoken.verify_worker.prompt_logprobs import PromptPart, block_logits, tell_prompts
 from betoken.verify_worker.scheduler import Work
 from betoken.verify_worker.sequence import Decision
 
 
-def verify_step(runner: ModelRunner, planned: Sequence[Work]) -> tuple[list[Decision], CommittedRows]:
-    """Run one forward over the planned work and commit what it decides; tell which rows hold features of that.
+class Stepped(NamedTuple):
+    """The results of one forward."""
+
+    decisions: list[Decision]
+    committed: CommittedRows
+    """Rows that hold features of what was committed."""
+    prompt_parts: list[PromptPart]
+
+
+def verify_step(runner: ModelRunner, planned: Sequence[Work]) -> Stepped:
+    """Run one forward over the planned work and commit what it decides.
 
     A block of K draft tokens is K + 1 rows. Row 0 sees the committed ids; row i + 1 also sees draft id i and its path.
-    The token after the accepted path so comes from the same forward. Prefill rows yield no logits. A sequence whose
-    logits choose no token gets no decision.
+    The token after the accepted path so comes from the same forward. Prefill rows yield logits only where the prompt's
+    logprobs are told. A sequence whose logits choose no token gets no decision.
     """
     started_ns = time.perf_counter_ns()
     output = runner.forward([_segment(work) for work in planned])
     verified = [work for work in planned if work.takes_block]
-    judged = iter(verify_blocks(output.logits, [_block_group(work) for work in verified]) if verified else ())
+    prompt_parts = tell_prompts(output.logits, planned)
+    logits = block_logits(output.logits, planned)
+    judged = iter(verify_blocks(logits, [_block_group(work) for work in verified]) if verified else ())
     forward_ns = time.perf_counter_ns() - started_ns
 
     decisions: list[Decision] = []
@@ -59,7 +72,7 @@ def verify_step(runner: ModelRunner, planned: Sequence[Work]) -> tuple[list[Deci
         runner.compact(kept_paths)
     for work in planned:
         runner.page_table.publish(work.sequence.page_ids, work.sequence.ids, work.sequence.kv_length)
-    return decisions, committed
+    return Stepped(decisions, committed, prompt_parts)
 
 
 def _segment(work: Work) -> Segment:
@@ -67,9 +80,8 @@ def _segment(work: Work) -> Segment:
     ids = seq.ids[seq.kv_length : seq.kv_length + work.num_prefill]
     if work.takes_block:
         ids = [*ids, seq.ids[-1], *work.draft_ids]
-    num_logits = len(work.draft_ids) + 1 if work.takes_block else 0
     num_committed = seq.kv_length + len(ids) - len(work.draft_ids)
-    return Segment(seq.page_ids, seq.kv_length, ids, num_logits, work.parents, num_committed)
+    return Segment(seq.page_ids, seq.kv_length, ids, work.num_logits, work.parents, num_committed)
 
 
 def _block_group(work: Work) -> BlockGroup:

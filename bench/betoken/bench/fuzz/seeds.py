@@ -39,6 +39,7 @@ _SAMPLING = SamplingParams(
     stop_token_ids=[3],
     ignore_eos=True,
     logprobs=2,
+    prompt_logprobs=1,
 )
 _PLAIN = SamplingParams(temperature=0.0, max_new_tokens=5)
 

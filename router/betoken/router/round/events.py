@@ -1,4 +1,4 @@
-"""Events of a request's stream: that it began, the tokens of its rounds, that it ended.
+"""Events of a request's stream: that it began, the prompt's logprobs, the tokens of its rounds, that it ended.
 
 Knows no gRPC and no worker.
 """
@@ -21,6 +21,14 @@ class Started:
     """First event."""
 
     request: GenerationRequest
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTold:
+    """Logprobs of consecutive prompt tokens."""
+
+    first_position: int
+    logprobs: Sequence[TokenLogprobs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,4 +78,4 @@ class Finished:
     duration_ns: int
 
 
-Event: TypeAlias = Started | Tokens | Finished
+Event: TypeAlias = Started | PromptTold | Tokens | Finished

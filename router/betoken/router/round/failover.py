@@ -23,7 +23,7 @@ from betoken.router.workers.verify_requests import Grant
 from betoken.router.workers.verify_session import SequenceLostError, VerifySession
 from betoken.router.workers.verify_worker import VerifyWorker
 from betoken.router.workers.worker_identity import WorkerIdentity
-from betoken.v1.verify_pb2 import Verdict
+from betoken.v1.verify_pb2 import PromptLogprobs, Verdict
 
 _RETRY_PAUSE_S = 0.05
 _MAX_RETRY_PAUSE_S = 1.0
@@ -44,13 +44,22 @@ class _AttemptFailedError(Exception):
         self.reason = reason
 
 
+class Committed(NamedTuple):
+    """What the client of a sequence has, or is about to be told."""
+
+    ids: Sequence[int]
+    """Output ids."""
+    num_prompt_told: int = 0
+    """Entries of the prompt's logprobs."""
+
+
 class Reopened(NamedTuple):
     """A sequence that goes on."""
 
     worker: VerifyWorker
     session: VerifySession
-    verdict: Verdict
-    """Verdict of its first plain step there."""
+    answer: Verdict | PromptLogprobs
+    """Verdict of its first plain step there, or what it first tells of its prompt."""
 
 
 @dataclass(slots=True, eq=False)
@@ -111,7 +120,7 @@ class Failover:
     async def reopen(
         self,
         request: GenerationRequest,
-        committed_ids: Sequence[int],
+        committed: Committed,
         identity: WorkerIdentity,
         lost: VerifyWorker,
         why: SequenceLostError | ResourceExhaustedError,
@@ -134,7 +143,7 @@ class Failover:
                 while True:
                     try:
                         await asyncio.sleep(pause_s)
-                        attempt = self._try(request, committed_ids, identity, lost, waiting)
+                        attempt = self._try(request, committed, identity, lost, waiting)
                         opened = await run_bounded(self._reopens, attempt, discard=lambda late: late.session.close())
                         self._progressed()
                         return opened
@@ -178,7 +187,7 @@ class Failover:
     async def _try(
         self,
         request: GenerationRequest,
-        committed_ids: Sequence[int],
+        committed: Committed,
         identity: WorkerIdentity,
         lost: VerifyWorker,
         waiting: _Waiting,
@@ -188,18 +197,20 @@ class Failover:
             left_s = waiting.ends_s - asyncio.get_running_loop().time()
             worker = await self._verify.wait_ready(max(0.0, left_s), identity)
         try:
-            session = worker.open(request, committed_ids, on_pending=lambda: self._pending(waiting))
+            session = worker.open(request, *committed, on_pending=lambda: self._pending(waiting))
         except SequenceLostError as error:
             raise _AttemptFailedError(worker, error) from error
         try:
-            base_length = len(request.prompt_ids) + len(committed_ids)
-            session.grant(Grant(base_length, 1))
+            base_length = len(request.prompt_ids) + len(committed.ids)
             patience_s = _SILENCE_SHARE * self._timeout_s
-            verdict = await session.next_granted(
-                base_length,
-                lambda silent_s: silent_s >= patience_s and self._verify.least_loaded(identity, worker) is not None,
-            )
-            return Reopened(worker, session, verdict)
+
+            def is_enough(silent_s: float) -> bool:
+                return silent_s >= patience_s and self._verify.least_loaded(identity, worker) is not None
+
+            if session.owes_prompt:
+                return Reopened(worker, session, await session.next_of_prompt(is_enough))
+            session.grant(Grant(base_length, 1))
+            return Reopened(worker, session, await session.next_granted(base_length, is_enough))
         except (SequenceLostError, ResourceExhaustedError) as error:
             session.close()
             raise _AttemptFailedError(worker, error) from error

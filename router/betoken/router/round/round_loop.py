@@ -15,7 +15,8 @@ from betoken.common.errors import InvalidArgumentError, ResourceExhaustedError
 from betoken.router.request import GenerationRequest
 from betoken.router.round.attached_rounds import AttachedRounds
 from betoken.router.round.decided_round import DecidedRound
-from betoken.router.round.failover import Failover
+from betoken.router.round.events import PromptTold
+from betoken.router.round.failover import Committed, Failover
 from betoken.router.round.speculator import Speculator, of_request
 from betoken.router.round.stats import SpeculationCounts
 from betoken.router.round.token_buffer import TokenBuffer
@@ -26,6 +27,7 @@ from betoken.router.workers.verify_requests import Grant, Verification
 from betoken.router.workers.verify_session import SequenceLostError, VerifySession
 from betoken.router.workers.verify_worker import VerifyWorker
 from betoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED
+from betoken.v1.verify_pb2 import PromptLogprobs
 
 _log = logging.getLogger(__name__)
 
@@ -76,6 +78,7 @@ class RoundLoop:
         self._pause = EmptyDraftPause()
         self._step = _Step()
         self._length = len(request.prompt_ids) + len(answer.output_ids)
+        self._num_prompt_told = request.num_prompt_told
         self._counts = counts
         self._attached = attached
 
@@ -86,7 +89,7 @@ class RoundLoop:
         """
         failure: Exception | None = None
         try:
-            while self._answer.finish is None:
+            while self._is_prompt_owed or self._answer.finish is None:
                 try:
                     await self._advance()
                 except (SequenceLostError, ResourceExhaustedError) as error:  # the latter: other routers were first
@@ -103,19 +106,35 @@ class RoundLoop:
     async def _advance(self) -> None:
         """One round with a draft, or one plain step; whichever suits."""
         self._step = _Step()
+        if not self._is_prompt_owed and self._answer.end_without_room():
+            return
         session = self._session or self._open()
         if self._worker.is_draining and self._failover.has_other(self._worker):
             raise SequenceLostError(f"verify worker {self._worker.link.address} drains")
-        if session.is_attached:
+        if session.owes_prompt:
+            await self._take_prompt(await session.next_of_prompt())
+        elif session.is_attached:
             await self._attached_round(session)
         elif self._length >= session.granted.end and self._answer.room > 1 and self._speculator.is_available:
             await self._round(session)
         else:
             await self._plain_step(session)
 
+    @property
+    def _is_prompt_owed(self) -> bool:
+        """Whether the client waits for logprobs of its prompt."""
+        return self._num_prompt_told < self._request.num_prompt_logprobs
+
+    async def _take_prompt(self, part: PromptLogprobs) -> None:
+        """Tell the client logprobs of its prompt."""
+        self._num_prompt_told += len(part.logprobs)
+        self._buffer.put_prompt(PromptTold(part.first_position, part.logprobs))
+        if self._buffer.is_full:
+            await self._wait_for_client()
+
     def _open(self) -> VerifySession:
         self._worker = self._failover.place(self._worker)  # others were opened since this request was admitted
-        self._session = session = self._worker.open(self._request, self._answer.output_ids)
+        self._session = session = self._worker.open(self._request, self._answer.output_ids, self._num_prompt_told)
         self._note_worker()
         self._step.tells_of_drafts = False  # its prefill is in it
         return session
@@ -219,10 +238,14 @@ class RoundLoop:
         self._close_session()
         self._step = _Step(tells_of_drafts=False)
         self._counts.num_failovers += isinstance(why, SequenceLostError)
-        opened = await self._failover.reopen(self._request, self._answer.output_ids, self._identity, self._worker, why)
+        committed = Committed(self._answer.output_ids, self._num_prompt_told)
+        opened = await self._failover.reopen(self._request, committed, self._identity, self._worker, why)
         self._worker, self._session = opened.worker, opened.session
         self._note_worker()
-        await self._commit(DecidedRound.of(NO_DRAFT, opened.verdict))
+        if isinstance(opened.answer, PromptLogprobs):
+            await self._take_prompt(opened.answer)
+        else:
+            await self._commit(DecidedRound.of(NO_DRAFT, opened.answer))
 
     def _note_worker(self) -> None:
         if (worker_id := self._worker.id) not in self._counts.verify_workers:

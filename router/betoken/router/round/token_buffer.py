@@ -7,9 +7,10 @@ filler. Writing a message costs the router more than deciding its tokens, so wit
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 
-from betoken.router.round.events import EmittedRound, Tokens
+from betoken.router.round.events import EmittedRound, PromptTold, Tokens
 
 _LEAST_PAUSE_S = 0.001  # a shorter one is not worth its timer
 
@@ -22,9 +23,10 @@ class TokenBuffer:
         self._max_waiting_tokens = max_waiting_tokens
         self._pause_s = pause_s
         self._is_begun = False
+        self._of_prompt: deque[PromptTold] = deque()
         self._rounds: list[EmittedRound] = []
         self._num_tokens = 0
-        """Tokens of the rounds that wait."""
+        """Tokens that wait, of rounds and with logprobs of the prompt."""
         self._is_closed = False
         self._error: Exception | None = None
         self._reader: asyncio.Future[None] | None = None
@@ -34,7 +36,15 @@ class TokenBuffer:
     def put(self, emitted: EmittedRound) -> None:
         """Append a round."""
         self._rounds.append(emitted)
-        self._num_tokens += len(emitted.ids)
+        self._added(len(emitted.ids))
+
+    def put_prompt(self, told: PromptTold) -> None:
+        """Append logprobs of the prompt; before all rounds."""
+        self._of_prompt.append(told)
+        self._added(len(told.logprobs))
+
+    def _added(self, num_tokens: int) -> None:
+        self._num_tokens += num_tokens
         if self._reader is not None:
             asyncio.get_running_loop().call_soon(_wake, self._reader)  # one turn late: the next request leaves first
             self._reader = None
@@ -57,23 +67,28 @@ class TokenBuffer:
         _wake(self._reader)
         _wake(self._pausing)
 
-    async def get(self) -> Tokens | None:
-        """All that waits, as soon as anything does and the pause is over; None once closed and empty, or the error it
-        was closed with."""
+    async def get(self) -> PromptTold | Tokens | None:
+        """The prompt's logprobs one by one, then all rounds that wait, as soon as any do and the pause is over; None
+        once closed and empty, or the error it was closed with."""
         if self._is_begun and not self._is_closed:
             await self._pause()
-        while not self._rounds:
+        while not (self._rounds or self._of_prompt):
             if self._error is not None:
                 raise self._error
             if self._is_closed:
                 return None
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
-        tokens = Tokens(self._rounds)
-        self._rounds, self._num_tokens = [], 0
-        self._is_begun = True
+        told: PromptTold | Tokens
+        if self._of_prompt:
+            told = self._of_prompt.popleft()
+            self._num_tokens -= len(told.logprobs)
+        else:
+            told = Tokens(self._rounds)
+            self._rounds, self._num_tokens = [], 0
+            self._is_begun = True
         _wake(self._writer)
-        return tokens
+        return told
 
     async def _pause(self) -> None:
         pause_s = self._pause_s()

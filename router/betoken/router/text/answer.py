@@ -78,6 +78,12 @@ class Answer:
         """Tokens that may still be appended."""
         return self._rules.max_new_tokens - len(self.output_ids)
 
+    def end_without_room(self) -> bool:
+        """End an answer that may have no tokens; whether it has ended."""
+        if self.room <= 0 and self.finish is None:
+            self.finish = FinishReason.LENGTH
+        return self.finish is not None
+
     def append(self, ids: Sequence[int]) -> Kept:
         """Append the target's next tokens. Ids beyond the answer's end are dropped, and their text with them."""
         if self.finish is not None:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 from betoken.router.workers.attached_draft import can_be
 from betoken.router.workers.mailbox import Mailbox, Patience
 from betoken.router.workers.verify_requests import NOTHING_GRANTED, Grant, Verification
-from betoken.v1.verify_pb2 import DraftBlock, Stale, Verdict
+from betoken.v1.types_pb2 import TokenLogprobs
+from betoken.v1.verify_pb2 import DraftBlock, PromptLogprobs, Stale, Verdict
 
 _SILENCE_CHECK_S = 0.1
 """From one question whether a silence is long enough to the next."""
@@ -51,6 +52,8 @@ class VerdictLimits:
     vocab_size: int
     has_logprobs: bool = False
     """Whether every token has to come with its logprobs."""
+    num_prompt_logprobs: int = 0
+    """Entries of the prompt's logprobs that have to come before the first verdict, the client's included."""
     max_attached: int = 0
     """Most draft tokens of a round that the worker's own drafter proposes; 0 = the sequence has none."""
 
@@ -60,7 +63,7 @@ class VerifySession:
 
     __slots__ = (
         *("_host", "_is_pending", "_limits", "_mailbox", "_on_pending", "_timeout_s"),
-        *("granted", "sequence_id"),
+        *("granted", "num_prompt_told", "sequence_id"),
     )
 
     def __init__(
@@ -71,9 +74,11 @@ class VerifySession:
         patience: Patience,
         timeout_s: float,
         on_pending: Callable[[], None] = lambda: None,
+        num_prompt_told: int = 0,
     ) -> None:
         """`timeout_s`: longest wait for a verdict without a sign of work; `on_pending`: called when the worker says
-        that what was asked still waits for its turn."""
+        that what was asked still waits for its turn; `num_prompt_told`: entries of the prompt's logprobs that the
+        worker does not tell."""
         self.sequence_id = sequence_id
         self.granted: Grant = NOTHING_GRANTED
         """The newest grant."""
@@ -82,12 +87,33 @@ class VerifySession:
         self._timeout_s = timeout_s
         self._on_pending = on_pending
         self._is_pending = False
-        self._mailbox: Mailbox[Verdict | Stale] = Mailbox(patience)
+        self.num_prompt_told = num_prompt_told
+        """Entries of the prompt's logprobs told so far."""
+        self._mailbox: Mailbox[Verdict | Stale | PromptLogprobs] = Mailbox(patience)
 
     @property
     def is_attached(self) -> bool:
         """Whether the worker drafts for this sequence itself, as far as grants say so."""
         return self._limits.max_attached > 0
+
+    @property
+    def owes_prompt(self) -> bool:
+        """Whether logprobs of the prompt are to come before all else."""
+        return self.num_prompt_told < self._limits.num_prompt_logprobs
+
+    async def next_of_prompt(self, is_enough: Callable[[float], bool] | None = None) -> PromptLogprobs:
+        """The next logprobs of the prompt; the session owes some. Raises and `is_enough` as `next_granted`."""
+        part = await self._answer(is_enough)
+        num_left = self._limits.num_prompt_logprobs - self.num_prompt_told
+        if (
+            not isinstance(part, PromptLogprobs)
+            or part.first_position != self.num_prompt_told + 1
+            or not 1 <= len(part.logprobs) <= num_left
+            or not _are_sound(part.logprobs)
+        ):
+            raise SequenceLostError(f"{num_left} of the prompt's logprobs are owed, which do not come")
+        self.num_prompt_told += len(part.logprobs)
+        return part
 
     async def verify(self, asked: Verification) -> Verdict:
         """The target's verdict on a draft; no grant may be running.
@@ -123,7 +149,7 @@ class VerifySession:
         """Free the sequence on the worker; idempotent."""
         self._host.close_session(self)
 
-    def deliver(self, answer: Verdict | Stale) -> None:
+    def deliver(self, answer: Verdict | Stale | PromptLogprobs) -> None:
         """An answer came from the link."""
         self._mailbox.put(answer)
 
@@ -138,13 +164,21 @@ class VerifySession:
 
     async def _verdict(self, base_length: int, is_enough: Callable[[float], bool] | None = None) -> Verdict:
         """The next answer, which has to be a verdict."""
+        answer = await self._answer(is_enough)
+        if isinstance(answer, Stale):
+            raise SequenceLostError(f"block at {base_length} is stale: the worker stands at {answer.length}")
+        if isinstance(answer, PromptLogprobs):
+            raise SequenceLostError("logprobs of a prompt that nobody waits for")
+        return answer
+
+    async def _answer(self, is_enough: Callable[[float], bool] | None) -> Verdict | Stale | PromptLogprobs:
+        """The next answer."""
         wait_s = self._timeout_s if is_enough is None else min(_SILENCE_CHECK_S, self._timeout_s)
         since_s = time.monotonic()
         while True:
             self._is_pending = False
             try:
-                answer = await self._mailbox.get(wait_s)
-                break
+                return await self._mailbox.get(wait_s)
             except TimeoutError:
                 now_s = time.monotonic()
                 if self._is_pending:
@@ -153,9 +187,6 @@ class VerifySession:
                 if silent_s >= self._timeout_s or (is_enough is not None and is_enough(silent_s)):
                     self._host.fell_silent()
                     raise SequenceLostError(f"no verdict within {round(silent_s, 1):g} s") from None
-        if isinstance(answer, Stale):
-            raise SequenceLostError(f"block at {base_length} is stale: the worker stands at {answer.length}")
-        return answer
 
     def _checked(self, verdict: Verdict, base_length: int, is_of_request: bool) -> Verdict:
         """The verdict, if it can be one on what was asked."""
@@ -172,9 +203,14 @@ class VerifySession:
 
 def _are_logprobs(verdict: Verdict) -> bool:
     """True if every emitted token has well-formed logprobs."""
-    return len(verdict.logprobs) == verdict.num_accepted + 1 and all(
+    return len(verdict.logprobs) == verdict.num_accepted + 1 and _are_sound(verdict.logprobs)
+
+
+def _are_sound(logprobs: Iterable[TokenLogprobs]) -> bool:
+    """True if each has its likeliest ids with their logprobs, and all are numbers."""
+    return all(
         len(entry.top_ids) == len(entry.top_logprobs) and not any(map(math.isnan, (entry.logprob, *entry.top_logprobs)))
-        for entry in verdict.logprobs
+        for entry in logprobs
     )
 
 

@@ -58,9 +58,14 @@ class VerifyWorker(Worker[VerifySession]):
         return choice if choice is not None and choice.name and choice.name in self.hello.drafters else None
 
     def open(
-        self, request: GenerationRequest, committed_ids: Sequence[int], on_pending: Callable[[], None] = lambda: None
+        self,
+        request: GenerationRequest,
+        committed_ids: Sequence[int],
+        num_prompt_told: int = 0,
+        on_pending: Callable[[], None] = lambda: None,
     ) -> VerifySession:
-        """Open, or re-open, the request's sequence here; `on_pending` is called while it waits for its turn.
+        """Open, or re-open, the request's sequence here; `num_prompt_told` entries of the prompt's logprobs are not
+        told again; `on_pending` is called while it waits for its turn.
 
         Raises:
             SequenceLostError: the worker has just gone.
@@ -72,15 +77,23 @@ class VerifyWorker(Worker[VerifySession]):
             VerdictLimits(
                 self.hello.vocab_size,
                 has_logprobs=request.sampling.HasField("logprobs"),
+                num_prompt_logprobs=request.num_prompt_logprobs,
                 max_attached=self.hello.max_draft_tokens if attached is not None else 0,
             ),
             self._options.patience,
             self._verify_timeout_s,
             on_pending,
+            num_prompt_told,
         )
         try:
             is_predicting = attached is not None and attached.name in self.hello.predicting_drafters
-            entry = request.open_entry(session.sequence_id, committed_ids, attached, is_predicting=is_predicting)
+            entry = request.open_entry(
+                session.sequence_id,
+                committed_ids,
+                attached,
+                is_predicting=is_predicting,
+                num_prompt_told=num_prompt_told,
+            )
             self.link.send(opens=[entry])
         except UnavailableError as error:
             raise SequenceLostError(str(error)) from error
@@ -100,13 +113,13 @@ class VerifyWorker(Worker[VerifySession]):
                 raise SequenceLostError(str(error)) from error
 
     def _take(self, frame: VerifyLinkResponse) -> None:
-        validate_frame(frame.verdicts, frame.stales, frame.errors, frame.pending_ids)
+        validate_frame(frame.verdicts, frame.stales, frame.errors, frame.pending_ids, frame.prompt_logprobs)
         if frame.HasField("drain"):
             self._on_change()
-        if self.is_silent and (frame.verdicts or frame.stales or frame.pending_ids or frame.HasField("load")):
+        answers = (*frame.prompt_logprobs, *frame.verdicts, *frame.stales)
+        if self.is_silent and (answers or frame.pending_ids or frame.HasField("load")):
             self._set_silent(False)  # a load follows the close of what was lost, so that an idle one comes back as well
-        self._deliver(frame.verdicts)
-        self._deliver(frame.stales)
+        self._deliver(answers)
         self._note_pending(frame.pending_ids)
         self._take_errors(frame.errors, _for_session)
 

@@ -16,6 +16,7 @@ from betoken.rpc.validation.entries import (
     validate_open,
 )
 from betoken.rpc.validation.request import (
+    check_told,
     validate_detokenize,
     validate_generate,
     validate_prompt_ids,
@@ -29,6 +30,7 @@ __all__ = [
     "BlockLimits",
     "check_count",
     "check_range",
+    "check_told",
     "validate_block",
     "validate_commit",
     "validate_constraint",

@@ -12,7 +12,7 @@ from betoken.common.errors import InvalidArgumentError
 from betoken.common.tree import leading_chain, num_sound
 from betoken.rpc.validation.checks import check_count, check_enum, check_ids, check_range, check_text
 from betoken.rpc.validation.constraint import validate_constraint
-from betoken.rpc.validation.request import check_drafter, check_typical
+from betoken.rpc.validation.request import check_drafter, check_told, check_typical
 from betoken.rpc.validation.sampling import validate_sampling
 from betoken.v1.draft_pb2 import Commit, DraftRequest
 from betoken.v1.types_pb2 import VERIFICATION_MODE_TYPICAL, OpenSequence, SparseDistribution, VerificationMode
@@ -76,6 +76,7 @@ def validate_open(entry: OpenSequence, *, vocab_size: int, max_context: int) -> 
         prompt_length=len(entry.prompt_ids),
         prefix="open.sampling",
     )
+    check_told("open.told_prompt_logprobs", entry.told_prompt_logprobs, entry.sampling, len(entry.prompt_ids))
     if not entry.sampling.HasField("max_new_tokens"):  # then it is what max_length leaves
         room = entry.max_length - len(entry.prompt_ids)
         check_range("open.sampling.min_new_tokens", entry.sampling.min_new_tokens, 0, room)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from betoken.common.errors import InvalidArgumentError
 from betoken.common.float32 import shortest
-from betoken.rpc.validation.checks import check_count, check_enum, check_float, check_ids, check_text
+from betoken.rpc.validation.checks import check_count, check_enum, check_float, check_ids, check_range, check_text
 from betoken.v1.generation_pb2 import (
     ChatMessages,
     DetokenizeRequest,
@@ -15,7 +15,13 @@ from betoken.v1.generation_pb2 import (
     Speculation,
     TokenizeRequest,
 )
-from betoken.v1.types_pb2 import VERIFICATION_MODE_TYPICAL, DrafterChoice, OpenSequence, VerificationMode
+from betoken.v1.types_pb2 import (
+    VERIFICATION_MODE_TYPICAL,
+    DrafterChoice,
+    OpenSequence,
+    SamplingParams,
+    VerificationMode,
+)
 
 MAX_TENANT_BYTES = 128
 MAX_DRAFTER_NAME_BYTES = 256  # the path of a class may be long
@@ -126,6 +132,13 @@ def validate_resume_ids(
     if temperature != 0 and not has_seed:
         limit = "must be set to the first stream's seed, since resume_ids are given and temperature is not 0"
         raise InvalidArgumentError("sampling.seed", "absent", limit)
+
+
+def check_told(field: str, num_told: int, sampling: SamplingParams, prompt_length: int) -> None:
+    """How many of the prompt's logprobs are not wanted again; none can be where none are asked for."""
+    if num_told and not sampling.HasField("prompt_logprobs"):
+        raise InvalidArgumentError(field, num_told, "must be 0 without sampling.prompt_logprobs")
+    check_range(field, num_told, 0, prompt_length - 1)
 
 
 def check_drafter(field: str, drafter: DrafterChoice) -> None:

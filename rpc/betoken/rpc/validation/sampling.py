@@ -40,8 +40,9 @@ def validate_sampling(
         check_count(f"{prefix}.stop[{index}]", num_bytes, 1, MAX_STOP_STRING_BYTES, "bytes")
     check_count(f"{prefix}.stop_token_ids", len(sampling.stop_token_ids), 0, MAX_STOP_TOKEN_IDS)
     check_ids(f"{prefix}.stop_token_ids", sampling.stop_token_ids, vocab_size)
-    if sampling.HasField("logprobs"):
-        check_range(f"{prefix}.logprobs", sampling.logprobs, 0, MAX_LOGPROBS)
+    for name in ("logprobs", "prompt_logprobs"):
+        if sampling.HasField(name):
+            check_range(f"{prefix}.{name}", getattr(sampling, name), 0, MAX_LOGPROBS)
 
 
 def _check_distribution(sampling: SamplingParams, vocab_size: int, prefix: str) -> None:
@@ -79,9 +80,10 @@ def _check_penalties(sampling: SamplingParams, vocab_size: int, prefix: str) -> 
 def _check_length(sampling: SamplingParams, room: int, prefix: str) -> None:
     if sampling.HasField("max_new_tokens"):
         field, value = f"{prefix}.max_new_tokens", sampling.max_new_tokens
-        if not 1 <= value <= room:
-            limit = f"must be 1 to {room}, what the prompt leaves of the context" if room > 0 else "no room is left"
-            raise InvalidArgumentError(field, value, limit)
+        least = 0 if sampling.HasField("prompt_logprobs") else 1  # an empty answer has a use only beside the prompt's
+        if not least <= value <= room:
+            limit = f"must be {least} to {room}, what the prompt leaves of the context"
+            raise InvalidArgumentError(field, value, limit if room > 0 else "no room is left")
         room = value
     if sampling.HasField("min_new_tokens"):
         check_range(f"{prefix}.min_new_tokens", sampling.min_new_tokens, 0, room)
