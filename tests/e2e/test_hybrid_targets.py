@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 from pair import make_pair
-from transformers import GraniteMoeHybridConfig, Lfm2Config, Qwen3_5TextConfig
+from transformers import (
+    GraniteMoeHybridConfig,
+    JambaConfig,
+    Lfm2Config,
+    MiniMaxConfig,
+    Qwen3_5TextConfig,
+    RecurrentGemmaConfig,
+)
 
 from betoken.bench.identity import main
 
@@ -60,12 +67,30 @@ CONFIGS = {
         shared_intermediate_size=128,
     ),
 }
+WIDER = {
+    "mamba": lambda: JambaConfig(
+        **COMMON, num_experts=4, num_experts_per_tok=2, attn_layer_period=4, attn_layer_offset=1, mamba_d_state=8
+    ),
+    "lightning attention": lambda: MiniMaxConfig(
+        **COMMON,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    ),
+    "rg-lru": lambda: RecurrentGemmaConfig(
+        **COMMON,
+        w_init_variance_scale=4.0,
+        attention_window_size=64,
+        block_types=["recurrent", "attention"],
+    ),
+}
+ALL = [*CONFIGS, *(pytest.param(name, marks=pytest.mark.slow) for name in WIDER)]
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", ALL)
 def test_its_tokens_are_those_of_no_speculation(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    make_pair(tmp_path, CONFIGS[name]())
+    make_pair(tmp_path, (CONFIGS | WIDER)[name]())
     arguments = ["--target", str(tmp_path / "target"), "--draft", str(tmp_path / "draft"), "--limit", "8"]
     arguments += ["--max-new-tokens", "32", "--few-pages", "24", "--prefix-caching"]
     status = main([*arguments, "--compile", "off", "--out", str(tmp_path / "out"), "--cells", *CELLS])

@@ -25,6 +25,8 @@ CASES = [
     ("qwen3_next", "float32", False),
     ("granitemoehybrid", "bfloat16", True),
     ("granitemoehybrid", "float32", False),
+    ("jamba", "bfloat16", True),
+    ("recurrent_gemma", "bfloat16", True),
 ]
 MAX_TOKENS = 120
 
