@@ -63,6 +63,50 @@ def test_sentencepiece_merges_follow_scores_and_bytes_stand_in() -> None:
     assert ids_of(PIECES | {"tokenizer.ggml.add_space_prefix": False}, "bc bc") == [1, 6, 7]
 
 
+GEMMA = {
+    "general.architecture": "gemma3",
+    "tokenizer.ggml.model": "llama",
+    "tokenizer.ggml.tokens": [
+        *("<pad>", "<eos>", "<bos>", "<unk>", "<0x61>", "  ", "   ", "bc", "\u2581bc", "cb", "\u2581", "b", "c"),
+        *("<turn>",),
+    ],
+    "tokenizer.ggml.scores": [-1.0] * 14,
+    "tokenizer.ggml.token_type": [3, 3, 3, 2, 6, 4, 4, 1, 1, 1, 1, 1, 1, 4],
+    "tokenizer.ggml.unknown_token_id": 3,
+    "tokenizer.ggml.bos_token_id": 2,
+    "tokenizer.ggml.add_space_prefix": False,
+}
+
+
+def test_gemma_merges_by_place_and_has_runs_of_blanks() -> None:
+    assert ids_of(GEMMA, "bcb  c<turn>   bc") == [2, 7, 11, 5, 12, 13, 6, 7]
+    fast = Tokenizer.from_str(read_tokenizer(header_of(GEMMA)).text)
+    assert fast.decode([7, 11, 5, 12]) == "bcb  c"
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"general.architecture": "gemma2"}, None),
+        ({"general.architecture": "lfm2", "tokenizer.ggml.pre": "lfm2"}, BYTES),
+        ({"general.architecture": "qwen35", "tokenizer.ggml.pre": "qwen35"}, BYTES),
+        ({"general.architecture": "minimax-m2", "tokenizer.ggml.pre": "minimax-m2"}, BYTES),
+    ],
+)
+def test_newer_vocabularies_are_those_of_transformers(changes: dict[str, Any], text: Any) -> None:
+    from transformers.integrations.gguf import convert_gguf_tokenizer
+
+    metadata = (text or GEMMA) | changes
+    names = {"model": "tokenizer_type", "pre": "pre_tokenizer_type"}
+    given = {key.removeprefix("tokenizer.ggml."): value for key, value in metadata.items() if "ggml" in key}
+    theirs, _ = convert_gguf_tokenizer(
+        metadata["general.architecture"], {names.get(name, name): value for name, value in given.items()}
+    )
+    for sentence in ("bcb  c   bc b", "ab a12 ab\n\n  ab's 2"):
+        ours = Tokenizer.from_str(read_tokenizer(header_of(metadata)).text).encode(sentence, add_special_tokens=False)
+        assert ours.ids == theirs.encode(sentence, add_special_tokens=False).ids and len(ours.ids) > 3
+
+
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [

@@ -8,12 +8,37 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Type
 from gguf import GGUFWriter
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, GgufConfig, LlamaConfig
+
+from betoken.engine.config import EngineConfig
 
 TOKENS = ["<|end|>", "<|turn|>", *(chr(code) for code in range(33, 127)), "\u0120", "in", "\u0120i", "\u0120in"]
 MERGES = ["i n", "\u0120 i", "\u0120 in"]
 NUMPY_QUANTIZES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
+TOKENIZER: dict[str, Any] = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "smollm",
+    "tokenizer.ggml.tokens": TOKENS,
+    "tokenizer.ggml.token_type": [3, 3] + [1] * (len(TOKENS) - 2),
+    "tokenizer.ggml.merges": MERGES,
+    "tokenizer.ggml.eos_token_id": 0,
+    "tokenizer.ggml.bos_token_id": 0,
+    "tokenizer.chat_template": "{% for m in messages %}<|turn|>{{ m.content }}{% endfor %}",
+}
 _HALVES_AT = {"Q4_K": (144, (0, 2)), "Q5_K": (176, (0, 2)), "Q6_K": (210, (208,))}
+
+
+def config_of(path: str, dtype: Any = "float32", **others: Any) -> EngineConfig:
+    """A small engine without compilation."""
+    return EngineConfig(path, dtype=dtype, num_pages=32, compile="off", **others)
+
+
+def of_transformers(path: str) -> Any:
+    """What transformers itself reads of the file, in float32."""
+    source = {"pretrained_model_name_or_path": Path(path).parent, "gguf_file": Path(path).name}
+    return AutoModelForCausalLM.from_pretrained(
+        **source, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
+    ).eval()
 
 
 def tiny_model(num_layers: int = 2, is_tied: bool = False) -> Any:
@@ -53,18 +78,10 @@ def write_gguf(
         "llama.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
         "llama.rope.freq_base": 10000.0,
         "llama.rope.dimension_count": config.head_dim,
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "smollm",
-        "tokenizer.ggml.tokens": TOKENS,
-        "tokenizer.ggml.token_type": [3, 3] + [1] * (len(TOKENS) - 2),
-        "tokenizer.ggml.merges": MERGES,
-        "tokenizer.ggml.eos_token_id": 0,
-        "tokenizer.ggml.bos_token_id": 0,
-        "tokenizer.chat_template": "{% for m in messages %}<|turn|>{{ m.content }}{% endfor %}",
-    }
+    } | TOKENIZER
     for key, value in (fields | (changes or {})).items():
         if value is not None and key != "general.architecture":
-            _add(writer, key, value)
+            add_key(writer, key, value)
     if changes and "general.architecture" in changes:
         writer.kv_data[0]["general.architecture"].value = changes["general.architecture"]
     for name, weight in model.state_dict().items():
@@ -72,17 +89,31 @@ def write_gguf(
             continue
         known = names.get_name(name.removesuffix(".weight"))
         heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}.get(known.split(".")[-1])
-        _write(writer, f"{known}.weight", _permuted(weight, heads).numpy(), type_name if weight.dim() == 2 else "F32")
+        write_tensor(
+            writer, f"{known}.weight", permuted(weight, heads).numpy(), type_name if weight.dim() == 2 else "F32"
+        )
     for name, tensor in extra.items():
         writer.add_tensor(name, tensor)
+    close(writer)
+    return str(path)
+
+
+def close(writer: GGUFWriter) -> None:
+    """Write all that was added."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return str(path)
 
 
-def _add(writer: GGUFWriter, key: str, value: Any) -> None:
+def add_tokenizer(writer: GGUFWriter) -> None:
+    """The vocabulary of the tests."""
+    for key, value in TOKENIZER.items():
+        add_key(writer, key, value)
+
+
+def add_key(writer: GGUFWriter, key: str, value: Any) -> None:
+    """Metadata of the value's own type."""
     if isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, int):
@@ -95,7 +126,7 @@ def _add(writer: GGUFWriter, key: str, value: Any) -> None:
         writer.add_array(key, value)
 
 
-def _permuted(weight: torch.Tensor, num_heads: int | None) -> torch.Tensor:
+def permuted(weight: torch.Tensor, num_heads: int | None) -> torch.Tensor:
     """As llama.cpp orders the rows of queries and keys for its rotary embedding."""
     if num_heads is None:
         return weight
@@ -103,7 +134,8 @@ def _permuted(weight: torch.Tensor, num_heads: int | None) -> torch.Tensor:
     return halves.swapaxes(1, 2).reshape(weight.shape).contiguous()
 
 
-def _write(writer: GGUFWriter, name: str, numbers: np.ndarray, type_name: str) -> None:
+def write_tensor(writer: GGUFWriter, name: str, numbers: np.ndarray, type_name: str) -> None:
+    """Numbers as blocks of a type."""
     if type_name == "F32":
         writer.add_tensor(name, numbers)
     elif type_name in NUMPY_QUANTIZES:

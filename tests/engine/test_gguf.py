@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
+from transformers import AutoConfig
 
 from betoken.common.gguf import read_header
 from betoken.engine.bring_up.load import load_runner
@@ -15,24 +15,13 @@ from betoken.engine.config import EngineConfig
 from betoken.engine.cpu import compiled as compiled_forward
 from betoken.engine.cpu.grouped_linear import pack_grouped_layers
 from betoken.engine.errors import ModelRefusedError
-from betoken.engine.weights.gguf_blocks import GROUPED_TYPES
+from betoken.engine.weights.gguf.blocks import GROUPED_TYPES
 from betoken.engine.weights.layers import GroupedEmbedding, GroupedLinear, grouped_bytes
 from betoken.engine.weights.loading import load_model
 from betoken.kernels.cpu import load_cpu_kernels
-from tests.engine.gguf_files import NUMPY_QUANTIZES, tiny_model, write_gguf
+from tests.engine.gguf_files import NUMPY_QUANTIZES, config_of, of_transformers, tiny_model, write_gguf
 
 SEQUENCES = [[1, 2, 3, 4, 5], list(range(30, 90))]
-
-
-def config_of(path: str, dtype: Any = "float32", **others: Any) -> EngineConfig:
-    return EngineConfig(path, dtype=dtype, num_pages=32, compile="off", **others)
-
-
-def of_transformers(path: str) -> Any:
-    source = {"pretrained_model_name_or_path": Path(path).parent, "gguf_file": Path(path).name}
-    return AutoModelForCausalLM.from_pretrained(
-        **source, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
-    ).eval()
 
 
 @pytest.mark.parametrize("is_tied", [False, True])
@@ -71,6 +60,27 @@ def test_tied_embeddings_are_kept_once(tmp_path: Path) -> None:
     loaded, info = load_model(config_of(path), lambda stage, fraction: None)
     assert loaded.lm_head.grouped.values.data_ptr() == loaded.model.embed_tokens.grouped.values.data_ptr()
     assert info.num_parameters == sum(p.numel() for p in of_transformers(path).parameters())
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("type_name", sorted(GROUPED_TYPES))
+def test_a_head_multiplies_by_the_very_numbers_of_its_blocks(
+    type_name: str, dtype: torch.dtype, is_packed: bool, tmp_path: Path
+) -> None:
+    """A row of zeros and a single one gives a weight of every output: its number in float32, whatever rows are in."""
+    path = write_gguf(tmp_path / "tiny.gguf", type_name, tiny_model(num_layers=1))
+    loaded, _ = load_model(config_of(path, str(dtype).removeprefix("torch.")), lambda stage, fraction: None)
+    numbers, embedded = loaded.lm_head.grouped.dequantised(), loaded.model.embed_tokens.grouped.dequantised()
+    assert (numbers.bfloat16() != numbers).float().mean() > 0.5, "bfloat16 would not hold them"
+    loaded.lm_head.keeps_sums = True
+    if is_packed:
+        if (kernels := load_cpu_kernels()) is None:
+            pytest.skip("no compiler: the CPU kernels cannot be built here")
+        pack_grouped_layers(loaded, kernels)
+    assert torch.equal(loaded.lm_head(torch.eye(256, dtype=dtype)), numbers.T)
+    assert torch.equal(loaded.lm_head(torch.eye(256, dtype=dtype)[3:5]), numbers.T[3:5])
+    assert torch.equal(loaded.model.embed_tokens(torch.arange(len(embedded))), embedded.to(dtype))
 
 
 @pytest.mark.parametrize("type_name", sorted(GROUPED_TYPES))
@@ -130,10 +140,13 @@ def test_compiled_layers_are_joined_and_give_the_same(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"general.architecture": "falcon"}, r"general.architecture = 'falcon' is none of gemma2, gpt2, llama"),
-        ({"llama.rope.scaling.type": "yarn"}, r"llama.rope.scaling.type = 'yarn' is not read"),
-        ({"llama.attention.key_length": 32}, r"llama.attention.key_length = 32 is not read"),
-        ({"llama.expert_count": 8}, r"llama.expert_count = 8 is not read"),
+        ({"llama.rope.scaling.type": "yarn"}, r"rope.scaling.type = 'yarn' is not supported, factor None"),
+        ({"llama.rope.scaling.type": "su"}, r"rope.scaling.type = 'su' is not supported"),
+        ({"llama.attention.key_length": 32}, r"llama.rope.dimension_count = 64 is not read"),
+        ({"llama.attention.value_length": 32}, r"llama.attention.value_length = 32 is not read"),
+        ({"llama.attention.sliding_window": 32}, r"llama.attention.sliding_window = 32 is not read"),
+        ({"llama.attention.head_count_kv": [2, 1]}, r"llama.attention.head_count_kv: a list, one value for each"),
+        ({"llama.expert_count": 8, "llama.expert_used_count": 2}, r"'blk.0.ffn_gate.weight' has no place in Mixtral"),
         ({"tokenizer.ggml.pre": "viking"}, r"tokenizer.ggml.pre: 'viking' is none of"),
         ({"llama.embedding_length": 512}, r"tensor '.*' has shape \[.*, 256\], not \[.*, 512\]"),
     ],
@@ -150,9 +163,24 @@ def test_what_changes_nothing_is_taken(tmp_path: Path) -> None:
 
 
 def test_a_tensor_without_a_place_is_refused(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "tiny.gguf", **{"rope_freqs.weight": np.ones(32, np.float32)})
-    with pytest.raises(ModelRefusedError, match="tensor 'rope_freqs.weight' has no place in LlamaForCausalLM"):
+    path = write_gguf(tmp_path / "tiny.gguf", **{"blk.0.attn_sinks.weight": np.ones(4, np.float32)})
+    with pytest.raises(ModelRefusedError, match="tensor 'blk.0.attn_sinks.weight' has no place in LlamaForCausalLM"):
         load_runner(config_of(path))
+
+
+@pytest.mark.parametrize(
+    ("factors", "reason"),
+    [
+        (np.ones(31, np.float32), "31 factors of frequencies, not 32"),
+        (np.ones((32, 1), np.float32), r"'rope_freqs.weight', F32 \[32, 1\]: no row of F32"),
+        (np.zeros(32, np.float32), "'rope_freqs.weight': a factor is no finite number above 0"),
+        (np.full(32, np.nan, np.float32), "'rope_freqs.weight': a factor is no finite number above 0"),
+    ],
+)
+def test_factors_of_frequencies_that_are_none_are_refused(factors: Any, reason: str, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", **{"rope_freqs.weight": factors})
+    with pytest.raises(ModelRefusedError, match=reason):
+        load_model(config_of(path), lambda stage, fraction: None)
 
 
 @pytest.mark.parametrize("type_name", sorted(GROUPED_TYPES))

@@ -19,6 +19,15 @@ _LLAMA3 = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_QWEN35 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_GPT4O = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _TEKKEN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
@@ -27,11 +36,20 @@ _TEKKEN = (
 _SPLITS = {
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "smaug-bpe", "dbrx"), _LLAMA3),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _QWEN2),
+    "lfm2": _LLAMA3,
+    "minimax-m2": _GPT4O,
+    "qwen35": _QWEN35,
     "tekken": _TEKKEN,
 }
 """By `tokenizer.ggml.pre`: where a text is cut before its bytes are."""
 _WITH_GPT2_SPLIT = ("gpt-2", "olmo", "jais", "mpt", "phi-2", "trillion")
 _WITH_SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell")
+
+_WITH_WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "lfm2", "tekken")
+"""A word that is a token is one, whatever merges say."""
+_GEMMA = ("gemma2", "gemma3")
+"""Architectures whose merges follow the tokens' places, not their scores, and whose runs of blanks are tokens."""
+_BLANK = "\u2581"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +100,9 @@ class _Fields:
     def __init__(self, header: GgufHeader) -> None:
         self._header = header
         self.tokens: list[str] = self._list("tokens", str)
+        self.is_gemma = header.metadata.get("general.architecture") in _GEMMA
+        if self.is_gemma:  # runs of blanks are written as they are, and looked up as the others
+            self.tokens = [_BLANK * len(token) if _is_blank(token) else token for token in self.tokens]
         self.types: list[int] = self._list("token_type", int, has_to_be=False)
         if self.types and len(self.types) != len(self.tokens):
             raise self.error("token_type", f"{len(self.types)} types of {len(self.tokens)} tokens")
@@ -110,6 +131,8 @@ class _Fields:
         return pairs
 
     def scores(self) -> list[float]:
+        if self.is_gemma:
+            return [-float(place) for place in range(len(self.tokens))]
         scores = self._list("scores", float)
         if len(scores) != len(self.tokens):
             raise self.error("scores", f"{len(scores)} scores of {len(self.tokens)} tokens")
@@ -143,7 +166,7 @@ def _byte_level(given: _Fields) -> dict[str, Any]:
     else:
         known = ", ".join(sorted((*_WITH_GPT2_SPLIT, *_WITH_SINGLE_DIGITS, *_SPLITS)))
         raise given.error("pre", f"{split!r} is none of {known}")
-    model = _bpe(given, given.merges()) | {"ignore_merges": split in ("llama3", "llama-v3", "llama-bpe", "tekken")}
+    model = _bpe(given, given.merges()) | {"ignore_merges": split in _WITH_WHOLE_WORDS}
     return {
         "normalizer": None,
         "pre_tokenizer": pre_tokenizer,
@@ -154,12 +177,11 @@ def _byte_level(given: _Fields) -> dict[str, Any]:
 
 
 def _sentencepiece(given: _Fields) -> dict[str, Any]:
-    blank = "\u2581"
-    replace = {"type": "Replace", "pattern": {"String": " "}, "content": blank}
-    has_prefix = given.flag("add_space_prefix", True)
-    normalizers = [{"type": "Prepend", "prepend": blank}, replace] if has_prefix else [replace]
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": _BLANK}
+    has_prefix = not given.is_gemma and given.flag("add_space_prefix", True)
+    normalizers = [{"type": "Prepend", "prepend": _BLANK}, replace] if has_prefix else [replace]
     decoders: list[dict[str, Any]] = [
-        {"type": "Replace", "pattern": {"String": blank}, "content": " "},
+        {"type": "Replace", "pattern": {"String": _BLANK}, "content": " "},
         {"type": "ByteFallback"},
         {"type": "Fuse"},
     ]
@@ -207,8 +229,12 @@ def _added_tokens(given: _Fields) -> list[dict[str, Any]]:
     return [
         {"id": index, "content": token, **shape, "special": kind == _CONTROL}
         for index, (token, kind) in enumerate(zip(given.tokens, given.types, strict=False))
-        if kind in (_CONTROL, _USER_DEFINED)
+        if kind == _CONTROL or (kind == _USER_DEFINED and not (given.is_gemma and token == _BLANK * len(token)))
     ]
+
+
+def _is_blank(token: str) -> bool:
+    return len(token) > 1 and not token.strip(" ")
 
 
 def _begin_with(token: str, token_id: int) -> dict[str, Any]:

@@ -35,10 +35,11 @@ class PackedGroupedLinear(nn.Module):
 
 
 class PackedGroupedEmbedding(nn.Module):
-    """Rows of a table in the kernel's layout, which an output layer may share."""
+    """Rows of a table in the kernel's layout, which an output layer may share, times a number."""
 
-    def __init__(self, weight: PackedWeight, dtype: torch.dtype) -> None:
+    def __init__(self, weight: PackedWeight, dtype: torch.dtype, scale: float) -> None:
         super().__init__()
+        self.scale = scale
         self.shape, self.format, self.dtype = (weight.num_outputs, weight.num_inputs), weight.code, dtype
         self.packed: Tensor
         self.register_buffer("packed", weight.data, persistent=False)
@@ -46,7 +47,8 @@ class PackedGroupedEmbedding(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """[...] -> [..., K]."""
         rows: Tensor = torch.ops.betoken.grouped_rows(ids, self.packed, *self.shape, self.format)
-        return rows.to(self.dtype)
+        rows = rows.to(self.dtype)
+        return rows if self.scale == 1 else rows * self.scale
 
 
 def pack_grouped_layers(model: nn.Module, kernels: CpuKernels) -> None:
@@ -65,6 +67,6 @@ def pack_grouped_layers(model: nn.Module, kernels: CpuKernels) -> None:
         if isinstance(layer, GroupedLinear):
             model.set_submodule(path, PackedGroupedLinear(weight, layer.bias, layer.keeps_sums, layer.grouped.order))
         else:
-            model.set_submodule(path, PackedGroupedEmbedding(weight, layer.dtype))
+            model.set_submodule(path, PackedGroupedEmbedding(weight, layer.dtype, layer.scale))
         del layer, weight
         give_back()

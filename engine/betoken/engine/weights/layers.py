@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from betoken.kernels.linear_grouped import Grouped, linear_grouped
 
@@ -48,16 +49,17 @@ class GroupedLinear(_GroupedLayer):
 
 
 class GroupedEmbedding(_GroupedLayer):
-    """Rows of a table."""
+    """Rows of a table, times a number."""
 
-    def __init__(self, weight: Grouped, dtype: torch.dtype) -> None:
+    def __init__(self, weight: Grouped, dtype: torch.dtype, scale: float = 1.0) -> None:
         super().__init__(weight)
-        self.dtype = dtype
-        """What the model computes in."""
+        self.dtype, self.scale = dtype, scale
+        """What the model computes in, and what it multiplies rows by."""
 
     def forward(self, ids: Tensor) -> Tensor:
         """[...] -> [..., K]."""
-        return self.grouped.rows(ids.reshape(-1)).dequantised().to(self.dtype).reshape(*ids.shape, -1)
+        rows = self.grouped.rows(ids.reshape(-1)).dequantised().to(self.dtype).reshape(*ids.shape, -1)
+        return rows if self.scale == 1 else rows * self.scale
 
 
 class ExpertWeights(_GroupedLayer):
@@ -71,6 +73,28 @@ class ExpertWeights(_GroupedLayer):
     def num_outputs(self) -> int:
         """N, of one expert."""
         return self.grouped.shape[0] // self.num_experts
+
+
+def is_plain(layer: nn.Module) -> bool:
+    """Whether a layer has no code of its own beside its weight's product or look-up."""
+    return type(layer).forward in (nn.Linear.forward, nn.Embedding.forward, Conv1D.forward)
+
+
+def scale_of(layer: Any, dtype: torch.dtype) -> float | None:
+    """What a layer multiplies its rows by, 1 for most; None where its code is another.
+
+    Args:
+        dtype: what the model computes in, to which transformers rounds a scale that is a buffer.
+    """
+    if is_plain(layer):
+        return 1.0
+    scale = getattr(layer, "embed_scale", None)
+    if not isinstance(layer, nn.Embedding) or scale is None:
+        return None
+    if not isinstance(scale, Tensor):
+        return float(scale)
+    number = getattr(layer, "scalar_embed_scale", None)  # the buffer is not filled yet
+    return None if number is None else float(torch.tensor(number, dtype=dtype, device="cpu"))
 
 
 GROUPED_LAYERS = (GroupedLinear, GroupedEmbedding)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from betoken.engine.errors import ModelRefusedError
+from betoken.engine.weights.layers import is_plain
 from betoken.engine.weights.stored import StoredExperts, StoredWeight
 from betoken.engine.weights.tensor_files import StoredTensor
 from betoken.kernels.linear_grouped import Grouped
@@ -30,7 +31,7 @@ def plan_rounding(kind: Literal["int8", "int4"], files: Mapping[str, StoredTenso
     found: dict[str, Stored] = {}
     head = model.get_output_embeddings()
     for path, layer in model.named_modules():
-        if isinstance(layer, (nn.Linear, Conv1D)) and layer is not head:
+        if isinstance(layer, (nn.Linear, Conv1D)) and layer is not head and is_plain(layer):
             weight, key = layer.weight, f"{path}.weight"
             stored = StoredWeight(
                 {"weight": (tuple(weight.shape), weight.dtype)}, partial(_read, kind, path, isinstance(layer, Conv1D))

@@ -120,7 +120,7 @@ class GgufSource:
 
     def config_dict(self) -> dict[str, Any]:
         """See `Source`."""
-        return {"model_type": gguf.ARCHITECTURES.get(self.header.architecture, "")}
+        return {"model_type": getattr(gguf.ARCHITECTURES.get(self.header.architecture), "model_type", "")}
 
     def config(self) -> PreTrainedConfig:
         """See `Source`."""

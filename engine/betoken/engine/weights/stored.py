@@ -16,7 +16,7 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from betoken.engine.errors import ModelRefusedError
-from betoken.engine.weights.layers import ExpertWeights, GroupedEmbedding, GroupedLinear
+from betoken.engine.weights.layers import ExpertWeights, GroupedEmbedding, GroupedLinear, scale_of
 from betoken.engine.weights.memory import give_back
 from betoken.kernels.linear_grouped import Grouped
 from betoken.kernels.linear_grouped.weight import below
@@ -154,9 +154,9 @@ def _no_parameter(weight: Tensor) -> Tensor:
 class _StoredLayer(nn.Module):
     """Stands in for a layer while the others are loaded."""
 
-    def __init__(self, layer: nn.Module) -> None:
+    def __init__(self, layer: nn.Module, scale: float) -> None:
         super().__init__()
-        self.is_embedding = isinstance(layer, nn.Embedding)
+        self.is_embedding, self.scale = isinstance(layer, nn.Embedding), scale
         self.weight = _no_parameter(cast(Tensor, layer.weight))
         if getattr(layer, "bias", None) is not None:
             self.bias = layer.bias
@@ -182,7 +182,10 @@ class _StoredQuantizer(HfQuantizer):
                 delattr(module, name)
                 setattr(module, name, weight)
             elif stored.fetch is not None:
-                model.set_submodule(path, _StoredLayer(model.get_submodule(path)))
+                layer = model.get_submodule(path)
+                if (scale := scale_of(layer, model.dtype)) is None:
+                    raise ModelRefusedError(f"{path} is quantized, and {type(layer).__name__} has code of its own")
+                model.set_submodule(path, _StoredLayer(layer, scale))
                 model.all_tied_weights_keys.pop(f"{path}.weight", None)  # the plan names both ends
 
     def _process_model_after_weight_loading(self, model: Any, **keywords: Any) -> Any:
@@ -209,7 +212,7 @@ class _StoredQuantizer(HfQuantizer):
 
 def _grouped_layer(layer: Any, weight: Grouped, dtype: torch.dtype) -> nn.Module:
     if getattr(layer, "is_embedding", False):
-        return GroupedEmbedding(weight, dtype)
+        return GroupedEmbedding(weight, dtype, layer.scale)
     return GroupedLinear(weight, getattr(layer, "bias", None))
 
 

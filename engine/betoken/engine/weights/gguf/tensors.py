@@ -1,0 +1,214 @@
+"""The tensors of a GGUF file as the weights of a model, read one by one from the file.
+
+It knows types and shapes; `places` where a tensor goes.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
+from transformers.pytorch_utils import Conv1D
+
+from betoken.common.gguf import GgufHeader, GgufTensor
+from betoken.engine.cpu.experts import is_experts
+from betoken.engine.errors import ModelRefusedError
+from betoken.engine.weights.fingerprint import SAMPLE_BYTES
+from betoken.engine.weights.gguf.architectures import ARCHITECTURES
+from betoken.engine.weights.gguf.blocks import GROUPED_TYPES, read_blocks
+from betoken.engine.weights.gguf.places import Place, places_of, row_order
+from betoken.engine.weights.stored import StoredConfig, StoredExperts, StoredWeight, load_beside
+from betoken.kernels.linear_grouped import Grouped
+
+Stored = StoredWeight | StoredExperts
+
+_DENSE_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+def hash_header(header: GgufHeader) -> str:
+    """SHA-256 hex of a file's header and of 4 KiB from the start, middle and end of each tensor."""
+    digest = hashlib.sha256()
+    with header.path.open("rb") as file:
+        digest.update(file.read(header.num_bytes))
+        for tensor in header.tensors:
+            for place in (0, tensor.num_bytes // 2, max(0, tensor.num_bytes - SAMPLE_BYTES)):
+                file.seek(tensor.start + place)
+                digest.update(file.read(min(SAMPLE_BYTES, tensor.num_bytes - place)))
+    return digest.hexdigest()
+
+
+def load(
+    header: GgufHeader, config: PreTrainedConfig, keywords: dict[str, Any], progress: Callable[[float], None]
+) -> tuple[Any, dict[str, Any]]:
+    """The model and transformers' report of what it lacks; `keywords` are those of `from_pretrained`, `progress` gets
+    the fraction of weights read so far.
+
+    Raises:
+        ModelRefusedError: a tensor's place or shape in the model is unknown.
+    """
+    state: dict[str, _Dense] = {}
+
+    def plan(model: Any) -> dict[str, Stored]:
+        placed = _Placed(header, config, model)
+        state.update(placed.dense())
+        return placed.plan()
+
+    if keywords.get("dtype") == "auto":
+        keywords = keywords | {"dtype": _dtype_of(header)}
+    config.quantization_config = StoredConfig(plan, progress)
+    found: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    return load_beside(found[0] if isinstance(found, tuple) else found, config, state, keywords)
+
+
+def _dtype_of(header: GgufHeader) -> torch.dtype:
+    """Dtype of a file without quantised tensors, norms apart; bfloat16 for others."""
+    types = {tensor.type for tensor in header.tensors if len(tensor.shape) > 1}
+    return _DENSE_TYPES[types.pop()] if len(types) == 1 and types <= set(_DENSE_TYPES) else torch.bfloat16
+
+
+class _Placed:
+    """A file's tensors by their places in a model."""
+
+    def __init__(self, header: GgufHeader, config: PreTrainedConfig, model: Any) -> None:
+        self.header, self.model = header, model
+        self.places = places_of(header.architecture, config, model)
+        self.parts: dict[str, dict[int, GgufTensor]] = {}
+        known = ARCHITECTURES[header.architecture].rope_tensors  # the configuration has them
+        num_layers = header.metadata.get(f"{header.architecture}.block_count")
+        left_out = tuple(f"blk.{layer}." for layer in range(config.num_hidden_layers, num_layers or 0))
+        for tensor in header.tensors:
+            if tensor.name in known or tensor.name.startswith(left_out):
+                continue
+            if (place := self.places.of(tensor.name)) is None:
+                raise self.refuse(tensor, f"has no place in {type(model).__name__} as transformers reads it")
+            self._add(place, tensor)
+
+    def _add(self, place: Place, tensor: GgufTensor) -> None:
+        parts = self.parts.setdefault(place.name, {})
+        if place.part in parts:
+            raise self.refuse(tensor, f"and {parts[place.part].name!r} are both {place.name}")
+        parts[place.part] = tensor
+
+    def refuse(self, tensor: GgufTensor, what: str) -> ModelRefusedError:
+        """The error for a tensor."""
+        return ModelRefusedError(f"{self.header.path}: tensor {tensor.name!r} {what}")
+
+    def dense(self) -> dict[str, "_Dense"]:
+        """Weights of numbers, by their names."""
+        return {
+            name: _Dense(self, [parts[number] for number in sorted(parts)])
+            for name, parts in self.parts.items()
+            if not any(tensor.type in GROUPED_TYPES for tensor in parts.values())
+        }
+
+    def plan(self) -> dict[str, Stored]:
+        """The form that loading asks for (`stored.Plan`)."""
+        plan: dict[str, Stored] = {}
+        for name, parts in self.parts.items():
+            if any(tensor.type in GROUPED_TYPES for tensor in parts.values()):
+                tensors = [parts[number] for number in sorted(parts)]
+                is_stacked = len(tensors[0].shape) == 3
+                path = name if is_stacked else name.removesuffix(".weight")
+                plan[path] = self._experts(name, tensors) if is_stacked else self._layer(name, *tensors)
+        for target, source in (getattr(self.model, "_tied_weights_keys", None) or {}).items():
+            stored = plan.get(source.removesuffix(".weight"))
+            if stored is not None and target not in self.parts and self.model.config.tie_word_embeddings:
+                plan[target.removesuffix(".weight")] = stored
+        return plan
+
+    def _layer(self, name: str, tensor: GgufTensor) -> StoredWeight:
+        path = name.removesuffix(".weight")
+        layer = self.model.get_submodule(path) if path != name else None
+        if not isinstance(layer, (nn.Linear, nn.Embedding, Conv1D)) or len(tensor.shape) != 2:
+            raise self.refuse(tensor, f"is {tensor.type} {list(tensor.shape)}: no linear layer, embedding or experts")
+        expected = tuple(layer.weight.shape[::-1] if isinstance(layer, Conv1D) else layer.weight.shape)
+        if tensor.shape != expected:
+            raise self.refuse(tensor, f"has shape {list(tensor.shape)}, not {list(expected)}")
+        try:
+            order = row_order(self.places, tensor.name, tensor.shape[0])
+        except ValueError as error:
+            raise self.refuse(tensor, f"is not stored row by row as the model has it: {error}") from error
+        return self._stored(tensor, slice(0, tensor.shape[0]), order)
+
+    def _experts(self, name: str, tensors: list[GgufTensor]) -> StoredExperts:
+        path, _, own = name.rpartition(".")
+        module = self.model.get_submodule(path)
+        if not is_experts(module) or module.is_transposed:
+            raise self.refuse(tensors[0], f"is no weight of experts of {type(self.model).__name__} as they are run")
+        num_experts, height, num_inputs = getattr(module, own).shape
+        expected = (num_experts, height // len(tensors), num_inputs)
+        for tensor in tensors:
+            if tensor.shape != expected or len(tensors) != self._num_parts(own):
+                raise self.refuse(tensor, f"has shape {list(tensor.shape)}, not {list(expected)}")
+        rows = expected[1]
+        return StoredExperts(
+            num_experts,
+            tuple(
+                self._stored(tensor, slice(expert * rows, (expert + 1) * rows), None)
+                for expert in range(num_experts)
+                for tensor in tensors
+            ),
+        )
+
+    @staticmethod
+    def _num_parts(own: str) -> int:
+        return 2 if own == "gate_up_proj" else 1
+
+    def _stored(self, tensor: GgufTensor, rows: slice, order: Tensor | None) -> StoredWeight:
+        shape = (rows.stop - rows.start, tensor.row_bytes)
+        inputs = self.places.input_order(tensor.name)
+        read = partial(_read, self.header, tensor, None if inputs is None else inputs.int())
+        return StoredWeight(
+            {"weight": (shape, torch.uint8)}, read, fetch=lambda part: _blocks(self.header, tensor, rows, order)
+        )
+
+
+def _blocks(header: GgufHeader, tensor: GgufTensor, rows: slice, order: Tensor | None) -> Tensor:
+    """The bytes of some rows, uint8 [N, bytes]."""
+    count, width = rows.stop - rows.start, tensor.row_bytes
+    data = np.fromfile(header.path, np.uint8, count * width, offset=tensor.start + rows.start * width)
+    blocks = torch.from_numpy(data).reshape(count, width)
+    return blocks if order is None else blocks[order]
+
+
+def _read(header: GgufHeader, tensor: GgufTensor, inputs: Tensor | None, tensors: Mapping[str, Tensor]) -> Grouped:
+    try:
+        weight = read_blocks(tensor.type, tensors["weight"], tensor.shape[-1], tensor.name)
+    except ModelRefusedError as error:
+        raise ModelRefusedError(f"{header.path}: {error}") from error
+    return weight if inputs is None else replace(weight, order=inputs)
+
+
+class _Dense:
+    """A weight of numbers, read when transformers asks for it; of experts, its parts beside each other."""
+
+    def __init__(self, placed: _Placed, tensors: list[GgufTensor]) -> None:
+        self._placed, self._tensors = placed, tensors
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of what is read."""
+        first, *others = (tensor.shape for tensor in self._tensors)
+        return (first[0], first[1] * (1 + len(others)), *first[2:]) if others else first
+
+    def get_dtype(self) -> str:
+        """The name by safetensors' convention."""
+        return self._tensors[0].type
+
+    def __getitem__(self, _: Any) -> Tensor:
+        parts = [self._numbers(tensor) for tensor in self._tensors]
+        return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+
+    def _numbers(self, tensor: GgufTensor) -> Tensor:
+        path = self._placed.header.path
+        data = torch.from_numpy(np.fromfile(path, np.uint8, tensor.num_bytes, offset=tensor.start))
+        numbers = data.view(_DENSE_TYPES[tensor.type]).reshape(tensor.shape)
+        try:
+            return self._placed.places.moved(tensor.name, numbers.float())
+        except Exception as error:  # whatever transformers' functions make of another shape
+            raise self._placed.refuse(tensor, f"{list(tensor.shape)}: {type(error).__name__}: {error}") from error
