@@ -21,6 +21,7 @@ from betoken.bench.gpu.device import describe_device, require_device
 from betoken.bench.gpu.paged_cases import paged_cases
 from betoken.bench.gpu.product_cases import product_cases
 from betoken.bench.gpu.sampling_cases import sampling_cases
+from betoken.bench.gpu.state_cases import state_cases
 from betoken.bench.gpu.timing import DeviceTimer, Timer
 from betoken.bench.machine import describe_hardware, describe_versions
 
@@ -71,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.manual_seed(0)
     cases = [
         case
-        for case in (*sampling_cases(device), *paged_cases(device), *product_cases(device))
+        for case in (*sampling_cases(device), *paged_cases(device), *state_cases(device), *product_cases(device))
         if options.only is None or case.op in options.only
     ]
     if not cases:

@@ -11,6 +11,7 @@ from betoken.bench.gpu.case import Case
 from betoken.bench.gpu.paged_cases import Shape, paged_cases
 from betoken.bench.gpu.product_cases import product_cases
 from betoken.bench.gpu.sampling_cases import peaked_logits, sampling_cases
+from betoken.bench.gpu.state_cases import Layer, state_cases
 from betoken.bench.gpu.step_baseline import StaticCacheSteps
 from betoken.bench.gpu.step_models import MODEL_NAMES, describe, make_model, read_bytes, share_weights
 from betoken.engine.bring_up.load import runner_of
@@ -32,6 +33,7 @@ CASES = list(
     chain(
         sampling_cases(CPU, vocab_size=600, row_counts=(3,)),
         paged_cases(CPU, Shape(num_heads=4, num_key_heads=2, size=16), max_context=40),
+        state_cases(CPU, (Layer("small", 2, 4, 16, 12, True), Layer("small", 2, 4, 16, 12, False)), 40, 3),
         product_cases(CPU, layers=((24, 40),), experts=((5, 24, 40),)),
     )
 )
@@ -126,5 +128,6 @@ def test_only_the_named_ops_are_measured() -> None:
     assert {case.op for case in CASES} == {
         *("sample", "logits_adjust", "attention", "kv_write", "kv_compact", "linear"),
         *("linear_grouped", "expert_linear", "row_sum", "short_conv"),
+        *("linear_recurrence", "state_conv"),
     }
     assert kernels.PROGRAM in kernels.__doc__ and step.PROGRAM in step.__doc__

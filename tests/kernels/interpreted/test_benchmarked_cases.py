@@ -7,12 +7,14 @@ from betoken.bench.gpu.case import Case, find_fault
 from betoken.bench.gpu.paged_cases import Shape, paged_cases
 from betoken.bench.gpu.product_cases import product_cases
 from betoken.bench.gpu.sampling_cases import sampling_cases
+from betoken.bench.gpu.state_cases import Layer, state_cases
 
 
 def small_cases(device: torch.device) -> list[Case]:
     return [
         *sampling_cases(device, vocab_size=600, row_counts=(3,)),
         *paged_cases(device, Shape(num_heads=4, num_key_heads=2, size=16), max_context=40),
+        *state_cases(device, (Layer("delta", 2, 4, 16, 12, True), Layer("plain", 2, 4, 16, 12, False)), 40, 3),
         *product_cases(device, layers=((24, 40),), experts=((5, 24, 40),)),
     ]
 
