@@ -17,6 +17,7 @@ from betoken.engine.bring_up.refusals import check_layers, check_rope
 from betoken.engine.bring_up.self_check import forward_in_chunks
 from betoken.engine.config import EngineConfig
 from betoken.engine.errors import ModelRefusedError
+from betoken.engine.weights import language_model
 from betoken.engine.weights.checkpoint import resolve_directory
 from betoken.engine.weights.loading import load_model
 from betoken.kernels.cpu import load_cpu_kernels
@@ -53,7 +54,7 @@ def test_a_folder_without_a_config_that_can_be_read_is_told_so(tmp_path: Path, i
         load_model(EngineConfig(model=str(tmp_path)), lambda stage, fraction: None)
 
 
-@pytest.mark.parametrize("model_type", ["fancy", "qwen2_vl"])
+@pytest.mark.parametrize("model_type", ["fancy", "blip-2"])
 def test_code_of_a_checkpoint_is_not_run(
     model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -67,11 +68,19 @@ def test_code_of_a_checkpoint_is_not_run(
     assert not capsys.readouterr().out
 
 
-@pytest.mark.parametrize("model_type", ["mistral3", "t5"])
+@pytest.mark.parametrize("model_type", ["blip-2", "t5"])
 def test_a_type_that_is_no_language_model_is_told_so(model_type: str, tmp_path: Path) -> None:
     """Not by the names of all that are, nor by what else it lacks."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
     with pytest.raises(ModelRefusedError, match=f"^model type '{model_type}' is no causal language model"):
+        load_model(EngineConfig(model=str(tmp_path)), lambda stage, fraction: None)
+
+
+@pytest.mark.parametrize("model_type", sorted(language_model.REFUSED))
+def test_a_multimodal_type_whose_text_cannot_be_served_says_why(model_type: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    reason = f"^model type '{model_type}': not even its text is served: {language_model.REFUSED[model_type]}"
+    with pytest.raises(ModelRefusedError, match=reason):
         load_model(EngineConfig(model=str(tmp_path)), lambda stage, fraction: None)
 
 

@@ -218,6 +218,16 @@ async def test_bad_input_names_the_field_and_every_other_stream_goes_on(make_clu
     await cluster.until_idle()
 
 
+async def test_ids_that_stand_for_images_are_refused_and_others_are_served(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(verify_hellos=[{"media_token_ids": [7, 9]}])
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await cluster.generate(prompt_ids=[4, 9, 5])
+    error = from_rpc_error(failed.value)
+    assert isinstance(error, InvalidArgumentError) and error.field == "prompt_ids.ids[1]" and error.value == "9"
+    assert "stands for an image" in error.limit
+    assert len((await cluster.generate(prompt_ids=[4, 8, 5], max_new_tokens=3)).ids) == 3
+
+
 class CountingTokenizer(Tokenizer):
     """Counts the ids whose text was asked for."""
 

@@ -19,10 +19,11 @@ from transformers import PreTrainedConfig
 
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.weights.fingerprint import read_headers
+from betoken.engine.weights.language_model import model_class_of
 from betoken.engine.weights.memory import give_back
 from betoken.engine.weights.plausible import check_sizes
 from betoken.engine.weights.rounding import GROUPS, rounded
-from betoken.engine.weights.sources import DirectorySource, model_class_of, open_source
+from betoken.engine.weights.sources import DirectorySource, open_source
 from betoken.engine.weights.tensor_files import StoredTensor
 from betoken.kernels.linear_grouped import Grouped
 

@@ -29,6 +29,7 @@ from betoken.router.text.encoding import TextLimits, encode_chat, encode_text, o
 from betoken.router.text.tokenizer import Tokenizer
 from betoken.rpc.sampling import resolve_sampling
 from betoken.rpc.validation import (
+    check_is_text,
     check_range,
     check_told,
     validate_detokenize,
@@ -226,6 +227,7 @@ async def _prompt_ids(message: GenerateRequest, model: WorkerHello, router: Rout
         case _:
             field, ids = "prompt_ids.ids", message.prompt_ids.ids  # not copied before their number is checked
     validate_prompt_ids(ids, vocab_size=model.vocab_size, max_context=model.max_context, field=field)
+    check_is_text(ids, model.media_token_ids, field)
     return ids
 
 

@@ -111,6 +111,7 @@ def _load(
             weight_bytes=runner.weight_bytes,
             sequence_state_bytes=runner.state_bytes,
             snapshot_limit_bytes=runner.snapshot_limit_bytes,
+            media_token_ids=runner.info.media_token_ids,
             numerics=f"{runner.numerics}, llguidance {version('llguidance')}, "
             f"code {hash_sources(common, engine, kernels, verify_worker)[:12]}",
         )

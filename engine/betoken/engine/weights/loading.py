@@ -21,10 +21,11 @@ from betoken.engine.cpu.experts import use_grouped_experts
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.generation_config import generation_defaults
 from betoken.engine.weights.checkpoint import Progress
+from betoken.engine.weights.language_model import is_multimodal, media_token_ids, model_class_of
 from betoken.engine.weights.layers import ExpertWeights, GroupedLinear, num_grouped, output_width
 from betoken.engine.weights.plausible import check_sizes
 from betoken.engine.weights.quantized import select_loading
-from betoken.engine.weights.sources import Source, model_class_of, open_source
+from betoken.engine.weights.sources import Source, open_source
 
 _LOG = logging.getLogger(__name__)
 
@@ -57,6 +58,8 @@ class ModelInfo:
     """Reads the tokenizer.json's text; empty where the checkpoint has none."""
     path: Path | None = field(default=None, compare=False)
     """The checkpoint's directory or file."""
+    media_token_ids: tuple[int, ...] = ()
+    """Ids that stand for pieces of images, sound or video, which are not served."""
 
 
 def load_model(config: EngineConfig, progress: Progress) -> tuple[Any, ModelInfo]:
@@ -106,6 +109,7 @@ def load_model(config: EngineConfig, progress: Progress) -> tuple[Any, ModelInfo
         num_parameters=num_parameters,
         tokenizer_text=source.tokenizer_text,
         path=source.path,
+        media_token_ids=media_token_ids(described) if is_multimodal(described.get("model_type", "")) else (),
     )
     return model, info
 
@@ -122,6 +126,8 @@ def _check_type(config: dict[str, Any]) -> None:
     model that writes no text. transformers names an unknown type itself."""
     model_type: str = config.get("model_type", "")
     is_known = model_type in CONFIG_MAPPING
+    if is_multimodal(model_type):
+        return
     if is_known and CONFIG_MAPPING[model_type] in MODEL_FOR_CAUSAL_LM_MAPPING:
         return
     if config.get("auto_map"):

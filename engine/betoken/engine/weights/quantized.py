@@ -14,6 +14,7 @@ from betoken.engine.config import EngineConfig
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.weights import awq, bitsandbytes, compressed_tensors, float8, gptq, mxfp4
 from betoken.engine.weights.fingerprint import read_headers
+from betoken.engine.weights.language_model import language_tensors
 from betoken.engine.weights.rounding import plan_rounding
 from betoken.engine.weights.stored import StoredConfig, StoredExperts, StoredWeight
 from betoken.engine.weights.stored_files import plan_of
@@ -42,7 +43,7 @@ def select_loading(
         if quantization is not None:
             method = quantization.get("quant_method")
             raise ModelRefusedError(f"quantize: {config.quantize}: {config.model} is quantized already, by {method!r}")
-        rounding = partial(plan_rounding, config.quantize, read_headers(source))
+        rounding = partial(plan_rounding, config.quantize, language_tensors(read_headers(source)))
         model_config.quantization_config = StoredConfig(rounding, progress)
         return
     if quantization is None:
@@ -51,7 +52,7 @@ def select_loading(
         raise ModelRefusedError(f"{config.model}: quantization_config = {quantization!r} is no table of settings")
     method = _method_of(quantization)
     if method == mxfp4.METHOD:
-        model_config.quantization_config = StoredConfig(mxfp4.plan_of(read_headers(source)), progress)
+        model_config.quantization_config = StoredConfig(mxfp4.plan_of(language_tensors(read_headers(source))), progress)
         return
     if not isinstance(method, str) or method not in _FORMATS:
         known = ", ".join(sorted({*_FORMATS, mxfp4.METHOD}))
@@ -59,7 +60,7 @@ def select_loading(
     form: Any = _FORMATS[method]
     with _refusing(method):
         form.check_config(quantization)
-    plan = plan_of(method, read_headers(source), partial(form.stored_weight, quantization))
+    plan = plan_of(method, language_tensors(read_headers(source)), partial(form.stored_weight, quantization))
 
     def planned(model: Any) -> Mapping[str, StoredWeight | StoredExperts]:
         with _refusing(method):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 from betoken.common.gguf import GgufError, GgufHeader, find_gguf, read_header, read_tokenizer
 from betoken.common.tokenizer_json import hash_tokenizer_json
@@ -18,6 +18,7 @@ from betoken.engine.errors import ModelRefusedError
 from betoken.engine.weights import gguf
 from betoken.engine.weights.checkpoint import Progress, resolve_directory
 from betoken.engine.weights.fingerprint import hash_tokenizer, hash_weights, read_headers
+from betoken.engine.weights.language_model import language_config, language_tensors, model_class_of
 from betoken.engine.weights.plausible import check_files
 from betoken.engine.weights.stored import load_beside
 from betoken.engine.weights.tensor_files import DTYPES, StoredTensor
@@ -80,8 +81,7 @@ class DirectorySource:
 
     def config(self) -> PreTrainedConfig:
         """See `Source`."""
-        config: PreTrainedConfig = AutoConfig.from_pretrained(self.path, trust_remote_code=False)
-        return config
+        return language_config(AutoConfig.from_pretrained(self.path, trust_remote_code=False))
 
     def fingerprint(self) -> str:
         """See `Source`."""
@@ -100,7 +100,7 @@ class DirectorySource:
         self, config: PreTrainedConfig, keywords: dict[str, Any], progress: Callable[[float], None]
     ) -> tuple[Any, dict[str, Any]]:
         """See `Source`."""
-        state: dict[str, Any] = dict(read_headers(self.path))
+        state: dict[str, Any] = language_tensors(read_headers(self.path))
         if keywords["dtype"] == "auto":
             keywords = keywords | {"dtype": config.dtype or _dtype_of(state)}
         return load_beside(model_class_of(config), config, state, keywords)
@@ -143,12 +143,6 @@ class GgufSource:
     ) -> tuple[Any, dict[str, Any]]:
         """See `Source`."""
         return gguf.load(self.header, config, keywords, progress)
-
-
-def model_class_of(config: PreTrainedConfig) -> Any:
-    """The class of transformers that a configuration's type selects."""
-    found: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    return found[0] if isinstance(found, tuple) else found
 
 
 def _dtype_of(state: Mapping[str, StoredTensor]) -> torch.dtype:

@@ -16,6 +16,7 @@ from betoken.rpc.validation.entries import (
     validate_open,
 )
 from betoken.rpc.validation.request import (
+    check_is_text,
     check_told,
     validate_detokenize,
     validate_generate,
@@ -29,6 +30,7 @@ __all__ = [
     "CONTEXT_FIELDS",
     "BlockLimits",
     "check_count",
+    "check_is_text",
     "check_range",
     "check_told",
     "validate_block",

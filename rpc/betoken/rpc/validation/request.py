@@ -113,6 +113,18 @@ def validate_prompt_ids(
     check_ids(field, prompt_ids, vocab_size)
 
 
+def check_is_text(prompt_ids: Sequence[int], media_token_ids: Sequence[int], field: str = "prompt_ids.ids") -> None:
+    """Refuse ids that stand for images, sound or video, which are not served.
+
+    Raises:
+        InvalidArgumentError: the prompt holds one of `media_token_ids`.
+    """
+    if media := set(media_token_ids).intersection(prompt_ids):
+        index, value = next((index, value) for index, value in enumerate(prompt_ids) if value in media)
+        limit = "must be a token of text, and this one stands for an image, sound or video"
+        raise InvalidArgumentError(f"{field}[{index}]", value, limit)
+
+
 def validate_resume_ids(
     resume_ids: Sequence[int], *, vocab_size: int, max_new_tokens: int, temperature: float, has_seed: bool
 ) -> None:

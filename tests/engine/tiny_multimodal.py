@@ -1,0 +1,209 @@
+"""Tiny random checkpoints of multimodal models, as transformers saves them."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING,
+    Gemma3Config,
+    Gemma4Config,
+    Glm4vConfig,
+    Idefics3Config,
+    InternVLConfig,
+    Lfm2VlConfig,
+    Llama4Config,
+    LlavaConfig,
+    LlavaNextConfig,
+    LlavaOnevisionConfig,
+    Mistral3Config,
+    Qwen2_5_VLConfig,
+    Qwen2AudioConfig,
+    Qwen2VLConfig,
+    Qwen3_5Config,
+    Qwen3VLConfig,
+    Qwen3VLMoeConfig,
+    SmolVLMConfig,
+    VoxtralConfig,
+)
+
+IMAGE_ID = 99
+"""Stands for a piece of an image; outside it, and of another meaning, lies no other such id of these models."""
+_TEXT = {
+    "vocab_size": 101,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 640,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+}
+_WINDOWS = {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]}
+_M_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}
+_HEAD = {"head_dim": 16}
+_TOWER = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 8,
+}
+_SIGLIP = {"model_type": "siglip_vision_model", **_TOWER}
+_DEEP = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "patch_size": 8}
+_OUT = {**_DEEP, "out_hidden_size": 64}
+_SOUND = {"num_mel_bins": 8, "max_source_positions": 16}
+_VIDEO = {"image_token_id": IMAGE_ID, "video_token_id": IMAGE_ID}
+
+
+def _text(model_type: str, **fields: Any) -> dict[str, Any]:
+    return {"model_type": model_type, **_TEXT, **fields}
+
+
+CONFIGS: dict[str, Any] = {
+    "llava": lambda: LlavaConfig(
+        vision_config={"model_type": "clip_vision_model", "projection_dim": 32, **_TOWER},
+        text_config=_text("llama"),
+        image_token_index=IMAGE_ID,
+    ),
+    "llava_next": lambda: LlavaNextConfig(
+        vision_config={"model_type": "clip_vision_model", "projection_dim": 32, **_TOWER},
+        text_config=_text("mistral"),
+        image_token_index=IMAGE_ID,
+    ),
+    "llava_onevision": lambda: LlavaOnevisionConfig(
+        vision_config=_SIGLIP, text_config=_text("qwen2"), image_token_index=IMAGE_ID, video_token_index=IMAGE_ID
+    ),
+    "mistral3": lambda: Mistral3Config(
+        vision_config={"model_type": "pixtral", **_TOWER, **_HEAD},
+        text_config=_text("mistral", head_dim=24),
+        image_token_index=IMAGE_ID,
+    ),
+    "qwen2_vl": lambda: Qwen2VLConfig(
+        vision_config={"depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 2, "patch_size": 8},
+        text_config=_text("qwen2_vl_text", **_M_ROPE),
+        **_VIDEO,
+    ),
+    "qwen2_5_vl": lambda: Qwen2_5_VLConfig(
+        vision_config=_OUT, text_config=_text("qwen2_5_vl_text", **_M_ROPE), tie_word_embeddings=True, **_VIDEO
+    ),
+    "qwen3_vl": lambda: Qwen3VLConfig(
+        vision_config=_OUT | {"deepstack_visual_indexes": [0]},
+        text_config=_text("qwen3_vl_text", **_M_ROPE, **_HEAD),
+        **_VIDEO,
+    ),
+    "qwen3_vl_moe": lambda: Qwen3VLMoeConfig(
+        vision_config=_OUT | {"deepstack_visual_indexes": [0]},
+        text_config=_text(
+            "qwen3_vl_moe_text", **_M_ROPE, **_HEAD, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=48
+        ),
+        **_VIDEO,
+    ),
+    "gemma3": lambda: Gemma3Config(
+        vision_config=_SIGLIP,
+        text_config=_text("gemma3_text", **_WINDOWS, **_HEAD, query_pre_attn_scalar=16),
+        image_token_index=IMAGE_ID,
+        mm_tokens_per_image=4,
+    ),
+    "gemma4": lambda: Gemma4Config(
+        vision_config={**_TOWER, **_HEAD},
+        audio_config=None,
+        text_config=_text(
+            "gemma4_text",
+            **_WINDOWS,
+            **_HEAD,
+            global_head_dim=32,
+            hidden_size_per_layer_input=16,
+            vocab_size_per_layer_input=101,
+        ),
+        image_token_id=IMAGE_ID,
+    ),
+    "llama4": lambda: Llama4Config(
+        vision_config={**_TOWER, "projector_input_dim": 32, "projector_output_dim": 32, "vision_output_dim": 32},
+        text_config=_text(
+            "llama4_text",
+            **_HEAD,
+            intermediate_size_mlp=96,
+            num_local_experts=4,
+            num_experts_per_tok=1,
+            interleave_moe_layer_step=2,
+            attention_chunk_size=16,
+            no_rope_layers=[1, 0],
+            floor_scale=8,
+        ),
+        image_token_index=IMAGE_ID,
+    ),
+    "internvl": lambda: InternVLConfig(
+        vision_config={"model_type": "internvl_vision", **_TOWER, "image_size": [16, 16], "patch_size": [8, 8]},
+        text_config=_text("qwen2"),
+        image_token_id=IMAGE_ID,
+    ),
+    "idefics3": lambda: Idefics3Config(vision_config=_TOWER, text_config=_text("llama"), image_token_id=IMAGE_ID),
+    "smolvlm": lambda: SmolVLMConfig(vision_config=_TOWER, text_config=_text("llama"), image_token_id=IMAGE_ID),
+    "lfm2_vl": lambda: Lfm2VlConfig(
+        vision_config={"model_type": "siglip2_vision_model", **_TOWER},
+        text_config=_text("lfm2", block_auto_adjust_ff_dim=False, layer_types=["conv", "full_attention"]),
+        image_token_id=IMAGE_ID,
+    ),
+    "glm4v": lambda: Glm4vConfig(
+        vision_config=_OUT | {"image_size": 16}, text_config=_text("glm4v_text", **_M_ROPE), **_VIDEO
+    ),
+    "qwen3_5": lambda: Qwen3_5Config(
+        vision_config=_OUT,
+        text_config=_text(
+            "qwen3_5_text",
+            **_HEAD,
+            layer_types=["linear_attention", "full_attention"],
+            linear_num_key_heads=2,
+            linear_num_value_heads=4,
+            linear_key_head_dim=16,
+            linear_value_head_dim=12,
+        ),
+        **_VIDEO,
+    ),
+    "qwen2_audio": lambda: Qwen2AudioConfig(
+        audio_config={
+            "d_model": 32,
+            "encoder_layers": 1,
+            "encoder_attention_heads": 2,
+            "encoder_ffn_dim": 32,
+            **_SOUND,
+        },
+        text_config=_text("qwen2"),
+        audio_token_index=IMAGE_ID,
+    ),
+    "voxtral": lambda: VoxtralConfig(
+        audio_config={
+            "hidden_size": 32,
+            "intermediate_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            **_SOUND,
+        },
+        text_config=_text("llama"),
+        audio_token_id=IMAGE_ID,
+    ),
+}
+
+
+def class_of(family: str) -> Any:
+    """transformers' class of the whole model."""
+    kind = type(CONFIGS[family]())
+    tables = (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING)
+    return next(table[kind] for table in tables if kind in table)
+
+
+def save_multimodal(directory: Path, family: str) -> str:
+    """Write a random model, towers included; returns its directory."""
+    torch.manual_seed(0)
+    model = class_of(family)._from_config(CONFIGS[family]())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=0.15)
+    model.save_pretrained(directory)
+    return str(directory)
