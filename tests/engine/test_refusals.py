@@ -17,6 +17,7 @@ from betoken.engine.bring_up.refusals import check_layers, check_rope
 from betoken.engine.bring_up.self_check import forward_in_chunks
 from betoken.engine.config import EngineConfig
 from betoken.engine.errors import ModelRefusedError
+from betoken.engine.mixers.handed import hand_over
 from betoken.engine.weights import language_model
 from betoken.engine.weights.checkpoint import resolve_directory
 from betoken.engine.weights.loading import load_model
@@ -176,14 +177,32 @@ def test_fewer_pages_than_the_check_at_load_takes(settings: dict[str, int], limi
         load_runner(EngineConfig(save_tiny(tmp_path, "llama"), compile="off", **settings))  # type: ignore[arg-type]
 
 
-def test_a_model_that_does_not_hand_keywords_on(tmp_path: Path) -> None:
-    with pytest.raises(ModelRefusedError, match="keywords"):
-        load_runner(EngineConfig(save_tiny(tmp_path, "nemotron"), compile="off", num_pages=8))
+def test_attention_finds_the_batch_where_no_keywords_reach_it() -> None:
+    """As in Nemotron; without a batch it is refused."""
+
+    class Model(nn.Module):
+        layer_idx = 0
+
+        def forward(self, **keywords: object) -> object:
+            heads = torch.zeros(1, 2, 3, 8)
+            return _attention_forward(self, heads, heads, heads, None)
+
+    model, probe = Model(), ProbeContext()
+    hand_over(model)
+    model(**{CONTEXT_KEYWORD: probe})
+    assert probe.shapes == {0: (2, 8, 8)}
+    with pytest.raises(ModelRefusedError, match="called without a batch"):
+        model()
+
+
+def test_distances_that_falcon_rounds(tmp_path: Path) -> None:
+    with pytest.raises(ModelRefusedError, match="falcon: alibi = true"):
+        load_runner(EngineConfig(save_tiny(tmp_path, "falcon, alibi"), compile="off", num_pages=8))
 
 
 def test_a_model_with_an_attention_of_its_own(tmp_path: Path) -> None:
     with pytest.raises(ModelRefusedError, match="its code does not use the attention interface of transformers"):
-        load_runner(EngineConfig(save_tiny(tmp_path, "falcon"), compile="off", num_pages=8))
+        load_runner(EngineConfig(save_tiny(tmp_path, "codegen"), compile="off", num_pages=8))
 
 
 def test_a_directory_without_a_model(tmp_path: Path) -> None:

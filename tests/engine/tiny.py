@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    CodeGenConfig,
     FalconConfig,
     Gemma2Config,
     GPT2Config,
@@ -17,7 +18,6 @@ from transformers import (
     Lfm2Config,
     LlamaConfig,
     MixtralConfig,
-    NemotronConfig,
     PhimoeConfig,
     Qwen2MoeConfig,
     Qwen3Config,
@@ -27,6 +27,7 @@ from transformers import (
 )
 
 from tests.engine.tiny_hybrids import COMMON, HYBRIDS
+from tests.engine.tiny_variants import VARIANTS
 
 _EXPERTS = {"num_key_value_heads": 2, "num_experts_per_tok": 2, "sliding_window": 32}
 
@@ -58,10 +59,12 @@ REFUSED: dict[str, Any] = {
         indexer_compress_ratio=4,
         pad_token_id=0,
     ),
-    "falcon": lambda: FalconConfig(
-        vocab_size=101, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, eos_token_id=0
+    "codegen": lambda: CodeGenConfig(
+        vocab_size=101, n_embd=64, n_layer=2, n_head=4, n_positions=640, rotary_dim=8, bos_token_id=0, eos_token_id=0
     ),
-    "nemotron": lambda: NemotronConfig(**COMMON, num_key_value_heads=2),
+    "falcon, alibi": lambda: FalconConfig(
+        vocab_size=101, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, eos_token_id=0, alibi=True
+    ),
     "hunyuan_moe": lambda: HunYuanMoEV1Config(
         **COMMON, num_key_value_heads=2, num_experts=4, moe_topk=2, head_dim=16, pad_token_id=0
     ),
@@ -134,7 +137,7 @@ MIXTURES = ("mixtral", "gpt_oss")
 def save_tiny(directory: Path, family: str, seed: int = 0) -> str:
     """Write a random model whose logits are spread enough to compare; returns its directory."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config((CONFIGS | HYBRIDS | REFUSED)[family]())
+    model = AutoModelForCausalLM.from_config((CONFIGS | HYBRIDS | VARIANTS | REFUSED)[family]())
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("sinks"):

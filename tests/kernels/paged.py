@@ -45,7 +45,9 @@ def make_case(
 def take_options(case: dict, dtype: torch.dtype) -> dict:
     """Remove from a case what is an option of the attention and return it; sinks are small and large, head by head."""
     sinks = torch.linspace(-4, 8, case.get("num_heads", 4)).to(dtype) if case.pop("has_sinks", False) else None
-    return {"window": case.pop("window", 0), "softcap": case.pop("softcap", 0.0), "sinks": sinks}
+    slopes = torch.linspace(0.01, 0.7, case.get("num_heads", 4)) if case.pop("has_slopes", False) else None
+    numbers = {"window": case.pop("window", 0), "softcap": case.pop("softcap", 0.0), "span": case.pop("span", 0)}
+    return {**numbers, "sinks": sinks, "slopes": slopes}
 
 
 def by_definition(
@@ -56,16 +58,21 @@ def by_definition(
     window: int,
     softcap: float,
     sinks: Tensor | None,
+    span: int = 0,
+    slopes: Tensor | None = None,
 ) -> Tensor:
     """Softmax attention in float64, row by row; a sink is one more score, whose weight is dropped."""
     out = []
     for row, (position, segment) in enumerate(zip(rows.positions.tolist(), rows.row_segments.tolist(), strict=True)):
         first = max(0, position - window + 1) if window else 0
+        first = max(first, position - position % span) if span else first
         key, value = (part[first : position + 1].double() for part in sequences[segment])
         group = query.shape[1] // key.shape[1]
         scores = torch.einsum("hd,thd->ht", query[row].double(), key.repeat_interleave(group, 1)) * scale
         if softcap:
             scores = softcap * torch.tanh(scores / softcap)
+        if slopes is not None:
+            scores = scores - slopes.double()[:, None] * (position - torch.arange(first, position + 1))
         if sinks is not None:
             scores = torch.cat([scores, sinks.double()[:, None]], -1)
         weights = functional.softmax(scores, -1)[:, : len(key)]
@@ -85,6 +92,10 @@ CASES = {
     "large heads": {"lengths": [(70, 6)], "key_size": 256, "value_size": 256},
     "wide by half": {"lengths": [(70, 6)], "key_size": 96, "value_size": 96},
     "odd pages": {"lengths": [(70, 6), (9, 2)], "page_size": 5},
+    "spans": {"lengths": [(300, 40), (20, 3), (32, 2)], "span": 16},
+    "spans over a chunk": {"lengths": [(900, 3), (601, 3)], "span": 300},
+    "slopes": {"lengths": [(300, 40), (20, 3)], "has_slopes": True},
+    "slopes, many heads a key": {"lengths": [(50, 3)], "num_heads": 24, "num_key_heads": 1, "has_slopes": True},
     "sinks": {"lengths": [(255, 2), (256, 2), (257, 2), (1, 1)], "has_sinks": True},
     "sinks, window": {"lengths": [(270, 6), (20, 3)], "window": 19, "has_sinks": True},
     "sinks, soft cap, many heads a key": {

@@ -14,21 +14,35 @@ from betoken.kernels.kv_write import kernel as writing
 from betoken.kernels.short_conv import kernel as convolving
 
 HOPPER = GPUTarget("cuda", 90, 32)
-CACHED = {"query", "key", "value", "key_cache", "value_cache", "sinks", "out", "inputs", "weight", "bias"}
+CACHED = {"query", "key", "value", "key_cache", "value_cache", "sinks", "slopes", "out", "inputs", "weight", "bias"}
 CONVOLVE = {"NUM_CHANNELS": 1000, "NUM_TAPS": 3, "PAGE_SIZE": 16, "BLOCK": 512, "HAS_BIAS": True, "HAS_TREES": True}
 FLOATS = {"part_maximum", "part_total", "part_sums"}
 INT64 = {"sources", "targets", "starts"}
-SCALARS = {"scale": "fp32", "softcap": "fp32", "window": "i32", "num_segments": "i32", "num_chunks": "i32"}
+SCALARS = {
+    "scale": "fp32",
+    "softcap": "fp32",
+    "window": "i32",
+    "span": "i32",
+    "num_segments": "i32",
+    "num_chunks": "i32",
+}
 SIZES = {"NUM_HEADS": 8, "KEY_SIZE": 128, "VALUE_SIZE": 128}
 ATTEND = SIZES | {"GROUP": 4, "PAGE_SIZE": 16, "ROWS": 8, "BLOCK_M": 32, "BLOCK_N": 64, "BLOCK_D": 128, "BLOCK_E": 128}
-EVERYTHING = {"HAS_WINDOW": True, "HAS_SOFTCAP": True, "HAS_TREES": True, "HAS_SINKS": True}
+EVERYTHING = {
+    "HAS_WINDOW": True,
+    "HAS_SPAN": True,
+    "HAS_SOFTCAP": True,
+    "HAS_SLOPES": True,
+    "HAS_TREES": True,
+    "HAS_SINKS": True,
+}
 NOTHING = dict.fromkeys(EVERYTHING, False)
 FOLD = {"NUM_QUERY_HEADS": 32, "VALUE_SIZE": 128, "BLOCK_E": 128}
 # kernel, constants
 KERNELS = [
     (attending._attend, ATTEND | EVERYTHING | {"IS_SPLIT": False, "IS_INTERPRETED": False}),
     (attending._attend, ATTEND | NOTHING | {"IS_SPLIT": True, "IS_INTERPRETED": False}),
-    (attending._fold_chunks, FOLD | {"HAS_WINDOW": True, "HAS_SINKS": True}),
+    (attending._fold_chunks, FOLD | {"HAS_WINDOW": True, "HAS_SPAN": True, "HAS_SINKS": True}),
     (writing._write, SIZES | {"PAGE_SIZE": 16, "BLOCK": 128, "HAS_TREES": True}),
     (compacting._compact, SIZES | {"BLOCK": 128}),
     (convolving._convolve, CONVOLVE),

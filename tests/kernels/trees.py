@@ -29,6 +29,8 @@ TREE_CASES: dict[str, dict] = {
     "many heads a key": {"parents": random_parents(_RNG, 9, 5), "tree_start": 40, "num_heads": 24, "num_key_heads": 1},
     "odd sizes": {"parents": random_parents(_RNG, 20, 5), "tree_start": 33, "key_size": 24, "value_size": 40},
     "odd pages": {"parents": random_parents(_RNG, 20, 5), "tree_start": 33, "page_size": 5},
+    "spans": {"parents": random_parents(_RNG, 30, 3), "tree_start": 300, "span": 8},
+    "slopes": {"parents": random_parents(_RNG, 30, 4), "tree_start": 250, "has_slopes": True},
     "sinks": {"parents": random_parents(_RNG, 9, 4), "tree_start": 252, "has_sinks": True},
     "sinks, window": {"parents": random_parents(_RNG, 9, 3), "tree_start": 40, "window": 5, "has_sinks": True},
 }

@@ -3,6 +3,7 @@
 The context arrives as a keyword of the model call. No mask function is registered, so transformers builds no mask.
 """
 
+import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -50,6 +51,10 @@ class Scoring(NamedTuple):
     """Bound of the scores, 0 for none."""
     sinks: Tensor | None
     """[Hq] scores without a value that take part in every row's softmax; None for none."""
+    span: int = 0
+    """Length of the spans that positions are cut into; a row sees its own. 0 for no cuts."""
+    slopes: Tensor | None = None
+    """[Hq] losses of a score with every position of distance; None for none."""
 
 
 class AttentionContext(Protocol):
@@ -81,6 +86,32 @@ class AttentionContext(Protocol):
         ...
 
 
+_running = threading.local()
+
+
+def set_context(context: AttentionContext | None) -> None:
+    """What this thread's layers find the batch in, where the keywords of the model's call do not reach them."""
+    _running.context = context
+
+
+def current_context() -> AttentionContext:
+    """What `set_context` was last given on this thread.
+
+    Raises:
+        ModelRefusedError: the model is called without a context.
+    """
+    context: AttentionContext | None = getattr(_running, "context", None)
+    if context is None:
+        raise ModelRefusedError("a layer that mixes tokens is called without a batch")
+    return context
+
+
+def select_attention(model: Any, name: str) -> None:
+    """Select a registered attention in a model that looks it up by its name."""
+    if model._can_set_attn_implementation():
+        model.set_attn_implementation(name)
+
+
 def _attention_forward(
     module: nn.Module,
     query: Tensor,
@@ -94,9 +125,7 @@ def _attention_forward(
     **keywords: Any,
 ) -> tuple[Tensor, None]:
     """Attention of one layer; `query` is [1, Hq, R, D]. Refuses what it would have to ignore."""
-    context: AttentionContext | None = keywords.pop(CONTEXT_KEYWORD, None)
-    if context is None:
-        raise ModelRefusedError("the model does not hand the keywords of its call on to its attention")
+    context: AttentionContext = keywords.pop(CONTEXT_KEYWORD, None) or current_context()
     if attention_mask is not None:
         raise ModelRefusedError("the model passes its attention a mask")
     unknown = sorted(name for name, given in keywords.items() if given is not None and name not in _INERT_KEYWORDS)

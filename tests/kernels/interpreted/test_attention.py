@@ -12,7 +12,7 @@ from tests.kernels.paged import CASES, by_definition, make_case, take_options
 from tests.kernels.trees import TREE_CASES, make_tree_case, random_parents
 
 DTYPES = [torch.float32, torch.bfloat16]
-HALF_CASES = ["one token", "window over a chunk", "soft cap", "odd sizes", "odd pages", "sinks, window"]
+HALF_CASES = ["one token", "window over a chunk", "soft cap", "odd sizes", "odd pages", "sinks, window", "slopes"]
 # Of a value of size 1 to 4; the interpreter cuts bfloat16 where the others round.
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 1.5e-2, torch.float16: 2e-3}
 
@@ -21,6 +21,10 @@ def to(rows: PagedRows, device: torch.device, max_length: int | None = None) -> 
     columns = [part.to(device) for part in (rows.positions, rows.row_segments, rows.page_starts, rows.page_ids)]
     paths = None if rows.paths is None else TreePaths(rows.paths.starts.to(device), rows.paths.slots.to(device))
     return PagedRows(*columns, paths, max_length)
+
+
+def on_device(options: dict, device: torch.device) -> dict:
+    return {name: given.to(device) if isinstance(given, torch.Tensor) else given for name, given in options.items()}
 
 
 def alone(rows: PagedRows, row: int) -> PagedRows:
@@ -37,7 +41,7 @@ def test_triton_is_the_definition(name: str, dtype: torch.dtype, device: torch.d
     query, key_cache, value_cache, rows, sequences = make_case(dtype=dtype, **case)
     options["scale"] = query.shape[-1] ** -0.5
     expected = by_definition(query, sequences, rows, **options)
-    options["sinks"] = None if options["sinks"] is None else options["sinks"].to(device)
+    options = on_device(options, device)
     tensors = [tensor.to(device) for tensor in (query, key_cache, value_cache)]
     longer = int(rows.positions.max()) + 600
     with takes_triton():
@@ -65,7 +69,7 @@ def test_a_node_has_the_bits_of_its_path_as_a_chain(
 ) -> None:
     case = dict(TREE_CASES[name])
     options = take_options(case, dtype) | {"scale": 0.125}
-    options["sinks"] = None if options["sinks"] is None else options["sinks"].to(device)
+    options = on_device(options, device)
     tree = make_tree_case(**case, dtype=dtype)
     tensors = [tensor.to(device) for tensor in (tree.query, tree.key_cache, tree.value_cache)]
     nodes = random.Random(0).sample(range(len(tree.query)), min(len(tree.query), 3))
@@ -87,7 +91,7 @@ def test_a_long_bound_and_room_for_more_sequences_change_no_bit(name: str, devic
     """As in a recorded forward, of which a batch may use little: 64 chunks, divided as if no block were empty."""
     case = dict(CASES[name])
     options = take_options(case, torch.float32) | {"scale": 0.125}
-    options["sinks"] = None if options["sinks"] is None else options["sinks"].to(device)
+    options = on_device(options, device)
     query, key_cache, value_cache, rows, _ = make_case(**case)
     tensors = [tensor.to(device) for tensor in (query, key_cache, value_cache)]
     roomy = to(rows, device, 64 * 256)

@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from betoken.engine.errors import ModelRefusedError
+from betoken.engine.mixers.own_attention import FAMILIES as OWN_ATTENTION
+from betoken.engine.mixers.own_attention import check_own_attention
 
 _MAKERS_OF_WINDOWS = ("create_sliding_window_causal_mask", "create_masks_for_generate")
 """What a model's file imports of transformers to make masks with windows."""
@@ -15,6 +17,7 @@ _TABLE_OF_ATTENTION = "ALL_ATTENTION_FUNCTIONS"
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "attention", "dense", "sparse", "mlp"})
 
 _MIXING: dict[str, frozenset[str]] = {
+    "llama4_text": frozenset({"chunked_attention"}),
     "lfm2": frozenset({"conv"}),
     "lfm2_moe": frozenset({"conv"}),
     "lfm3": frozenset({"conv"}),
@@ -59,6 +62,7 @@ def check_layers(config: Any) -> None:
     """
     if getattr(config, "is_encoder_decoder", False):
         raise ModelRefusedError("encoder-decoder models are not supported")
+    check_own_attention(config)
     model_type = getattr(config, "model_type", "")
     if reason := _OTHER_MIXERS.get(model_type):
         raise ModelRefusedError(f"{model_type}: {reason}")
@@ -75,7 +79,7 @@ def check_code(model_class: Any, model_type: str = "") -> None:
         ModelRefusedError: with the reason.
     """
     file = sys.modules[model_class.__module__]
-    if model_type in _MIXING:
+    if model_type in _MIXING or model_type in OWN_ATTENTION:
         return  # a model may have no attention at all; what it has is found at the first forward
     if not getattr(model_class, "_supports_attention_backend", True) and not hasattr(file, _TABLE_OF_ATTENTION):
         raise ModelRefusedError(
@@ -118,6 +122,8 @@ def check_windows(model: Any, windows: Mapping[int, int], max_context: int) -> N
     Raises:
         ModelRefusedError: with the reason.
     """
+    if model.config.model_type in OWN_ATTENTION:
+        return
     config, makes_windows = model.config.get_text_config(decoder=True), _makes_windows(model)
     window, layer_types = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
     for layer, told in windows.items():

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from betoken.engine.attention import ATTENTION_NAME
+from betoken.engine.attention import ATTENTION_NAME, select_attention
 from betoken.engine.batch import Segment
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.forward import StepOutput
@@ -57,13 +57,13 @@ def _sample_ids(index: int, length: int, vocab_size: int) -> list[int]:
 @torch.inference_mode()
 def eager_logits(model: Any, sequences: list[list[int]]) -> list[Tensor]:
     """The model's own eager logits [n, V], one sequence a forward."""
-    model.set_attn_implementation("eager")
+    select_attention(model, "eager")
     try:
         return [
             model(input_ids=torch.tensor([ids], device=model.device), use_cache=False).logits[0] for ids in sequences
         ]
     finally:
-        model.set_attn_implementation(ATTENTION_NAME)
+        select_attention(model, ATTENTION_NAME)
 
 
 def check_against_eager(

@@ -85,8 +85,10 @@ def _attend(
     window: int,
     softcap: float,
     sinks: Tensor | None,
+    span: int = 0,
+    slopes: Tensor | None = None,
 ) -> Tensor:
-    return _paged(context).attend(layer, query, key, value, Scoring(scale, window, softcap, sinks))
+    return _paged(context).attend(layer, query, key, value, Scoring(scale, window, softcap, sinks, span, slopes))
 
 
 def _paged(context: int) -> PagedContext:
@@ -105,6 +107,8 @@ def _attend_shape(
     window: int,
     softcap: float,
     sinks: Tensor | None,
+    span: int = 0,
+    slopes: Tensor | None = None,
 ) -> Tensor:
     return query.new_empty(query.shape[0], query.shape[1], value.shape[2])
 

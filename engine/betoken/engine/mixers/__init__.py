@@ -11,6 +11,7 @@ from torch import nn
 from betoken.engine.mixers.bound import bind_recurrences
 from betoken.engine.mixers.handed import Handed, hand_over
 from betoken.engine.mixers.lightning import LightningAttention
+from betoken.engine.mixers.own_attention import bind_own_attention
 from betoken.engine.mixers.rg_lru import RgLru
 from betoken.engine.mixers.selective_scan import SelectiveScan
 from betoken.engine.mixers.short_conv import ShortConv
@@ -41,6 +42,7 @@ def replace_mixers(model: nn.Module) -> None:
     """Put ours in the place of a model's own; it then runs with a context only."""
     handed = hand_over(model)
     bind_recurrences(model, handed)
+    bind_own_attention(model)
     for parent in list(model.modules()):
         if isinstance(parent, nn.ModuleList):
             _number(parent)

@@ -3,19 +3,15 @@
 Some families keep the keywords of their call from their mixers. So each mixer of ours reads the context here instead.
 """
 
-import threading
 from typing import Any
 
 from torch import nn
 
-from betoken.engine.attention import CONTEXT_KEYWORD, AttentionContext
-from betoken.engine.errors import ModelRefusedError
+from betoken.engine.attention import CONTEXT_KEYWORD, AttentionContext, current_context, set_context
 
 
-class Handed(threading.local):
+class Handed:
     """A model's context while this thread calls the model."""
-
-    _context: AttentionContext | None = None
 
     @property
     def context(self) -> AttentionContext:
@@ -24,17 +20,15 @@ class Handed(threading.local):
         Raises:
             ModelRefusedError: the model is called without one.
         """
-        if self._context is None:
-            raise ModelRefusedError("a layer that mixes tokens is called without a batch")
-        return self._context
+        return current_context()
 
     def take(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         """A hook before the model's forward."""
-        self._context = keywords.get(CONTEXT_KEYWORD)
+        set_context(keywords.get(CONTEXT_KEYWORD))
 
     def leave(self, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
         """A hook after it."""
-        self._context = None
+        set_context(None)
 
 
 def hand_over(model: nn.Module) -> Handed:

@@ -141,7 +141,8 @@ def _with_head(layers: Any) -> Any:
         found: Any = type(name, (base, GenerationMixin), methods)
         kept = _CONVERTED_AS.get(layers.config_class.model_type)
         if kept is not None:
-            register_checkpoint_conversion_mapping(name, get_checkpoint_conversion_mapping(kept))
+            mapping: Any = get_checkpoint_conversion_mapping(kept)  # type: ignore[no-untyped-call]
+            register_checkpoint_conversion_mapping(name, mapping)
         setattr(sys.modules[layers.__module__], name, found)
         _made[layers] = found
     return _made[layers]

@@ -20,6 +20,7 @@ from betoken.engine.config import EngineConfig
 from betoken.engine.cpu.experts import use_grouped_experts
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.generation_config import generation_defaults
+from betoken.engine.mixers.own_attention import LOADED_EAGERLY
 from betoken.engine.weights.checkpoint import Progress
 from betoken.engine.weights.language_model import is_multimodal, media_token_ids, model_class_of
 from betoken.engine.weights.layers import ExpertWeights, GroupedLinear, num_grouped, output_width
@@ -31,6 +32,8 @@ _LOG = logging.getLogger(__name__)
 
 _DTYPES = ("bfloat16", "float16", "float32")
 """What kernels and tolerances exist for."""
+_LENGTHS = ("max_position_embeddings", "max_seq_len", "seq_length")
+"""Names of a model's longest text in its configuration."""
 _READ_FROM, _READ_UNTIL = 0.05, 0.2
 """Where in loading weights are read, as fractions."""
 
@@ -153,7 +156,7 @@ def _load_weights(source: Source, model_config: Any, config: EngineConfig, progr
     disable_progress_bar()  # type: ignore[no-untyped-call]  # standard error is the log
     keywords: dict[str, Any] = {
         "dtype": config.dtype if config.dtype == "auto" else getattr(torch, config.dtype),
-        "attn_implementation": ATTENTION_NAME,
+        "attn_implementation": "eager" if model_config.model_type in LOADED_EAGERLY else ATTENTION_NAME,
         "output_loading_info": True,
     }
     try:
@@ -218,7 +221,7 @@ def _quiet_about_other_layers(is_quiet: bool) -> Iterator[None]:
 
 
 def _max_context(text_config: Any, asked: int | None) -> int:
-    own: int | None = getattr(text_config, "max_position_embeddings", None)
+    own: int | None = next((getattr(text_config, name) for name in _LENGTHS if hasattr(text_config, name)), None)
     own = None if own is not None and own < 1 else own  # -1: as many as one likes
     if own is None and asked is None:
         raise ModelRefusedError("the model names no max_position_embeddings: set max_context")

@@ -1,6 +1,6 @@
 """Attention of a flat ragged batch, chains and trees, over paged keys and values. It knows no models or sequences."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -25,6 +25,8 @@ def attention(
     window: int = 0,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
+    span: int = 0,
+    slopes: Tensor | None = None,
 ) -> Tensor:
     """Attend row r to positions [max(0, pos - window + 1), pos] of its own path.
 
@@ -41,6 +43,9 @@ def attention(
         softcap: scores become softcap * tanh(scores / softcap); 0 for none.
         sinks: [Hq], any float type, taken as float32: a learned score per query head that takes part in each row's
             softmax, after its keys, and carries no value. Neither `scale` nor `softcap` applies to it.
+        span: positions are cut into spans of this many; a row sees keys of its own span alone. 0 for no cuts.
+        slopes: [Hq], any float type, taken as float32: a key's score falls by its head's slope with every position
+            between it and the row (ALiBi); after `scale` and `softcap`.
 
     Returns:
         [R, Hq, E], dtype of `query`.
@@ -50,14 +55,25 @@ def attention(
 
     Source:
         Sinks as learned logits in the softmax's denominator: gpt-oss model card, arXiv:2508.10925; what they replace:
-        Xiao et al., arXiv:2309.17453.
+        Xiao et al., arXiv:2309.17453. ALiBi: Press et al., arXiv:2108.12409.
     """
-    _check(query, key_cache, value_cache, rows, sinks)
+    _check(query, key_cache, value_cache, rows, {"sinks": sinks, "slopes": slopes})
     table: dict[dispatch.PathName, Callable[..., Tensor]] = {"reference": attention_reference, "triton": _TRITON}
     if query.device.type == "cpu" and query.dtype in CPU_DTYPES and load_cpu_kernels() is not None:
         table["native"] = attention_native
     _, implementation = dispatch.select(query.device, table)
-    return implementation(query, key_cache, value_cache, rows, scale=scale, window=window, softcap=softcap, sinks=sinks)
+    return implementation(
+        query,
+        key_cache,
+        value_cache,
+        rows,
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        sinks=sinks,
+        span=span,
+        slopes=slopes,
+    )
 
 
 def attention_native(
@@ -70,6 +86,8 @@ def attention_native(
     window: int = 0,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
+    span: int = 0,
+    slopes: Tensor | None = None,
 ) -> Tensor:
     """`attention` by the CPU kernels, which must have been loaded."""
     out: Tensor = torch.ops.betoken.paged_attention(
@@ -86,11 +104,15 @@ def attention_native(
         window,
         softcap,
         sinks,
+        span,
+        slopes,
     )
     return out
 
 
-def _check(query: Tensor, key_cache: Tensor, value_cache: Tensor, rows: PagedRows, sinks: Tensor | None) -> None:
+def _check(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, rows: PagedRows, by_head: Mapping[str, Tensor | None]
+) -> None:
     if query.dim() != 3 or key_cache.dim() != 4 or value_cache.dim() != 4:
         raise ValueError(
             f"query must be [R, Hq, D] and caches [pages, page_size, H, size], got {tuple(query.shape)},"
@@ -104,5 +126,8 @@ def _check(query: Tensor, key_cache: Tensor, value_cache: Tensor, rows: PagedRow
         raise ValueError(f"dtypes differ: {query.dtype}, {key_cache.dtype}, {value_cache.dtype}")
     if len(rows.positions) != len(query):
         raise ValueError(f"{len(query)} queries, {len(rows.positions)} positions")
-    if sinks is not None and (sinks.shape != query.shape[1:2] or not sinks.is_floating_point()):
-        raise ValueError(f"sinks {tuple(sinks.shape)} {sinks.dtype} must be a float for each of {query.shape[1]} heads")
+    for name, given in by_head.items():
+        if given is not None and (given.shape != query.shape[1:2] or not given.is_floating_point()):
+            raise ValueError(
+                f"{name} {tuple(given.shape)} {given.dtype} must be a float for each of {query.shape[1]} heads"
+            )

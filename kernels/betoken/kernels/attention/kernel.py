@@ -30,6 +30,8 @@ def attention_triton(
     window: int = 0,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
+    span: int = 0,
+    slopes: Tensor | None = None,
 ) -> Tensor:
     """See `betoken.kernels.attention.attention`. Reads nothing back from the device."""
     num_rows, num_query_heads, key_size = query.shape
@@ -62,6 +64,7 @@ def attention_triton(
     starts, slots = (rows.paths.starts, rows.paths.slots) if rows.paths else (rows.positions, rows.positions)
     has_sinks = sinks is not None
     head_sinks = query if sinks is None else sinks.contiguous()
+    head_slopes = query if slopes is None else slopes.contiguous()
     options = {"num_warps": 4, "num_stages": 3 if largest_row_bytes <= 256 else 2, "enable_fp_fusion": False}
     _attend[(num_blocks, num_heads, num_splits)](
         query,
@@ -76,6 +79,7 @@ def attention_triton(
         starts,
         slots,
         head_sinks,
+        head_slopes,
         len(rows.page_starts) - 1,
         num_chunks,
         num_splits,
@@ -83,6 +87,7 @@ def attention_triton(
         query.stride(1),
         scale,
         window,
+        span,
         softcap,
         NUM_HEADS=num_heads,
         GROUP=group,
@@ -95,7 +100,9 @@ def attention_triton(
         BLOCK_D=block_key,
         BLOCK_E=block_value,
         HAS_WINDOW=window > 0,
+        HAS_SPAN=span > 0,
         HAS_SOFTCAP=softcap > 0,
+        HAS_SLOPES=slopes is not None,
         HAS_TREES=rows.paths is not None,
         HAS_SINKS=has_sinks,
         IS_SPLIT=is_split,
@@ -110,17 +117,19 @@ def attention_triton(
             head_sinks,
             num_chunks,
             window,
+            span,
             NUM_QUERY_HEADS=num_query_heads,
             VALUE_SIZE=value_size,
             BLOCK_E=block_value,
             HAS_WINDOW=window > 0,
+            HAS_SPAN=span > 0,
             HAS_SINKS=has_sinks,
             **options,
         )
     return out
 
 
-@triton.jit(do_not_specialize=["num_segments", "num_chunks", "num_splits", "window"])
+@triton.jit(do_not_specialize=["num_segments", "num_chunks", "num_splits", "window", "span"])
 def _attend(
     query,  # [R, Hq, D], last dimension dense
     key_cache,  # [pages, PAGE_SIZE, H, D]
@@ -136,6 +145,7 @@ def _attend(
     path_starts,  # [R + 1]; the paths are read when HAS_TREES only
     path_slots,
     sinks,  # [Hq]; read when HAS_SINKS only
+    slopes,  # [Hq]; read when HAS_SLOPES only
     num_segments,
     num_chunks,
     num_splits,
@@ -143,6 +153,7 @@ def _attend(
     query_head_stride,
     scale,
     window,
+    span,
     softcap,
     NUM_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -155,7 +166,9 @@ def _attend(
     BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_SPAN: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    HAS_SLOPES: tl.constexpr,
     HAS_TREES: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     IS_SPLIT: tl.constexpr,
@@ -183,6 +196,11 @@ def _attend(
     first = tl.zeros([BLOCK_M], tl.int32)
     if HAS_WINDOW:
         first = tl.maximum(last - window + 1, 0)
+    if HAS_SPAN:
+        first = tl.maximum(first, last // span * span)
+    slope = tl.zeros([BLOCK_M], tl.float32)
+    if HAS_SLOPES:
+        slope = tl.load(slopes + query_head, mask=is_real, other=0.0).to(tl.float32)
     begin = tl.min(tl.where(is_real, first, 2147483647), 0)
     stop = tl.max(last, 0) + 1
     fork = stop
@@ -217,6 +235,7 @@ def _attend(
             fork,
             first_row,
             end_row,
+            slope,
             scale,
             softcap,
             NUM_HEADS,
@@ -228,6 +247,7 @@ def _attend(
             BLOCK_D,
             BLOCK_E,
             HAS_SOFTCAP,
+            HAS_SLOPES,
             HAS_TREES,
             IS_INTERPRETED,
         )
@@ -246,7 +266,7 @@ def _attend(
         tl.store(out + place[:, None] * VALUE_SIZE + at[None, :], results, mask=is_element)
 
 
-@triton.jit(do_not_specialize=["num_chunks", "window"])
+@triton.jit(do_not_specialize=["num_chunks", "window", "span"])
 def _fold_chunks(
     out,  # [R, Hq, E]
     part_maximum,  # [R, Hq, chunks]
@@ -256,10 +276,12 @@ def _fold_chunks(
     sinks,  # [Hq]; read when HAS_SINKS only
     num_chunks,
     window,
+    span,
     NUM_QUERY_HEADS: tl.constexpr,
     VALUE_SIZE: tl.constexpr,
     BLOCK_E: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_SPAN: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ):
     """Program (r, h): folds the chunks of one query in order."""
@@ -269,6 +291,8 @@ def _fold_chunks(
     first_chunk = 0
     if HAS_WINDOW:
         first_chunk = tl.maximum(last - window + 1, 0) // CHUNK
+    if HAS_SPAN:
+        first_chunk = tl.maximum(first_chunk, last // span * span // CHUNK)
     at = tl.arange(0, BLOCK_E)
     lane = tl.arange(0, 1)
     maximum = tl.full([1], LOWEST, tl.float32)

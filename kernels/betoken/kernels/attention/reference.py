@@ -19,6 +19,8 @@ def attention_reference(
     window: int = 0,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
+    span: int = 0,
+    slopes: Tensor | None = None,
 ) -> Tensor:
     """See `betoken.kernels.attention.attention`."""
     num_rows, num_heads, _ = query.shape
@@ -31,6 +33,7 @@ def attention_reference(
         page_ids = rows.page_ids[starts[segments[row]] : starts[segments[row] + 1]]
         fork = position + 1 - len(paths[row])
         first = max(0, position - window + 1) if window else 0
+        first = max(first, position // span * span) if span else first
         running = None
         for chunk in range(first // CHUNK_SIZE, position // CHUNK_SIZE + 1):
             is_shared = fork >= min(position + 1, (chunk + 1) * CHUNK_SIZE)
@@ -41,7 +44,7 @@ def attention_reference(
                     on_path = (slots >= fork) & (slots <= position)
                     slots[on_path] = paths[row][slots[on_path] - fork]
                 gathered[place] = _gather(key_cache, value_cache, page_ids, slots)
-            part = _chunk(query[row].float() * scale, *gathered[place], chunk, first, position, softcap)
+            part = _chunk(query[row].float() * scale, *gathered[place], chunk, first, position, softcap, slopes)
             running = part if running is None else _combine(running, part)
         assert running is not None  # position // CHUNK_SIZE is always visited
         if sinks is not None:  # as a last chunk, of one key without a value
@@ -72,13 +75,22 @@ def _gather(key_cache: Tensor, value_cache: Tensor, page_ids: Tensor, slots: Ten
 
 
 def _chunk(
-    query: Tensor, keys: Tensor, values: Tensor, chunk: int, first: int, last: int, softcap: float
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    chunk: int,
+    first: int,
+    last: int,
+    softcap: float,
+    slopes: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Maximum [H, G, 1], sum [H, G, 1] and weighted values [H, G, E] of one row over one chunk's keys [first, last]."""
     scores = torch.bmm(query.reshape(keys.shape[0], -1, keys.shape[1]), keys)  # [H, G, 256]
     if softcap:
         scores = torch.tanh(scores / softcap) * softcap
     positions = torch.arange(chunk * CHUNK_SIZE, (chunk + 1) * CHUNK_SIZE, device=query.device)
+    if slopes is not None:
+        scores = scores + slopes.float().reshape(*scores.shape[:2], 1) * (positions - last)
     scores = scores.masked_fill((positions < first) | (positions > last), float("-inf"))
     maximum = scores.amax(dim=-1, keepdim=True)
     weights = torch.exp(scores - maximum)

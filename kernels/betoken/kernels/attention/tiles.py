@@ -58,11 +58,25 @@ def _add_products(sums, weights, values, IS_INTERPRETED: tl.constexpr):
 
 
 @triton.jit
-def _weigh(scores, maximum, total, at, first, last, scale, softcap, HAS_SOFTCAP: tl.constexpr):
+def _weigh(
+    scores,
+    maximum,
+    total,
+    at,
+    first,
+    last,
+    slope,
+    scale,
+    softcap,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_SLOPES: tl.constexpr,
+):
     """Raw scores of keys `at` -> weights [M, N], factor on what was summed before [M], new maximum and total."""
     scores = scores * scale
     if HAS_SOFTCAP:
         scores = softcap * (1.0 - 2.0 / (tl.exp(2.0 * (scores / softcap)) + 1.0))  # tanh
+    if HAS_SLOPES:
+        scores += slope[:, None] * (at[None, :] - last[:, None]).to(tl.float32)
     is_visible = (at[None, :] >= first[:, None]) & (at[None, :] <= last[:, None])
     scores = tl.where(is_visible, scores, LOWEST)
     raised = tl.maximum(maximum, tl.max(scores, 1))
@@ -115,6 +129,7 @@ def reduce_chunk(
     fork,
     first_row,
     end_row,
+    slope,
     scale,
     softcap,
     NUM_HEADS: tl.constexpr,
@@ -126,6 +141,7 @@ def reduce_chunk(
     BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    HAS_SLOPES: tl.constexpr,
     HAS_TREES: tl.constexpr,
     IS_INTERPRETED: tl.constexpr,
 ):
@@ -146,7 +162,9 @@ def reduce_chunk(
         slots = _pool_slots(pages, at, is_seen, PAGE_SIZE)
         keys = _load_tile(key_cache, head, slots, is_seen, NUM_HEADS, KEY_SIZE, BLOCK_D)
         scores = _dot(queries, tl.trans(keys), no_scores, IS_INTERPRETED)
-        weights, fade, maximum, total = _weigh(scores, maximum, total, at, first, last, scale, softcap, HAS_SOFTCAP)
+        weights, fade, maximum, total = _weigh(
+            scores, maximum, total, at, first, last, slope, scale, softcap, HAS_SOFTCAP, HAS_SLOPES
+        )
         values = _load_tile(value_cache, head, slots, is_seen, NUM_HEADS, VALUE_SIZE, BLOCK_E)
         sums = _add_products(sums * fade[:, None], weights, values, IS_INTERPRETED)
     if HAS_TREES:
@@ -159,7 +177,9 @@ def reduce_chunk(
                 keys = _load_tile(key_cache, head, slots, is_seen, NUM_HEADS, KEY_SIZE, BLOCK_D)
                 own_scores = _dot(queries, tl.trans(keys), no_scores, IS_INTERPRETED)
                 scores = tl.where((row == path_row)[:, None], own_scores, scores)
-            weights, fade, maximum, total = _weigh(scores, maximum, total, at, first, last, scale, softcap, HAS_SOFTCAP)
+            weights, fade, maximum, total = _weigh(
+                scores, maximum, total, at, first, last, slope, scale, softcap, HAS_SOFTCAP, HAS_SLOPES
+            )
             sums = sums * fade[:, None]
             for path_row in range(first_row, end_row):
                 slots, is_seen = _path_slots(path_starts, path_slots, positions, path_row, at)

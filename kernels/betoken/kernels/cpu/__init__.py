@@ -222,6 +222,8 @@ def _register_shapes() -> None:
         window: int,
         softcap: float,
         sinks: Tensor | None,
+        span: int,
+        slopes: Tensor | None,
     ) -> Tensor:
         return query.new_empty(query.shape[0], query.shape[1], value.shape[2])
 

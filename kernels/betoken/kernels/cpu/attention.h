@@ -23,10 +23,13 @@ Lanes load_queries(const Attention<T>& job, const Block& block, int64_t head, Sc
       lanes.last.set(i, lanes.last[0]);
       continue;
     }
-    const int64_t row = block.row(i, job.group);
-    const T* query = job.query.at(row, head * job.group + (block.first_query + i) % job.group);
+    const int64_t row = block.row(i, job.group), query_head = head * job.group + (block.first_query + i) % job.group;
+    const T* query = job.query.at(row, query_head);
     lanes.last.set(i, job.rows.positions[row]);
-    lanes.first.set(i, job.window ? std::max<int64_t>(0, lanes.last[i] - job.window + 1) : 0);
+    int64_t first = job.window ? std::max<int64_t>(0, lanes.last[i] - job.window + 1) : 0;
+    if (job.span) first = std::max<int64_t>(first, lanes.last[i] / job.span * job.span);
+    lanes.first.set(i, int32_t(first));
+    if (job.slopes) lanes.slope.set(i, job.slopes[query_head]);
     lanes.begin = std::min<int64_t>(lanes.begin, lanes.first[i]);
     lanes.stop = std::max<int64_t>(lanes.stop, lanes.last[i] + 1);
     if (job.rows.path_length(row)) lanes.fork = std::min(lanes.fork, job.rows.fork(row));

@@ -29,6 +29,7 @@ int64_t padded_width(const Attention<T>& job) {
 // The queries of a block: which positions each sees, and its softmax so far.
 struct Lanes {
   I16 first, last;  // positions; an idle lane is a copy of lane 0, which nothing reads
+  F16 slope = {};  // what a score gains with every position its key is nearer
   F16 maximum = splat(kLowest), total = {};
   int64_t begin = std::numeric_limits<int64_t>::max(), stop = 0;  // positions that any of them sees
   int64_t fork = std::numeric_limits<int64_t>::max();             // before it all find their keys in the same slots

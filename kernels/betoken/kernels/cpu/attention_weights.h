@@ -16,13 +16,23 @@ void raise_maximum(const Attention<T>& job, const Block& block, F16 raised, F16 
       store16(&scratch.sums[query * width + d], load16(&scratch.sums[query * width + d]) * fade[query]);
 }
 
-// A score as the softmax takes it: scaled, capped, and lowest where its lane does not see the key.
+// Which keys the lanes of a vector see, and how a score falls with their distance.
+struct Sight {
+  I16 first, last, position;
+  F16 slope;
+};
+
+// A score as the softmax takes it: scaled, capped, lower with distance, and lowest where its lane does not see the key.
 template <class T>
-[[gnu::always_inline]] inline F16 masked_score(const Attention<T>& job, F16 score, const I16& at, const I16& first,
-                                               const I16& last) {
+[[gnu::always_inline]] inline F16 masked_score(const Attention<T>& job, F16 score, const I16& at, const Sight& sight) {
   score = score * job.scale;
   if (job.softcap > 0.0f) score = tanh16(score / job.softcap) * job.softcap;
-  return select((at >= first) & (at <= last), score, splat(kLowest));
+  if (job.slopes) {
+    const F16 distance = by_parts<F16>(
+        [](NativeInts x, NativeInts y) { return __builtin_convertvector(x - y, Native); }, at, sight.position);
+    score = score + sight.slope * distance;
+  }
+  return select((at >= sight.first) & (at <= sight.last), score, splat(kLowest));
 }
 
 [[gnu::always_inline]] inline F16 weight_of(F16 score, F16 maximum) {
@@ -90,15 +100,16 @@ void weigh_few(const Attention<T>& job, const Block& block, int64_t origin, int6
   constexpr int kPlaces = SharedVector<W>::kPlaces;
   I16 offsets;
   for (int lane = 0; lane < kLanes; ++lane) offsets.set(lane, lane / W);
-  const I16 first = SharedVector<W>::repeat(lanes.first);
   const I16 end = splat(int32_t(origin + to - 1)), seen = SharedVector<W>::repeat(last);
   const I16 stop = by_parts<I16>([](NativeInts x, NativeInts y) { return x < y ? x : y; }, seen, end);
+  const Sight sight{SharedVector<W>::repeat(lanes.first), stop, SharedVector<W>::repeat(lanes.last),
+                    SharedVector<W>::repeat(lanes.slope)};
   F16 top = splat(kLowest);
   float* packed = scratch.packed;
   for (int64_t place = from; place < to; place += kPlaces, packed += kLanes) {
     const I16 start = splat(int32_t(origin + place));
     const I16 at = by_parts<I16>([](NativeInts x, NativeInts y) { return x + y; }, start, offsets);
-    const F16 score = masked_score(job, SharedVector<W>::gather(&scratch.scores[place]), at, first, stop);
+    const F16 score = masked_score(job, SharedVector<W>::gather(&scratch.scores[place]), at, sight);
     top = larger(score, top);
     store16(packed, score);
   }
@@ -119,10 +130,11 @@ void weigh(const Attention<T>& job, const Block& block, int64_t origin, int64_t 
   if (block.num_queries <= 4) return weigh_few<4>(job, block, origin, from, to, last, lanes, scratch);
   if (block.num_queries <= 8) return weigh_few<8>(job, block, origin, from, to, last, lanes, scratch);
 #endif
+  const Sight sight{lanes.first, last, lanes.last, lanes.slope};
   F16 top = splat(kLowest);
   for (int64_t place = from; place < to; ++place) {
     const I16 at = splat(int32_t(origin + place));
-    const F16 score = masked_score(job, load16(scratch.scores[place]), at, lanes.first, last);
+    const F16 score = masked_score(job, load16(scratch.scores[place]), at, sight);
     top = larger(score, top);
     store16(scratch.scores[place], score);
   }

@@ -54,7 +54,7 @@ at::Tensor with_dense_rows(const at::Tensor& tensor) {
 template <class T>
 void attend_typed(const at::Tensor& query, const at::Tensor* key, const at::Tensor* value, const Layer& layer,
                   int64_t page_size, const Rows& rows, double scale, int64_t window, double softcap,
-                  const float* sinks, at::Tensor& out) {
+                  const float* sinks, int64_t span, const float* slopes, at::Tensor& out) {
   Attention<T> job;
   job.query = strided<const T>(query);
   job.key = key ? strided<const T>(*key) : Strided<const T>{nullptr, 0, 0};
@@ -71,20 +71,27 @@ void attend_typed(const at::Tensor& query, const at::Tensor* key, const at::Tens
   job.scale = float(scale);
   job.softcap = float(softcap);
   job.window = window;
+  job.span = span;
   job.sinks = sinks;
+  job.slopes = slopes;
   attention(job);
 }
 
 at::Tensor attend_any(const at::Tensor& query, const at::Tensor* key, const at::Tensor* value, const Layer& layer,
                       int64_t page_size, const Rows& rows, double scale, int64_t window, double softcap,
-                      const std::optional<at::Tensor>& sinks) {
-  const at::Tensor floats = sinks ? sinks->to(at::kFloat).contiguous() : at::Tensor();
-  const float* head_sinks = sinks ? data<const float>(floats) : nullptr;
+                      const std::optional<at::Tensor>& sinks, int64_t span,
+                      const std::optional<at::Tensor>& slopes) {
+  const at::Tensor sink_floats = sinks ? sinks->to(at::kFloat).contiguous() : at::Tensor();
+  const at::Tensor slope_floats = slopes ? slopes->to(at::kFloat).contiguous() : at::Tensor();
+  const float* head_sinks = sinks ? data<const float>(sink_floats) : nullptr;
+  const float* head_slopes = slopes ? data<const float>(slope_floats) : nullptr;
   at::Tensor out = at::empty({query.size(0), query.size(1), layer.value_size}, query.options());
   if (query.scalar_type() == at::kBFloat16)
-    attend_typed<bf16>(query, key, value, layer, page_size, rows, scale, window, softcap, head_sinks, out);
+    attend_typed<bf16>(query, key, value, layer, page_size, rows, scale, window, softcap, head_sinks, span, head_slopes,
+                       out);
   else
-    attend_typed<float>(query, key, value, layer, page_size, rows, scale, window, softcap, head_sinks, out);
+    attend_typed<float>(query, key, value, layer, page_size, rows, scale, window, softcap, head_sinks, span, head_slopes,
+                       out);
   return out;
 }
 
@@ -113,12 +120,13 @@ void check_fits(const at::Tensor& query, const at::Tensor& key, const at::Tensor
 
 // Write the rows' keys and values in the step's cache, attend, return [R, Hq, E].
 at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, int64_t layer, double scale,
-                  int64_t window, double softcap, const std::optional<at::Tensor>& sinks) {
+                  int64_t window, double softcap, const std::optional<at::Tensor>& sinks, int64_t span,
+                  const std::optional<at::Tensor>& slopes) {
   TORCH_CHECK(step.cache, "no step has begun on this thread");
   const Layer& own = step.cache->layers.at(layer);
   check_fits(query, key, value, own);
   const at::Tensor q = with_dense_rows(query), k = with_dense_rows(key), v = with_dense_rows(value);
-  return attend_any(q, &k, &v, own, step.cache->page_size, step.rows, scale, window, softcap, sinks);
+  return attend_any(q, &k, &v, own, step.cache->page_size, step.rows, scale, window, softcap, sinks, span, slopes);
 }
 
 Rows rows_of(const at::Tensor& positions, const at::Tensor& row_segments, const at::Tensor& page_starts,
@@ -135,12 +143,13 @@ at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& key_cache,
                            const at::Tensor& positions, const at::Tensor& row_segments, const at::Tensor& page_starts,
                            const at::Tensor& page_ids, const std::optional<at::Tensor>& path_starts,
                            const std::optional<at::Tensor>& path_slots, double scale, int64_t window, double softcap,
-                           const std::optional<at::Tensor>& sinks) {
+                           const std::optional<at::Tensor>& sinks, int64_t span,
+                           const std::optional<at::Tensor>& slopes) {
   const Layer layer{key_cache.data_ptr(), value_cache.data_ptr(), key_cache.size(2), key_cache.size(3),
                     value_cache.size(3)};
   const Rows rows = rows_of(positions, row_segments, page_starts, page_ids, path_starts, path_slots);
   return attend_any(with_dense_rows(query), nullptr, nullptr, layer, key_cache.size(1), rows, scale, window, softcap,
-                    sinks);
+                    sinks, span, slopes);
 }
 
 // Write the rows' inputs [R, C] in the step's cache, where they are keys without values; convolve, return [R, C].
@@ -269,11 +278,11 @@ TORCH_LIBRARY(betoken, library) {
   library.def("grouped_rows(Tensor ids, Tensor packed, int n, int k, int format) -> Tensor");
   library.def(
       "attend(Tensor query, Tensor key, Tensor value, int layer, float scale, int window, float softcap, "
-      "Tensor? sinks) -> Tensor");
+      "Tensor? sinks, int span, Tensor? slopes) -> Tensor");
   library.def(
       "paged_attention(Tensor query, Tensor key_cache, Tensor value_cache, Tensor positions, Tensor row_segments, "
       "Tensor page_starts, Tensor page_ids, Tensor? path_starts, Tensor? path_slots, float scale, int window, "
-      "float softcap, Tensor? sinks) -> Tensor");
+      "float softcap, Tensor? sinks, int span, Tensor? slopes) -> Tensor");
   library.def("short_conv(Tensor x, Tensor weight, Tensor? bias, int layer) -> Tensor");
   library.def(
       "paged_short_conv(Tensor inputs, Tensor weight, Tensor? bias, Tensor positions, Tensor row_segments, "

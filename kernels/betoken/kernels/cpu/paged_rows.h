@@ -35,8 +35,9 @@ struct Attention {
   Rows rows;
   int64_t page_size, num_heads, group, key_size, value_size;  // group: query heads per key head
   float scale, softcap;
-  int64_t window;
-  const float* sinks;  // [query heads]; null: none
+  int64_t window, span;  // visible positions; positions are cut into spans, of which a row sees its own; 0: all
+  const float* sinks;    // [query heads]; null: none
+  const float* slopes;   // [query heads]; null: none
 
   const int32_t* pages(int64_t segment) const { return rows.page_ids + rows.page_starts[segment]; }
   // The slot of the pool that is slot `index` of the sequence with these pages.

@@ -1,0 +1,56 @@
+"""Attention of a family's own kind: random drafts, trees, chunks and too few pages give `generate()`'s tokens."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from betoken.engine.bring_up.load import load_runner
+from betoken.engine.bring_up.self_check import forward_in_chunks, forward_together
+from betoken.engine.config import EngineConfig
+from tests.engine.tiny import save_tiny
+from tests.engine.tiny_variants import VARIANTS
+from tests.verify_worker.as_generate import assert_speculation_gives_the_tokens_of_generate
+
+_USUAL = ("bloom", "gpt_neo", "llama4_text")
+"""Families of the default run: distances, windows of its own, spans."""
+
+
+@pytest.mark.parametrize(
+    "family", [family if family in _USUAL else pytest.param(family, marks=pytest.mark.slow) for family in VARIANTS]
+)
+def test_any_speculation_gives_the_tokens_of_generate(tmp_path, family: str) -> None:
+    directory = save_tiny(tmp_path, family)
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype="float32", attn_implementation="eager").eval()
+    assert_speculation_gives_the_tokens_of_generate(directory, model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_kernels", [True, False])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("family", VARIANTS)
+def test_rows_are_the_models_own_in_any_company(
+    tmp_path, monkeypatch: pytest.MonkeyPatch, family: str, dtype: str, has_kernels: bool
+) -> None:
+    """A load checks it too, over few tokens; these pass windows, spans and pages."""
+    if not has_kernels:
+        monkeypatch.setattr("betoken.engine.bring_up.prepare.load_cpu_kernels", lambda cache_dir: None)
+    directory = save_tiny(tmp_path, family)
+    runner = load_runner(EngineConfig(directory, dtype=dtype, num_pages=64, compile="off"))
+    sequences = [[(7 * n + 11 * at) % 101 for at in range(length)] for n, length in enumerate((37, 5, 1, 60))]
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="eager").eval()
+    for ids, ours in zip(sequences, forward_together(runner, sequences), strict=True):
+        theirs = model(torch.tensor([ids])).logits[0].detach().float()
+        scale = theirs.abs().mean().item()
+        if dtype == "float32":
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=scale * 1e-3)
+        else:  # in the mean: one rounding may send one token to another expert
+            assert (ours - theirs).abs().mean().item() < scale * 5e-2
+        for chunk_rows in (1, 5, 8):
+            assert torch.equal(forward_in_chunks(runner, ids, chunk_rows), ours)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", VARIANTS)
+def test_they_compile(tmp_path, family: str) -> None:
+    runner = load_runner(EngineConfig(save_tiny(tmp_path, family), dtype="float32", num_pages=64, compile="on"))
+    assert runner.is_compiled
