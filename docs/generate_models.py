@@ -25,7 +25,24 @@ page is made by `make docs` from the tests' tiny random checkpoints; a test comp
 | family | layers | own | rows | drafts | matrix |
 |---|---|---|---|---|---|
 """
+TEXTS = """
+## Text of multimodal models
+
+The language model of these is loaded alone. Towers for images, sound and video are neither made nor read. Positions
+count tokens, in each part of the rotation alike. A prompt with an id that stands for a piece of an image is refused by
+its place, and so is a part of a message that is no text. All of these go through random drafts, trees, stale blocks and
+preemption, and give the tokens of `generate()` of transformers' class of the whole.
+
+| family | language model | layers |
+|---|---|---|
+"""
 STATES = """
+## Positions
+
+Attention within spans (Llama 4) and by distance (ALiBi of BLOOM and MPT) is computed from a row's own position, by all
+kernels. Frequencies that change with the length of the text are not a function of the row alone: transformers takes
+those of the longest sequence of a batch. So dynamic NTK is refused, and LongRoPE beyond its original length.
+
 ## Recurrent layers
 
 Gated DeltaNet, Kimi's delta attention, Mamba-1 and -2, lightning attention and RG-LRU keep one state a sequence and
@@ -46,15 +63,26 @@ _MATRIX = {"llama": "embedded pair", "lfm2": "yes", "qwen3_5": "yes", "granitemo
 def render() -> str:
     """The page."""
     sys.path.insert(0, str(ROOT))
+    from betoken.engine.weights.language_model import REFUSED
+
     tiny = runpy.run_path(str(ROOT / "tests/engine/tiny.py"))
     recurrent = runpy.run_path(str(ROOT / "tests/verify_worker/test_recurrent_targets.py"))
-    drafted = dict.fromkeys(["llama", *recurrent["FAMILIES"]], "yes")
+    drafted = dict.fromkeys(["llama", *recurrent["FAMILIES"], *tiny["VARIANTS"]], "yes")
     rows = []
-    for family, make in sorted((tiny["CONFIGS"] | tiny["HYBRIDS"]).items()):
+    for family, make in sorted((tiny["CONFIGS"] | tiny["HYBRIDS"] | tiny["VARIANTS"]).items()):
         cells = [family, _layers(make()), "yes", "yes", drafted.get(family, "–"), _MATRIX.get(family, "–")]
         rows.append(f"| {' | '.join(cells)} |")
     refused = [f"| {family} | {_reason(tiny, family)} |" for family in sorted(tiny["REFUSED"])]
-    return HEAD + "\n".join(rows) + "\n" + STATES + "\n".join(refused) + "\n"
+    refused += [f"| {family} | not even its text is served: {why} |" for family, why in sorted(REFUSED.items())]
+    return HEAD + "\n".join(rows) + "\n" + TEXTS + _texts() + STATES + "\n".join(sorted(refused)) + "\n"
+
+
+def _texts() -> str:
+    lines = []
+    for family, make in sorted(runpy.run_path(str(ROOT / "tests/engine/tiny_multimodal.py"))["CONFIGS"].items()):
+        text = make().get_text_config(decoder=True)
+        lines.append(f"| {family} | {text.model_type} | {_layers(text)} |\n")
+    return "".join(lines)
 
 
 def _layers(config: Any) -> str:

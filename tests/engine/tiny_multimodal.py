@@ -22,6 +22,7 @@ from transformers import (
     Qwen2AudioConfig,
     Qwen2VLConfig,
     Qwen3_5Config,
+    Qwen3_5MoeConfig,
     Qwen3VLConfig,
     Qwen3VLMoeConfig,
     SmolVLMConfig,
@@ -29,7 +30,7 @@ from transformers import (
 )
 
 IMAGE_ID = 99
-"""Stands for a piece of an image; outside it, and of another meaning, lies no other such id of these models."""
+"""The id that stands for a piece of an image, a video or a sound."""
 _TEXT = {
     "vocab_size": 101,
     "hidden_size": 64,
@@ -56,6 +57,14 @@ _TOWER = {
 _SIGLIP = {"model_type": "siglip_vision_model", **_TOWER}
 _DEEP = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "patch_size": 8}
 _OUT = {**_DEEP, "out_hidden_size": 64}
+_HYBRID = {
+    **_HEAD,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 12,
+}
 _SOUND = {"num_mel_bins": 8, "max_source_positions": 16}
 _VIDEO = {"image_token_id": IMAGE_ID, "video_token_id": IMAGE_ID}
 
@@ -154,14 +163,18 @@ CONFIGS: dict[str, Any] = {
     ),
     "qwen3_5": lambda: Qwen3_5Config(
         vision_config=_OUT,
+        text_config=_text("qwen3_5_text", **_HYBRID),
+        **_VIDEO,
+    ),
+    "qwen3_5_moe": lambda: Qwen3_5MoeConfig(
+        vision_config=_OUT,
         text_config=_text(
-            "qwen3_5_text",
-            **_HEAD,
-            layer_types=["linear_attention", "full_attention"],
-            linear_num_key_heads=2,
-            linear_num_value_heads=4,
-            linear_key_head_dim=16,
-            linear_value_head_dim=12,
+            "qwen3_5_moe_text",
+            **_HYBRID,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=48,
+            shared_expert_intermediate_size=48,
         ),
         **_VIDEO,
     ),

@@ -6,6 +6,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from betoken.engine.config import EngineConfig
+from betoken.engine.weights.language_model import FAMILIES
 from betoken.engine.weights.loading import load_model
 from tests.engine.tiny_multimodal import CONFIGS, IMAGE_ID, class_of, save_multimodal
 from tests.verify_worker.as_generate import assert_speculation_gives_the_tokens_of_generate
@@ -22,6 +23,10 @@ def test_any_speculation_gives_the_tokens_of_generate(tmp_path, family: str) -> 
     model = class_of(family).from_pretrained(directory, dtype="float32").eval()
     runner = assert_speculation_gives_the_tokens_of_generate(directory, model, IMAGE_ID)
     assert IMAGE_ID in runner.info.media_token_ids
+
+
+def test_every_type_that_is_served_is_tried() -> None:
+    assert set(CONFIGS) == FAMILIES
 
 
 def _load(directory: str):
