@@ -42,6 +42,14 @@ def tokens(text: str, *ids: int, origin: int = types_pb2.TOKEN_ORIGIN_PLAIN, sou
     return pb.GenerateResponse(tokens=pb.GenerateTokens(tokens=entries, text=text))
 
 
+def of_prompt(first_position: int, *logprobs: float) -> pb.GenerateResponse:
+    """Logprobs of the prompt; each token's likeliest id is its position."""
+    told = pb.GeneratePromptLogprobs(first_position=first_position)
+    for position, logprob in enumerate(logprobs, first_position):
+        told.logprobs.add(logprob=logprob, top_ids=[position], top_logprobs=[-0.25])
+    return pb.GenerateResponse(prompt_logprobs=told)
+
+
 def finish(num_output: int = 0, reason: int = pb.FINISH_REASON_LENGTH, **fields: object) -> pb.GenerateResponse:
     usage = pb.Usage(prompt_tokens=3, output_tokens=num_output)
     return pb.GenerateResponse(finish=pb.GenerateFinish(reason=reason, usage=usage, **fields))
@@ -137,6 +145,7 @@ class Script:
 
     start = staticmethod(start)
     tokens = staticmethod(tokens)
+    of_prompt = staticmethod(of_prompt)
     finish = staticmethod(finish)
     Hang = Hang
     EndEarly = EndEarly

@@ -162,6 +162,7 @@ def test_every_option_reaches_the_request(answering) -> None:
     options = "--temperature 0.5 --top-k 3 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.1 --presence-penalty 0.2"
     options += " --frequency-penalty 0.3 --logit-bias 4=-1.5 --logit-bias 5=2 --seed 18446744073709551615"
     options += " --max-new-tokens 9 --min-new-tokens 2 --stop x --stop y --stop-token-id 8 --ignore-eos --logprobs 2"
+    options += " --prompt-logprobs 3"
     options += " --drafter ngram --drafter-setting max_ngram=4 --num-draft-tokens 6 --mode rejection"
     options += " --model tiny --tenant me --system be-brief"
     result = run("generate", "hi", "--address", answering.address, *options.split())

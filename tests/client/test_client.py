@@ -141,6 +141,30 @@ async def test_complete_gives_the_whole_answer(router, script, runner) -> None:
     assert answer.speculation.round_s == pytest.approx(0.002) and answer.duration_s == pytest.approx(0.005)
 
 
+async def test_the_prompts_logprobs_come_once_over_as_many_streams_as_it_takes(router, script, runner) -> None:
+    start = script.start(seed=4, prompt_ids=[5, 6, 7, 8])
+    router.will(start, script.of_prompt(1, -0.5), script.of_prompt(2, -1.5), grpc.StatusCode.UNAVAILABLE)
+    router.will(start, script.of_prompt(3, -2.5), script.tokens("a", 9), grpc.StatusCode.UNAVAILABLE)
+    router.will(start, script.tokens("b", 9), script.finish(2))
+    answer = await runner.call(router.address, "complete", "hi", prompt_logprobs=1)
+    assert answer.prompt_logprobs[0] is None and answer.output_ids == (9, 9)
+    assert [one.logprob for one in answer.prompt_logprobs[1:]] == [-0.5, -1.5, -2.5]
+    assert [one.top for one in answer.prompt_logprobs[1:]] == [((position, -0.25),) for position in (1, 2, 3)]
+    assert [request.resume_prompt_logprobs for request in router.requests] == [0, 2, 3]
+    assert [list(request.resume_ids) for request in router.requests] == [[], [], [9]]
+
+
+async def test_a_prompt_told_with_a_gap_is_a_routers_fault(router, script, runner) -> None:
+    router.will(script.start(prompt_ids=[5, 6, 7]), script.of_prompt(2, -0.5))
+    with pytest.raises(InternalError, match="position 2 of the prompt out of order"):
+        await runner.call(router.address, "complete", "hi", prompt_logprobs=1)
+
+
+async def test_nothing_is_told_of_a_prompt_unless_asked_for(router, script, runner) -> None:
+    router.will(script.start(), script.tokens("a", 9), script.finish(1))
+    assert (await runner.call(router.address, "complete", "hi")).prompt_logprobs == ()
+
+
 async def test_an_answer_resumes_where_it_broke(router, script, runner) -> None:
     start = script.start(seed=42, system_fingerprint="f")
     router.will(start, script.tokens("ab", 5, 6), grpc.StatusCode.UNAVAILABLE)

@@ -30,6 +30,20 @@ def tokens(answer: int, *ids: int) -> pb.GenerateResponse:
     return pb.GenerateResponse(answer=answer, tokens=pb.GenerateTokens(tokens=told, text="x" * len(ids)))
 
 
+def test_the_prompts_logprobs_are_those_of_all_answers() -> None:
+    request = generate_request("hi", {"n": 2, "temperature": 0.5, "prompt_logprobs": 0})
+    several = SeveralSession(request, Retries(RetryPolicy(), None), {})
+    told = pb.GeneratePromptLogprobs(first_position=1, logprobs=[{"logprob": -0.5}])
+    for response in (start(0, 9), pb.GenerateResponse(prompt_logprobs=told), tokens(0, 1), finish(0)):
+        several.feed(response)
+    request, _ = several.next_request()  # the second one's stream had not begun
+    assert (request.sampling.seed, request.resume_prompt_logprobs) == (derived_seed(9, 1), 1)
+    for response in (start(0, derived_seed(9, 1)), tokens(0, 8), finish(0)):
+        several.feed(response)
+    first, second = (part.completion().prompt_logprobs for part in several.parts)
+    assert first == second and [one and one.logprob for one in first] == [None, -0.5]
+
+
 def finish(answer: int) -> pb.GenerateResponse:
     return pb.GenerateResponse(answer=answer, finish=pb.GenerateFinish(reason=pb.FINISH_REASON_STOP))
 

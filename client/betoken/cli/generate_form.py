@@ -79,6 +79,9 @@ class GenerateForm(Connection):
     logprobs: Annotated[
         int | None, typer.Option(help="Likeliest ids reported per token (--json).", rich_help_panel=_SAMPLING)
     ] = None
+    prompt_logprobs: Annotated[
+        int | None, typer.Option(help="Likeliest ids reported per prompt token (--json).", rich_help_panel=_SAMPLING)
+    ] = None
     json_object: Annotated[
         bool, typer.Option("--json-object", help="The answer is a JSON object.", rich_help_panel=_CONSTRAINT)
     ] = False
@@ -149,6 +152,7 @@ class GenerateForm(Connection):
             stop_token_ids=self.stop_token_id or None,
             ignore_eos=self.ignore_eos,
             logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
         )
 
     def speculation(self) -> Speculation:

@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from betoken.client import Completion, Token, VerificationMode
+from betoken.client import Completion, Logprobs, Token, VerificationMode
 
 _MODE_NOTES = {
     VerificationMode.REJECTION: "the target's distribution, but the tokens depend on the draft",
@@ -55,6 +55,7 @@ def as_json(completion: Completion, elapsed_s: float) -> dict[str, Any]:
     stats = completion.speculation
     fields = asdict(completion)
     fields["tokens"] = [_token_json(token) for token in completion.tokens]
+    fields["prompt_logprobs"] = [one and _logprobs_json(one) for one in completion.prompt_logprobs]
     fields["output_ids"] = list(completion.output_ids)
     fields["speculation"] |= {
         "acceptance_rate": stats.acceptance_rate,
@@ -74,9 +75,13 @@ def tokens_per_s(completion: Completion, elapsed_s: float) -> float:
 def _token_json(token: Token) -> dict[str, Any]:
     fields: dict[str, Any] = {"id": token.id, "text": token.text, "origin": token.origin, "source": token.source}
     if token.logprobs is not None:
-        fields["logprob"] = token.logprobs.logprob
-        fields["top_logprobs"] = [{"id": id_, "logprob": logprob} for id_, logprob in token.logprobs.top]
+        fields |= _logprobs_json(token.logprobs)
     return fields
+
+
+def _logprobs_json(logprobs: Logprobs) -> dict[str, Any]:
+    top = [{"id": id_, "logprob": logprob} for id_, logprob in logprobs.top]
+    return {"logprob": logprobs.logprob, "top_logprobs": top}
 
 
 def _ending(completion: Completion) -> str:

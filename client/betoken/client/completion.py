@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from betoken.client.config import VerificationMode
 from betoken.client.modes import FROM_PROTO
-from betoken.client.piece import Piece, Token
+from betoken.client.piece import Logprobs, Piece, Token
 from betoken.v1 import generation_pb2 as pb
 
 _NS = 1e-9
@@ -225,6 +225,9 @@ class Completion:
     """As the router measured it; of the last stream when resumed."""
     duration_s: float
     """As the router measured it; of the last stream when resumed."""
+    prompt_logprobs: tuple[Logprobs | None, ...] = ()
+    """One per id of the prompt where they were asked for, the first None: nothing comes before it. Empty where they
+    were not, or where `resume_ids` were given, whose call had them."""
 
     def __str__(self) -> str:
         return self.text
@@ -236,7 +239,12 @@ class Completion:
 
     @classmethod
     def from_proto(
-        cls, start: pb.GenerateStart, pieces: Sequence[Piece], finish: pb.GenerateFinish, num_resumes: int
+        cls,
+        start: pb.GenerateStart,
+        pieces: Sequence[Piece],
+        finish: pb.GenerateFinish,
+        num_resumes: int,
+        prompt_logprobs: tuple[Logprobs | None, ...] = (),
     ) -> Completion:
         usage = finish.usage
         return cls(
@@ -257,4 +265,5 @@ class Completion:
             queue_s=finish.queue_ns * _NS,
             time_to_first_token_s=finish.time_to_first_token_ns * _NS,
             duration_s=finish.duration_ns * _NS,
+            prompt_logprobs=prompt_logprobs,
         )

@@ -59,6 +59,9 @@ class Sampling:
     """EOS does not end the answer."""
     logprobs: int | None = None
     """Most likely ids reported per token besides the token itself, 0 to 20; None = no logprobs."""
+    prompt_logprobs: int | None = None
+    """Most likely ids reported per token of the prompt, likewise (`Completion.prompt_logprobs`); `max_new_tokens` may
+    then be 0. The prompt is computed whole, whatever is cached of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +131,7 @@ class SamplingOptions(TypedDict, total=False):
     stop_token_ids: Sequence[int] | None
     ignore_eos: bool | None
     logprobs: int | None
+    prompt_logprobs: int | None
 
 
 class SpeculationOptions(TypedDict, total=False):

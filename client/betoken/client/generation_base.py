@@ -10,6 +10,7 @@ import threading
 from typing import Any, Protocol
 
 from betoken.client.completion import Completion
+from betoken.client.piece import Logprobs
 from betoken.client.session import Session
 from betoken.common.errors import RequestCancelledError
 
@@ -49,6 +50,11 @@ class GenerationBase:
     def prompt_ids(self) -> tuple[int, ...]:
         """The prompt as the model sees it; empty before the first message."""
         return tuple(self._session.start.prompt_ids) if self._session.start else ()
+
+    @property
+    def prompt_logprobs(self) -> tuple[Logprobs | None, ...]:
+        """As `Completion.prompt_logprobs`; all of them are there before the first piece."""
+        return self._session.prompt_logprobs
 
     @property
     def model(self) -> str:

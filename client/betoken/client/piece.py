@@ -43,9 +43,13 @@ class Logprobs:
     """Natural logarithms of the target's raw probabilities, before any sampling rule."""
 
     logprob: float
-    """Logarithm of the emitted token's probability."""
+    """Logarithm of the token's own probability."""
     top: tuple[tuple[int, float], ...]
     """(id, logprob) of the most likely ids, most likely first."""
+
+    @classmethod
+    def from_proto(cls, message: types_pb2.TokenLogprobs) -> Logprobs:
+        return cls(message.logprob, tuple(zip(message.top_ids, message.top_logprobs, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +138,5 @@ class Piece:
 def _token(token: pb.GeneratedToken, text: str) -> Token:
     origin = _ORIGINS.get(token.origin, TokenOrigin.UNKNOWN)
     source = (token.source or _UNKNOWN_SOURCE) if origin is TokenOrigin.ACCEPTED else None
-    logprobs = None
-    if token.HasField("logprobs"):
-        top = zip(token.logprobs.top_ids, token.logprobs.top_logprobs, strict=True)
-        logprobs = Logprobs(token.logprobs.logprob, tuple(top))
+    logprobs = Logprobs.from_proto(token.logprobs) if token.HasField("logprobs") else None
     return Token(token.id, origin, source, text, logprobs)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from betoken.client.completion import Completion, PartialAnswer
-from betoken.client.piece import Piece
+from betoken.client.piece import Logprobs, Piece
 from betoken.client.retry import Retries
 from betoken.common.errors import BetokenError, InternalError, UnavailableError
 from betoken.v1 import generation_pb2 as pb
@@ -24,6 +24,8 @@ class Session:
         """The caller's own, of each stream."""
         self._retries = retries
         self._pieces: list[Piece] = []
+        self._of_prompt: list[Logprobs] = []
+        """Logprobs of the prompt's tokens but the first."""
         self._finish: pb.GenerateFinish | None = None
         self._num_resumes = 0
         self._is_begun = False
@@ -96,6 +98,7 @@ class Session:
             request.ClearField("model")
         request.system_fingerprint = self.start.system_fingerprint
         request.sampling.seed = self.start.seed
+        request.resume_prompt_logprobs = len(self._of_prompt)
         request.resume_ids.extend(token.id for piece in self._pieces for token in piece.tokens)
         return request, timeout_s
 
@@ -114,6 +117,8 @@ class Session:
             raise InternalError(
                 f"the router sent {event or 'an unknown event'} out of order", request_id=self._request_id
             )
+        elif event == "prompt_logprobs":
+            self._feed_prompt(response.prompt_logprobs)
         elif event == "tokens":
             piece = Piece.from_proto(response.tokens)
             self._pieces.append(piece)
@@ -122,6 +127,23 @@ class Session:
         elif event == "finish":
             self._finish = response.finish
         return None
+
+    def _feed_prompt(self, message: pb.GeneratePromptLogprobs) -> None:
+        if message.first_position != 1 + len(self._of_prompt):
+            at = message.first_position
+            raise InternalError(
+                f"the router told position {at} of the prompt out of order", request_id=self._request_id
+            )
+        self._of_prompt += map(Logprobs.from_proto, message.logprobs)
+        self._retries.progressed()
+
+    @property
+    def prompt_logprobs(self) -> tuple[Logprobs | None, ...]:
+        """One per token of the prompt, the first None; empty where not all have come."""
+        is_asked = self._request.sampling.HasField("prompt_logprobs")
+        if not is_asked or self.start is None or len(self._of_prompt) != len(self.start.prompt_ids) - 1:
+            return ()
+        return (None, *self._of_prompt)
 
     @property
     def is_finished(self) -> bool:
@@ -147,4 +169,4 @@ class Session:
     def completion(self) -> Completion:
         """The whole answer, once finished."""
         assert self.start is not None and self._finish is not None
-        return Completion.from_proto(self.start, self._pieces, self._finish, self._num_resumes)
+        return Completion.from_proto(self.start, self._pieces, self._finish, self._num_resumes, self.prompt_logprobs)

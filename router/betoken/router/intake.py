@@ -170,8 +170,8 @@ def further_answers(first: GenerationRequest, num_answers: int) -> list[Generati
         sampling = SamplingParams()
         sampling.CopyFrom(first.sampling)
         sampling.seed = derived_seed(first.sampling.seed, index)
-        own = {"request_id": f"{first.request_id}.{index}", "num_prompt_told": first.num_prompt_logprobs}
-        further.append(replace(first, sampling=sampling, **own))
+        request_id, num_told = f"{first.request_id}.{index}", first.num_prompt_logprobs
+        further.append(replace(first, request_id=request_id, sampling=sampling, num_prompt_told=num_told))
     return further
 
 
