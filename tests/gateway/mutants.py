@@ -18,7 +18,10 @@ SEEDS: list[tuple[str, dict[str, Any]]] = [
         | {"stop": ["x"], "logit_bias": {"3": 1.5}, "stream": True, "stream_options": {"include_usage": True}}
         | {"betoken": {"drafter": "ngram", "drafter_settings": {"max_ngram": 3}, "provenance": True, "rounds": True}},
     ),
-    ("/v1/completions", {"prompt": [3, 4], "max_tokens": 3, "echo": True, "stop_token_ids": [3], "user": "u"}),
+    (
+        "/v1/completions",
+        {"prompt": [3, 4], "max_tokens": 3, "echo": True, "logprobs": 1, "stop_token_ids": [3], "user": "u"},
+    ),
     (
         "/v1/chat/completions",
         {"max_tokens": 3, "logprobs": True, "top_logprobs": 2, "response_format": {"type": "text"}}

@@ -16,7 +16,10 @@ COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"prompt": "a", "suffix": "b"}, "suffix"),
     (COMPLETIONS, {"prompt": "a", "best_of": 2}, "best_of"),
-    (COMPLETIONS, {"prompt": "a", "echo": True, "logprobs": 1}, "echo"),
+    (COMPLETIONS, {"prompt": "a", "echo": True, "logprobs": 21}, "logprobs"),
+    (COMPLETIONS, {"prompt": "a", "echo": True, "max_tokens": -1}, "max_tokens"),
+    (COMPLETIONS, {"prompt": "a", "prompt_logprobs": 1}, "prompt_logprobs"),
+    (CHATS, {"messages": CHAT, "prompt_logprobs": 1}, "prompt_logprobs"),
     (COMPLETIONS, {"prompt": "a", "logprobs": 21}, "logprobs"),
     (COMPLETIONS, {"prompt": "a", "max_tokens": 0}, "max_tokens"),
     (COMPLETIONS, {"prompt": "a", "max_tokens": 5000}, "max_tokens"),

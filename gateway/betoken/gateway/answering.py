@@ -61,6 +61,8 @@ class Answers(Response):
             answers = [answer for each in await _all([one.results() for one in asked]) for answer in each]
             for answer in answers:
                 self._door.metrics.answered(answer)
+            for one in asked:
+                await self._learn_names(one, self._form.ids_of_prompt(one))
             await self._learn(asked[0], [token for answer in answers for token in answer.tokens])
             response: Response = JSONResponse(self._form.whole(answers))
         except BetokenError as error:
@@ -76,10 +78,13 @@ class Answers(Response):
 
         async def follow(number: int) -> list[Completion]:
             generation, num = asked[number], self._questions[number].num_answers
-            told = _Told(form, generation, number * num, num)
+            told, is_begun = _Told(form, generation, number * num, num), False
             async with aclosing(aiter(generation)) as pieces:
                 async for piece in pieces:
                     async with turn:
+                        if not is_begun:
+                            is_begun = True
+                            await self._learn_names(generation, form.ids_of_prompt(generation))
                         await self._learn(generation, piece.tokens)
                         for choice in told.choices(piece):
                             await events.put(generation, form, choice)
@@ -87,6 +92,8 @@ class Answers(Response):
             for answer in answers:
                 self._door.metrics.answered(answer)
             async with turn:
+                if not is_begun:
+                    await self._learn_names(generation, form.ids_of_prompt(generation))
                 for choice in told.choices():
                     await events.put(generation, form, choice)
             return answers
@@ -98,7 +105,10 @@ class Answers(Response):
 
     async def _learn(self, asked: AsyncGeneration, tokens: Sequence[Any]) -> None:
         """The bytes that tokens are told by."""
-        if ids := self._form.ids_needed(asked.prompt_ids, tokens):
+        await self._learn_names(asked, self._form.ids_needed(asked.prompt_ids, tokens))
+
+    async def _learn_names(self, asked: AsyncGeneration, ids: set[int]) -> None:
+        if ids:
             names = await self._door.vocabulary.names(asked.system_fingerprint, ids, self._caller)
             self._form.names = names
 

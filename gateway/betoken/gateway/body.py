@@ -197,7 +197,9 @@ class GenerationBody(Body):
         """Whether a stream ends with an event of its usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def sampling(self, *, max_new_tokens: int | None, logprobs: int | None) -> Sampling:
+    def sampling(
+        self, *, max_new_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None = None
+    ) -> Sampling:
         """For the SDK, without a seed."""
         return Sampling(
             temperature=self.temperature,
@@ -214,6 +216,7 @@ class GenerationBody(Body):
             stop_token_ids=self.stop_token_ids,
             ignore_eos=self.ignore_eos,
             logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
         )
 
     def first_seed(self) -> int:

@@ -28,6 +28,7 @@ class ChatBody(GenerationBody):
     refused: ClassVar[Refusals] = {
         "audio": ("is not supported: answers are text", ()),
         "modalities": ("must be text alone", (["text"],)),
+        "prompt_logprobs": ("is not supported: completions have echo beside logprobs", ()),
         "functions": ("is deprecated and not supported: send tools", ([],)),
         "function_call": ("is deprecated and not supported: send tool_choice", ("none",)),
         "web_search_options": ("is not supported: nothing is looked up", ()),

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from betoken.client import AsyncGeneration, Completion, Piece, Prompt
 from betoken.gateway.body import GenerationBody, Prediction, Refusals, refuse, said_as
 from betoken.gateway.form import Form, choice_extension, piece_extension
-from betoken.gateway.logprobs import TextLogprobs
+from betoken.gateway.logprobs import TextLogprobs, ids_of_prompt, joined
 from betoken.gateway.question import Question
 
 Prompts: TypeAlias = Annotated[
@@ -21,17 +21,22 @@ Prompts: TypeAlias = Annotated[
 ]
 
 _DEFAULT_MAX_TOKENS = 16  # OpenAI's
-_NAMES = {"sampling.logprobs": "logprobs", "prediction.text": "prediction.content"}
+_NAMES = {
+    "sampling.logprobs": "logprobs",
+    "sampling.prompt_logprobs": "logprobs",
+    "prediction.text": "prediction.content",
+}
 
 
 class CompletionBody(GenerationBody):
     """The fields of a request."""
 
     refused: ClassVar[Refusals] = {
+        "prompt_logprobs": ("is not supported: echo tells them beside logprobs", ()),
         "suffix": ("is not supported: nothing is known of what follows the answer", ("",)),
     }
     prompt: Prompts = Field(description="Text or token ids, or a list of either: a choice for each.")
-    max_tokens: int = Field(_DEFAULT_MAX_TOKENS, description="Most tokens of an answer.")
+    max_tokens: int = Field(_DEFAULT_MAX_TOKENS, description="Most tokens of an answer; may be 0 with echo.")
     logprobs: int | None = Field(None, description="Likeliest tokens told with each token, 0 to 20.")
     echo: bool = Field(False, description="Whether the answer begins with the prompt.")
     prediction: Prediction | None = Field(None, description="As chats have it: drafted from; changes no token.")
@@ -39,8 +44,6 @@ class CompletionBody(GenerationBody):
 
     @model_validator(mode="after")
     def _check(self) -> CompletionBody:
-        if self.echo and self.logprobs is not None:
-            raise refuse("echo", "with logprobs is not supported: the prompt's tokens have none")
         if self.betoken.escape_special_tokens is not None:
             raise refuse("betoken.escape_special_tokens", "is of chats")
         if self.best_of not in (None, self.n):
@@ -58,7 +61,8 @@ class CompletionBody(GenerationBody):
 
     def questions(self) -> list[Question]:
         """One for each prompt."""
-        sampling = self.sampling(max_new_tokens=self.max_tokens, logprobs=self.logprobs)
+        of_prompt = (self.logprobs if self.max_tokens else self.logprobs or 0) if self.echo else None
+        sampling = self.sampling(max_new_tokens=self.max_tokens, logprobs=self.logprobs, prompt_logprobs=of_prompt)
         speculation = self.betoken.speculation()
         seed = self.first_seed()
         return [
@@ -100,7 +104,10 @@ class CompletionForm(Form):
 
     def choice(self, index: int, answer: Completion) -> dict[str, Any]:
         prompt = self.prompts[self.prompt_index(index)] if self._body.echo else ""
-        logprobs = self._logprobs[index].of(answer.tokens) if self._body.logprobs is not None else None
+        logprobs = None
+        if self._body.logprobs is not None:
+            of_prompt = [self._of_prompt(index, answer)] if self._body.echo else []
+            logprobs = joined([*of_prompt, self._logprobs[index].of(answer.tokens)])
         return {
             "index": index,
             "text": prompt + answer.text,
@@ -112,7 +119,10 @@ class CompletionForm(Form):
     def opening(self, index: int, asked: AsyncGeneration, seed: int | None) -> dict[str, Any] | None:
         if not self._body.echo:
             return None
-        return self._event_choice(index, self.prompts[self.prompt_index(index)])
+        choice = self._event_choice(index, self.prompts[self.prompt_index(index)])
+        if self._body.logprobs is not None:
+            choice["logprobs"] = self._of_prompt(index, asked)
+        return choice
 
     def delta(self, index: int, piece: Piece) -> dict[str, Any] | None:
         choice = self._event_choice(index, piece.text)
@@ -125,6 +135,14 @@ class CompletionForm(Form):
     def ending(self, index: int, answer: Completion) -> dict[str, Any]:
         choice = self._event_choice(index, "", str(answer.finish_reason))
         return choice | {"betoken": choice_extension(answer, has_tokens=False)}
+
+    def ids_of_prompt(self, asked: AsyncGeneration) -> set[int]:
+        is_told = self._body.echo and self._body.logprobs is not None
+        return ids_of_prompt(asked.prompt_ids, asked.prompt_logprobs) if is_told else set()
+
+    def _of_prompt(self, index: int, told: AsyncGeneration | Completion) -> dict[str, Any]:
+        text = self.prompts[self.prompt_index(index)]
+        return self._logprobs[index].of_prompt(text, told.prompt_ids, told.prompt_logprobs)
 
     @staticmethod
     def _event_choice(index: int, text: str, finish_reason: str | None = None) -> dict[str, Any]:

@@ -68,6 +68,10 @@ class Form(ABC):
         """Ids whose bytes have to be in `names` before these tokens are written."""
         return ids_of(tokens)
 
+    def ids_of_prompt(self, asked: AsyncGeneration) -> set[int]:
+        """Ids whose bytes have to be in `names` before a choice begins; of the logprobs of its prompt."""
+        return set()
+
     def bytes_of(self, token_id: int) -> bytes:
         """Bytes of one id."""
         return self.names[token_id]
