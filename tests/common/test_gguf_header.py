@@ -104,13 +104,14 @@ def test_a_file_that_is_cut_off_anywhere_is_refused(tmp_path: Path) -> None:
             read_header(tmp_path / "cut.gguf")
 
 
-def test_random_changes_are_read_or_refused_in_little_time_and_memory(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [2000, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
+def test_random_changes_are_read_or_refused_in_little_time_and_memory(count: int, tmp_path: Path) -> None:
     """A change may hit a name or a number that may be anything: then there is nothing to refuse."""
     content = write(tmp_path / "a.gguf").read_bytes()
     drawn, path, refused = random.Random(7), tmp_path / "changed.gguf", 0
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.process_time()
-    for _ in range(2000):
+    for _ in range(count):
         changed = bytearray(content)
         for _ in range(drawn.choice((1, 2, 8))):
             at = drawn.randrange(400)
@@ -120,8 +121,8 @@ def test_random_changes_are_read_or_refused_in_little_time_and_memory(tmp_path: 
             read_header(path)
         except GgufError:
             refused += 1
-    assert 1000 < refused < 2000
-    assert time.process_time() - start < 20
+    assert count / 2 < refused < count
+    assert time.process_time() - start < count / 100
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 256 * 1024
 
 

@@ -1,6 +1,7 @@
 """Tiny mixtures stored in MXFP4, as gpt-oss on the hub, or in blocks of FP8, beside the same numbers stored plainly."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tests.engine.quantized_files import gptq_config, store_gptq
 from tests.engine.tiny import save_tiny
 
 # Open Compute Project, Microscaling Formats v1.0: E2M1 numbers, 32 of which share a power of two (bias 127).
@@ -48,8 +50,26 @@ def store_fp8(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return stored
 
 
+def store_ordered(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same by GPTQ with 4 bits and inputs in orders that differ from expert to expert."""
+    stored = dict(weights)
+    layers = [name for name in weights if name.endswith(("_proj.weight", "w1.weight", "w2.weight", "w3.weight"))]
+    for name in layers:
+        expert = re.search(r"experts\.(\d+)\.w(\d)", name)
+        seed = 2 if expert is None else 10 * int(expert[1]) + (expert[2] == "2")
+        tensors, weights[name] = store_gptq(4, 32, less=1, is_ordered=True, seed=seed)(weights[name])
+        del stored[name]
+        stored |= {f"{name.removesuffix('weight')}{part}": tensor.contiguous() for part, tensor in tensors.items()}
+    return stored
+
+
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [16, 16]}
-WAYS = [("gpt_oss", store_mxfp4, {"quant_method": "mxfp4"}), ("mixtral", store_fp8, FP8)]
+ORDERED = gptq_config(4, 32, desc_act=True)
+WAYS = [
+    ("gpt_oss", store_mxfp4, {"quant_method": "mxfp4"}),
+    ("mixtral", store_fp8, FP8),
+    ("mixtral", store_ordered, ORDERED),
+]
 
 
 def save_both(family: str, store: Any, quantization: dict[str, Any], folder: Path) -> tuple[Path, Path]:

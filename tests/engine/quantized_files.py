@@ -48,9 +48,9 @@ def scales_of(weight: Tensor, group: int, largest: float, dtype: torch.dtype) ->
     return (parts.abs().amax(2) / largest).to(dtype)
 
 
-def draw_groups(num_inputs: int, group: int) -> Tensor:
+def draw_groups(num_inputs: int, group: int, seed: int = 2) -> Tensor:
     """The group of each input, int32: as many inputs of each, in no order."""
-    places = torch.randperm(num_inputs, generator=torch.Generator().manual_seed(2))
+    places = torch.randperm(num_inputs, generator=torch.Generator().manual_seed(seed))
     return (places // group).int()
 
 
@@ -143,7 +143,7 @@ def gptq_config(bits: int, group: int, **others: Any) -> dict[str, Any]:
 
 
 def store_gptq(
-    bits: int, group: int, less: int, is_symmetric: bool = False, is_ordered: bool = False
+    bits: int, group: int, less: int, is_symmetric: bool = False, is_ordered: bool = False, seed: int = 2
 ) -> Callable[[Tensor], Stored]:
     """`less` is what the stored zeros lack: 1 in version 1, 0 in 2."""
 
@@ -152,7 +152,7 @@ def store_gptq(
         scales = scales_of(weight, size, (1 << bits - 1) - 1, torch.float16)
         zeros = torch.full(scales.shape, 1 << bits - 1) if is_symmetric else draw_zeros(scales.shape, bits)
         groups = torch.arange(weight.shape[1]) // size
-        groups = draw_groups(weight.shape[1], size) if is_ordered else groups
+        groups = draw_groups(weight.shape[1], size, seed) if is_ordered else groups
         codes, numbers = _rounded(weight, scales, zeros, groups, bits)
         places = list(range(32 // bits))
         return {

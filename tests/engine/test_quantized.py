@@ -14,7 +14,7 @@ from betoken.engine.config import EngineConfig
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.weights.layers import ExpertWeights
 from betoken.engine.weights.loading import load_model
-from tests.engine.mixture_files import FP8, WAYS, save_both, store_fp8
+from tests.engine.mixture_files import FP8, ORDERED, WAYS, save_both, store_fp8, store_ordered
 
 
 def config_of(directory: Path, dtype: Any = "float32") -> EngineConfig:
@@ -33,6 +33,10 @@ def test_its_experts_stay_in_their_bytes_and_are_the_same_numbers(
     for path, module in experts.items():
         numbers = module.grouped.dequantised().reshape(module.num_experts, module.num_outputs, -1)
         expected = theirs.get_parameter(path)
+        assert (module.orders is not None) == (store is store_ordered)
+        if module.orders is not None:
+            assert len(module.orders.unique(dim=0)) == module.num_experts
+            expected = expected.gather(2, module.orders.long()[:, None].expand(expected.shape))
         assert torch.equal(numbers, expected.transpose(1, 2) if family == "gpt_oss" else expected), path
     in_file = sum(
         weight.nbytes for name, weight in load_file(packed / "model.safetensors").items() if ".experts." in name
@@ -56,9 +60,9 @@ def test_its_logits_are_those_of_the_same_weights_stored_plainly(
         assert (left - right).abs().mean() <= limit * left.abs().mean()
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_compiled_it_gives_the_same(dtype: Any, tmp_path: Path) -> None:
-    _, packed = save_both(*WAYS[1], tmp_path)
+@pytest.mark.parametrize(("dtype", "way"), [("bfloat16", 1), ("float32", 1), ("float32", 2)])
+def test_compiled_it_gives_the_same(dtype: Any, way: int, tmp_path: Path) -> None:
+    _, packed = save_both(*WAYS[way], tmp_path)
     eager = load_runner(config_of(packed, dtype))
     compiled = load_runner(EngineConfig(str(packed), dtype=dtype, num_pages=16, compile="on"))
     assert compiled.is_compiled
@@ -91,6 +95,16 @@ def test_others_are_refused(quantization: Any, changes: dict[str, Any], reason: 
             stored[key] = tensor
     save_file(stored, packed / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelRefusedError, match=reason):
+        load_model(config_of(packed), lambda stage, fraction: None)
+
+
+def test_an_expert_whose_layers_are_in_two_orders_is_refused(tmp_path: Path) -> None:
+    _, packed = save_both("mixtral", store_ordered, ORDERED, tmp_path)
+    stored = load_file(packed / "model.safetensors")
+    key = next(key for key in stored if key.endswith("layers.1.block_sparse_moe.experts.2.w3.g_idx"))
+    stored[key] = stored[key].flip(0).contiguous()
+    save_file(stored, packed / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelRefusedError, match="g_idx: the layers of one expert have their inputs in different"):
         load_model(config_of(packed), lambda stage, fraction: None)
 
 

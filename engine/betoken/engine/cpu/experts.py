@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from transformers.integrations.moe import ExpertsInterface
 
-from betoken.engine.weights.layers import ExpertWeights
+from betoken.engine.weights.layers import ExpertWeights, in_orders
 from betoken.kernels.cpu import CpuKernels
 from betoken.kernels.cpu.grouped import pack_experts
 from betoken.kernels.expert_linear import expert_linear
@@ -88,6 +88,7 @@ def _pack(module: Any) -> None:
             module.register_buffer(f"packed_{name}", packed_weight.data, persistent=False)
             setattr(module, f"num_{name}", packed_weight.num_outputs)
             setattr(module, f"format_{name}", packed_weight.code)
+            module.register_buffer(f"orders_{name}", weight.orders, persistent=False)
             continue
         weight = weight.transpose(1, 2) if module.is_transposed else weight
         packed = torch.stack([torch.ops.betoken.pack_linear(expert) for expert in weight])
@@ -97,6 +98,7 @@ def _pack(module: Any) -> None:
 
 
 def _packed_product(module: Any, name: str, rows: Tensor, expert_ids: Tensor) -> Tensor:
+    rows = in_orders(rows, getattr(module, f"orders_{name}", None), expert_ids)
     arguments = (rows, getattr(module, f"packed_{name}"), bias_of(module, name), expert_ids)
     num_outputs, form = getattr(module, f"num_{name}"), getattr(module, f"format_{name}", None)
     out: Tensor
@@ -115,6 +117,7 @@ def use_grouped_experts(model: Any) -> None:
 def _grouped_product(module: Any, name: str, rows: Tensor, expert_ids: Tensor) -> Tensor:
     weight, bias, rows = getattr(module, name), bias_of(module, name), rows.contiguous()
     if isinstance(weight, ExpertWeights):
+        rows = in_orders(rows, weight.orders, expert_ids)
         return expert_linear_grouped(rows, weight.grouped, bias, expert_ids.contiguous(), weight.num_experts)
     weight = weight.transpose(1, 2) if module.is_transposed else weight
     return expert_linear(rows, weight, bias, expert_ids.contiguous())

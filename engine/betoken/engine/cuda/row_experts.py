@@ -9,7 +9,7 @@ from torch import Tensor
 
 from betoken.engine.cpu.experts import bias_of, find_experts, select_experts, up_name
 from betoken.engine.cuda.grouped_operators import fields_of
-from betoken.engine.weights.layers import ExpertWeights
+from betoken.engine.weights.layers import ExpertWeights, in_orders
 
 EXPERTS_NAME = "betoken_rows"
 """Value of `experts_implementation` that selects these experts."""
@@ -55,7 +55,7 @@ def _product(module: Any, name: str, rows: Tensor, expert_ids: Tensor) -> Tensor
     )
     out: Tensor
     if isinstance(weight, ExpertWeights):
-        fields = fields_of(weight.grouped)
+        fields, rows = fields_of(weight.grouped), in_orders(rows, weight.orders, expert_ids)
         out = torch.ops.betoken_rows.expert_linear_grouped(rows, bias, expert_ids, weight.num_experts, *fields)
     else:
         out = torch.ops.betoken_rows.expert_linear(rows, _dense(module, weight), bias, expert_ids)

@@ -65,14 +65,24 @@ class GroupedEmbedding(_GroupedLayer):
 class ExpertWeights(_GroupedLayer):
     """The weights of a module's experts, [E * N, K], in the place of its parameter; the module's product reads them."""
 
-    def __init__(self, weight: Grouped, num_experts: int) -> None:
+    def __init__(self, weight: Grouped, num_experts: int, orders: Tensor | None = None) -> None:
         super().__init__(weight)
         self.num_experts = num_experts
+        self.orders: Tensor | None
+        """Which input each place of an expert's codes belongs to, [E, K] int32; None is their own order."""
+        self.register_buffer("orders", orders, persistent=False)
 
     @property
     def num_outputs(self) -> int:
         """N, of one expert."""
         return self.grouped.shape[0] // self.num_experts
+
+
+def in_orders(rows: Tensor, orders: Tensor | None, expert_ids: Tensor) -> Tensor:
+    """Rows [S, K] with their inputs in the order of the codes of the expert that each names."""
+    if orders is None:
+        return rows
+    return rows.gather(1, orders.index_select(0, expert_ids).long())
 
 
 def is_plain(layer: nn.Module) -> bool:

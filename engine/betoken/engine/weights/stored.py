@@ -6,7 +6,7 @@ weight has and how it is read from them.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -83,17 +83,30 @@ class StoredExperts:
         """See `StoredWeight`."""
         return tuple(key for weight in self.weights for key in weight.keys)
 
-    def weight(self) -> Grouped:
+    def weight(self) -> ExpertWeights:
         """Read them all.
 
         Raises:
-            ModelRefusedError: what is stored is no weight, or of two formats.
+            ModelRefusedError: what is stored is no weight, of two formats, or of two orders in one expert.
         """
         read = [stored.weight() for stored in self.weights]
+        orders = self._orders([weight.order for weight in read])
         try:
-            return below(read)
+            grouped = below([replace(weight, order=None) for weight in read])
         except ValueError as error:
             raise ModelRefusedError(f"experts of one module are stored in two ways: {error}") from error
+        return ExpertWeights(grouped, self.num_experts, orders)
+
+    def _orders(self, orders: list[Tensor | None]) -> Tensor | None:
+        """Every expert's order of inputs [E, K] int32, None where all have their own."""
+        given = next((order for order in orders if order is not None), None)
+        if given is None:
+            return None
+        own = torch.arange(len(given), dtype=torch.int32)
+        parts = torch.stack([own if order is None else order for order in orders]).unflatten(0, (self.num_experts, -1))
+        if not bool((parts == parts[:, :1]).all()):
+            raise ModelRefusedError("g_idx: the layers of one expert have their inputs in different orders")
+        return parts[:, 0].contiguous()
 
 
 Plan = Callable[[Any], Mapping[str, StoredWeight | StoredExperts]]
@@ -196,7 +209,7 @@ class _StoredQuantizer(HfQuantizer):
             give_back()
             if isinstance(stored, StoredExperts):
                 parent, _, name = path.rpartition(".")
-                setattr(model.get_submodule(parent), name, ExpertWeights(stored.weight(), stored.num_experts))
+                setattr(model.get_submodule(parent), name, stored.weight())
                 continue
             layer = model.get_submodule(path)
             if stored.fetch is None:
