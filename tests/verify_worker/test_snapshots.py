@@ -20,7 +20,17 @@ NUM_TOKENS = 12
 MAX_LENGTH = 90
 
 
-@pytest.fixture(scope="module", params=[("qwen3_5", "float32"), ("bamba", "bfloat16")], ids=lambda given: given[0])
+CASES = [
+    pytest.param(("qwen3_5", "float32"), id="qwen3_5"),
+    pytest.param(("bamba", "bfloat16"), id="bamba"),
+    *(
+        pytest.param((family, "float32"), id=family, marks=pytest.mark.slow)
+        for family in ("kimi_linear", "nemotron_h", "mamba2", "jamba", "recurrent_gemma", "minimax")
+    ),
+]
+
+
+@pytest.fixture(scope="module", params=CASES)
 def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
     family, dtype = request.param
     directory = save_tiny(tmp_path_factory.mktemp("tiny"), family)

@@ -29,11 +29,16 @@ SMALL = {
     "max_position_embeddings": 256,
     "eos_token_id": 1,
 }
+SMALL_LAYERS = (
+    Layer("delta", 2, 4, 16, 12, is_delta=True),
+    Layer("plain", 2, 4, 16, 12, is_delta=False),
+    Layer("rates", 1, 1, 16, 40, is_delta=False, has_rates=True),
+)
 CASES = list(
     chain(
         sampling_cases(CPU, vocab_size=600, row_counts=(3,)),
         paged_cases(CPU, Shape(num_heads=4, num_key_heads=2, size=16), max_context=40),
-        state_cases(CPU, (Layer("small", 2, 4, 16, 12, True), Layer("small", 2, 4, 16, 12, False)), 40, 3),
+        state_cases(CPU, SMALL_LAYERS, 40, 3),
         product_cases(CPU, layers=((24, 40),), experts=((5, 24, 40),)),
     )
 )

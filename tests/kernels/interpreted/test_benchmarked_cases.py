@@ -9,12 +9,18 @@ from betoken.bench.gpu.product_cases import product_cases
 from betoken.bench.gpu.sampling_cases import sampling_cases
 from betoken.bench.gpu.state_cases import Layer, state_cases
 
+SMALL_LAYERS = (
+    Layer("delta", 2, 4, 16, 12, is_delta=True),
+    Layer("plain", 2, 4, 16, 12, is_delta=False),
+    Layer("rates", 1, 1, 16, 40, is_delta=False, has_rates=True),
+)
+
 
 def small_cases(device: torch.device) -> list[Case]:
     return [
         *sampling_cases(device, vocab_size=600, row_counts=(3,)),
         *paged_cases(device, Shape(num_heads=4, num_key_heads=2, size=16), max_context=40),
-        *state_cases(device, (Layer("delta", 2, 4, 16, 12, True), Layer("plain", 2, 4, 16, 12, False)), 40, 3),
+        *state_cases(device, SMALL_LAYERS, 40, 3),
         *product_cases(device, layers=((24, 40),), experts=((5, 24, 40),)),
     ]
 

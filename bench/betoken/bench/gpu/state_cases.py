@@ -32,6 +32,13 @@ class Layer:
     value_size: int
     is_delta: bool
     decay_size: int = 1
+    has_rates: bool = False
+    """Whether each element of the state decays at a rate of its own, times a row's step."""
+
+    @property
+    def gate_size(self) -> int:
+        """Gates of a head: log decays and beta, or steps."""
+        return self.value_size if self.has_rates else self.decay_size + 1
 
     @property
     def state_bytes(self) -> int:
@@ -42,13 +49,14 @@ class Layer:
     def row_bytes(self) -> int:
         """Bytes of a row's inputs and output."""
         ours = 2 * self.num_key_heads * self.key_size + self.num_heads * self.value_size
-        return ours * _DTYPE.itemsize + 4 * self.num_heads * (self.decay_size + 1 + self.value_size)
+        return ours * _DTYPE.itemsize + 4 * self.num_heads * (self.gate_size + self.value_size)
 
 
 LAYERS = (
     Layer("gated delta of Qwen3-Next", 16, 32, 128, 128, is_delta=True),
     Layer("Kimi's delta attention", 32, 32, 128, 128, is_delta=True, decay_size=128),
     Layer("Mamba-2 of Nemotron-H", 8, 128, 128, 64, is_delta=False),
+    Layer("Mamba-1 of Jamba", 1, 1, 16, 8192, is_delta=False, has_rates=True),
 )
 
 
@@ -91,6 +99,8 @@ def _recurrence_case(device: torch.device, layer: Layer, num_sequences: int, num
         return torch.randn(*lead, layer.num_heads, layer.value_size, device=device).to(_DTYPE)
 
     def gates(*lead: int) -> Tensor:
+        if layer.has_rates:
+            return torch.rand(*lead, layer.num_heads, layer.value_size, device=device)
         decays = -torch.rand(*lead, layer.num_heads, layer.decay_size, device=device)
         return torch.cat([decays, torch.rand(*lead, layer.num_heads, 1, device=device)], dim=-1)
 
@@ -98,18 +108,14 @@ def _recurrence_case(device: torch.device, layer: Layer, num_sequences: int, num
         lead = (num_sequences + 1, waiting)
         state = torch.randn(lead[0], layer.num_heads, layer.key_size, layer.value_size, device=device)
         pool = (state, keys(*lead), values(*lead), gates(*lead))
-        return (
-            keys(total),
-            keys(total),
-            values(total),
-            gates(total),
-            *pool,
-            *_columns(device, num_sequences, num_rows),
-        )
+        rates = (-torch.rand(*state.shape[1:], device=device),) if layer.has_rates else ()
+        columns = _columns(device, num_sequences, num_rows)
+        return (keys(total), keys(total), values(total), gates(total), *pool, *columns, *rates)
 
     def run(query: Tensor, key: Tensor, value: Tensor, given: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         pool = RecurrentPool(*rest[:4])
-        out = linear_recurrence(query, key, value, given, pool, StateRows(*rest[4:]), rule)
+        rates = rest[10] if layer.has_rates else None
+        out = linear_recurrence(query, key, value, given, pool, StateRows(*rest[4:10]), rule, rates)
         return (out, *pool)
 
     return Case(
