@@ -9,7 +9,7 @@ from betoken.drafters.heads.layouts import check_base, lay_out
 from betoken.drafters.heads.tensor_files import find_file, open_tensors
 from betoken.training import medusa
 from betoken.training.batches import pad
-from betoken.training.medusa_heads import MedusaHeads, load_heads, save_heads
+from betoken.training.medusa_heads import TrainableHeads, load_heads, save_heads
 from betoken.training.samples import Sample
 from betoken.training.teacher import Teacher
 
@@ -56,7 +56,7 @@ def test_a_fresh_head_says_what_the_targets_own_head_says(tiny_pair: Path) -> No
     rows = pad([Sample(tuple(range(40, 60)), 0)])
     hidden = teacher.hidden(rows.ids)
     for head in (None, teacher.head.weight):
-        trainee = medusa.Trainee(teacher, MedusaHeads(2, 2, 32, head), medusa.Weights(), None)
+        trainee = medusa.MedusaTrainee(teacher, TrainableHeads(2, 2, 32, head), medusa.LossWeights(), None)
         torch.testing.assert_close(trainee.head_logits(hidden, 1), teacher.head(hidden))
 
 
@@ -64,11 +64,11 @@ def test_a_fresh_head_says_what_the_targets_own_head_says(tiny_pair: Path) -> No
 def test_ranks_belong_to_the_round_whose_last_token_is_known(tiny_pair: Path) -> None:
     """The round after id c reads the state at c - 1; head i guesses id c + 1 + i."""
     teacher = Teacher.load(str(tiny_pair / "target"), "float32", "cpu")
-    heads = MedusaHeads(2, 1, 32, None)
+    heads = TrainableHeads(2, 1, 32, None)
     torch.manual_seed(0)
     for param in heads.parameters():
         param.normal_()
-    trainee = medusa.Trainee(teacher, heads, medusa.Weights(), None)
+    trainee = medusa.MedusaTrainee(teacher, heads, medusa.LossWeights(), None)
     sample = Sample((5, 9, 300, 7, 7, 120), 2)
     found = medusa.head_guesses(trainee, sample, torch.device("cpu"))
     hidden = teacher.hidden(pad([sample]).ids)[0]
@@ -87,7 +87,7 @@ def test_ranks_belong_to_the_round_whose_last_token_is_known(tiny_pair: Path) ->
 
 
 def test_kept_heads_are_read_again(tmp_path: Path) -> None:
-    heads = MedusaHeads(3, 2, 16, torch.randn(24, 16))
+    heads = TrainableHeads(3, 2, 16, torch.randn(24, 16))
     save_heads(heads, tmp_path, "base")
     again = load_heads(tmp_path)
     assert (len(again), again.num_layers, again.is_sharing) == (3, 2, False)

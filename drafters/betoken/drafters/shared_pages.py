@@ -28,7 +28,7 @@ class IdlePages(NamedTuple):
     """Gives them back."""
 
 
-class PageHolder(Protocol):
+class KvHolder(Protocol):
     """A drafter that keeps KV of its sequences."""
 
     def page_lists(self) -> Iterable[list[int]]:
@@ -46,7 +46,7 @@ class SharedPages:
     def __init__(self, table: PageTable, idle_grace_s: float = IDLE_GRACE_S) -> None:
         self.table = table
         self._idle_grace_s = idle_grace_s
-        self._holders: list[PageHolder] = []
+        self._holders: list[KvHolder] = []
         self._num_entered = 0
 
     @property
@@ -54,7 +54,7 @@ class SharedPages:
         """Tokens that all pages hold together."""
         return self.table.num_pages * self.table.page_size
 
-    def join(self, holder: PageHolder) -> None:
+    def join(self, holder: KvHolder) -> None:
         """Count `holder` among the owners."""
         self._holders.append(holder)
 

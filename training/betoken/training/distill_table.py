@@ -19,7 +19,7 @@ import torch
 
 from betoken.training import draft
 from betoken.training.distill import DIVERGENCES
-from betoken.training.draft import MEASURES, SOURCES, Agreement, Trainee, measured
+from betoken.training.draft import MEASURES, SOURCES, Agreement, DraftTrainee, measured
 from betoken.training.recipe import Recipe, run_recipe
 from betoken.training.recipe_card import table
 from betoken.training.samples import read_prompts
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> None:
             cell = cell_options(options, source, name)
             path = cell.run_dir / "measured.json"
             if not path.exists():
-                trainee = Trainee(teacher, draft.initial_draft(cell, teacher), DIVERGENCES[name])
+                trainee = DraftTrainee(teacher, draft.initial_draft(cell, teacher), DIVERGENCES[name])
                 trainee.known_logits, trainee.keeps_logits = known, source in ("text", "target")
                 draft.distil(Recipe("draft", cell), trainee, teacher, held_out)
                 found = draft.agreement(teacher, trainee.draft, held_out)

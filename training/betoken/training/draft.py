@@ -39,7 +39,7 @@ CHAIN = 5
 """Draft tokens a round when a draft is measured."""
 
 
-class Trainee(nn.Module):
+class DraftTrainee(nn.Module):
     """The draft beside its target."""
 
     def __init__(self, teacher: Teacher, draft: Any, divergence: Divergence) -> None:
@@ -101,7 +101,7 @@ def agreement(teacher: Teacher, draft: Any, samples: Sequence[Sample]) -> Agreem
     return Agreement(hits / num_tokens, overlap / num_tokens, rounds.block_efficiency)
 
 
-class Source:
+class SampleSource:
     """Batches of one kind of data, as a function of the step."""
 
     def __init__(self, kind: str, fixed: Sequence[Sample], rows: int, seed: int) -> None:
@@ -221,10 +221,10 @@ def held_out_answers(recipe: Recipe) -> list[Sample]:
     return write_answers(recipe.load_runner, prompts, params, options.run_dir / "held_out.jsonl")
 
 
-def distil(recipe: Recipe, trainee: Trainee, teacher: Teacher, held_out: Sequence[Sample]) -> Progress:
+def distil(recipe: Recipe, trainee: DraftTrainee, teacher: Teacher, held_out: Sequence[Sample]) -> Progress:
     """Train the draft in place as the options say."""
     options = recipe.options
-    source = Source(options.source, fixed_samples(recipe), options.batch_rows, options.seed)
+    source = SampleSource(options.source, fixed_samples(recipe), options.batch_rows, options.seed)
     own: Callable[[int], tuple[int, list[Sample]] | None] | None = None
     if source.num_own:
         own = OwnAnswers(recipe, read_prompts(options.prompts, recipe.tokenizer(), options.num_prompts), trainee.draft)
@@ -254,7 +254,7 @@ def run(options: argparse.Namespace) -> None:
         raise ValueError("draft, num_layers: exactly one of them says what the draft begins as")
     recipe = Recipe("draft", options)
     teacher = Teacher.load(options.target, options.dtype, options.device)
-    trainee = Trainee(teacher, initial_draft(options, teacher), DIVERGENCES[options.divergence])
+    trainee = DraftTrainee(teacher, initial_draft(options, teacher), DIVERGENCES[options.divergence])
     held_out = held_out_answers(recipe)
     before = agreement(teacher, trainee.draft, held_out)
     progress = distil(recipe, trainee, teacher, held_out)

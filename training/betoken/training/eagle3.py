@@ -14,7 +14,7 @@ import torch
 
 from betoken.training.batches import Batches, pad
 from betoken.training.block_efficiency import Rounds
-from betoken.training.eagle3_layer import Trainee, frequent_ids, make_layer, save_layer
+from betoken.training.eagle3_layer import Eagle3Trainee, frequent_ids, make_layer, save_layer
 from betoken.training.loop import Progress, Step, run_loop
 from betoken.training.optimizer import PairOptimizer
 from betoken.training.part_gradients import gradients_of, held_out_loss
@@ -24,7 +24,7 @@ from betoken.training.samples import Sample
 from betoken.training.teacher import Teacher
 
 
-def make_optimizer(trainee: Trainee, options: argparse.Namespace) -> PairOptimizer:
+def make_optimizer(trainee: Eagle3Trainee, options: argparse.Namespace) -> PairOptimizer:
     """AdamW as in the paper, or Muon for the matrices but the head."""
     if options.optimizer == "adamw":
         return PairOptimizer(trainee, 0.0, options.lr, 0.0, lambda name, param: False, max_grad_norm=0.5)
@@ -33,7 +33,7 @@ def make_optimizer(trainee: Trainee, options: argparse.Namespace) -> PairOptimiz
 
 @torch.no_grad()
 def chain_accuracy(
-    trainee: Trainee, samples: Sequence[Sample], device: torch.device
+    trainee: Eagle3Trainee, samples: Sequence[Sample], device: torch.device
 ) -> tuple[list[float], dict[int, float]]:
     """How often each pass is right after the text's own tokens, and tokens a forward by the length of chains."""
     trainee.eval()
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> None:
     teacher = Teacher.load(options.target, options.dtype, options.device)
     num_ids = min(options.draft_vocab_size or teacher.head.weight.shape[0], teacher.head.weight.shape[0])
     ids = frequent_ids(data.training, teacher.head.weight.shape[0], num_ids)
-    trainee = Trainee(teacher, make_layer(teacher, ids, options.mlp_size), options.length, options.decay)
+    trainee = Eagle3Trainee(teacher, make_layer(teacher, ids, options.mlp_size), options.length, options.decay)
     trainee.to(teacher.device)
     batches = Batches(data.training, options.batch_rows, options.seed)
 
@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> None:
     finish(recipe, trainee, teacher, data, progress)
 
 
-def finish(recipe: Recipe, trainee: Trainee, teacher: Teacher, data: Data, progress: Progress) -> None:
+def finish(recipe: Recipe, trainee: Eagle3Trainee, teacher: Teacher, data: Data, progress: Progress) -> None:
     """Measure on held-out sequences and write layer, card and plot."""
     options, shape = recipe.options, trainee.layer.shape
     save_layer(trainee.layer, options.out, options.target, teacher.config.num_hidden_layers)

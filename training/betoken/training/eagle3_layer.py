@@ -64,7 +64,7 @@ def passes(
         yield normed
 
 
-class Trainee(nn.Module):
+class Eagle3Trainee(nn.Module):
     """The layer beside its target."""
 
     def __init__(self, teacher: Teacher, layer: Eagle3Layer, num_passes: int, decay: float) -> None:

@@ -35,7 +35,7 @@ CHAINS = 7
 
 def measure_medusa(teacher: Teacher, folder: Path, samples: Sequence[Sample]) -> dict[str, float]:
     """Tokens a forward by the size of trees grown best first."""
-    trainee = medusa.Trainee(teacher, load_heads(folder).to(teacher.device), medusa.Weights(), None)
+    trainee = medusa.MedusaTrainee(teacher, load_heads(folder).to(teacher.device), medusa.LossWeights(), None)
     guesses = [medusa.head_guesses(trainee, sample, teacher.device) for sample in samples]
     return {f"tree of {num}": n for num, n in medusa.block_efficiency(guesses, samples, medusa.NODES).items()}
 
@@ -52,7 +52,7 @@ def measure_eagle3(teacher: Teacher, folder: Path, samples: Sequence[Sample]) ->
     layer = load_layer(folder, shape).layer
     if not isinstance(layer, Eagle3Layer):
         raise ValueError(f"{folder}: weights of EAGLE-1 or EAGLE-2 are not measured")
-    trainee = eagle3_layer.Trainee(teacher, layer.float().to(teacher.device), CHAINS, 1.0)
+    trainee = eagle3_layer.Eagle3Trainee(teacher, layer.float().to(teacher.device), CHAINS, 1.0)
     _, efficiency = eagle3.chain_accuracy(trainee, samples, teacher.device)
     return {f"chain of {num}": found for num, found in efficiency.items()}
 

@@ -23,7 +23,7 @@ from betoken.training.block_efficiency import Rounds, accepted_of, best_first, r
 from betoken.training.distill import forward_divergence
 from betoken.training.feature_cache import FeatureCache
 from betoken.training.loop import Progress, Step, run_loop
-from betoken.training.medusa_heads import MedusaHeads, save_heads
+from betoken.training.medusa_heads import TrainableHeads, save_heads
 from betoken.training.optimizer import PairOptimizer
 from betoken.training.part_gradients import autocast, gradients_of, held_out_loss
 from betoken.training.recipe import Data, Recipe, recipe_parser, run_recipe
@@ -40,7 +40,7 @@ NODES = (4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class LossWeights:
     """Coefficients of the loss."""
 
     heads: float = 1.0
@@ -51,10 +51,10 @@ class Weights:
     """Factor of KL(target || adapted target)."""
 
 
-class Trainee(nn.Module):
+class MedusaTrainee(nn.Module):
     """The heads, and for Medusa-2 the adapted target."""
 
-    def __init__(self, teacher: Teacher, heads: MedusaHeads, weights: Weights, lora_rank: int | None) -> None:
+    def __init__(self, teacher: Teacher, heads: TrainableHeads, weights: LossWeights, lora_rank: int | None) -> None:
         super().__init__()
         self.heads = heads
         self._teacher, self._weights = teacher, weights
@@ -119,7 +119,7 @@ class HeadGuesses:
 
 
 @torch.no_grad()
-def head_guesses(trainee: Trainee, sample: Sample, device: torch.device) -> HeadGuesses:
+def head_guesses(trainee: MedusaTrainee, sample: Sample, device: torch.device) -> HeadGuesses:
     """The candidates of all heads at every place of a sample."""
     trainee.eval()
     rows = pad([sample]).to(device)
@@ -167,16 +167,16 @@ def block_efficiency(
     return {num: counted.block_efficiency for num, counted in rounds.items()}
 
 
-def make_trainee(options: argparse.Namespace, teacher: Teacher) -> Trainee:
+def make_trainee(options: argparse.Namespace, teacher: Teacher) -> MedusaTrainee:
     """Fresh heads as the options say."""
     head = None if options.share_head else teacher.head.weight.float()
-    heads = MedusaHeads(options.num_heads, options.num_layers, teacher.config.hidden_size, head).to(teacher.device)
+    heads = TrainableHeads(options.num_heads, options.num_layers, teacher.config.hidden_size, head).to(teacher.device)
     is_joint = options.backbone_lora is not None
-    weights = Weights(heads=0.2 if is_joint else 1.0, decay=options.decay)
-    return Trainee(teacher, heads, weights, options.backbone_lora)
+    weights = LossWeights(heads=0.2 if is_joint else 1.0, decay=options.decay)
+    return MedusaTrainee(teacher, heads, weights, options.backbone_lora)
 
 
-def make_optimizer(trainee: Trainee, options: argparse.Namespace) -> PairOptimizer:
+def make_optimizer(trainee: MedusaTrainee, options: argparse.Namespace) -> PairOptimizer:
     """AdamW, or Muon for the blocks."""
     if options.optimizer == "adamw":
         return PairOptimizer(trainee, 0.0, options.lr, 0.0, lambda name, param: False, max_grad_norm=1.0)
@@ -214,7 +214,7 @@ def run(options: argparse.Namespace) -> None:
     finish(recipe, trainee, teacher, data, progress)
 
 
-def finish(recipe: Recipe, trainee: Trainee, teacher: Teacher, data: Data, progress: Progress) -> None:
+def finish(recipe: Recipe, trainee: MedusaTrainee, teacher: Teacher, data: Data, progress: Progress) -> None:
     """Measure on held-out sequences and write heads, target, card and plot."""
     options = recipe.options
     guesses = [head_guesses(trainee, sample, teacher.device) for sample in data.held_out]

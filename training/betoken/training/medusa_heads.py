@@ -34,7 +34,7 @@ class ResidualBlock(nn.Module):
         return x + F.silu(self.linear(x))
 
 
-class MedusaHeads(nn.ModuleList):
+class TrainableHeads(nn.ModuleList):
     """`num_heads` chains of blocks; in version 1 each ends with an output layer [V, H] of its own."""
 
     def __init__(self, num_heads: int, num_layers: int, hidden_size: int, head: torch.Tensor | None) -> None:
@@ -58,7 +58,7 @@ class MedusaHeads(nn.ModuleList):
         return result
 
 
-def save_heads(heads: MedusaHeads, folder: Path, base_model: str) -> None:
+def save_heads(heads: TrainableHeads, folder: Path, base_model: str) -> None:
     """Write config.json and bfloat16 safetensors."""
     folder.mkdir(parents=True, exist_ok=True)
     config: dict[str, Any] = {
@@ -74,12 +74,12 @@ def save_heads(heads: MedusaHeads, folder: Path, base_model: str) -> None:
     (folder / WEIGHTS_FILE).write_bytes(save(tensors, {"format": "pt"}))
 
 
-def load_heads(folder: Path) -> MedusaHeads:
+def load_heads(folder: Path) -> TrainableHeads:
     """Heads as `save_heads` wrote them, in float32; as many as the file has."""
     tensors = load_file(folder / WEIGHTS_FILE)
     num_heads = 1 + max(int(name.partition(".")[0]) for name in tensors)
     num_layers = 1 + max(int(name.split(".")[1]) for name in tensors if ".linear." in name)
     head = tensors.get(f"0.{num_layers}.weight")
-    heads = MedusaHeads(num_heads, num_layers, tensors["0.0.linear.weight"].shape[0], head)
+    heads = TrainableHeads(num_heads, num_layers, tensors["0.0.linear.weight"].shape[0], head)
     heads.load_state_dict(tensors)
     return heads

@@ -22,7 +22,7 @@ from betoken.drafters.eagle3.choice import Children, Chooser
 from betoken.drafters.eagle3.context import LayerContext
 from betoken.drafters.eagle3.forward import LayerForward
 from betoken.drafters.eagle3.pass_price import PassPrice
-from betoken.drafters.eagle3.sequence import Draft, EagleSettings, OpenSequence, Part
+from betoken.drafters.eagle3.sequence import EagleDraft, EagleSequence, EagleSettings, Part
 from betoken.drafters.eagle3.tree import DynamicTree
 from betoken.drafters.features import FeatureSpan
 from betoken.drafters.shared_pages import IdlePages, SharedPages
@@ -60,9 +60,9 @@ class EagleDrafter:
         self._chooser = Chooser(forward.target_ids, vocab_size)
         self._calibration = Calibration()
         self._price = PassPrice()
-        self._sequences: dict[DraftSequence, OpenSequence] = {}
+        self._sequences: dict[DraftSequence, EagleSequence] = {}
         self._requests: dict[DraftSequence, int] = {}
-        self._at_work: set[OpenSequence] = set()
+        self._at_work: set[EagleSequence] = set()
         pages.join(self)
 
     @property
@@ -76,7 +76,7 @@ class EagleDrafter:
         """Take a sequence in, with its settings."""
         settings = self._settings.override(sequence.settings)
         context = LayerContext(sequence.ids, self._pages.table, self._pages.enter())
-        self._sequences[sequence] = OpenSequence(sequence, settings, context)
+        self._sequences[sequence] = EagleSequence(sequence, settings, context)
 
     def commit(self, sequence: DraftSequence, ids: list[int]) -> None:
         """Learn what became of the last draft; the states of `ids` are told by `observe`."""
@@ -138,7 +138,7 @@ class EagleDrafter:
         """Re-derive the page accounting of the layer; raises when it is off."""
         self._pages.check_integrity()
 
-    def _begin(self, owner: OpenSequence, num_tokens: int) -> Draft | None:
+    def _begin(self, owner: EagleSequence, num_tokens: int) -> EagleDraft | None:
         """An empty draft; None where nothing can be drafted."""
         seq, terms = owner.draft, owner.draft.terms
         num_nodes = num_tokens if terms is None else terms.max_tokens
@@ -152,9 +152,9 @@ class EagleDrafter:
             end_ids=() if seq.params.ignore_eos else seq.params.eos_token_ids,
             min_score=math.log(min_share) if min_share > 0.0 else -math.inf,
         )
-        return Draft(owner, tree)
+        return EagleDraft(owner, tree)
 
-    def _draft(self, drafts: list[Draft], long: Sequence[OpenSequence]) -> list[Draft]:
+    def _draft(self, drafts: list[EagleDraft], long: Sequence[EagleSequence]) -> list[EagleDraft]:
         """Run passes until the drafts are complete; those that were begun, without any whose pages ran out."""
         begun, parts = [], []
         for owner in long:
@@ -175,7 +175,7 @@ class EagleDrafter:
             self._grow(begun, scores, fed_back)
         return begun
 
-    def _grow(self, drafts: Sequence[Draft], scores: Tensor, fed_back: Tensor) -> None:
+    def _grow(self, drafts: Sequence[EagleDraft], scores: Tensor, fed_back: Tensor) -> None:
         """Hang the likeliest ids below the nodes that were asked, and ask the next levels, while there are any."""
         while drafts:
             self._add_children(drafts, scores)
@@ -200,14 +200,14 @@ class EagleDrafter:
                     [Part(part, hidden[a:b]) for part, a, b in zip(parts, offsets, offsets[1:], strict=False)]
                 )
 
-    def _gain(self, draft: Draft) -> float:
+    def _gain(self, draft: EagleDraft) -> float:
         """Tokens that one more pass may bring: as many of those it asks go on as went on before."""
         if not draft.is_priced:
             return 0.0
         before, draft.reach = draft.reach, sum(self._calibration.score(share) for share in draft.tree.level_shares)
         return draft.reach * min(1.0, draft.reach / before) if before > 0.0 else 0.0
 
-    def _add_children(self, drafts: Sequence[Draft], scores: Tensor) -> None:
+    def _add_children(self, drafts: Sequence[EagleDraft], scores: Tensor) -> None:
         places = [(draft, node) for draft in drafts for node in draft.tree.level]
         groups = [draft.group(node) for draft, node in places]
         private = [row for row, (draft, _) in enumerate(places) if draft.owner.draft.wants_probs]
@@ -230,7 +230,7 @@ class EagleDrafter:
             draft.tree.add([children[row + place] for place in range(draft.num_asked)])
             row += draft.num_asked
 
-    def _finish(self, draft: Draft) -> Drafted:
+    def _finish(self, draft: EagleDraft) -> Drafted:
         owner, seq = draft.owner, draft.owner.draft
         owner.context.idle_since_ns = time.perf_counter_ns()
         draft_ids, parents, scores = draft.tree.best()

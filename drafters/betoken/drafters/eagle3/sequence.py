@@ -41,7 +41,7 @@ class EagleSettings:
 
 
 @dataclass(slots=True, eq=False)
-class OpenSequence:
+class EagleSequence:
     """An open sequence."""
 
     draft: DraftSequence
@@ -52,10 +52,10 @@ class OpenSequence:
 
 
 @dataclass(slots=True, eq=False)
-class Draft:
+class EagleDraft:
     """A draft under way."""
 
-    owner: OpenSequence
+    owner: EagleSequence
     tree: DynamicTree
     probs: list[SparseProbs] = field(default_factory=list)
     """What each token was sampled from, where that is wanted; a chain then."""

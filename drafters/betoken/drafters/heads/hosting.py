@@ -12,7 +12,7 @@ from betoken.drafters.heads.drafter import MedusaDrafter
 from betoken.drafters.heads.layouts import PREFIX_IN_TARGET, HeadsLayout, lay_out
 from betoken.drafters.heads.module import MedusaHeads
 from betoken.drafters.heads.settings import MedusaSettings
-from betoken.drafters.heads.tensor_files import StoredTensor, open_tensors
+from betoken.drafters.heads.tensor_files import UnreadTensor, open_tensors
 from betoken.drafters.spec import DrafterHost
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.runner import ModelRunner
@@ -56,7 +56,7 @@ def _in_target(target: ModelRunner) -> HeadsLayout | None:
     """Heads that were trained with the target and lie in its checkpoint; None without any."""
     path = target.info.path
     files = weight_files(path) if path is not None and path.is_dir() else []
-    tensors: Mapping[str, StoredTensor] = {
+    tensors: Mapping[str, UnreadTensor] = {
         name: tensor
         for file in files
         for name, tensor in open_tensors(file).items()

@@ -23,7 +23,7 @@ _PICKLED = (".pt", ".bin")
 
 
 @dataclass(frozen=True, slots=True)
-class StoredTensor:
+class UnreadTensor:
     """A tensor that was not read yet."""
 
     shape: tuple[int, ...]
@@ -45,7 +45,7 @@ def find_file(directory: Path, names: Sequence[str]) -> Path:
     raise ModelRefusedError(f"there is none of {', '.join(names)}")
 
 
-def open_tensors(path: Path) -> Mapping[str, StoredTensor]:
+def open_tensors(path: Path) -> Mapping[str, UnreadTensor]:
     """Every tensor of a file.
 
     Raises:
@@ -58,13 +58,13 @@ def open_tensors(path: Path) -> Mapping[str, StoredTensor]:
         raise ModelRefusedError(f"{path.name} cannot be read: {reason}") from error
 
 
-def _open_safe(path: Path) -> dict[str, StoredTensor]:
+def _open_safe(path: Path) -> dict[str, UnreadTensor]:
     found = {}
     with safe_open(path, framework="pt") as file:
         for name in file.keys():  # noqa: SIM118 - no mapping
             part = file.get_slice(name)
             is_float = str(part.get_dtype()).startswith(("F", "BF"))
-            found[name] = StoredTensor(tuple(part.get_shape()), is_float, partial(_read_safe, path, name))
+            found[name] = UnreadTensor(tuple(part.get_shape()), is_float, partial(_read_safe, path, name))
     return found
 
 
@@ -74,13 +74,13 @@ def _read_safe(path: Path, name: str) -> Tensor:
     return tensor
 
 
-def _open_pickled(path: Path) -> dict[str, StoredTensor]:
+def _open_pickled(path: Path) -> dict[str, UnreadTensor]:
     if not zipfile.is_zipfile(path):  # older ones would have to be read whole
         raise ModelRefusedError(f"{path.name} is no file of torch 1.6 or later")
     content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
         raise ModelRefusedError(f"{path.name} holds other things than tensors by name")
     return {
-        str(name): StoredTensor(tuple(tensor.shape), tensor.is_floating_point(), tensor.clone)
+        str(name): UnreadTensor(tuple(tensor.shape), tensor.is_floating_point(), tensor.clone)
         for name, tensor in content.items()
     }
