@@ -1,7 +1,7 @@
 """A grammar as a rule: a pure function of the output ids, one mask per node, moved by committed ids alone.
 
-The three faults of design: a mask from an unverified prefix, no way back after a rejection, an end inside a draft. Each
-has a rule that is broken in that way, and which the same test finds out.
+The known faults: a mask from an unverified prefix, no way back after a rejection, an end or a call's beginning inside
+a draft. Each has a rule that is broken in that way, and which the same test finds out.
 """
 
 import json
@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+from betoken.client import ToolFormat
 from betoken.engine.rules.grammar import GrammarRule
 from betoken.engine.rules.sequence_rules import SequenceRules
 from betoken.engine.sampler import SampleGroup, choose_tokens
 from betoken.engine.sampling import SamplingParams
+from betoken.gateway.call_grammar import CallableTool, call_grammar
 from betoken.rpc.constraints import Grammars
 from betoken.v1.types_pb2 import Constraint
 from tests.router.harness import byte_tokenizer_json
@@ -50,6 +52,10 @@ def alone(constraint: Constraint, output_ids: list[int]) -> set[int] | None:
 
 
 NUMBERS = Constraint(json_schema='{"type": "array", "items": {"type": "integer"}, "maxItems": 4}')
+MARK = "<tool_call>"
+CALL = Constraint(
+    lark=call_grammar(ToolFormat("hermes", {}), [CallableTool("now", None)], is_required=False, is_parallel=False)
+)
 WORDS = Constraint(choice={"texts": ["red", "reed", "green"]})
 
 
@@ -80,23 +86,35 @@ def test_every_end_id_is_allowed_where_the_grammar_may_end() -> None:
 
 
 def check_nodes(make: MakeRule) -> None:
-    """Rows of chains and trees have the masks of their paths as committed output, whatever came before."""
+    check_rows(make, NUMBERS, "[12, -3,4", "]x ,1")
+
+
+def check_calls(make: MakeRule) -> None:
+    """Where a call of a tool may begin in free text, a draft over its mark has the call's masks behind it."""
+    check_rows(make, CALL, f'so {MARK}\n{{"name": "now", ', f'{MARK} "n')
+
+
+def check_rows(make: MakeRule, constraint: Constraint, said: str, others: str) -> None:
+    """Rows of chains and trees have the masks of their paths as committed output, whatever came before.
+
+    `others`: characters that are drafted beside those of the text `said`.
+    """
     rng = random.Random(0)
-    text = ids_of("[12, -3,4")
+    text = ids_of(said)
     for start in range(len(text)):
         output = text[:start]
-        rule = make(NUMBERS, list(output))
+        rule = make(constraint, list(output))
         for _ in range(6):  # the same rule again and again: nothing of a block may stay
             good = text[start : start + rng.randrange(5)]
-            drafts = [token if rng.random() < 0.8 else rng.choice(ids_of("]x ,1")) for token in good]
+            drafts = [token if rng.random() < 0.8 else rng.choice(ids_of(others)) for token in good]
             parents = [rng.randrange(-1, node) if rng.random() < 0.4 else node - 1 for node in range(len(drafts))]
             paths: list[list[int]] = []
             for node, parent in enumerate(parents):
                 paths.append([*(paths[parent] if parent >= 0 else []), drafts[node]])
             for row, path in zip(masks(rule, output, drafts, parents), [[], *paths], strict=True):
-                matcher_says = GRAMMARS.num_allowed(GRAMMARS.compile(NUMBERS), [*output, *path], (EOS,))
+                matcher_says = GRAMMARS.num_allowed(GRAMMARS.compile(constraint), [*output, *path], (EOS,))
                 if matcher_says == len(output) + len(path):
-                    assert row == alone(NUMBERS, [*output, *path])
+                    assert row == alone(constraint, [*output, *path])
                 else:
                     assert row is None, "a row that follows what is refused is chosen by nobody"
 
@@ -137,7 +155,12 @@ def check_ends(make: MakeRule) -> None:
     assert masks(rule, [*before, d, EOS], [e]) == [None, None], "what follows the end is nobody's"
 
 
-CHECKS = {"unverified prefix": check_nodes, "no way back": check_rejections, "an end in a draft": check_ends}
+CHECKS = {
+    "unverified prefix": check_nodes,
+    "no way back": check_rejections,
+    "an end in a draft": check_ends,
+    "a call's beginning in a draft": check_calls,
+}
 
 
 @pytest.mark.parametrize("fault", CHECKS)
@@ -172,9 +195,25 @@ class EndIsText(GrammarRule):
         self._has_ended |= bool(self._eos_ids & {*draft_ids})
 
 
+class CallsBeginWhenCommitted(GrammarRule):
+    """What follows a call's mark within the same draft is still free text."""
+
+    def _walk(self, ahead, draft_ids, parents, visit):  # type: ignore[no-untyped-def]
+        ends = [node for node, token_id in enumerate(draft_ids) if token_id == ids_of(MARK)[-1]]
+        first = ends[0] if ends else len(draft_ids)
+        super()._walk(ahead, draft_ids[:first], parents[:first], visit)
+        for node in range(first, len(draft_ids)):
+            visit(node, False)
+
+
 @pytest.mark.parametrize(
     ("fault", "broken"),
-    [("unverified prefix", Unverified), ("no way back", NoWayBack), ("an end in a draft", EndIsText)],
+    [
+        ("unverified prefix", Unverified),
+        ("no way back", NoWayBack),
+        ("an end in a draft", EndIsText),
+        ("a call's beginning in a draft", CallsBeginWhenCommitted),
+    ],
 )
 def test_each_of_the_known_faults_would_show(fault: str, broken: type[GrammarRule]) -> None:
     with pytest.raises(AssertionError):
