@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -13,6 +14,7 @@ import pytest
 
 from betoken.common.errors import (
     BetokenError,
+    InvalidArgumentError,
     ResourceExhaustedError,
     UnauthenticatedError,
     UnavailableError,
@@ -99,15 +101,23 @@ class Strict(GenerationServiceServicer):
         await context.abort(code, details)
 
 
-@pytest.fixture
-async def strict() -> AsyncIterator[tuple[Strict, Gate]]:
-    servicer, server = Strict(), grpc.aio.server()
+@asynccontextmanager
+async def before(servicer: Strict) -> AsyncIterator[Gate]:
+    """A gateway before a router that is `servicer`."""
+    server = grpc.aio.server()
     add_GenerationServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with running_gateway(None, f"127.0.0.1:{port}", max_outage_s=0) as gate:
-        yield servicer, gate
+        yield gate
     await server.stop(None)
+
+
+@pytest.fixture
+async def strict() -> AsyncIterator[tuple[Strict, Gate]]:
+    servicer = Strict()
+    async with before(servicer) as gate:
+        yield servicer, gate
 
 
 async def test_the_callers_key_is_the_routers_to_check(strict: tuple[Strict, Gate]) -> None:
@@ -164,6 +174,33 @@ async def test_a_stream_that_breaks_ends_with_the_error_and_without_done(strict:
     assert reply.status_code == 200 and "[DONE]" not in events
     assert json.loads(events[0])["choices"][0]["text"] == "a"
     assert json.loads(events[-1])["error"]["message"] == "out of pages"
+
+
+class Late(Strict):
+    """A router that refuses one prompt after it has answered another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.error = InvalidArgumentError("prompt", "refused", "must be another")
+        self.has_answered = asyncio.Event()
+
+    async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        if request.prompt == "refused":
+            await self.has_answered.wait()
+            await self._fail(context)
+        tokens = pb.GenerateTokens(tokens=[pb.GeneratedToken(id=5, num_chars=1)], text="a")
+        yield pb.GenerateResponse(start=pb.GenerateStart(seed=1, prompt_ids=[1], model="m"))
+        yield pb.GenerateResponse(tokens=tokens)
+        yield pb.GenerateResponse(finish=pb.GenerateFinish(reason=pb.FINISH_REASON_LENGTH))
+        self.has_answered.set()
+
+
+async def test_a_prompt_that_is_refused_late_has_its_status_though_another_is_answered() -> None:
+    async with before(Late()) as gate:
+        reply = await gate.post("/v1/completions", BODY | {"stream": True, "prompt": ["the", "refused"]})
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "prompt")
+        reply = await gate.post("/v1/completions", BODY | {"stream": True, "prompt": ["the", "an"]})
+        assert reply.status_code == 200 and reply.text.count('"text":"a"') == 2 and "[DONE]" in reply.text
 
 
 async def test_health_is_the_routers(strict: tuple[Strict, Gate]) -> None:

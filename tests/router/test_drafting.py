@@ -126,9 +126,10 @@ class FakePool:
         return None if self.worker in without else self.worker
 
 
-def speculator(pool: FakePool, **drafter: Any) -> Speculator:
-    choice = DrafterChoice(name="ngram", **drafter)
-    request = GenerationRequest("r", [1], SamplingParams(), VERIFICATION_MODE_COUPLED, (), 100, drafter=choice)
+def speculator(pool: FakePool, settings: dict[str, str] | None = None, **fields: Any) -> Speculator:
+    choice = DrafterChoice(name="ngram", settings=settings or {})
+    fields |= {"drafter": choice}
+    request = GenerationRequest("r", [1], SamplingParams(), VERIFICATION_MODE_COUPLED, (), 100, **fields)
     return Speculator(request, pool, vocab_size=10, timeout_s=1.0, first_timeout_s=9.0)  # type: ignore[arg-type]
 
 
@@ -206,3 +207,30 @@ async def test_settings_that_no_worker_has_taken_are_refused_as_the_requests_own
     with pytest.raises(InvalidArgumentError, match=r"^speculation\.drafter\.settings\[max_ngram\] = x: must"):
         await drafts.draft([], 4, takes_trees=False)
     assert refusing.is_closed
+
+
+@pytest.mark.parametrize("before", ["nobody there", "late"])
+async def test_settings_that_are_refused_after_the_first_token_end_no_answer(before: str) -> None:
+    pool = FakePool()
+    drafts = speculator(pool, settings={"max_ngram": "x"})
+    first, refusing = FakeSession(), FakeSession()
+    first.outcome = DraftLateError("late") if before == "late" else DraftFailedError("no draft worker")
+    refusing.outcome = InvalidArgumentError("drafter.settings[max_ngram]", "x", "must be a number")
+    sessions = [first, refusing]
+    pool.worker.open = lambda *_: sessions.pop(0)
+    assert not (await drafts.draft([], 4, takes_trees=False)).ids
+    if before == "late":  # and then it refuses
+        first.outcome = refusing.outcome
+    assert not (await drafts.draft([7], 4, takes_trees=False)).ids
+    assert not drafts.is_available
+
+
+@pytest.mark.parametrize("begun", [{"is_further": True}, {"resume_ids": [7]}])
+async def test_settings_that_are_refused_in_a_reply_that_has_begun_end_nothing(begun: dict[str, Any]) -> None:
+    pool = FakePool()
+    drafts = speculator(pool, settings={"max_ngram": "x"}, **begun)
+    refusing = FakeSession()
+    refusing.outcome = InvalidArgumentError("drafter.settings[max_ngram]", "x", "must be a number")
+    pool.worker.open = lambda *_: refusing
+    assert not (await drafts.draft([], 4, takes_trees=False)).ids
+    assert not drafts.is_available

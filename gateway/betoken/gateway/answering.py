@@ -32,7 +32,7 @@ _DONE = b"data: [DONE]\n\n"
 class Answers(Response):
     """The reply to `questions`, as many choices of each as answers are asked for.
 
-    The first piece of an answer comes before any byte is sent, so that a refusal has its status in a stream, too.
+    The first pieces of all answers come before any byte is sent, so that a refusal has its status in a stream, too.
     """
 
     def __init__(self, request: Request, form: Form, questions: Sequence[Question], *, is_stream: bool) -> None:
@@ -75,6 +75,12 @@ class Answers(Response):
 
     async def _stream(self, asked: Sequence[AsyncGeneration], events: _Events) -> None:
         form, turn = self._form, asyncio.Lock()
+        silent = set(range(len(asked)))
+
+        async def has_begun(number: int) -> None:
+            silent.discard(number)
+            if not silent:
+                await events.release()
 
         async def follow(number: int) -> list[Completion]:
             generation, num = asked[number], self._questions[number].num_answers
@@ -82,6 +88,7 @@ class Answers(Response):
             async with aclosing(aiter(generation)) as pieces:
                 async for piece in pieces:
                     async with turn:
+                        await has_begun(number)
                         if not is_begun:
                             is_begun = True
                             await self._learn_names(generation, form.ids_of_prompt(generation))
@@ -92,6 +99,7 @@ class Answers(Response):
             for answer in answers:
                 self._door.metrics.answered(answer)
             async with turn:
+                await has_begun(number)
                 if not is_begun:
                     await self._learn_names(generation, form.ids_of_prompt(generation))
                 for choice in told.choices():
@@ -156,12 +164,19 @@ class _Told:
 
 
 class _Events:
-    """A stream of server-sent events, begun with the first of them."""
+    """A stream of server-sent events. They are held until all prompts' answers have begun: one may yet be refused."""
 
     def __init__(self, send: Send, are_named: bool) -> None:
         self.send = send
         self._are_named = are_named
+        self._held: list[bytes] | None = []
         self.is_begun = False
+
+    async def release(self) -> None:
+        """Send what is held, and from here on what is put."""
+        held, self._held = self._held, None
+        if held:
+            await self._put(b"".join(held))
 
     async def put(self, asked: AsyncGeneration, form: Form, choice: dict[str, Any] | None) -> None:
         if choice is not None:
@@ -182,6 +197,9 @@ class _Events:
         await self.send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _put(self, data: bytes) -> None:
+        if self._held is not None:
+            self._held.append(data)
+            return
         if not self.is_begun:
             self.is_begun = True
             await self.send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})

@@ -170,8 +170,15 @@ def further_answers(first: GenerationRequest, num_answers: int) -> list[Generati
         sampling = SamplingParams()
         sampling.CopyFrom(first.sampling)
         sampling.seed = derived_seed(first.sampling.seed, index)
-        request_id, num_told = f"{first.request_id}.{index}", first.num_prompt_logprobs
-        further.append(replace(first, request_id=request_id, sampling=sampling, num_prompt_told=num_told))
+        further.append(
+            replace(
+                first,
+                request_id=f"{first.request_id}.{index}",
+                sampling=sampling,
+                num_prompt_told=first.num_prompt_logprobs,
+                is_further=True,
+            )
+        )
     return further
 
 

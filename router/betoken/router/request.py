@@ -68,6 +68,8 @@ class GenerationRequest:
     posterior_alpha: float | None = None
     drafter: DrafterChoice | None = None
     """None: decode plainly."""
+    is_further: bool = False
+    """Another answer of the same reply has begun before it."""
     is_drafter_fixed: bool = False
     """The client named the drafter: no other will do."""
     num_draft_tokens: int = 0

@@ -68,7 +68,8 @@ class Speculator:
         self._full_until_s: dict[DraftWorker, float] = {}
         """Workers that had no room for it, and until when they are not asked (`time.monotonic`, s)."""
         has_settings = request.drafter is not None and bool(request.drafter.settings)
-        self._has_untried_settings = has_settings and not request.resume_ids  # else tried where the answer began
+        has_begun = bool(request.resume_ids) or request.is_further  # then they were tried, or nobody was there to
+        self._has_untried_settings = has_settings and not has_begun
         """Only a draft worker knows whether they are good; whether drafts pay or not, one draft is asked for."""
         self.num_failed = 0
         """Drafts that were late, wrong or failed."""
@@ -91,8 +92,10 @@ class Speculator:
         the `load` of the verify worker.
 
         Raises:
-            InvalidArgumentError: the drafter refuses the request's own settings for it, which none has taken yet.
+            InvalidArgumentError: the drafter refuses the request's own settings for it before a token is there.
         """
+        if committed_ids:  # the client has read of it: whoever refuses now, and how late, ends no answer
+            self._has_untried_settings = False
         self._timer.asks(is_first=self._state in (DraftingState.CLOSED, DraftingState.PREFILLING))
         try:
             if self._session is None:
@@ -204,7 +207,7 @@ class Speculator:
         worker = self._worker
         if isinstance(error, InvalidArgumentError):
             may_be_settings = self._has_untried_settings and error.field not in CONTEXT_FIELDS
-            if may_be_settings:  # later it is another worker that refuses them
+            if may_be_settings:
                 raise of_request(error, self._request) from error
         elif worker is not None and isinstance(error, ResourceExhaustedError):
             self._full_until_s[worker] = time.monotonic() + _FULL_PAUSE_S  # other routers filled it: it works
