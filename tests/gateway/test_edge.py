@@ -108,9 +108,11 @@ async def before(servicer: Strict) -> AsyncIterator[Gate]:
     add_GenerationServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    async with running_gateway(None, f"127.0.0.1:{port}", max_outage_s=0) as gate:
-        yield gate
-    await server.stop(None)
+    try:
+        async with running_gateway(None, f"127.0.0.1:{port}", max_outage_s=0) as gate:
+            yield gate
+    finally:
+        await server.stop(None)
 
 
 @pytest.fixture
