@@ -112,6 +112,7 @@ async def prepare(
         constraint=message.constraint if message.HasField("constraint") else None,
         predicted_ids=predicted_ids,
         drafter=drafter,
+        is_further=False,
         is_drafter_fixed=bool(message.speculation.drafter.name or message.speculation.drafter.settings),
         num_draft_tokens=message.speculation.num_draft_tokens or default_num_draft_tokens(model, router),
         reports_rounds=message.speculation.report_rounds,
