@@ -10,7 +10,7 @@ import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 from betoken.common.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from betoken.common.seeds import derived_seed
@@ -112,7 +112,6 @@ async def prepare(
         constraint=message.constraint if message.HasField("constraint") else None,
         predicted_ids=predicted_ids,
         drafter=drafter,
-        is_further=False,
         is_drafter_fixed=bool(message.speculation.drafter.name or message.speculation.drafter.settings),
         num_draft_tokens=message.speculation.num_draft_tokens or default_num_draft_tokens(model, router),
         reports_rounds=message.speculation.report_rounds,
@@ -266,7 +265,7 @@ async def _encode_messages(messages: ChatMessages, router: Router) -> Sequence[i
     return await encode_chat(chat_of(messages), router.tokenizer, _limits(router))
 
 
-def _typical_bounds(speculation: Speculation) -> dict[str, float]:
+def _typical_bounds(speculation: Speculation) -> dict[str, Any]:
     names = ("posterior_threshold", "posterior_alpha")
     return {name: getattr(speculation, name) for name in names if speculation.HasField(name)}
 
