@@ -62,8 +62,9 @@ def test_tied_embeddings_are_kept_once(tmp_path: Path) -> None:
     assert info.num_parameters == sum(p.numel() for p in of_transformers(path).parameters())
 
 
-@pytest.mark.parametrize("is_packed", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("dtype", "is_packed"), [(torch.float32, False), (torch.float32, True), (torch.bfloat16, True)]
+)
 @pytest.mark.parametrize("type_name", sorted(GROUPED_TYPES))
 def test_a_head_multiplies_by_the_very_numbers_of_its_blocks(
     type_name: str, dtype: torch.dtype, is_packed: bool, tmp_path: Path

@@ -30,14 +30,27 @@ FORMATS: dict[str, tuple[str, str, str, int, dict[str, str]]] = {
     "q4_1": ("int4", "numbers", "fp16", 32, {"offsets_ptr": "fp16"}),
     "q4_k": ("int4", "units", "u8", 32, {"scale_units_ptr": "fp16", "offsets_ptr": "u8", "offset_units_ptr": "fp16"}),
     "q5_0": ("int5", "numbers", "fp16", 32, {"high_ptr": "u8"}),
+    "q5_1": ("int5", "numbers", "fp16", 32, {"high_ptr": "u8", "offsets_ptr": "fp16"}),
+    "q5_k": (
+        *("int5", "units", "u8", 32),
+        {"high_ptr": "u8", "scale_units_ptr": "fp16", "offsets_ptr": "u8", "offset_units_ptr": "fp16"},
+    ),
+    "q8_0": ("int8", "numbers", "fp16", 32, {}),
+    "fp4": ("fp4", "numbers", "fp32", 64, {"table_ptr": "fp32"}),
     "q6_k": ("int6", "units", "i8", 16, {"high_ptr": "u8", "scale_units_ptr": "fp16"}),
 }
+INEXACT = ("nf4", "fp4")
+"""Kinds whose numbers bfloat16 does not hold."""
+TRIED_ALWAYS = ("w4a16 with zeros", "w8a16", "fp8", "mxfp4")
+"""Formats that are compiled for every generation in the default run; the others in the slow one."""
+LATER = ("q5_1", "q5_k", "q8_0", "fp4")
+"""Formats of pieces that others have, too: compiled in the slow run only."""
 EXPERTS: dict[str, Any] = {"NUM_EXPERTS": 8, "BLOCK_EXPERTS": 16}
 
 
 def compiled(kernel: Any, name: str, float_type: str, block_rows: int, num_stages: int, capability: int) -> Any:
     kind, scales, scale_type, group, given = FORMATS[name]
-    is_inexact = kind == "nf4"
+    is_inexact = kind in INEXACT
     block_inputs = min(32 if float_type == "fp32" else 128, group)
     constants: dict[str, Any] = {
         **{"KIND": kind, "SCALES": scales, "ZERO": 8 if kind == "int4" else 0, "GROUP": group, "FACTOR": 1.0},
@@ -66,20 +79,24 @@ def compiled(kernel: Any, name: str, float_type: str, block_rows: int, num_stage
 
 
 @pytest.mark.parametrize("float_type", ["bf16", "fp16", "fp32"])
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LATER else name for name in FORMATS]
+)
 def test_a_format_compiles(name: str, float_type: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     heights = product_tiles._ROW_TILES if name == "w4a16" else product_tiles._ROW_TILES[:1]
     for block_rows, num_stages in heights:
         made = compiled(linear._product, name, float_type, block_rows, num_stages, 90)
         assert made.metadata.shared <= MAX_SHARED_BYTES
-        is_half = float_type == "bf16" or (float_type == "fp16" and name != "nf4")
+        is_half = float_type == "bf16" or (float_type == "fp16" and name not in INEXACT)
         assert ("mma" in made.asm["ptx"]) == is_half
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("kernel", [linear._product, experts._product], ids=["linear", "experts"])
-@pytest.mark.parametrize("name", ["w4a16 with zeros", "w8a16", "fp8", "mxfp4"])
+@pytest.mark.parametrize(
+    "name", [name if name in TRIED_ALWAYS else pytest.param(name, marks=pytest.mark.slow) for name in FORMATS]
+)
 def test_it_compiles_for_every_generation(
     name: str, kernel: Any, capability: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
