@@ -40,8 +40,13 @@ STATES = """
 ## Positions
 
 Attention within spans (Llama 4) and by distance (ALiBi of BLOOM and MPT) is computed from a row's own position, by all
-kernels. Frequencies that change with the length of the text are not a function of the row alone: transformers takes
-those of the longest sequence of a batch. So dynamic NTK is refused, and LongRoPE beyond its original length.
+kernels.
+
+LongRoPE has two sets of factors. transformers takes the one that the longest text of a batch asks for, so a neighbour
+would change a text. Here the operator's `max_context` decides for all texts: within the original length the short
+factors, beyond it the long ones. Without that setting such a model is refused. With the long factors a prompt beyond
+the original length has the tokens of `generate()`. A text that begins within it differs, since `generate()` begins it
+with the short ones. Dynamic NTK changes nothing within a model's own length, and longer texts are refused.
 
 ## Recurrent layers
 
@@ -88,7 +93,7 @@ def _texts() -> str:
 def _layers(config: Any) -> str:
     kinds = getattr(config, "layer_types", None) or ["full_attention"]
     names = [kind.replace("_", " ") for kind in dict.fromkeys(kinds)]
-    if getattr(config, "num_local_experts", 0) or getattr(config, "num_experts", 0):
+    if any(getattr(config, name, 0) for name in ("num_local_experts", "num_experts", "n_routed_experts")):
         names.append("experts")
     return ", ".join(names)
 

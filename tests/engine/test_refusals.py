@@ -12,8 +12,9 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from betoken.engine.attention import CONTEXT_KEYWORD, ProbeContext, _attention_forward
+from betoken.engine.bring_up.frequencies import settle_frequencies
 from betoken.engine.bring_up.load import load_runner, runner_of
-from betoken.engine.bring_up.refusals import check_layers, check_rope
+from betoken.engine.bring_up.refusals import check_layers
 from betoken.engine.bring_up.self_check import forward_in_chunks
 from betoken.engine.config import EngineConfig
 from betoken.engine.errors import ModelRefusedError
@@ -36,7 +37,7 @@ _LONGROPE = {"rope_type": "longrope", "original_max_position_embeddings": 128}
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
         ({"rope_parameters": {"sliding_attention": {"rope_type": "dynamic"}}}, "dynamic"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
-        ({"rope_parameters": _LONGROPE}, "set max_context to 128"),
+        ({"rope_parameters": _LONGROPE}, "set max_context, to 128 or less"),
         ({"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
         ({"is_encoder_decoder": True}, "encoder"),
     ],
@@ -44,7 +45,7 @@ _LONGROPE = {"rope_type": "longrope", "original_max_position_embeddings": 128}
 def test_configurations_that_read_more_than_their_row(settings: dict[str, object], reason: str) -> None:
     with pytest.raises(ModelRefusedError, match=reason):
         check_layers(SimpleNamespace(**settings))
-        check_rope(SimpleNamespace(**settings), max_context=256)
+        settle_frequencies(SimpleNamespace(**settings), max_context=256, is_asked=False)
 
 
 @pytest.mark.parametrize("is_there", [False, True])
@@ -95,7 +96,7 @@ def test_code_that_transformers_has_too_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_longrope_within_its_original_length_is_served() -> None:
-    check_rope(SimpleNamespace(rope_parameters=_LONGROPE), max_context=128)
+    settle_frequencies(SimpleNamespace(rope_parameters=_LONGROPE), max_context=128, is_asked=False)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     CodeGenConfig,
+    DeepseekV32Config,
     FalconConfig,
     Gemma2Config,
     GPT2Config,
@@ -27,7 +28,7 @@ from transformers import (
 )
 
 from tests.engine.tiny_hybrids import COMMON, HYBRIDS
-from tests.engine.tiny_variants import VARIANTS
+from tests.engine.tiny_variants import LATENT, VARIANTS
 
 _EXPERTS = {"num_key_value_heads": 2, "num_experts_per_tok": 2, "sliding_window": 32}
 
@@ -62,6 +63,7 @@ REFUSED: dict[str, Any] = {
     "codegen": lambda: CodeGenConfig(
         vocab_size=101, n_embd=64, n_layer=2, n_head=4, n_positions=640, rotary_dim=8, bos_token_id=0, eos_token_id=0
     ),
+    "deepseek_v32": lambda: DeepseekV32Config(**LATENT, index_n_heads=2, index_head_dim=16, index_topk=8),
     "falcon, alibi": lambda: FalconConfig(
         vocab_size=101, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, eos_token_id=0, alibi=True
     ),

@@ -4,6 +4,8 @@ from typing import Any
 
 from transformers import (
     BloomConfig,
+    DeepseekV2Config,
+    DeepseekV3Config,
     FalconConfig,
     GPTJConfig,
     GPTNeoConfig,
@@ -32,8 +34,28 @@ _FALCON = {
     **_ENDS,
 }
 
+LATENT = {
+    **_COMMON,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "pad_token_id": 0,
+}
+"""Latent attention, as DeepSeek's."""
+
 VARIANTS: dict[str, Any] = {
     "bloom": lambda: BloomConfig(vocab_size=101, hidden_size=96, n_layer=2, n_head=6, seq_length=640, **_ENDS),
+    "deepseek_v2": lambda: DeepseekV2Config(**LATENT),
+    "deepseek_v3": lambda: DeepseekV3Config(**LATENT),
     "falcon": lambda: FalconConfig(**_FALCON),
     "falcon, groups of heads": lambda: FalconConfig(**_FALCON, num_kv_heads=2, new_decoder_architecture=True),
     "falcon, all heads": lambda: FalconConfig(**_FALCON, multi_query=False, parallel_attn=False, bias=True),

@@ -87,32 +87,6 @@ def check_code(model_class: Any, model_type: str = "") -> None:
         )
 
 
-def check_rope(config: Any, max_context: int) -> None:
-    """Refuse positions that read more than a row's own.
-
-    Args:
-        config: the text configuration of a transformers model.
-        max_context: the longest sequence that will be served, in tokens.
-
-    Raises:
-        ModelRefusedError: with the reason.
-    """
-    for rope in rope_parameters(config):
-        rope_type = str(rope.get("rope_type") or rope.get("type") or "default")
-        if "dynamic" in rope_type:
-            raise ModelRefusedError(
-                f"rope type {rope_type!r} reads the largest position of the batch: a neighbour would change the text"
-            )
-        original = rope.get("original_max_position_embeddings") or getattr(
-            config, "original_max_position_embeddings", None
-        )
-        if rope_type == "longrope" and (original is None or max_context > original):
-            raise ModelRefusedError(
-                f"rope type 'longrope' beyond its original length ({original}) reads the largest position of the batch:"
-                f" set max_context to {original} or less (it is {max_context})"
-            )
-
-
 def check_windows(model: Any, windows: Mapping[int, int], max_context: int) -> None:
     """Refuse layers that leave their window to the mask, which we do not make, or that tell us of another one.
 

@@ -15,7 +15,8 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils.logging import disable_progress_bar
 
 from betoken.engine.attention import ATTENTION_NAME, register_attention
-from betoken.engine.bring_up.refusals import check_code, check_layers, check_rope, rope_parameters
+from betoken.engine.bring_up.frequencies import freeze_frequencies, settle_frequencies
+from betoken.engine.bring_up.refusals import check_code, check_layers, rope_parameters
 from betoken.engine.config import EngineConfig
 from betoken.engine.cpu.experts import use_grouped_experts
 from betoken.engine.errors import ModelRefusedError
@@ -85,7 +86,7 @@ def load_model(config: EngineConfig, progress: Progress) -> tuple[Any, ModelInfo
         fingerprint = source.fingerprint()
         tokenizer_hash = source.tokenizer_hash()
         max_context = _max_context(text_config, config.max_context)
-        check_rope(text_config, max_context)
+        settle_frequencies(text_config, max_context, is_asked=config.max_context is not None)
     except ModelRefusedError:
         raise
     except Exception as error:  # whatever the files' contents make transformers raise, or are taken for
@@ -182,6 +183,7 @@ def _load_weights(source: Source, model_config: Any, config: EngineConfig, progr
             use_grouped_experts(model)
         else:
             model.set_experts_implementation("batched_mm")
+    freeze_frequencies(model)
     return model.to(config.device).eval().requires_grad_(False)
 
 
