@@ -196,7 +196,7 @@ _define("row_sum", "(Tensor x) -> Tensor", row_sum, _row_sum_shape)
 _define(
     "attend",
     "(Tensor query, Tensor key, Tensor value, int context, int layer, float scale, int window, float softcap,"
-    " Tensor? sinks) -> Tensor",
+    " Tensor? sinks, int span, Tensor? slopes) -> Tensor",
     _attend,
     _attend_shape,
 )
