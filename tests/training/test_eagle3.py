@@ -1,12 +1,15 @@
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
 from betoken.drafters.eagle3.checkpoint import TargetShape, load_layer
 from betoken.training import eagle3
-from betoken.training.eagle3_layer import make_layer, passes
+from betoken.training.batches import pad
+from betoken.training.eagle3_layer import Trainee, make_layer, passes
+from betoken.training.samples import Sample
 from betoken.training.teacher import Teacher
 
 
@@ -69,3 +72,44 @@ def test_one_forward_says_what_drafting_step_by_step_says(tiny_pair: Path) -> No
             if start + index + 2 < 12:
                 embedded = teacher.embedding(ids[0, start + index + 2])
                 normed, hidden = layer.run(embedded, hidden, torch.tensor(start + index + 1), attend)
+
+
+@torch.no_grad()
+def test_passes_on_some_rows_give_what_passes_on_all_give_there(tiny_pair: Path) -> None:
+    teacher = Teacher.load(str(tiny_pair / "target"), "float32", "cpu")
+    layer = make_layer(teacher, torch.arange(0, 512, 2), 40)
+    torch.manual_seed(5)
+    for param in layer.parameters():
+        param.normal_(std=0.3)
+    ids, chosen = torch.randint(512, (2, 14)), torch.tensor([0, 3, 4, 9, 12])
+    taught = teacher(ids, layer.shape.states_of(4))
+    on_all, on_some = list(passes(layer, teacher, taught, ids, 4)), list(passes(layer, teacher, taught, ids, 4, chosen))
+    torch.testing.assert_close(on_some[0], on_all[0])
+    for some, everything in zip(on_some[1:], on_all[1:], strict=True):
+        torch.testing.assert_close(some, everything[:, chosen], atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_the_loss_of_drawn_rows_is_on_average_that_of_all(tiny_pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mean over every row drawn alone is exact, so no draw favours a row."""
+    teacher = Teacher.load(str(tiny_pair / "target"), "float32", "cpu")
+    torch.manual_seed(7)
+    layer = make_layer(teacher, torch.arange(0, 512, 2), 40)
+    layer.midlayer.mlp.down_proj.weight.normal_(std=0.3)
+    rows = pad([Sample(tuple(torch.randint(512, (length,)).tolist()), prompt) for length, prompt in ((11, 3), (9, 0))])
+    wanted = Trainee(teacher, layer, 3, 0.8)(rows)
+    trainee = Trainee(teacher, layer, 3, 0.8, later_share=0.01).train()
+    losses = []
+    for row in range(10):
+        monkeypatch.setattr(trainee, "_drawn_rows", lambda num_rows, device, row=row: torch.tensor([row]))
+        losses.append(trainee(rows))
+    assert len({float(loss) for loss in losses}) > 5
+    torch.testing.assert_close(torch.stack(losses).mean(), wanted)
+
+
+def test_rows_are_drawn_while_learning_alone(tiny_pair: Path) -> None:
+    teacher = Teacher.load(str(tiny_pair / "target"), "float32", "cpu")
+    trainee = Trainee(teacher, make_layer(teacher, torch.arange(512), 40), 3, 0.8, later_share=0.5)
+    drawn = trainee.train()._drawn_rows(20, torch.device("cpu"))
+    assert drawn is not None and len(set(drawn.tolist())) == 10
+    assert trainee.eval()._drawn_rows(20, torch.device("cpu")) is None

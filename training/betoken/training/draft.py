@@ -27,7 +27,7 @@ from betoken.training.block_efficiency import Rounds
 from betoken.training.distill import DIVERGENCES, Divergence
 from betoken.training.loop import Progress, Step, run_loop
 from betoken.training.optimizer import PairOptimizer
-from betoken.training.part_gradients import autocast, gradients_of, held_out_loss
+from betoken.training.part_gradients import autocast, gradients_of, held_out_loss, part_tokens
 from betoken.training.recipe import Recipe, recipe_parser, run_recipe
 from betoken.training.recipe_card import Card, table, write_card
 from betoken.training.samples import Sample, clip, read_prompts, read_texts
@@ -232,7 +232,7 @@ def distil(recipe: Recipe, trainee: DraftTrainee, teacher: Teacher, held_out: Se
     def gradients(step: int, fraction: float) -> Step:
         if own is not None and (renewed := own(step)) is not None:
             source.renew(renewed[1], renewed[0])
-        return gradients_of(trainee, source(step).to(teacher.device))
+        return gradients_of(trainee, source(step).to(teacher.device), part_tokens(teacher.head.weight.shape[0]))
 
     return run_loop(
         trainee,

@@ -17,7 +17,7 @@ from betoken.training.block_efficiency import Rounds
 from betoken.training.eagle3_layer import Eagle3Trainee, frequent_ids, make_layer, save_layer
 from betoken.training.loop import Progress, Step, run_loop
 from betoken.training.optimizer import PairOptimizer
-from betoken.training.part_gradients import gradients_of, held_out_loss
+from betoken.training.part_gradients import gradients_of, held_out_loss, part_tokens
 from betoken.training.recipe import Data, Recipe, recipe_parser, run_recipe
 from betoken.training.recipe_card import Card, table, write_card
 from betoken.training.samples import Sample
@@ -59,17 +59,22 @@ def run(options: argparse.Namespace) -> None:
     Raises:
         OSError, ValueError: a file or an option is not as it has to be.
     """
+    if not 0 < options.later_share <= 1:
+        raise ValueError(f"later_share {options.later_share}: must be above 0 and at most 1")
     recipe = Recipe("eagle3", options)
     data = recipe.data()
     teacher = Teacher.load(options.target, options.dtype, options.device)
     num_ids = min(options.draft_vocab_size or teacher.head.weight.shape[0], teacher.head.weight.shape[0])
     ids = frequent_ids(data.training, teacher.head.weight.shape[0], num_ids)
-    trainee = Eagle3Trainee(teacher, make_layer(teacher, ids, options.mlp_size), options.length, options.decay)
+    trainee = Eagle3Trainee(
+        teacher, make_layer(teacher, ids, options.mlp_size), options.length, options.decay, options.later_share
+    )
     trainee.to(teacher.device)
     batches = Batches(data.training, options.batch_rows, options.seed)
 
     def gradients(step: int, fraction: float) -> Step:
-        return gradients_of(trainee, batches(step).to(teacher.device))
+        torch.manual_seed((options.seed << 32) + step)  # rows of later passes
+        return gradients_of(trainee, batches(step).to(teacher.device), part_tokens(teacher.head.weight.shape[0]))
 
     progress = run_loop(
         trainee,
@@ -115,6 +120,12 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--length", type=int, default=7, help="passes of the training-time test")
     add("--decay", type=float, default=0.8, help="pass k counts so much to the power of k")
+    add(
+        "--later-share",
+        type=float,
+        default=1.0,
+        help="share of rows that passes after the first learn from, drawn anew",
+    )
     add("--draft-vocab-size", type=int, help="ids that the layer may propose, the most frequent ones; default: all")
     add("--mlp-size", type=int, help="default: the target's")
     add("--optimizer", choices=("adamw", "muon"), default="adamw")

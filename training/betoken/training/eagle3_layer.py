@@ -29,18 +29,21 @@ from betoken.training.teacher import Taught, Teacher
 class Attention:
     """The keys that the queries of all passes so far meet."""
 
-    def __init__(self, num_rows: int, device: torch.device) -> None:
-        self._keys: list[torch.Tensor] = []  # [B, N, H, D] of each pass
+    def __init__(self, num_rows: int, chosen: torch.Tensor) -> None:
+        """`chosen`: [K] rows that passes after the first run on."""
+        self._keys: list[torch.Tensor] = []  # [B, N, H, D] of the first pass, [B, K, H, D] of each later one
         self._values: list[torch.Tensor] = []
-        self._hidden = torch.ones(num_rows, num_rows, dtype=torch.bool, device=device).triu(1)
+        rows = torch.arange(num_rows, device=chosen.device)
+        self._hidden = [rows > rows[:, None], rows > chosen[:, None]]
 
     def __call__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """[B, N, Hq, D] of one more pass; see `betoken.drafters.eagle3.module.Attend`."""
+        hidden = self._hidden[min(1, len(self._keys))]
         self._keys.append(key)
         self._values.append(value)
         num_groups = query.shape[2] // key.shape[2]
         grouped = query.reshape(*query.shape[:2], key.shape[2], num_groups, -1)  # [B, N, H, G, D]
-        scores = torch.einsum("bnhgd,bmhd->bhgnm", grouped, self._keys[0]).masked_fill(self._hidden, -torch.inf)
+        scores = torch.einsum("bnhgd,bmhd->bhgnm", grouped, self._keys[0]).masked_fill(hidden, -torch.inf)
         own = [torch.einsum("bnhgd,bnhd->bhgn", grouped, key)[..., None] for key in self._keys[1:]]
         shares = (torch.cat([scores, *own], -1).float() * query.shape[-1] ** -0.5).softmax(-1).to(query.dtype)
         num_rows = scores.shape[-1]
@@ -51,47 +54,77 @@ class Attention:
 
 
 def passes(
-    layer: Eagle3Layer, teacher: Teacher, taught: Taught, ids: torch.Tensor, num_passes: int
+    layer: Eagle3Layer,
+    teacher: Teacher,
+    taught: Taught,
+    ids: torch.Tensor,
+    num_passes: int,
+    chosen: torch.Tensor | None = None,
 ) -> Iterator[torch.Tensor]:
-    """For each pass what the layer's head reads, [B, T - 1, H]: row p of pass k is to say the id of place p + 2 + k."""
+    """What the layer's head reads: row p of pass k is to say the id of place p + 2 + k.
+
+    Args:
+        chosen: [K] rows that passes after the first run on, which meet no rows but their own and the first pass's;
+            None = all.
+    Yields:
+        [B, T - 1, H] of the first pass, then [B, K, H] of each later one.
+    """
     hidden = layer.fuse(torch.cat([state[:, :-1] for state in taught.features], -1).to(layer.fc.weight.dtype))
-    num_rows = ids.shape[1] - 1
-    places = torch.arange(num_rows, device=ids.device)
-    attend = Attention(num_rows, ids.device)
+    rows = torch.arange(ids.shape[1] - 1, device=ids.device)
+    later = rows if chosen is None else chosen
+    attend = Attention(len(rows), later)
+    padded = F.pad(ids, (0, num_passes))
     for index in range(num_passes):
-        tokens = F.pad(ids[:, 1 + index :], (0, index))
-        normed, hidden = layer.run(teacher.embedding(tokens), hidden, places + index, attend)
+        normed, hidden = layer.run(teacher.embedding(padded[:, rows + 1 + index]), hidden, rows + index, attend)
         yield normed
+        if index == 0 and chosen is not None:
+            hidden, rows = hidden[:, chosen], chosen
 
 
 class Eagle3Trainee(nn.Module):
     """The layer beside its target."""
 
-    def __init__(self, teacher: Teacher, layer: Eagle3Layer, num_passes: int, decay: float) -> None:
+    def __init__(
+        self, teacher: Teacher, layer: Eagle3Layer, num_passes: int, decay: float, later_share: float = 1.0
+    ) -> None:
         """Args:
         decay: pass k counts decay^k.
+        later_share: share of the rows that passes after the first learn from, drawn anew each time.
         """
         super().__init__()
         self.layer = layer
-        self._teacher, self._num_passes, self._decay = teacher, num_passes, decay
+        self._teacher, self._num_passes, self._decay, self._later_share = teacher, num_passes, decay, later_share
         self._layers = layer.shape.states_of(teacher.config.num_hidden_layers)
         self.register_buffer("target_ids", layer.d2t + torch.arange(len(layer.d2t)), persistent=False)
 
     def forward(self, rows: Rows) -> torch.Tensor:
         """The loss of a part of a batch, summed over its tokens; the mean over passes by their weights."""
         taught = self._teacher(rows.ids, self._layers)
+        num_rows = rows.ids.shape[1] - 1
         with torch.no_grad():
-            wanted = taught.logits.index_select(-1, self.get_buffer("target_ids")).float().softmax(-1)
-            known = self.layer.t2d[taught.logits.argmax(-1)]
+            scores = taught.logits.index_select(-1, self.get_buffer("target_ids"))
+            known = F.pad(self.layer.t2d[taught.logits.argmax(-1)], (0, self._num_passes))
+        learnt = F.pad(rows.learnt, (0, self._num_passes + 1))
+        places = torch.arange(num_rows, device=rows.ids.device)
+        drawn = self._drawn_rows(num_rows, rows.ids.device)
         total = torch.zeros((), device=rows.ids.device)
-        for index, normed in enumerate(passes(self.layer, self._teacher, taught, rows.ids, self._num_passes)):
-            count = rows.ids.shape[1] - 2 - index
-            if count < 1:
-                break
-            chosen = rows.learnt[:, 2 + index :] & known[:, 1 + index : -1]
-            log_probs = self.layer.lm_head(normed[:, :count][chosen]).float().log_softmax(-1)
-            total = total - self._decay**index * (wanted[:, 1 + index : -1][chosen] * log_probs).sum()
+        outputs = passes(self.layer, self._teacher, taught, rows.ids, self._num_passes, drawn)
+        for index, normed in enumerate(outputs):
+            if index == 1 and drawn is not None:
+                places = drawn
+            chosen = learnt[:, places + 2 + index] & known[:, places + 1 + index]
+            wanted = scores[:, (places + 1 + index).clamp_max(num_rows)][chosen].float().softmax(-1)
+            log_probs = self.layer.lm_head(normed[chosen]).float().log_softmax(-1)
+            weight = self._decay**index * num_rows / len(places)
+            total = total - weight * (wanted * log_probs).sum()
         return total / sum(self._decay**index for index in range(self._num_passes))
+
+    def _drawn_rows(self, num_rows: int, device: torch.device) -> torch.Tensor | None:
+        """[K] rows, ascending, of later passes; None = all. All of them are measured on."""
+        num = max(1, round(self._later_share * num_rows))
+        if not self.training or num == num_rows:
+            return None
+        return torch.randperm(num_rows)[:num].sort().values.to(device)
 
     @torch.no_grad()
     def accepted(self, sample: Sample, rows: Rows) -> tuple[list[int], torch.Tensor]:

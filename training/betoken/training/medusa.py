@@ -22,6 +22,7 @@ from betoken.training.batches import Batches, Rows, pad
 from betoken.training.block_efficiency import Rounds, accepted_of, best_first, ranks_of
 from betoken.training.distill import forward_divergence
 from betoken.training.feature_cache import FeatureCache
+from betoken.training.frozen_head import frozen_cross_entropy
 from betoken.training.loop import Progress, Step, run_loop
 from betoken.training.medusa_heads import TrainableHeads, save_heads
 from betoken.training.optimizer import PairOptimizer
@@ -73,6 +74,17 @@ class MedusaTrainee(nn.Module):
         logits: torch.Tensor = self._teacher.head(result.to(hidden.dtype)) if self.heads.is_sharing else result
         return logits
 
+    def _loss(self, hidden: torch.Tensor, index: int, labels: torch.Tensor) -> torch.Tensor:
+        head = self._teacher.head
+        if (
+            not self.heads.is_sharing
+            or type(head) is not nn.Linear
+            or head.bias is not None
+            or head.weight.requires_grad
+        ):
+            return F.cross_entropy(self.head_logits(hidden, index).float(), labels, reduction="sum")
+        return frozen_cross_entropy(self.heads(hidden.float(), index), head.weight, labels)
+
     def hidden(self, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
         """The last hidden states [B, T, H] that heads read, and the backbone's own loss, summed."""
         if self.cache is not None and rows.indices:
@@ -93,7 +105,7 @@ class MedusaTrainee(nn.Module):
         hidden, total = self.hidden(rows)
         for index in range(len(self.heads)):
             inputs, labels = pairs(hidden, rows, index)
-            loss = F.cross_entropy(self.head_logits(inputs, index).float(), labels, reduction="sum")
+            loss = self._loss(inputs, index, labels)
             total = total + self._weights.heads * self._weights.decay**index * loss
         return total
 

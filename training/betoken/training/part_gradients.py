@@ -13,6 +13,8 @@ from betoken.training.models import product_dtype
 from betoken.training.samples import Sample
 
 PART_TOKENS = 2048  # tried for the pair: activations then stay in the cache
+PART_SCORES = 1 << 24
+"""Most scores of a part whose loss lays them out, over the whole vocabulary."""
 
 SummedLoss = Callable[[Rows], torch.Tensor]
 
@@ -23,11 +25,16 @@ def autocast(device: torch.device) -> Any:
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=uses_bfloat16)
 
 
-def gradients_of(trainee: SummedLoss, rows: Rows) -> Step:
-    """Add the gradients of a batch's mean loss."""
+def part_tokens(vocab_size: int) -> int:
+    """Tokens of a part where a loss holds scores over `vocab_size` ids; at least one sequence makes a part."""
+    return max(1, min(PART_TOKENS, PART_SCORES // vocab_size))
+
+
+def gradients_of(trainee: SummedLoss, rows: Rows, max_tokens: int = PART_TOKENS) -> Step:
+    """Add the gradients of a batch's mean loss, `max_tokens` at a time."""
     num_learnt = rows.num_learnt
     total = 0.0
-    for part in rows.parts(PART_TOKENS):
+    for part in rows.parts(max_tokens):
         with autocast(part.ids.device):
             loss = trainee(part) / num_learnt
         torch.autograd.backward(loss)
