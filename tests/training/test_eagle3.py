@@ -38,8 +38,26 @@ def test_a_layer_lies_in_the_published_layout_and_loads(tiny_pair: Path, tmp_pat
     assert tensors["d2t"].dtype == torch.int64 and int(tensors["t2d"].sum()) == 256
     assert json.loads((out / "config.json").read_text())["architectures"] == ["LlamaForCausalLMEagle3"]
     loaded = load_layer(out, TargetShape("target", vocab_size=512, hidden_size=32, num_layers=4))
-    assert loaded.embedding is None and loaded.state_layers == (2, 2, 1)
+    assert loaded.embedding is None and loaded.state_layers == (2, 2, 3)
     assert "tokens a forward" in (out / "README.md").read_text()
+
+
+@torch.no_grad()
+def test_a_fresh_layer_says_what_the_target_says(tiny_pair: Path) -> None:
+    teacher = Teacher.load(str(tiny_pair / "target"), "float32", "cpu")
+    target_ids = torch.arange(0, 512, 2)
+    layer = make_layer(teacher, target_ids, None)
+    ids = torch.randint(512, (2, 20), generator=torch.Generator().manual_seed(1))
+    taught = teacher(ids, layer.shape.states_of(4))
+    (normed,) = passes(layer, teacher, taught, ids, 1)
+    torch.testing.assert_close(layer.lm_head(normed), taught.logits[:, :-1, target_ids], atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_a_layer_of_another_shape_than_the_targets_begins_as_its_residual(tiny_pair: Path) -> None:
+    teacher = Teacher.load(str(tiny_pair / "target"), "float32", "cpu")
+    layer = make_layer(teacher, torch.arange(512), 40)
+    assert not layer.midlayer.mlp.down_proj.weight.any() and not layer.midlayer.self_attn.o_proj.weight.any()
 
 
 @torch.no_grad()

@@ -25,6 +25,9 @@ from betoken.training.batches import Rows
 from betoken.training.samples import Sample
 from betoken.training.teacher import Taught, Teacher
 
+_ON_STATES = ("q_proj.weight", "k_proj.weight", "v_proj.weight")
+"""Projections of an embedding and a state side by side."""
+
 
 class Attention:
     """The keys that the queries of all passes so far meet."""
@@ -158,8 +161,12 @@ def frequent_ids(samples: Sequence[Sample], vocab_size: int, num: int) -> torch.
 
 
 def make_layer(teacher: Teacher, target_ids: torch.Tensor, mlp_size: int | None) -> Eagle3Layer:
-    """A fresh layer whose branches begin at zero: it says what the target's head makes of its third state."""
+    """A fresh layer that says what the target says, of the token before the one it is to foresee.
+
+    It begins as the target's last layer on what that takes in, where shapes fit, else as nothing but its residual.
+    """
     config = teacher.config
+    num_layers = config.num_hidden_layers
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     shape = EagleShape(
         version=3,
@@ -174,11 +181,13 @@ def make_layer(teacher: Teacher, target_ids: torch.Tensor, mlp_size: int | None)
         max_context=config.max_position_embeddings,
         rms_norm_eps=config.rms_norm_eps,
         rope=dict(config.rope_parameters),
+        state_layers=(min(2, num_layers), num_layers // 2, num_layers - 1),
     )
     layer = Eagle3Layer(shape)
     with torch.no_grad():
-        layer.midlayer.self_attn.o_proj.weight.zero_()
-        layer.midlayer.mlp.down_proj.weight.zero_()
+        if not _begin_as_last_layer(layer, teacher):
+            layer.midlayer.self_attn.o_proj.weight.zero_()
+            layer.midlayer.mlp.down_proj.weight.zero_()
         layer.fc.weight.zero_()
         layer.fc.weight[:, -config.hidden_size :].fill_diagonal_(1.0)
         layer.lm_head.weight.copy_(teacher.head.weight[target_ids])
@@ -187,6 +196,23 @@ def make_layer(teacher: Teacher, target_ids: torch.Tensor, mlp_size: int | None)
         layer.d2t.copy_(target_ids - torch.arange(len(target_ids)))
         layer.t2d.zero_()[target_ids] = True
     return layer.to(teacher.device)
+
+
+def _begin_as_last_layer(layer: Eagle3Layer, teacher: Teacher) -> bool:
+    """Copy the target's last layer, embeddings left aside; False and nothing done where names or shapes differ."""
+    layers = getattr(teacher.model.base_model, "layers", None)
+    theirs = dict(layers[-1].named_parameters()) if layers else {}
+    middle, size = layer.midlayer, layer.shape.hidden_size
+    ours = {name: param for name, param in middle.named_parameters() if "layernorm" not in name}
+    ours["input_layernorm.weight"] = ours.pop("hidden_norm.weight")
+    ours["post_attention_layernorm.weight"] = middle.post_attention_layernorm.weight
+    states = {name: param[:, -size:] if name.endswith(_ON_STATES) else param for name, param in ours.items()}
+    if theirs.keys() != states.keys() or any(theirs[name].shape != part.shape for name, part in states.items()):
+        return False
+    for name, part in states.items():
+        ours[name].zero_()
+        part.copy_(theirs[name])
+    return True
 
 
 def save_layer(layer: Eagle3Layer, folder: Path, target: str, num_target_layers: int) -> None:
