@@ -15,6 +15,7 @@ def test_rounds_are_those_of_drafting_and_verifying_step_by_step() -> None:
     rounds.add([0] * 10, prompt_length=2, length=10)
     assert (rounds.num_rounds, rounds.num_tokens) == (3 + 7, 14)
     assert rounds.block_efficiency == 1.4
+    assert rounds.by_position == [0.2, 0.2] and sum(rounds.by_position) == pytest.approx(rounds.block_efficiency - 1)
 
 
 def test_the_lowest_of_equal_ids_comes_first() -> None:

@@ -7,8 +7,9 @@ whole answer. It knows accepted lengths and ranks, not who drafted.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -22,11 +23,33 @@ class Rounds:
 
     num_rounds: int = 0
     num_tokens: int = 0
+    depths: Counter[int] = field(default_factory=Counter)
+    """Rounds by how many drafted tokens were accepted."""
 
     @property
     def block_efficiency(self) -> float:
         """Tokens a forward; the prompt's is not counted."""
         return self.num_tokens / max(1, self.num_rounds)
+
+    @property
+    def by_position(self) -> list[float]:
+        """Share of all rounds whose first, second, ... drafted token was accepted; their sum is what drafts gave."""
+        deepest = max(self.depths, default=0)
+        counts = [sum(num for depth, num in self.depths.items() if depth > place) for place in range(deepest)]
+        return [count / max(1, self.num_rounds) for count in counts]
+
+    def add_round(self, accepted: int, room: int) -> int:
+        """Count one round and return its tokens.
+
+        Args:
+            accepted: drafted tokens that are the text's.
+            room: ids after the last committed one, the last of which the target gives in any case; at least 1.
+        """
+        depth = min(accepted, room - 1)
+        self.num_rounds += 1
+        self.num_tokens += depth + 1
+        self.depths[depth] += 1
+        return depth + 1
 
     def add(self, accepted: Sequence[int], prompt_length: int, length: int) -> None:
         """Count one answer.
@@ -39,10 +62,7 @@ class Rounds:
         """
         last = prompt_length
         while last < length - 1:
-            step = min(accepted[last] if last < len(accepted) else 0, length - 2 - last) + 1
-            self.num_rounds += 1
-            self.num_tokens += step
-            last += step
+            last += self.add_round(accepted[last] if last < len(accepted) else 0, length - 1 - last)
 
 
 def ranks_of(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

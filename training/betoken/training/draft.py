@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,8 @@ class Agreement:
     """Mean of sum(min(target, draft)): the acceptance rate of speculative sampling at temperature 1."""
     block_efficiency: float
     """Tokens a forward with chains of `CHAIN`, of greedy answers."""
+    rounds: Rounds = field(default_factory=Rounds)
+    """The rounds of those chains; none where only the figures were kept."""
 
 
 @torch.no_grad()
@@ -98,7 +100,7 @@ def agreement(teacher: Teacher, draft: Any, samples: Sequence[Sample]) -> Agreem
         overlap += float(torch.minimum(ours[first:].softmax(-1), theirs[first:].softmax(-1)).sum())
         num_tokens += len(right) - first
     draft.train()
-    return Agreement(hits / num_tokens, overlap / num_tokens, rounds.block_efficiency)
+    return Agreement(hits / num_tokens, overlap / num_tokens, rounds.block_efficiency, rounds)
 
 
 class SampleSource:

@@ -34,8 +34,8 @@ def make_optimizer(trainee: Eagle3Trainee, options: argparse.Namespace) -> PairO
 @torch.no_grad()
 def chain_accuracy(
     trainee: Eagle3Trainee, samples: Sequence[Sample], device: torch.device
-) -> tuple[list[float], dict[int, float]]:
-    """How often each pass is right after the text's own tokens, and tokens a forward by the length of chains."""
+) -> tuple[list[float], dict[int, Rounds]]:
+    """How often each pass is right after the text's own tokens, and the rounds by the length of chains."""
     trainee.eval()
     counts = torch.zeros(0, 2)
     lengths: list[list[int]] = []
@@ -44,13 +44,12 @@ def chain_accuracy(
         counts = counts + hits if len(counts) else hits
         lengths.append(accepted)
     trainee.train()
-    efficiency: dict[int, float] = {}
+    by_length: dict[int, Rounds] = {}
     for num in range(1, len(counts) + 1):
-        rounds = Rounds()
+        rounds = by_length[num] = Rounds()
         for sample, accepted in zip(samples, lengths, strict=True):
             rounds.add([min(num, n) for n in accepted], max(1, sample.prompt_length), len(sample.ids))
-        efficiency[num] = rounds.block_efficiency
-    return (counts[:, 0] / counts[:, 1].clamp_min(1)).tolist(), efficiency
+    return (counts[:, 0] / counts[:, 1].clamp_min(1)).tolist(), by_length
 
 
 def run(options: argparse.Namespace) -> None:
@@ -92,12 +91,15 @@ def finish(recipe: Recipe, trainee: Eagle3Trainee, teacher: Teacher, data: Data,
     options, shape = recipe.options, trainee.layer.shape
     save_layer(trainee.layer, options.out, options.target, teacher.config.num_hidden_layers)
     states = ", ".join(str(layer) for layer in shape.states_of(teacher.config.num_hidden_layers))
-    shares, efficiency = chain_accuracy(trainee, data.held_out, teacher.device)
+    shares, by_length = chain_accuracy(trainee, data.held_out, teacher.device)
     measured = table(
         ["pass", *(str(index + 1) for index in range(len(shares)))],
         [
             ["right, given the text's tokens before", *(f"{share:.3f}" for share in shares)],
-            ["tokens a forward with chains of so many", *(f"{efficiency[n]:.2f}" for n in sorted(efficiency))],
+            [
+                "tokens a forward with chains of so many",
+                *(f"{rounds.block_efficiency:.2f}" for rounds in by_length.values()),
+            ],
         ],
     )
     card = Card(

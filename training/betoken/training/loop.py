@@ -21,6 +21,10 @@ from betoken.training.schedule import Budget, learning_rate_scale
 log = logging.getLogger("betoken.training")
 
 
+MAX_EVALUATION_SHARE = 0.1
+"""Of a run's time; a checkpoint comes without a held-out loss where evaluating has taken more."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoopSettings:
     """How long a run lasts and how often it tells."""
@@ -40,7 +44,7 @@ class Progress:
     history: list[tuple[int, float]] = field(default_factory=list)
     """(tokens, mean training loss since the entry before)."""
     held_out: list[tuple[int, float]] = field(default_factory=list)
-    """(tokens, held-out loss), taken at checkpoints."""
+    """(tokens, held-out loss), taken at checkpoints and at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +133,7 @@ def run_loop(
     started_at = now - progress.elapsed_s
     logged_tokens = progress.num_tokens
     num_steps_left = stop_after_steps
+    recorded_s = 0.0
     while (fraction := settings.budget.fraction(progress.num_tokens, progress.elapsed_s)) < 1 and num_steps_left != 0:
         step = gradients(progress.num_steps, fraction)
         losses.append(step.loss)
@@ -148,14 +153,18 @@ def run_loop(
             )  # fmt: skip
             losses, logged, logged_tokens = [], now, progress.num_tokens
         if now - saved >= settings.checkpoint_every_s:
-            _record(checkpoint, model, optimizer, progress, evaluate)
+            is_due = recorded_s <= MAX_EVALUATION_SHARE * progress.elapsed_s
+            recorded_s += _record(checkpoint, model, optimizer, progress, evaluate if is_due else None)
             saved = time.monotonic()
     _record(checkpoint, model, optimizer, progress, evaluate)
     return progress
 
 
-def _record(checkpoint: Path, model: Any, optimizer: Optimizer, progress: Progress, evaluate: Evaluate | None) -> None:
+def _record(checkpoint: Path, model: Any, optimizer: Optimizer, progress: Progress, evaluate: Evaluate | None) -> float:
+    """Evaluate, save and return the seconds that took."""
+    started = time.monotonic()
     if evaluate is not None and (not progress.held_out or progress.held_out[-1][0] != progress.num_tokens):
         progress.held_out.append((progress.num_tokens, evaluate(model)))
         log.info("held-out loss %.3f after %.2fM tokens", progress.held_out[-1][1], progress.num_tokens / 1e6)
     save_checkpoint(checkpoint, model, optimizer, progress)
+    return time.monotonic() - started

@@ -164,10 +164,10 @@ def rank_accuracies(guesses: Sequence[HeadGuesses], samples: Sequence[Sample]) -
     return heads
 
 
-def block_efficiency(
+def tree_rounds(
     guesses: Sequence[HeadGuesses], samples: Sequence[Sample], num_nodes: Sequence[int]
-) -> dict[int, float]:
-    """Tokens a forward by the number of nodes, of trees grown best first from what the heads say at each place."""
+) -> dict[int, Rounds]:
+    """Rounds by the number of nodes, of trees grown best first from what the heads say at each place."""
     rounds = {num: Rounds() for num in num_nodes}
     for one, sample in zip(guesses, samples, strict=True):
         first = max(1, sample.prompt_length)
@@ -176,7 +176,7 @@ def block_efficiency(
         for num, counted in rounds.items():
             depths = [accepted_of(row, paths[:num]) for row, paths in zip(ranks, orders, strict=True)]
             counted.add([0] * first + depths, first, len(sample.ids))
-    return {num: counted.block_efficiency for num, counted in rounds.items()}
+    return rounds
 
 
 def make_trainee(options: argparse.Namespace, teacher: Teacher) -> MedusaTrainee:
@@ -244,10 +244,10 @@ def finish(recipe: Recipe, trainee: MedusaTrainee, teacher: Teacher, data: Data,
             for index, row in enumerate(accuracies)
         ],
     )
-    efficiency = block_efficiency(guesses, data.held_out, NODES)
+    efficiency = tree_rounds(guesses, data.held_out, NODES)
     trees = table(
         ["drafted nodes, trees grown best first", *(str(num) for num in efficiency)],
-        [["tokens a forward", *(f"{found:.2f}" for found in efficiency.values())]],
+        [["tokens a forward", *(f"{rounds.block_efficiency:.2f}" for rounds in efficiency.values())]],
     )
     version = "sharing the target's output layer" if trainee.heads.is_sharing else "each with an output layer"
     kind = "Medusa-1" if trainee.adapted is None else "Medusa-2, with the adapted target in `target/`"
