@@ -21,7 +21,7 @@ def frozen_cross_entropy(hidden: torch.Tensor, weight: torch.Tensor, labels: tor
         hidden: [N, H].
         weight: [V, H], in whose type the products are made.
     """
-    loss: torch.Tensor = _FrozenCrossEntropy.apply(hidden, weight, labels)
+    loss: torch.Tensor = _FrozenCrossEntropy.apply(hidden, weight, labels)  # type: ignore[no-untyped-call]
     return loss
 
 
