@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from betoken.drafters.eagle3.checkpoint import TargetShape, load_layer
 from betoken.training import eagle3
 from betoken.training.batches import pad
-from betoken.training.eagle3_layer import Trainee, make_layer, passes
+from betoken.training.eagle3_layer import Eagle3Trainee, make_layer, passes
 from betoken.training.samples import Sample
 from betoken.training.teacher import Teacher
 
@@ -115,8 +115,8 @@ def test_the_loss_of_drawn_rows_is_on_average_that_of_all(tiny_pair: Path, monke
     layer = make_layer(teacher, torch.arange(0, 512, 2), 40)
     layer.midlayer.mlp.down_proj.weight.normal_(std=0.3)
     rows = pad([Sample(tuple(torch.randint(512, (length,)).tolist()), prompt) for length, prompt in ((11, 3), (9, 0))])
-    wanted = Trainee(teacher, layer, 3, 0.8)(rows)
-    trainee = Trainee(teacher, layer, 3, 0.8, later_share=0.01).train()
+    wanted = Eagle3Trainee(teacher, layer, 3, 0.8)(rows)
+    trainee = Eagle3Trainee(teacher, layer, 3, 0.8, later_share=0.01).train()
     losses = []
     for row in range(10):
         monkeypatch.setattr(trainee, "_drawn_rows", lambda num_rows, device, row=row: torch.tensor([row]))
@@ -127,7 +127,7 @@ def test_the_loss_of_drawn_rows_is_on_average_that_of_all(tiny_pair: Path, monke
 
 def test_rows_are_drawn_while_learning_alone(tiny_pair: Path) -> None:
     teacher = Teacher.load(str(tiny_pair / "target"), "float32", "cpu")
-    trainee = Trainee(teacher, make_layer(teacher, torch.arange(512), 40), 3, 0.8, later_share=0.5)
+    trainee = Eagle3Trainee(teacher, make_layer(teacher, torch.arange(512), 40), 3, 0.8, later_share=0.5)
     drawn = trainee.train()._drawn_rows(20, torch.device("cpu"))
     assert drawn is not None and len(set(drawn.tolist())) == 10
     assert trainee.eval()._drawn_rows(20, torch.device("cpu")) is None

@@ -22,7 +22,7 @@ log = logging.getLogger("betoken.training")
 
 
 MAX_EVALUATION_SHARE = 0.1
-"""Of a run's time; a checkpoint comes without a held-out loss where evaluating has taken more."""
+"""Share of a run's time; a checkpoint comes without a held-out loss where evaluating has taken more."""
 
 
 @dataclass(frozen=True, kw_only=True)
