@@ -48,7 +48,7 @@ def test_compiled_rows_have_the_same_bits_in_any_company(dtype: str, tmp_path: P
     check("llama", dtype, tmp_path)
 
 
-@pytest.mark.parametrize("family", ["qwen3_5", "granitemoehybrid"])
+@pytest.mark.parametrize("family", ["qwen3_5", "granitemoehybrid", "mamba"])
 def test_recurrences_compile(family: str, tmp_path: Path) -> None:
     check(family, "bfloat16", tmp_path)
 

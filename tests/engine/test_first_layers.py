@@ -9,12 +9,20 @@ from betoken.engine.bring_up.load import load_runner
 from betoken.engine.config import EngineConfig
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.weights.loading import load_model
-from tests.engine.tiny import CONFIGS, save_tiny
+from tests.engine.tiny import CONFIGS, HYBRIDS, save_tiny
 
 IDS = [3, 1, 4, 1, 5, 9]
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+HELD = ("jamba", "minimax")
+"""Hybrids that are tried by default: one whose kinds of layers follow from their number, one that lists them."""
+WIDER = [name for name in HYBRIDS if name not in (*HELD, "zamba")]  # of which transformers loads no lone hybrid layer
+
+
+@pytest.mark.parametrize(
+    "family",
+    [*CONFIGS, *HELD, *(pytest.param(name, marks=pytest.mark.slow) for name in WIDER)],
+)
 def test_one_layer_gives_what_the_models_own_first_layer_gives(tmp_path, family):
     directory = save_tiny(tmp_path, family)
     config = EngineConfig(directory, dtype="float32", num_layers=1, num_pages=8, compile="off")

@@ -31,7 +31,7 @@ class LightningAttention(nn.Module):
         """[1, R, H] -> [1, R, H]."""
         heads = self.act_fn(self.qkv_proj(hidden_states))[0].unflatten(-1, (self._num_heads, -1))
         query, key, value = heads.chunk(3, dim=-1)
-        gates = self.gates.expand(len(heads), -1, -1)
+        gates = self.gates.expand(heads.shape[0], -1, -1)  # a tracer takes len for a constant
         out = self._handed.context.recur(self.layer_idx, query, key, value, gates, _RULE)
         mixed = self.norm(out.flatten(1).to(hidden_states.dtype)[None])
         return self.out_proj(torch.sigmoid(self.output_gate(hidden_states)) * mixed), None

@@ -68,10 +68,8 @@ class SelectiveScan(nn.Module):
         x, gate = projected.unflatten(-1, (-1, 2)).unbind(-1) if self._has_pairs else projected.chunk(2, dim=-1)
         x = self.act(context.convolve_states(self.layer_idx, x.contiguous(), self.weight, self.bias))
         steps, keys, queries = (torch.cat(parts, dim=1) for parts in zip(*self._selected(x), strict=True))
-        heads = (len(x), -1, self._columns)
-        out = context.recur(
-            self.layer_idx, queries, keys, x.reshape(heads), steps.float().reshape(heads), _RULE, self.rates
-        )
+        values, steps = (rows.unflatten(-1, (-1, self._columns)) for rows in (x, steps.float()))
+        out = context.recur(self.layer_idx, queries, keys, values, steps, _RULE, self.rates)
         out = (out.flatten(1) + x.float() * self.skip) * silu(gate)
         mixed: Tensor = self.out_proj(out.to(hidden_states.dtype)[None])
         return mixed

@@ -148,8 +148,9 @@ def _keep_first_layers(text_config: Any, num_layers: int) -> None:
     if num_layers > num_all:
         raise ModelRefusedError(f"num_layers: {num_layers} is above the model's {num_all}")
     text_config.num_hidden_layers = num_layers
-    if getattr(text_config, "layer_types", None):
-        text_config.layer_types = text_config.layer_types[:num_layers]
+    kinds = getattr(text_config, "layer_types", None) or ()
+    if len(kinds) > num_layers:  # some families make them of the number of layers
+        text_config.layer_types = kinds[:num_layers]
 
 
 def _load_weights(source: Source, model_config: Any, config: EngineConfig, progress: Progress) -> Any:
