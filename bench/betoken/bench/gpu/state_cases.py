@@ -3,7 +3,7 @@
 A verify step: each sequence applies what its last verdict accepted, then runs a block of rows behind the committed one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -88,6 +88,11 @@ def _columns(device: torch.device, num_sequences: int, num_rows: int) -> tuple[T
     )
 
 
+def _rows(columns: Sequence[Tensor]) -> StateRows:
+    positions, row_segments, states, applied, first_slots, committed = columns
+    return StateRows(positions, row_segments, states, applied, first_slots, committed)
+
+
 def _recurrence_case(device: torch.device, layer: Layer, num_sequences: int, num_rows: int) -> Case:
     total, waiting = num_sequences * num_rows, 2 * num_rows + 2 + _NUM_ACCEPTED
     rule = Recurrence(layer.key_size**-0.5, is_delta=layer.is_delta, normalizes=layer.is_delta)
@@ -115,7 +120,7 @@ def _recurrence_case(device: torch.device, layer: Layer, num_sequences: int, num
     def run(query: Tensor, key: Tensor, value: Tensor, given: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         pool = RecurrentPool(*rest[:4])
         rates = rest[10] if layer.has_rates else None
-        out = linear_recurrence(query, key, value, given, pool, StateRows(*rest[4:10]), rule, rates)
+        out = linear_recurrence(query, key, value, given, pool, _rows(rest[4:10]), rule, rates)
         return (out, *pool)
 
     return Case(
@@ -143,7 +148,7 @@ def _conv_case(device: torch.device, num_channels: int, num_sequences: int, num_
         )
 
     def run(x: Tensor, weight: Tensor, ring: Tensor, *columns: Tensor) -> tuple[Tensor, ...]:
-        return (state_conv(x, weight, None, ring, StateRows(*columns)), ring)
+        return (state_conv(x, weight, None, ring, _rows(columns)), ring)
 
     return Case(
         op="state_conv",
