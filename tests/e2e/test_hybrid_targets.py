@@ -134,4 +134,4 @@ def test_tokens_of_further_kinds_are_those_of_no_speculation(run: Callable[..., 
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_its_tokens_are_those_of_no_speculation_in_the_whole_matrix(run: Callable[..., int], name: str) -> None:
-    assert run(name, ["*"], "--max-new-tokens", "16", "--prefix-caching") > 300
+    assert run(name, ["*"], "--max-new-tokens", "32", "--prefix-caching") > 300
