@@ -103,7 +103,7 @@ class StoredExperts:
         if given is None:
             return None
         own = torch.arange(len(given), dtype=torch.int32)
-        parts = torch.stack([own if order is None else order for order in orders]).unflatten(0, (self.num_experts, -1))
+        parts = torch.stack([own if order is None else order for order in orders]).view(self.num_experts, -1, len(own))
         if not bool((parts == parts[:, :1]).all()):
             raise ModelRefusedError("g_idx: the layers of one expert have their inputs in different orders")
         return parts[:, 0].contiguous()
