@@ -9,11 +9,6 @@ import os
 import sys
 from pathlib import Path
 
-os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-
-from lm_eval import simple_evaluate  # noqa: E402
-from lm_eval.tasks import TaskManager  # noqa: E402
-
 ITEMS = (
     ("def add(a, b):\n    return", [" a + b", " a - b", " None"], 0),
     ("for i in", [" range(10):", " the morning:", " 7"], 0),
@@ -44,6 +39,10 @@ metric_list:
 
 
 def main(backend: str, arguments: str, folder: Path) -> None:
+    os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    from lm_eval import simple_evaluate  # what it imports reads the environment
+    from lm_eval.tasks import TaskManager
+
     data = folder / "items.jsonl"
     rows = [{"question": question, "choices": choices, "answer": answer} for question, choices, answer in ITEMS]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -27,12 +27,9 @@ _LONGCAT = {
 _OWN_ATTENTION = "its code does not use the attention interface"
 _READS_WEIGHTS = "its code reads the weight of linear layers itself"
 FAMILIES: dict[str, tuple[dict[str, Any], str]] = {
-    "mamba": ({**_SIZES, "state_size": 4}, "layer type 'linear_attention'"),
-    "bloom": ({"hidden_size": 32, **_HEADS}, _OWN_ATTENTION),
-    "mpt": ({"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 64}, _OWN_ATTENTION),
-    "rwkv": ({**_SIZES, "attention_hidden_size": 32, "context_length": 64}, _OWN_ATTENTION),
+    "rwkv": ({**_SIZES, "attention_hidden_size": 32, "context_length": 64}, "its state is divided by a sum"),
     "xlnet": ({"d_model": 32, "d_inner": 64, **_HEADS}, _OWN_ATTENTION),
-    "gptj": ({"n_embd": 32, "rotary_dim": 4, **_HEADS}, _OWN_ATTENTION),
+    "codegen": ({"n_embd": 32, "n_ctx": 64, "n_positions": 64, "rotary_dim": 4, **_HEADS}, _OWN_ATTENTION),
     "hunyuan_v1_moe": ({**_SIZES, "num_attention_heads": 4, "intermediate_size": 64, **_EXPERTS}, _READS_WEIGHTS),
     "longcat_flash": (_LONGCAT, _READS_WEIGHTS),
 }

@@ -101,7 +101,7 @@ async def test_both_sides_of_a_comparison_are_equal(page: Any, make_gate: MakeGa
     one, other = await page.eval_on_selector_all(".tokens", "all => all.map(one => one.textContent)")
     assert one == other != ""
     plain = await page.eval_on_selector_all(".side:nth-child(2) .token", "all => all.map(one => one.className)")
-    assert set(plain) == {"token from-plain"}
+    assert {name.removesuffix(" special") for name in plain} == {"token from-plain"}  # an end drawn early is special
     assert await page.locator("#lanes svg").count() == 2
 
 

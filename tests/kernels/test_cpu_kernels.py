@@ -87,7 +87,7 @@ def test_a_new_value_that_is_not_finite_reaches_only_rows_that_see_it(kernels: C
         caches = [{0: torch.zeros(2, 16, 2, 64, dtype=dtype)} for _ in range(2)]
         cache = kernels.create_cache(*caches)
         cache.begin_step(layout, num_rows, 1)
-        results.append(torch.ops.betoken.attend(query, key, value, 0, 0.125, 0, 0.0, None))
+        results.append(torch.ops.betoken.attend(query, key, value, 0, 0.125, 0, 0.0, None, 0, None))
     sound, sick = results
     assert torch.equal(sick[:5], sound[:5]) and torch.equal(sick[:, 2:], sound[:, 2:])
     assert sick[5:, :2].isnan().all(), "query heads 0 and 1 share key head 0"
@@ -113,7 +113,7 @@ def test_what_does_not_fit_the_cache_is_not_written_beyond_it(
     layout = np.array([13, 14, 15, 0, 0, 0, 0, 1, 0], np.int32)
     cache.begin_step(layout, 3, 1)
     with pytest.raises(RuntimeError, match=complaint):
-        torch.ops.betoken.attend(query, key, value, 0, 0.125, 0, 0.0, None)
+        torch.ops.betoken.attend(query, key, value, 0, 0.125, 0, 0.0, None, 0, None)
     assert not memory.any()
 
 
