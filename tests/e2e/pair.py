@@ -49,7 +49,11 @@ def make_pair(folder: Path, config: Any = None) -> None:
     torch.manual_seed(0)
     target = AutoModelForCausalLM.from_config(config)
     draft = AutoModelForCausalLM.from_config(config)
-    draft.load_state_dict({name: w + 0.02 * torch.randn_like(w) for name, w in target.state_dict().items()})
+    draft.load_state_dict(target.state_dict())
+    for weight in draft.parameters():
+        weight.data += 0.02 * torch.randn_like(weight)
     for name, model in (("target", target), ("draft", draft)):
-        model.to(torch.bfloat16).save_pretrained(folder / name)
+        for weight in model.parameters():  # not buffers, which are constants
+            weight.data = weight.data.to(torch.bfloat16)
+        model.save_pretrained(folder / name)
         wrapped.save_pretrained(folder / name)

@@ -25,6 +25,9 @@ from betoken.bench.streams import generate, run_bounded, sampling, speculation
 from betoken.cli.local_services import LocalServicesConfig
 from betoken.client import Completion
 
+NUM_TRIES = 5
+"""Runs of a cell whose worker is harmed, at most: a fast model may have answered before it is."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunnerConfig:
@@ -115,34 +118,27 @@ class MatrixRunner:
                 self._on_cell(record)
 
     async def _run_cell(self, cell: Cell, stack: Stack) -> dict[str, Any]:
+        """All prompts; again where a worker was to be harmed and every answer was over before."""
         start = time.monotonic()
         num_preemptions_before = await stack.num_preemptions()
-        completions, num_strikes = await self._answers(cell, stack)
-        if cell.is_reference:
-            self._store.save_reference(cell.name, [completion.output_ids for completion in completions])
-        reference = self._store.reference(cell.reference.name)
-        count = IdentityCount()
-        if cell.against:  # a reference equals itself, which says nothing
-            for prompt, completion, ids in zip(self._prompts, completions, reference, strict=True):
-                comparison = await self._compare(cell, prompt, completion, ids, stack)
-                count.add(comparison, with_transformers=cell.meets_transformers)
+        count, num_strikes = IdentityCount(), 0
+        for _ in range(NUM_TRIES if cell.harms_worker else 1):
+            completions, strikes = await self._answers(cell, stack)
+            num_strikes += strikes
+            await self._count(cell, completions, count, stack)
+            num_preemptions = await stack.num_preemptions() - num_preemptions_before
+            is_disturbed = _is_disturbed(cell, completions, num_strikes, num_preemptions)
+            if is_disturbed:
+                break
         are_pages_free = await stack.all_pages_free()
-        num_preemptions = await stack.num_preemptions() - num_preemptions_before
-        is_disturbed = {
-            Disturbance.NONE: True,
-            Disturbance.PREEMPTION: num_preemptions > 0,
-            Disturbance.DRAFT_KILLED: num_strikes > 0,
-            Disturbance.DRAFT_HUNG: num_strikes > 0,
-            Disturbance.VERIFY_KILLED: any(completion.speculation.num_failovers for completion in completions),
-        }
         return {
             "cell": cell.name,
             "compared": count.compared,
             "identical": count.identical,
             "near_ties": count.near_ties,
             "failed": count.failed,
-            "passed": count.holds and are_pages_free and is_disturbed[cell.disturbance],
-            "is_disturbed": is_disturbed[cell.disturbance],
+            "passed": count.holds and are_pages_free and is_disturbed,
+            "is_disturbed": is_disturbed,
             "against": cell.against,
             **self._place,
             "differences": count.differences,
@@ -153,6 +149,16 @@ class MatrixRunner:
             "block_efficiency": block_efficiency([completion.speculation for completion in completions]),
             "seconds": round(time.monotonic() - start, 1),
         }
+
+    async def _count(self, cell: Cell, completions: list[Completion], count: IdentityCount, stack: Stack) -> None:
+        """Compare the answers with those of the cell's reference, which this cell may be."""
+        if cell.is_reference:
+            self._store.save_reference(cell.name, [completion.output_ids for completion in completions])
+        reference = self._store.reference(cell.reference.name)
+        if cell.against:  # a reference equals itself, which says nothing
+            for prompt, completion, ids in zip(self._prompts, completions, reference, strict=True):
+                comparison = await self._compare(cell, prompt, completion, ids, stack)
+                count.add(comparison, with_transformers=cell.meets_transformers)
 
     async def _answers(self, cell: Cell, stack: Stack) -> tuple[list[Completion], int]:
         """All prompts once, and how often a worker was harmed meanwhile."""
@@ -208,6 +214,17 @@ def _hosted_for(cells: Sequence[Cell]) -> list[str]:
     """The cells' drafters, and always those that `fused` has to choose from."""
     wanted = {"model", "ngram"} | {cell.drafting.drafter for cell in cells}
     return [name for name in DRAFTERS if name in wanted]
+
+
+def _is_disturbed(cell: Cell, completions: list[Completion], num_strikes: int, num_preemptions: int) -> bool:
+    """Whether the cell's disturbance met any answer; True where it has none."""
+    return {
+        Disturbance.NONE: True,
+        Disturbance.PREEMPTION: num_preemptions > 0,
+        Disturbance.DRAFT_KILLED: num_strikes > 0,
+        Disturbance.DRAFT_HUNG: num_strikes > 0,
+        Disturbance.VERIFY_KILLED: any(completion.speculation.num_failovers for completion in completions),
+    }[cell.disturbance]
 
 
 def _harm(cell: Cell, stack: Stack) -> tuple[Callable[[], Any], Callable[[], Any]]:

@@ -48,7 +48,7 @@ class RgLru(nn.Module):
         faded = torch.exp(2 * self.rates.flatten() * steps)
         weights = torch.sqrt(1 - faded).masked_fill(position_ids[0][:, None] == 0, 1.0)
         value = x * input_gate * weights.to(x.dtype)
-        values, steps = (rows.unflatten(-1, (-1, self.rates.shape[2])) for rows in (value, steps))
+        values, steps = (rows.view(len(rows), -1, self.rates.shape[2]) for rows in (value, steps))
         ones = x.new_ones(x.shape[0], 1, 1)
         out = context.recur(self.layer_idx, ones, ones, values, steps, _RULE, self.rates)
         return self.linear_out(out.flatten(1).to(x.dtype)[None] * y), None
