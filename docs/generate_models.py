@@ -53,8 +53,8 @@ with the short ones. Dynamic NTK changes nothing within a model's own length, an
 Gated DeltaNet, Kimi's delta attention, Mamba-1 and -2, lightning attention and RG-LRU keep one state a sequence and
 layer, in float32. It has seen the committed tokens alone. Inputs of drafted tokens wait beside it until the verdict;
 the next forward applies the accepted ones. So a rejected draft costs nothing, and no state is copied. Prefill and
-decoding use one arithmetic, row after row, so a recomputed sequence has the same bits. Pages of such models are not
-shared between sequences yet: a prompt that begins like another is computed anew. On a GPU they run eagerly, by the
+decoding use one arithmetic, row after row, so a recomputed sequence has the same bits. A prompt that begins like
+another goes on from the last page that carries a snapshot of the states. On a GPU such models run eagerly, by the
 Triton kernels.
 
 ## Refused
