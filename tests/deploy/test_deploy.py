@@ -252,7 +252,7 @@ def test_what_services_write_lies_where_they_may():
 
 
 def test_pods_meet_the_restricted_standard():
-    """Of Kubernetes' Pod Security Standards; a namespace that enforces it refuses others."""
+    """A profile of Kubernetes' Pod Security Standards; a namespace that enforces it refuses others."""
     for _, _, pod in workloads():
         (container,) = pod["containers"]
         assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"]

@@ -29,7 +29,7 @@ COUNTS = {
 
 @pytest.fixture(scope="module")
 def reader() -> Iterator[InMemoryMetricReader]:
-    """Of all metrics of services that are made after it."""
+    """Reads all metrics of services that are made after it."""
     reader = InMemoryMetricReader()
     meter = MeterProvider([reader]).get_meter("test")
     with pytest.MonkeyPatch.context() as patch:

@@ -93,7 +93,7 @@ def test_a_pool_smaller_than_the_named_logits(tmp_path: Path) -> None:
 
 
 TINY_PAGE_BYTES = 2 * 16 * 2 * (16 + 16) * 4
-"""Of two layers: 16 slots, two heads, keys and values of 16, float32."""
+"""Bytes of two layers: 16 slots, two heads, keys and values of 16, float32."""
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ class Step:
     num_rows: int
     committed: int
     parents: Sequence[int] | None = None
-    """Of the last len(parents) slots."""
+    """Parents of the last len(parents) slots."""
 
 
 def make_rows(steps: Sequence[Step]) -> StateRows:

@@ -27,7 +27,7 @@ CHAINS = dict.fromkeys(
     ("target_ids", "draft_ids", "offsets", "prob_offsets", "prob_ids", "num_accepted", "next_ids"), "*i64"
 )
 MOST_LINES = 15_000
-"""Of code for the device, before it is assembled: more takes the compiler many seconds."""
+"""Lines of code for the device, before it is assembled: more takes the compiler many seconds."""
 # kernel, constants, types that differ from the above
 KERNELS = [
     (noise._gumbel, {"CALLS": 256}, {"stream": "i32"}),

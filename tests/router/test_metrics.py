@@ -77,7 +77,7 @@ def test_time_per_token_is_that_of_tokens_that_were_sent() -> None:
 
 @pytest.fixture
 def reader(monkeypatch: pytest.MonkeyPatch) -> InMemoryMetricReader:
-    """Of all metrics that what is made after it tells."""
+    """Reads all metrics that are told by what is made after it."""
     reader = InMemoryMetricReader()
     meter = MeterProvider([reader]).get_meter("test")
     monkeypatch.setattr(telemetry, "meter", lambda: meter)

@@ -429,7 +429,7 @@ def test_a_failing_forward_ends_its_sequences_only(bench):
 
 
 def test_nobody_loses_pages_for_a_sequence_that_cannot_start(fake_runner_class):
-    """Of four pages the first sequence, which is not idle for long, keeps two: the last one's would not be enough."""
+    """The first sequence, not idle for long, keeps two of four pages: the last one's would not be enough."""
     bench = Bench(fake_runner_class(num_pages=4, page_size=4), idle_grace_s=1000.0)
     for sequence_id, num_ids in ((1, 7), (3, 3)):
         bench.open(sequence_id, [sequence_id] * num_ids, max_length=num_ids + 1)

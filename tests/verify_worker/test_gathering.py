@@ -50,7 +50,7 @@ def test_many_do_not_wait_for_few_but_few_for_many():
 
 
 def test_all_are_waited_for_or_none():
-    """Of two one had its verdict with the last forward; the other just now, of another link, or was not heard since."""
+    """One of two had its verdict with the last forward; the other just now, of another link, or was not heard since."""
     gathering = learned(3.0)
     assert gathering.wait_ns(MS, 1, 5, 200, [round(1.5 * MS)] * 2) == pytest.approx(1.5 * MS)
     assert gathering.wait_ns(MS, 1, 5, 200, [round(1.5 * MS), 0]) == pytest.approx(3.0 * MS)

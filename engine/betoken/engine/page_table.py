@@ -104,8 +104,8 @@ class PageTable:
     def find(self, ids: Sequence[int]) -> PageList:
         """The published pages that hold as many leading ids as possible, now owned by the caller, too.
 
-        Of a model with states: as many as have a snapshot at their end. Then the list owns a state, which has seen
-        them, and its state is kept where the ids leave the published pages, at their last whole page, and behind it.
+        A model with states has as many as end with a snapshot. The list then owns a state, which has seen
+        them, and that state is kept where the ids leave the published pages, at their last whole page, and behind it.
         """
         page_ids, num_found = self._find(ids)
         if self.snapshots is not None and self.snapshots.num_snapshots:

@@ -71,7 +71,7 @@ def test_compiled_rows_have_the_same_bits_in_any_company(family: str, tmp_path: 
 def test_layers_that_read_the_same_rows_are_one_product(
     family: str, num_joined: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two transformer layers: query, key and value, and gate and up."""
+    """Products of two transformer layers: query, key and value, and gate and up."""
     forward, _, _ = load(tmp_path, family)
     separate = [forward(batch).logits.clone() for batch in batches()]
     found: list[tuple[int, int, int]] = []

@@ -108,7 +108,7 @@ def test_an_empty_batch(device: torch.device, takes_triton) -> None:
 
 
 def test_a_peaked_row_leaves_a_short_list(device: torch.device) -> None:
-    """Of 63 groups those of the likely ids are read again, and those alone."""
+    """Only the groups of likely ids are read again, of 63."""
     logits = torch.randn(1, 4000, generator=torch.Generator().manual_seed(3)) * 2
     logits[0, [5, 100, 3999]] = torch.tensor([24.0, 23.0, 22.0])
     logits[0, 700] = 17.0
