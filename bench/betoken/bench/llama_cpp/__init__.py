@@ -1,0 +1,1 @@
+"""Comparisons with llama.cpp on the same GGUF file, sides in turn."""

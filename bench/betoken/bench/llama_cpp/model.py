@@ -1,0 +1,175 @@
+"""A GGUF file in llama.cpp, through the C functions of llama-cpp-python: steps, greedy answers, prompt lookup.
+
+Its Python classes are left out, since they copy logits that nobody reads. Knows nothing of our own models.
+"""
+
+import ctypes
+import importlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+MAX_TOKENS = 2048
+"""Tokens of a context, and of a batch."""
+MAX_NGRAM = 3
+FORMATS = ("q4_0", "q4_1", "q8_0", "bf16")
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaAnswer:
+    """Greedy output ids with the seconds and forwards they took, the prompt's among them."""
+
+    ids: list[int]
+    seconds: float
+    num_forwards: int
+
+
+def load_library() -> Any:
+    """The binding, silenced and ready.
+
+    Raises:
+        ValueError: it is not installed.
+    """
+    try:
+        library: Any = importlib.import_module("llama_cpp")
+    except ImportError as error:
+        raise ValueError("the package llama-cpp-python is not installed") from error
+    callback = library.llama_log_callback(lambda *_: None)
+    library.llama_log_set(callback, ctypes.c_void_p())
+    library.kept_callback = callback  # which the library calls as long as the process lives
+    library.llama_backend_init()
+    return library
+
+
+def write_as(library: Any, source: Path, name: str, folder: Path) -> Path:
+    """Path of the file's weights in another of `FORMATS`; written by llama.cpp where the folder lacks it.
+
+    Raises:
+        ValueError: llama.cpp cannot write it.
+    """
+    path = folder / f"{source.stem}-{name}.gguf"
+    if path.exists():
+        return path
+    options = library.llama_model_quantize_default_params()
+    options.ftype = getattr(library, f"LLAMA_FTYPE_MOSTLY_{name.upper()}")
+    options.allow_requantize = True
+    part = path.with_suffix(".part")
+    if library.llama_model_quantize(bytes(source), bytes(part), ctypes.byref(options)):
+        raise ValueError(f"{source}: llama.cpp cannot write it as {name}")
+    return part.rename(path)
+
+
+def continuation(ids: Sequence[int], num_tokens: int) -> list[int]:
+    """The tokens that followed the latest earlier place of the longest ending of up to `MAX_NGRAM` ids.
+
+    Source: prompt lookup decoding (Saxena, 2023), as llama.cpp's `lookup` example drafts from the text itself.
+    """
+    if num_tokens < 1:
+        return []
+    text = np.asarray(ids, dtype=np.int64)
+    for length in range(min(MAX_NGRAM, len(text) - 1), 0, -1):
+        windows = np.lib.stride_tricks.sliding_window_view(text[:-1], length)
+        places = np.nonzero((windows == text[-length:]).all(axis=1))[0]
+        if len(places):
+            start = int(places[-1]) + length
+            return [int(token) for token in text[start : start + num_tokens]]
+    return []
+
+
+class LlamaModel:
+    """One sequence of one model; a context manager."""
+
+    def __init__(self, library: Any, file: Path, num_threads: int) -> None:
+        """
+        Raises:
+            ValueError: llama.cpp cannot read the file.
+        """
+        self._library = library
+        self._model = library.llama_model_load_from_file(bytes(file), library.llama_model_default_params())
+        if not self._model:
+            raise ValueError(f"{file}: llama.cpp cannot load it")
+        self._vocabulary = library.llama_model_get_vocab(self._model)
+        self.vocab_size: int = library.llama_vocab_n_tokens(self._vocabulary)
+        options = library.llama_context_default_params()
+        options.n_ctx = options.n_batch = MAX_TOKENS
+        options.n_threads = options.n_threads_batch = num_threads
+        self._context = library.llama_init_from_model(self._model, options)
+        self._memory = library.llama_get_memory(self._context)
+        self._batch = library.llama_batch_init(MAX_TOKENS, 0, 1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._library.llama_batch_free(self._batch)
+        self._library.llama_free(self._context)
+        self._library.llama_model_free(self._model)
+
+    def tokenize(self, text: str) -> list[int]:
+        """Ids of a text; names of special tokens in it are those tokens.
+
+        Raises:
+            ValueError: the text is longer than `MAX_TOKENS`.
+        """
+        data = text.encode()
+        ids = (self._library.llama_token * MAX_TOKENS)()
+        count = self._library.llama_tokenize(self._vocabulary, data, len(data), ids, MAX_TOKENS, True, True)
+        if count < 0:
+            raise ValueError(f"prompt: {-count} tokens, more than {MAX_TOKENS}")
+        return list(ids[:count])
+
+    def forward(self, ids: Sequence[int], position: int, num_logits: int) -> None:
+        """Run rows from a position on, which forgets what was there; the last `num_logits` get logits."""
+        self._library.llama_memory_seq_rm(self._memory, 0, position, -1)
+        batch = self._batch
+        batch.n_tokens = len(ids)
+        for row, token in enumerate(ids):
+            batch.token[row], batch.pos[row] = token, position + row
+            batch.n_seq_id[row], batch.seq_id[row][0] = 1, 0
+            batch.logits[row] = row >= len(ids) - num_logits
+        if status := self._library.llama_decode(self._context, batch):
+            raise ValueError(f"{len(ids)} rows at {position}: llama.cpp answers {status}")
+
+    def best(self, row: int) -> int:
+        """Greedy id after a row of the last forward; waits for its end."""
+        logits = self._library.llama_get_logits_ith(self._context, row)
+        return int(np.ctypeslib.as_array(logits, (self.vocab_size,)).argmax())
+
+    def wait(self) -> None:
+        """Wait for the end of the last forward."""
+        self._library.llama_get_logits_ith(self._context, -1)
+
+    def generate(self, prompt: str, max_new_tokens: int, num_draft_tokens: int) -> LlamaAnswer:
+        """A greedy answer, with up to so many tokens looked up in the text before each forward; 0 for none.
+
+        llama.cpp rounds a row by the rows beside it, so drafts may change its tokens.
+        """
+        start = time.perf_counter()
+        ids = self.tokenize(prompt)
+        length = len(ids)
+        self.forward(ids, 0, 1)
+        ids.append(self.best(length - 1))
+        num_forwards = 1
+        while len(ids) - length < max_new_tokens and not self._is_end(ids[-1]):
+            room = max_new_tokens - (len(ids) - length) - 1
+            drafts = continuation(ids, min(num_draft_tokens, room))
+            self.forward([ids[-1], *drafts], len(ids) - 1, len(drafts) + 1)
+            num_forwards += 1
+            ids += self._accepted(drafts)
+        return LlamaAnswer(ids[length:], time.perf_counter() - start, num_forwards)
+
+    def _accepted(self, drafts: list[int]) -> list[int]:
+        """Drafts that are the greedy ids, and the one that follows them."""
+        accepted: list[int] = []
+        for row in range(len(drafts) + 1):
+            accepted.append(self.best(row))
+            if row == len(drafts) or accepted[-1] != drafts[row] or self._is_end(accepted[-1]):
+                break
+        return accepted
+
+    def _is_end(self, token: int) -> bool:
+        return bool(self._library.llama_vocab_is_eog(self._vocabulary, token))
