@@ -63,6 +63,19 @@ async def test_trees_and_chains_give_the_plain_tokens(tmp_path: Path, dtype: str
         await until_all_pages_are_free(client)
 
 
+async def test_a_layer_of_the_first_generation_drafts(tmp_path: Path) -> None:
+    shape = tiny_shape(
+        version=1, hidden_size=32, target_hidden_size=32, vocab_size=VOCAB_SIZE, draft_vocab_size=VOCAB_SIZE
+    )
+    layer = save_layer(tmp_path / "eagle1", tiny_layer(shape, spread=0.4), "safeailab")
+    verify = save_all(tmp_path, "eagle3") | {"eagle3": str(layer)}
+    async with services(tmp_path, {"drafters": ("model",)}, verify) as client:
+        plain = await answers(client, Speculation(off=True), 0.8)
+        drafted = await answers(client, Speculation("eagle3", num_draft_tokens=4), 0.8)
+        assert told(drafted) == told(plain)
+        assert {token.source for one in drafted for token in one.tokens if token.source} == {"eagle3"}
+
+
 async def test_modes_repeat_whatever_was_cached_before(tmp_path: Path) -> None:
     """What the layer knows of a text does not depend on what the worker's pages hold."""
     async with services(tmp_path, {"drafters": ("model",)}, save_all(tmp_path)) as client:

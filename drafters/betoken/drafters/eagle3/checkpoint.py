@@ -49,7 +49,7 @@ class LoadedLayer:
     embedding: Tensor | None
     """[V, H] its own embeddings; None where it uses the target's."""
     state_layers: tuple[int, ...]
-    """The target states it reads, as entries of `output_hidden_states`, low to high; -1 = after the final norm."""
+    """The target states it reads; see `EagleShape.states_of`."""
 
     @property
     def shape(self) -> EagleShape:
@@ -129,7 +129,7 @@ def make_layer(shape: EagleShape, tensors: Mapping[str, Tensor], target: TargetS
     Raises:
         ModelRefusedError: they do not fit each other or the target.
     """
-    state_layers = shape.states_of(target.num_layers) if shape.version == 3 else (-1,)
+    state_layers = shape.states_of(target.num_layers)
     _check_target(shape, target, _EMBEDDING in tensors)
     given = dict(tensors)
     embedding = given.pop(_EMBEDDING, None)

@@ -68,12 +68,11 @@ def make_drafter(host: DrafterHost) -> EagleDrafter:
     forward = LayerForward(loaded, parts, table.num_pages, table.page_size, settings.cache_dir)
     if target.is_compiled:
         forward.compile(settings.cache_dir or user_cache_dir())
-    layers = [layer % (parts.num_layers + 1) for layer in loaded.state_layers]
-    places = {layer: place for place, layer in enumerate(sorted(set(layers)))}
+    places = {layer: place for place, layer in enumerate(sorted(set(loaded.state_layers)))}
     return EagleDrafter(
         forward,
         SharedPages(PageTable(table.num_pages, table.page_size, prefix_caching=settings.prefix_caching)),
-        [places[layer] for layer in layers],
+        [places[layer] for layer in loaded.state_layers],
         info.vocab_size,
         target.max_batch_rows,
         EagleSettings(settings.eagle3_branches, settings.eagle3_depth),

@@ -61,13 +61,14 @@ class EagleShape:
     """Name of the target it was made for; empty = it does not say."""
 
     def states_of(self, num_layers: int) -> tuple[int, ...]:
-        """The target states it reads of a target of `num_layers` layers, low to high.
+        """The target states it reads of a target of `num_layers` layers, low to high; entry `num_layers` is the last one,
+        after the final norm.
 
         Raises:
             ModelRefusedError: the target has no such layer.
         """
         if self.version == 1:
-            return ()
+            return (num_layers,)
         layers = self.state_layers or (2, num_layers // 2, num_layers - 3)
         if len(layers) != self.num_states or not all(0 <= layer <= num_layers for layer in layers):
             limit = f"must be {self.num_states} of 0 to {num_layers}, the target's layers"
