@@ -10,7 +10,7 @@ import pytest
 import torch
 from compressed_tensors.compressors.pack_quantized import PackedQuantizationCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
 from betoken.engine import quantize as module
@@ -91,6 +91,30 @@ def test_what_is_not_dense_or_there_already_is_refused(tmp_path: Path, capsys: p
     ):
         assert main([given, str(place), "--quantize", "int4"]) == 1
         assert reason in capsys.readouterr().err
+
+
+def test_what_transformers_cannot_make_is_refused(tmp_path: Path) -> None:
+    source = Path(save(tmp_path / "source"))
+    config = json.loads((source / "config.json").read_text())
+    for fields, reason in (
+        ({"model_type": "vit"}, "no causal language model"),
+        ({"model_type": "none"}, "none"),
+        ({"auto_map": {"AutoModelForCausalLM": "own.Model"}, "model_type": "own"}, "code of the checkpoint's own"),
+    ):
+        (source / "config.json").write_text(json.dumps(config | fields))
+        with pytest.raises(ModelRefusedError, match=reason):
+            quantize(str(source), tmp_path / "target", "int8")
+
+
+def test_what_fails_midway_leaves_nothing_behind(tmp_path: Path) -> None:
+    source, target = Path(save(tmp_path / "source")), tmp_path / "target"
+    weights = load_file(source / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    save_file(weights | {name: weights[name].fill_(torch.inf)}, source / "model.safetensors", {"format": "pt"})
+    for _ in range(2):
+        with pytest.raises(ModelRefusedError, match=f"{name} holds what is no finite number"):
+            quantize(str(source), target, "int8")
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
 def test_the_command_says_what_it_did(tmp_path: Path) -> None:

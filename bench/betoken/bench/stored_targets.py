@@ -21,6 +21,7 @@ from betoken.engine.weights.checkpoint import resolve_directory
 from betoken.engine.weights.fingerprint import read_headers
 from betoken.engine.weights.layers import GroupedLinear
 from betoken.engine.weights.loading import load_model
+from betoken.engine.whole_folder import whole_folder
 
 GGUF_Q4_1 = "gguf-q4_1"
 _BLOCK = 128
@@ -64,16 +65,16 @@ def _write_fp8(source: Path, target: Path) -> None:
         model = make(AutoConfig.from_pretrained(source))
     head = model.get_output_embeddings()
     linears = {path for path, layer in model.named_modules() if type(layer) is torch.nn.Linear and layer is not head}
-    target.mkdir()
     stored: dict[str, Tensor] = {}
     for name, tensor in read_headers(source).items():
         is_linear = name.removesuffix(".weight") in linears and name.endswith(".weight")
         stored.update(_in_blocks(name, tensor.read()) if is_linear else [(name, tensor.read())])
-    save_file(stored, target / "model.safetensors", metadata={"format": "pt"})
     config = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [_BLOCK, _BLOCK]}
     described = json.loads((source / "config.json").read_text()) | {"quantization_config": config}
-    (target / "config.json").write_text(json.dumps(described))
-    _pass_on(source, target)
+    with whole_folder(target) as folder:
+        save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+        (folder / "config.json").write_text(json.dumps(described))
+        _pass_on(source, folder)
 
 
 def _in_blocks(name: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -86,14 +87,15 @@ def _in_blocks(name: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
     yield f"{name}_scale_inv", scales
 
 
-def _dequantise(source: Path, target: Path, folder: Path) -> None:
+def _dequantise(source: Path, target: Path, dequantised: Path) -> None:
     loaded, _ = load_model(EngineConfig(str(target), dtype="float32"), lambda stage, fraction: None)
     plain: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     for path, layer in loaded.named_modules():
         if isinstance(layer, GroupedLinear):
             plain.get_submodule(path).weight.data = layer.grouped.dequantised()
-    plain.save_pretrained(folder)
-    _pass_on(source, folder)
+    with whole_folder(dequantised) as folder:
+        plain.save_pretrained(folder)
+        _pass_on(source, folder)
 
 
 def _pass_on(source: Path, target: Path) -> None:

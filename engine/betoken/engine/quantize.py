@@ -20,11 +20,13 @@ from transformers import PreTrainedConfig
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.weights.fingerprint import read_headers
 from betoken.engine.weights.language_model import model_class_of
+from betoken.engine.weights.loading import check_type
 from betoken.engine.weights.memory import give_back
 from betoken.engine.weights.plausible import check_sizes
 from betoken.engine.weights.rounding import GROUPS, rounded
 from betoken.engine.weights.sources import DirectorySource, open_source
 from betoken.engine.weights.tensor_files import StoredTensor
+from betoken.engine.whole_folder import whole_folder
 from betoken.kernels.linear_grouped import Grouped
 
 Kind = Literal["int8", "int4"]
@@ -39,7 +41,7 @@ def quantize(source: str, target: Path, kind: Kind, progress: Callable[[float], 
 
     Args:
         source: a directory in Hugging Face format or a hub id.
-        target: a directory, made here.
+        target: a directory, made here: whole or, where this raises, not at all.
         progress: called with the fraction of tensors done.
 
     Raises:
@@ -50,19 +52,25 @@ def quantize(source: str, target: Path, kind: Kind, progress: Callable[[float], 
         raise ModelRefusedError(f"{source} is a GGUF file, of types of its own")
     if target.exists():
         raise ModelRefusedError(f"{target} exists already")
-    described = opened.config_dict()
-    check_sizes(described)
-    if described.get("quantization_config") is not None:
-        raise ModelRefusedError(f"{source} is quantized already")
-    config, files = opened.config(), read_headers(opened.path)
-    layers, ignored = _layers(config, files, GROUPS[kind])
-    target.mkdir(parents=True)
-    _write(files, layers, kind, target, progress)
-    for path in sorted(opened.path.iterdir()):
-        if path.is_file() and path.name != "config.json" and not path.name.endswith(_NOT_COPIED):
-            shutil.copyfile(path, target / path.name)
-    own = json.loads((opened.path / "config.json").read_text()) | {"quantization_config": _config(kind, ignored)}
-    (target / "config.json").write_text(json.dumps(own, indent=2) + "\n")
+    try:
+        described = opened.config_dict()
+        check_type(described)
+        check_sizes(described)
+        if described.get("quantization_config") is not None:
+            raise ModelRefusedError(f"{source} is quantized already")
+        config, files = opened.config(), read_headers(opened.path)
+        layers, ignored = _layers(config, files, GROUPS[kind])
+    except ModelRefusedError:
+        raise
+    except Exception as error:  # whatever the files' contents make transformers raise
+        raise ModelRefusedError(f"{source}: {type(error).__name__}: {error}") from error
+    with whole_folder(target) as folder:
+        _write(files, layers, kind, folder, progress)
+        for path in sorted(opened.path.iterdir()):
+            if path.is_file() and path.name != "config.json" and not path.name.endswith(_NOT_COPIED):
+                shutil.copyfile(path, folder / path.name)
+        own = json.loads((opened.path / "config.json").read_text()) | {"quantization_config": _config(kind, ignored)}
+        (folder / "config.json").write_text(json.dumps(own, indent=2) + "\n")
     return len(layers)
 
 

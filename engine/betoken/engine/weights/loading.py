@@ -77,7 +77,7 @@ def load_model(config: EngineConfig, progress: Progress) -> tuple[Any, ModelInfo
     source = open_source(config.model, config.revision, progress)
     try:
         described = source.config_dict()
-        _check_type(described)
+        check_type(described)
         check_sizes(described)
         model_config = source.config()
         text_config = model_config.get_text_config(decoder=True)
@@ -125,9 +125,13 @@ def _check_device(device: str) -> None:
         raise ModelRefusedError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from error
 
 
-def _check_type(config: dict[str, Any]) -> None:
+def check_type(config: dict[str, Any]) -> None:
     """Refuse a model that is code of its checkpoint, since transformers would ask the terminal whether to run it, and a
-    model that writes no text. transformers names an unknown type itself."""
+    model that writes no text. transformers names an unknown type itself.
+
+    Raises:
+        ModelRefusedError: it is one of these.
+    """
     model_type: str = config.get("model_type", "")
     is_known = model_type in CONFIG_MAPPING
     if is_multimodal(model_type):
