@@ -64,8 +64,10 @@ class PageTable:
         self.page_size = page_size
         self._is_caching = prefix_caching
         self._states = states
-        self._blank = list(range(num_pages - 1, -1, -1))  # a stack: the page freed last is the warmest
-        self._pages = [_Page() for _ in range(num_pages)]
+        self._pages: list[_Page] = []
+        """Records of the pages taken so far; a small model has millions of pages and needs few."""
+        self._blank: list[int] = []
+        """Pages of them that are free and without content; a stack, since the one freed last is the warmest."""
         self._left: OrderedDict[int, None] = OrderedDict()
         """Free pages with content, the longest left first."""
         self._published: dict[_Key, int] = {}
@@ -80,7 +82,7 @@ class PageTable:
     @property
     def num_free(self) -> int:
         """Pages that nobody owns."""
-        return len(self._blank) + len(self._left)
+        return self.num_pages - len(self._pages) + len(self._blank) + len(self._left)
 
     def num_pages_for(self, length: int) -> int:
         """Pages that cover `length` slots."""
@@ -189,7 +191,7 @@ class PageTable:
         if self._states is not None:
             self._own_state(page_ids)
         for _ in range(num_needed):
-            page_id = self._blank.pop() if self._blank else self._forget()
+            page_id = self._take()
             self._pages[page_id].num_references = 1
             page_ids.append(page_id)
 
@@ -208,7 +210,7 @@ class PageTable:
 
     def num_references(self, page_id: int) -> int:
         """How many lists hold this page."""
-        return self._pages[page_id].num_references
+        return self._pages[page_id].num_references if page_id < len(self._pages) else 0
 
     def check_integrity(self, owners: Iterable[Sequence[int]]) -> None:
         """Re-derive the accounting from every live page list.
@@ -230,10 +232,11 @@ class PageTable:
             if counted[page_id] != page.num_references:
                 raise IntegrityError(f"page {page_id} has {page.num_references} references, {counted[page_id]} owners")
         expected_free = {page_id for page_id, page in enumerate(self._pages) if page.num_references == 0}
-        if self.num_free != len(expected_free) or {*self._blank, *self._left} != expected_free:
-            raise IntegrityError(f"{self.num_free} pages on the free lists, {len(expected_free)} unreferenced")
-        if unknown := sorted(set(counted) - set(range(self.num_pages))):
-            raise IntegrityError(f"pages {unknown} do not exist")
+        num_free = len(self._blank) + len(self._left)
+        if num_free != len(expected_free) or {*self._blank, *self._left} != expected_free:
+            raise IntegrityError(f"{num_free} pages on the free lists, {len(expected_free)} unreferenced")
+        if unknown := sorted(set(counted) - set(range(len(self._pages)))):
+            raise IntegrityError(f"pages {unknown} do not exist or were never taken")
         keys = {page_id: page.key for page_id, page in enumerate(self._pages) if page.key is not None}
         if self._left.keys() != keys.keys() & expected_free:
             raise IntegrityError("pages with content and without are mixed up")
@@ -261,6 +264,14 @@ class PageTable:
         places = range(len(page_ids), 0, -1) if len(snapshots) else ()
         return next((place for place in places if page_ids[place - 1] in snapshots), 0)
 
+    def _take(self) -> int:
+        if self._blank:
+            return self._blank.pop()
+        if len(self._pages) == self.num_pages:
+            return self._forget()
+        self._pages.append(_Page())
+        return len(self._pages) - 1
+
     def _own_state(self, page_ids: list[int]) -> None:
         assert self._states is not None
         if not isinstance(page_ids, PageList):
@@ -277,9 +288,9 @@ class PageTable:
         page.num_references += 1
 
     def _drop(self, page_id: int) -> None:
-        page = self._pages[page_id]
-        if page.num_references < 1:
+        if page_id >= len(self._pages) or self._pages[page_id].num_references < 1:
             raise IntegrityError(f"page {page_id} is released but has no owner")
+        page = self._pages[page_id]
         page.num_references -= 1
         if not page.num_references and page.key is not None:
             self._left[page_id] = None
