@@ -1,6 +1,7 @@
 """Properties of every recipe: a run that was interrupted ends as one that was not, bad options are told at once."""
 
 import argparse
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -68,7 +69,9 @@ def stopping_after(num_steps: int) -> Callable[..., loop.Progress]:
 def test_the_loss_falls(tiny_pair: Path, tmp_path: Path, name: str) -> None:
     options = arguments(tiny_pair, tmp_path / "out", name)
     losses = []
-    if name != "draft":  # text has more to learn than what an untrained target says
+    if name == "draft":
+        options += ["--renew-every", "20"]  # each renewal loads the draft into the engine
+    else:  # text has more to learn than what an untrained target says
         options += ["--texts", str(tiny_pair / "texts.jsonl")]
     for tokens in ("1", "8000"):
         options[options.index("--tokens") + 1] = tokens
@@ -92,6 +95,25 @@ def test_a_bad_option_is_told_by_name(tiny_pair: Path, tmp_path: Path, option: s
     with pytest.raises(SystemExit, match=told):
         main([*arguments(tiny_pair, tmp_path / "out", "medusa"), f"--{option}", value])
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("missing", ["prompts", "texts"])
+def test_a_table_needs_every_kind_of_data(tiny_pair: Path, tmp_path: Path, missing: str) -> None:
+    options = [*arguments(tiny_pair, tmp_path / "out", "draft")[1:], "--texts", str(tiny_pair / "texts.jsonl")]
+    place = options.index(f"--{missing}")
+    del options[place : place + 2]
+    with pytest.raises(SystemExit, match=f"{missing}: needed"):
+        main(["distill-table", *options])
+
+
+def test_a_target_that_the_engine_refuses_is_told_in_a_line(tiny_pair: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    shutil.copytree(tiny_pair / "target", target)
+    options = arguments(tiny_pair, tmp_path / "out", "medusa")
+    options[options.index("--target") + 1] = str(target)
+    (target / "model.safetensors").write_bytes(b"none")
+    with pytest.raises(SystemExit, match=r"betoken.training.medusa: .*header"):
+        main(options)
 
 
 def test_a_run_folder_of_another_recipe_is_refused(tiny_pair: Path, tmp_path: Path) -> None:

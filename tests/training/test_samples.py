@@ -1,6 +1,7 @@
 import gzip
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from transformers import AutoTokenizer
 
 from betoken.training.batches import Batches, pad
-from betoken.training.prompts import cut, main, user_turn
+from betoken.training.prompts import cut, invent, main, user_turn
 from betoken.training.samples import Sample, clip, read_prompts, read_samples, read_texts, write_sample
 
 
@@ -65,6 +66,14 @@ def test_samples_are_read_as_they_were_written_but_for_a_line_cut_off(tmp_path: 
     assert read_samples(path) == samples
 
 
+@pytest.mark.parametrize("line", ["{", "{}", "[1]", '{"ids":3,"prompt_length":1}'])
+def test_a_line_that_is_no_sample_is_told_with_its_place(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "samples.jsonl"
+    path.write_text(write_sample(Sample((1, 2), 1)) + line + "\n")
+    with pytest.raises(ValueError, match=r"samples.jsonl:2: not a sample"):
+        read_samples(path)
+
+
 def test_padding_prompts_and_first_ids_are_not_learnt() -> None:
     rows = pad([Sample((5, 6, 7, 8), 2), Sample((9, 9), 0)])
     assert rows.ids.tolist() == [[5, 6, 7, 8], [9, 9, 0, 0]]
@@ -95,6 +104,12 @@ def test_cut_prompts_are_whole_lines_and_repeat_with_the_seed() -> None:
     assert all(piece.endswith("\n") and piece.startswith("line") for piece in first)
 
 
+@pytest.mark.parametrize(("shortest", "longest"), [(0, 10), (20, 10), (5000, 9000)])
+def test_cuts_that_cannot_be_are_given_up(shortest: int, longest: int) -> None:
+    with pytest.raises(ValueError, match=f"{shortest}.* {longest}"):
+        list(cut(["a = 1\nb = 2\n"], 1, 0, shortest, longest))
+
+
 def test_a_users_turn_ends_where_words_begin(tokenizer: Any) -> None:
     assert tokenizer.decode(user_turn(tokenizer)) == "# user:\n"
 
@@ -108,3 +123,23 @@ def test_prompts_are_written_as_lines(tmp_path: Path) -> None:
     main(["--cut", str(folder), "--num", "5", "--out", str(out)])
     records = [json.loads(line) for line in out.read_text().splitlines()]
     assert len(records) == 5 and all(record["prompt"].startswith("value_") for record in records)
+    with pytest.raises(SystemExit, match=r"betoken.training.prompts: .*nowhere holds too few"):
+        main(["--cut", str(tmp_path / "nowhere"), "--out", str(out)])
+
+
+class Repeating:
+    """A model that always says the same."""
+
+    info = SimpleNamespace(eos_token_ids=(0,))
+
+
+def test_a_model_that_says_nothing_new_is_given_up(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(runner: Any, prompts: list[list[int]], params_of: Any, keep: Any) -> None:
+        for index, prompt in enumerate(prompts):
+            keep(index, Sample((*prompt, *tokenizer.encode("what is one and one?"), 0), len(prompt)))
+
+    monkeypatch.setattr("betoken.training.prompts.generate", answer)
+    invented = invent(Repeating(), tokenizer, 2, 0)  # type: ignore[arg-type]
+    assert next(invented) == "what is one and one?"
+    with pytest.raises(ValueError, match="nothing new after 1 of 2 prompts"):
+        next(invented)

@@ -25,7 +25,6 @@ class Rows:
     """Token ids [B, T], int64; 0 where padded."""
     learnt: torch.Tensor
     """Whether an id is to be predicted [B, T], bool: False for prompts, padding and the first of each row."""
-
     indices: tuple[int, ...] = ()
     """Place of each row's sample among all; empty where they are of no list."""
 

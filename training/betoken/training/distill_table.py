@@ -1,8 +1,7 @@
 """DistillSpec's table: each divergence on each kind of data, before and after, on held-out prompts.
 
 `betoken train distill-table` takes the options of the recipe `draft`, trains a draft for every cell from the same start
-and writes one table. Finished cells are
-kept in the run folder.
+and writes one table. Finished cells are kept in the run folder.
 
 Source: Zhou et al., DistillSpec, arXiv:2310.08461.
 """
@@ -20,8 +19,8 @@ import torch
 from betoken.training import draft
 from betoken.training.distill import DIVERGENCES
 from betoken.training.draft import MEASURES, SOURCES, Agreement, DraftTrainee, measured
+from betoken.training.model_card import table
 from betoken.training.recipe import Recipe, run_recipe
-from betoken.training.recipe_card import table
 from betoken.training.samples import read_prompts
 from betoken.training.teacher import Teacher
 
@@ -63,6 +62,9 @@ def run(options: argparse.Namespace) -> None:
     Raises:
         OSError, ValueError: a file or an option is not as it has to be.
     """
+    for name in ("prompts", "texts"):
+        if getattr(options, name) is None:
+            raise ValueError(f"{name}: needed, every kind of data has a cell")
     whole = Recipe("distill-table", options)
     teacher = Teacher.load(options.target, options.dtype, options.device)
     held_out = draft.held_out_answers(whole)

@@ -26,10 +26,11 @@ from betoken.training.batches import Batches, Rows, pad
 from betoken.training.block_efficiency import Rounds
 from betoken.training.distill import DIVERGENCES, Divergence
 from betoken.training.loop import Progress, Step, run_loop
+from betoken.training.model_card import table
 from betoken.training.optimizer import PairOptimizer
 from betoken.training.part_gradients import autocast, gradients_of, held_out_loss, part_tokens
 from betoken.training.recipe import Recipe, recipe_parser, run_recipe
-from betoken.training.recipe_card import Card, table, write_card
+from betoken.training.recipe_card import Card, write_card
 from betoken.training.samples import Sample, clip, read_prompts, read_texts
 from betoken.training.teacher import Teacher
 

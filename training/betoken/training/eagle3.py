@@ -16,10 +16,11 @@ from betoken.training.batches import Batches, pad
 from betoken.training.block_efficiency import Rounds
 from betoken.training.eagle3_layer import Eagle3Trainee, frequent_ids, make_layer, save_layer
 from betoken.training.loop import Progress, Step, run_loop
+from betoken.training.model_card import table
 from betoken.training.optimizer import PairOptimizer
 from betoken.training.part_gradients import gradients_of, held_out_loss, part_tokens
 from betoken.training.recipe import Data, Recipe, recipe_parser, run_recipe
-from betoken.training.recipe_card import Card, table, write_card
+from betoken.training.recipe_card import Card, write_card
 from betoken.training.samples import Sample
 from betoken.training.teacher import Teacher
 

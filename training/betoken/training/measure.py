@@ -29,7 +29,8 @@ from betoken.training import draft, eagle3, eagle3_layer, medusa
 from betoken.training.answers import ParamsOf, cycled_params, write_answers
 from betoken.training.block_efficiency import Rounds
 from betoken.training.medusa_heads import WEIGHTS_FILE, load_heads
-from betoken.training.recipe_card import table
+from betoken.training.model_card import table
+from betoken.training.recipe import faults_in_a_line
 from betoken.training.replay import replay, states_of
 from betoken.training.samples import Sample, read_prompts
 from betoken.training.teacher import Teacher
@@ -61,7 +62,8 @@ def measure_eagle3(teacher: Teacher, folder: Path, samples: Sequence[Sample], th
     """By the length of chains, and by the size of the served drafter's trees.
 
     Raises:
-        ModelRefusedError: it is no EAGLE-3 layer for this target.
+        ModelRefusedError: it is no layer for this target.
+        ValueError: it is a layer of EAGLE-1 or EAGLE-2.
     """
     config = teacher.config
     vocab_size = teacher.head.weight.shape[0]
@@ -131,7 +133,7 @@ def found_table(found: Found) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print a table for each drafter."""
+    """The command."""
     parser = argparse.ArgumentParser(prog="betoken.training.measure", description=__doc__, allow_abbrev=False)
     add = parser.add_argument
     add("--target", required=True)
@@ -144,7 +146,16 @@ def main(arguments: list[str] | None = None) -> None:
     add("--threads", type=int, default=torch.get_num_threads())
     add("--device", default="cpu")
     options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    with faults_in_a_line("betoken.training.measure"):
+        show_measured(options)
+
+
+def show_measured(options: argparse.Namespace) -> None:
+    """Print a table for each drafter.
+
+    Raises:
+        OSError, ValueError, EngineError: a file or a model is not as it has to be.
+    """
     torch.set_num_threads(options.threads)
     prompts = read_prompts(options.prompts, AutoTokenizer.from_pretrained(options.target), options.limit)
 

@@ -25,10 +25,11 @@ from betoken.training.feature_cache import FeatureCache
 from betoken.training.frozen_head import frozen_cross_entropy
 from betoken.training.loop import Progress, Step, run_loop
 from betoken.training.medusa_heads import TrainableHeads, save_heads
+from betoken.training.model_card import table
 from betoken.training.optimizer import PairOptimizer
 from betoken.training.part_gradients import autocast, gradients_of, held_out_loss
 from betoken.training.recipe import Data, Recipe, recipe_parser, run_recipe
-from betoken.training.recipe_card import Card, table, write_card
+from betoken.training.recipe_card import Card, write_card
 from betoken.training.samples import Sample
 from betoken.training.teacher import Teacher
 

@@ -77,7 +77,8 @@ def processor_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
@@ -99,7 +100,7 @@ def describe_place(device: str, threads: int, note: str) -> str:
 
 
 def _model_table(models: Sequence[TrainedModel], facts: CardFacts) -> str:
-    return _table(
+    return table(
         ["model", "shape", "parameters", "training tokens", "epochs", "minutes"],
         [
             [
@@ -117,7 +118,7 @@ def _model_table(models: Sequence[TrainedModel], facts: CardFacts) -> str:
 
 def _loss_table(models: Sequence[TrainedModel]) -> str:
     buckets = [bucket_losses(model.position_losses) for model in models]
-    return _table(
+    return table(
         ["held-out loss, positions", *(label for label, _ in buckets[0]), "all"],
         [
             [f"`{model.name}`", *(f"{loss:.3f}" for _, loss in row), f"{float(model.position_losses.mean()):.3f}"]
@@ -127,7 +128,7 @@ def _loss_table(models: Sequence[TrainedModel]) -> str:
 
 
 def _agreement_table(facts: CardFacts) -> str:
-    return _table(
+    return table(
         ["the same next token", *(name for name in facts.agreement if name != "kl")],
         [["share of held-out positions", *(f"{value:.3f}" for name, value in facts.agreement.items() if name != "kl")]],
     )

@@ -20,11 +20,14 @@ from betoken.engine.runner import ModelRunner
 from betoken.engine.sampling import SamplingParams
 from betoken.training.answers import generate
 from betoken.training.corpus import load_corpus
+from betoken.training.recipe import faults_in_a_line
 from betoken.training.samples import Sample
 
 log = logging.getLogger("betoken.training")
 
 MAX_INVENTED_TOKENS = 128
+MAX_MISSES = 1000
+"""Cuts in a row that give no piece, and answers in a row that give no new prompt, before it is given up."""
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -46,16 +49,25 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def cut(texts: list[str], num: int, seed: int, min_chars: int, max_chars: int) -> Iterator[str]:
-    """Pieces of texts that begin and end with a line."""
+    """Pieces of texts that begin and end with a line.
+
+    Raises:
+        ValueError: the lengths are none, or the texts hold hardly a piece of them.
+    """
+    if not 0 < min_chars <= max_chars:
+        raise ValueError(f"min_chars, max_chars: {min_chars}, {max_chars}: must be 1 or more, in that order")
     rng = random.Random(seed)
     weights = [len(text) for text in texts]
+    num_misses = 0
     while num > 0:
         text = rng.choices(texts, weights)[0]
         start = text.rfind("\n", 0, rng.randrange(len(text))) + 1
         end = text.find("\n", start + rng.randint(min_chars, max_chars)) + 1
         if end and len(piece := text[start:end]) <= 2 * max_chars:
             yield piece
-            num -= 1
+            num, num_misses = num - 1, 0
+        elif (num_misses := num_misses + 1) == MAX_MISSES:
+            raise ValueError(f"the texts hold hardly a piece of {min_chars} to {max_chars} characters in whole lines")
 
 
 def user_turn(tokenizer: Any) -> list[int]:
@@ -74,7 +86,11 @@ def user_turn(tokenizer: Any) -> list[int]:
 
 
 def invent(runner: ModelRunner, tokenizer: Any, num: int, seed: int) -> Iterator[str]:
-    """Distinct words of users, up to the end of their turn; those without an end are left out."""
+    """Distinct words of users, up to the end of their turn; those without an end are left out.
+
+    Raises:
+        ValueError: the model says hardly anything new, or see `user_turn`.
+    """
     before = user_turn(tokenizer)
     eos = runner.info.eos_token_ids
     found: dict[int, str] = {}
@@ -94,23 +110,36 @@ def invent(runner: ModelRunner, tokenizer: Any, num: int, seed: int) -> Iterator
             eos_token_ids=eos,
         )
 
-    first = 0
+    first = num_misses = 0
     while len(seen) < num:
         size = num - len(seen) + 16
         found.clear()
         generate(runner, [before] * size, lambda index, first=first: params_of(first + index), keep)  # type: ignore[misc]
         first += size
+        num_before = len(seen)
         for _, text in sorted(found.items()):
             if len(text) >= 10 and text not in seen and len(seen) < num:
                 seen.add(text)
                 yield text
         log.info("%d of %d prompts", len(seen), num)
+        num_misses = num_misses + size if len(seen) == num_before else 0
+        if num_misses >= MAX_MISSES:
+            raise ValueError(f"the model says nothing new after {len(seen)} of {num} prompts")
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Write the file."""
+    """The command."""
     options = parse_arguments(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    with faults_in_a_line("betoken.training.prompts"):
+        write_prompts(options)
+
+
+def write_prompts(options: argparse.Namespace) -> None:
+    """Write the file.
+
+    Raises:
+        OSError, ValueError, EngineError: a file, an option or the model is not as it has to be.
+    """
     options.out.parent.mkdir(parents=True, exist_ok=True)
     if options.invent:
         from transformers import AutoTokenizer

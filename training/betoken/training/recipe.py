@@ -10,7 +10,8 @@ import json
 import logging
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 
 from betoken.engine.bring_up.load import load_runner
 from betoken.engine.config import COMPILE_CHOICES, EngineConfig
+from betoken.engine.errors import EngineError
 from betoken.engine.runner import ModelRunner
 from betoken.training.answers import cycled_params, write_answers
 from betoken.training.loop import LoopSettings
@@ -177,13 +179,21 @@ def split(samples: Sequence[Sample], num_held_out: int) -> Data:
     return Data([sample for index, sample in enumerate(samples) if index not in chosen], held_out)
 
 
-def run_recipe(prog: str, run: Any, options: argparse.Namespace) -> None:
-    """`run(options)`, its faults and an interruption told in a line."""
+@contextmanager
+def faults_in_a_line(prog: str) -> Iterator[None]:
+    """Ends the program with one line where a file, an option or a model is not as it has to be."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     try:
-        run(options)
-    except (ValueError, OSError) as error:
+        yield
+    except (ValueError, OSError, EngineError) as error:
         sys.exit(f"{prog}: {error}")
+
+
+def run_recipe(prog: str, run: Any, options: argparse.Namespace) -> None:
+    """`run(options)`, its faults and an interruption told in a line."""
+    try:
+        with faults_in_a_line(prog):
+            run(options)
     except KeyboardInterrupt:
         log.info("interrupted: the same command goes on from the last checkpoint in %s", options.run_dir)
         sys.exit(130)

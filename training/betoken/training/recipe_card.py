@@ -29,12 +29,6 @@ class Card:
     """What was measured on held-out sequences, in Markdown."""
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
-
-
 def write_card(card: Card, recipe: Recipe, progress: Progress) -> None:
     """README.md and loss.png in the recipe's output folder."""
     options = recipe.options

@@ -102,12 +102,19 @@ def write_sample(sample: Sample) -> str:
 
 
 def read_samples(path: Path) -> list[Sample]:
-    """The samples that `write_sample` wrote; a last line that was cut off is left out."""
+    """The samples that `write_sample` wrote; a last line that was cut off is left out.
+
+    Raises:
+        ValueError: another line is none.
+    """
     samples: list[Sample] = []
-    for line in path.read_text().splitlines(keepends=True) if path.exists() else ():
+    for number, line in enumerate(path.read_text().splitlines(keepends=True) if path.exists() else (), start=1):
         if line.endswith("\n"):
-            record = json.loads(line)
-            samples.append(Sample(tuple(record["ids"]), record["prompt_length"]))
+            try:
+                record = json.loads(line)
+                samples.append(Sample(tuple(record["ids"]), record["prompt_length"]))
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"{path}:{number}: not a sample: {line[:60]!r}") from error
     return samples
 
 

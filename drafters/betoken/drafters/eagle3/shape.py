@@ -61,8 +61,9 @@ class EagleShape:
     """Name of the target it was made for; empty = it does not say."""
 
     def states_of(self, num_layers: int) -> tuple[int, ...]:
-        """The target states it reads of a target of `num_layers` layers, low to high; entry `num_layers` is the last one,
-        after the final norm.
+        """The target states it reads of a target of `num_layers` layers, low to high.
+
+        Entry `num_layers` is the last one, after the final norm.
 
         Raises:
             ModelRefusedError: the target has no such layer.
