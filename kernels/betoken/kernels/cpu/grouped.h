@@ -52,11 +52,11 @@ struct GroupedFormat {
   float factor() const { return code == kSnorm8 ? 1.0f / 127 : 1; }  // of every number, after its scale
 };
 
-inline int number_bytes(int kind) {
+constexpr int number_bytes(int kind) {
   return kind == kNone ? 0 : kind == kHalf || kind == kBFloat ? 2 : kind == kFloat ? 4 : 1;
 }
-inline bool is_zeros(int kind) { return kind == kZeros || kind == kSignedZeros; }
-inline bool has_units(int kind) { return kind == kUnsignedUnits || kind == kSignedUnits; }
+constexpr bool is_zeros(int kind) { return kind == kZeros || kind == kSignedZeros; }
+constexpr bool has_units(int kind) { return kind == kUnsignedUnits || kind == kSignedUnits; }
 constexpr bool is_byte(int code) { return code == kBytes || code == kFloat8; }
 constexpr int64_t tile_bytes(int code) { return is_byte(code) ? 128 : 64; }  // of a quarter
 constexpr int64_t plane_at(int code) { return code == kTwos ? 0 : 512; }  // of the bits above the fourth
@@ -99,21 +99,34 @@ inline NativeInts load_bytes(const uint8_t* from, bool is_signed) {
 }
 
 // kNative numbers of one kind, those of columns `lane` and on.
-inline Native load_numbers(int kind, const uint8_t* numbers, const uint8_t* units, int lane) {
-  switch (kind) {
-    case kHalf: return half_to_float(numbers + lane * 2);
-    case kBFloat: return load_native(reinterpret_cast<const bf16*>(numbers) + lane);
-    case kFloat: return load_native(reinterpret_cast<const float*>(numbers) + lane);
-    case kNone: return Native{};
-    case kZeros: return __builtin_convertvector(load_bytes(numbers + lane, false), Native);
-    case kSignedZeros: return __builtin_convertvector(load_bytes(numbers + lane, true), Native);
-    case kPowers: {
-      const NativeBits power = (NativeBits)load_bytes(numbers + lane, false);
-      return (Native)(power << 23 | ((NativeBits)(power == 0u) & 0x00400000u));
-    }
+template <int KIND>
+[[gnu::always_inline]] inline Native load_numbers(const uint8_t* numbers, const uint8_t* units, int lane) {
+  if constexpr (KIND == kNone) return Native{};
+  if constexpr (KIND == kHalf) return half_to_float(numbers + lane * 2);
+  if constexpr (KIND == kBFloat) return load_native(reinterpret_cast<const bf16*>(numbers) + lane);
+  if constexpr (KIND == kFloat) return load_native(reinterpret_cast<const float*>(numbers) + lane);
+  if constexpr (is_zeros(KIND)) return __builtin_convertvector(load_bytes(numbers + lane, KIND == kSignedZeros), Native);
+  if constexpr (KIND == kPowers) {
+    const NativeBits power = (NativeBits)load_bytes(numbers + lane, false);
+    return (Native)(power << 23 | ((NativeBits)(power == 0u) & 0x00400000u));
   }
-  return half_to_float(units + lane * 2) *
-         __builtin_convertvector(load_bytes(numbers + lane, kind == kSignedUnits), Native);
+  return half_to_float(units + lane * 2) * __builtin_convertvector(load_bytes(numbers + lane, KIND == kSignedUnits), Native);
+}
+
+// operation(the kind as a constant): what is hoisted out of a loop over numbers of one kind.
+template <class Operation>
+[[gnu::always_inline]] inline auto with_number(int kind, Operation operation) {
+  switch (kind) {
+    case kHalf: return operation(std::integral_constant<int, kHalf>());
+    case kBFloat: return operation(std::integral_constant<int, kBFloat>());
+    case kFloat: return operation(std::integral_constant<int, kFloat>());
+    case kUnsignedUnits: return operation(std::integral_constant<int, kUnsignedUnits>());
+    case kSignedUnits: return operation(std::integral_constant<int, kSignedUnits>());
+    case kZeros: return operation(std::integral_constant<int, kZeros>());
+    case kSignedZeros: return operation(std::integral_constant<int, kSignedZeros>());
+    case kPowers: return operation(std::integral_constant<int, kPowers>());
+    default: return operation(std::integral_constant<int, kNone>());
+  }
 }
 
 // Where a group of columns keeps its scales, offsets and codes.
@@ -121,14 +134,25 @@ struct GroupedColumns {
   const GroupedLayout& at;
   const uint8_t* base;
 
+  // KIND: the format's.
+  template <int KIND>
   Native scale(int64_t group, int lane) const {
-    return load_numbers(at.format.scale, base + group * kColumns * number_bytes(at.format.scale),
-                        base + at.scale_units_at + group * at.format.group / kUnit * kColumns * 2, lane);
+    return load_numbers<KIND>(base + group * kColumns * number_bytes(KIND), units(at.scale_units_at, group), lane);
   }
   // What is added for x of 1, or the zeros.
+  template <int KIND>
   Native offset(int64_t group, int lane) const {
-    return load_numbers(at.format.offset, base + at.offsets_at + group * kColumns * number_bytes(at.format.offset),
-                        base + at.offset_units_at + group * at.format.group / kUnit * kColumns * 2, lane);
+    return load_numbers<KIND>(base + at.offsets_at + group * kColumns * number_bytes(KIND),
+                              units(at.offset_units_at, group), lane);
+  }
+  Native scale(int64_t group, int lane) const {
+    return with_number(at.format.scale, [&](auto kind) { return scale<decltype(kind)::value>(group, lane); });
+  }
+  Native offset(int64_t group, int lane) const {
+    return with_number(at.format.offset, [&](auto kind) { return offset<decltype(kind)::value>(group, lane); });
+  }
+  const uint8_t* units(int64_t from, int64_t group) const {
+    return base + from + group * at.format.group / kUnit * kColumns * 2;
   }
   const uint8_t* codes(int64_t k) const { return base + at.codes_at + k / kStep * step_bytes(at.format.layout()); }
 };

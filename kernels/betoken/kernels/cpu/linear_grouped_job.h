@@ -16,7 +16,7 @@ struct GroupedLinear {
   int64_t rows;
   const GroupedLayout& at;
   const float* floats = nullptr;  // x, where it is not multiplied in pairs
-  const float* x_sums = nullptr;  // [rows, k / block], where offsets ask for them
+  const float* x_sums = nullptr;  // [k / block, rows], where offsets ask for them
 
   GroupedColumns columns(int64_t group) const { return {at, packed + group * at.bytes}; }
 };
