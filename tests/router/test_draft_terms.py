@@ -101,3 +101,18 @@ async def test_a_draft_ends_the_pauses(make_cluster: MakeCluster) -> None:
     drafter.requests = []
     stats = (await cluster.generate(prompt_ids=PROMPT, max_new_tokens=4, ignore_eos=True)).finish.speculation
     assert (stats.num_rounds, len(drafter.requests)) == (2, 2), "2 plain steps, a draft"
+
+
+async def test_a_price_at_which_nothing_is_drafted_is_tried(make_cluster: MakeCluster) -> None:
+    """No forward would meet it, so it would stay, right or wrong."""
+    cluster = await priced(make_cluster)
+    (drafter,), (verifier,) = cluster.drafters, cluster.verifiers
+    drafter.heeds_terms, verifier.row_price = True, 2.0
+    options = {"prompt_ids": PROMPT, "max_new_tokens": 100, "ignore_eos": True}
+    await cluster.generate(**options)  # the router hears of it
+    num_answers = num_drafts = 0
+    while not num_drafts and num_answers < 100:  # the gate may be closed for a while
+        reply = await cluster.generate(**options)
+        assert reply.ids == cluster.target_ids(100, PROMPT)
+        num_answers, num_drafts = num_answers + 1, reply.finish.speculation.num_drafts
+    assert num_drafts == 1 and num_answers > 3

@@ -27,7 +27,7 @@ class StepCost:
     context: int
     """Context length of each, tokens."""
     time_s: float
-    """Median forward time."""
+    """Least forward time that was seen."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,7 +108,7 @@ class FakeDraftWorker(FakeWorker):
         self.makes_trees = False
         """Whether it answers with trees where they are taken."""
         self.heeds_terms = False
-        """Whether it drafts as much as the terms allow."""
+        """Whether it drafts as much as the terms allow, and nothing where a row costs more than a token."""
         self.prefill_rows = 0
         """Ids of a sequence computed in a step before its first draft; 0 = all at once."""
         self.num_blocks = 0
@@ -193,7 +193,9 @@ class FakeDraftWorker(FakeWorker):
     ) -> None:
         assert sequence.request is not None
         faults, request = self.faults, sequence.request
-        num_tokens = request.terms.max_tokens if self.heeds_terms and request.HasField("terms") else request.num_tokens
+        num_tokens = request.num_tokens
+        if self.heeds_terms and request.HasField("terms"):
+            num_tokens = request.terms.max_tokens if request.terms.row_price < 1.0 else 0
         if faults.error_code:
             frame.errors.append(LinkError(sequence_id=sequence_id, code=faults.error_code, message="fake error"))
             link.sequences.pop(sequence_id)

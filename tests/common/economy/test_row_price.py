@@ -63,3 +63,21 @@ def test_time_without_sequences_does_not_slow_the_worker():
     for second in range(1, 20):
         price.add_tokens(100, 500.5 + second)
     assert price.tokens_per_s == pytest.approx(100, rel=0.01)
+
+
+def test_a_table_slower_than_the_forwards_was_measured_on_a_busy_machine():
+    price = at_speed(RowPrice([StepCost(cost.rows, 512, 7 * cost.ns) for cost in TABLE]), 1000)
+    for _ in range(50):
+        price.add_forward(1, 1, TABLE[0].ns)
+    assert price.price == pytest.approx(50_000 * 1000 * 1e-9)
+
+
+@pytest.mark.parametrize("growth_ns", [0, 1_500_000, -50_000])
+def test_forwards_that_seldom_differ_correct_a_wrong_table(growth_ns):
+    """One in twenty has three more rows: what is sure enough to be drafted at a wrong price."""
+    rng = random.Random(0)
+    price = at_speed(RowPrice([StepCost(rows, 512, 1_000_000 + growth_ns * rows) for rows in (1, 2, 4, 8)]), 1000)
+    for index in range(1000):
+        rows = 1 if index % 20 else 4
+        price.add_forward(rows, 1, int((1_000_000 + 50_000 * rows) * rng.lognormvariate(0, 0.03)))
+    assert price.price == pytest.approx(50_000 * 1000 * 1e-9, rel=0.3)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from betoken.common.economy.terms import DraftTerms
+from betoken.common.economy.terms import DraftTerms, PriceTrials
 from betoken.common.errors import InvalidArgumentError
 from betoken.drafters import grammar
 from betoken.drafters.drafter import Drafted, Drafter, DraftSequence
@@ -63,6 +63,7 @@ class AttachedDrafters:
         self._max_draft_tokens = max_draft_tokens
         self._feed = feed or FeatureFeed()
         self._entries: dict[SequenceKey, _Entry] = {}
+        self._trials = {name: PriceTrials() for name in self._drafters}
 
     @property
     def has_sequences(self) -> bool:
@@ -126,6 +127,7 @@ class AttachedDrafters:
         entry = self._entries.get(seq.key)
         if entry is None:
             return
+        self._trials[seq.drafter].add_tokens(len(ids))
         if entry.draft.is_waiting:  # its answer, at what is decided by now, is of no use
             entry.late_ids += ids
             return
@@ -176,7 +178,9 @@ class AttachedDrafters:
             seq.rounds.is_priced and not draft.steers_tokens
         )  # a length that follows the clock would choose tokens
         entry.max_tokens = min(room, self._max_draft_tokens if is_priced else seq.rounds.num_draft_tokens)
-        draft.terms = DraftTerms(entry.max_tokens, row_price) if is_priced else None
+        draft.terms = None
+        if is_priced:
+            draft.terms = self._trials[seq.drafter].terms(DraftTerms(entry.max_tokens, row_price))
         entry.asked_ns, draft.is_waiting = time.perf_counter_ns(), True
         if _GRAMMAR in self._drafters and (forced_ids := seq.rules.forced_ids(entry.max_tokens)):
             self._take(entry, Drafted(draft, forced_ids), _GRAMMAR)  # nobody has to guess them
@@ -234,6 +238,8 @@ class AttachedDrafters:
             self._fault(entry)
             return
         entry.num_faults = 0
+        if entry.draft.terms is not None:
+            self._trials[seq.drafter].came(entry.draft.terms, len(drafted.draft_ids))
         sources = (name,) if drafted.sources is None else tuple(drafted.sources)
         seq.attached_round = AttachedRound(sources, time.perf_counter_ns() - entry.asked_ns, drafted.num_forwards)
         if drafted.draft_ids:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from betoken.common.economy import gate, prospect, sources, terms
+from betoken.common.economy import gate, prospect, row_price, sources, terms
 from betoken.common.economy.acceptance import Calibration
 from betoken.common.economy.gate import SpeculationGate
 from betoken.common.economy.row_price import RowPrice
@@ -23,6 +23,8 @@ RULES: dict[str, list[tuple[Any, str, Any]]] = {
     "gate: prior of a new drafter": [(prospect, "_PRIOR_STEPS", 0.001)],
     "gate: pause by what a trial costs": [(gate, "_TRIAL_SHARE", math.inf)],
     "terms: price of a row": [(RowPrice, "price", property(lambda _: 0.0))],
+    "terms: price learned from forwards": [(row_price, "_LEARNING", 0.0)],
+    "terms: trials of the price": [(terms, "_TOKENS_PER_TRIAL", 10**12)],
     "terms: least gain": [(terms, "_SAVED_SHARE", 0.0)],
     "terms: longer pauses": [(terms, "_LONGEST_PAUSE", 2)],
     "acceptance: calibration": [(Calibration, "score", lambda _, share: share)],

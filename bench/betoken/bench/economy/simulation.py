@@ -19,6 +19,7 @@ from betoken.common.economy.terms import (
     USUAL_DRAFT_TOKENS,
     AskingTime,
     EmptyDraftPause,
+    PriceTrials,
     row_seconds,
     terms_at,
 )
@@ -75,6 +76,7 @@ class Simulation:
         self.num_running = 0
         self.gate = SpeculationGate(lambda: self.num_running)
         self.asking = AskingTime()
+        self.trials = PriceTrials()
         self.load = Load(0, 0.0, 0.0)
         self.drafting = None if drafter == "none" else DraftService(self.machine, costs, drafter)
         self.verifying = VerifyService(self.machine, costs, self._take_verdicts)
@@ -175,6 +177,8 @@ class _Stream:
         self._timer.asks(is_first=not self._has_drafted)
         limit = min(self._room - 1, MAX_DRAFT_TOKENS)
         terms = terms_at(load.tokens_per_s, load.running, load.row_price, limit, sim.asking.mean_s)
+        if terms is not None:
+            terms = sim.trials.terms(terms)
         asked_s, commits = self._machine.now_s, self._commits
         self._commits = []
         sim.outcome.num_rounds += 1
@@ -185,6 +189,8 @@ class _Stream:
                     sim.asking.record(self._machine.now_s - asked_s - drafting_s)
                 self._has_drafted = True
                 self._timer.came(len(drafted.draft_ids), self._machine.now_s - asked_s)
+                if terms is not None:
+                    sim.trials.came(terms, len(drafted.draft_ids))
                 self._send(drafted)
 
             self._machine.after(self._hop_s, lambda: sim.route(sim.costs.router_frame_s, taken))
@@ -218,6 +224,8 @@ class _Stream:
             outcome.sources[self._draft.sources[0]] += num_accepted
         self._draft = None
         self._commits += ids
+        if self._drafting is not None:
+            self._sim.trials.add_tokens(len(ids))
         if self._room > 0:
             load = self._sim.load
             row_s = row_seconds(load.row_price, load.tokens_per_s)

@@ -16,6 +16,8 @@ _MEMORY_S = 2.0
 """Time in which the weight of emitted tokens falls to 1 / e."""
 _ROWS_VARIANCE, _SEQUENCES_VARIANCE = 4.0, 0.25
 """Forwards tell as much as what is assumed of them once their rows, or their sequences, vary so much."""
+_LEARNING = 0.05
+"""Part of what forwards tell beyond the assumption that it takes on, per forward."""
 
 
 class StepCost(Protocol):
@@ -33,7 +35,7 @@ class StepCost(Protocol):
 
     @property
     def ns(self) -> int:
-        """Median time, nanoseconds."""
+        """Least time, nanoseconds."""
         ...
 
 
@@ -41,8 +43,9 @@ class RowPrice:
     """The price in tokens: what a forward's time grows by with each row, times the tokens emitted meanwhile.
 
     The growth is fitted to past forwards as a constant, a cost per sequence and a cost per row. The fit is a decayed
-    ridge regression towards the table's growth per row. The price is thus that of a row beside all other load of this
-    machine. Where all forwards are alike it is the table's.
+    ridge regression towards an assumption. The price is thus that of a row beside all other load of this machine. The
+    assumption begins as the table's growth per row and follows the fit: forwards that vary little, or seldom, correct a
+    table that was measured beside other work. Where all forwards are alike it stays.
     """
 
     def __init__(self, step_costs: Sequence[StepCost]) -> None:
@@ -52,6 +55,8 @@ class RowPrice:
         self._num = 0.0
         """Forwards; the sums over them decay alike."""
         self._sums = [0.0] * 8
+        self._learned_ns = (0.0, 0.0)
+        """Growth that is assumed per row, beyond the table's, and per sequence."""
         self._rate = TimeDecayedRate()
         self._last_s: float | None = None
 
@@ -65,13 +70,28 @@ class RowPrice:
         """Tokens per row, at least 0; 0 also where nothing is known."""
         if not self._num:
             return 0.0
+        assumed_ns, _ = self._assumed_ns()
+        beyond_ns, _ = self._beyond_ns()
+        return max(0.0, assumed_ns + beyond_ns) * self.tokens_per_s * 1e-9
+
+    def _assumed_ns(self) -> tuple[float, float]:
+        """Nanoseconds per row and per sequence, before the forwards that are remembered are looked at."""
+        rows, _, ns, *_ = self._sums
+        return self._table_slope(rows / self._num, ns / self._num) + self._learned_ns[0], self._learned_ns[1]
+
+    def _beyond_ns(self) -> tuple[float, float]:
+        """What those forwards tell beyond that."""
         rows, seqs, ns, rows2, seqs2, rows_seqs, rows_ns, seqs_ns = (total / self._num for total in self._sums)
-        prior = _ROWS_VARIANCE * self._table_slope(rows)
-        rows_rows, seqs_seqs = rows2 - rows * rows + _ROWS_VARIANCE, seqs2 - seqs * seqs + _SEQUENCES_VARIANCE
-        rows_seqs -= rows * seqs
-        slope = (rows_ns - rows * ns + prior) * seqs_seqs - (seqs_ns - seqs * ns) * rows_seqs
-        ns_per_row = slope / (rows_rows * seqs_seqs - rows_seqs * rows_seqs)
-        return max(0.0, ns_per_row) * self.tokens_per_s * 1e-9
+        per_row, per_seq = self._assumed_ns()
+        rows2, seqs2, rows_seqs = rows2 - rows * rows, seqs2 - seqs * seqs, rows_seqs - rows * seqs
+        of_rows = rows_ns - rows * ns - rows2 * per_row - rows_seqs * per_seq
+        of_seqs = seqs_ns - seqs * ns - rows_seqs * per_row - seqs2 * per_seq
+        rows2, seqs2 = rows2 + _ROWS_VARIANCE, seqs2 + _SEQUENCES_VARIANCE
+        determinant = rows2 * seqs2 - rows_seqs * rows_seqs
+        return (
+            (of_rows * seqs2 - of_seqs * rows_seqs) / determinant,
+            (of_seqs * rows2 - of_rows * rows_seqs) / determinant,
+        )
 
     def resume(self, now_s: float) -> None:
         """A sequence opens while none was: the time before does not count."""
@@ -88,13 +108,19 @@ class RowPrice:
         products = (rows, seqs, ns, rows * rows, seqs * seqs, rows * seqs, rows * ns, seqs * ns)
         self._num = _STEP_DECAY * self._num + 1.0
         self._sums = [_STEP_DECAY * total + product for total, product in zip(self._sums, products, strict=True)]
+        beyond_ns, (per_row, per_seq) = self._beyond_ns(), self._learned_ns
+        self._learned_ns = per_row + _LEARNING * beyond_ns[0], per_seq + _LEARNING * beyond_ns[1]
 
-    def _table_slope(self, num_rows: float) -> float:
-        """Nanoseconds per row around that number; 0 without a table."""
+    def _table_slope(self, num_rows: float, ns: float) -> float:
+        """Nanoseconds per row around that number, where forwards take `ns`; 0 without a table.
+
+        Sequences and context only add to the table's time. Where it is longer still, it was measured on a busy machine.
+        """
         if len(self._points) < 2:
             return 0.0
         few, many = max(1.0, num_rows / 2), max(4.0, num_rows * 2)  # far enough apart for times with noise
-        return (self.table_ns(many) - self.table_ns(few)) / (many - few)
+        slowed = max(1.0, self.table_ns(num_rows) / max(1.0, ns))
+        return (self.table_ns(many) - self.table_ns(few)) / (many - few) / slowed
 
     def table_ns(self, num_rows: float) -> float:
         """Interpolated between the measured points, and continued beyond them as the outermost two go on."""

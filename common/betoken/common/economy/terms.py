@@ -1,11 +1,12 @@
-"""Cost of a draft and the yield it has to reach, in tokens emitted meanwhile; and the pause after an empty one.
+"""Cost of a draft and the yield it has to reach, in tokens emitted meanwhile; trials of that; and the pause after an
+empty draft.
 
 Knows nothing of sequences or drafters.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 USUAL_DRAFT_TOKENS = 5
 """Draft tokens asked of drafters that cannot tell how sure they are."""
@@ -14,6 +15,8 @@ MAX_DRAFT_TOKENS = 16
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 2, 8
 """Plain steps after an empty draft; twice as many after each further one."""
+_TOKENS_PER_TRIAL = 100
+"""Tokens without a draft for each draft token of a trial."""
 _ASKING_SHARE = 0.05
 """Weight of the last draft in the mean time of asking."""
 _SAVED_SHARE = 0.75
@@ -59,6 +62,40 @@ def row_seconds(row_price: float, tokens_per_s: float) -> float:
     """Time that a row adds to a forward of a worker which tells its price and its speed; 0 = not known."""
     are_known = 0.0 < tokens_per_s < math.inf and 0.0 < row_price < math.inf
     return row_price / tokens_per_s if are_known else 0.0
+
+
+class PriceTrials:
+    """Drafts of a drafter that are made whatever a row is believed to cost.
+
+    A price at which nothing is drafted is met by no forward, so a wrong one would stay for ever. Without drafts a row
+    costs at most the token it brings, which bounds the loss at one per cent.
+    """
+
+    def __init__(self) -> None:
+        self._num_tokens = 0
+        """Tokens since the last draft."""
+        self._trial: DraftTerms | None = None
+        """Terms of the last trial."""
+
+    def terms(self, usual: DraftTerms) -> DraftTerms:
+        """Terms of the next draft: `usual`, or a trial's."""
+        max_tokens = min(USUAL_DRAFT_TOKENS, usual.max_tokens)
+        if self._num_tokens < max_tokens * _TOKENS_PER_TRIAL:
+            return usual
+        self._num_tokens = 0  # one asks at a time
+        self._trial = replace(usual, max_tokens=max_tokens, row_price=0.0)
+        return self._trial
+
+    def came(self, terms: DraftTerms, num_draft_tokens: int) -> None:
+        """A draft on these terms has so many tokens."""
+        if num_draft_tokens:
+            self._num_tokens = 0
+        elif terms is self._trial:  # there was nothing to draft: another asking tries it
+            self._num_tokens = terms.max_tokens * _TOKENS_PER_TRIAL
+
+    def add_tokens(self, num_tokens: int) -> None:
+        """Tokens decided, of all sequences of the drafter."""
+        self._num_tokens += num_tokens
 
 
 class AskingTime:

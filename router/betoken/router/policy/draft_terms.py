@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from betoken.common.economy.terms import terms_at
-from betoken.v1.draft_pb2 import DraftTerms
+from betoken.common.economy.terms import DraftTerms, terms_at
+from betoken.v1 import draft_pb2
 from betoken.v1.types_pb2 import Load
 
 
@@ -12,7 +12,9 @@ def draft_terms(load: Load, max_tokens: int, asking_s: float) -> DraftTerms | No
 
     `asking_s`: what asking for a draft takes, drafting excluded.
     """
-    terms = terms_at(load.tokens_per_s, load.running, load.row_price, max_tokens, asking_s)
-    if terms is None:
-        return None
-    return DraftTerms(max_tokens=terms.max_tokens, row_price=terms.row_price, min_gain=terms.min_gain)
+    return terms_at(load.tokens_per_s, load.running, load.row_price, max_tokens, asking_s)
+
+
+def terms_entry(terms: DraftTerms) -> draft_pb2.DraftTerms:
+    """Terms as they go to a draft worker."""
+    return draft_pb2.DraftTerms(max_tokens=terms.max_tokens, row_price=terms.row_price, min_gain=terms.min_gain)

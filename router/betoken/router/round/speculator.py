@@ -18,7 +18,7 @@ from betoken.common.errors import (
     InvalidArgumentError,
     ResourceExhaustedError,
 )
-from betoken.router.policy.draft_terms import draft_terms
+from betoken.router.policy.draft_terms import draft_terms, terms_entry
 from betoken.router.request import GenerationRequest
 from betoken.router.round.drafting import DraftingEvent, DraftingState, after
 from betoken.router.round.step_timer import StepTimer
@@ -125,6 +125,8 @@ class Speculator:
             self.close()
         else:
             self._session.commit(base_length, ids)
+            if self._worker is not None:
+                self._worker.trials.add_tokens(len(ids))
 
     def close(self) -> None:
         """Free the sequence on the draft worker; idempotent. The next `draft` opens it again."""
@@ -152,6 +154,8 @@ class Speculator:
         terms = None
         if load is not None and not self._request.num_draft_tokens:
             terms = draft_terms(load, limit, worker.asking.mean_s)
+        if terms is not None:
+            terms = worker.trials.terms(terms)
         asked_s = time.perf_counter()
         draft = await session.draft(
             len(self._request.prompt_ids) + len(committed_ids),
@@ -160,12 +164,14 @@ class Speculator:
             self._timeout_s if self._state.has_drafted else self._first_timeout_s,
             patience_s=patience_s,
             takes_trees=takes_trees,
-            terms=terms,
+            terms=terms_entry(terms) if terms is not None else None,
         )
         waited_s = time.perf_counter() - asked_s
         if self._state.has_drafted:  # not the first, which waits for the prompt's prefill
             worker.asking.record(waited_s - draft.forward_ns * 1e-9)
         self._timer.came(len(draft.ids), waited_s)
+        if terms is not None:
+            worker.trials.came(terms, len(draft.ids))
         worker.breaker.record_success()
         return draft
 

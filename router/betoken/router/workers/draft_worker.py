@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from asyncio_pool import AioPool
 
-from betoken.common.economy.terms import AskingTime
+from betoken.common.economy.terms import AskingTime, PriceTrials
 from betoken.common.errors import BetokenError, ResourceExhaustedError, UnavailableError
 from betoken.router.request import GenerationRequest
 from betoken.router.workers.bounded import run_bounded
@@ -63,6 +63,7 @@ class DraftWorker(Worker[DraftSession]):
         super().__init__(DraftLink(address, callbacks, options.link), options)
         self.breaker = breaker
         self.asking = AskingTime()
+        self.trials = PriceTrials()
         self._on_up = on_up
         self._is_up = asyncio.Event()
 
