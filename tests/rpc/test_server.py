@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import gc
 import json
 import os
 import signal
@@ -27,7 +28,7 @@ from betoken.common.errors import (
 from betoken.common.tls import ClientTls
 from betoken.rpc import server
 from betoken.rpc.link import LinkCallbacks, LinkOptions, LinkServicer, VerifyLink
-from betoken.rpc.server import Service, serve
+from betoken.rpc.server import Service, importing, serve
 from betoken.rpc.servicing import typed_errors
 from betoken.rpc.settings import ServiceSettings
 from betoken.v1 import generation_pb2_grpc, verify_pb2_grpc
@@ -561,6 +562,17 @@ def test_a_full_collection_passes_over_what_was_loaded():
     code = "import gc; from betoken.rpc.server import freeze_loaded; before = len(gc.get_objects()); freeze_loaded(); "
     code += "assert len(gc.get_objects()) < before / 10 and gc.get_freeze_count() > before / 2"
     subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, check=True)
+
+
+def test_imports_are_not_searched_for_garbage_even_where_they_fail():
+    before = gc.get_freeze_count()
+    kept = []
+    with pytest.raises(ImportError), importing():
+        assert not gc.isenabled()
+        kept.append([])
+        import no_such_module  # noqa: F401
+    assert gc.isenabled() and gc.get_freeze_count() > before
+    assert not any(found is kept for found in gc.get_objects())
 
 
 PROGRAM = """

@@ -5,14 +5,14 @@ from collections.abc import Coroutine
 from typing import Any
 
 from betoken.draft_worker.settings import DraftWorkerSettings
-from betoken.rpc.server import run_service
+from betoken.rpc.server import importing, run_service
 
 
 def _run(settings: DraftWorkerSettings) -> Coroutine[Any, Any, None]:
     # Here: torch and transformers take seconds, for which `--help`, a wrong option or a port in use need not wait. Nor
     # need an interrupt, which would only cancel a coroutine: this is called before the event loop runs.
-    from betoken.draft_worker.service import run
-
+    with importing():
+        from betoken.draft_worker.service import run
     return run(settings)
 
 
