@@ -101,16 +101,18 @@ def test_drafts_that_are_none_cost_only_themselves(fake_runner_class, draft_ids)
     assert bench.emitted(1, {})[:20] == runner.complete(PROMPT, 20)
 
 
-def test_settings_and_names_are_refused_of_what_begins_and_forgiven_of_what_goes_on(fake_runner_class):
+def test_settings_and_names_are_refused_of_what_begins_and_of_what_goes_on(fake_runner_class):
+    """The latter's router opens it without its drafter, or with another."""
     runner = fake_runner_class()
     bench = bench_with(runner, NgramDrafter())
-    bench.open(1, PROMPT, drafter="it", drafter_settings={"max_ngram": "x"})
-    bench.open(2, PROMPT, drafter="other")
-    assert {type(error) for error in bench.sink.failures.values()} == {InvalidArgumentError}
-    bench.open(3, PROMPT, drafter="other", output_ids=runner.complete(PROMPT, 2))
-    bench.grant(3, 5, 10, num_draft_tokens=4)
+    for n, output_ids in ((1, ()), (2, runner.complete(PROMPT, 2))):
+        bench.open(n, PROMPT, drafter="it", drafter_settings={"max_ngram": "x"}, output_ids=output_ids)
+        bench.open(n + 2, PROMPT, drafter="other", output_ids=output_ids)
+    assert [type(error) for error in bench.sink.failures.values()] == [InvalidArgumentError] * 4
+    bench.open(5, PROMPT, output_ids=runner.complete(PROMPT, 2))
+    bench.grant(5, 5, 10)
     bench.run()
-    assert bench.emitted(3, {}) == runner.complete(PROMPT, 12)[2:]
+    assert bench.emitted(5, {}) == runner.complete(PROMPT, 12)[2:]
 
 
 def test_rounds_need_a_drafter(fake_runner_class):

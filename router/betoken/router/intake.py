@@ -5,6 +5,7 @@ The edge where bad input is refused, naming field, value and limit; behind it no
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from array import array
@@ -79,14 +80,13 @@ async def prepare(
         FailedPreconditionError: another system than the one the client began with.
         UnavailableError: no verify worker is known yet, so limits are not known either.
     """
-    settings = router.settings
-    limit_s = settings.max_request_s if timeout_s is None else min(settings.max_request_s, timeout_s)
+    limit_s = min(router.settings.max_request_s, math.inf if timeout_s is None else timeout_s)
     deadline_s, received_ns = time.monotonic() + limit_s, time.perf_counter_ns()
     validate_generate(message)
     tenant = caller.tenant_of(message.tenant)
     model, identity, system_fingerprint, eos_token_ids = await router.model(timeout_s)
     _check_system(message, router, model, system_fingerprint)
-    check_range("n", message.n or 1, 1, settings.max_answers)
+    check_range("n", message.n or 1, 1, router.settings.max_answers)
     is_resumed = bool(message.resume_ids or message.system_fingerprint)  # the latter: broken before the first token
     if not is_resumed:
         check_num_draft_tokens(message.speculation, model, router)
@@ -112,6 +112,7 @@ async def prepare(
         constraint=message.constraint if message.HasField("constraint") else None,
         predicted_ids=predicted_ids,
         drafter=drafter,
+        is_resumed=is_resumed,
         is_drafter_fixed=bool(message.speculation.drafter.name or message.speculation.drafter.settings),
         num_draft_tokens=message.speculation.num_draft_tokens or default_num_draft_tokens(model, router),
         reports_rounds=message.speculation.report_rounds,

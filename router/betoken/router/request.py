@@ -68,6 +68,8 @@ class GenerationRequest:
     posterior_alpha: float | None = None
     drafter: DrafterChoice | None = None
     """None: decode plainly."""
+    is_resumed: bool = False
+    """It goes on from a broken stream, perhaps one that broke before its first token."""
     is_further: bool = False
     """Another answer of the same reply has begun before it."""
     is_drafter_fixed: bool = False
@@ -89,6 +91,12 @@ class GenerationRequest:
     def left_s(self) -> float | None:
         """Seconds until its deadline; None = the request has none."""
         return None if self.deadline_s is None else self.deadline_s - time.monotonic()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the client has heard of it before, so that what workers here lack costs drafts and no answer."""
+        has_some = bool(self.resume_ids) or self.num_prompt_told > 0
+        return has_some or self.is_resumed or self.is_further
 
     @property
     def num_prompt_logprobs(self) -> int:

@@ -76,10 +76,10 @@ class AttachedDrafters:
         return bool(self._entries) and any(_has_work(drafter) for drafter in self._drafters.values())
 
     def open(self, seq: VerifySequence) -> None:
-        """Give the sequence the drafter that it names. One that goes on from ids is taken without, where that fails.
+        """Give the sequence the drafter that it names.
 
         Raises:
-            InvalidArgumentError: it begins, and the drafter is not attached or refuses its settings.
+            InvalidArgumentError: the drafter is not attached or refuses its settings.
         """
         drafter = self._drafters.get(seq.drafter)
         draft = DraftSequence(
@@ -100,10 +100,8 @@ class AttachedDrafters:
             if drafter is None:
                 raise InvalidArgumentError("drafter.name", seq.drafter, f"must be one of {', '.join(self._drafters)}")
             drafter.open(draft)
-        except InvalidArgumentError as error:
-            if not seq.output_ids:
-                raise
-            logger.warning("a sequence goes on without its attached drafter: %s", error)
+        except InvalidArgumentError:
+            raise  # where the sequence goes on from another worker, its router opens it without
         except Exception:
             logger.exception("the attached drafter %s failed", seq.drafter)
         else:

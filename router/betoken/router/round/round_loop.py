@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from betoken.common.economy.terms import EmptyDraftPause, row_seconds
 from betoken.common.errors import InvalidArgumentError, ResourceExhaustedError
@@ -68,6 +68,10 @@ class RoundLoop:
     ) -> None:
         """`answer` holds the request's resume_ids already; `counts` are filled, up to where it ends."""
         self._request = request
+        self._opened_as = request
+        """The request as verify workers see it: without a drafter that the last one refused."""
+        self._is_taken = request.has_begun
+        """Whether a worker has taken it: a drafter that another one refuses then costs drafts."""
         self._answer = answer
         self._worker = worker
         self._speculator = speculator
@@ -94,6 +98,8 @@ class RoundLoop:
                     await self._advance()
                 except (SequenceLostError, ResourceExhaustedError) as error:  # the latter: other routers were first
                     await self._reopen(error)
+                except InvalidArgumentError as error:
+                    self._refused(error)
         except Exception as caught:
             failure = caught
         finally:
@@ -127,6 +133,7 @@ class RoundLoop:
 
     async def _take_prompt(self, part: PromptLogprobs) -> None:
         """Tell the client logprobs of its prompt."""
+        self._is_taken = True
         self._num_prompt_told += len(part.logprobs)
         self._buffer.put_prompt(PromptTold(part.first_position, part.logprobs))
         if self._buffer.is_full:
@@ -134,7 +141,7 @@ class RoundLoop:
 
     def _open(self) -> VerifySession:
         self._worker = self._failover.place(self._worker)  # others were opened since this request was admitted
-        self._session = session = self._worker.open(self._request, self._answer.output_ids, self._num_prompt_told)
+        self._session = session = self._worker.open(self._opened_as, self._answer.output_ids, self._num_prompt_told)
         self._note_worker()
         self._step.tells_of_drafts = False  # its prefill is in it
         return session
@@ -171,12 +178,7 @@ class RoundLoop:
     async def _attached_round(self, session: VerifySession) -> None:
         """A round that the verify worker does alone, with a drafter of its own."""
         self._attached.renew(session, self._length, self._answer.room)
-        try:
-            verdict = await session.next_granted(self._length)
-        except InvalidArgumentError as error:
-            if not error.field.startswith("drafter."):
-                raise
-            raise of_request(error, self._request) from error
+        verdict = await session.next_granted(self._length)
         draft = attached_draft(verdict)
         if draft is not None:
             round_ns = time.perf_counter_ns() - self._step.began_ns
@@ -196,7 +198,7 @@ class RoundLoop:
 
     async def _commit(self, decided: DecidedRound) -> None:
         """Append what the target decided, tell the drafter and the client."""
-        draft, verdict = decided.draft, decided.verdict
+        draft, verdict, self._is_taken = decided.draft, decided.verdict, True
         kept = self._answer.append(decided.ids)
         self._counts.add_forward(kept.num_tokens, verdict.queue_ns, verdict.forward_ns)
         if draft.num_tokens:
@@ -232,14 +234,34 @@ class RoundLoop:
             self._close_session()
             await self._buffer.room()
 
+    def _refused(self, error: InvalidArgumentError) -> None:
+        """A verify worker refuses the request. One that another worker took goes on where it is but for the drafter
+        attached there: it may lack an adapter, or not be what the router was told."""
+        if self._opened_as.drafter is None or not error.field.startswith("drafter."):
+            raise error
+        if not self._is_taken:
+            raise of_request(error, self._request) from error
+        _log.warning("request %s goes on without the attached drafter: %s", self._request.request_id, error)
+        self._attached.num_failed += 1
+        self._speculator.forgive()
+        self._opened_as = replace(self._request, drafter=None)
+        self._close_session()
+
     async def _reopen(self, why: SequenceLostError | ResourceExhaustedError) -> None:
         """Continue on another worker, or on the same one after it came back or has room, from the committed ids."""
         _log.warning("request %s is re-opened: %s", self._request.request_id, why)
         self._close_session()
         self._step = _Step(tells_of_drafts=False)
-        self._counts.num_failovers += isinstance(why, SequenceLostError)
+        is_lost = isinstance(why, SequenceLostError)
+        self._counts.num_failovers += is_lost
+        self._is_taken |= is_lost
         committed = Committed(self._answer.output_ids, self._num_prompt_told)
-        opened = await self._failover.reopen(self._request, committed, self._identity, self._worker, why)
+        self._opened_as = self._request
+        try:
+            opened = await self._failover.reopen(self._request, committed, self._identity, self._worker, why)
+        except InvalidArgumentError as error:
+            self._refused(error)
+            opened = await self._failover.reopen(self._opened_as, committed, self._identity, self._worker, why)
         self._worker, self._session = opened.worker, opened.session
         self._note_worker()
         if isinstance(opened.answer, PromptLogprobs):

@@ -68,8 +68,7 @@ class Speculator:
         self._full_until_s: dict[DraftWorker, float] = {}
         """Workers that had no room for it, and until when they are not asked (`time.monotonic`, s)."""
         has_settings = request.drafter is not None and bool(request.drafter.settings)
-        has_begun = bool(request.resume_ids) or request.is_further  # then they were tried, or nobody was there to
-        self._has_untried_settings = has_settings and not has_begun
+        self._has_untried_settings = has_settings and not request.has_begun
         """Only a draft worker knows whether they are good; whether drafts pay or not, one draft is asked for."""
         self.num_failed = 0
         """Drafts that were late, wrong or failed."""
@@ -94,8 +93,8 @@ class Speculator:
         Raises:
             InvalidArgumentError: the drafter refuses the request's own settings for it before a token is there.
         """
-        if committed_ids:  # the client has read of it: whoever refuses now, and how late, ends no answer
-            self._has_untried_settings = False
+        if committed_ids:  # the client has read of it
+            self.forgive()
         self._timer.asks(is_first=self._state in (DraftingState.CLOSED, DraftingState.PREFILLING))
         try:
             if self._session is None:
@@ -127,6 +126,10 @@ class Speculator:
             self._session.commit(base_length, ids)
             if self._worker is not None:
                 self._worker.trials.add_tokens(len(ids))
+
+    def forgive(self) -> None:
+        """The request was taken once: whoever refuses its settings now, and how late, ends no answer."""
+        self._has_untried_settings = False
 
     def close(self) -> None:
         """Free the sequence on the draft worker; idempotent. The next `draft` opens it again."""
