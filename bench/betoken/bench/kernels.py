@@ -1,4 +1,5 @@
-"""How fast each kernel is on a GPU: against the bytes it must move, torch, compiled torch, and flashinfer if installed.
+"""How fast each kernel is on a GPU: against the bytes it must move, torch, compiled torch, and what is installed of
+flashinfer's sampling and vLLM's Marlin products.
 
     python -m betoken.bench.kernels [--only attention sample]
 

@@ -71,7 +71,10 @@ def measure(case: Case, timer: Timer, copy_bytes_per_s: float) -> dict[str, Any]
         except Exception as error:  # another's package, another's compiler: its failure is an entry, not the end
             if side.call is case.run:
                 raise
-            sides[side.name] = {"failed": f"{type(error).__name__}: {error}"[:200]}
+            reason = f"{type(error).__name__}: {error}"
+            if isinstance(error, ModuleNotFoundError):
+                reason = f"not installed: {error.name}"
+            sides[side.name] = {"failed": reason[:200]}
             continue
         sides[side.name] = {"ms": round(time_ms, 5), "fraction_of_floor": round(floor_ms / time_ms, 3)}
     return {

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from betoken.bench.gpu.case import Arguments, Case, Side
+from betoken.bench.gpu.marlin import marlin_side
 from betoken.bench.gpu.step_models import rounded_weight
 from betoken.kernels.expert_linear import expert_linear
 from betoken.kernels.linear import linear
@@ -69,7 +70,7 @@ def _grouped_case(device: torch.device, weights: str, num_rows: int, num_outputs
     def run(x: Tensor, weight: Grouped, dense: Tensor) -> tuple[Tensor]:
         return (linear_grouped(x, weight),)
 
-    _, weight, _ = fresh()
+    weight = rounded_weight(weights, torch.empty(num_outputs, num_inputs, dtype=_DTYPE, device="meta"))
     return Case(
         op="linear_grouped",
         shape=f"{weights} R={num_rows} N={num_outputs} K={num_inputs}",
@@ -79,13 +80,13 @@ def _grouped_case(device: torch.device, weights: str, num_rows: int, num_outputs
         tolerance=torch.finfo(_DTYPE).eps,
         others=[
             Side("torch eager (cuBLAS, bfloat16 weights)", lambda x, weight, dense: functional.linear(x, dense)),
-            *_torch_sides(weights),
+            *_packed_sides(weights),
         ],
     )
 
 
-def _torch_sides(weights: str) -> list[Side]:
-    """torch's own operator for such weights; its packing runs at the first call, which is not timed."""
+def _packed_sides(weights: str) -> list[Side]:
+    """torch's own operator for such weights, and Marlin's; packing runs at the first call, which is not timed."""
     packed: dict[int, tuple[Tensor, ...]] = {}
 
     def eights(x: Tensor, weight: Grouped, dense: Tensor) -> object:
@@ -103,7 +104,7 @@ def _torch_sides(weights: str) -> list[Side]:
         return torch._scaled_mm(x.to(torch.float8_e4m3fn), weight.values.T, one, one, out_dtype=_DTYPE)
 
     return {
-        "w4a16": [Side("torch _weight_int4pack_mm", fours)],
+        "w4a16": [Side("torch _weight_int4pack_mm", fours), marlin_side()],
         "w8a16": [Side("torch _weight_int8pack_mm", eights)],
         "fp8": [Side("torch _scaled_mm (rows rounded to FP8 too, one scale)", floats)],
     }[weights]
