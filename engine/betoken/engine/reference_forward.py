@@ -12,7 +12,7 @@ import torch
 
 from betoken.engine.batch import Batch
 from betoken.engine.cpu.row_elementwise import WholeVectors, one_torch_thread, whole_rows
-from betoken.engine.cpu.row_linear import BlockLinear
+from betoken.engine.cpu.row_linear import BlockLinear, BlockProducts
 from betoken.engine.forward import StepOutput, call_model
 from betoken.engine.kv_pool import KvPool
 from betoken.engine.paged_context import PagedContext, state_rows_of
@@ -22,7 +22,7 @@ from betoken.engine.state_pool import StatePool
 from betoken.engine.tree import KeptPath
 from betoken.kernels.rows import PagedRows, TreePaths
 
-_ROW_MULTIPLE = 4  # stock matrix products are equal per row only for row counts of one multiple: 4 is what was tried
+_ROW_MULTIPLE = 4  # a GPU's stock matrix products are equal per row only for row counts of one multiple: 4 was tried
 
 
 class ReferenceForward:
@@ -50,6 +50,7 @@ class ReferenceForward:
         self._states = states
         self._scratch_page = scratch_page  # belongs to nobody: padding rows write there
         self._whole_vectors: AbstractContextManager[Any] = nullcontext() if is_cuda else WholeVectors()
+        self._block_products: AbstractContextManager[Any] = nullcontext() if is_cuda else BlockProducts()
 
     @property
     def state_bytes(self) -> int:
@@ -61,7 +62,7 @@ class ReferenceForward:
         num_padding = -batch.num_rows % _ROW_MULTIPLE
         kept = batch.logit_rows + [0] * (-len(batch.logit_rows) % _ROW_MULTIPLE)
         rows = self._padded_rows(batch, num_padding)
-        with one_torch_thread(), self._whole_vectors:
+        with one_torch_thread(), self._whole_vectors, self._block_products:
             results = call_model(
                 self._model,
                 PagedContext(self._pool, rows, self._states, state_rows_of(batch, rows, self._model.device)),
