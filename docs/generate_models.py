@@ -6,6 +6,7 @@ Families are those of the tests' tiny checkpoints. A reason is what loading such
 import runpy
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ page is made by `make docs` from the tests' tiny random checkpoints; a test comp
 - **own**: logits of a ragged batch equal those of the model's own eager forward, in float32 and bf16.
 - **rows**: a row has the same bits in any company and any chunks, eager and compiled.
 - **drafts**: random drafts, trees, stale blocks and preemption give plain decoding's tokens, and those of `generate()`.
-- **matrix**: every drafter through real services, as target and as draft model (`tests/e2e`).
+- **matrix**: every drafter through real services, as target and as draft model (`tests/e2e`): all cells, or a choice of
+  drafters, failures, temperatures and types.
 
 | family | layers | own | rows | drafts | matrix |
 |---|---|---|---|---|---|
@@ -46,7 +48,8 @@ LongRoPE has two sets of factors. transformers takes the one that the longest te
 would change a text. Here the operator's `max_context` decides for all texts: within the original length the short
 factors, beyond it the long ones. Without that setting such a model is refused. With the long factors a prompt beyond
 the original length has the tokens of `generate()`. A text that begins within it differs, since `generate()` begins it
-with the short ones. Dynamic NTK changes nothing within a model's own length, and longer texts are refused.
+with the short ones. PhiMoE has a size of the rotation for each beside them, chosen alike. Dynamic NTK changes nothing
+within a model's own length, and longer texts are refused.
 
 ## Recurrent layers
 
@@ -62,7 +65,16 @@ Triton kernels.
 | family | reason |
 |---|---|
 """
-_MATRIX = {"llama": "embedded pair", "lfm2": "yes", "qwen3_5": "yes", "granitemoehybrid": "yes"}
+REST = """
+## What else transformers counts among causal language models
+
+{parts}
+
+{others}
+
+The check at load decides about these: encoders are refused, since their attention is not causal, and so is whatever
+differs from the model's own forward.
+"""
 
 
 def render() -> str:
@@ -72,14 +84,46 @@ def render() -> str:
 
     tiny = runpy.run_path(str(ROOT / "tests/engine/tiny.py"))
     recurrent = runpy.run_path(str(ROOT / "tests/verify_worker/test_recurrent_targets.py"))
-    drafted = dict.fromkeys(["llama", *recurrent["FAMILIES"], *tiny["VARIANTS"]], "yes")
+    variants = runpy.run_path(str(ROOT / "tests/verify_worker/test_variant_targets.py"))
+    drafted = dict.fromkeys([*recurrent["FAMILIES"], *variants["FAMILIES"]], "yes")
+    through_services = _through_services()
     rows = []
-    for family, make in sorted((tiny["CONFIGS"] | tiny["HYBRIDS"] | tiny["VARIANTS"]).items()):
-        cells = [family, _layers(make()), "yes", "yes", drafted.get(family, "–"), _MATRIX.get(family, "–")]
-        rows.append(f"| {' | '.join(cells)} |")
+    served = tiny["CONFIGS"] | tiny["HYBRIDS"] | tiny["VARIANTS"] | tiny["POPULAR"]
+    for family, make in sorted(served.items()):
+        config = make()
+        matrix = "embedded pair" if family == "llama" else through_services.get(type(config), "–")
+        rows.append(f"| {' | '.join([family, _layers(config), 'yes', 'yes', drafted.get(family, '–'), matrix])} |")
     refused = [f"| {family} | {_reason(tiny, family)} |" for family in sorted(tiny["REFUSED"])]
     refused += [f"| {family} | not even its text is served: {why} |" for family, why in sorted(REFUSED.items())]
-    return HEAD + "\n".join(rows) + "\n" + TEXTS + _texts() + STATES + "\n".join(sorted(refused)) + "\n"
+    rest = _rest({make().model_type for make in (served | tiny["REFUSED"]).values()})
+    return HEAD + "\n".join(rows) + "\n" + TEXTS + _texts() + STATES + "\n".join(sorted(refused)) + "\n" + rest
+
+
+def _through_services() -> dict[type, str]:
+    """Class of a configuration -> cells of the exactness matrix."""
+    hybrids = runpy.run_path(str(ROOT / "tests/e2e/hybrids.py"))
+    num_chosen = sum(len(cells) for cells in hybrids["CELLS"].values())
+    whole = {type(make()): "all" for make in hybrids["CONFIGS"].values()}
+    return whole | {type(make()): f"{num_chosen} cells" for make in hybrids["WIDER"].values()}
+
+
+def _rest(named: set[str]) -> str:
+    """The types of transformers' causal language models that no table names."""
+    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
+
+    from betoken.engine.errors import ModelRefusedError
+    from betoken.engine.weights.language_model import FAMILIES, REFUSED, check_whole
+
+    parts, others = [], []
+    for name in sorted({kind.model_type for kind in MODEL_FOR_CAUSAL_LM_MAPPING} - named - FAMILIES - set(REFUSED)):
+        try:
+            check_whole(name, CONFIG_MAPPING[name])
+            others.append(name)
+        except ModelRefusedError:
+            parts.append(name)
+    lines = ["Parts of other models, refused by their type: " + ", ".join(parts), "Untested: " + ", ".join(others)]
+    parts_text, others_text = (textwrap.fill(f"{line}.", 120, break_on_hyphens=False) for line in lines)
+    return REST.format(parts=parts_text, others=others_text)
 
 
 def _texts() -> str:

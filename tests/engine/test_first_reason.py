@@ -18,7 +18,6 @@ from tests.engine.tiny import save_tiny
 
 _SIZES = {"hidden_size": 32, "num_hidden_layers": 2}
 _HEADS = {"n_layer": 2, "n_head": 4}
-_EXPERTS = {"num_key_value_heads": 2, "num_experts": 4, "moe_topk": 2, "head_dim": 16, "pad_token_id": 0}
 _LONGCAT = {
     **{"hidden_size": 32, "num_layers": 1, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8},
     **{"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8},
@@ -29,8 +28,7 @@ _READS_WEIGHTS = "its code reads the weight of linear layers itself"
 FAMILIES: dict[str, tuple[dict[str, Any], str]] = {
     "rwkv": ({**_SIZES, "attention_hidden_size": 32, "context_length": 64}, "its state is divided by a sum"),
     "xlnet": ({"d_model": 32, "d_inner": 64, **_HEADS}, _OWN_ATTENTION),
-    "codegen": ({"n_embd": 32, "n_ctx": 64, "n_positions": 64, "rotary_dim": 4, **_HEADS}, _OWN_ATTENTION),
-    "hunyuan_v1_moe": ({**_SIZES, "num_attention_heads": 4, "intermediate_size": 64, **_EXPERTS}, _READS_WEIGHTS),
+    "openai-gpt": ({"n_embd": 32, "n_positions": 64, **_HEADS}, _OWN_ATTENTION),
     "longcat_flash": (_LONGCAT, _READS_WEIGHTS),
 }
 

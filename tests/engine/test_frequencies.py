@@ -26,8 +26,8 @@ _DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.7}
 _IDS = [(7 * position + 3) % 101 for position in range(96)]
 
 
-def save(directory: Path, rope: dict[str, Any]) -> str:
-    saved = save_tiny(directory, "llama")
+def save(directory: Path, rope: dict[str, Any], family: str = "llama") -> str:
+    saved = save_tiny(directory, family)
     path = directory / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"rope_parameters": rope}))
     return saved
@@ -45,8 +45,11 @@ def is_own(runner: ModelRunner, directory: str, ids: list[int]) -> bool:
     return torch.allclose(ours, theirs, rtol=0, atol=theirs.abs().mean().item() * 1e-3)
 
 
-def test_longrope_takes_the_factors_of_the_length_that_is_asked_for(tmp_path: Path) -> None:
-    directory = save(tmp_path, _LONGROPE)
+@pytest.mark.parametrize("family", ["llama", "phimoe"])
+def test_longrope_takes_the_factors_of_the_length_that_is_asked_for(tmp_path: Path, family: str) -> None:
+    """PhiMoE has sizes of its own for short and long texts, beside the factors."""
+    sizes = {"short_mscale": 1.1, "long_mscale": 1.3} if family == "phimoe" else {}
+    directory = save(tmp_path, _LONGROPE | sizes, family)
     with pytest.raises(ModelRefusedError, match=r"set max_context, to 64 or less .* or to more"):
         load(directory)
     short, long = load(directory, max_context=64), load(directory, max_context=640)

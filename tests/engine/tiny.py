@@ -6,82 +6,21 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
-    CodeGenConfig,
-    DeepseekV32Config,
-    FalconConfig,
     Gemma2Config,
     GPT2Config,
     GPTNeoXConfig,
     GptOssConfig,
     GraniteSWAConfig,
-    HunYuanMoEV1Config,
-    InklingTextConfig,
     Lfm2Config,
     LlamaConfig,
     MixtralConfig,
-    PhimoeConfig,
-    Qwen2MoeConfig,
     Qwen3Config,
-    Qwen4ExpTextConfig,
-    RwkvConfig,
-    xLSTMConfig,
 )
 
 from tests.engine.tiny_hybrids import COMMON, HYBRIDS
-from tests.engine.tiny_variants import LATENT, VARIANTS
-
-_EXPERTS = {"num_key_value_heads": 2, "num_experts_per_tok": 2, "sliding_window": 32}
-
-REFUSED: dict[str, Any] = {
-    "rwkv": lambda: RwkvConfig(vocab_size=101, hidden_size=64, num_hidden_layers=2, context_length=640, eos_token_id=0),
-    "xlstm": lambda: xLSTMConfig(vocab_size=101, hidden_size=64, num_hidden_layers=2, num_heads=2, eos_token_id=0),
-    "inkling": lambda: InklingTextConfig(
-        **COMMON,
-        num_key_value_heads=2,
-        head_dim=16,
-        swa_num_attention_heads=4,
-        swa_num_key_value_heads=2,
-        swa_head_dim=16,
-        mlp_layer_types=["dense", "dense"],
-    ),
-    "qwen4_exp": lambda: Qwen4ExpTextConfig(
-        **COMMON,
-        num_key_value_heads=2,
-        head_dim=16,
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=48,
-        shared_expert_intermediate_size=48,
-        layer_types=["linear_attention", "indexed_attention"],
-        indexer_n_heads=2,
-        indexer_kv_heads=1,
-        indexer_head_dim=16,
-        indexer_budget=8,
-        indexer_compress_ratio=4,
-        pad_token_id=0,
-    ),
-    "codegen": lambda: CodeGenConfig(
-        vocab_size=101, n_embd=64, n_layer=2, n_head=4, n_positions=640, rotary_dim=8, bos_token_id=0, eos_token_id=0
-    ),
-    "deepseek_v32": lambda: DeepseekV32Config(**LATENT, index_n_heads=2, index_head_dim=16, index_topk=8),
-    "falcon, alibi": lambda: FalconConfig(
-        vocab_size=101, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, eos_token_id=0, alibi=True
-    ),
-    "hunyuan_moe": lambda: HunYuanMoEV1Config(
-        **COMMON, num_key_value_heads=2, num_experts=4, moe_topk=2, head_dim=16, pad_token_id=0
-    ),
-    "phimoe": lambda: PhimoeConfig(**COMMON, **_EXPERTS, num_local_experts=4),
-    "qwen2_moe": lambda: Qwen2MoeConfig(
-        **COMMON,
-        **_EXPERTS,
-        use_sliding_window=True,
-        num_experts=4,
-        moe_intermediate_size=96,
-        shared_expert_intermediate_size=96,
-        layer_types=["sliding_attention", "full_attention"],
-    ),
-}
-"""Families that are refused, or are with such settings."""
+from tests.engine.tiny_popular import POPULAR
+from tests.engine.tiny_refused import REFUSED
+from tests.engine.tiny_variants import VARIANTS
 
 CONFIGS: dict[str, Any] = {
     "llama": lambda: LlamaConfig(**COMMON, num_key_value_heads=2),
@@ -139,7 +78,7 @@ MIXTURES = ("mixtral", "gpt_oss")
 def save_tiny(directory: Path, family: str, seed: int = 0) -> str:
     """Write a random model whose logits are spread enough to compare; returns its directory."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config((CONFIGS | HYBRIDS | VARIANTS | REFUSED)[family]())
+    model = AutoModelForCausalLM.from_config((CONFIGS | HYBRIDS | VARIANTS | POPULAR | REFUSED)[family]())
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("sinks"):

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from transformers import (
+    BailingHybridConfig,
     BambaConfig,
     FalconH1Config,
     FalconMambaConfig,
@@ -135,6 +136,24 @@ HYBRIDS: dict[str, Any] = {
         layer_types=["linear_attention", "full_attention", "linear_attention"],
         pad_token_id=0,
     ),
+    "bailing_hybrid": lambda: BailingHybridConfig(
+        **COMMON | {"num_hidden_layers": 3},
+        num_key_value_heads=4,
+        head_dim=16,
+        kv_lora_rank=16,
+        q_lora_rank=16,
+        qk_rope_head_dim=16,
+        v_head_dim=16,
+        qk_nope_head_dim=8,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        moe_intermediate_size=48,
+        n_group=2,
+        topk_group=1,
+        first_k_dense_replace=1,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        pad_token_id=0,
+    ),
     "mamba2": lambda: Mamba2Config(
         vocab_size=101,
         hidden_size=64,
@@ -223,7 +242,7 @@ HYBRIDS: dict[str, Any] = {
 }
 """Families with recurrent states."""
 
-WIDER = ("bamba", "falcon_mamba", "lfm2_moe", "lfm3", "mamba", "qwen3_5_moe", "zamba", "zamba2")
+WIDER = ("bailing_hybrid", "bamba", "falcon_mamba", "lfm2_moe", "lfm3", "mamba", "qwen3_5_moe", "zamba", "zamba2")
 """Families whose mixers are another's; their tests are run on demand."""
 
 

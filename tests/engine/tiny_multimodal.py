@@ -4,11 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     MODEL_FOR_MULTIMODAL_LM_MAPPING,
     Gemma3Config,
+    Gemma3nConfig,
+    Gemma3nForCausalLM,
     Gemma4Config,
+    Gemma4UnifiedConfig,
     Glm4vConfig,
     Idefics3Config,
     InternVLConfig,
@@ -18,6 +22,7 @@ from transformers import (
     LlavaNextConfig,
     LlavaOnevisionConfig,
     Mistral3Config,
+    PreTrainedConfig,
     Qwen2_5_VLConfig,
     Qwen2AudioConfig,
     Qwen2VLConfig,
@@ -131,6 +136,28 @@ CONFIGS: dict[str, Any] = {
         ),
         image_token_id=IMAGE_ID,
     ),
+    "gemma3n": lambda: Gemma3nConfig(
+        text_config=_text(
+            "gemma3n_text",
+            **_HEAD,
+            sliding_window=9,
+            layer_types=["sliding_attention", "full_attention"] * 2,
+            num_hidden_layers=4,
+            num_kv_shared_layers=2,
+            laurel_rank=8,
+            altup_num_inputs=2,
+            hidden_size_per_layer_input=16,
+            vocab_size_per_layer_input=101,
+            activation_sparsity_pattern=[0.5, 0.5, 0.0, 0.0],
+        ),
+        image_token_id=IMAGE_ID,
+    ),
+    "gemma4_unified": lambda: Gemma4UnifiedConfig(
+        vision_config={"patch_size": 4, "mm_embed_dim": 32, "mm_posemb_size": 16, "output_proj_dims": 32},
+        audio_config=None,
+        text_config=_text("gemma4_unified_text", **_WINDOWS, **_HEAD, global_head_dim=32),
+        image_token_id=IMAGE_ID,
+    ),
     "llama4": lambda: Llama4Config(
         vision_config={**_TOWER, "projector_input_dim": 32, "projector_output_dim": 32, "vision_output_dim": 32},
         text_config=_text(
@@ -203,8 +230,24 @@ CONFIGS: dict[str, Any] = {
 }
 
 
+class _TextOfGemma3n:
+    """transformers' class of the text; that of the whole asks for a tower of another library."""
+
+    @staticmethod
+    def _from_config(config: Gemma3nConfig) -> Gemma3nForCausalLM:
+        return Gemma3nForCausalLM._from_config(config.text_config)
+
+    @staticmethod
+    def from_pretrained(directory: str, **keywords: Any) -> Gemma3nForCausalLM:
+        config = Gemma3nConfig.from_pretrained(directory).text_config
+        names = {"^model.language_model": "model"}
+        return Gemma3nForCausalLM.from_pretrained(directory, config=config, key_mapping=names, **keywords)
+
+
 def class_of(family: str) -> Any:
     """transformers' class of the whole model."""
+    if family == "gemma3n":
+        return _TextOfGemma3n
     kind = type(CONFIGS[family]())
     tables = (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING)
     return next(table[kind] for table in tables if kind in table)
@@ -219,4 +262,14 @@ def save_multimodal(directory: Path, family: str) -> str:
             if parameter.dim() > 1:
                 parameter.normal_(std=0.15)
     model.save_pretrained(directory)
+    if family == "gemma3n":
+        _name_as_a_part(directory, CONFIGS[family]())
     return str(directory)
+
+
+def _name_as_a_part(directory: Path, config: PreTrainedConfig) -> None:
+    """Give a text model's files the names of a whole one's."""
+    weights = load_file(directory / "model.safetensors")
+    named = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in weights.items()}
+    save_file(named, directory / "model.safetensors", metadata={"format": "pt"})
+    config.save_pretrained(directory)

@@ -4,6 +4,7 @@ from typing import Any
 
 from transformers import (
     BloomConfig,
+    CodeGenConfig,
     DeepseekV2Config,
     DeepseekV3Config,
     FalconConfig,
@@ -54,6 +55,9 @@ LATENT = {
 
 VARIANTS: dict[str, Any] = {
     "bloom": lambda: BloomConfig(vocab_size=101, hidden_size=96, n_layer=2, n_head=6, seq_length=640, **_ENDS),
+    "codegen": lambda: CodeGenConfig(
+        vocab_size=101, n_embd=64, n_layer=2, n_head=4, n_positions=640, rotary_dim=8, **_ENDS
+    ),
     "deepseek_v2": lambda: DeepseekV2Config(**LATENT),
     "deepseek_v3": lambda: DeepseekV3Config(**LATENT),
     "falcon": lambda: FalconConfig(**_FALCON),

@@ -9,7 +9,7 @@ from tests.verify_worker.as_generate import assert_speculation_gives_the_tokens_
 
 FAMILIES = (
     *("lfm2", "lfm2_moe", "lfm3"),
-    *("qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid", "kimi_linear"),
+    *("qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid", "kimi_linear", "bailing_hybrid"),
     *("bamba", "granitemoehybrid", "falcon_h1", "nemotron_h", "mamba2", "zamba2"),
     *("jamba", "mamba", "falcon_mamba", "zamba", "minimax", "recurrent_gemma"),
 )

@@ -21,6 +21,9 @@ ATTENTION_NAME = "betoken"
 CONTEXT_KEYWORD = "betoken_context"
 """Keyword of the model call that carries the context."""
 
+MASKED_WINDOW = "betoken_window"
+"""Field of an attention layer: its window, where the model's code leaves that to a mask."""
+
 # Keywords that reach an attention function but say nothing about what it computes in a forward of ours.
 _INERT_KEYWORDS = frozenset(
     {
@@ -138,7 +141,8 @@ def _attention_forward(
         raise ModelRefusedError(f"{type(module).__name__} has no layer index")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     rows = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]  # [R, heads, D]
-    scoring = Scoring(float(scale), sliding_window or 0, float(softcap or 0.0), s_aux)
+    window = sliding_window or getattr(module, MASKED_WINDOW, None) or 0
+    scoring = Scoring(float(scale), window, float(softcap or 0.0), s_aux)
     out = context.attend(layer, rows[0], rows[1], rows[2], scoring)
     return out.unsqueeze(0), None
 

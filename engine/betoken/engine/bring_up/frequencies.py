@@ -36,7 +36,10 @@ def settle_frequencies(config: Any, max_context: int, is_asked: bool) -> None:
                     f" transformers chooses by the longest text of a batch: set max_context, to {original} or less for"
                     " those of short texts, or to more, and all texts take those of long ones"
                 )
-            rope["short_factor"] = rope["long_factor"]
+            if "long_mscale" in rope:  # PhiMoE's, whose code takes the short factors always and another size beyond
+                rope["short_mscale"] = rope["long_mscale"]
+            else:
+                rope["short_factor"] = rope["long_factor"]
 
 
 def freeze_frequencies(model: Any) -> None:

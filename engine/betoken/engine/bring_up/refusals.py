@@ -26,6 +26,7 @@ _MIXING: dict[str, frozenset[str]] = {
     "qwen3_5_moe_text": frozenset({"linear_attention"}),
     "olmo_hybrid": frozenset({"linear_attention"}),
     "kimi_linear": frozenset({"linear_attention"}),
+    "bailing_hybrid": frozenset({"linear_attention"}),
     "mamba2": frozenset({"mamba", "mamba2", "linear_attention"}),
     "bamba": frozenset({"mamba", "linear_attention"}),
     "granitemoehybrid": frozenset({"mamba", "linear_attention"}),

@@ -9,6 +9,41 @@ from betoken.engine.mixers.handed import Handed
 from betoken.kernels.linear_recurrence.rule import Recurrence
 
 _RULE = Recurrence(1.0, is_delta=False, normalizes=False)
+_REPLACED = "MiniMaxLightningAttention"
+_DECAYS = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
+"""Buffers that a model's sizes settle. transformers stores them as weights, rounded to the checkpoint's type."""
+_STORED_TYPES = (torch.bfloat16, torch.float16)
+
+
+def decay_names(model: nn.Module) -> set[str]:
+    """Names of the buffers that a checkpoint may lack, since transformers computes them."""
+    layers = [path for path, module in model.named_modules() if type(module).__name__ == _REPLACED]
+    return {f"{path}.{name}" for path in layers for name in _DECAYS}
+
+
+def restore_decays(model: nn.Module) -> None:
+    """Compute the decays afresh where the checkpoint's are these, rounded.
+
+    Each would be off by a rounding of its own, so that a block's sums would not be those of its rows.
+    """
+    for module in model.modules():
+        if type(module).__name__ == _REPLACED:
+            for name, exact in _exact_decays(module).items():
+                stored = getattr(module, name)
+                if any(torch.equal(stored, exact.to(dtype).to(stored.dtype)) for dtype in _STORED_TYPES):
+                    setattr(module, name, exact.to(stored.dtype))
+
+
+def _exact_decays(mixer: Any) -> dict[str, Tensor]:
+    slopes = mixer.get_slope_rate(device=mixer.slope_rate.device)
+    return dict(zip(_DECAYS, (slopes, *mixer.decay_factors(slopes)), strict=True))
+
+
+def _slopes(mixer: Any) -> Tensor:
+    """[H] float32: those of which the checkpoint's are the rounded form, or the checkpoint's own."""
+    stored: Tensor = mixer.slope_rate.detach()
+    exact = _exact_decays(mixer)["slope_rate"]
+    return (exact if torch.equal(stored, exact.to(stored.dtype)) else stored).float().flatten()
 
 
 class LightningAttention(nn.Module):
@@ -24,7 +59,7 @@ class LightningAttention(nn.Module):
         self._num_heads: int = mixer.num_attention_heads
         self.act_fn, self.norm = mixer.act_fn, mixer.norm
         self.qkv_proj, self.out_proj, self.output_gate = mixer.qkv_proj, mixer.out_proj, mixer.output_gate
-        slopes = mixer.slope_rate.detach().float().flatten()
+        slopes = _slopes(mixer)
         self.register_buffer("gates", torch.stack([-slopes, torch.ones_like(slopes)], dim=-1), persistent=False)
 
     def forward(self, hidden_states: Tensor, **keywords: Any) -> tuple[Tensor, None]:

@@ -1,7 +1,8 @@
 """Families whose attention is code of their own: their layers, with our attention in its place.
 
-GPT-J, GPT-Neo, Falcon, BLOOM and MPT come from before transformers' attention interface; Llama 4 cuts positions into
-spans by its mask alone. The layers find the batch through the current context. Nothing of transformers is changed.
+GPT-J, CodeGen, GPT-Neo, Falcon, BLOOM and MPT come from before transformers' attention interface; Llama 4 cuts
+positions into spans by its mask alone. The layers find the batch through the current context. Nothing of transformers
+is changed.
 """
 
 import inspect
@@ -16,8 +17,9 @@ from torch import Tensor, nn
 from betoken.engine.attention import ATTENTION_NAME, Scoring, current_context
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.mixers.llama4_mixture import Llama4Mixture
+from betoken.engine.mixers.repairs import REPAIRS
 
-LOADED_EAGERLY = frozenset({"gptj", "gpt_neo", "falcon", "bloom", "mpt"})
+LOADED_EAGERLY = frozenset({"gptj", "codegen", "gpt_neo", "falcon", "bloom", "mpt"})
 """Model types whose layers take the names of transformers' own attention alone."""
 FAMILIES = LOADED_EAGERLY | {"llama4_text"}
 """Model types whose attention is replaced here; it states windows and spans itself."""
@@ -59,10 +61,10 @@ def _attend(layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scor
 
 
 def _gptj(module: Any) -> None:
-    """Replace the product of GPT-J's attention."""
+    """Replace the product of GPT-J's attention, and of CodeGen's, whose rotation may leave float32."""
 
     def attend(query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, None]:
-        rows = [tensor.transpose(1, 2) for tensor in (query, key, value)]
+        rows = [tensor.transpose(1, 2).to(value.dtype) for tensor in (query, key, value)]
         scoring = Scoring(1 / module.scale_attn, 0, 0.0, None)
         out = _attend(module.layer_idx, rows[0], rows[1], rows[2], scoring)
         return out.unflatten(-1, value.shape[1::2]).transpose(1, 2), None  # type: ignore[no-untyped-call]
@@ -225,6 +227,7 @@ def _llama4_layer(module: Any) -> None:
 
 _BINDINGS: dict[str, Callable[[Any], None]] = {
     "GPTJAttention": _gptj,
+    "CodeGenAttention": _gptj,
     "GPTNeoSelfAttention": _gpt_neo,
     "FalconAttention": _falcon_attention,
     "FalconMLP": _falcon_linears,
@@ -235,5 +238,6 @@ _BINDINGS: dict[str, Callable[[Any], None]] = {
     "Llama4TextAttention": _llama4,
     "Llama4TextRotaryEmbedding": _llama4_angles,
     "Llama4TextDecoderLayer": _llama4_layer,
+    **REPAIRS,
 }
 """Class of transformers -> what makes it ours."""

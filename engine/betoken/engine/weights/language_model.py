@@ -18,7 +18,9 @@ from betoken.engine.errors import ModelRefusedError
 FAMILIES = frozenset(
     {
         "gemma3",
+        "gemma3n",
         "gemma4",
+        "gemma4_unified",
         "glm4v",
         "idefics3",
         "internvl",
@@ -44,11 +46,18 @@ FAMILIES = frozenset(
 REFUSED: Mapping[str, str] = {
     "paligemma": "its mask lets the tokens of a prompt see each other, later ones included",
     "mllama": "its layers attend to images beside the text",
-    "gemma3n": "its layers share keys and values with each other",
+    **dict.fromkeys(("dots3_note", "qwen4_exp"), "its attention reads the positions that an index of its own picks"),
+    **dict.fromkeys(
+        ("gemma4_assistant", "gemma4_unified_assistant"), "it drafts from the keys and values of the model it assists"
+    ),
     **dict.fromkeys(("aya_vision", "cohere2_vision"), "its own class leaves out the factor on its logits"),
 }
 """Types of multimodal models whose text is refused, and why."""
 
+_PARTS = frozenset(
+    {"text_config", "vision_config", "audio_config", "vq_config", "audio_encoder", "audio_encoder_config"}
+)
+"""Names of the parts of a multimodal model's configuration."""
 _SHARED_FIELDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _CONVERTED_AS = {"qwen3_vl_moe_text": "qwen3_vl_moe"}
 """Type of a language model -> type under which transformers keeps how its stored weights are turned."""
@@ -68,6 +77,18 @@ def is_multimodal(model_type: str) -> bool:
     if model_type in REFUSED:
         raise ModelRefusedError(f"model type {model_type!r}: not even its text is served: {REFUSED[model_type]}")
     return model_type in FAMILIES and model_type in CONFIG_MAPPING
+
+
+def check_whole(model_type: str, config_class: Any) -> None:
+    """Refuse a part of another model, which transformers counts among causal language models.
+
+    Raises:
+        ModelRefusedError: with the reason.
+    """
+    if getattr(config_class, "is_encoder_decoder", False) is True:
+        raise ModelRefusedError(f"model type {model_type!r} is the decoder of a model with an encoder")
+    if _PARTS & set(getattr(config_class, "sub_configs", ())):
+        raise ModelRefusedError(f"model type {model_type!r} is multimodal, and where its text lies is not known here")
 
 
 def language_config(config: PreTrainedConfig) -> PreTrainedConfig:

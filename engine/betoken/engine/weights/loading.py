@@ -21,9 +21,10 @@ from betoken.engine.config import EngineConfig
 from betoken.engine.cpu.experts import use_grouped_experts
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.generation_config import generation_defaults
+from betoken.engine.mixers.lightning import decay_names, restore_decays
 from betoken.engine.mixers.own_attention import LOADED_EAGERLY
 from betoken.engine.weights.checkpoint import Progress
-from betoken.engine.weights.language_model import is_multimodal, media_token_ids, model_class_of
+from betoken.engine.weights.language_model import check_whole, is_multimodal, media_token_ids, model_class_of
 from betoken.engine.weights.layers import ExpertWeights, GroupedLinear, num_grouped, output_width
 from betoken.engine.weights.plausible import check_sizes
 from betoken.engine.weights.quantized import select_loading
@@ -137,6 +138,7 @@ def check_type(config: dict[str, Any]) -> None:
     if is_multimodal(model_type):
         return
     if is_known and CONFIG_MAPPING[model_type] in MODEL_FOR_CAUSAL_LM_MAPPING:
+        check_whole(model_type, CONFIG_MAPPING[model_type])
         return
     if config.get("auto_map"):
         raise ModelRefusedError(
@@ -177,7 +179,8 @@ def _load_weights(source: Source, model_config: Any, config: EngineConfig, progr
         if isinstance(error, KeyError) and error.args == (ATTENTION_NAME,):  # looked up in a table of its own
             reason = "its code does not use the attention interface of transformers"
         raise ModelRefusedError(f"{config.model} cannot be loaded: {reason}") from error
-    _check_weights(config.model, model, report)
+    computed = decay_names(model) if config.num_layers is None else set()  # they follow from the number of layers
+    _check_weights(config.model, model, report, computed)
     if (stored := str(model.dtype).removeprefix("torch.")) not in _DTYPES:
         raise ModelRefusedError(f"dtype: {config.model} is stored in {stored}: set one of {', '.join(_DTYPES)}")
     if model.get_output_embeddings() is None:
@@ -189,6 +192,7 @@ def _load_weights(source: Source, model_config: Any, config: EngineConfig, progr
         else:
             model.set_experts_implementation("batched_mm")
     freeze_frequencies(model)
+    restore_decays(model)
     return model.to(config.device).eval().requires_grad_(False)
 
 
@@ -198,13 +202,16 @@ def _tell(config: EngineConfig, progress: Progress, fraction: float) -> None:
     progress(stage, _READ_FROM + (_READ_UNTIL - _READ_FROM) * fraction)
 
 
-def _check_weights(name: str, model: Any, report: dict[str, Any]) -> None:
+def _check_weights(name: str, model: Any, report: dict[str, Any], computed: set[str]) -> None:
     """Refuse what transformers only warns of: weights it made up, and weights of linear layers it left aside.
 
     The latter are biases that config.json denies, or the scales of a quantization unknown to transformers, which then
     takes the quantized numbers for the weights themselves.
+
+    Args:
+        computed: names of buffers that transformers computes.
     """
-    if missing := sorted(report["missing_keys"]):
+    if missing := sorted(set(report["missing_keys"]) - computed):
         raise ModelRefusedError(f"{name} lacks {len(missing)} of the model's weights, as {missing[0]}")
     linears = {path for path, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D, GroupedLinear))}
     if unused := sorted(key for key in report["unexpected_keys"] if key.rpartition(".")[0] in linears):
