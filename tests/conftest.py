@@ -3,6 +3,7 @@
 import gc
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,6 +35,23 @@ import torch  # noqa: E402
 grpc.insecure_channel("127.0.0.1:1").close()
 if VERBOSITY is None:
     del os.environ["GRPC_VERBOSITY"]
+
+
+LONG = ("e2e", "deploy", "kernels", "engine", "training", "client", "gateway")
+"""Folders with files that take long. They come first where several processes share the files, or at the end one would
+wait for another's; pytest-xdist goes by the number of tests."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        places = {folder: place for place, folder in enumerate(LONG)}
+        root = Path(__file__).parent
+        items.sort(key=lambda item: places.get(item.path.relative_to(root).parts[0], len(LONG)))
 
 
 def pytest_collection_finish() -> None:

@@ -27,11 +27,11 @@ CELLS = {
     "mamba-2": [
         "float32-t0-early_exit_tree-k4-c8",
         "float32-t0.8-model_tree-k8-c8",
-        "bfloat16-t0-model-k4-c8-draft-killed",
-        "bfloat16-t0.8-ngram-k4-c8",
+        "float32-t0-model-k4-c8-draft-killed",
+        "float32-t0.8-ngram-k4-c8",
     ],
 }
-"""Cells of each by default, on two sets of services; all of the matrix where time is plenty."""
+"""Cells of each by default, on two sets of services at most; all of the matrix where time is plenty."""
 COMMON: dict[str, Any] = {
     "vocab_size": 384,
     "hidden_size": 32,

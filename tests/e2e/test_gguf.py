@@ -21,7 +21,8 @@ CELLS = [
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("type_name", ["Q4_1", "Q6_K"])
+# Every drafter is tried on Q4_1 in `test_stored`.
+@pytest.mark.parametrize("type_name", [pytest.param("Q4_1", marks=pytest.mark.slow), "Q6_K"])
 def test_its_tokens_are_those_of_the_dequantised_model(
     type_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,16 +17,17 @@ CELLS = [
     "float32-t0.8-early_exit_tree-k4-c8",
     "float32-t0-staged-k4-c8",
     "float32-t0-lookahead-k8-c8",
-    "bfloat16-t0.8-lookahead-k8-c1",
+    "float32-t0.8-lookahead-k8-c1",
     "float32-t0.8-fused-k4-c8",
     "float32-t0-ngram-kauto-c8",
     "float32-t0.8-fused-kauto-c8",
     "bfloat16-t0-ngram-k4-c8-preemption",
     "bfloat16-t0.8-model_tree-k4-c8-preemption",
     "float32-t0-ngram@attached-k8-c8",
-    "bfloat16-t0.8-ngram_chain@attached-k4-c1",
+    "float32-t0.8-ngram_chain@attached-k4-c1",
     "bfloat16-t0-ngram@attached-k4-c8-preemption",
 ]
+"""On four sets of services: a dtype, few pages or many, a drafter attached or beside."""
 
 
 @pytest.mark.timeout(900)

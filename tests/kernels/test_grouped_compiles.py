@@ -43,6 +43,8 @@ INEXACT = ("nf4", "fp4")
 """Kinds whose numbers bfloat16 does not hold."""
 TRIED_ALWAYS = ("w4a16 with zeros", "w8a16", "fp8", "mxfp4")
 """Formats that are compiled for every generation in the default run; the others in the slow one."""
+IN_EVERY_TYPE = (*TRIED_ALWAYS, "w4a16", "nf4")
+"""Formats that are compiled for rows of every type in the default run; the others for bfloat16."""
 LATER = ("q5_1", "q5_k", "q8_0", "fp4")
 """Formats of pieces that others have, too: compiled in the slow run only."""
 EXPERTS: dict[str, Any] = {"NUM_EXPERTS": 8, "BLOCK_EXPERTS": 16}
@@ -78,9 +80,16 @@ def compiled(kernel: Any, name: str, float_type: str, block_rows: int, num_stage
     return triton.compile(source, target=target, options={"num_warps": 4, "num_stages": num_stages})
 
 
-@pytest.mark.parametrize("float_type", ["bf16", "fp16", "fp32"])
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LATER else name for name in FORMATS]
+    ("name", "float_type"),
+    [
+        pytest.param(
+            *(name, float_type),
+            marks=pytest.mark.slow if name in LATER or (float_type != "bf16" and name not in IN_EVERY_TYPE) else (),
+        )
+        for name in FORMATS
+        for float_type in ("bf16", "fp16", "fp32")
+    ],
 )
 def test_a_format_compiles(name: str, float_type: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))

@@ -33,12 +33,15 @@ def test_a_start_that_is_ended_leaves_nothing(number: signal.Signals, status: in
     command += ["--cache-dir", str(tmp_path / "cache"), "--port", "0", "--ready-file", str(ready)]
     tools = {"CC": str(compiler), "CXX": str(compiler), "STARTED": str(started), "TMPDIR": str(temporary)}
     with subprocess.Popen(command, env=os.environ | tools, stderr=subprocess.PIPE, text=True) as worker:
-        while not started.exists():
-            assert worker.poll() is None, worker.stderr.read()
-            time.sleep(0.05)
-        assert list(temporary.iterdir()) and list(ready.parent.iterdir()), "there is something to leave"
-        worker.send_signal(number)
-        assert worker.wait(20) == status
+        try:
+            while not started.exists():
+                assert worker.poll() is None, worker.stderr.read()
+                time.sleep(0.05)
+            assert list(temporary.iterdir()) and list(ready.parent.iterdir()), "there is something to leave"
+            worker.send_signal(number)
+            assert worker.wait(20) == status
+        finally:
+            worker.kill()  # or leaving the block would wait for one that does not end
     assert list(temporary.iterdir()) == []
     assert list(ready.parent.iterdir()) == []
     assert not is_alive(int(started.read_text()))

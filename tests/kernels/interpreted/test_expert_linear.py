@@ -61,22 +61,22 @@ def test_a_row_goes_to_the_expert_it_names(device):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_product_is_right_to_rounding(shape, dtype, is_transposed, device, takes_triton):
-    for expert_ids in ROUTES.values():
+    for name, expert_ids in ROUTES.items():
         x, weight, bias, ids = make(expert_ids, shape, dtype, device, is_transposed)
-        with takes_triton():
-            plain, biased = expert_linear(x, weight, None, ids), expert_linear(x, weight, bias, ids)
-        check(plain, x, weight, None, ids)
-        check(biased, x, weight, bias, ids)
+        for given in (bias, None) if name == "in turn" else (bias,):
+            with takes_triton():
+                found = expert_linear(x, weight, given, ids)
+            check(found, x, weight, given, ids)
         with dispatch.override("reference"):
             check(expert_linear(x, weight, bias, ids), x, weight, bias, ids)
 
 
 @pytest.mark.parametrize("is_transposed", [False, True], ids=["", "transposed"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(5, 200, 130), (5, 96, 1024)], ids=str)
+@pytest.mark.parametrize("shape", [(5, 200, 130), (5, 60, 1024)], ids=str)
 def test_a_row_has_the_same_bits_in_any_company(shape, dtype, is_transposed, device, takes_triton):
     # Interpreted, tiles of different heights are products of another library's, so the company stays within one height.
-    companies = (1, 5, 77) if device.type == "cpu" else (1, 2, 5, 80, 81, 160, 161, 320, 321, 700)
+    companies = (1, 5, 37) if device.type == "cpu" else (1, 2, 5, 80, 81, 160, 161, 320, 321, 700)
     routes = torch.randint(5, (max(companies),), generator=torch.Generator().manual_seed(1)).tolist()
     x, weight, bias, ids = make(routes, shape, dtype, device, is_transposed)
     with takes_triton():
