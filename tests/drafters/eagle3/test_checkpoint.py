@@ -154,6 +154,16 @@ def test_a_pickle_of_other_things_is_not_run(tmp_path):
     assert not owned.exists()
 
 
+@pytest.mark.parametrize("content", [b"", b"x" * 40, b"PK\x05\x06" + bytes(18), b"\x80\x02]q\x00.", b"\x80\x02."])
+def test_a_pickle_that_is_none_is_refused(tmp_path, content):
+    directory = tmp_path / "broken"
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(config_of(tiny_shape(), "safeailab")))
+    (directory / "pytorch_model.bin").write_bytes(content)
+    with pytest.raises(ModelRefusedError, match="pytorch_model.bin: ."):
+        load_layer(directory, TARGET)
+
+
 @pytest.mark.parametrize("content", ["[]", "{", ""])
 def test_a_config_that_is_none_is_refused(tmp_path, content):
     directory = saved(tmp_path)

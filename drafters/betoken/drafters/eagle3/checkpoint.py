@@ -7,7 +7,6 @@ too much. Knows files and names, not how a layer is run.
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -83,8 +82,11 @@ def read_layer(directory: Path) -> tuple[EagleShape, dict[str, Tensor]]:
     config = _read_json(directory / "config.json")
     stored: dict[str, Tensor] = {}
     for path in weight_files(directory):
+        if path.suffix == ".bin":
+            stored |= _read_pickled(path)
+            continue
         with _reading(path):
-            stored |= _read_pickled(path) if path.suffix == ".bin" else load_file(path)
+            stored |= load_file(path)
     tensors = {_plain_name(name): tensor for name, tensor in stored.items() if not name.endswith(_LEFT_ALONE)}
     version = _version(tensors)
     if version == 3:
@@ -220,17 +222,17 @@ def _reading(path: Path) -> Iterator[None]:
     check_is_file(path)
     try:
         yield
-    except (OSError, SafetensorError) as error:
-        raise ModelRefusedError(f"{path.name}: {error}") from error
+    except ModelRefusedError:
+        raise
+    except Exception as error:  # whatever its contents are taken for
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ModelRefusedError(f"{path.name}: {reason}") from error
 
 
 def _read_pickled(path: Path) -> dict[str, Tensor]:
     """Tensors of a pickle, by the loader that makes nothing but tensors."""
-    check_is_file(path)
-    try:
+    with _reading(path):
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise ModelRefusedError(f"{path.name}: {str(error).splitlines()[0]}") from error
     if not isinstance(content, dict) or not all(isinstance(tensor, Tensor) for tensor in content.values()):
         raise ModelRefusedError(f"{path.name}: must hold tensors by name")
     return {str(name): tensor for name, tensor in content.items()}

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from betoken.common.economy.acceptance import Calibration
+from betoken.common.tree import unless_chain
 from betoken.drafters.drafter import Drafted, DraftSequence
 from betoken.drafters.eagle3.choice import Children, Chooser
 from betoken.drafters.eagle3.context import LayerContext
@@ -238,11 +239,10 @@ class EagleDrafter:
         owner.last = (draft_ids, parents, shares)
         if seq.terms is not None and not seq.terms.is_worth([self._calibration.score(share) for share in shares]):
             return Drafted(seq, [], num_forwards=draft.num_passes)
-        is_chain = all(parent == index - 1 for index, parent in enumerate(parents))
         return Drafted(
             seq,
             draft_ids,
-            None if is_chain else parents,
+            unless_chain(parents),
             [SOURCE],
             draft_probs=draft.probs[: len(draft_ids)],
             num_forwards=draft.num_passes,

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from betoken.common.economy.terms import DraftTerms
+from betoken.common.tree import unless_chain
 from betoken.drafters.drafter import Drafted, DraftSequence
 from betoken.drafters.features import FeatureSpan
 from betoken.drafters.heads.adapters import Adapter, AdapterStore
@@ -181,8 +182,7 @@ class MedusaDrafter:
             return Drafted(sequence, [], num_forwards=1)
         if not sequence.steers_tokens:
             entry.last = grown, guesses
-        is_chain = all(parent == index - 1 for index, parent in enumerate(grown.parents))
-        return Drafted(sequence, grown.draft_ids, None if is_chain else grown.parents, [SOURCE], num_forwards=1)
+        return Drafted(sequence, grown.draft_ids, unless_chain(grown.parents), [SOURCE], num_forwards=1)
 
 
 def _group(sequence: DraftSequence, head: int) -> SampleGroup:

@@ -5,7 +5,6 @@ Shapes are told without reading contents. Knows files, not what the tensors mean
 
 from __future__ import annotations
 
-import pickle
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from betoken.engine.errors import ModelRefusedError
@@ -53,7 +52,9 @@ def open_tensors(path: Path) -> Mapping[str, UnreadTensor]:
     """
     try:
         return _open_pickled(path) if path.suffix in _PICKLED else _open_safe(path)
-    except (OSError, RuntimeError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
+    except ModelRefusedError:
+        raise
+    except Exception as error:  # whatever its contents are taken for
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise ModelRefusedError(f"{path.name} cannot be read: {reason}") from error
 
