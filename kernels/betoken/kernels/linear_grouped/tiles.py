@@ -4,6 +4,7 @@ A step lies within one group: its codes are multiplied as they are, which half t
 in float32. Numbers of a table that bfloat16 does not hold are multiplied in three parts that add up to them.
 """
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from betoken.kernels.linear_grouped.codes import FACTORS, TABLES
+from betoken.kernels.linear_grouped.codes import FACTORS, TABLES, Kind
 from betoken.kernels.linear_grouped.weight import Grouped
 from betoken.kernels.product_tiles import BLOCK_OUTPUTS, SumOrder
 
@@ -49,13 +50,19 @@ class Tiles(NamedTuple):
             "BLOCK_OUTPUTS": BLOCK_OUTPUTS,
             "BLOCK_INPUTS": order.block_inputs,
         }
-        table = torch.tensor(TABLES[weight.kind], device=weight.values.device) if is_inexact else None
+        table = _table(weight.kind, weight.values.device) if is_inexact else None
         tensors = (
             *(weight.values.view(torch.uint8), weight.high),
             *(weight.scales.view(torch.uint8) if scales == "powers" else weight.scales, weight.scale_units),
             *(weight.zeros, weight.offsets, weight.offset_units, table),
         )
         return cls(order, tensors, constants)
+
+
+@lru_cache
+def _table(kind: Kind, device: torch.device) -> Tensor:
+    """The numbers of a kind's codes, float32; copied to a device once, which while a graph is recorded none may be."""
+    return torch.tensor(TABLES[kind], device=device)
 
 
 def is_interpreted() -> bool:

@@ -36,7 +36,7 @@ class Grouped:
     num_inputs: int
     """K."""
     group: int
-    """Inputs that share a scale; a multiple of 16 that divides 256 or is divided by 32."""
+    """Inputs that share a scale; 16 or a multiple of 32."""
     values: Tensor
     """Codes: uint8 [N, ceil(K / 2)], their low 4 bits, even inputs in the low half; [N, ceil(K / 4)] for `int2`, lowest
     inputs in the lowest bits; or int8 or float8_e4m3fn [N, K]."""
@@ -61,7 +61,7 @@ class Grouped:
 
     def __post_init__(self) -> None:
         num_outputs, k = self.values.shape[0], self.num_inputs
-        if self.group < 16 or self.group % 16 or (self.group % 32 and UNIT_INPUTS % self.group):
+        if self.group != 16 and (self.group < 32 or self.group % 32):
             raise ValueError(f"group: {self.group} is neither 16 nor a multiple of 32")
         if not 0 <= self.zero <= 255:
             raise ValueError(f"zero: {self.zero} is outside 0 to 255")

@@ -51,8 +51,9 @@ def linear_recurrence(
 
         S <- exp(r * t) * S + k (t * v)^T             k v^T where the rule does not weigh
 
-    Sums over D run in float32 in ascending order. Head h reads key head h * G // H. A row depends
-    on its path alone: in a prefill chunk, after a draft or as a node of a tree it has the same bits.
+    Sums over D run in float32, in an order that depends on D alone: ascending on a CPU. Head h reads key head
+    h * G // H. A row depends on its path alone: in a prefill chunk, after a draft or as a node of a tree it has the
+    same bits.
 
     Args:
         query: [R, G, D]. key: [R, G, D]. value: [R, H, E]; one dtype, dense; H a multiple of G.
