@@ -62,7 +62,8 @@ class EngineConfig:
     max_batch_rows: int = 256
     """Most new tokens one forward may hold."""
     max_sequences: int = 64
-    """Sequences open at once: as many recurrent states are kept for models that have them."""
+    """Sequences open at once. A model with recurrent states has room for those of twice as many, as two drafters may
+    share it."""
     max_draft_tokens: int = 16
     """Most draft tokens of one sequence in a forward."""
     max_uncommitted: int | None = None

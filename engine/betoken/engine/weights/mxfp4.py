@@ -12,7 +12,7 @@ from torch import Tensor
 
 from betoken.engine.cpu.experts import is_experts, up_name
 from betoken.engine.errors import ModelRefusedError
-from betoken.engine.weights.stored import Plan, StoredExperts, StoredWeight
+from betoken.engine.weights.stored import Plan, Stored, StoredExperts, StoredWeight
 from betoken.engine.weights.stored_files import Files, StoredTensors, by_layer
 from betoken.kernels.linear_grouped import Grouped
 
@@ -23,7 +23,7 @@ _GROUP = 32
 def plan_of(files: Files) -> Plan:
     """Modules of experts for whose weights there are blocks and scales; all else stays dense."""
 
-    def plan(model: Any) -> dict[str, StoredWeight | StoredExperts]:
+    def plan(model: Any) -> dict[str, Stored]:
         specs, found = by_layer(files), {}
         for path, module in model.named_modules():
             for name in (up_name(module), "down_proj") if is_experts(module) else ():

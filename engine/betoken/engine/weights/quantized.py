@@ -16,7 +16,7 @@ from betoken.engine.weights import awq, bitsandbytes, compressed_tensors, float8
 from betoken.engine.weights.fingerprint import read_headers
 from betoken.engine.weights.language_model import language_tensors
 from betoken.engine.weights.rounding import plan_rounding
-from betoken.engine.weights.stored import StoredConfig, StoredExperts, StoredWeight
+from betoken.engine.weights.stored import Stored, StoredConfig
 from betoken.engine.weights.stored_files import plan_of
 
 _FORMATS: Mapping[str, ModuleType] = {
@@ -62,7 +62,7 @@ def select_loading(
         form.check_config(quantization)
     plan = plan_of(method, language_tensors(read_headers(source)), partial(form.stored_weight, quantization))
 
-    def planned(model: Any) -> Mapping[str, StoredWeight | StoredExperts]:
+    def planned(model: Any) -> Mapping[str, Stored]:
         with _refusing(method):
             return plan(model)
 

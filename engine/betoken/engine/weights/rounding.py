@@ -14,12 +14,10 @@ from transformers.pytorch_utils import Conv1D
 
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.weights.layers import is_plain
-from betoken.engine.weights.stored import StoredExperts, StoredWeight
+from betoken.engine.weights.stored import Stored, StoredWeight
 from betoken.engine.weights.tensor_files import StoredTensor
 from betoken.kernels.linear_grouped import Grouped
 from betoken.kernels.linear_grouped.codes import pack
-
-Stored = StoredWeight | StoredExperts
 
 GROUPS: Mapping[Literal["int8", "int4"], int] = {"int8": 128, "int4": 32}
 """Inputs that share a scale."""

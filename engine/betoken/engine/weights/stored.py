@@ -109,7 +109,8 @@ class StoredExperts:
         return parts[:, 0].contiguous()
 
 
-Plan = Callable[[Any], Mapping[str, StoredWeight | StoredExperts]]
+Stored = StoredWeight | StoredExperts
+Plan = Callable[[Any], Mapping[str, Stored]]
 """A transformers model on the meta device -> by path its layers, and the weights of its experts, that are stored so."""
 
 
@@ -146,7 +147,7 @@ def load_beside(
     if isinstance(quantization, StoredConfig):
         plan = quantization.plan
 
-        def planned(model: Any) -> Mapping[str, StoredWeight | StoredExperts]:
+        def planned(model: Any) -> Mapping[str, Stored]:
             found = plan(model)
             for key in {key for stored in found.values() for key in stored.keys}:
                 state.pop(key, None)

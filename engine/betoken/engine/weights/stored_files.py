@@ -22,7 +22,7 @@ from transformers.pytorch_utils import Conv1D
 
 from betoken.engine.cpu.experts import is_experts
 from betoken.engine.errors import ModelRefusedError
-from betoken.engine.weights.stored import Plan, StoredExperts, StoredWeight
+from betoken.engine.weights.stored import Plan, Stored, StoredExperts, StoredWeight
 from betoken.engine.weights.tensor_files import DTYPES, StoredTensor
 from betoken.kernels.linear_grouped import Grouped
 from betoken.kernels.linear_grouped.codes import pack
@@ -106,10 +106,10 @@ def by_layer(files: Files) -> dict[str, dict[str, Spec]]:
 def plan_of(method: str, files: Files, stored: ReadLayer) -> Plan:
     """Layers for whose tensors `stored` has a reading; those of which it gives None stay dense."""
 
-    def plan(model: Any) -> dict[str, StoredWeight | StoredExperts]:
+    def plan(model: Any) -> dict[str, Stored]:
         specs = by_layer(files)
         places = _Places(model)
-        found: dict[str, StoredWeight | StoredExperts] = {}
+        found: dict[str, Stored] = {}
         experts: dict[str, dict[str, list[str]]] = {}
         for layer in specs:
             path, pattern = places.of(layer)

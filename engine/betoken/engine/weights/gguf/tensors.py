@@ -22,10 +22,8 @@ from betoken.engine.weights.fingerprint import SAMPLE_BYTES
 from betoken.engine.weights.gguf.architectures import ARCHITECTURES
 from betoken.engine.weights.gguf.blocks import GROUPED_TYPES, read_blocks
 from betoken.engine.weights.gguf.places import Place, places_of, row_order
-from betoken.engine.weights.stored import StoredConfig, StoredExperts, StoredWeight, load_beside
+from betoken.engine.weights.stored import Stored, StoredConfig, StoredExperts, StoredWeight, load_beside
 from betoken.kernels.linear_grouped import Grouped
-
-Stored = StoredWeight | StoredExperts
 
 _DENSE_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
