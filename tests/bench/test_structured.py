@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 
-import jsonschema
 import pytest
 
-from betoken.bench.structured import EXTRACTIONS, Side, num_valid, parse_options, schema_of
+from betoken.bench.structured import EXTRACTIONS, Answers, num_valid, parse_options, schema_of
 from betoken.client import Completion, Piece
 from betoken.rpc.constraints import Grammars
 from betoken.v1 import generation_pb2 as pb
@@ -34,15 +33,15 @@ def test_every_schema_is_one_that_grammars_keep() -> None:
 
 def test_whole_answers_are_held_against_their_schemas() -> None:
     answers = [completion(json.dumps({name: GOOD[name] for name in properties})) for _, properties in EXTRACTIONS]
-    assert num_valid(Side(answers, 1.0)) == len(EXTRACTIONS)
+    assert num_valid(Answers(answers, 1.0)) == len(EXTRACTIONS)
     cut = [completion("{", pb.FINISH_REASON_LENGTH), *answers[1:]]
-    assert num_valid(Side(cut, 1.0)) == len(EXTRACTIONS) - 1
-    with pytest.raises(jsonschema.ValidationError):
-        num_valid(Side([completion('{"name": "Mia"}'), *answers[1:]], 1.0))
+    assert num_valid(Answers(cut, 1.0)) == len(EXTRACTIONS) - 1
+    for text in ('{"name": "Mia"}', '{"name"'):
+        assert num_valid(Answers([completion(text), *answers[1:]], 1.0)) == len(EXTRACTIONS) - 1
 
 
 def test_a_row_adds_up_its_answers() -> None:
-    row = Side([completion("a"), completion("b")], 2.0).row()
+    row = Answers([completion("a"), completion("b")], 2.0).row()
     assert row == {"tokens": 2, "forwards": 6, "drafted": 10, "accepted": 8, "forced": 2, "tokens_per_s": 1.0}
 
 

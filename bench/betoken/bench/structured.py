@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-import jsonschema
+from jsonschema import Draft202012Validator
 
 from betoken.bench.command import temperature
 from betoken.bench.machine import describe_hardware, describe_versions
@@ -62,7 +62,7 @@ EXTRACTIONS: list[tuple[str, dict[str, Any]]] = [
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class Answers:
     """All answers of one side."""
 
     completions: list[Completion]
@@ -87,7 +87,7 @@ def schema_of(properties: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
 
 
-async def ask(client: AsyncClient, options: dict[str, Any], how_random: float) -> Side:
+async def ask(client: AsyncClient, options: dict[str, Any], how_random: float) -> Answers:
     """One side's answers, one after another."""
     completions, began_s = [], perf_counter()
     for text, properties in EXTRACTIONS:
@@ -103,17 +103,22 @@ async def ask(client: AsyncClient, options: dict[str, Any], how_random: float) -
                 **options,
             )
         )
-    return Side(completions, perf_counter() - began_s)
+    return Answers(completions, perf_counter() - began_s)
 
 
-def num_valid(side: Side) -> int:
+def num_valid(answers: Answers) -> int:
     """Answers that came to their end and keep to their schemas."""
-    count = 0
-    for (_, properties), completion in zip(EXTRACTIONS, side.completions, strict=True):
-        if completion.finish_reason == "stop":
-            jsonschema.validate(json.loads(completion.text), schema_of(properties))
-            count += 1
-    return count
+    pairs = zip(EXTRACTIONS, answers.completions, strict=True)
+    ended = [(each.text, properties) for (_, properties), each in pairs if each.finish_reason == "stop"]
+    return sum(keeps_to(text, schema_of(properties)) for text, properties in ended)
+
+
+def keeps_to(text: str, schema: dict[str, Any]) -> bool:
+    """Whether a text is JSON of a schema."""
+    try:
+        return bool(Draft202012Validator(schema).is_valid(json.loads(text)))
+    except ValueError:
+        return False
 
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
