@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from betoken.kernels.linear_grouped.codes import FACTORS, TABLES, Kind
+from betoken.kernels.linear_grouped.codes import FACTORS, TABLES, CodeKind
 from betoken.kernels.linear_grouped.weight import Grouped
 from betoken.kernels.product_tiles import BLOCK_OUTPUTS, SumOrder
 
@@ -60,7 +60,7 @@ class Tiles(NamedTuple):
 
 
 @lru_cache
-def _table(kind: Kind, device: torch.device) -> Tensor:
+def _table(kind: CodeKind, device: torch.device) -> Tensor:
     """The numbers of a kind's codes, float32; copied to a device once, which while a graph is recorded none may be."""
     return torch.tensor(TABLES[kind], device=device)
 
