@@ -33,7 +33,8 @@ TEXTS = """
 The language model of these is loaded alone. Towers for images, sound and video are neither made nor read. Positions
 count tokens, in each part of the rotation alike. A prompt with an id that stands for a piece of an image is refused by
 its place, and so is a part of a message that is no text. All of these go through random drafts, trees, stale blocks and
-preemption, and give the tokens of `generate()` of transformers' class of the whole.
+preemption, and give the tokens of `generate()` of transformers' class of the whole (of the text for Gemma 3n, whose
+tower is another library's).
 
 | family | language model | layers |
 |---|---|---|

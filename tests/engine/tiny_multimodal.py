@@ -1,28 +1,30 @@
-"""Tiny random checkpoints of multimodal models, as transformers saves them."""
+"""Tiny configurations of multimodal models."""
 
-from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import load_file, save_file
 from transformers import (
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
-    MODEL_FOR_MULTIMODAL_LM_MAPPING,
+    AriaConfig,
+    DeepseekVLConfig,
+    Exaone4_5_Config,
     Gemma3Config,
     Gemma3nConfig,
-    Gemma3nForCausalLM,
     Gemma4Config,
     Gemma4UnifiedConfig,
     Glm4vConfig,
+    Glm4vMoeConfig,
+    Glm46VConfig,
+    GlmOcrConfig,
     Idefics3Config,
     InternVLConfig,
+    Kimi_K25Config,
     Lfm2VlConfig,
+    Lfm3VlConfig,
     Llama4Config,
     LlavaConfig,
     LlavaNextConfig,
+    LlavaNextVideoConfig,
     LlavaOnevisionConfig,
     Mistral3Config,
-    PreTrainedConfig,
     Qwen2_5_VLConfig,
     Qwen2AudioConfig,
     Qwen2VLConfig,
@@ -31,6 +33,7 @@ from transformers import (
     Qwen3VLConfig,
     Qwen3VLMoeConfig,
     SmolVLMConfig,
+    VipLlavaConfig,
     VoxtralConfig,
 )
 
@@ -60,6 +63,7 @@ _TOWER = {
     "patch_size": 8,
 }
 _SIGLIP = {"model_type": "siglip_vision_model", **_TOWER}
+_CLIP = {"model_type": "clip_vision_model", "projection_dim": 32, **_TOWER}
 _DEEP = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "patch_size": 8}
 _OUT = {**_DEEP, "out_hidden_size": 64}
 _HYBRID = {
@@ -70,7 +74,22 @@ _HYBRID = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 12,
 }
+_LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
 _SOUND = {"num_mel_bins": 8, "max_source_positions": 16}
+_INDICES = {"image_token_index": IMAGE_ID, "video_token_index": IMAGE_ID}
 _VIDEO = {"image_token_id": IMAGE_ID, "video_token_id": IMAGE_ID}
 
 
@@ -80,18 +99,16 @@ def _text(model_type: str, **fields: Any) -> dict[str, Any]:
 
 CONFIGS: dict[str, Any] = {
     "llava": lambda: LlavaConfig(
-        vision_config={"model_type": "clip_vision_model", "projection_dim": 32, **_TOWER},
+        vision_config=_CLIP,
         text_config=_text("llama"),
         image_token_index=IMAGE_ID,
     ),
     "llava_next": lambda: LlavaNextConfig(
-        vision_config={"model_type": "clip_vision_model", "projection_dim": 32, **_TOWER},
+        vision_config=_CLIP,
         text_config=_text("mistral"),
         image_token_index=IMAGE_ID,
     ),
-    "llava_onevision": lambda: LlavaOnevisionConfig(
-        vision_config=_SIGLIP, text_config=_text("qwen2"), image_token_index=IMAGE_ID, video_token_index=IMAGE_ID
-    ),
+    "llava_onevision": lambda: LlavaOnevisionConfig(vision_config=_SIGLIP, text_config=_text("qwen2"), **_INDICES),
     "mistral3": lambda: Mistral3Config(
         vision_config={"model_type": "pixtral", **_TOWER, **_HEAD},
         text_config=_text("mistral", head_dim=24),
@@ -188,6 +205,58 @@ CONFIGS: dict[str, Any] = {
     "glm4v": lambda: Glm4vConfig(
         vision_config=_OUT | {"image_size": 16}, text_config=_text("glm4v_text", **_M_ROPE), **_VIDEO
     ),
+    "glm46v": lambda: Glm46VConfig(
+        vision_config={"model_type": "glm4v_vision", **_OUT, "image_size": 16},
+        text_config=_text("glm4v_text", **_M_ROPE),
+        **_VIDEO,
+    ),
+    "glm4v_moe": lambda: Glm4vMoeConfig(
+        vision_config=_OUT | {"image_size": 16},
+        text_config=_text(
+            "glm4v_moe_text",
+            **_M_ROPE,
+            head_dim=32,
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=48,
+            first_k_dense_replace=1,
+        ),
+        **_VIDEO,
+    ),
+    "glm_ocr": lambda: GlmOcrConfig(
+        vision_config=_OUT | {"image_size": 16}, text_config=_text("glm_ocr_text", **_M_ROPE, head_dim=32), **_VIDEO
+    ),
+    "exaone4_5": lambda: Exaone4_5_Config(
+        vision_config=_OUT | {"num_key_value_heads": 1}, text_config=_text("exaone4", **_WINDOWS), **_VIDEO
+    ),
+    "kimi_k25": lambda: Kimi_K25Config(
+        vision_config={**_TOWER, "pos_emb_height": 2, "pos_emb_width": 2},
+        text_config=_text("deepseek_v3", **_LATENT),
+        image_token_id=IMAGE_ID,
+    ),
+    "lfm3_vl": lambda: Lfm3VlConfig(
+        vision_config=_TOWER,
+        text_config=_text("lfm3", **_HEAD, sliding_window=9, layer_types=["conv", "sliding_attention"]),
+        image_token_id=IMAGE_ID,
+    ),
+    "aria": lambda: AriaConfig(
+        vision_config={"model_type": "idefics3_vision", **_TOWER},
+        text_config=_text("aria_text", moe_num_experts=4, moe_topk=2),
+        projector_patch_to_query_dict={4: 2},
+        image_token_index=IMAGE_ID,
+    ),
+    "deepseek_vl": lambda: DeepseekVLConfig(vision_config=_SIGLIP, text_config=_text("llama"), image_token_id=IMAGE_ID),
+    "llava_next_video": lambda: LlavaNextVideoConfig(
+        vision_config=_CLIP,
+        text_config=_text("llama"),
+        **_INDICES,
+    ),
+    "vipllava": lambda: VipLlavaConfig(
+        vision_config=_CLIP,
+        text_config=_text("llama"),
+        vision_feature_layers=[-1],
+        image_token_index=IMAGE_ID,
+    ),
     "qwen3_5": lambda: Qwen3_5Config(
         vision_config=_OUT,
         text_config=_text("qwen3_5_text", **_HYBRID),
@@ -228,48 +297,3 @@ CONFIGS: dict[str, Any] = {
         audio_token_id=IMAGE_ID,
     ),
 }
-
-
-class _TextOfGemma3n:
-    """transformers' class of the text; that of the whole asks for a tower of another library."""
-
-    @staticmethod
-    def _from_config(config: Gemma3nConfig) -> Gemma3nForCausalLM:
-        return Gemma3nForCausalLM._from_config(config.text_config)
-
-    @staticmethod
-    def from_pretrained(directory: str, **keywords: Any) -> Gemma3nForCausalLM:
-        config = Gemma3nConfig.from_pretrained(directory).text_config
-        names = {"^model.language_model": "model"}
-        return Gemma3nForCausalLM.from_pretrained(directory, config=config, key_mapping=names, **keywords)
-
-
-def class_of(family: str) -> Any:
-    """transformers' class of the whole model."""
-    if family == "gemma3n":
-        return _TextOfGemma3n
-    kind = type(CONFIGS[family]())
-    tables = (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING)
-    return next(table[kind] for table in tables if kind in table)
-
-
-def save_multimodal(directory: Path, family: str) -> str:
-    """Write a random model, towers included; returns its directory."""
-    torch.manual_seed(0)
-    model = class_of(family)._from_config(CONFIGS[family]())
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(std=0.15)
-    model.save_pretrained(directory)
-    if family == "gemma3n":
-        _name_as_a_part(directory, CONFIGS[family]())
-    return str(directory)
-
-
-def _name_as_a_part(directory: Path, config: PreTrainedConfig) -> None:
-    """Give a text model's files the names of a whole one's."""
-    weights = load_file(directory / "model.safetensors")
-    named = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in weights.items()}
-    save_file(named, directory / "model.safetensors", metadata={"format": "pt"})
-    config.save_pretrained(directory)

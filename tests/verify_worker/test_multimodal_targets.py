@@ -8,7 +8,8 @@ from safetensors.torch import load_file, save_file
 from betoken.engine.config import EngineConfig
 from betoken.engine.weights.language_model import FAMILIES
 from betoken.engine.weights.loading import load_model
-from tests.engine.tiny_multimodal import CONFIGS, IMAGE_ID, class_of, save_multimodal
+from tests.engine.multimodal_files import class_of, save_multimodal
+from tests.engine.tiny_multimodal import CONFIGS, IMAGE_ID
 from tests.verify_worker.as_generate import assert_speculation_gives_the_tokens_of_generate
 
 _USUAL = ("mistral3", "qwen2_5_vl", "gemma3")

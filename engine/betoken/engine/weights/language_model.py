@@ -17,17 +17,26 @@ from betoken.engine.errors import ModelRefusedError
 
 FAMILIES = frozenset(
     {
+        "aria",
+        "deepseek_vl",
+        "exaone4_5",
         "gemma3",
         "gemma3n",
         "gemma4",
         "gemma4_unified",
+        "glm46v",
         "glm4v",
+        "glm4v_moe",
+        "glm_ocr",
         "idefics3",
         "internvl",
+        "kimi_k25",
         "lfm2_vl",
+        "lfm3_vl",
         "llama4",
         "llava",
         "llava_next",
+        "llava_next_video",
         "llava_onevision",
         "mistral3",
         "qwen2_5_vl",
@@ -38,6 +47,7 @@ FAMILIES = frozenset(
         "qwen3_vl",
         "qwen3_vl_moe",
         "smolvlm",
+        "vipllava",
         "voxtral",
     }
 )
@@ -59,9 +69,9 @@ _PARTS = frozenset(
 )
 """Names of the parts of a multimodal model's configuration."""
 _SHARED_FIELDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-_CONVERTED_AS = {"qwen3_vl_moe_text": "qwen3_vl_moe"}
+_CONVERTED_AS = {"qwen3_vl_moe_text": "qwen3_vl_moe", "glm4v_moe_text": "glm4v_moe"}
 """Type of a language model -> type under which transformers keeps how its stored weights are turned."""
-_MEDIA_TOKEN = re.compile(r"(image|video|audio|vision|img)_(pad_)?token_(id|index)")
+_MEDIA_TOKEN = re.compile(r"(image|video|audio|vision|img|media)_(pad_|placeholder_)?token_(id|index)")
 _LANGUAGE_MODEL = re.compile(r"(model\.)?(language_model|text_model)\.")
 _TOWERS = ("visual.", "model.visual.")
 
