@@ -16,7 +16,7 @@ from typing import Any
 
 from betoken.bench.baseline import Baseline, BaselineSampling
 from betoken.bench.command import exit_status
-from betoken.bench.drafters_options import Options, parse_options
+from betoken.bench.drafters_options import DraftersOptions, parse_options
 from betoken.bench.drafters_report import TOO_LONG, markdown, summarize, total_identity
 from betoken.bench.drafters_runner import DraftersRunner
 from betoken.bench.drafters_store import DraftersStore
@@ -32,14 +32,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return exit_status("betoken.bench.drafters", lambda: _run(options), kept=options.out)
 
 
-def _run(options: Options) -> int:
+def _run(options: DraftersOptions) -> int:
     store = DraftersStore.open(options.out) if options.report else asyncio.run(_measure(options))
     if not store.done:  # it was interrupted before the first prompt was through, or none fitted
         raise ValueError(f"{options.out} holds no measurements")
     return _report(store)
 
 
-async def _measure(options: Options) -> DraftersStore:
+async def _measure(options: DraftersOptions) -> DraftersStore:
     """Start the services, and `transformers` beside them; measure what the store lacks."""
     prompts = {path.name: load_prompts(path) for path in options.prompts}
     fingerprints = {name: fingerprint(of_file) for name, of_file in prompts.items()}
@@ -57,7 +57,7 @@ async def _measure(options: Options) -> DraftersStore:
     return store
 
 
-def _manifest(options: Options) -> dict[str, Any]:
+def _manifest(options: DraftersOptions) -> dict[str, Any]:
     weights = {
         "target": open_source(options.target, None).fingerprint(),
         "draft": open_source(options.draft, None).fingerprint(),

@@ -15,7 +15,7 @@ from betoken.rpc.worker_settings import WorkerSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class DraftersOptions:
     """Options of one measurement."""
 
     target: str
@@ -99,7 +99,7 @@ class Options:
         } | ({"weights": {name: Path(place).name for name, place in self.weights.items()}} if self.weights else {})
 
 
-def parse_options(arguments: Sequence[str] | None = None) -> Options:
+def parse_options(arguments: Sequence[str] | None = None) -> DraftersOptions:
     """Options from the command line; refuses what cannot run."""
     parser = argparse.ArgumentParser(prog="python -m betoken.bench.drafters", description=__doc__)
     add = parser.add_argument
@@ -131,13 +131,13 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     add("--report", action="store_true", help="measure nothing, print what is in --out")
     given = vars(parser.parse_args(arguments))
     weights = take_weights(given)
-    options = Options(**given, weights=weights)
+    options = DraftersOptions(**given, weights=weights)
     if not options.report:
         _check(parser, options)
     return options
 
 
-def _check(parser: argparse.ArgumentParser, options: Options) -> None:
+def _check(parser: argparse.ArgumentParser, options: DraftersOptions) -> None:
     for name in ("target", "draft", "prompts"):
         if not getattr(options, name):
             parser.error(f"--{name} must be given, unless --report is")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 
 from betoken.bench.baseline import ASSISTED, BASELINE_NAMES, PLAIN, Baseline, BaselineRun
-from betoken.bench.drafters_options import Options
+from betoken.bench.drafters_options import DraftersOptions
 from betoken.bench.drafters_store import DraftersStore, LeftOut, PromptRun, SideRun, Task
 from betoken.bench.identity_check import Comparison, IdentityCount, compare_equal, compare_with_transformers
 from betoken.bench.machine import describe_hardware, describe_versions
@@ -37,7 +37,7 @@ MT_BENCH = frozenset(
 class DraftersRunner:
     """Runs what the store lacks."""
 
-    options: Options
+    options: DraftersOptions
     stacks: Mapping[Variant, Stack]
     """Running services by what their drafters run on; all but the one under way are idle."""
     baseline: Baseline | None

@@ -19,7 +19,7 @@ from typing import Any
 
 from betoken.bench.baseline import ASSISTED, BASELINE_NAMES, PLAIN, Baseline, BaselineRun, BaselineSampling
 from betoken.bench.command import EXIT_NOTHING_MEASURED, exit_status
-from betoken.bench.end_to_end_options import Options, parse_options
+from betoken.bench.end_to_end_options import EndToEndOptions, parse_options
 from betoken.bench.identity_check import IdentityCount, compare_equal, compare_with_transformers
 from betoken.bench.machine import describe_hardware, describe_versions
 from betoken.bench.matrix import NO_DRAFTER
@@ -53,7 +53,9 @@ class Measurements:
         self.tokens_per_s.setdefault(side, []).append(num_tokens / seconds)
 
 
-async def measure(options: Options, stack: Stack, baseline: Baseline | None, prompts: list[Prompt]) -> Measurements:
+async def measure(
+    options: EndToEndOptions, stack: Stack, baseline: Baseline | None, prompts: list[Prompt]
+) -> Measurements:
     """Warm both sides, then time all sides prompt by prompt; one side runs at a time."""
     measurements = Measurements()
     await _warm_up(options, stack, baseline, prompts)
@@ -66,7 +68,7 @@ async def measure(options: Options, stack: Stack, baseline: Baseline | None, pro
     return measurements
 
 
-async def _warm_up(options: Options, stack: Stack, baseline: Baseline | None, prompts: list[Prompt]) -> None:
+async def _warm_up(options: EndToEndOptions, stack: Stack, baseline: Baseline | None, prompts: list[Prompt]) -> None:
     for prompt in prompts[:2]:
         for drafter in (options.asked, NO_DRAFTER):
             await _betoken(options, stack, drafter, prompt)
@@ -77,7 +79,7 @@ async def _warm_up(options: Options, stack: Stack, baseline: Baseline | None, pr
 
 
 async def _measure_prompt(
-    options: Options, stack: Stack, baseline: Baseline | None, prompt: Prompt, measurements: Measurements
+    options: EndToEndOptions, stack: Stack, baseline: Baseline | None, prompt: Prompt, measurements: Measurements
 ) -> None:
     drafted = await _betoken(options, stack, options.asked, prompt)
     plain = await _betoken(options, stack, NO_DRAFTER, prompt)
@@ -99,7 +101,7 @@ async def _measure_prompt(
 
 
 async def measure_concurrent(
-    options: Options, stack: Stack, prompts: list[Prompt], identity: IdentityCount
+    options: EndToEndOptions, stack: Stack, prompts: list[Prompt], identity: IdentityCount
 ) -> dict[str, Any]:
     """Total tokens per second of concurrent streams, at least four requests per stream; sides alternate."""
     requests = [prompts[i % len(prompts)] for i in range(max(len(prompts), 4 * options.concurrency))]
@@ -136,7 +138,7 @@ def _router_overhead_ms(drafted: Sequence[TimedCompletion]) -> float | None:
     return round(1000 * median(overheads), 3) if overheads else None
 
 
-async def _betoken(options: Options, stack: Stack, drafter: str, prompt: Prompt) -> TimedCompletion:
+async def _betoken(options: EndToEndOptions, stack: Stack, drafter: str, prompt: Prompt) -> TimedCompletion:
     return await generate(
         stack.client,
         prompt.text,
@@ -145,7 +147,7 @@ async def _betoken(options: Options, stack: Stack, drafter: str, prompt: Prompt)
     )
 
 
-def report(options: Options, measurements: Measurements, info: ModelInfo) -> dict[str, Any]:
+def report(options: EndToEndOptions, measurements: Measurements, info: ModelInfo) -> dict[str, Any]:
     """The JSON object; speeds only when identity held."""
     stats = [timed.completion.speculation for timed in measurements.drafted]
     identity = measurements.identity
@@ -189,7 +191,7 @@ def _print_table(result: dict[str, Any], num_threads: dict[str, int]) -> None:
     print("target step, rows: ms  " + "  ".join(f"{rows}: {ms}" for rows, ms in result["target_step_ms"].items()))
 
 
-async def run(options: Options) -> int:
+async def run(options: EndToEndOptions) -> int:
     """Measure, print, and return the exit status: 1 when a sequence differed, 2 when there was nothing to measure."""
     prompts = load_prompts(options.prompts, options.limit)
     services = LocalServicesConfig(

@@ -17,7 +17,7 @@ from betoken.draft_worker.settings import DraftWorkerSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class EndToEndOptions:
     """Options of one run."""
 
     target: str
@@ -93,7 +93,7 @@ class Options:
         return asdict(self) | names | {"draft": Path(self.draft).name if self.draft else None, "weights": weights}
 
 
-def parse_options(arguments: Sequence[str] | None = None) -> Options:
+def parse_options(arguments: Sequence[str] | None = None) -> EndToEndOptions:
     """Options from the command line; refuses what cannot run."""
     parser = argparse.ArgumentParser(prog="python -m betoken.bench.end_to_end", description=__doc__)
     add = parser.add_argument
@@ -120,7 +120,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     add("--no-transformers", action="store_true", help="leave out the transformers side")
     given = vars(parser.parse_args(arguments))
     weights = take_weights(given)
-    options = Options(**given | {"drafter_settings": dict(given["drafter_settings"] or ()), "weights": weights})
+    options = EndToEndOptions(**given | {"drafter_settings": dict(given["drafter_settings"] or ()), "weights": weights})
     if needs_draft_model(options.drafter) and not options.draft:
         parser.error(f"--drafter {options.drafter} needs --draft")
     if options.drafter == f"{FUSED}{ATTACHED_SUFFIX}" and not weights:

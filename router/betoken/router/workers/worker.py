@@ -27,7 +27,7 @@ class WorkerOptions:
     patience: Patience
 
 
-class Session(Protocol):
+class WorkerSession(Protocol):
     """The router's end of an open sequence."""
 
     @property
@@ -48,7 +48,7 @@ class Session(Protocol):
         ...
 
 
-SessionT = TypeVar("SessionT", bound=Session)
+SessionT = TypeVar("SessionT", bound=WorkerSession)
 
 
 class Worker(Generic[SessionT]):
