@@ -114,6 +114,11 @@ CONFIGS: dict[str, Any] = {
         text_config=_text("mistral", head_dim=24),
         image_token_index=IMAGE_ID,
     ),
+    "mistral3, of Mistral 4": lambda: Mistral3Config(
+        vision_config={"model_type": "pixtral", **_TOWER, **_HEAD},
+        text_config=_text("mistral4", **_LATENT),
+        image_token_index=IMAGE_ID,
+    ),
     "qwen2_vl": lambda: Qwen2VLConfig(
         vision_config={"depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 2, "patch_size": 8},
         text_config=_text("qwen2_vl_text", **_M_ROPE),

@@ -56,7 +56,15 @@ FAMILIES = frozenset(
 REFUSED: Mapping[str, str] = {
     "paligemma": "its mask lets the tokens of a prompt see each other, later ones included",
     "mllama": "its layers attend to images beside the text",
-    **dict.fromkeys(("dots3_note", "qwen4_exp"), "its attention reads the positions that an index of its own picks"),
+    **dict.fromkeys(
+        ("dots3_note", "glm5_next", "mistral_large4", "qwen4_exp"),
+        "its attention reads the positions that an index of its own picks",
+    ),
+    "minimax_m3_vl": "its attention reads the blocks of positions that an index of its own picks",
+    **dict.fromkeys(
+        ("inkling2", "inkling_mm_model"),
+        "a layer convolves keys, values and outputs, and its attention adds logits of distances",
+    ),
     **dict.fromkeys(
         ("gemma4_assistant", "gemma4_unified_assistant"), "it drafts from the keys and values of the model it assists"
     ),
