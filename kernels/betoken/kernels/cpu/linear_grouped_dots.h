@@ -179,14 +179,14 @@ inline void grouped_chunk(const GroupedLinear<bf16>& job, const DotChunk& chunk,
 #pragma GCC unroll 2
     for (int i = 0; i < BLOCK; i += 2, weights += 64, x += 2) {
       const __m512bh left = (__m512bh)_mm512_load_si512(weights), right = (__m512bh)_mm512_load_si512(weights + 32);
-#pragma GCC unroll 12
+#pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         const __m512bh values = pair_of(x + r * k);
         sums[r][0] = _mm512_dpbf16_ps(sums[r][0], left, values);
         sums[r][1] = _mm512_dpbf16_ps(sums[r][1], right, values);
       }
     }
-#pragma GCC unroll 12
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 2
       for (int tile = 0; tile < 2; ++tile) {

@@ -21,7 +21,7 @@ struct GroupedLinear {
   GroupedColumns columns(int64_t group) const { return {at, packed + group * at.bytes}; }
 };
 
-constexpr int kMostDotRows = 6, kMostChunkRows = 12;  // whose sums registers hold: with totals beside them, without
+constexpr int kMostDotRows = 6, kMostChunkRows = 8;  // with totals beside the sums, and with totals in memory
 constexpr int kDepthChunk = 256;  // k that are decoded at a time for many rows
 
 // operation(integral constant of a number of rows, first row) for as few parts of the rows as MOST rows a part allow, of
