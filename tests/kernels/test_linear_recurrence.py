@@ -26,6 +26,7 @@ SHAPES = {
     "decay per key": Shape(decay_size=8),
     "one head": Shape(key_heads=1, heads=1, key_size=3, value_size=1),
     "wide": Shape(key_heads=2, heads=2, key_size=16, value_size=40),
+    "strips": Shape(key_heads=1, heads=2, key_size=19, value_size=150, dtype=torch.bfloat16),
 }
 RULES = {"delta": DELTA, "ssd": SSD}
 RATED = {
@@ -90,7 +91,9 @@ def test_a_row_has_the_same_bits_however_its_text_is_cut(recur, shape: Shape, ru
 
 
 @pytest.mark.parametrize(
-    ("shape", "rule"), [(Shape(), DELTA), (Shape(), SSD), (RATED["groups"], SSD)], ids=["delta", "ssd", "rates"]
+    ("shape", "rule"),
+    [(Shape(), DELTA), (Shape(), SSD), (RATED["groups"], SSD), (SHAPES["strips"], DELTA), (SHAPES["strips"], SSD)],
+    ids=["delta", "ssd", "rates", "strips-delta", "strips-ssd"],
 )
 @pytest.mark.parametrize("seed", range(6))
 def test_random_verdicts_over_random_trees_leave_the_state_of_the_committed_text(
@@ -144,6 +147,18 @@ def test_a_draft_over_several_forwards_has_the_bits_of_one(recur) -> None:
     for slot in range(5, 12):  # a draft model goes on by one token; none is committed
         out = recur(*given.take([slot]), pool, make_rows([Step(0, 5, slot, 1, 5)]), DELTA)
         assert torch.equal(out[0], whole[slot])
+
+
+@cases
+def test_rows_that_are_parts_of_wider_ones_have_the_same_bits(recur, shape: Shape, rule) -> None:
+    dense, rates = make_inputs(9, shape).take(range(9)), make_rates(shape)
+    step = make_rows([Step(0, 0, 0, 9, 6)])
+    pools = [make_pool(1, shape), make_pool(1, shape)]
+    expected = recur(*dense, pools[0], step, rule, rates)
+    wide = torch.cat([rows.flatten(1) for rows in dense[:3]], dim=1).split([rows[0].numel() for rows in dense[:3]], 1)
+    parts = [part.unflatten(1, rows.shape[1:]) for part, rows in zip(wide, dense[:3], strict=True)]
+    assert torch.equal(recur(*parts, dense[3], pools[1], step, rule, rates), expected)
+    assert all(torch.equal(one, other) for one, other in zip(*pools, strict=True))
 
 
 @cases

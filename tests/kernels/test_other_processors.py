@@ -15,15 +15,28 @@ KERNELS = """
 #include "attention.h"
 #include "linear.h"
 #include "linear_grouped.h"
+#include "linear_recurrence.h"
+#include "state_conv.h"
 template void betoken::attention(const betoken::Attention<betoken::bf16>&);
 template void betoken::attention(const betoken::Attention<float>&);
 template void betoken::linear(betoken::Linear<betoken::bf16>);
 template void betoken::linear(betoken::Linear<float>);
 template void betoken::linear_grouped(betoken::GroupedLinear<betoken::bf16>);
 template void betoken::linear_grouped(betoken::GroupedLinear<float>);
+template void betoken::linear_recurrence(const betoken::Recurrence<betoken::bf16>&);
+template void betoken::linear_recurrence(const betoken::Recurrence<float>&);
+template void betoken::state_conv(const betoken::StateConv<betoken::bf16>&);
+template void betoken::state_conv(const betoken::StateConv<float>&);
 """
 ROOT = Path(__file__).parents[2]
-TESTS = ("test_cpu_kernels.py", "test_linear_grouped.py", "test_attention.py", "test_tree_attention.py")
+TESTS = (
+    "test_cpu_kernels.py",
+    "test_linear_grouped.py",
+    "test_attention.py",
+    "test_tree_attention.py",
+    "test_linear_recurrence.py",
+    "test_state_conv.py",
+)
 
 # Swaps the library's flags before anything loads it, then runs the tests of products and attention on it.
 CHILD = """
@@ -31,12 +44,12 @@ import dataclasses, sys
 import pytest
 from betoken.kernels import cpu
 flags, products, tests = sys.argv[1].split(), sys.argv[2], sys.argv[3:]
-for name in ("LIBRARY", "GROUPED_LIBRARY"):
+for name in ("LIBRARY", "GROUPED_LIBRARY", "RECURRENT_LIBRARY"):
     library = getattr(cpu, name)
     setattr(cpu, name, dataclasses.replace(library, flags=(*library.flags, *flags)))
 kernels = cpu.load_cpu_kernels()
 assert kernels is not None and kernels.products == products, kernels and kernels.products
-which = "product or packed_rows or definition or path_as_a_chain or few_queries"
+which = "product or packed_rows or definition or path_as_a_chain or few_queries or is_cut or random_verdicts or own_sum"
 sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-k", which, *tests]))
 """
 

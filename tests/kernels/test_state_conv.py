@@ -79,3 +79,11 @@ def test_the_cpu_kernel_is_taken_and_rounds_as_the_reference_does() -> None:
 def test_shapes_that_do_not_fit_are_refused(ring: tuple[int, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         state_conv(torch.zeros(1, 8), torch.zeros(4, 8), None, torch.zeros(ring), make_rows([Step(0, 0, 0, 1, 1)]))
+
+
+def test_rows_that_are_parts_of_wider_ones_have_the_same_bits(convolve) -> None:
+    x, weight, bias, ring = make_case(9, 4, 20, torch.bfloat16)
+    part, others = torch.cat([x, x], dim=1)[:, 20:], ring.clone()
+    rows = make_rows([Step(1, 0, 0, 9, 7)])
+    assert torch.equal(convolve(part, weight, bias, ring, rows), convolve(x, weight, bias, others, rows))
+    assert torch.equal(ring, others)

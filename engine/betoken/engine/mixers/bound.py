@@ -38,7 +38,7 @@ class _Layer:
         **keywords: Any,
     ) -> Tensor:
         """transformers' `causal_conv1d_fn`: [1, C, R] -> [1, C, R]."""
-        x = hidden_states[0].T.contiguous()
+        x = hidden_states[0].T
         y = self._handed.context.convolve_states(self._layer, x, weight.T.contiguous().to(x.dtype), bias)
         if activation is not None:
             y = ACT2FN[activation](y)

@@ -38,7 +38,7 @@ def _library(name: str, source: str, headers: tuple[Path, ...]) -> Library:
     )
 
 
-_RECURRENT = {_FOLDER / name for name in ("state_rows.h", "state_conv.h", "linear_recurrence.h")}
+_RECURRENT = {path for path in _HEADERS if "recurren" in path.name or path.name.startswith("state_")}
 
 LIBRARY = _library(
     "cpu-kernels",

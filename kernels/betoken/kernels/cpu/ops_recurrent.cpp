@@ -1,7 +1,6 @@
 // The operators on recurrent states, a library of their own: ops.cpp says what they take.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
 #include "linear_recurrence.h"
@@ -30,11 +29,19 @@ struct Step {
 };
 thread_local Step step;
 
+// Rows whose numbers lie side by side, and the numbers from one row to the next: parts of wider rows are read in place.
+at::Tensor by_rows(const at::Tensor& x) {
+  for (int64_t dim = x.dim() - 1, size = 1; dim > 0; size *= x.size(dim--))
+    if (x.size(dim) > 1 && x.stride(dim) != size) return x.contiguous();
+  return x;
+}
+int64_t pitch(const at::Tensor& rows) { return rows.stride(0); }
+
 template <class T>
 void convolve_typed(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                     const at::Tensor& ring, const StateRows& rows, at::Tensor& out) {
   state_conv(StateConv<T>{data<const T>(x), data<T>(ring), data<const T>(weight), bias ? data<const T>(*bias) : nullptr,
-                          data<T>(out), &rows, ring.size(1), x.size(1), weight.size(0)});
+                          data<T>(out), &rows, pitch(x), ring.size(1), x.size(1), weight.size(0)});
 }
 
 at::Tensor convolve(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
@@ -43,12 +50,12 @@ at::Tensor convolve(const at::Tensor& x, const at::Tensor& weight, const std::op
                   weight.scalar_type() == x.scalar_type() && x.size(1) == ring.size(2) && weight.size(1) == x.size(1) &&
                   (!bias || (bias->numel() == x.size(1) && bias->scalar_type() == x.scalar_type())),
               "inputs, weight and bias do not fit the ring");
-  const at::Tensor dense = x.contiguous(), dense_weight = weight.contiguous();
+  const at::Tensor dense_weight = weight.contiguous(), given = by_rows(x);
   std::optional<at::Tensor> dense_bias;
   if (bias) dense_bias = bias->contiguous();
-  at::Tensor out = at::empty_like(dense);
-  if (x.scalar_type() == at::kBFloat16) convolve_typed<bf16>(dense, dense_weight, dense_bias, ring, rows, out);
-  else convolve_typed<float>(dense, dense_weight, dense_bias, ring, rows, out);
+  at::Tensor out = at::empty(x.sizes(), x.options());
+  if (x.scalar_type() == at::kBFloat16) convolve_typed<bf16>(given, dense_weight, dense_bias, ring, rows, out);
+  else convolve_typed<float>(given, dense_weight, dense_bias, ring, rows, out);
   return out;
 }
 
@@ -64,8 +71,8 @@ void recur_typed(const at::Tensor& query, const at::Tensor& key, const at::Tenso
   linear_recurrence(Recurrence<T>{data<const T>(query), data<const T>(key), data<const T>(value),
                                   data<const float>(gates), data<float>(out), data<float>(pool.state), data<T>(pool.keys),
                                   data<T>(pool.values), data<float>(pool.gates), rates ? data<const float>(*rates) : nullptr, &rows,
-                                  pool.keys.size(1), key.size(1),
-                                  key.size(2), value.size(1), value.size(2), gates.size(2), float(rule.scale), rule.is_delta,
+                                  pitch(query), pitch(key), pitch(value), pool.keys.size(1), key.size(1), key.size(2),
+                                  value.size(1), value.size(2), gates.size(2), float(rule.scale), rule.is_delta,
                                   rule.normalizes, rule.weighs});
 }
 
@@ -81,7 +88,7 @@ at::Tensor recur(const at::Tensor& query, const at::Tensor& key, const at::Tenso
                   (!rates || (rates->scalar_type() == at::kFloat && rates->is_contiguous() &&
                               rates->sizes().equals(pool.state.sizes().slice(1)))),
               "queries, keys, values, gates and rates do not fit the states");
-  const at::Tensor q = query.contiguous(), k = key.contiguous(), v = value.contiguous(), g = gates.contiguous();
+  const at::Tensor q = by_rows(query), k = by_rows(key), v = by_rows(value), g = gates.contiguous();
   at::Tensor out = at::empty(v.sizes(), v.options().dtype(at::kFloat));
   if (type == at::kBFloat16) recur_typed<bf16>(q, k, v, g, pool, rows, rates, rule, out);
   else recur_typed<float>(q, k, v, g, pool, rows, rates, rule, out);

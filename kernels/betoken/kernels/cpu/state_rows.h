@@ -5,8 +5,6 @@
 #include <cstring>
 #include <vector>
 
-#include "simd.h"
-
 namespace betoken {
 
 struct StateRows {
@@ -33,17 +31,5 @@ struct StateRows {
     return offset < 0 ? -1 : row_starts[segment] + offset;
   }
 };
-
-inline void round_floats(float* to, const float* sums, int64_t size) { std::memcpy(to, sums, sizeof(float) * size); }
-inline void round_floats(bf16* to, const float* sums, int64_t size) {
-  for (int64_t i = 0; i < size; i += kLanes) {
-    F16 x;
-    const int64_t num = std::min<int64_t>(kLanes, size - i);
-    std::memcpy(&x, sums + i, sizeof(float) * num);
-    bf16 half[kLanes];
-    store16(half, x);
-    std::memcpy(to + i, half, sizeof(bf16) * num);
-  }
-}
 
 }  // namespace betoken

@@ -51,12 +51,13 @@ def linear_recurrence(
 
         S <- exp(r * t) * S + k (t * v)^T             k v^T where the rule does not weigh
 
-    Sums over D run in float32, in an order that depends on D alone: ascending on a CPU. Head h reads key head
-    h * G // H. A row depends on its path alone: in a prefill chunk, after a draft or as a node of a tree it has the
-    same bits.
+    Sums over D run in float32, in an order that depends on D alone: ascending on a CPU, where a length's squares run in
+    sixteen sums, each of every sixteenth number, which are then added by halves. Head h reads key head h * G // H. A
+    row depends on its path alone: in a prefill chunk, after a draft or as a node of a tree it has the same bits.
 
     Args:
-        query: [R, G, D]. key: [R, G, D]. value: [R, H, E]; one dtype, dense; H a multiple of G.
+        query: [R, G, D]. key: [R, G, D]. value: [R, H, E]; one dtype; H a multiple of G. Each may be a part of wider
+            rows.
         gates: [R, H, F + 1] float32: log decays (at most 0), then beta. F is 1 or D. With rates: [R, H, E], steps.
         pool: states and rings. W is at least the number of slots after `rows.committed`.
         rows: where the rows and their states live.

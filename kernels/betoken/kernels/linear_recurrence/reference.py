@@ -6,6 +6,7 @@ from torch import Tensor
 from betoken.kernels.linear_recurrence.rule import Recurrence, RecurrentPool
 from betoken.kernels.state_rows import HostRows, StateRows
 
+_LANES = 16
 _Inputs = tuple[Tensor, Tensor, Tensor]  # key [G, D], value [H, E], gates [H, F + 1] or [H, E]
 
 
@@ -76,10 +77,15 @@ def _direction(vectors: Tensor, rule: Recurrence) -> Tensor:
     vectors = vectors.float()
     if not rule.normalizes:
         return vectors
-    squares = torch.zeros(len(vectors), device=vectors.device)
-    for column in vectors.T:
-        squares = squares + column * column
-    return vectors * (1.0 / (squares + 1e-6).sqrt())[:, None]
+    lanes = torch.zeros(len(vectors), _LANES, device=vectors.device)
+    padded = torch.nn.functional.pad(vectors, (0, -vectors.shape[1] % _LANES))
+    for begin in range(0, padded.shape[1], _LANES):
+        part = padded[:, begin : begin + _LANES]
+        lanes = lanes + part * part
+    while lanes.shape[1] > 1:
+        first, second = lanes.chunk(2, dim=1)
+        lanes = first + second
+    return vectors * (1.0 / (lanes + 1e-6).sqrt())
 
 
 def _spread(vectors: Tensor, num_heads: int) -> Tensor:

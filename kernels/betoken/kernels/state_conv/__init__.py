@@ -28,7 +28,7 @@ def state_conv(x: Tensor, weight: Tensor, bias: Tensor | None, ring: Tensor, row
     Afterwards the ring of a sequence holds its last Q inputs.
 
     Args:
-        x: [R, C] inputs of the rows, dense.
+        x: [R, C] inputs of the rows, which may be a part of wider rows.
         weight: [L, C], from the oldest input to the row's own; dtype of `x`.
         bias: [C], dtype of `x`.
         ring: [N, Q, C], changed in place; dtype of `x`. Q is at least L - 1 plus the slots after `committed`.
