@@ -42,7 +42,8 @@ def _deepseek_v2_angles(module: Any) -> None:
 
     def forward(x: Tensor, position_ids: Tensor) -> Tensor:
         angles = position_ids[..., None].float() * module.inv_freq.float()
-        return torch.stack([angles.cos(), angles.sin()]) * module.attention_scaling
+        scale: float = module.attention_scaling
+        return torch.stack([angles.cos(), angles.sin()]) * scale
 
     module.forward = forward
 
