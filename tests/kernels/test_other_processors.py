@@ -49,7 +49,8 @@ for name in ("LIBRARY", "GROUPED_LIBRARY", "RECURRENT_LIBRARY"):
     setattr(cpu, name, dataclasses.replace(library, flags=(*library.flags, *flags)))
 kernels = cpu.load_cpu_kernels()
 assert kernels is not None and kernels.products == products, kernels and kernels.products
-which = "product or packed_rows or definition or path_as_a_chain or few_queries or is_cut or random_verdicts or own_sum"
+which = "product or packed_rows or definition or path_as_a_chain or few_queries"
+which += " or (is_cut or random_verdicts or own_sum) and native"
 sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-k", which, *tests]))
 """
 

@@ -1,4 +1,4 @@
-"""The kernels of paged keys compile for a GPU where there is none, without fused rounding."""
+"""The kernels of paged keys compile for GPUs where there is none, without fused rounding."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from betoken.kernels.kv_compact import kernel as compacting
 from betoken.kernels.kv_write import kernel as writing
 from betoken.kernels.short_conv import kernel as convolving
 
-HOPPER = GPUTarget("cuda", 90, 32)
+TARGETS = {name: GPUTarget("cuda", name, 32) for name in (80, 90, 100)}
 CACHED = {"query", "key", "value", "key_cache", "value_cache", "sinks", "slopes", "out", "inputs", "weight", "bias"}
 CONVOLVE = {"NUM_CHANNELS": 1000, "NUM_TAPS": 3, "PAGE_SIZE": 16, "BLOCK": 512, "HAS_BIAS": True, "HAS_TREES": True}
 FLOATS = {"part_maximum", "part_total", "part_sums"}
@@ -57,9 +57,12 @@ def argument_type(name: str) -> str:
     return "*fp32" if name in FLOATS else "*i64" if name in INT64 else "*i32"
 
 
+@pytest.mark.parametrize(
+    "target", [pytest.param(80, marks=pytest.mark.slow), 90, pytest.param(100, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(("kernel", "constants"), KERNELS, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_kernel_compiles(
-    kernel: Any, constants: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    kernel: Any, constants: dict[str, Any], target: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     names = kernel.arg_names
@@ -67,7 +70,7 @@ def test_a_kernel_compiles(
     places = {(names.index(name),): value for name, value in constants.items()}
     aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if signature[name].startswith("*")}
     source = ASTSource(fn=kernel, signature=signature, constexprs=places, attrs=aligned)
-    compiled = triton.compile(source, target=HOPPER, options={"num_warps": 4, "enable_fp_fusion": False})
+    compiled = triton.compile(source, target=TARGETS[target], options={"num_warps": 4, "enable_fp_fusion": False})
     assert len(compiled.asm["cubin"]) > 0
     assert "fma.rn.f32" not in compiled.asm["ptx"]
     # The keys are read ahead of the tensor cores that multiply them.
