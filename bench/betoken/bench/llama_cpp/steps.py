@@ -33,6 +33,8 @@ from betoken.engine.config import EngineConfig
 
 CONTEXT = 128
 NUM_WARM_UP = 5
+REST_S = 0.03
+"""Wait before a side's turn: threads of the side before it spin for some milliseconds after their last step."""
 Step = Callable[[list[int]], None]
 BETOKEN = "betoken"
 
@@ -70,6 +72,7 @@ def measure(steps: dict[str, Step], options: argparse.Namespace) -> dict[str, di
     times: dict[str, dict[int, list[float]]] = {name: {rows: [] for rows in options.rows} for name in steps}
     for index in range(NUM_WARM_UP + options.rounds):
         for name in rng.sample(list(steps), len(steps)):
+            time.sleep(REST_S)
             for rows in options.rows:
                 block = [rng.randrange(options.max_id) for _ in range(rows)]
                 start = time.perf_counter()
