@@ -92,8 +92,9 @@ def render() -> str:
     served = tiny["CONFIGS"] | tiny["HYBRIDS"] | tiny["VARIANTS"] | tiny["POPULAR"]
     for family, make in sorted(served.items()):
         config = make()
+        rows_hold = "eager alone" if family in variants["EAGER"] else "yes"
         matrix = "embedded pair" if family == "llama" else through_services.get(type(config), "–")
-        rows.append(f"| {' | '.join([family, _layers(config), 'yes', 'yes', drafted.get(family, '–'), matrix])} |")
+        rows.append(f"| {' | '.join([family, _layers(config), 'yes', rows_hold, drafted.get(family, '–'), matrix])} |")
     refused = [f"| {family} | {_reason(tiny, family)} |" for family in sorted(tiny["REFUSED"])]
     refused += [f"| {family} | not even its text is served: {why} |" for family, why in sorted(REFUSED.items())]
     rest = _rest({make().model_type for make in (served | tiny["REFUSED"]).values()})

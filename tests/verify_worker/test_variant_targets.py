@@ -11,6 +11,8 @@ from tests.engine.tiny import CONFIGS, POPULAR, VARIANTS, save_tiny
 from tests.verify_worker.as_generate import assert_speculation_gives_the_tokens_of_generate
 
 FAMILIES = (*VARIANTS, *POPULAR, *(family for family in CONFIGS if family != "lfm2"))
+EAGER = ("laguna",)
+"""Families whose compiled rows depend on each other, which a load finds: they run eagerly."""
 _USUAL = ("bloom", "codegen", "gpt_neo", "hunyuan_v1_moe", "llama4_text", "phimoe")
 """Families of the default run: those with parts of ours."""
 
@@ -52,7 +54,7 @@ def test_rows_are_the_models_own_in_any_company(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in EAGER])
 def test_they_compile(tmp_path, family: str) -> None:
     runner = load_runner(EngineConfig(save_tiny(tmp_path, family), dtype="float32", num_pages=64, compile="on"))
     assert runner.is_compiled
