@@ -40,17 +40,22 @@ def test_rows_are_the_models_own_in_any_company(
     runner = load_runner(EngineConfig(directory, dtype=dtype, num_pages=64, compile="off"))
     sequences = [[(7 * n + 11 * at) % 101 for at in range(length)] for n, length in enumerate((37, 5, 1, 60))]
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="eager").eval()
-    differences, sizes = [], []
+    is_mixture = any(name.endswith("experts") for name, _ in model.named_modules())
+    strays, sizes = [], []
     for ids, ours in zip(sequences, forward_together(runner, sequences), strict=True):
         theirs = model(torch.tensor([ids])).logits[0].detach().float()
-        differences.append((ours - theirs).abs().mean(dim=-1))
-        sizes.append(theirs.abs().mean(dim=-1))
+        difference, size = (ours - theirs).abs().mean(dim=-1), theirs.abs().mean(dim=-1)
+        if is_mixture:
+            strays.append(difference)
+            sizes.append(size)
+        else:
+            assert difference.mean() < size.mean() * 5e-2
         if dtype == "float32":
             torch.testing.assert_close(ours, theirs, rtol=0, atol=theirs.abs().mean().item() * 1e-3)
         for chunk_rows in (1, 5, 8):
             assert torch.equal(forward_in_chunks(runner, ids, chunk_rows), ours)
-    # Most rows: one rounding may send a token to another expert, and what follows reads that token.
-    assert torch.cat(differences).quantile(0.6) < torch.cat(sizes).mean() * 5e-2
+    if is_mixture:  # most rows: one rounding may send a token to another expert, and what follows reads that token
+        assert torch.cat(strays).quantile(0.6) < torch.cat(sizes).mean() * 5e-2
 
 
 @pytest.mark.slow
