@@ -22,7 +22,7 @@ from tests.engine.tiny import save_tiny
 WRITTEN = Path(__file__).with_name("gptqmodel.safetensors")
 LAYER = "model.layers.1.mlp.down_proj"
 with safe_open(WRITTEN, "pt") as opened:
-    CASES: dict[str, dict[str, Any]] = {name: json.loads(text) for name, text in opened.metadata().items()}
+    CASES: dict[str, dict[str, Any]] = {name: json.loads(text) for name, text in sorted(opened.metadata().items())}
 
 
 @pytest.mark.parametrize("case", CASES)
