@@ -55,7 +55,7 @@ class Sides:
             if name in (BETOKEN, BETOKEN_OFF):
                 ours[name] = await self._ask(prompt, name)
             else:
-                await asyncio.to_thread(self._generate, prompt, name)
+                self._generate(prompt, name)  # in the one thread: llama.cpp has threads for each that calls it
         self.identity.add(compare_equal(prompt, ours[BETOKEN], ours[BETOKEN_OFF]))
 
     async def _ask(self, prompt: Prompt, name: str) -> Completion:
