@@ -5,8 +5,10 @@ Its Python classes are left out, since they copy logits that nobody reads. Knows
 
 import ctypes
 import importlib
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -46,21 +48,28 @@ def load_library() -> Any:
 
 
 def write_as(library: Any, source: Path, name: str, folder: Path) -> Path:
-    """Path of the file's weights in another of `FORMATS`; written by llama.cpp where the folder lacks it.
+    """Path of the file's weights in another of `FORMATS`, written by llama.cpp.
 
     Raises:
         ValueError: llama.cpp cannot write it.
     """
     path = folder / f"{source.stem}-{name}.gguf"
-    if path.exists():
-        return path
     options = library.llama_model_quantize_default_params()
     options.ftype = getattr(library, f"LLAMA_FTYPE_MOSTLY_{name.upper()}")
     options.allow_requantize = True
-    part = path.with_suffix(".part")
-    if library.llama_model_quantize(bytes(source), bytes(part), ctypes.byref(options)):
+    if library.llama_model_quantize(bytes(source), bytes(path), ctypes.byref(options)):
         raise ValueError(f"{source}: llama.cpp cannot write it as {name}")
-    return part.rename(path)
+    return path
+
+
+@contextmanager
+def open_models(
+    library: Any, target: Path, formats: Sequence[str], num_threads: int
+) -> Iterator[dict[str, "LlamaModel"]]:
+    """The file and its weights in other formats, by name; what is written for it goes at the end."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as models:
+        files = {target.stem: target} | {name: write_as(library, target, name, Path(folder)) for name in formats}
+        yield {name: models.enter_context(LlamaModel(library, path, num_threads)) for name, path in files.items()}
 
 
 def continuation(ids: Sequence[int], num_tokens: int) -> list[int]:

@@ -12,17 +12,15 @@ import argparse
 import json
 import random
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from betoken.bench.command import exit_status, positive
-from betoken.bench.llama_cpp.model import FORMATS, LlamaModel, load_library, write_as
+from betoken.bench.llama_cpp.model import FORMATS, LlamaModel, load_library, open_models
 from betoken.bench.machine import describe_hardware, describe_versions, num_cores
 from betoken.bench.matrix import DTYPES
 from betoken.bench.paired_ratio import estimate
@@ -112,12 +110,7 @@ def run(options: argparse.Namespace) -> int:
     """Measure and print."""
     library = load_library()
     register_attention()
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as models:
-        files = {options.target.stem: options.target}
-        files |= {name: write_as(library, options.target, name, Path(folder)) for name in options.formats}
-        loaded = {
-            name: models.enter_context(LlamaModel(library, path, options.threads)) for name, path in files.items()
-        }
+    with open_models(library, options.target, options.formats, options.threads) as loaded:
         options.max_id = min(model.vocab_size for model in loaded.values())
         rng = random.Random(1)
         context = [rng.randrange(options.max_id) for _ in range(CONTEXT)]

@@ -12,9 +12,7 @@ import asyncio
 import json
 import random
 import sys
-import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,7 +20,7 @@ from typing import Any
 from betoken.bench.command import EXIT_NOTHING_MEASURED, exit_status, positive
 from betoken.bench.drafter_names import drafter_named
 from betoken.bench.identity_check import IdentityCount, compare_equal
-from betoken.bench.llama_cpp.model import FORMATS, LlamaModel, load_library, write_as
+from betoken.bench.llama_cpp.model import FORMATS, LlamaModel, load_library, open_models
 from betoken.bench.machine import describe_hardware, describe_versions, num_cores
 from betoken.bench.matrix import DTYPES, NO_DRAFTER
 from betoken.bench.paired_ratio import best_by_median, estimate
@@ -99,12 +97,7 @@ async def run(options: argparse.Namespace) -> int:
         compile=options.compile,
         prefix_caching=False,  # both drafted and plain ask for the same prompt
     )
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as models:
-        files = {options.target.stem: options.target}
-        files |= {name: write_as(library, options.target, name, Path(folder)) for name in options.formats}
-        loaded = {
-            name: models.enter_context(LlamaModel(library, path, options.threads)) for name, path in files.items()
-        }
+    with open_models(library, options.target, options.formats, options.threads) as loaded:
         async with Stack(services) as stack:
             sides = Sides(options, stack, loaded)
             prompts = await stack.fitting(prompts, options.max_new_tokens)
