@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.drafters.eagle3.tiny import save_layer, tiny_layer, tiny_shape
-from tests.drafters.heads.fit import fit_heads
+from tests.drafters.medusa.fit import fit_heads
 from tests.e2e.in_process import VOCAB_SIZE, save_pair
 
 DRAFTERS = ("ngram", "medusa", "eagle3")

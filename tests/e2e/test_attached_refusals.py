@@ -14,7 +14,7 @@ import pytest
 
 from betoken.common.errors import InvalidArgumentError, from_rpc_error
 from betoken.v1.generation_pb2_grpc import GenerationServiceStub
-from tests.drafters.heads.files import RandomHeads
+from tests.drafters.medusa.files import RandomHeads
 from tests.e2e.in_process import VOCAB_SIZE, Running, running, save_pair, until_all_pages_are_free
 from tests.router.harness import Reply, add_event, request
 

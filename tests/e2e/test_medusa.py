@@ -9,8 +9,8 @@ import pytest
 
 from betoken.client import AsyncClient, Completion, InvalidArgumentError, Sampling, Speculation, VerificationMode
 from betoken.common.errors import FailedPreconditionError
-from tests.drafters.heads.files import RandomHeads
-from tests.drafters.heads.fit import fit_heads
+from tests.drafters.medusa.files import RandomHeads
+from tests.drafters.medusa.fit import fit_heads
 from tests.e2e.in_process import VOCAB_SIZE, running, save_pair, services, until_all_pages_are_free
 
 PROMPTS = [f"{n} is {n} and {n} is {n}, so {n} is " for n in range(8)]

@@ -5,8 +5,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from betoken.drafters.heads.layouts import check_base, lay_out
-from betoken.drafters.heads.tensor_files import find_file, open_tensors
+from betoken.drafters.medusa.layouts import check_base, lay_out
+from betoken.drafters.medusa.tensor_files import find_file, open_tensors
 from betoken.training import medusa
 from betoken.training.batches import pad
 from betoken.training.medusa_heads import TrainableHeads, load_heads, save_heads

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from betoken.drafters import eagle3, early_exit, fused, grammar, heads, lookahead, model, ngram, staged
+from betoken.drafters import eagle3, early_exit, fused, grammar, lookahead, medusa, model, ngram, staged
 from betoken.drafters.plugin import is_plugin_path
 from betoken.drafters.spec import DrafterSpec
 
@@ -16,7 +16,7 @@ SPECS: dict[str, DrafterSpec] = {
     spec.name: spec
     for spec in (
         *(fused.SPEC, model.SPEC, ngram.SPEC, staged.SPEC),
-        *(lookahead.SPEC, early_exit.SPEC, grammar.SPEC, heads.SPEC, eagle3.SPEC),
+        *(lookahead.SPEC, early_exit.SPEC, grammar.SPEC, medusa.SPEC, eagle3.SPEC),
     )
 }
 """Specs by name."""

@@ -5,7 +5,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from betoken.drafters.eagle3.options import Eagle3Options
-from betoken.drafters.heads.options import MedusaOptions
+from betoken.drafters.medusa.options import MedusaOptions
 from betoken.drafters.ngram.options import NgramOptions
 from betoken.drafters.registry import SPECS, check_attached
 from betoken.rpc.settings import CommaSeparated

@@ -16,9 +16,9 @@ from typing import Any
 
 from betoken.common.economy.acceptance import Calibration
 from betoken.common.errors import InvalidArgumentError
-from betoken.drafters.heads.layouts import HeadsLayout, check_base, lay_out
-from betoken.drafters.heads.module import MedusaHeads
-from betoken.drafters.heads.tensor_files import find_file, open_tensors
+from betoken.drafters.medusa.layouts import HeadsLayout, check_base, lay_out
+from betoken.drafters.medusa.module import MedusaHeads
+from betoken.drafters.medusa.tensor_files import find_file, open_tensors
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.runner import ModelRunner
 from betoken.engine.weights.plausible import check_is_file, check_sizes

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from betoken.common.errors import InvalidArgumentError
-from betoken.drafters.heads.choices import AUTO, Branches, ChoiceTree, Node, parse_paths
+from betoken.drafters.medusa.choices import AUTO, Branches, ChoiceTree, Node, parse_paths
 from betoken.drafters.settings import check_names, integer
 
 MAX_BRANCHES = 64

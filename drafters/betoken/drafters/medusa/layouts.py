@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from betoken.drafters.heads.tensor_files import UnreadTensor
+from betoken.drafters.medusa.tensor_files import UnreadTensor
 from betoken.engine.errors import ModelRefusedError
 
 PREFIX_IN_TARGET = "medusa_head."

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from betoken.drafters.heads.layouts import HeadsLayout
+from betoken.drafters.medusa.layouts import HeadsLayout
 from betoken.engine.parts import ModelParts
 
 

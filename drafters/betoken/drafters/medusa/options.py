@@ -5,7 +5,7 @@ from typing import Self
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from betoken.drafters.heads.choices import parse_paths
+from betoken.drafters.medusa.choices import parse_paths
 
 
 class MedusaOptions(BaseModel):

@@ -19,10 +19,10 @@ from betoken.common.economy.terms import DraftTerms
 from betoken.common.tree import unless_chain
 from betoken.drafters.drafter import Drafted, DraftSequence
 from betoken.drafters.features import FeatureSpan
-from betoken.drafters.heads.adapters import Adapter, AdapterStore
-from betoken.drafters.heads.choices import Branches, Node
-from betoken.drafters.heads.settings import MedusaSettings
-from betoken.drafters.heads.tree import Grown, Guesses, grow
+from betoken.drafters.medusa.adapters import Adapter, AdapterStore
+from betoken.drafters.medusa.choices import Branches, Node
+from betoken.drafters.medusa.settings import MedusaSettings
+from betoken.drafters.medusa.tree import Grown, Guesses, grow
 from betoken.engine.sampler import SampleGroup, perturbed_top
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def _make(host: DrafterHost) -> Drafter:
-    from betoken.drafters.heads.hosting import make_drafter
+    from betoken.drafters.medusa.hosting import make_drafter
 
     return make_drafter(host)
 

@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from betoken.drafters.heads.choices import Node
+from betoken.drafters.medusa.choices import Node
 
 
 class Guesses(NamedTuple):

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from betoken.common.errors import FailedPreconditionError
-from betoken.drafters.heads.adapters import Adapter, AdapterStore, describe
-from betoken.drafters.heads.drafter import MedusaDrafter
-from betoken.drafters.heads.layouts import PREFIX_IN_TARGET, HeadsLayout, lay_out
-from betoken.drafters.heads.module import MedusaHeads
-from betoken.drafters.heads.settings import MedusaSettings
-from betoken.drafters.heads.tensor_files import UnreadTensor, open_tensors
+from betoken.drafters.medusa.adapters import Adapter, AdapterStore, describe
+from betoken.drafters.medusa.drafter import MedusaDrafter
+from betoken.drafters.medusa.layouts import PREFIX_IN_TARGET, HeadsLayout, lay_out
+from betoken.drafters.medusa.module import MedusaHeads
+from betoken.drafters.medusa.settings import MedusaSettings
+from betoken.drafters.medusa.tensor_files import UnreadTensor, open_tensors
 from betoken.drafters.spec import DrafterHost
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.runner import ModelRunner

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from betoken.drafters.heads.choices import Branches, ChoiceTree, parse_paths
-from betoken.drafters.heads.tree import Grown, Guesses, grow
+from betoken.drafters.medusa.choices import Branches, ChoiceTree, parse_paths
+from betoken.drafters.medusa.tree import Grown, Guesses, grow
 
 TOPK = 10
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from betoken.common.errors import InvalidArgumentError
-from betoken.drafters.heads import adapters
-from betoken.drafters.heads.adapters import Adapter, AdapterStore
-from betoken.drafters.heads.drafter import MedusaDrafter
-from betoken.drafters.heads.module import MedusaHeads
+from betoken.drafters.medusa import adapters
+from betoken.drafters.medusa.adapters import Adapter, AdapterStore
+from betoken.drafters.medusa.drafter import MedusaDrafter
+from betoken.drafters.medusa.module import MedusaHeads
 from betoken.engine.runner import ModelRunner
-from tests.drafters.heads.bench import HIDDEN, VOCAB, Bench
-from tests.drafters.heads.files import RandomHeads
+from tests.drafters.medusa.bench import HIDDEN, VOCAB, Bench
+from tests.drafters.medusa.files import RandomHeads
 
 FIELD = "drafter.settings.adapter"
 

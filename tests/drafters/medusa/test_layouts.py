@@ -8,15 +8,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from betoken.drafters.heads.adapters import describe
-from betoken.drafters.heads.hosting import _in_target
-from betoken.drafters.heads.module import MedusaHeads
+from betoken.drafters.medusa.adapters import describe
+from betoken.drafters.medusa.hosting import _in_target
+from betoken.drafters.medusa.module import MedusaHeads
 from betoken.engine.bring_up.load import load_runner
 from betoken.engine.config import EngineConfig
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.runner import ModelRunner
-from tests.drafters.heads.bench import HIDDEN, VOCAB
-from tests.drafters.heads.files import LAYOUTS, RandomHeads
+from tests.drafters.medusa.bench import HIDDEN, VOCAB
+from tests.drafters.medusa.files import LAYOUTS, RandomHeads
 from tests.engine.tiny import save_tiny
 
 SHIPPED = Path(__file__).parents[3] / "models" / "medusa"

@@ -9,13 +9,13 @@ import torch
 from betoken.common.economy.terms import DraftTerms
 from betoken.drafters.drafter import Drafted, DraftSequence
 from betoken.drafters.features import FeatureSpan
-from betoken.drafters.heads.adapters import Adapter, AdapterStore, describe
-from betoken.drafters.heads.drafter import ERROR_SCALE, MedusaDrafter
-from betoken.drafters.heads.module import MedusaHeads
+from betoken.drafters.medusa.adapters import Adapter, AdapterStore, describe
+from betoken.drafters.medusa.drafter import ERROR_SCALE, MedusaDrafter
+from betoken.drafters.medusa.module import MedusaHeads
 from betoken.engine.runner import ModelRunner
 from betoken.kernels import noise
-from tests.drafters.heads.bench import HIDDEN, VOCAB, Bench
-from tests.drafters.heads.files import RandomHeads
+from tests.drafters.medusa.bench import HIDDEN, VOCAB, Bench
+from tests.drafters.medusa.files import RandomHeads
 
 NUM_HEADS = 3
 

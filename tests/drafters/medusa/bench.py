@@ -6,7 +6,7 @@ import torch
 
 from betoken.drafters.drafter import Drafted, DraftSequence
 from betoken.drafters.features import FeatureSpan
-from betoken.drafters.heads.drafter import MedusaDrafter
+from betoken.drafters.medusa.drafter import MedusaDrafter
 from betoken.engine.sampling import SamplingParams
 
 HIDDEN, VOCAB = 64, 101
