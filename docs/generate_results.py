@@ -1,4 +1,4 @@
-"""Writes results.md beside this file: one table for each file in bench/results, in the order of their names.
+"""Writes results.md beside this file: one table for each file in lab/results, in the order of their names.
 
 A file holds one run: machine, commit, date, setup, columns and rows. `--check` compares instead and fails when the page
 is out of date.
@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).parent
-RUNS = DOCS.parent / "bench" / "results"
+RUNS = DOCS.parent / "lab" / "results"
 HEAD = """# Results
 
 Newest figures first. Each table is one run of one commit on one machine. Tokens/s are medians of wall time through
 real processes and gRPC. Machines are shared and their speed varies up to twofold within minutes: compare within a
-table only. `make docs` makes this page from [bench/results](../bench/results); a test compares it. What was tried and
+table only. `make docs` makes this page from [lab/results](../lab/results); a test compares it. What was tried and
 dropped stands in [lessons](lessons.md).
 """
 

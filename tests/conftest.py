@@ -37,7 +37,7 @@ if VERBOSITY is None:
     del os.environ["GRPC_VERBOSITY"]
 
 
-LONG = ("e2e", "deploy", "kernels", "engine", "training", "client", "gateway")
+LONG = ("e2e", "deploy", "kernels", "engine", "lab", "client", "gateway")
 """Folders with files that take long. They come first where several processes share the files, or at the end one would
 wait for another's; pytest-xdist goes by the number of tests."""
 

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PROJECTS = {"betoken": ROOT, "betoken-server": ROOT / "server"}
-STAY = {"bench", "training"}
+STAY = {"lab"}
 """Roots that no wheel holds: they work on a checkout."""
 
 

@@ -1,11 +1,11 @@
-"""Figures stand in bench/results; the pages show those and no others."""
+"""Figures stand in lab/results; the pages show those and no others."""
 
 import runpy
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 GENERATOR = runpy.run_path(str(ROOT / "docs" / "generate_results.py"))
-RUNS = sorted((ROOT / "bench" / "results").glob("*.json"))
+RUNS = sorted((ROOT / "lab" / "results").glob("*.json"))
 
 
 def test_page_is_what_the_runs_say() -> None:

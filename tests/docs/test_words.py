@@ -12,7 +12,7 @@ SOURCES = sorted(
     path
     for root in (
         *("common", "kernels", "engine", "rpc", "client", "drafters", "draft_worker", "verify_worker", "router"),
-        *("gateway", "testing", "training", "bench", "examples", "docs"),
+        *("gateway", "testing", "lab", "examples", "docs"),
     )
     for path in (ROOT / root).rglob("*.py")
     if "_pb2" not in path.name

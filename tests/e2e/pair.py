@@ -31,7 +31,7 @@ def make_pair(folder: Path, config: Any = None) -> None:
     from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
     tokenizer = ByteLevelBPETokenizer()
-    text = [path.read_text() for path in Path(__file__).parents[2].glob("bench/betoken/bench/*.py")]
+    text = [path.read_text() for path in Path(__file__).parents[2].glob("lab/betoken/bench/*.py")]
     tokenizer.train_from_iterator(text, vocab_size=VOCAB_SIZE, special_tokens=["<|endoftext|>"], show_progress=False)
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer._tokenizer, eos_token="<|endoftext|>")
     config = config or LlamaConfig(

@@ -1,6 +1,6 @@
 """The cases of the JSON Schema Test Suite that grammars keep, as lines of `suite.jsonl`.
 
-    python -m betoken.bench.schemas.collect jsonschema-4.26.0/json/tests > bench/betoken/bench/schemas/suite.jsonl
+    python -m betoken.bench.schemas.collect jsonschema-4.26.0/json/tests > lab/betoken/bench/schemas/suite.jsonl
 
 The suite is in the source distribution of `jsonschema`. A case is taken if something is valid by it, llguidance keeps
 its schema, and `jsonschema` judges all its examples as the suite does: only then can it judge answers.

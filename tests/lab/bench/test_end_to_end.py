@@ -15,7 +15,7 @@ from betoken.bench.end_to_end_options import parse_options
 from betoken.bench.prompts import Prompt
 from betoken.bench.streams import TimedCompletion
 from betoken.client import Speculation, StepCost
-from tests.bench.made_up_runs import STATS
+from tests.lab.bench.made_up_runs import STATS
 
 IDS = (5, 6, 7, 8)
 OPTIONS = ["--target", "t", "--drafter", "ngram", "--limit", "3"]

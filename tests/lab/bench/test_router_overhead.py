@@ -13,7 +13,7 @@ from betoken.cli.service_process import ServiceFailedError, ServiceProcess
 from betoken.client import InvalidArgumentError
 from betoken.testing.fake_model import FakeModel
 
-TOKENIZER = str(Path(__file__).parents[2] / "models" / "target")
+TOKENIZER = str(Path(__file__).parents[3] / "models" / "target")
 OPTIONS = ["--tokenizer", TOKENIZER, "--streams", "2", "--requests", "2", "--max-new-tokens", "8"]
 
 

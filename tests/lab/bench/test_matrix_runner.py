@@ -14,7 +14,7 @@ from betoken.bench.identity_store import IdentityStore
 from betoken.bench.matrix import Cell, Disturbance
 from betoken.bench.matrix_runner import MatrixRunner, RunnerConfig
 from betoken.bench.prompts import Prompt
-from tests.bench.made_up_runs import STATS
+from tests.lab.bench.made_up_runs import STATS
 
 PROMPTS = [Prompt(0, "a"), Prompt(1, "b")]
 
