@@ -1,5 +1,5 @@
 """The operations of verification: noise, logits adjustment, sampling, acceptance, paged attention.
 
-Each op is a folder with a torch reference and faster implementations of the same signature beside it; `dispatch` says
+Each op is a folder with a torch reference and faster implementations with the same signature; `dispatch` says
 which one runs. Sequences, the owners of pages and requests are unknown here.
 """

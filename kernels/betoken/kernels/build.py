@@ -77,7 +77,7 @@ def build(library: Library, cache_dir: Path | None = None) -> Path:
         names = ", ".join((library.compiler_variable, *library.compilers))
         raise BuildError(f"no compiler for {library.name} was found ({names})")
     wanted, name = cache_dir or user_cache_dir(), f"{library.name}-{_key(compiler, library)}.so"
-    # A failure to add files does not matter then. Unlike Path's, isfile is False where one may not look.
+    # A failure to add files does not matter then. Unlike Path's, isfile is False without read permission.
     if os.path.isfile(wanted / name) and is_private(wanted):
         return wanted / name
     folder = private_folder(wanted, ROOM_BYTES)
@@ -106,7 +106,7 @@ def _key(compiler: str, library: Library) -> str:
 
 
 def native_target(library: Library) -> str:
-    """Tells apart what the library's compiler makes of -march=native; empty without a compiler."""
+    """Return what the library's compiler makes of -march=native; empty without a compiler."""
     compiler = find_compiler(library)
     return "" if compiler is None else _target(compiler)
 
@@ -119,7 +119,7 @@ def _target(compiler: str) -> str:
 
 
 def _compile(compiler: str, library: Library, path: Path) -> None:
-    """In a folder beside it, then an atomic rename: who reads without the lock finds all of it or nothing."""
+    """Compile in a sibling folder, then rename atomically: readers without the lock find the whole file or none."""
     with scratch_folder(path.parent, _scratch_prefix(library)) as scratch:
         made = scratch / path.name
         _LOG.info("compiling %s: %s", library.name, path)

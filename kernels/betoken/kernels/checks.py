@@ -60,7 +60,7 @@ def check_columns(
 def check_chains(
     logits: torch.Tensor, target_ids: torch.Tensor, draft_ids: torch.Tensor, offsets: torch.Tensor
 ) -> None:
-    """Raises ValueError unless the rows of logits are those of the chains: one per draft token and one per block."""
+    """Raise ValueError unless the logits have one row per draft token and one per chain."""
     num_rows, vocab_size = logits.shape
     num_drafts = draft_ids.numel()
     num_blocks = offsets.numel() - 1

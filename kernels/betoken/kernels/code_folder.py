@@ -1,6 +1,6 @@
-"""Folders for compiled code: the user's cache where that is safe and has room, else a temporary one.
+"""Folders for compiled code: the user's cache if it is safe and has room, else a temporary one.
 
-One process at a time makes what several want, and one that is ended early leaves nothing behind. It does not know what
+Only one of several processes compiles, and a process that ends early leaves no files behind. It does not know what
 is compiled.
 """
 
@@ -61,7 +61,7 @@ def private_folder(wanted: Path, room_bytes: int = 0) -> Path:
 
 
 def is_private(folder: Path) -> bool:
-    """Whether nobody but this user can write there."""
+    """Whether only this user can write there."""
     status = folder.stat()
     return status.st_uid == os.getuid() and not status.st_mode & 0o022
 
@@ -70,7 +70,7 @@ def _unfit(wanted: Path, room_bytes: int) -> str:
     """Why the folder, which is made, cannot be taken; empty = it can."""
     wanted.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not is_private(wanted):
-        return f"it must be this user's and writable by nobody else, its mode is {wanted.stat().st_mode & 0o7777:o}"
+        return f"it must be this user's and writable by no other user, its mode is {wanted.stat().st_mode & 0o7777:o}"
     if not os.access(wanted, os.W_OK):
         return "it cannot be written"
     if room_bytes and hasattr(os, "posix_fallocate"):
@@ -81,7 +81,7 @@ def _unfit(wanted: Path, room_bytes: int) -> str:
 
 @contextmanager
 def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
-    """A folder in `parent` for the block, removed also where the process ends early."""
+    """A folder in `parent` for the block, removed even if the process ends early."""
     folder = _make(parent, prefix)
     try:
         yield folder
@@ -109,9 +109,9 @@ def remove_scratch(parent: Path, prefix: str) -> None:
 def exclusive(lock: Path) -> Iterator[bool]:
     """Hold the lock of this file, which stays, for the block: other processes, and threads, wait.
 
-    Yields False where the file system knows no locks.
+    Yields False if the file system does not support locks.
     """
-    import fcntl  # not on Windows, where no code is compiled
+    import fcntl  # unavailable on Windows, which compiles no code
 
     with lock.open("ab") as file:
         is_held = True

@@ -34,7 +34,7 @@ class SumOrder(NamedTuple):
 
     @classmethod
     def of(cls, num_outputs: int, num_inputs: int, dtype: torch.dtype, group: int = 0) -> "SumOrder":
-        """The number of rows does not enter. With a group, a step lies within one of so many inputs."""
+        """The number of rows does not enter. With a group, a step stays within one group of inputs."""
         most_inputs = block_inputs = _BLOCK_INPUTS[dtype]
         while group % block_inputs:
             block_inputs //= 2
@@ -45,11 +45,11 @@ class SumOrder(NamedTuple):
         return cls(block_inputs, range_blocks, triton.cdiv(num_blocks, range_blocks))
 
     def is_even(self, num_inputs: int) -> bool:
-        """Whether the ranges end where the inputs do: no load needs a mask."""
+        """Whether the ranges end exactly at the last input: no load needs a mask."""
         return num_inputs == self.block_inputs * self.range_blocks * self.num_ranges
 
     def new_sums(self, out: Tensor) -> Tensor:
-        """The place of the products: [ranges, R, N] float32, or `out` [R, N] itself where there is one range."""
+        """The place of the products: [ranges, R, N] float32, or `out` [R, N] itself if there is one range."""
         if self.num_ranges == 1:
             return out
         return torch.empty(self.num_ranges, *out.shape, dtype=torch.float32, device=out.device)
@@ -96,7 +96,7 @@ def sum_range(
             x = tl.load(places)
         else:
             x = tl.load(places, mask=is_inside[None, :], other=0.0)
-        if IS_TRANSPOSED:  # read as it lies, and turned in shared memory
+        if IS_TRANSPOSED:  # read in memory order, and transposed in shared memory
             weight_places = weight_ptr + inputs[:, None] * input_stride + outputs[None, :] * output_stride
             is_weight = (outputs < num_outputs)[None, :]
             if not IS_EVEN:

@@ -12,11 +12,11 @@ from torch import Tensor
 
 @dataclass(slots=True)
 class TreePaths:
-    """The slots of rows that stand in draft trees.
+    """The slots of rows in draft trees.
 
-    For row r, with n = starts[r + 1] - starts[r], the last n positions (its own included) lie in the slots
-    `slots[starts[r] : starts[r + 1]]` of its sequence, in order of position. Earlier positions t lie in slot t. A row
-    whose path lies in order has n = 0. Every row finds its keys by position, and siblings never see each other.
+    For row r, with n = starts[r + 1] - starts[r], the last n positions (its own included) are in the slots
+    `slots[starts[r] : starts[r + 1]]` of its sequence, in order of position. Earlier positions t are in slot t. A row
+    whose path is contiguous has n = 0. Every row finds its keys by position, and siblings never see each other.
     """
 
     starts: Tensor  # [R + 1] int32
@@ -27,8 +27,8 @@ class TreePaths:
 class PagedRows:
     """R rows of S sequences; sequence s owns pages `page_ids[page_starts[s] : page_starts[s + 1]]`.
 
-    Slot t of sequence s lies in page `page_ids[page_starts[s] + t // page_size]`, offset t % page_size.
-    All tensors are int32 and lie on the device of the caches.
+    Slot t of sequence s is in page `page_ids[page_starts[s] + t // page_size]`, offset t % page_size.
+    All tensors are int32 and on the device of the caches.
 
     Raises:
         ValueError: a dtype or a shape other than below. Values are the caller's word.
@@ -41,7 +41,7 @@ class PagedRows:
     paths: TreePaths | None = None
     """None: slot t holds position t throughout."""
     max_length: int | None = None
-    """No position reaches it; None where the host does not know. With it a launch of few rows divides their keys."""
+    """Exclusive bound of all positions; None if the host does not know it. A launch of few rows uses it to split their keys."""
     _row_starts: Tensor | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
-"""Places of a flat ragged batch's rows beside recurrent states: what a state has seen, and the slots of later tokens.
+"""Layout of a flat ragged batch over recurrent states: tokens covered by a state, and the slots of later tokens.
 
 A sequence has one committed state, which has seen its first `applied` tokens. Inputs of later tokens wait in a ring,
-each at its slot modulo the ring's size. Positions and slots are those of `betoken.kernels.rows`.
+each at its slot modulo the ring's size. Positions and slots as in `betoken.kernels.rows`.
 """
 
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class StateRows:
 
 
 class HostRows:
-    """The same as plain numbers, for references: the slots of a row's path."""
+    """The slots of a row's path as plain numbers, for references."""
 
     def __init__(self, rows: StateRows) -> None:
         self.positions: list[int] = rows.positions.tolist()
@@ -69,6 +69,6 @@ class HostRows:
         return self._slots[index] if index >= self._starts[row] else position
 
     def row_at(self, segment: int, slot: int) -> int | None:
-        """The row that fills a slot in this forward; None where an earlier forward did."""
+        """The row that fills a slot in this forward; None if an earlier forward did."""
         offset = slot - self.first_slots[segment]
         return self.row_starts[segment] + offset if offset >= 0 else None

@@ -1,6 +1,6 @@
 """The logarithm, the exponential and the noise of the torch references as Triton functions, with the same bits.
 
-They hold only where the compiler fuses nothing: kernels that call them are launched with `EXACT`.
+They hold only if the compiler fuses nothing: kernels that call them are launched with `EXACT`.
 """
 
 import triton

@@ -1,7 +1,7 @@
 """The processed target distribution as integers: 2^40 for a row's most likely id, 0 for ids that are filtered out.
 
 Integer sums are the same in any order, so implementations that divide a row differently agree bit for bit. It knows no
-noise and no drafts; the filters are those of `betoken.kernels.sample`.
+noise and no drafts; the filters are the ones of `betoken.kernels.sample`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ class Weights:
 
     values: torch.Tensor  # [R, V] int64
     totals: torch.Tensor  # [R] int64, sums of the values
-    below_top: torch.Tensor  # [R, V] float32, how far the scaled logit lies below the row's largest; at least 0
+    below_top: torch.Tensor  # [R, V] float32, distance of the scaled logit below the row's largest; at least 0
 
 
 def target_weights(
     logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
 ) -> Weights:
-    """softmax(logits / T) after top_k, top_p and min_p; at T = 0 all weight lies on the lowest of the likeliest ids.
+    """softmax(logits / T) after top_k, top_p and min_p; at T = 0 the lowest of the most likely ids has all weight.
 
-    Arguments are those of `betoken.kernels.sample.sample`, any device.
+    Arguments as in `betoken.kernels.sample.sample`, any device.
     """
     scores = logits.to(torch.float32)
     is_sampled = temperature > 0.0

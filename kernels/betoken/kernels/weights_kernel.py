@@ -30,13 +30,13 @@ class RowWeights:
     totals: torch.Tensor
     """int64, sum of the weights."""
     spreads: torch.Tensor
-    """int64, sum of each weight times how far its logit / T lies below the top."""
+    """int64, sum of each weight times the distance of its logit / T below the top."""
 
 
 def row_weights(
     logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
 ) -> RowWeights:
-    """Weights of validated tensors; arguments as those of `weights.target_weights`."""
+    """Weights of validated tensors; arguments as in `weights.target_weights`."""
     num_rows, vocab_size = logits.shape
     tops = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
     floors, totals, spreads = (torch.empty(num_rows, dtype=torch.int64, device=logits.device) for _ in range(3))
@@ -88,7 +88,7 @@ def weight_at(logits, row, token_id, temperature, min_p, tops, floors, likeliest
 
 @triton.jit
 def _scaled(start, first, vocab_size, heat, BLOCK: tl.constexpr):
-    """logit / T of the ids [first, first + BLOCK), -inf where there is none."""
+    """logit / T of the ids [first, first + BLOCK), -inf for missing ones."""
     ids = first + tl.arange(0, BLOCK)
     x = tl.load(start + ids, mask=ids < vocab_size, other=float("-inf")).to(tl.float32)
     return tl.div_rn(x, tl.where(heat > 0.0, heat, 1.0) + tl.zeros_like(x))

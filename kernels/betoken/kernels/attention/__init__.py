@@ -28,22 +28,22 @@ def attention(
     span: int = 0,
     slopes: Tensor | None = None,
 ) -> Tensor:
-    """Attend row r to positions [max(0, pos - window + 1), pos] of its own path.
+    """Attend row r to positions [max(0, pos - window + 1), pos] along its path.
 
     A row's result depends on its own query, position and keys only: the reduction runs in float32 over fixed chunks of
     256 absolute positions, in order, so neither the number of rows nor their neighbours change a bit of it. Keys are
-    found by position, wherever they lie, so a node of a tree has the bits of the same path decoded as a chain.
+    found by position, in any slot, so a node of a tree has the bits of the same path decoded as a chain.
 
     Args:
         query: [R, Hq, D]; head h reads key head h // (Hq // H).
         key_cache: [num_pages, page_size, H, D], value_cache: [num_pages, page_size, H, E].
-        rows: where the rows and their keys live.
+        rows: positions and slots of the rows and their keys.
         scale: factor on the scores.
         window: number of visible positions, 0 for all.
         softcap: scores become softcap * tanh(scores / softcap); 0 for none.
         sinks: [Hq], any float type, taken as float32: a learned score per query head that takes part in each row's
             softmax, after its keys, and carries no value. Neither `scale` nor `softcap` applies to it.
-        span: positions are cut into spans of this many; a row sees keys of its own span alone. 0 for no cuts.
+        span: positions are cut into spans of this many; a row attends only to keys of its span. 0 for no cuts.
         slopes: [Hq], any float type, taken as float32: a key's score falls by its head's slope with every position
             between it and the row (ALiBi); after `scale` and `softcap`.
 

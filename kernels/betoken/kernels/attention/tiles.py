@@ -1,4 +1,4 @@
-"""Pieces of the Triton attention: where keys lie, what a chunk of them adds, how chunks are put together.
+"""Parts of the Triton attention: addresses of keys, the contribution of a chunk, the combination of chunks.
 
 A query's results depend on its own lane only; tiles are cut at absolute positions. Launched by `kernel`.
 """
@@ -32,7 +32,7 @@ def _pool_slots(pages, slots, is_seen, PAGE_SIZE: tl.constexpr):
 
 @triton.jit
 def _load_tile(cache, head, pool_slots, is_seen, NUM_HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """Keys or values of one head: [BLOCK_N, BLOCK], 0 beyond SIZE and where nothing is seen."""
+    """Keys or values of one head: [BLOCK_N, BLOCK], 0 beyond SIZE and for masked keys."""
     at = tl.arange(0, BLOCK)
     pointers = cache + (pool_slots * NUM_HEADS + head)[:, None] * SIZE + at[None, :]
     return tl.load(pointers, mask=is_seen[:, None] & (at < SIZE)[None, :], other=0.0)
@@ -87,7 +87,7 @@ def _weigh(
 
 @triton.jit
 def fold(maximum, total, sums, part_maximum, part_total, part_sums):
-    """The results so far and those of the next chunk, together. A chunk in which nothing is seen changes no bit."""
+    """Combine the results so far with the next chunk. A fully masked chunk changes no bit."""
     raised = tl.maximum(maximum, part_maximum)
     fade = tl.exp(maximum - raised)
     part_fade = tl.exp(part_maximum - raised)

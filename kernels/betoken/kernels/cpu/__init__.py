@@ -55,10 +55,10 @@ RECURRENT_LIBRARY = _library(
 """Operators on recurrent states, for the models that have them."""
 
 CPU_DTYPES = (torch.bfloat16, torch.float32)
-"""What the kernels compute in; always with float32 sums."""
+"""Element types of the kernels; sums are always float32."""
 
 GROUP_COLUMNS = 64
-"""Packed weights may be joined where they end on a whole group of columns (kGroup of linear.h)."""
+"""Packed weights may be joined if they end on a whole group of columns (kGroup of linear.h)."""
 
 
 class CpuKernels:
@@ -173,7 +173,7 @@ _lock = Lock()
 
 
 def load_cpu_kernels(cache_dir: Path | None = None) -> CpuKernels | None:
-    """The kernels, compiled on first use; None where that fails, with one warning that says why."""
+    """The kernels, compiled on first use; None if compilation fails, with one warning that gives the reason."""
     global _loaded, _failure
     with _lock:
         if _loaded is None and _failure is None:
@@ -188,7 +188,7 @@ def load_cpu_kernels(cache_dir: Path | None = None) -> CpuKernels | None:
 
 
 def _register_shapes() -> None:
-    """Tell torch's tracers the operators' output shapes."""
+    """Register the operators' output shapes with torch's tracers."""
 
     def linear(x: Tensor, packed: Tensor, bias: Tensor | None, n: int) -> Tensor:
         return x.new_empty(*x.shape[:-1], n)
@@ -236,7 +236,7 @@ def _register_shapes() -> None:
 
 
 def _register_shapes_of_states() -> None:
-    """Tell torch's tracers the output shapes of operators that keep a state."""
+    """Register the output shapes of operators that keep a state with torch's tracers."""
 
     def short_conv(x: Tensor, weight: Tensor, bias: Tensor | None, layer: int) -> Tensor:
         return torch.empty_like(x, memory_format=torch.contiguous_format)

@@ -49,8 +49,8 @@ inline void add_parts(Scratch& scratch) {
     store16(&scratch.sums[i], load16(&scratch.sums[i]) + load16(&scratch.parts[i]));
 }
 
-// Read what all heads have at places [from, to), in the order it lies: there the processor fetches ahead by itself, at
-// several times the pace of `fetch`. Only where a whole chunk stays in the second cache.
+// Read the data of all heads at places [from, to) in memory order: the hardware prefetcher then works, at
+// several times the pace of `fetch`. Only if a whole chunk stays in the L2 cache.
 template <class T>
 void read_through(const T* cache, int64_t slot_size, int64_t from, int64_t to, const Scratch& scratch) {
   constexpr int64_t kLine = 64 / sizeof(T);
@@ -83,9 +83,9 @@ void reduce_chunk(const Attention<T>& job, const Block& block, int64_t head, int
   add_parts(scratch);
 }
 
-// Lanes whose keys lie in the same slots.
+// Lanes whose keys are in the same slots.
 struct Path {
-  int64_t row = -1;              // the tree's row; -1: all rows whose keys lie in order
+  int64_t row = -1;              // the tree's row; -1: all rows whose keys are in order
   int first = kLanes, stop = 0;  // its lanes are among [first, stop)
   I16 last = splat(-1);          // the position of each of its lanes, -1 for the others
   int64_t end = 0;               // the positions they see end before it
@@ -136,7 +136,7 @@ void reduce_forked_tiles(const Attention<T>& job, const Block& block, int64_t he
 }
 #endif
 
-// A chunk in which rows of the block part ways at place `fork`: what lies before it is common. Every lane has the sums
+// A chunk in which rows of the block diverge at place `fork`: the keys before it are common. Every lane has the sums
 // of a chunk that is all its own: its scores are its path's, and values are added in the order of places.
 template <class T>
 void reduce_forked_chunk(const Attention<T>& job, const Block& block, int64_t head, int64_t origin, Lanes& lanes,

@@ -12,7 +12,7 @@ namespace betoken {
 constexpr int kChunk = 256;
 constexpr int kKeyBlock = 8;       // keys whose scores are made side by side
 constexpr int kSpare = 16;         // places after the last that scores may be written to
-constexpr float kLowest = -1e30f;  // what a lane's scores are where it sees nothing
+constexpr float kLowest = -1e30f;  // a lane's score for masked keys
 
 // Up to 16 queries of rows [first_row, ...) of one sequence and one key head.
 struct Block {
@@ -41,7 +41,7 @@ struct Scratch {
   std::vector<uint16_t> pairs;  // the same for tiles: [key_size / 2][16][2] bf16
   std::vector<float> floats;    // a few keys
   std::vector<float> sums;      // [16][value_size rounded up]
-  std::vector<bf16> keys;       // a run of 16 keys that lie apart: [16][key_size]
+  std::vector<bf16> keys;       // a run of 16 scattered keys: [16][key_size]
   std::vector<float> parts;     // the same of one chunk
   int64_t slots[kChunk];        // of the chunk's positions
   alignas(64) float scores[kChunk + kSpare][kLanes];

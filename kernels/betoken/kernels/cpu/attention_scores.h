@@ -235,7 +235,7 @@ void chunk_scores(const Attention<T>& job, const Block& block, int64_t head, int
     return some(keys_of_head, slot_size, job.key_size, begin, end, scratch, scores);
   }
 #endif
-  // The first eight lanes alone, if the others are idle and a vector is no wider.
+  // The first eight lanes alone, if the others are idle and a vector has at most eight.
   if (kNative <= 8 && block.num_queries <= 8)
     return scores_vectors<8 / std::min(kNative, 8)>(keys_of_head, slot_size, job.key_size, begin, end, scratch, scores);
   return scores_vectors<kParts>(keys_of_head, slot_size, job.key_size, begin, end, scratch, scores);

@@ -11,7 +11,7 @@ struct KeyRun {
   int64_t stride;
 };
 
-// The keys of places [place, place + 16): where they lie if they follow each other, else gathered. Those at and after
+// The keys of places [place, place + 16): read in place if they are contiguous, else gathered. Keys at and after
 // `end` are any finite ones.
 inline KeyRun find_keys(const bf16* keys, int64_t slot_size, int64_t key_size, int64_t place, int64_t end,
                         Scratch& scratch) {

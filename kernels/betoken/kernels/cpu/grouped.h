@@ -1,11 +1,11 @@
-// Weights of few bits as they lie packed, and how their numbers come out: w = scale (code - zero) + offset, in float.
+// Packed low-bit weights and their dequantisation: w = scale (code - zero) + offset, in float.
 //
 // Columns (outputs) go in groups of 32, N padded, in two tiles of 16; K is padded to a whole number of steps of 32, for
 // which x holds zeros. In the order of memory, a group of columns is: its scales [G][32], its offsets [G][32], the units
 // of both [U][32], then its codes by steps. A step is four quarters of four pairs of k, each of two tiles: for codes of
-// 4, 5 and 6 bits a word for each column and parity of k, its lowest nibble that of the first pair; for codes of 8 bits
-// [4 pairs][16 columns][2]. Behind the quarters lie, a bit or two for each code, the bits above the fourth:
-// [CODE - 4][2 tiles][16 columns][2 parities] words, the first pair in the lowest bits; codes of 2 bits are no more than
+// 4, 5 and 6 bits a word for each column and parity of k, its lowest nibble belongs to the first pair; for codes of 8 bits
+// [4 pairs][16 columns][2]. After the quarters follow, one or two bits per code, the bits above the fourth:
+// [CODE - 4][2 tiles][16 columns][2 parities] words, the first pair in the lowest bits; codes of 2 bits consist only of
 // that.
 #pragma once
 #include <algorithm>
@@ -16,7 +16,7 @@
 
 namespace betoken {
 
-// The first six are layouts, too; codes of four bits may be places in a table, those of eight parts of 127.
+// The first six are layouts, too; codes of four bits may be table indices, codes of eight bits parts of 127.
 enum CodeKind {
   kTwos = 2, kNibbles = 4, kFives = 5, kSixes = 6, kBytes = 8, kFloat8 = 9, kE2m1 = 10, kNf4 = 11, kFp4 = 12, kSnorm8 = 13
 };
@@ -98,7 +98,7 @@ inline NativeInts load_bytes(const uint8_t* from, bool is_signed) {
   return is_signed ? __builtin_convertvector((Signed)bytes, NativeInts) : __builtin_convertvector(bytes, NativeInts);
 }
 
-// kNative numbers of one kind, those of columns `lane` and on.
+// kNative numbers of one kind, from column `lane` on.
 template <int KIND>
 [[gnu::always_inline]] inline Native load_numbers(const uint8_t* numbers, const uint8_t* units, int lane) {
   if constexpr (KIND == kNone) return Native{};
@@ -129,7 +129,7 @@ template <class Operation>
   }
 }
 
-// Where a group of columns keeps its scales, offsets and codes.
+// Offsets of a column group's scales, offsets and codes.
 struct GroupedColumns {
   const GroupedLayout& at;
   const uint8_t* base;
@@ -164,7 +164,7 @@ inline float float8_to_float(uint8_t code) {  // E4M3: no infinities; NaN is ref
   return small * 0x1p120f;
 }
 
-// Those of the bits above the fourth that belong to k (of 32), in a plane of BITS for each code.
+// The bits above the fourth that belong to k (of 32), in a plane of BITS for each code.
 template <int BITS>
 inline NativeBits load_plane(const uint8_t* plane, int lane, int k) {
   constexpr int kPairs = 16 / BITS;  // of a word
@@ -183,8 +183,8 @@ inline Native look_up(const float* table, NativeBits codes) {
 #endif
 }
 
-// Codes at k (of 32) of a step, those of kNative columns from `lane` on, as floats, zero not subtracted; LAYOUT is of the
-// codes, `table` says what those of four bits stand for, if it is there.
+// Codes at k (of 32) of a step, for kNative columns from `lane` on, as floats, zero not subtracted; LAYOUT is of the
+// codes, `table` maps codes of four bits to numbers, if given.
 template <int LAYOUT>
 inline Native load_codes(const uint8_t* step, int lane, int k, const float* table) {
   const int tile = lane / 16, quarter = k / kQuarter, pair = k % kQuarter / 2, odd = k % 2;
@@ -241,7 +241,7 @@ inline void with_layout(int layout, Operation operation) {
   }
 }
 
-// What a format's own tensors hold of [N, K], and where they are to go.
+// A format's own tensors of [N, K], and their destinations.
 struct GroupedSource {
   const uint8_t *values, *high, *scales, *scale_units, *offsets, *offset_units;
   int64_t n, k, num_groups, num_units;  // as they are, not padded
@@ -271,7 +271,7 @@ inline void put_code(int layout, uint8_t* step, int column, int k, int code) {
   step[plane_at(layout) + (k / 2 / pairs * 2 + tile) * 64 + word * 2 + shift / 8] |= uint8_t(high << (shift % 8));
 }
 
-// Columns of a group beside each other, from one row a column.
+// Columns of a group next to each other, from one row per column.
 inline void put_numbers(const uint8_t* from, int64_t n, int64_t first, int64_t count, int size, uint8_t* to) {
   for (int64_t column = 0; from && column < kColumns && first + column < n; ++column)
     for (int64_t i = 0; i < count; ++i)

@@ -10,7 +10,7 @@ from betoken.kernels.linear_grouped.codes import CodeKind
 from betoken.kernels.linear_grouped.weight import Grouped
 
 COLUMNS = 32
-"""Packed weights of one format may be joined where they end on a whole group of columns (kColumns of grouped.h)."""
+"""Packed weights of one format may be joined if they end on a whole group of columns (kColumns of grouped.h)."""
 
 _CODES: Mapping[CodeKind, int] = {
     **{"int2": 2, "int4": 4, "int5": 5, "int6": 6, "int8": 8},

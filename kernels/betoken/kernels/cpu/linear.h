@@ -130,7 +130,7 @@ inline void finish_dots(const Linear<bf16>& job, int64_t group, int64_t row, con
   }
 }
 
-// One group of 64 columns by dot products of pairs: R rows. Weights are read in the order they lie, and fetched three pages
+// One group of 64 columns by dot products of pairs: R rows. Weights are read in memory order, and prefetched three pages
 // ahead: the processor's own prefetching ends at every page, and is late for the caches nearby. Unrolled further, the
 // compiler would keep so many values of x that it runs out of registers.
 template <int R>
@@ -186,7 +186,7 @@ inline void linear_dots_cached(const Linear<bf16>& job, int64_t group, int64_t r
 }
 #endif
 
-// Packed weights as floats: kStep values of k lie side by side.
+// Packed weights as floats: kStep values of k are contiguous.
 struct FloatColumns {
   typedef float Weight;
   static constexpr int kStep = 1;

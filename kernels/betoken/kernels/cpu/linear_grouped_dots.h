@@ -60,7 +60,7 @@ inline void finish_tile(const GroupedLinear<bf16>& job, int64_t group, int64_t r
   if (column < job.out.n) job.out.finish(row, column, F16{{(Native)total}});
 }
 
-// Asks for a group's bytes, and the next group's, ahead of their use: evenly, a block at a time, as they lie.
+// Prefetches a group's bytes and the next group's: evenly, one block at a time, in memory order.
 struct DotAhead {
   const char* next;
   int64_t lines;  // a block

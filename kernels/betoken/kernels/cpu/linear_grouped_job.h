@@ -15,13 +15,13 @@ struct GroupedLinear {
   Linear<T> out;          // where sums go: y, bias, n
   int64_t rows;
   const GroupedLayout& at;
-  const float* floats = nullptr;  // x, where it is not multiplied in pairs
+  const float* floats = nullptr;  // x, unless it is multiplied in pairs
   const float* x_sums = nullptr;  // [k / block, rows], where offsets ask for them
 
   GroupedColumns columns(int64_t group) const { return {at, packed + group * at.bytes}; }
 };
 
-constexpr int kMostDotRows = 6, kMostChunkRows = 8;  // with totals beside the sums, and with totals in memory
+constexpr int kMostDotRows = 6, kMostChunkRows = 8;  // with totals next to the sums, and with totals in memory
 constexpr int kDepthChunk = 256;  // k that are decoded at a time for many rows
 
 // operation(integral constant of a number of rows, first row) for as few parts of the rows as MOST rows a part allow, of

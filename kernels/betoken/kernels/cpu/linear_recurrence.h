@@ -25,7 +25,7 @@ void store_waiting(const Recurrence<T>& job) {
 template <class T>
 void linear_recurrence(const Recurrence<T>& job) {
   static thread_local RecurrencePlan plan;
-  const RecurrencePlan& made = plan;  // the pool's threads have plans of their own
+  const RecurrencePlan& made = plan;  // the pool's threads have their own plans
   plan.make(*job.rows, job.num_waiting);
   const int64_t strips = (job.value_size + kStrip - 1) / kStrip;
   auto body = [&](int task) {

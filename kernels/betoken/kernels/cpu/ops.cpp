@@ -95,7 +95,7 @@ at::Tensor attend_any(const at::Tensor& query, const at::Tensor* key, const at::
   return out;
 }
 
-// Without a stream: where the compiler links a C++ library of its own, beside torch's, one crashes on numbers.
+// No stream: if the compiler links its own C++ library in addition to torch's, formatting a number crashes.
 std::string text(at::IntArrayRef sizes) {
   std::string list;
   for (const int64_t size : sizes) list += (list.empty() ? "" : ", ") + std::to_string(size);
@@ -152,7 +152,7 @@ at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& key_cache,
                     sinks, span, slopes);
 }
 
-// Write the rows' inputs [R, C] in the step's cache, where they are keys without values; convolve, return [R, C].
+// Write the rows' inputs [R, C] in the step's cache, as keys without values; convolve, return [R, C].
 at::Tensor short_conv_op(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                          int64_t layer) {
   TORCH_CHECK(step.cache, "no step has begun on this thread");
@@ -187,7 +187,7 @@ at::Tensor pack_linear(const at::Tensor& weight) {
   return packed;
 }
 
-// x [..., K] -> [..., N] of this type: that of x, or float.
+// x [..., K] -> [..., N] of this type: x's type, or float.
 at::Tensor linear_to(at::ScalarType type, const at::Tensor& x, const at::Tensor& packed,
                      const std::optional<at::Tensor>& bias, int64_t n) {
   TORCH_CHECK(x.scalar_type() == packed.scalar_type(), "rows and weights differ in type");
@@ -267,7 +267,7 @@ TORCH_LIBRARY(betoken, library) {
   library.def("linear(Tensor x, Tensor packed, Tensor? bias, int n) -> Tensor");
   library.def("linear_sums(Tensor x, Tensor packed, Tensor? bias, int n) -> Tensor");
   library.def("expert_linear(Tensor x, Tensor packed, Tensor? bias, Tensor expert_ids, int n) -> Tensor");
-  // Implemented by ops_grouped.cpp, which takes longer to compile and is loaded where a model has weights of few bits.
+  // Implemented by ops_grouped.cpp, which takes longer to compile and is loaded only for models with low-bit weights.
   library.def(
       "pack_grouped(Tensor values, Tensor? high, Tensor scales, Tensor? scale_units, Tensor? offsets, "
       "Tensor? offset_units, int k, int format) -> Tensor");
@@ -327,7 +327,7 @@ const char* betoken_products() {
   return betoken::has_tiles() ? "tile" : betoken::has_dots() ? "dot" : "vector";
 }
 
-// What compiled this: it chooses where a product and a sum round once.
+// The compiler of this library: it decides which products and sums are fused.
 const char* betoken_compiler() {
 #if defined(__clang__)
   return "clang " __clang_version__;

@@ -1,4 +1,4 @@
-// The operators on weights of few bits, a library of their own: ops.cpp says what they take.
+// The operators on low-bit weights, a separate library: ops.cpp declares their arguments.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
@@ -35,7 +35,7 @@ void check_packed(const GroupedLayout& layout, int64_t num_bytes, int64_t n) {
   TORCH_CHECK(num_bytes == ceil_to(n, kColumns) / kColumns * layout.bytes, "packed weights of another shape");
 }
 
-// x [..., K] -> [..., N] of this type: that of x, or float.
+// x [..., K] -> [..., N] of this type: x's type, or float.
 at::Tensor linear_grouped_to(at::ScalarType type, const at::Tensor& x, const at::Tensor& packed,
                                     const std::optional<at::Tensor>& bias, int64_t n, int64_t format) {
   auto sizes = x.sizes().vec();

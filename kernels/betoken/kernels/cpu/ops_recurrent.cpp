@@ -1,4 +1,4 @@
-// The operators on recurrent states, a library of their own: ops.cpp says what they take.
+// The operators on recurrent states, a separate library: ops.cpp declares their arguments.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
@@ -29,7 +29,7 @@ struct Step {
 };
 thread_local Step step;
 
-// Rows whose numbers lie side by side, and the numbers from one row to the next: parts of wider rows are read in place.
+// Rows of contiguous numbers, and the stride from one row to the next: parts of wider rows are read in place.
 at::Tensor by_rows(const at::Tensor& x) {
   for (int64_t dim = x.dim() - 1, size = 1; dim > 0; size *= x.size(dim--))
     if (x.size(dim) > 1 && x.stride(dim) != size) return x.contiguous();
@@ -119,7 +119,7 @@ const StateLayer& layer_of_step(int64_t layer) {
   return step.cache->layers.at(layer);
 }
 
-// Convolve the rows' inputs [R, C] with those that wait in the step's ring, and store them there.
+// Convolve the rows' inputs [R, C] with the pending inputs in the step's ring, and store them there.
 at::Tensor state_conv_op(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                          int64_t layer) {
   return convolve(x, weight, bias, layer_of_step(layer).ring, step.rows);
@@ -150,7 +150,7 @@ at::Tensor recur_over(const at::Tensor& query, const at::Tensor& key, const at::
                {scale, is_delta, normalizes, weighs});
 }
 
-// ring [N, Q, C], state [N, H, D, E], keys, values, gates of every layer that has them: empty where it has not.
+// ring [N, Q, C], state [N, H, D, E], keys, values, gates of every layer that has them, else empty.
 int64_t make_state_cache(at::TensorList tensors) {
   auto* cache = new StateCache;
   for (size_t i = 0; i + 5 <= tensors.size(); i += 5)

@@ -1,4 +1,4 @@
-// A flat ragged batch over paged keys and values: where its rows' keys lie, and the write of its new ones.
+// A flat ragged batch over paged keys and values: the slots of its rows' keys, and the write of new keys.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -15,7 +15,7 @@ struct Rows {
   const int32_t *path_starts, *path_slots;  // null: slot t holds position t throughout
 
   int64_t path_length(int64_t row) const { return path_starts ? path_starts[row + 1] - path_starts[row] : 0; }
-  // Positions [fork, position] of a row lie in path_slots[path_starts[row] ...], earlier ones in slots of their number.
+  // Positions [fork, position] of a row are in path_slots[path_starts[row] ...], earlier ones in slots equal to their position.
   int64_t fork(int64_t row) const { return positions[row] + 1 - path_length(row); }
   int64_t own_slot(int64_t row) const { return path_length(row) ? path_slots[path_starts[row + 1] - 1] : positions[row]; }
 };

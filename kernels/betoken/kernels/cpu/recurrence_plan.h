@@ -6,7 +6,7 @@ namespace betoken {
 
 // One token to apply to a state.
 struct Advance {
-  int64_t at;  // the row, or the place in the rings, where its inputs lie
+  int64_t at;  // the row, or the place in the rings, of its inputs
   int32_t reads;  // the row whose output is read from the state then; negative: none
   bool is_row;
   bool restarts;  // from the committed state; otherwise from the state after the advance before

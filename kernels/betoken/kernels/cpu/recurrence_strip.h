@@ -15,7 +15,7 @@ namespace betoken {
 constexpr int64_t kStrip = 64;  // columns of a task
 constexpr int64_t kTokens = 16;  // whose inputs are at hand
 constexpr int kTileRows = 4;  // rows of the state in registers
-constexpr int kWide = kNative == 16 ? 4 : 1;  // sixteens of columns side by side: as many as there are registers for
+constexpr int kWide = kNative == 16 ? 4 : 1;  // adjacent groups of 16 columns, limited by the number of registers
 
 // A token's inputs in float32, padded to whole lanes.
 struct TokenInputs {

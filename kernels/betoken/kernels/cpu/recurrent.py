@@ -1,4 +1,4 @@
-"""The CPU kernels over recurrent states: a library of its own, loaded by the first model that has states."""
+"""The CPU kernels over recurrent states: a separate library, loaded by the first model that has states."""
 
 import ctypes
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ _lock = Lock()
 
 
 def load_recurrent_kernels() -> RecurrentKernels | None:
-    """The kernels, compiled on first use; None where the CPU kernels cannot be built.
+    """The kernels, compiled on first use; None if the CPU kernels cannot be built.
 
     Raises:
         BuildError, OSError: these alone cannot be built.

@@ -13,7 +13,7 @@
 
 namespace betoken {
 
-// a * b + c, rounded once where the processor can. Said here, since a compiler that fuses by itself may choose one of two
+// a * b + c, rounded once if the processor can. Explicit, because a compiler that fuses by itself may choose one of two
 // products at one place and the other at another: rows of the same path would differ.
 [[gnu::always_inline]] inline F16 fused(const F16& a, const F16& b, const F16& c) {
   return by_parts<F16>(

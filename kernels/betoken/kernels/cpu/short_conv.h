@@ -56,7 +56,7 @@ void convolve_row(const ShortConv<T>& job, int64_t row, float* sums) {
 
 template <class T>
 void short_conv(const ShortConv<T>& job) {
-  constexpr int64_t kRows = 16;  // of a task: a verify step is one, which wakes nobody
+  constexpr int64_t kRows = 16;  // per task: a verify step is one task, which wakes no thread
   if (job.x)
     for (int64_t row = 0; row < job.rows.num_rows; ++row)
       std::memcpy(job.input(row, job.rows.own_slot(row)), job.x + row * job.num_channels, sizeof(T) * job.num_channels);

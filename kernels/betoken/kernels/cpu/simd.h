@@ -178,7 +178,7 @@ inline bool has_tiles() { return false; }
 #endif
 
 // Whether dot products of bf16 pairs (AVX512-BF16) are to be used. Intel's processors run them at half the pace of float
-// multiply-adds; their tiles are the fast way, where the hypervisor shows them. -DBETOKEN_DOTS=true or false decides.
+// multiply-adds; their tiles are the fast path, if the hypervisor exposes them. -DBETOKEN_DOTS=true or false decides.
 inline bool has_dots() {
 #if !defined(__AVX512BF16__)
   return false;

@@ -44,7 +44,7 @@ void convolve_state_row(const StateConv<T>& job, int64_t row, std::vector<const 
 
 template <class T>
 void state_conv(const StateConv<T>& job) {
-  constexpr int64_t kRows = 16;  // of a task: a verify step is one, which wakes nobody
+  constexpr int64_t kRows = 16;  // per task: a verify step is one task, which wakes no thread
   const StateRows& rows = *job.rows;
   auto body = [&](int task) {
     static thread_local std::vector<const T*> seen;

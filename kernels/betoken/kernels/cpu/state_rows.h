@@ -1,4 +1,4 @@
-// A flat ragged batch beside recurrent states; see betoken.kernels.state_rows.
+// A flat ragged batch over recurrent states; see betoken.kernels.state_rows.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -25,7 +25,7 @@ struct StateRows {
     const int64_t index = path_starts[row + 1] - 1 - (positions[row] - position);
     return index >= path_starts[row] ? path_slots[index] : position;
   }
-  // The row that fills a slot in this forward; negative where an earlier forward did.
+  // The row that fills a slot in this forward; negative if an earlier forward did.
   int64_t row_at(int64_t segment, int64_t slot) const {
     const int64_t offset = slot - first_slots[segment];
     return offset < 0 ? -1 : row_starts[segment] + offset;

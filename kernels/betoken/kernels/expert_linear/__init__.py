@@ -1,4 +1,4 @@
-"""Linear layers of many experts, each row by the one that it names: no row depends on who else visits its expert.
+"""Linear layers of many experts, each row by its selected expert: no row depends on other rows of its expert.
 
 Stock grouped products pick their algorithm by the number of rows. This one adds up as `linear` does, in an order of
 the weight's shape alone. It does not know routers: a token that visits k experts comes k times.

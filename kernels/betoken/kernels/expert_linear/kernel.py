@@ -57,7 +57,7 @@ def expert_linear(x: Tensor, weight: Tensor, bias: Tensor | None, expert_ids: Te
 
 
 def sort_slots(expert_ids: Tensor, num_experts: int, block_rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Slots [S] by expert; expert e has those of [slot_starts[e], slot_starts[e + 1]) and tiles up to tile_ends[e]."""
+    """Slots [S] by expert; expert e has the slots [slot_starts[e], slot_starts[e + 1]) and tiles up to tile_ends[e]."""
     sorted_ids, slots = torch.sort(expert_ids, stable=True)
     block_experts = triton.next_power_of_2(num_experts + 1)
     slot_starts, tile_ends = torch.empty(2, block_experts, dtype=torch.int32, device=expert_ids.device)
@@ -108,7 +108,7 @@ def _cut_tiles(
 
 @triton.jit
 def find_tile(slot_starts_ptr, tile_ends_ptr, tile, BLOCK_EXPERTS: tl.constexpr, BLOCK_ROWS: tl.constexpr):
-    """The expert of a tile, one beyond the last where there is none, and its range [begin, end) of the sorted slots."""
+    """The expert of a tile, one beyond the last if there is none, and its range [begin, end) of the sorted slots."""
     tile_ends = tl.load(tile_ends_ptr + tl.arange(0, BLOCK_EXPERTS))
     is_before = tile_ends <= tile
     expert = tl.sum(is_before.to(tl.int32), 0)

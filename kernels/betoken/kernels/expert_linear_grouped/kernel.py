@@ -53,7 +53,7 @@ def expert_linear_grouped(x: Tensor, weight: Grouped, bias: Tensor | None, exper
 @triton.jit(do_not_specialize=["num_slots"])
 def _product(
     x_ptr,  # [S, K]
-    values_ptr,  # the tensors of the weights [E * N, K], see `Grouped`; bytes where they are no floats
+    values_ptr,  # the tensors of the weights [E * N, K], see `Grouped`; bytes unless they are floats
     high_ptr,
     scales_ptr,
     scale_units_ptr,

@@ -1,4 +1,4 @@
-"""Move the keys and values of accepted tree paths to where a chain would have put them."""
+"""Move the keys and values of accepted tree paths to the slots of a chain."""
 
 from collections.abc import Callable, Sequence
 
@@ -36,7 +36,7 @@ def kv_compact(key_cache: Tensor, value_cache: Tensor, sources: Tensor, targets:
 def kv_compact_layers(
     key_caches: Sequence[Tensor], value_caches: Sequence[Tensor], sources: Tensor, targets: Tensor, starts: Tensor
 ) -> None:
-    """The same moves in each of several layers with equally many slots; at least one layer.
+    """Apply the moves in each of several layers with equally many slots; at least one layer.
 
     Raises:
         ValueError: as `kv_compact`.

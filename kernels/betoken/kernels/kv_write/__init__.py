@@ -25,7 +25,7 @@ def kv_write(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
     Args:
         key: [R, H, D], value: [R, H, E], the caches' dtype.
         key_cache: [num_pages, page_size, H, D], value_cache: [num_pages, page_size, H, E]; written in place.
-        rows: where the rows live; no two in one slot.
+        rows: slots of the rows; no two share a slot.
 
     Raises:
         ValueError: shapes or dtypes that do not fit each other.

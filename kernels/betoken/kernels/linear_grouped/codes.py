@@ -1,4 +1,4 @@
-"""Which numbers codes of few bits stand for, and how they lie in bytes. It knows no scales and no formats."""
+"""The numbers that low-bit codes represent, and their layout in bytes."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -9,9 +9,9 @@ from torch import Tensor
 CodeKind = Literal["int2", "int4", "int5", "int6", "int8", "snorm8", "float8", "e2m1", "nf4", "fp4"]
 
 VALUE_BITS: Mapping[CodeKind, int] = {"int2": 2, "int4": 4, "int5": 4, "int6": 4, "e2m1": 4, "nf4": 4, "fp4": 4}
-"""Bits of a code that lie in `Grouped.values`, for kinds of less than a byte."""
+"""Bits of a code that are stored in `Grouped.values`, for kinds of less than a byte."""
 HIGH_BITS: Mapping[CodeKind, int] = {"int5": 1, "int6": 2}
-"""Bits of a code that lie in `Grouped.high`."""
+"""Bits of a code that are stored in `Grouped.high`."""
 BYTE_DTYPES: Mapping[CodeKind, torch.dtype] = {
     "int8": torch.int8,
     "snorm8": torch.int8,
@@ -34,7 +34,7 @@ TABLES: Mapping[CodeKind, tuple[float, ...]] = {
 Source: Open Compute Project, Microscaling Formats v1.0; bitsandbytes, functional.py (`get_4bit_type`).
 """
 FACTORS: Mapping[CodeKind, float] = {"snorm8": 1 / 127}
-"""What multiplies every number after its scale."""
+"""Factor of every number, applied after its scale."""
 
 
 def unpack(packed: Tensor, bits: int, width: int) -> Tensor:

@@ -41,7 +41,7 @@ def linear_grouped(x: Tensor, weight: Grouped, bias: Tensor | None, dtype: torch
 @triton.jit(do_not_specialize=["num_rows"])
 def _product(
     x_ptr,  # [R, K]
-    values_ptr,  # the weight's tensors, see `Grouped`; bytes where they are no floats
+    values_ptr,  # the weight's tensors, see `Grouped`; bytes unless they are floats
     high_ptr,
     scales_ptr,
     scale_units_ptr,

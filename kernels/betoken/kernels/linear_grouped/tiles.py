@@ -1,7 +1,7 @@
 """The sum over one range of K by a weight of few bits, for the Triton kernels: a tile is dequantised once for all rows.
 
-A step lies within one group: its codes are multiplied as they are, which half types hold exactly, and the sum is scaled
-in float32. Numbers of a table that bfloat16 does not hold are multiplied in three parts that add up to them.
+A step stays within one group: its codes are multiplied unscaled, which half types represent exactly, and the sum is
+scaled in float32. Numbers of a table that bfloat16 does not hold are multiplied in three parts that add up to them.
 """
 
 from functools import lru_cache
@@ -30,7 +30,7 @@ class Tiles(NamedTuple):
 
     @classmethod
     def of(cls, weight: Grouped, num_outputs: int, dtype: torch.dtype) -> "Tiles":
-        """For rows of a dtype; `num_outputs` are those of one product."""
+        """For rows of a dtype; `num_outputs` counts one product's outputs."""
         is_inexact = weight.kind in _INEXACT
         order = SumOrder.of(num_outputs, weight.num_inputs, dtype, weight.group)
         scales = "units" if weight.scale_units is not None else "numbers"

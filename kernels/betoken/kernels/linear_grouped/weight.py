@@ -1,6 +1,6 @@
 """A weight as its checkpoint stores it: codes of 2 to 8 bits, and by groups along K a scale and an offset.
 
-It knows which number a code stands for, not where it came from or who multiplies it.
+It is independent of the checkpoint format and of the product.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,15 +24,15 @@ _SLICE_NUMBERS = 1 << 20
 class Grouped:
     """A weight [N, K]: w = scale * (code - zero) + offset, each operation in float32.
 
-    Codes of the kinds `e2m1`, `nf4` and `fp4` stand for numbers of a table, those of `snorm8` for parts of 127.
+    Codes of the kinds `e2m1`, `nf4` and `fp4` represent numbers of a table, codes of `snorm8` parts of 127.
 
     Raises:
         ValueError: a tensor's shape, dtype or device does not fit; the message names it.
     """
 
     kind: CodeKind
-    """What a code is: an unsigned integer of 2, 4, 5 or 6 bits, a signed one of 8, a float of 8 (E4M3), or a place in a
-    table of 16 numbers."""
+    """Kind of the codes: an unsigned integer of 2, 4, 5 or 6 bits, a signed one of 8, a float of 8 (E4M3), or an index into
+    a table of 16 numbers."""
     num_inputs: int
     """K."""
     group: int
@@ -162,7 +162,7 @@ class Grouped:
 
 
 Weight = Tensor | Grouped
-"""What a linear layer is made of: dense numbers [N, K], or a grouped weight."""
+"""Weight of a linear layer: dense numbers [N, K], or a grouped weight."""
 
 
 def below(weights: Sequence[Grouped]) -> Grouped:
@@ -180,7 +180,7 @@ def below(weights: Sequence[Grouped]) -> Grouped:
     if len(weights) == 1:
         return first
     if first.order is not None:
-        raise ValueError("weights with their inputs in orders of their own")
+        raise ValueError("weights with different input orders")
     tensors = {name: torch.cat([getattr(weight, name) for weight in weights]) for name in first.tensors()}
     return replace(first, **cast(Any, tensors))
 

@@ -47,11 +47,11 @@ def linear_recurrence(
         S <- S + k (beta * u)^T
         out = S^T (scale * q)
 
-    With rates r each element of the state has a decay of its own; step t [E] takes the place of the gates:
+    With rates r each element of the state has its own decay; step t [E] replaces the gates:
 
-        S <- exp(r * t) * S + k (t * v)^T             k v^T where the rule does not weigh
+        S <- exp(r * t) * S + k (t * v)^T             k v^T if the rule does not weigh
 
-    Sums over D run in float32, in an order that depends on D alone: ascending on a CPU, where a length's squares run in
+    Sums over D run in float32, in an order that depends on D alone: ascending on a CPU; the squares of a length run in
     sixteen sums, each of every sixteenth number, which are then added by halves. Head h reads key head h * G // H. A
     row depends on its path alone: in a prefill chunk, after a draft or as a node of a tree it has the same bits.
 
@@ -60,7 +60,7 @@ def linear_recurrence(
             rows.
         gates: [R, H, F + 1] float32: log decays (at most 0), then beta. F is 1 or D. With rates: [R, H, E], steps.
         pool: states and rings. W is at least the number of slots after `rows.committed`.
-        rows: where the rows and their states live.
+        rows: positions of the rows and slots of their states.
         rule: which of the rules.
         rates: [H, D, E] float32, dense: log decays of a step of 1, at most 0; not with the delta rule.
 

@@ -1,7 +1,7 @@
 """Linear recurrences in Triton: one program a sequence, head and block of value columns, with its state in registers.
 
 Rows after the committed ones run along their own path; a row whose parent is the row before goes on from it. A second
-kernel stores the inputs that wait, once nobody reads the rings any more.
+kernel stores the inputs that wait, once no program reads the rings any more.
 """
 
 import triton
@@ -124,7 +124,7 @@ def _applied(
     WEIGHS: tl.constexpr,
     HAS_RATES: tl.constexpr,
 ):
-    """The state [D, E] after the token of a slot: its inputs lie in a row of this forward or in the ring."""
+    """The state [D, E] after the token of a slot: its inputs are in a row of this forward or in the ring."""
     is_own = slot >= first_slot
     row = (first_row + slot - first_slot).to(tl.int64)
     place = state_index * WAITING + slot % WAITING

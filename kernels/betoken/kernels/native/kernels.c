@@ -211,7 +211,7 @@ static float top_k_threshold(const float *scaled, int64_t n, int32_t top_k, uint
     return float_of_key(rank_threshold(keys, NULL, num_candidates, (double)top_k));
 }
 
-/* `threshold` is that of top_k: what is below it weighs nothing. */
+/* `threshold` comes from top_k: lower logits have no weight. */
 static float top_p_threshold(const float *scaled, const float *likelihood, int64_t n, float threshold, float top_p,
                              uint32_t *keys, int64_t *weights) {
     int64_t total = 0, num_candidates = 0;
@@ -221,7 +221,7 @@ static float top_p_threshold(const float *scaled, const float *likelihood, int64
     }
     double bound = (double)top_p * (double)total;
     /* Ids lighter than this hold, all together, half of what top_p drops: none of them can stay. Nor can ids lighter
-     * than a heavier limit if those up to its double, as many as there are, hold less than top_p drops. */
+     * than a heavier limit if all ids up to its double together hold less than top_p drops. */
     int64_t lightest = (int64_t)(((double)total - bound) / (2.0 * (double)n));
     for (int64_t heavier = lightest * 64; heavier > lightest; heavier /= 4) {
         int64_t dropped = 0;

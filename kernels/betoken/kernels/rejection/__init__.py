@@ -50,7 +50,7 @@ def rejection(
     Args:
         logits: [R, V] bfloat16, float16 or float32, contiguous, R = N + B. A block with a row of NaN, or
             without a finite largest value, comes to nothing useful; no other block does.
-        target_ids: [R] int64, tokens sampled from the target with noise of their own (`betoken.kernels.sample`).
+        target_ids: [R] int64, tokens sampled from the target with independent noise (`betoken.kernels.sample`).
         draft_ids: [N] int64.
         offsets: [B + 1] int64, from 0 to N, not decreasing.
         draft_probs: of the N draft tokens.

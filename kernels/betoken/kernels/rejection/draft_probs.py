@@ -25,7 +25,7 @@ class DraftProbs:
     def from_lists(
         cls, distributions: Sequence[tuple[Sequence[int], Sequence[float]]], device: torch.device | None = None
     ) -> DraftProbs:
-        """Columns made of (ids, probabilities) per draft token, both empty where it was certain."""
+        """Columns made of (ids, probabilities) per draft token, both empty if it was certain."""
         offsets = [0]
         for ids, _ in distributions:
             offsets.append(offsets[-1] + len(ids))

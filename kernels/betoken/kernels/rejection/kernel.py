@@ -89,7 +89,7 @@ def _reject(
     start = tl.load(offsets + block)
     end = tl.load(offsets + block + 1)
     node = start
-    stop = end  # where the walk ends: the first refused node, or beyond the last
+    stop = end  # end of the walk: the first rejected node, or beyond the last
     while node < stop:
         row = node + block
         draft_id = tl.load(draft_ids + node)

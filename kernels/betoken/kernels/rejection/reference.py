@@ -63,7 +63,7 @@ def count_leading(is_accepted: torch.Tensor, offsets: torch.Tensor) -> torch.Ten
 
 
 def _dense(draft_ids: torch.Tensor, draft_probs: DraftProbs, vocab_size: int) -> torch.Tensor:
-    """[N, V] float64 draft distributions, one-hot where none was given."""
+    """[N, V] float64 draft distributions, one-hot if none was given."""
     num_probs = draft_probs.offsets.diff()
     dense = torch.zeros((draft_ids.shape[0], vocab_size), dtype=torch.float64, device=draft_ids.device)
     owners = torch.repeat_interleave(torch.arange(draft_ids.shape[0], device=draft_ids.device), num_probs)

@@ -1,4 +1,4 @@
-"""The coupled token of each row of logits, and the log-probabilities reported beside it.
+"""The coupled token of each row of logits, and the log-probabilities reported with it.
 
 `token = argmax_v logits(v) + T * gumbel(seed, position, v)` over the ids that top_k, top_p and min_p leave. It knows
 rows only: no sequences, no drafts, no rules (see `logits_adjust`).

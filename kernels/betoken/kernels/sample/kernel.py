@@ -147,7 +147,7 @@ def _decide(
     token = tl.min(tl.where(score == tl.max(score, axis=0), drawn, NO_ID), axis=0)
     weight = tl.load(mass + row)
     is_sound = weight == weight  # NaN: so is a logit, or the largest is infinite
-    token = tl.where(is_sound & (token != NO_ID), token, 0)  # one that can be read
+    token = tl.where(is_sound & (token != NO_ID), token, 0)  # a valid id
 
     heat = tl.load(temperature + row)
     k = tl.load(top_k + row)

@@ -1,6 +1,6 @@
 """One read of the logits that leaves, per row, a short list of places worth a second look; Triton.
 
-Ids are taken in groups of 64: those that share 16 consecutive Philox calls (`triton_math.token_id`). Removed ids
+Ids are grouped by 64: the ids that share 16 consecutive Philox calls (`triton_math.token_id`). Removed ids
 certainly cannot be chosen; the remaining ids are still undecided. Bounds are computed in plain float32 with a margin
 far above its errors, so no result depends on how they round.
 """
@@ -45,7 +45,7 @@ def narrow(
     *,
     keeps_top_k: bool,
 ) -> Candidates:
-    """The candidates of each row; arguments as those of `sample`.
+    """The candidates of each row; arguments as in `sample`.
 
     Args:
         keeps_top_k: every id that top_k leaves is a candidate, also one too unlikely to win against any noise.
@@ -54,7 +54,7 @@ def narrow(
     num_groups = triton.cdiv(vocab_size, _IDS_PER_TILE) * 16
     num_chunks = triton.cdiv(vocab_size, _IDS_PER_TILE * _TILES_PER_CHUNK)
     maxima = torch.empty((num_rows, num_groups), dtype=logits.dtype, device=logits.device)
-    # Each in memory of its own: parts of one tensor would be aligned, and kernels compiled, by the number of rows.
+    # Separate allocations: parts of one tensor would be aligned, and kernels compiled, by the number of rows.
     chunk_maxima, chunk_masses = (
         torch.empty((num_rows, num_chunks), dtype=torch.float32, device=logits.device) for _ in range(2)
     )
@@ -110,7 +110,7 @@ def by_word(word0, word1, word2, word3):
 def load_listed(start, groups, row, num_groups, first, count, vocab_size, GROUPS: tl.constexpr):
     """The listed groups [first, first + GROUPS) of the row whose logits begin at `start`.
 
-    Returns: logits [GROUPS, 16, 2, 2] float32 and their ids, -inf and 2^31 - 1 where there is none; calls [GROUPS, 16].
+    Returns: logits [GROUPS, 16, 2, 2] float32 and their ids, -inf and 2^31 - 1 for missing ones; calls [GROUPS, 16].
     """
     place = first + tl.arange(0, GROUPS)
     is_listed = (place < count)[:, None]
@@ -214,7 +214,7 @@ def _narrow(
     has_top_p = (heat > 0.0) & (p < 1.0)
     # top_p is taken of all that top_k leaves: with both, only ids that top_k drops may go.
     keeps_top_k = (has_top_k & has_top_p) | KEEPS_TOP_K
-    # The most likely id passes every filter, and noise lies in [-2.9, 22.9].
+    # The most likely id passes every filter, and noise is in [-2.9, 22.9].
     low = largest - 26.0 * heat
     if has_top_k | has_top_p:
         weight = tl.exp2((most - largest) * factor)

@@ -30,15 +30,15 @@ def perturbed_top(
     top_p: torch.Tensor,
     min_p: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The ids with the largest logits + temperature * noise of every row, among those that the filters leave.
+    """The ids with the largest logits + temperature * noise of every row, among the ids that pass the filters.
 
     Args:
         num_top: m, at least 1.
-        scale: above 0; of how far another model's scores may lie from these, see below.
+        scale: above 0; distance of another model's scores from these, see below.
         logits, seeds, positions, temperature, top_k, top_p, min_p: as in `betoken.kernels.sample.sample`.
     Returns:
         ids [R, min(m, V)] int64, best first, the lowest of equals first: column 0 is what `sample` gives, or some id
-        where that gives none.
+        if that gives none.
         log_shares [R, min(m, V)] float32, at most 0: log-softmax of scores / scale over the ids that are left, the
         probability of being the largest once each score has an independent Gumbel error of that scale; equal between
         implementations up to rounding. Rows with fewer than m ids left are filled with id 0 and -inf.

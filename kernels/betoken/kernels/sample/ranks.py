@@ -1,7 +1,7 @@
-"""How many ids of a row lie above a value, and how much they weigh, in exact integers; Triton.
+"""Number and weight of a row's ids above a value, in exact integers; Triton.
 
 A value is logit / temperature, compared by its key. Reads the groups that `narrowing` lists, and the whole row only
-where it is asked to.
+on request.
 """
 
 import triton
@@ -28,7 +28,7 @@ def _weight(scaled, top):
 
 @triton.jit
 def weight_above(start, heat, top, key, groups, row, count, vocab_size, num_groups, GROUPS: tl.constexpr):
-    """How many listed ids lie above a key, and their weight."""
+    """Number of listed ids above a key, and their weight."""
     number = tl.zeros([GROUPS, 16, 2, 2], tl.int32)
     weight = tl.zeros([GROUPS, 16, 2, 2], tl.int64)
     place = 0
@@ -70,7 +70,7 @@ def kth_key(start, heat, k, top, groups, row, count, vocab_size, num_groups, GRO
 
 @triton.jit
 def weight_of_row(start, heat, top, vocab_size):
-    """The weight of the whole row: read only where the approximate sum leaves a doubt."""
+    """The weight of the whole row: read only if the approximate sum is not conclusive."""
     weight = tl.zeros([4096], tl.int64)
     first = 0
     while first < vocab_size:

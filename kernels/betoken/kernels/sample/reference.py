@@ -34,7 +34,7 @@ def perturb(
     top_p: torch.Tensor,
     min_p: torch.Tensor,
 ) -> torch.Tensor:
-    """What the token of each row is the largest of: logits + temperature * noise, -inf for filtered ids; a new [R, V]
+    """Perturbed logits, whose maximum is the token: logits + temperature * noise, -inf for filtered ids; a new [R, V]
     float32."""
     scores = logits.to(torch.float32, copy=True)
     is_sampled = temperature > 0.0
@@ -87,7 +87,7 @@ def greedy(logits: torch.Tensor) -> torch.Tensor:
 
 
 def _where_finite(largest: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """The ids [R], -1 where the row's largest logit is NaN or infinite."""
+    """The ids [R], -1 if the row's largest logit is NaN or infinite."""
     return torch.where(largest.isfinite(), ids, -1)
 
 

@@ -1,7 +1,7 @@
 """Draft tokens with the distribution they were sampled from, few ids each; any device.
 
 Speculative sampling by rejection is exact for the distribution a draft token was really sampled from. The distribution
-reported here is the one that the noise is applied to. It knows no target.
+reported here is the one to which the noise is applied.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Short causal convolution of a flat ragged batch, chains and trees, over paged inputs. It knows no models.
 
-A row needs the inputs of the last few positions of its own path. They lie in the pages, each in its token's slot, so
+A row needs the inputs of the last few positions on its path. They are stored in the pages, each in its token's slot, so
 that a rejected draft is forgotten as its keys are.
 """
 
@@ -20,7 +20,7 @@ _TRITON = dispatch.triton("betoken.kernels.short_conv.kernel", "short_conv_trito
 
 
 def short_conv(inputs: Tensor, weight: Tensor, bias: Tensor | None, rows: PagedRows) -> Tensor:
-    """Sum of the last L inputs of each row's own path, each channel with weights of its own.
+    """Sum of the last L inputs on each row's path, each channel with its own weights.
 
     y[r, c] = bias[c] + sum over j of weight[j, c] * x[position of r - (L - 1) + j, c], where x before position 0 is 0.
     The sum runs in float32 from the oldest input to the row's own, then the bias is added, and it is rounded once. A
@@ -30,7 +30,7 @@ def short_conv(inputs: Tensor, weight: Tensor, bias: Tensor | None, rows: PagedR
         inputs: [num_pages, page_size, C]; the rows' own are written before (`kv_write`, as keys without values).
         weight: [L, C], from the oldest input to the row's own; L at least 1; dtype of `inputs`.
         bias: [C], dtype of `inputs`.
-        rows: where the rows and their inputs live.
+        rows: positions and slots of the rows and their inputs.
 
     Returns:
         [R, C], dtype of `inputs`.

@@ -1,6 +1,6 @@
 """Short causal convolution of a flat ragged batch, chains and trees, whose earlier inputs wait in rings.
 
-A row needs the inputs of the last few positions of its own path. Those of this forward are at hand, the others lie in
+A row needs the inputs of the last few positions on its path. Inputs of this forward are arguments, earlier ones are in
 the sequence's ring, so that a rejected draft is forgotten by writing over it. It knows no models.
 """
 
@@ -21,7 +21,7 @@ _TRITON = dispatch.triton("betoken.kernels.state_conv.kernel", "state_conv_trito
 
 
 def state_conv(x: Tensor, weight: Tensor, bias: Tensor | None, ring: Tensor, rows: StateRows) -> Tensor:
-    """Sum of the last L inputs of each row's own path, each channel with weights of its own; then store the inputs.
+    """Sum of the last L inputs on each row's path, each channel with its own weights; then store the inputs.
 
     y[r, c] = bias[c] + sum over j of weight[j, c] * x[position of r - (L - 1) + j, c], where x before position 0 is 0.
     The sum runs in float32 from the oldest input to the row's own, then the bias is added, and it is rounded once.
@@ -32,7 +32,7 @@ def state_conv(x: Tensor, weight: Tensor, bias: Tensor | None, ring: Tensor, row
         weight: [L, C], from the oldest input to the row's own; dtype of `x`.
         bias: [C], dtype of `x`.
         ring: [N, Q, C], changed in place; dtype of `x`. Q is at least L - 1 plus the slots after `committed`.
-        rows: where the rows and their states live.
+        rows: positions of the rows and slots of their states.
 
     Returns:
         [R, C], dtype of `x`.
