@@ -87,7 +87,9 @@ class GenerationDefaults:
 
 
 def generation_defaults(directory: Path, model: Any, vocab_size: int) -> GenerationDefaults:
-    """Reads and checks generation_config.json, or what transformers derives from config.json where there is none.
+    """Read and check generation_config.json; without the file, the model's own generation config.
+
+    `directory` may be a GGUF file.
 
     Raises:
         ModelRefusedError: the file cannot be read, or a value is outside its limits.
@@ -100,18 +102,23 @@ def generation_defaults(directory: Path, model: Any, vocab_size: int) -> Generat
     sampling = _sampling(path, given)
     eos = config.eos_token_id
     if eos is None:
-        path, eos = directory / CONFIG_NAME, getattr(model.config.get_text_config(decoder=True), "eos_token_id", None)
+        path, eos = _described_in(directory), getattr(model.config.get_text_config(decoder=True), "eos_token_id", None)
     return GenerationDefaults(sampling, _eos_token_ids(path, eos, vocab_size))
 
 
 def _read(directory: Path, model: Any) -> tuple[Path, GenerationConfig]:
     path = directory / GENERATION_CONFIG_NAME
     if not path.is_file():
-        return directory / CONFIG_NAME, model.generation_config
+        return _described_in(directory), model.generation_config
     try:
         return path, GenerationConfig.from_pretrained(directory)
     except Exception as error:  # whatever its contents make transformers raise
         raise ModelRefusedError(f"{path}: {error}") from error
+
+
+def _described_in(source: Path) -> Path:
+    """The file with a model's configuration: the GGUF file itself, or the directory's config.json."""
+    return source if source.is_file() else source / CONFIG_NAME
 
 
 def _sampling(path: Path, given: dict[str, Any]) -> dict[str, Any]:

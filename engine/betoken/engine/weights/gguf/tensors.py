@@ -22,6 +22,7 @@ from betoken.engine.weights.fingerprint import SAMPLE_BYTES
 from betoken.engine.weights.gguf.architectures import ARCHITECTURES
 from betoken.engine.weights.gguf.blocks import GROUPED_TYPES, read_blocks
 from betoken.engine.weights.gguf.places import Place, places_of, row_order
+from betoken.engine.weights.gguf.sampling import sampling_of
 from betoken.engine.weights.stored import Stored, StoredConfig, StoredExperts, StoredWeight, load_beside
 from betoken.kernels.linear_grouped import Grouped
 
@@ -60,7 +61,10 @@ def load(
         keywords = keywords | {"dtype": _dtype_of(header)}
     config.quantization_config = StoredConfig(plan, progress)
     found: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    return load_beside(found[0] if isinstance(found, tuple) else found, config, state, keywords)
+    model, report = load_beside(found[0] if isinstance(found, tuple) else found, config, state, keywords)
+    for name, value in sampling_of(header).items():
+        setattr(model.generation_config, name, value)
+    return model, report
 
 
 def _dtype_of(header: GgufHeader) -> torch.dtype:
