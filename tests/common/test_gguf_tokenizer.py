@@ -55,6 +55,20 @@ def test_a_text_may_begin_with_a_token() -> None:
     assert ids_of(begun, "ab") == [0, 6]
 
 
+@pytest.mark.parametrize("pre", ["llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken", "lfm2"])
+def test_bos_is_the_default_of_the_pre_tokenizers_that_llama_cpp_gives_it(pre: str) -> None:
+    named = BYTES | {"tokenizer.ggml.pre": pre, "tokenizer.ggml.bos_token_id": 0}
+    assert ids_of(named, "ab") == [0, 6]
+    assert ids_of(named | {"tokenizer.ggml.add_bos_token": False}, "ab") == [6]
+    assert ids_of(named | {"tokenizer.ggml.bos_token_id": None}, "ab") == [6]
+
+
+def test_an_end_token_of_an_ordinary_type_is_read_as_a_special_token() -> None:
+    changed = BYTES | {"tokenizer.ggml.token_type": [1, 4, 1, 1, 1, 1, 1, 1, 1, 1], "tokenizer.ggml.eos_token_id": None}
+    fast = Tokenizer.from_str(read_tokenizer(header_of(changed)).text)
+    assert fast.encode("a<|end|>").ids == [4, 0] and fast.decode([4, 0]) == "a"
+
+
 def test_sentencepiece_merges_follow_scores_and_bytes_stand_in() -> None:
     assert ids_of(PIECES, "bc") == [1, 7]
     assert ids_of(PIECES, "bcabc") == [1, 7, 2, 6]
@@ -118,7 +132,7 @@ def test_newer_vocabularies_are_those_of_transformers(changes: dict[str, Any], t
         ({"tokenizer.ggml.token_type": [1]}, "1 types of 10 tokens"),
         ({"tokenizer.ggml.merges": ["ab"]}, "merges: an entry is no pair"),
         ({"tokenizer.ggml.merges": ["x y"]}, "'x' 'y' is of tokens that the vocabulary lacks"),
-        ({"tokenizer.ggml.eos_token_id": 10}, "eos_token_id: 10 is no id of 10 tokens"),
+        ({"tokenizer.ggml.eos_token_id": 10}, "eos_token_id: 10 is not an id of 10 tokens"),
         ({"tokenizer.ggml.add_eos_token": True}, "add_eos_token = true"),
     ],
 )

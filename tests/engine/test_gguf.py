@@ -1,5 +1,6 @@
 """GGUF files as models: their numbers and logits are those that transformers gives them; what is unknown is refused."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from betoken.engine.weights.gguf.blocks import GROUPED_TYPES
 from betoken.engine.weights.layers import GroupedEmbedding, GroupedLinear, grouped_bytes
 from betoken.engine.weights.loading import load_model
 from betoken.kernels.cpu import load_cpu_kernels
-from tests.engine.gguf_files import NUMPY_QUANTIZES, config_of, of_transformers, tiny_model, write_gguf
+from tests.engine.gguf_files import NUMPY_QUANTIZES, TOKENS, config_of, of_transformers, tiny_model, write_gguf
 
 SEQUENCES = [[1, 2, 3, 4, 5], list(range(30, 90))]
 
@@ -53,6 +54,15 @@ def test_the_configuration_is_the_one_of_transformers(tmp_path: Path) -> None:
     assert {name: value for name, value in ours.items() if name not in named} == {
         name: value for name, value in theirs.items() if name not in named
     }
+
+
+def test_end_tokens_are_recognised_by_their_text_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tokens = [*TOKENS[:5], "<|im_end|>", *TOKENS[6:]]
+    path = write_gguf(tmp_path / "tiny.gguf", changes={"tokenizer.ggml.tokens": tokens})
+    with caplog.at_level(logging.INFO):
+        _, info = load_model(config_of(path), lambda stage, fraction: None)
+    assert info.eos_token_ids == (0, 5)
+    assert f"{path}: end tokens: 0 (eos_token_id), 5 (<|im_end|>)" in caplog.text
 
 
 def test_tied_embeddings_are_kept_once(tmp_path: Path) -> None:

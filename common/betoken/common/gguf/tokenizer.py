@@ -5,10 +5,11 @@ is not in the table is refused: ids would differ where no one sees it.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from betoken.common.gguf.end_tokens import end_tokens
 from betoken.common.gguf.header import GgufError, GgufHeader
 
 _KEY = "tokenizer.ggml"
@@ -47,6 +48,8 @@ _WITH_SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell"
 
 _WITH_WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "lfm2", "tekken")
 """A word that is a token is one, whatever merges say."""
+_WITH_BOS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "lfm2", "tekken")
+"""Texts begin with BOS in files that do not say whether (llama.cpp's llama-vocab.cpp, `add_bos`)."""
 _GEMMA = ("gemma2", "gemma3")
 """Architectures whose merges follow the tokens' places, not their scores, and whose runs of blanks are tokens."""
 _BLANK = "\u2581"
@@ -77,8 +80,9 @@ def read_tokenizer(header: GgufHeader) -> GgufTokenizer:
         parts = _sentencepiece(given)
     else:
         raise GgufError(f"{header.path}: {_KEY}.model = {model!r} is neither 'gpt2' nor 'llama'")
-    parts |= {"version": "1.0", "truncation": None, "padding": None, "added_tokens": _added_tokens(given)}
-    if given.flag("add_bos_token", model == "llama"):
+    parts |= {"version": "1.0", "truncation": None, "padding": None}
+    parts["added_tokens"] = _added_tokens(given, end_tokens(header))
+    if given.flag("add_bos_token", given.begins_with_bos(model)):
         parts["post_processor"] = _begin_with(given.token("bos_token_id"), given.number("bos_token_id"))
     if given.flag("add_eos_token", False):
         raise GgufError(f"{header.path}: {_KEY}.add_eos_token = true: prompts would end before they go on")
@@ -115,10 +119,14 @@ class _Fields:
     def flag(self, name: str, default: bool) -> bool:
         return bool(self._header.metadata.get(f"{_KEY}.{name}", default))
 
+    def begins_with_bos(self, model: str) -> bool:
+        """Whether texts begin with BOS where `add_bos_token` is absent."""
+        return model == "llama" or (self.text("pre") in _WITH_BOS and self.has("bos_token_id"))
+
     def number(self, name: str) -> int:
         value = self._header.metadata.get(f"{_KEY}.{name}")
         if not isinstance(value, int) or not 0 <= value < len(self.tokens):
-            raise self.error(name, f"{value!r} is no id of {len(self.tokens)} tokens")
+            raise self.error(name, f"{value!r} is not an id of {len(self.tokens)} tokens")
         return value
 
     def token(self, name: str) -> str:
@@ -224,11 +232,14 @@ def _merges_of_scores(tokens: Sequence[str], scores: Sequence[float]) -> list[tu
     return [(left, right) for _, left, right in merges]
 
 
-def _added_tokens(given: _Fields) -> list[dict[str, Any]]:
+def _added_tokens(given: _Fields, end_ids: Container[int]) -> list[dict[str, Any]]:
+    """Control tokens, end tokens among them whatever type the file gives them, and user-defined tokens."""
+    kinds = given.types or [0] * len(given.tokens)
+    kinds = [_CONTROL if index in end_ids else kind for index, kind in enumerate(kinds)]
     shape = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return [
         {"id": index, "content": token, **shape, "special": kind == _CONTROL}
-        for index, (token, kind) in enumerate(zip(given.tokens, given.types, strict=False))
+        for index, (token, kind) in enumerate(zip(given.tokens, kinds, strict=True))
         if kind == _CONTROL or (kind == _USER_DEFINED and not (given.is_gemma and token == _BLANK * len(token)))
     ]
 

@@ -4,6 +4,7 @@ It reads keys, and the few numbers of tensors that turn positions; a key that no
 would be another.
 """
 
+import logging
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -11,15 +12,16 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.integrations.ggml import GGUF_CONFIG_DEFAULTS_MAPPING, GGUF_CONFIG_MAPPING
 from transformers.integrations.gguf.gguf_config_mapping import GGUF_CONFIG_ARCHS
 
-from betoken.common.gguf import GgufHeader
+from betoken.common.gguf import GgufError, GgufHeader, end_tokens
 from betoken.engine.bring_up.refusals import rope_parameters
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.weights.gguf.architectures import ARCHITECTURES, DESCRIPTIVE, GATES, NEUTRAL, Architecture, Given
 from betoken.engine.weights.gguf.rope import rope_scaling
 from betoken.engine.weights.plausible import check_sizes
 
+_LOG = logging.getLogger(__name__)
+
 _TOKEN_IDS = {"bos_token_id": "bos_token_id", "pad_token_id": "padding_token_id"}
-_EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _TOKENS = "tokenizer.ggml.tokens"
 
 
@@ -41,12 +43,15 @@ def read_config(header: GgufHeader) -> PreTrainedConfig:
         check_sizes(given)  # before a configuration makes a list as long as its number of layers
         config: PreTrainedConfig = CONFIG_MAPPING[given.pop("model_type")].from_dict(given)
         keys.check_rest(config)
+        ends = end_tokens(header)
+    except GgufError as error:  # names the file
+        raise ModelRefusedError(str(error)) from error
     except ModelRefusedError as error:
         raise ModelRefusedError(f"{path}: {error}") from error
     except Exception as error:  # whatever transformers makes of the values
         raise ModelRefusedError(f"{path}: {type(error).__name__}: {error}") from error
-    ids = [header.metadata.get(f"tokenizer.ggml.{key}") for key in _EOS_KEYS]
-    config.eos_token_id = sorted({token_id for token_id in ids if token_id is not None}) or None
+    _LOG.info("%s: end tokens: %s", path, ", ".join(f"{token_id} ({of})" for token_id, of in ends.items()) or "none")
+    config.eos_token_id = [*ends] or None
     return config
 
 
