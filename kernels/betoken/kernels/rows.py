@@ -41,7 +41,8 @@ class PagedRows:
     paths: TreePaths | None = None
     """None: slot t holds position t throughout."""
     max_length: int | None = None
-    """Exclusive bound of all positions; None if the host does not know it. A launch of few rows uses it to split their keys."""
+    """Exclusive bound of all positions; None if the host does not know it. A launch of few rows uses it to split their
+    keys."""
     _row_starts: Tensor | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

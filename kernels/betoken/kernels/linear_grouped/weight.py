@@ -31,8 +31,8 @@ class Grouped:
     """
 
     kind: CodeKind
-    """Kind of the codes: an unsigned integer of 2, 4, 5 or 6 bits, a signed one of 8, a float of 8 (E4M3), or an index into
-    a table of 16 numbers."""
+    """Kind of the codes: an unsigned integer of 2, 4, 5 or 6 bits, a signed one of 8, a float of 8 (E4M3), or an index
+    into a table of 16 numbers."""
     num_inputs: int
     """K."""
     group: int
