@@ -1,7 +1,8 @@
-"""GGUF files: their header, and the tokenizer in it. It knows the format, not models or arithmetic."""
+"""GGUF files: their header, tokenizer and default sampling. It knows the format, not models or arithmetic."""
 
 from betoken.common.gguf.end_tokens import end_tokens
 from betoken.common.gguf.header import GgufError, GgufHeader, GgufTensor, find_gguf, read_header
+from betoken.common.gguf.sampling import default_sampling
 from betoken.common.gguf.tokenizer import GgufTokenizer, read_tokenizer
 
 __all__ = [
@@ -9,6 +10,7 @@ __all__ = [
     "GgufHeader",
     "GgufTensor",
     "GgufTokenizer",
+    "default_sampling",
     "end_tokens",
     "find_gguf",
     "read_header",

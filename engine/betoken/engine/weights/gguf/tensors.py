@@ -15,14 +15,13 @@ from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
 from transformers.pytorch_utils import Conv1D
 
-from betoken.common.gguf import GgufHeader, GgufTensor
+from betoken.common.gguf import GgufHeader, GgufTensor, default_sampling
 from betoken.engine.cpu.experts import is_experts
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.weights.fingerprint import SAMPLE_BYTES
 from betoken.engine.weights.gguf.architectures import ARCHITECTURES
 from betoken.engine.weights.gguf.blocks import GROUPED_TYPES, read_blocks
 from betoken.engine.weights.gguf.places import Place, places_of, row_order
-from betoken.engine.weights.gguf.sampling import sampling_of
 from betoken.engine.weights.stored import Stored, StoredConfig, StoredExperts, StoredWeight, load_beside
 from betoken.kernels.linear_grouped import Grouped
 
@@ -62,7 +61,7 @@ def load(
     config.quantization_config = StoredConfig(plan, progress)
     found: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     model, report = load_beside(found[0] if isinstance(found, tuple) else found, config, state, keywords)
-    for name, value in sampling_of(header).items():
+    for name, value in default_sampling(header).items():
         setattr(model.generation_config, name, value)
     return model, report
 

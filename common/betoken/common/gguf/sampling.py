@@ -3,7 +3,7 @@
 from typing import Any
 
 from betoken.common.float32 import shortest
-from betoken.common.gguf import GgufHeader
+from betoken.common.gguf.header import GgufHeader
 
 _KEYS = {
     "temp": "temperature",
@@ -17,7 +17,7 @@ _OF_LLAMA_CPP = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 """Source: llama.cpp's common.h, `common_params_sampling`."""
 
 
-def sampling_of(header: GgufHeader) -> dict[str, Any]:
+def default_sampling(header: GgufHeader) -> dict[str, Any]:
     """Return the default sampling as fields of `GenerationConfig`."""
     values = {name: header.metadata.get(f"general.sampling.{key}") for key, name in _KEYS.items()}
     given = {name: shortest(value) if isinstance(value, float) else value for name, value in values.items()}
