@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class DraftServiceStub:
-    """Hosts drafters that guess the target's next tokens.
+    """Hosts drafters that propose the target's next tokens.
     """
 
     def __init__(self, channel):
@@ -43,7 +43,7 @@ class DraftServiceStub:
 
 
 class DraftServiceServicer:
-    """Hosts drafters that guess the target's next tokens.
+    """Hosts drafters that propose the target's next tokens.
     """
 
     def Link(self, request_iterator, context):
@@ -71,7 +71,7 @@ def add_DraftServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DraftService:
-    """Hosts drafters that guess the target's next tokens.
+    """Hosts drafters that propose the target's next tokens.
     """
 
     @staticmethod

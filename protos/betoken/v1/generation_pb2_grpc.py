@@ -26,12 +26,12 @@ if _version_not_supported:
 
 
 class GenerationServiceStub:
-    """The public service of the router. A call that fails ends with a gRPC status; what it has no room for is in its trailing metadata:
-    `betoken-request-id`, for the router's log, of Generate always, of the others with INTERNAL; with INVALID_ARGUMENT
-    `betoken-field-bin`, `betoken-value-bin` and `betoken-limit-bin` (UTF-8), which field, what it was and what it may be; with
-    RESOURCE_EXHAUSTED, where waiting helps, `betoken-retry-after-ms`, and the same as `grpc-retry-pushback-ms`, which gRPC itself
-    minds where a client's service config has a retry policy for that status. Where a router has keys, all but GetModelInfo need the metadata
-    `authorization: Bearer KEY`, else UNAUTHENTICATED.
+    """The router's public service. A failed call ends with a gRPC status and trailing metadata:
+    - `betoken-request-id`: id in the router's log; always for Generate, for other calls with INTERNAL.
+    - `betoken-field-bin`, `betoken-value-bin`, `betoken-limit-bin` (UTF-8): rejected field, its value and its limit, with INVALID_ARGUMENT.
+    - `betoken-retry-after-ms`, and the same value as `grpc-retry-pushback-ms` for gRPC's own retry policies: with RESOURCE_EXHAUSTED, if a
+    retry can succeed.
+    If the router has API keys, every call except GetModelInfo needs the metadata `authorization: Bearer KEY`, else UNAUTHENTICATED.
     """
 
     def __init__(self, channel):
@@ -63,16 +63,16 @@ class GenerationServiceStub:
 
 
 class GenerationServiceServicer:
-    """The public service of the router. A call that fails ends with a gRPC status; what it has no room for is in its trailing metadata:
-    `betoken-request-id`, for the router's log, of Generate always, of the others with INTERNAL; with INVALID_ARGUMENT
-    `betoken-field-bin`, `betoken-value-bin` and `betoken-limit-bin` (UTF-8), which field, what it was and what it may be; with
-    RESOURCE_EXHAUSTED, where waiting helps, `betoken-retry-after-ms`, and the same as `grpc-retry-pushback-ms`, which gRPC itself
-    minds where a client's service config has a retry policy for that status. Where a router has keys, all but GetModelInfo need the metadata
-    `authorization: Bearer KEY`, else UNAUTHENTICATED.
+    """The router's public service. A failed call ends with a gRPC status and trailing metadata:
+    - `betoken-request-id`: id in the router's log; always for Generate, for other calls with INTERNAL.
+    - `betoken-field-bin`, `betoken-value-bin`, `betoken-limit-bin` (UTF-8): rejected field, its value and its limit, with INVALID_ARGUMENT.
+    - `betoken-retry-after-ms`, and the same value as `grpc-retry-pushback-ms` for gRPC's own retry policies: with RESOURCE_EXHAUSTED, if a
+    retry can succeed.
+    If the router has API keys, every call except GetModelInfo needs the metadata `authorization: Bearer KEY`, else UNAUTHENTICATED.
     """
 
     def Generate(self, request, context):
-        """Streams an answer. First message `start`, then `prompt_logprobs` where they were asked for, then `tokens`, last `finish`.
+        """Streams an answer. First message `start`, then `prompt_logprobs` if requested, then `tokens`, last `finish`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -86,14 +86,14 @@ class GenerationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """Turns text into ids as Generate would.
+        """Tokenizes text as Generate does.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Detokenize(self, request, context):
-        """Turns ids into text, and into the bytes of each.
+        """Converts ids to text, and each id to its bytes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -131,12 +131,12 @@ def add_GenerationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GenerationService:
-    """The public service of the router. A call that fails ends with a gRPC status; what it has no room for is in its trailing metadata:
-    `betoken-request-id`, for the router's log, of Generate always, of the others with INTERNAL; with INVALID_ARGUMENT
-    `betoken-field-bin`, `betoken-value-bin` and `betoken-limit-bin` (UTF-8), which field, what it was and what it may be; with
-    RESOURCE_EXHAUSTED, where waiting helps, `betoken-retry-after-ms`, and the same as `grpc-retry-pushback-ms`, which gRPC itself
-    minds where a client's service config has a retry policy for that status. Where a router has keys, all but GetModelInfo need the metadata
-    `authorization: Bearer KEY`, else UNAUTHENTICATED.
+    """The router's public service. A failed call ends with a gRPC status and trailing metadata:
+    - `betoken-request-id`: id in the router's log; always for Generate, for other calls with INTERNAL.
+    - `betoken-field-bin`, `betoken-value-bin`, `betoken-limit-bin` (UTF-8): rejected field, its value and its limit, with INVALID_ARGUMENT.
+    - `betoken-retry-after-ms`, and the same value as `grpc-retry-pushback-ms` for gRPC's own retry policies: with RESOURCE_EXHAUSTED, if a
+    retry can succeed.
+    If the router has API keys, every call except GetModelInfo needs the metadata `authorization: Bearer KEY`, else UNAUTHENTICATED.
     """
 
     @staticmethod

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class VerifyServiceStub:
-    """Runs the target model over draft blocks and says what the target's own tokens are.
+    """Runs the target model over drafts and returns the target's own tokens.
     """
 
     def __init__(self, channel):
@@ -43,7 +43,7 @@ class VerifyServiceStub:
 
 
 class VerifyServiceServicer:
-    """Runs the target model over draft blocks and says what the target's own tokens are.
+    """Runs the target model over drafts and returns the target's own tokens.
     """
 
     def Link(self, request_iterator, context):
@@ -71,7 +71,7 @@ def add_VerifyServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class VerifyService:
-    """Runs the target model over draft blocks and says what the target's own tokens are.
+    """Runs the target model over drafts and returns the target's own tokens.
     """
 
     @staticmethod
