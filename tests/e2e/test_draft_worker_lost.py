@@ -1,6 +1,7 @@
 """The draft worker dies or hangs mid-stream: the tokens stay the same, and it is taken back when it returns."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -29,6 +30,29 @@ async def until_drafted_again(stack: Stack, prompt: str) -> None:
             if timed.completion.speculation.num_drafts:
                 return
             await asyncio.sleep(0.2)
+
+
+async def test_a_draft_worker_that_hangs_after_the_sixth_piece_is_one_short_wait(
+    stack: Stack, prompts: list[str]
+) -> None:
+    await until_drafted_again(stack, prompts[0])
+    gaps_s: list[float] = []
+    last_s, num_pieces = time.monotonic(), 0
+    generation = stack.client.generate(
+        prompts[0], sampling=sampling(NUM_TOKENS, 0.0, ignore_eos=True), speculation=speculation("model", 4)
+    )
+    try:
+        async for _ in generation:
+            now_s = time.monotonic()
+            if num_pieces >= 6:
+                gaps_s.append(now_s - last_s)
+            last_s, num_pieces = now_s, num_pieces + 1
+            if num_pieces == 6:
+                await stack.pause_draft_worker()
+    finally:
+        await stack.resume_draft_worker()
+    assert max(gaps_s) < 1.5, f"longest gap {max(gaps_s):.1f} s"
+    await until_drafted_again(stack, prompts[0])
 
 
 @pytest.mark.parametrize("how", ["killed", "hung"])

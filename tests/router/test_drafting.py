@@ -18,7 +18,13 @@ from betoken.router.round.drafting import TRANSITIONS, DraftingEvent, DraftingSt
 from betoken.router.round.speculator import Speculator
 from betoken.router.workers.draft import Draft
 from betoken.router.workers.draft_session import DraftFailedError, DraftLateError, DraftWorkerLostError
-from betoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED, DrafterChoice, SamplingParams
+from betoken.v1.types_pb2 import (
+    VERIFICATION_MODE_COUPLED,
+    VERIFICATION_MODE_REJECTION,
+    DrafterChoice,
+    SamplingParams,
+    VerificationMode,
+)
 
 PAIRS = list(product(DraftingState, DraftingEvent))
 DEFINED = [(state, event) for state, event in PAIRS if event in TRANSITIONS[state]]
@@ -107,7 +113,7 @@ class FakePool:
 
     def __init__(self) -> None:
         self.sessions: list[FakeSession] = []
-        self.worker = Mock(id="w", drafters=["ngram"], asking=AskingTime(), is_draining=False)
+        self.worker = Mock(id="w", drafters=["ngram"], asking=AskingTime(), is_draining=False, is_silent=False)
         self.worker.hello.max_draft_tokens = 4
         self.worker.open = self.open
         self.can_open = True
@@ -126,10 +132,15 @@ class FakePool:
         return None if self.worker in without else self.worker
 
 
-def speculator(pool: FakePool, settings: dict[str, str] | None = None, **fields: Any) -> Speculator:
+def speculator(
+    pool: FakePool,
+    settings: dict[str, str] | None = None,
+    mode: VerificationMode = VERIFICATION_MODE_COUPLED,
+    **fields: Any,
+) -> Speculator:
     choice = DrafterChoice(name="ngram", settings=settings or {})
     fields |= {"drafter": choice}
-    request = GenerationRequest("r", [1], SamplingParams(), VERIFICATION_MODE_COUPLED, (), 100, **fields)
+    request = GenerationRequest("r", [1], SamplingParams(), mode, (), 100, **fields)
     return Speculator(request, pool, vocab_size=10, timeout_s=1.0, first_timeout_s=9.0)  # type: ignore[arg-type]
 
 
@@ -167,16 +178,18 @@ def test_whatever_happens_one_sequence_is_open_at_most_and_none_at_the_end() -> 
         asyncio.run(run(seed))
 
 
-async def test_the_first_draft_may_take_its_prefills_time_until_one_has_come() -> None:
+async def test_the_first_draft_has_its_prefills_time_where_drafts_choose_tokens() -> None:
     pool = FakePool()
-    drafts = speculator(pool)
+    drafts = speculator(pool, mode=VERIFICATION_MODE_REJECTION)
     await drafts.draft([], 4, takes_trees=False)  # opens it
     (session,) = pool.sessions
     await drafts.draft([], 4, takes_trees=False)
     assert session.timeouts_s == [9.0, 1.0]
 
-    drafts.close()
-    pool.can_open = True
+
+async def test_a_draft_is_waited_for_equally_long_before_and_after_the_prefill() -> None:
+    pool = FakePool()
+    drafts = speculator(pool)
     late = FakeSession()
     late.outcome = DraftLateError("late")
     pool.worker.open = lambda *_: late
@@ -184,7 +197,7 @@ async def test_the_first_draft_may_take_its_prefills_time_until_one_has_come() -
     late.outcome = None
     assert (await drafts.draft([], 4, takes_trees=False)).ids
     assert (await drafts.draft([], 4, takes_trees=False)).ids
-    assert late.timeouts_s == [9.0, 9.0, 1.0]
+    assert late.timeouts_s == [1.0, 1.0, 1.0]
 
 
 async def test_a_refused_request_is_never_opened_again() -> None:

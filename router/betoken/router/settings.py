@@ -125,13 +125,15 @@ class RouterSettings(ServiceSettings):
         description="Whether requests that leave the draft length open go without drafts while that is faster; it is"
         " tried now and then.",
     )
-    draft_timeout_s: float = Field(0.5, gt=0, le=60, description="Longest wait for a draft, seconds.")
+    draft_timeout_s: float = Field(
+        0.5, gt=0, le=60, description="Longest wait for a draft, seconds; later the round goes on."
+    )
     first_draft_timeout_s: float = Field(
         3.0,
         gt=0,
         le=600,
-        description="Longest wait for a sign of a draft that includes the prompt's prefill, seconds; while its worker"
-        " is at it, the request goes without drafts.",
+        description="Longest wait for the first draft, which includes the prompt's prefill, in the modes REJECTION and"
+        " TYPICAL and of probes, seconds.",
     )
     max_draft_failures: int = Field(
         3, ge=1, le=1000, description="Failed drafts in a row after which a draft worker is left alone."

@@ -24,7 +24,13 @@ from betoken.router.round.drafting import DraftingEvent, DraftingState, after
 from betoken.router.round.step_timer import StepTimer
 from betoken.router.workers.draft import NO_DRAFT, Draft
 from betoken.router.workers.draft_pool import DraftPool
-from betoken.router.workers.draft_session import DraftFailedError, DraftLateError, DraftSession, DraftWorkerLostError
+from betoken.router.workers.draft_session import (
+    DraftFailedError,
+    DraftLateError,
+    DraftSession,
+    DraftTimeoutError,
+    DraftWorkerLostError,
+)
 from betoken.router.workers.draft_worker import DraftWorker
 from betoken.rpc.validation import CONTEXT_FIELDS
 from betoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED, DrafterChoice, Load
@@ -32,7 +38,8 @@ from betoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED, DrafterChoice, Load
 _log = logging.getLogger(__name__)
 _FULL_PAUSE_S = 1.0
 """How long a worker that had no room for a request is not asked by it again: a refusal costs a round its draft."""
-_NO_FAULTS = (DraftWorkerLostError, DeadlineExceededError)  # the latter: the request's own deadline
+_NO_FAULTS = (DraftWorkerLostError, DraftTimeoutError, DeadlineExceededError)
+"""Not a new fault of the worker: it was replaced, has recorded the timeout, or met the request's own deadline."""
 
 
 class Speculator:
@@ -47,9 +54,9 @@ class Speculator:
         first_timeout_s: float,
         gate: SpeculationGate | None = None,
     ) -> None:
-        """`timeout_s`: how long a draft is waited for, and given up without a sign of it; the first one, which includes
-        the prompt's prefill, after `first_timeout_s`. Later ones include it too where other sequences took the pages,
-        or `fused` turns to another source. In modes whose tokens depend on drafts, such signs do not count.
+        """`timeout_s`: longest wait of a round for its draft, whatever the state of the session. A draft that takes
+        longer is late: the answer goes on with decode steps until it has come. In modes whose tokens depend on drafts
+        none may be late, and the first one, which includes the prompt's prefill, has `first_timeout_s`.
 
         `gate`: says whether drafts pay, and hears how fast tokens come; None = they are wanted anyway.
         """
@@ -80,7 +87,9 @@ class Speculator:
         """Whether a draft may be asked for, and pays."""
         if self._gate is not None and not self._gate.is_open and not self._has_untried_settings:
             return False
-        return not self._session.is_late if self._session is not None else self._choose() is not None
+        if self._session is None:
+            return self._choose() is not None
+        return not self._session.is_late and not self._is_worker_silent
 
     async def draft(
         self, committed_ids: Sequence[int], room: int, takes_trees: bool, load: Load | None = None
@@ -120,7 +129,9 @@ class Speculator:
         self._timer.commit(len(ids), began_s, time.perf_counter(), row_s, can_draft=can_draft)
         if self._session is None:
             return
-        if self._worker is not None and self._worker.is_draining and self._can_do_without():
+        is_draining = self._worker is not None and self._worker.is_draining
+        has_other = self._is_worker_silent and self._choose() is not None
+        if has_other or (is_draining and self._can_do_without()):
             self.close()
         else:
             self._session.commit(base_length, ids)
@@ -142,6 +153,11 @@ class Speculator:
             session, self._session = self._session, None
             session.close()
 
+    @property
+    def _is_worker_silent(self) -> bool:
+        """Whether the worker asked last has missed a draft and given no sign of work since."""
+        return self._worker is not None and self._worker.is_silent
+
     def _can_do_without(self) -> bool:
         """Whether another worker drafts as well, or drafts do not pay: one that drains waits for its last sequence."""
         return (self._gate is not None and not self._gate.is_open) or self._choose() is not None
@@ -150,9 +166,7 @@ class Speculator:
         """The draft of the worker that has the sequence open."""
         worker, session = self._worker, self._session
         assert worker is not None and session is not None
-        patience_s = None
-        if self._request.mode == VERIFICATION_MODE_COUPLED:  # else the clock would choose tokens
-            patience_s = self._timeout_s
+        may_be_late = self._request.mode == VERIFICATION_MODE_COUPLED  # else the clock would choose tokens
         limit = min(room, worker.hello.max_draft_tokens or MAX_DRAFT_TOKENS)
         terms = None
         if load is not None and not self._request.num_draft_tokens:
@@ -164,8 +178,8 @@ class Speculator:
             len(self._request.prompt_ids) + len(committed_ids),
             min(limit, self._request.num_draft_tokens or USUAL_DRAFT_TOKENS),
             self._vocab_size,
-            self._timeout_s if self._state.has_drafted else self._first_timeout_s,
-            patience_s=patience_s,
+            self._timeout_s if may_be_late or self._state.has_drafted else self._first_timeout_s,
+            may_be_late=may_be_late,
             takes_trees=takes_trees,
             terms=terms_entry(terms) if terms is not None else None,
         )

@@ -40,7 +40,12 @@ class CircuitBreaker:
     def record_failure(self) -> None:
         """Work failed or was late; enough of it in a row opens the circuit."""
         self._num_failures += 1
-        if self._num_failures >= self._max_failures and self.is_closed:
+        if self._num_failures >= self._max_failures:
+            self.trip()
+
+    def trip(self) -> None:
+        """Open the circuit at once: the worker gives no sign of work."""
+        if self.is_closed:
             self._num_failed_probes = 1
             self._opened.set()
 

@@ -19,7 +19,11 @@ class DraftFailedError(Exception):
 
 
 class DraftLateError(DraftFailedError):
-    """The worker is at it; its session is of use again once the draft has come."""
+    """The draft took too long; its session can be used again once the draft has come."""
+
+
+class DraftTimeoutError(DraftFailedError):
+    """The draft took too long, and this mode does not allow late drafts; the session is closed."""
 
 
 class DraftWorkerLostError(DraftFailedError):
@@ -39,6 +43,13 @@ class DraftHost(Protocol):
 
     def close_session(self, session: DraftSession) -> None:
         """Free a session's sequence; idempotent."""
+        ...
+
+    def missed_draft(self, asked_s: float, *, is_pending: bool) -> None:
+        """Record that a request sent at `asked_s` (`time.monotonic`) was not answered in time.
+
+        `is_pending`: whether the worker has reported this request as waiting or in progress.
+        """
         ...
 
 
@@ -76,7 +87,7 @@ class DraftSession:
         vocab_size: int,
         timeout_s: float,
         *,
-        patience_s: float | None = None,
+        may_be_late: bool = False,
         takes_trees: bool = False,
         terms: DraftTerms | None = None,
     ) -> Draft:
@@ -85,7 +96,8 @@ class DraftSession:
         A chain, unless the target `takes_trees`. Under `terms` a drafter that can tell what pays chooses the number.
 
         Raises:
-            DraftLateError: it takes longer than `patience_s` (None = no such limit), but the worker is at it.
+            DraftLateError: it takes longer than `timeout_s` and `may_be_late`: the session stays open, and can be used
+                again once the draft has come.
             DraftFailedError: it takes longer than `timeout_s`, or is not an answer to this request; the session is of
                 no more use.
             BetokenError: the worker's own error.
@@ -99,9 +111,15 @@ class DraftSession:
         request = DraftRequest(
             sequence_id=self.sequence_id, num_tokens=num_tokens, takes_trees=takes_trees, terms=terms
         )
-        asked_ns = time.perf_counter_ns()
+        asked_ns, asked_s = time.perf_counter_ns(), time.monotonic()
         self._host.ask(commits, request)
-        block = await self._answer(timeout_s, patience_s)
+        try:
+            block = await self._mailbox.get(timeout_s)
+        except TimeoutError:
+            self._host.missed_draft(asked_s, is_pending=self._is_pending)
+            self._is_late = may_be_late
+            kind = DraftLateError if may_be_late else DraftTimeoutError
+            raise kind(f"no draft within {timeout_s:.3g} s") from None
         if block.base_length != base_length:
             raise DraftFailedError(f"a draft for length {block.base_length}, not {base_length}")
         max_tokens = terms.max_tokens if terms is not None else num_tokens
@@ -126,17 +144,3 @@ class DraftSession:
     def fail(self, error: Exception) -> None:
         """The answer will never come."""
         self._mailbox.fail(error)
-
-    async def _answer(self, timeout_s: float, patience_s: float | None) -> DraftedBlock:
-        left_s = timeout_s
-        while left_s > 0:
-            wait_s = left_s if patience_s is None else min(patience_s, left_s)
-            try:
-                return await self._mailbox.get(wait_s)
-            except TimeoutError:
-                pass
-            if patience_s is not None and self._is_pending:
-                self._is_late = True
-                raise DraftLateError("the worker is still at it")
-            left_s -= wait_s
-        raise DraftFailedError(f"no draft within {timeout_s:g} s")

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import Callable, Sequence
 
 from asyncio_pool import AioPool
@@ -64,6 +66,10 @@ class DraftWorker(Worker[DraftSession]):
         self.breaker = breaker
         self.asking = AskingTime()
         self.trials = PriceTrials()
+        self.is_silent = False
+        """Whether a draft was missed and the worker has sent no frame since the request; it is then not asked."""
+        self._last_frame_s = -math.inf
+        """Time of the last frame, `time.monotonic`."""
         self._on_up = on_up
         self._is_up = asyncio.Event()
 
@@ -138,7 +144,25 @@ class DraftWorker(Worker[DraftSession]):
         if request.sequence_id in self._sessions:  # otherwise the session has its error already
             self.link.send(commits=commits, requests=(request,))
 
+    def missed_draft(self, asked_s: float, *, is_pending: bool) -> None:
+        """Record that a request sent at `asked_s` (`time.monotonic`) was not answered in time.
+
+        `is_pending`: whether the worker has reported this request as waiting or in progress.
+        """
+        if self._last_frame_s < asked_s:
+            if not self.is_silent:
+                _log.warning("draft worker %s gives no sign of work: it is not asked until it does", self.link.address)
+            self.is_silent = True
+            self.breaker.trip()
+        elif not is_pending:
+            self.breaker.record_failure()
+
     def _take(self, frame: DraftLinkResponse) -> None:
+        self._last_frame_s = time.monotonic()
+        if self.is_silent:
+            self.is_silent = False
+            self.breaker.record_probe(succeeded=True)
+            _log.warning("draft worker %s works again", self.link.address)
         validate_frame(frame.blocks, frame.errors, frame.pending_ids)
         self._deliver(frame.blocks)
         self._note_pending(frame.pending_ids)
@@ -147,6 +171,7 @@ class DraftWorker(Worker[DraftSession]):
     def _up(
         self,
     ) -> None:
+        self.is_silent = False
         self.breaker.reset()
         self._is_up.set()
         self._on_up()
