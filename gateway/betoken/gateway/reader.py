@@ -20,8 +20,8 @@ _LLAMA, _MISTRAL, _ARGS = "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]"
 _BEGINS = (_HERMES, _LLAMA, _MISTRAL)
 MARKS = frozenset((THINK, THOUGHT, _HERMES_END, _ARGS, *_BEGINS))
 """Texts that may be special tokens, which leave none: whoever feeds a reader puts them back."""
-_NAMED = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*(?=\{)")
-_NAMED_SO_FAR = re.compile(r"\s*[\w.-]*\s*(?:\[[A-Z_]*\]?\s*\w*\s*)*")
+_NAMED = re.compile(r"\s*+([\w.-]++)\s*+(?:\[CALL_ID\]\s*+\w++\s*+)?+(?:\[ARGS\])?+\s*+(?=\{)")
+_NAMED_SO_FAR = re.compile(r"\s*+[\w.-]*+\s*+(?:\[[A-Z_]*+\]?+\s*+\w*+\s*+){0,2}+")
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([\w.-]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 """A call up to its arguments, where the name comes first."""
 _DECODER = json.JSONDecoder()
