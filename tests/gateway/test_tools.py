@@ -78,6 +78,48 @@ async def test_what_was_called_and_what_came_of_it_go_to_the_template(
     assert f'<assistant>{{"name": "weather", "arguments": {ARGUMENTS}}}<tool>sunny' in text
 
 
+HELD = ["?\nEND", "? [TOOL_CALLS]x", "ask?x", "?[{x"]
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("stop", HELD)
+async def test_a_stop_string_that_may_have_begun_moves_no_text_behind_a_tool_calls_mark(
+    make_gate: MakeGate, tokenizer: Tokenizer, stop: str, is_stream: bool
+) -> None:
+    text = f'I ask? [TOOL_CALLS][{{"name": "weather", "arguments": {ARGUMENTS}}}]'
+    gate = await saying(make_gate, tokenizer, text if " " in stop else text.replace("? ", "?"))
+    options: Any = {"model": "fake", "messages": CHAT, "tools": [WEATHER], "stop": [stop]}
+    if not is_stream:
+        message = (await gate.openai.chat.completions.create(**options)).choices[0].message
+        assert (message.content, len(message.tool_calls)) == ("I ask?", 1)
+        return
+    events = [event async for event in await gate.openai.chat.completions.create(**options, stream=True)]
+    assert "".join(event.choices[0].delta.content or "" for event in events) == "I ask?"
+    assert events[-1].choices[0].finish_reason == "tool_calls"
+
+
+async def test_half_a_character_before_a_tool_calls_mark_keeps_the_call(
+    make_gate: MakeGate, tokenizer: Tokenizer
+) -> None:
+    call = f'[TOOL_CALLS][{{"name": "weather", "arguments": {ARGUMENTS}}}]'
+    script = (*tokenizer.encode("é")[:1], *tokenizer.encode(call))
+    gate = await make_gate(model=FakeModel(tokenizer.vocab_size, script=script))
+    options: Any = {"model": "fake", "messages": CHAT, "tools": [WEATHER]}
+    message = (await gate.openai.chat.completions.create(**options)).choices[0].message
+    assert (message.content, len(message.tool_calls)) == ("\ufffd", 1)
+
+
+async def test_line_separators_of_an_answer_are_escaped_in_its_events(
+    make_gate: MakeGate, tokenizer: Tokenizer
+) -> None:
+    said = "a\u2028b\u2029c\x85d"
+    gate = await saying(make_gate, tokenizer, said)
+    asked = {"messages": CHAT, "stream": True}
+    lines = (await gate.post("/v1/chat/completions", asked)).text.splitlines()
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    assert "".join(event["choices"][0]["delta"].get("content") or "" for event in events) == said
+
+
 async def test_without_tools_nothing_is_read_as_a_call(make_gate: MakeGate, tokenizer: Tokenizer) -> None:
     gate = await saying(make_gate, tokenizer, WRITTEN["hermes"])
     for options in ({}, {"tools": [WEATHER], "tool_choice": "none"}):

@@ -66,6 +66,9 @@ class Token:
     """The text that became final with it; empty while a character or a possible stop string is incomplete."""
     logprobs: Logprobs | None
     """When asked for."""
+    num_held_chars: int = 0
+    """Characters of earlier text that were still held back before a special token; they are part of later tokens'
+    text."""
 
     @property
     def provenance(self) -> str:
@@ -139,4 +142,4 @@ def _token(token: pb.GeneratedToken, text: str) -> Token:
     origin = _ORIGINS.get(token.origin, TokenOrigin.UNKNOWN)
     source = (token.source or _UNKNOWN_SOURCE) if origin is TokenOrigin.ACCEPTED else None
     logprobs = Logprobs.from_proto(token.logprobs) if token.HasField("logprobs") else None
-    return Token(token.id, origin, source, text, logprobs)
+    return Token(token.id, origin, source, text, logprobs, token.num_held_chars)

@@ -27,6 +27,8 @@ _EVENT_HEADERS = [
     (b"x-accel-buffering", b"no"),  # or nginx would gather events
 ]
 _DONE = b"data: [DONE]\n\n"
+_ESCAPED_LINE_ENDS = {ord(char): f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"}
+"""Line ends of Python's `str.splitlines`, at which clients such as httpx cut events. JSON has them in strings only."""
 
 
 class Answers(Response):
@@ -186,7 +188,7 @@ class _Events:
     async def put_json(self, event: dict[str, Any]) -> None:
         text = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
         name = f"event: {event['type']}\n" if self._are_named and "type" in event else ""
-        await self._put(f"{name}data: {text}\n\n".encode())
+        await self._put(f"{name}data: {text.translate(_ESCAPED_LINE_ENDS)}\n\n".encode())
 
     async def end(self, failure: Failure | None = None) -> None:
         """Sends the error; a stream that ends so has no [DONE]."""

@@ -12,7 +12,7 @@ from betoken.client import AsyncGeneration, Completion, Piece, Token
 from betoken.gateway.chat import ChatBody
 from betoken.gateway.form import Form, choice_extension, piece_extension
 from betoken.gateway.logprobs import chat_logprobs
-from betoken.gateway.read_answer import ids_to_read, reader_of, text_of
+from betoken.gateway.read_answer import TokenText, ids_to_read, reader_of
 from betoken.gateway.reader import Arguments, Call, Part, Reader, Said, Thought
 from betoken.gateway.tools import call_object
 
@@ -96,6 +96,7 @@ class _ReadAnswer:
 
     def __init__(self, reader: Reader, form: Form, choice: int, request_id: str) -> None:
         self._reader = reader
+        self._text = TokenText()
         self._form = form
         self._choice = choice
         self._request_id = request_id
@@ -107,7 +108,7 @@ class _ReadAnswer:
         parts: list[Part] = []
         for token in tokens:
             self.num_thought_tokens += self._reader.is_thinking
-            parts += self._reader.feed(text_of(token, self._form.names))
+            parts += self._reader.feed(self._text.feed(token, self._form.names))
         if is_end:
             parts += self._reader.end()
         return self._fields(parts)

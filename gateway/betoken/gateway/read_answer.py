@@ -27,8 +27,26 @@ def reader_of(
     return Reader(tools, is_thinking=not begins_anew and tail.rstrip().endswith(THINK.encode()))
 
 
-def text_of(token: Token, names: Mapping[int, bytes]) -> str:
-    """Its text, and the mark that it is, if any."""
-    name = names.get(token.id, b"")
-    is_mark = name in _MARK_BYTES and not token.text.endswith(name.decode())
-    return token.text + name.decode() if is_mark else token.text
+class TokenText:
+    """Text of an answer's tokens in order, special tokens included if they are marks.
+
+    The router holds text back while a stop string or a character may be incomplete, and releases it with later tokens.
+    A mark is inserted after the held text, where its token is.
+    """
+
+    def __init__(self) -> None:
+        self._pending: list[tuple[int, str]] = []
+        """Marks to insert, each after a number of further characters."""
+
+    def feed(self, token: Token, names: Mapping[int, bytes]) -> str:
+        """Text that is final with `token`. `names` holds the bytes of its id if it is a special token."""
+        name, text, inserted = names.get(token.id, b""), token.text, ""
+        if name in _MARK_BYTES and not text.endswith(name.decode()):
+            self._pending.append((token.num_held_chars or len(text), name.decode()))
+        while self._pending and self._pending[0][0] <= len(text):
+            num_before, mark = self._pending.pop(0)
+            inserted += text[:num_before] + mark
+            text = text[num_before:]
+            self._pending = [(num - num_before, later) for num, later in self._pending]
+        self._pending = [(num - len(text), later) for num, later in self._pending]
+        return inserted + text

@@ -10,7 +10,7 @@ from typing import Any
 
 from betoken.client import AsyncGeneration, Completion, Piece, Token
 from betoken.gateway.form import Form, choice_extension, piece_extension
-from betoken.gateway.read_answer import ids_to_read, reader_of, text_of
+from betoken.gateway.read_answer import TokenText, ids_to_read, reader_of
 from betoken.gateway.reader import Arguments, Call, Part, Said, Thought
 from betoken.gateway.responses import ResponsesBody
 from betoken.gateway.tools import call_object
@@ -29,6 +29,7 @@ class ResponsesForm(Form):
         self._request_id = request_id
         self._tools = frozenset(tool.name for tool in body.callable_tools)
         self._reader = reader_of((), self.names, self._tools)
+        self._text = TokenText()
         self._items: list[dict[str, Any]] = []
         self._num_events = 0
         self._num_thought_tokens = 0
@@ -85,7 +86,7 @@ class ResponsesForm(Form):
     def _read(self, tokens: Sequence[Token]) -> Iterator[dict[str, Any]]:
         for token in tokens:
             self._num_thought_tokens += self._reader.is_thinking
-            yield from self._told(self._reader.feed(text_of(token, self.names)))
+            yield from self._told(self._reader.feed(self._text.feed(token, self.names)))
 
     def _end(self) -> Iterator[dict[str, Any]]:
         yield from self._told(self._reader.end())

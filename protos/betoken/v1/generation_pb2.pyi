@@ -126,18 +126,20 @@ class GenerateStart(_message.Message):
     def __init__(self, prompt_ids: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., model: _Optional[str] = ..., request_id: _Optional[str] = ..., mode: _Optional[_Union[_types_pb2.VerificationMode, str]] = ..., drafter: _Optional[str] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., system_fingerprint: _Optional[str] = ...) -> None: ...
 
 class GeneratedToken(_message.Message):
-    __slots__ = ("id", "origin", "logprobs", "num_chars", "source")
+    __slots__ = ("id", "origin", "logprobs", "num_chars", "source", "num_held_chars")
     ID_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     NUM_CHARS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    NUM_HELD_CHARS_FIELD_NUMBER: _ClassVar[int]
     id: int
     origin: _types_pb2.TokenOrigin
     logprobs: _types_pb2.TokenLogprobs
     num_chars: int
     source: str
-    def __init__(self, id: _Optional[int] = ..., origin: _Optional[_Union[_types_pb2.TokenOrigin, str]] = ..., logprobs: _Optional[_Union[_types_pb2.TokenLogprobs, _Mapping]] = ..., num_chars: _Optional[int] = ..., source: _Optional[str] = ...) -> None: ...
+    num_held_chars: int
+    def __init__(self, id: _Optional[int] = ..., origin: _Optional[_Union[_types_pb2.TokenOrigin, str]] = ..., logprobs: _Optional[_Union[_types_pb2.TokenLogprobs, _Mapping]] = ..., num_chars: _Optional[int] = ..., source: _Optional[str] = ..., num_held_chars: _Optional[int] = ...) -> None: ...
 
 class RoundTimes(_message.Message):
     __slots__ = ("num_tokens", "num_draft_tokens", "num_accepted_tokens", "begin_ns", "duration_ns", "draft_queue_ns", "draft_forward_ns", "verify_queue_ns", "verify_forward_ns")

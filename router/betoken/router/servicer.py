@@ -188,6 +188,8 @@ def _tokens(event: Tokens, index: int) -> pb.GenerateResponse:
         tokens = [add(id=i, origin=origin, source=source, num_chars=n) for i, origin, source, n in places]
         for token, logprobs in zip(tokens, emitted.logprobs, strict=False):
             token.logprobs.CopyFrom(logprobs)
+        for token, num_held in zip(tokens, emitted.num_held_chars, strict=False):
+            token.num_held_chars = num_held
         if emitted.times is not None:
             message.rounds.append(emitted.times)
     message.text = "".join(emitted.text for emitted in event.rounds)

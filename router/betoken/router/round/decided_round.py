@@ -63,6 +63,7 @@ class DecidedRound:
             kept.text,
             kept.num_chars,
             times,
+            kept.num_held_chars,
         )
 
     def times(self, num_kept: int, begin_ns: int, duration_ns: int) -> RoundTimes:

@@ -48,6 +48,8 @@ class EmittedRound:
     """Characters of `text` that became final with each id."""
     times: RoundTimes | None = None
     """Times of the round, where they are told."""
+    num_held_chars: Sequence[int] = ()
+    """Characters held back before each special token; empty if none were."""
 
 
 @dataclass(frozen=True, slots=True)

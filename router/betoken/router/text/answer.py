@@ -52,6 +52,8 @@ class Kept(NamedTuple):
     """Text that became final."""
     num_chars: Sequence[int]
     """Characters of `text` that became final with each token."""
+    num_held_chars: Sequence[int] = ()
+    """For each special token the characters held back before it; empty without special tokens."""
 
 
 NOTHING = Kept(0, "", ())
@@ -90,7 +92,7 @@ class Answer:
             return NOTHING
         room = self.room
         ids = self._until_end(ids, room)
-        if self._rules.stop_strings:
+        if self._rules.stop_strings or not self._rules.special_names.keys().isdisjoint(ids):
             kept = self._search(ids)
         else:
             text, num_chars = self._detokenizer.step(ids)
@@ -100,7 +102,8 @@ class Answer:
             self.finish = FinishReason.LENGTH
         if self.finish is None or not (rest := self._flush()):
             return kept
-        return Kept(kept.num_tokens, kept.text + rest, [*kept.num_chars[:-1], kept.num_chars[-1] + len(rest)])
+        num_chars = [*kept.num_chars[:-1], kept.num_chars[-1] + len(rest)]
+        return kept._replace(text=kept.text + rest, num_chars=num_chars)
 
     def _flush(self) -> str:
         """Text still held back when the answer has ended, up to a stop string that shows only now; empty after one."""
@@ -132,8 +135,11 @@ class Answer:
     def _search(self, ids: Sequence[int]) -> Kept:
         """Append `ids` one by one, up to the one that completes a stop string."""
         texts: list[str] = []
+        num_held: list[int] = []
         num_output = len(self.output_ids)
         for index, token_id in enumerate(ids):
+            is_special = token_id in self._rules.special_names
+            num_held.append(len(self._stops.held) + self._detokenizer.num_held if is_special else 0)
             text, _ = self._detokenizer.step((token_id,))
             is_sought = num_output + index >= self._rules.min_new_tokens
             match = self._stops.match(text, token_id) if is_sought else None
@@ -145,4 +151,4 @@ class Answer:
                 texts.append(whole[: match.start] if match.start < len(whole) else whole + self._detokenizer.flush())
                 break
             texts.append(self._stops.feed(text, token_id))
-        return Kept(len(texts), "".join(texts), [len(text) for text in texts])
+        return Kept(len(texts), "".join(texts), [len(text) for text in texts], num_held if any(num_held) else ())

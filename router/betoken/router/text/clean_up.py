@@ -30,6 +30,11 @@ class CleaningDetokenizer:
         self._detokenizer = detokenizer
         self._held = ""
 
+    @property
+    def num_held(self) -> int:
+        """Characters held back."""
+        return len(clean_up(self._held)) + self._detokenizer.num_held
+
     def step(self, ids: Sequence[int]) -> tuple[str, list[int]]:
         """Like `Detokenizer.step`."""
         texts = [self._feed(self._detokenizer.step((token_id,))[0]) for token_id in ids]

@@ -35,6 +35,11 @@ class Detokenizer:
         """Last ids of the window that may be the beginning of a character."""
         self._begin(list(context_ids[-_MAX_WINDOW:]))
 
+    @property
+    def num_held(self) -> int:
+        """Characters held back: 1 while a character is incomplete."""
+        return int(self._num_open > 0)
+
     def step(self, ids: Sequence[int]) -> tuple[str, list[int]]:
         """Append `ids`: the text that became final, and how many of its characters did so with each id."""
         if self._is_concatenative and not self._num_open:
