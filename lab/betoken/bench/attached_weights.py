@@ -17,7 +17,7 @@ def add_weights(parser: argparse.ArgumentParser) -> None:
 
 
 def take_weights(given: dict[str, Any]) -> dict[str, str]:
-    """Directories by drafter, of those that were named; takes their options out of `given`."""
+    """Directories of the named drafters; removes their options from `given`."""
     named = {name: given.pop(name) for name in WITH_WEIGHTS}
     return {name: directory for name, directory in named.items() if directory}
 

@@ -22,7 +22,7 @@ BASELINE_NAMES = {
 }
 """Method to its name in reports."""
 SERVICE_ONLY_VARIABLES = ("OMP_WAIT_POLICY", "OMP_NUM_THREADS")
-"""What services that share cores are told; a baseline that is timed has them to itself."""
+"""Environment of services that share cores; a timed baseline has all cores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class BaselineError(RuntimeError):
 
 
 class Baseline:
-    """`transformers` in one process of its own; a context manager, not safe for concurrent use."""
+    """`transformers` in a separate process; a context manager, not safe for concurrent use."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Baseline:
         self._is_on_cpu = device == "cpu"
         self.num_threads: dict[str, int] = {}
         environment = {k: v for k, v in os.environ.items() if k not in SERVICE_ONLY_VARIABLES}
-        if not is_timed:  # threads that spin hold up those they wait for: beside other work 46 s instead of 2
+        if not is_timed:  # spinning threads block the threads they wait for: 46 s instead of 2 on a loaded machine
             environment["OMP_WAIT_POLICY"] = "PASSIVE"
         self._process = subprocess.Popen(
             [sys.executable, "-m", "betoken.bench.transformers_process"],

@@ -3,7 +3,7 @@
     python -m betoken.bench.block_step [--models gated-delta] [--rows 6] [--pairs 40] [--threads 2]
 
 Models are hybrids with random weights, and a dense one. Blocks are accepted in part, at random, so that a step applies
-what the one before left waiting beside the state. Every pair is two steps close in time. The block's rows are compared
+what the one before left pending next to the state. Every pair is two steps close in time. The block's rows are compared
 first with the same rows one at a time, to the last bit. A difference prints no speed. The last stdout line is one JSON
 object; the status is 1 when a model was not right.
 """

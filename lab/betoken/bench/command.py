@@ -1,4 +1,4 @@
-"""Shared parts of the benchmarks' commands: values of options, and one line where nothing could be measured.
+"""Shared parts of the benchmarks' commands: values of options, and one line if nothing could be measured.
 
 Knows no benchmark.
 """
@@ -35,7 +35,7 @@ def temperature(text: str) -> float:
 
 
 def exit_status(module: str, body: Callable[[], int], kept: Path | None = None) -> int:
-    """The status of `body`. It is 2 after one line on stderr where a file, model or service is missing or an answer is
+    """The status of `body`. It is 2 after one line on stderr if a file, model or service is missing or an answer is
     refused. It is 130 after Ctrl-C, with a line that names the folder in which results are `kept`.
     """
     try:

@@ -1,10 +1,10 @@
-"""The demo: three local services, one completion with speculation beside the same without, and whether they are equal.
+"""The demo: three local services, one completion with and without speculation, and a comparison of both.
 
     python -m betoken.bench.demo
 
-Speeds are medians over alternating repeats, of our own services with and without speculation. Equality is checked
-twice: against plain decoding in the served dtype, and in float32 against `transformers` `generate()`. Where a token
-differs, no speed is given. The last stdout line is one JSON object.
+Speeds are medians over alternating repeats, of the services with and without speculation. Equality is checked
+twice: against plain decoding in the served dtype, and in float32 against `transformers` `generate()`. If a token
+differs, no speed is printed. The last stdout line is one JSON object.
 """
 
 import argparse
@@ -106,7 +106,7 @@ class Demo:
         return TimedCompletion(completion, perf_counter() - start)
 
     def _show(self, client: Client) -> None:
-        """Stream both completions into two columns, tokens coloured by where they came from."""
+        """Stream both completions into two columns, tokens coloured by their source."""
         prompt = Text(visible(self._prompt.rstrip("\n")), "dim")
         shown = Provenance(self._console, client.model_info().sources)
         self._console.print(Text("asked to go on from", "bold"), prompt, sep="\n", end="\n\n")

@@ -1,4 +1,4 @@
-"""Harms a worker while streams run, several times per run, and mends it again.
+"""Injects faults into a worker while streams run, several times per run, and recovers it.
 
 Acts on the number of tokens streamed so far, so that it strikes mid-stream on machines of any speed.
 """
@@ -8,14 +8,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 STRIKE_SHARES = (0.05, 0.3, 0.55, 0.8)
-"""Shares of the expected tokens at which the worker is harmed."""
+"""Shares of the expected tokens at which faults are injected."""
 MEND_AFTER_SHARE = 0.12
-"""It is mended after so large a further share."""
+"""Further share after which the worker is recovered."""
 
 
 @dataclass(slots=True)
 class Disturber:
-    """Strikes and mends in turn; tell it of tokens with `streamed`, of the end with `finish`."""
+    """Injects faults and recovers in turn; report tokens with `streamed`, the end with `finish`."""
 
     expected_tokens: int
     strike: Callable[[], Awaitable[None]]
@@ -31,12 +31,12 @@ class Disturber:
         self._changed.set()
 
     def finish(self) -> None:
-        """No more tokens will come: `run` mends what is harmed and returns."""
+        """Report the end of all tokens: `run` recovers the worker and returns."""
         self._is_finished = True
         self._changed.set()
 
     async def run(self) -> None:
-        """Strike and mend until all strikes are done or the run is over; leaves the worker mended."""
+        """Inject faults until all are done or the run is over; leaves the worker recovered."""
         for share in STRIKE_SHARES:
             if not await self._reaches(share):
                 return

@@ -40,7 +40,7 @@ def _run(options: DraftersOptions) -> int:
 
 
 async def _measure(options: DraftersOptions) -> DraftersStore:
-    """Start the services, and `transformers` beside them; measure what the store lacks."""
+    """Start the services and `transformers`; measure what the store lacks."""
     prompts = {path.name: load_prompts(path) for path in options.prompts}
     fingerprints = {name: fingerprint(of_file) for name, of_file in prompts.items()}
     store = DraftersStore.open_for(options.out, _manifest(options), fingerprints)

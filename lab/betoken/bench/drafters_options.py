@@ -78,7 +78,7 @@ class DraftersOptions:
             prefix_caching=False,  # the same prompts are asked again and again
             # Half a GPU for the other processes.
             verify_options=[*shared, "--kv-memory-fraction", "0.5", *attached],
-            draft_options=[*shared, *(() if is_attached else own)],  # a side may name a device of its own
+            draft_options=[*shared, *(() if is_attached else own)],  # a side may name its own device
             router_options=["--no-drafts-must-pay"],  # what each drafter brings, not what is made of it
         )
 

@@ -71,7 +71,7 @@ def summarize(store: DraftersStore) -> dict[str, Any]:
 
 
 def total_identity(runs: Sequence[PromptRun]) -> IdentityCount:
-    """The counts of all prompts together; each difference says where it is."""
+    """The counts of all prompts together; each difference includes its place."""
     total = IdentityCount()
     for run in runs:
         total.compared += run.identity.compared
@@ -143,7 +143,7 @@ def ratios_per_prompt(runs: Sequence[PromptRun], side: str, reference: str) -> l
 
 
 def is_single_drafter(name: str) -> bool:
-    """Whether a side is a drafter of ours other than `fused` and none at all."""
+    """Whether a side has a drafter other than `fused`."""
     return name not in BASELINE_NAMES.values() and parse_side(name).drafter not in (NO_DRAFTER, FUSED)
 
 

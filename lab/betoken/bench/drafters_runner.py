@@ -1,4 +1,4 @@
-"""Measures drafters prompt by prompt on running services, beside `transformers`, and keeps what each prompt gave.
+"""Measures drafters prompt by prompt on running services, interleaved with `transformers`, and stores each result.
 
 Every side runs once on a prompt, one at a time, in an order drawn per prompt. Disturbances of the machine so fall on
 all sides alike.
@@ -141,7 +141,7 @@ class DraftersRunner:
     async def _compare(
         self, prompt: Prompt, ours: dict[str, Completion], theirs: dict[str, BaselineRun]
     ) -> IdentityCount:
-        """Every drafter with plain decoding, and that with `generate()` where they must agree."""
+        """Compare every drafter with decoding without drafts, and the latter with `generate()` if they must agree."""
         count = IdentityCount()
         plain = ours[PLAIN_DECODING.name]
         for name, completion in ours.items():

@@ -1,4 +1,4 @@
-"""End-to-end speed: Betoken over gRPC beside `transformers` `generate()`, interleaved prompt by prompt in one run.
+"""End-to-end speed: Betoken over gRPC and `transformers` `generate()`, interleaved prompt by prompt in one run.
 
     python -m betoken.bench.end_to_end --target DIR --draft DIR --prompts FILE --drafter model --dtype bfloat16
 
@@ -132,7 +132,7 @@ async def measure_concurrent(
 
 
 def _router_overhead_ms(drafted: Sequence[TimedCompletion]) -> float | None:
-    """Median over answers of the median over an answer's rounds; None where nothing was drafted."""
+    """Median over answers of the median over an answer's rounds; None without drafts."""
     stats = [answer.completion.speculation for answer in drafted]
     overheads = [s.router_overhead_p50_s for s in stats if s.num_drafts]
     return round(1000 * median(overheads), 3) if overheads else None

@@ -1,4 +1,4 @@
-"""`python -m betoken.bench.fake_workers`: a fake verify and a fake draft worker in a process of their own.
+"""`python -m betoken.bench.fake_workers`: a fake verify and a fake draft worker in a separate process.
 
 Both answer at once (or after `--step-ms`), so that what is left of a round is the router and the wire.
 """
@@ -51,7 +51,7 @@ async def run(arguments: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """Parse options and run; 2 when there is no such tokenizer."""
+    """Parse options and run; 2 if the tokenizer does not exist."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokenizer", required=True, help="directory or hub id, for vocabulary size and hash")
     parser.add_argument(

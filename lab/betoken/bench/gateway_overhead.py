@@ -1,9 +1,9 @@
-"""Cost of the HTTP door: gateway against direct gRPC, over a real router and workers without a model.
+"""Cost of the HTTP gateway: gateway against direct gRPC, over a real router and workers without a model.
 
     python -m betoken.bench.gateway_overhead --tokenizer DIR
 
 Every request is asked by gRPC and over HTTP, close in time, and each way goes first in turn. The HTTP client is a bare
-socket, so that what is measured is the door. Time per token is that from the first event to the last over the tokens
+socket, so that only the gateway is measured. Time per token: from the first to the last event over the tokens
 between. No figure is printed unless both texts are equal. The last stdout line is one JSON object.
 """
 
@@ -82,7 +82,7 @@ async def by_grpc(client: AsyncClient, prompt: str, num_tokens: int, seed: int) 
 
 
 async def by_http(port: int, prompt: str, num_tokens: int, seed: int) -> Timed:
-    """The same over HTTP.
+    """Stream over HTTP.
 
     Raises:
         ValueError: the gateway refuses.
@@ -106,7 +106,7 @@ async def by_http(port: int, prompt: str, num_tokens: int, seed: int) -> Timed:
         text += event["choices"][0]["text"]
     if not lines:
         raise ValueError("the gateway refuses")
-    return _timed(text, start, times[:-1], num_tokens)  # the last event tells the end alone
+    return _timed(text, start, times[:-1], num_tokens)  # the last event carries no token
 
 
 async def measure(client: AsyncClient, port: int, num_streams: int, options: argparse.Namespace) -> dict[str, Any]:

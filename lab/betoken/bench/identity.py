@@ -86,7 +86,7 @@ def _with_weights(cells: Sequence[Cell], weights: Mapping[str, str]) -> tuple[li
         ValueError: none can run.
     """
     lacking = [name for name in WITH_WEIGHTS if name not in weights]
-    needing = (*lacking, *(() if weights else (FUSED,)))  # attached, it needs one of them beside `ngram`
+    needing = (*lacking, *(() if weights else (FUSED,)))  # attached, it needs one of them in addition to `ngram`
     left_out = [cell.name for cell in cells if cell.drafting.is_attached and cell.drafting.drafter in needing]
     if len(left_out) == len(cells):
         raise ValueError(f"these cells need {' or '.join(f'--{name}' for name in lacking)}")
@@ -129,7 +129,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m betoken.bench.identity", description=__doc__)
     add = parser.add_argument
     add("--target", required=True, help="target model: directory or hub id")
-    add("--stored", choices=STORED, default="", help="store the target's weights so, beside the folder of results")
+    add("--stored", choices=STORED, default="", help="store the target's weights in this format, next to the results")
     add("--draft", required=True, help="draft model: directory or hub id")
     add("--prompts", type=Path, default=OWN_PROMPTS, help=".jsonl or .jsonl.gz with `prompt` or `turns` (default: own)")
     add("--limit", type=positive, help="only the first N prompts")

@@ -61,7 +61,7 @@ class IdentityCount:
 
 
 def compare_equal(prompt: Prompt, completion: Completion, reference: Completion) -> Comparison:
-    """Plain equality of two of our own answers."""
+    """Equality of two of our answers."""
     return compare_ids(prompt, completion.output_ids, reference.output_ids)
 
 
@@ -82,7 +82,7 @@ async def compare_with_transformers(
     baseline: Baseline,
     ignore_eos: bool = False,
 ) -> Comparison:
-    """The near-tie rule; the two gaps are computed only where the ids differ. `ignore_eos` as both sides had it."""
+    """The near-tie rule; the two gaps are computed only if the ids differ. `ignore_eos` as on both sides."""
     if list(completion.prompt_ids) != run.prompt_ids:
         return Comparison(Outcome.DIFFERENT, f"prompt {prompt.index}: tokenized differently from transformers")
     comparison = compare_ids(prompt, completion.output_ids, tuple(run.ids))

@@ -13,7 +13,7 @@ Ids = tuple[int, ...]
 
 
 class IdentityStore:
-    """Finished cells, the reference ids of our own runs, and those of `transformers`."""
+    """Finished cells, and reference ids of our runs and of `transformers`."""
 
     def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
         """Open or make the folder.

@@ -4,7 +4,7 @@ flashinfer's sampling and vLLM's Marlin products.
     python -m betoken.bench.kernels [--only attention sample]
 
 First every case is compared with its torch reference, on fresh random inputs and poisoned memory; one difference and no
-speed is printed. Then calls are timed one by one, replayed as graphs where that is possible, with a cold L2 cache. The
+speed is printed. Then calls are timed one by one, replayed as graphs if possible, with a cold L2 cache. The
 floor is a case's bytes over the copy bandwidth measured here. The last stdout line is one JSON object.
 """
 
@@ -63,7 +63,7 @@ def print_report(result: dict[str, Any]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare, measure, print; the status is 1 when a kernel was wrong and 2 where there is no GPU, or no such op."""
+    """Compare, measure, print; the status is 1 when a kernel was wrong and 2 without a GPU or for an unknown op."""
     parser = argparse.ArgumentParser(prog=PROGRAM, description=__doc__)
     parser.add_argument("--only", nargs="+", metavar="OP", help="ops to measure (default: all)")
     options = parser.parse_args(arguments)

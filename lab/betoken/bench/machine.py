@@ -27,7 +27,7 @@ def num_cores() -> int:
 
 def describe_hardware() -> dict[str, Any]:
     """Processor name, cores, whether services started here keep them awake, memory in GiB, load average at the time
-    of asking, and GPUs where there are any.
+    of asking, and GPUs, if any.
     """
     gpus = _gpus()
     return ({"gpus": gpus} if gpus else {}) | {

@@ -13,12 +13,12 @@ from betoken.drafters.registry import SPECS
 NO_DRAFTER = "none"
 FUSED = "fused"
 DRAFTERS = tuple(name for name, spec in SPECS.items() if spec.can_host)
-"""Every drafter that a draft worker can host. Each is covered; the other of trees and chains stands in `DRAFTINGS`."""
+"""Every drafter that a draft worker can host. Each is covered; `DRAFTINGS` has trees and chains."""
 WITH_WEIGHTS = tuple(name for name, spec in SPECS.items() if spec.features is not None)
-"""Attached drafters with weights of their own, which the verify worker's option of their name tells."""
+"""Attached drafters with their own weights, given by the verify worker's option of their name."""
 DRAFT_LENGTHS = (1, 4, 8)
 BY_COST = 0
-"""The draft length where a request is silent: as many tokens as pay."""
+"""Draft length of requests that set none: adaptive."""
 CONCURRENCIES = (1, 8)
 DTYPES = ("float32", "bfloat16")
 TEMPERATURES = (0.0, 0.8)
@@ -50,7 +50,7 @@ DRAFTINGS = (
     *(Drafting(name, name, (), True) for name in WITH_WEIGHTS),
     *(Drafting(f"{name}_chain", name, (("max_branches", "1"),), True) for name in WITH_WEIGHTS),
 )
-"""As each drafter does it by default, `ngram`, `lookahead` and those with weights of their own with trees; and the
+"""As each drafter does it by default, `ngram`, `lookahead` and drafters with their own weights with trees; and the
 other of chains and trees. `grammar` drafts for constraints only, which no cell has."""
 
 
@@ -73,7 +73,7 @@ class Disturbance(StrEnum):
     DRAFT_HUNG = "draft-hung"
     """The draft worker gets SIGSTOP mid-stream and SIGCONT later, several times."""
     VERIFY_KILLED = "verify-killed"
-    """The verify worker with the drafter gets SIGKILL mid-stream, several times; sequences go on where none is."""
+    """The verify worker with the drafter gets SIGKILL mid-stream, several times; others lack the drafter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class ServiceSet(NamedTuple):
     dtype: str
     has_few_pages: bool
     attached: str
-    """Drafter that the verify worker runs, with all that it may choose among; then there is no draft worker. Empty =
+    """Attached drafter of the verify worker, including its choices; there is then no draft worker. Empty =
     none."""
     has_spare: bool
     """Whether a second verify worker runs no drafter."""

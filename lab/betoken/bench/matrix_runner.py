@@ -26,7 +26,7 @@ from betoken.cli.local_services import LocalServicesConfig
 from betoken.client import Completion
 
 NUM_TRIES = 5
-"""Runs of a cell whose worker is harmed, at most: a fast model may have answered before it is."""
+"""Maximum number of runs of a cell with fault injection: a fast model may have answered before the fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,13 @@ class RunnerConfig:
     """KV pages of the verify worker in the cells that force preemption."""
     compile: str
     device: str = "cpu"
-    """Torch device of all models, those of `generate()` too."""
+    """Torch device of all models, also of `generate()`."""
     prefix_caching: bool = False
     """Whether cells find KV of the cells before them. It hides what would differ in the prompts' own rows."""
     weights: Mapping[str, str] = field(default_factory=dict)
     """Weights of attached drafters that have some, by their names."""
     dequantised: str = ""
-    """What `generate()` is given in the target's place; empty for the target itself."""
+    """Model for `generate()` instead of the target; empty for the target itself."""
 
 
 class MatrixRunner:
@@ -118,7 +118,7 @@ class MatrixRunner:
                 self._on_cell(record)
 
     async def _run_cell(self, cell: Cell, stack: Stack) -> dict[str, Any]:
-        """All prompts; again where a worker was to be harmed and every answer was over before."""
+        """Run all prompts; repeat if a fault was to be injected and every answer had ended before."""
         start = time.monotonic()
         num_preemptions_before = await stack.num_preemptions()
         count, num_strikes = IdentityCount(), 0
@@ -151,7 +151,7 @@ class MatrixRunner:
         }
 
     async def _count(self, cell: Cell, completions: list[Completion], count: IdentityCount, stack: Stack) -> None:
-        """Compare the answers with those of the cell's reference, which this cell may be."""
+        """Compare the answers with the cell's reference, which may be this cell."""
         if cell.is_reference:
             self._store.save_reference(cell.name, [completion.output_ids for completion in completions])
         reference = self._store.reference(cell.reference.name)
@@ -161,7 +161,7 @@ class MatrixRunner:
                 count.add(comparison, with_transformers=cell.meets_transformers)
 
     async def _answers(self, cell: Cell, stack: Stack) -> tuple[list[Completion], int]:
-        """All prompts once, and how often a worker was harmed meanwhile."""
+        """Run all prompts once; return the number of injected faults."""
         max_new_tokens = self._config.max_new_tokens
         expected_tokens = len(self._prompts) * max_new_tokens
 
@@ -211,13 +211,13 @@ class MatrixRunner:
 
 
 def _hosted_for(cells: Sequence[Cell]) -> list[str]:
-    """The cells' drafters, and always those that `fused` has to choose from."""
+    """The cells' drafters, and always the sources of `fused`."""
     wanted = {"model", "ngram"} | {cell.drafting.drafter for cell in cells}
     return [name for name in DRAFTERS if name in wanted]
 
 
 def _is_disturbed(cell: Cell, completions: list[Completion], num_strikes: int, num_preemptions: int) -> bool:
-    """Whether the cell's disturbance met any answer; True where it has none."""
+    """Whether the cell's fault hit any answer; True for cells without faults."""
     return {
         Disturbance.NONE: True,
         Disturbance.PREEMPTION: num_preemptions > 0,
@@ -228,7 +228,7 @@ def _is_disturbed(cell: Cell, completions: list[Completion], num_strikes: int, n
 
 
 def _harm(cell: Cell, stack: Stack) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """How the cell's disturbance strikes a worker, and how it is mended."""
+    """Injection of the cell's fault into a worker, and its recovery."""
     if cell.disturbance is Disturbance.VERIFY_KILLED:
         return stack.kill_first_verify_worker, stack.restart_first_verify_worker
     if cell.disturbance is Disturbance.DRAFT_HUNG:

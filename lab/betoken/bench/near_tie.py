@@ -11,7 +11,7 @@ MAX_NEAR_TIE_SHARE = 2 / 164
 
 
 def first_difference(ids: Sequence[int], reference_ids: Sequence[int]) -> int | None:
-    """Index of the first position where the sequences differ (one may have ended there), None when equal."""
+    """Index of the first position at which the sequences differ (one may have ended there), None when equal."""
     for position, (left, right) in enumerate(zip(ids, reference_ids, strict=False)):
         if left != right:
             return position

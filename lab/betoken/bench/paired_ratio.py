@@ -37,7 +37,7 @@ class PairedRatio:
 
     @property
     def verdict(self) -> Verdict:
-        """Decided where the whole interval lies on one side of 1 - MARGIN and there are MIN_PAIRS at least."""
+        """Decided if the whole interval is on one side of 1 - MARGIN and there are at least MIN_PAIRS."""
         if self.num_pairs < MIN_PAIRS:
             return Verdict.UNDECIDED
         if self.low >= 1 - MARGIN:
@@ -56,7 +56,7 @@ def estimate(ratios: Sequence[float]) -> PairedRatio:
     The logarithms are resampled with replacement: a ratio and its inverse count alike.
 
     Raises:
-        ValueError: no ratios, or one that is not above 0.
+        ValueError: no ratios, or a ratio of 0 or less.
     """
     if not ratios or min(ratios) <= 0:
         raise ValueError(f"ratios: {len(ratios)} of them, the least {min(ratios, default=None)}; all must be above 0")

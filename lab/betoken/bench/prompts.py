@@ -22,16 +22,16 @@ class Prompt:
     index: int
     text: str
     category: str = ""
-    """As the file names it; empty where it does not."""
+    """Name in the file; empty if absent."""
 
 
 def load_prompts(path: Path, limit: int | None = None) -> list[Prompt]:
     """Read the first `limit` prompts of a file, all when None.
 
     Raises:
-        OSError: there is no such file.
+        OSError: the file does not exist.
         ValueError: the file is not complete text, a line is not an object with a non-empty `prompt` or `turns`, or
-            there is no line.
+            the file is empty.
     """
     prompts: list[Prompt] = []
     for number, line in enumerate(_lines_of(path), start=1):
@@ -75,6 +75,6 @@ def _text_of(record: object, where: str) -> str:
         text = turns[0] if isinstance(turns, list) and turns else record.get("prompt")
         if isinstance(text, str) and text:
             if any("\ud800" <= character <= "\udfff" for character in text):
-                raise ValueError(f"{where}: the text holds half of a surrogate pair, which is no character")
+                raise ValueError(f"{where}: the text holds half of a surrogate pair, which is not a character")
             return text
     raise ValueError(f"{where}: expected an object with a non-empty `prompt` or `turns`")

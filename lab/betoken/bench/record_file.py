@@ -39,7 +39,7 @@ def replace_file(path: Path, text: str) -> None:
 
 
 def check_manifest(path: Path, manifest: dict[str, Any]) -> None:
-    """Write the manifest, or compare it with the one that is there; values must survive JSON unchanged.
+    """Write the manifest, or compare it with the existing one; values must survive JSON unchanged.
 
     Raises:
         ValueError: a value differs.

@@ -44,7 +44,7 @@ _LATE = "did not come to serve within {:g} s"
 
 @asynccontextmanager
 async def fake_workers(tokenizer: str, step_ms: float, folder: Path) -> AsyncIterator[None]:
-    """Fake workers in a process of their own, on the sockets `verify.sock` and `draft.sock` of `folder`.
+    """Fake workers in a separate process, on the sockets `verify.sock` and `draft.sock` of `folder`.
 
     Raises:
         ServiceFailedError: they did not start.
@@ -65,12 +65,12 @@ async def fake_workers(tokenizer: str, step_ms: float, folder: Path) -> AsyncIte
     finally:
         process.terminate()
         await asyncio.to_thread(process.wait)
-    if process.returncode != 0:  # as where the router did something against the protocol
+    if process.returncode != 0:  # for example if the router violated the protocol
         raise RuntimeError(f"the fake workers ended with status {process.returncode}")
 
 
 def _start(command: list[str]) -> subprocess.Popen[bytes]:
-    """As the router does: in a session of its own, and without asyncio (see `loop_factory`)."""
+    """As the router does: in its own session, and without asyncio (see `loop_factory`)."""
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, env=service_environment(), start_new_session=True)
 
 

@@ -1,4 +1,4 @@
-"""Ways of our own to answer a prompt, written as `drafter/setting=value/--option=value`: what a drafter table compares.
+"""Sides of a drafter table, written as `drafter/setting=value/--option=value`.
 
 A setting goes with each request. An option is the worker's that runs the drafter: the draft worker, or, for
 `drafter@attached`, the verify worker. Sides that differ in options or in the worker need services of
@@ -27,7 +27,7 @@ DEFAULT_SIDES = (
 NUM_DRAFT_TOKENS = "num_draft_tokens"
 """The one setting that is the request's and not the drafter's."""
 OPTION = "--"
-"""What a draft worker's option begins with."""
+"""Prefix of a draft worker's option."""
 
 
 Variant = tuple[bool, tuple[tuple[str, str], ...]]
@@ -54,7 +54,7 @@ class Side:
         return self.is_attached, self.worker_options
 
     def speculation(self, num_draft_tokens: int | None) -> Speculation:
-        """Content of a request; `num_draft_tokens` where the side names none."""
+        """Content of a request; `num_draft_tokens` applies if the side names none."""
         return speculation(self.drafter, self.num_draft_tokens or num_draft_tokens, settings=self.settings)
 
 
@@ -92,6 +92,6 @@ def _setting(text: str, part: str) -> tuple[str, str]:
 
 
 def needs_draft_model(drafter: str) -> bool:
-    """Whether `drafter` cannot be hosted without a draft model; those that choose among others have too few then."""
+    """Whether `drafter` cannot be hosted without a draft model; drafters that choose among others then have too few."""
     spec = SPECS.get(drafter)
     return spec is not None and ("model" in spec.needs and spec.is_usual or spec.num_others > 0)

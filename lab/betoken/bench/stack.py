@@ -32,7 +32,7 @@ class Stack:
             self.services.stop(grace_s=0.0)  # which the thread finds, and ends: of a cancellation it hears nothing
             await asyncio.gather(starting, return_exceptions=True)
             raise
-        # A benchmark wants to hear of broken streams, not to have them mended.
+        # A benchmark must see broken streams instead of resuming them.
         self.client = AsyncClient(self.services.address, retry=RetryPolicy(max_retries=0))
         return self
 

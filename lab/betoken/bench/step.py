@@ -169,7 +169,7 @@ def print_report(result: dict[str, Any]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare, measure, print; the status is 1 when a step was wrong and 2 where there is no GPU."""
+    """Compare, measure, print; the status is 1 when a step was wrong and 2 without a GPU."""
     parser = argparse.ArgumentParser(prog=PROGRAM, description=__doc__)
     add = parser.add_argument
     add("--models", nargs="+", choices=MODEL_NAMES, default=MODEL_NAMES, help="shapes to measure")

@@ -1,4 +1,4 @@
-"""Targets of the exactness matrix whose weights are stored in few bits, beside the dense numbers that they stand for.
+"""Targets of the exactness matrix with low-bit weights, and their dequantised counterparts.
 
 `generate()` runs on the dense numbers, in float32. It knows checkpoints, not services.
 """

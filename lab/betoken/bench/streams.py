@@ -46,7 +46,7 @@ def speculation(
 def sampling(
     max_new_tokens: int, temperature: float, top_p: float = 1.0, seed: int | None = None, ignore_eos: bool = False
 ) -> Sampling:
-    """Sampling as `generate()` is told it; of rules that are not named here both sides take the model's config."""
+    """Sampling parameters as passed to `generate()`; both sides take other parameters from the model's config."""
     return Sampling(
         temperature=temperature, top_k=0, top_p=top_p, seed=seed, max_new_tokens=max_new_tokens, ignore_eos=ignore_eos
     )

@@ -91,7 +91,7 @@ async def ask(client: AsyncClient, options: dict[str, Any], how_random: float) -
     """One side's answers, one after another."""
     completions, began_s = [], perf_counter()
     for text, properties in EXTRACTIONS:
-        message = f"Give as JSON the {', '.join(properties)} that this text tells of.\n\n{text}"
+        message = f"Give as JSON the {', '.join(properties)} that this text mentions.\n\n{text}"
         completions.append(
             await client.complete(
                 [{"role": "user", "content": message}],
@@ -168,7 +168,7 @@ async def count(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def report_schemas(options: argparse.Namespace) -> int:
-    """Prints the counts; 1 where an answer is invalid or other than plain decoding's."""
+    """Prints the counts; 1 if an answer is invalid or differs from decoding without speculation."""
     told = asyncio.run(count(options))
     _print_table("drafter", told["cells"])
     print(json.dumps(told | {"versions": describe_versions()}))

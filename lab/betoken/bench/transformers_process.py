@@ -1,4 +1,4 @@
-"""The other side of every comparison: `transformers` `generate()` in a process of its own.
+"""The baseline of every comparison: `transformers` `generate()` in a separate process.
 
 Reads one JSON object per line from stdin and answers each with one on stdout: `generate` (plain, assisted by a
 draft model, or prompt lookup), `gap` (distance of the two best logits at one position). Started by `baseline.py`.
@@ -58,7 +58,7 @@ class Models:
         return {"prompt_ids": ids[:num_prompt], "ids": ids[num_prompt:], "seconds": seconds}
 
     def gap(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Top-2 logit gap of greedy decoding where it chooses output token `position` (0-based)."""
+        """Top-2 logit gap of greedy decoding at output token `position` (0-based)."""
         inputs = self.tokenizer(request["prompt"], return_tensors="pt").to(self.target.device)
         output = self.target.generate(
             **inputs,
@@ -83,7 +83,7 @@ class Models:
                 raise ValueError(f"method is {other!r}, not one of {METHODS}")
 
     def _end(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Ids that end an answer: the model's EOS and, as in our router, that of a tokenizer with a chat template.
+        """Ids that end an answer: the model's EOS and, as in our router, the EOS of a tokenizer with a chat template.
         Where EOS is ignored, an id that the model lacks."""
         eos = self.target.generation_config.eos_token_id
         ids: list[int] = eos if isinstance(eos, list) else [] if eos is None else [eos]

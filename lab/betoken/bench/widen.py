@@ -33,14 +33,14 @@ _KEPT = ("max_position_embeddings", "rope_parameters", "bos_token_id", "eos_toke
 _COPIED = ("tokenizer*", "special_tokens_map.json", "chat_template*", "generation_config.json")
 _NUM_RANDOM = 1 << 22
 _MARK = 2.0**-8
-"""What the first dimension beyond the corner holds in every state, over the embeddings' root mean square: too little
+"""Value of the first dimension beyond the corner in every state, over the embeddings' root mean square: too little
 for a norm to see."""
 _GAIN, _NEVER = 2.0**9, -(2.0**15)
 """Times a normed mark: the logit of an id that the small model does not have."""
 
 
 class Widening:
-    """How the weights of one Llama model lie in those of a larger one."""
+    """Embedding of the weights of one Llama model in a larger one."""
 
     def __init__(self, small: Any, shape: Any) -> None:
         """`small`: a `LlamaForCausalLM`. `shape`: a `LlamaConfig`; its positions, end tokens and activation become the
@@ -85,7 +85,7 @@ class Widening:
         if large.hidden_size <= small.hidden_size:
             raise ValueError(f"hidden_size: the shape's {large.hidden_size} is not above {small.hidden_size}")
         if large.head_dim % small.head_dim:
-            raise ValueError(f"head_dim: the shape's {large.head_dim} is no multiple of {small.head_dim}")
+            raise ValueError(f"head_dim: the shape's {large.head_dim} is not a multiple of {small.head_dim}")
         if _queries_per_key(large) < _queries_per_key(small):
             raise ValueError(f"the shape has {_queries_per_key(large)} heads per key, below {_queries_per_key(small)}")
 
@@ -137,7 +137,7 @@ class Widening:
         return weight
 
     def _embeddings(self) -> Tensor:
-        """[V, hidden]: the small model's with the mark beside them, for further ids once more."""
+        """[V, hidden]: the small model's with the mark next to them, repeated for further ids."""
         num_ids, hidden = self._table.shape
         table = torch.zeros(self.config.vocab_size, self.config.hidden_size, dtype=self.config.dtype)
         table[:, :hidden] = self._table[torch.arange(self.config.vocab_size) % num_ids]
@@ -158,7 +158,7 @@ class Widening:
         return head
 
     def _fill(self, *shape: int) -> Tensor:
-        """Random weights, the same again after some millions: what a product's time cannot tell from new ones."""
+        """Random weights, repeated after some millions, which a product's time cannot distinguish from fresh ones."""
         num_values = math.prod(shape)
         return self._random.repeat(-(-num_values // _NUM_RANDOM))[:num_values].view(shape)
 
@@ -170,7 +170,7 @@ class Widening:
         return (heads[:, None] * head_dim + torch.arange(self._small.head_dim)).flatten()
 
     def _rotated(self, rows: Tensor) -> Tensor:
-        """The same where positions turn pairs of rows: each pair goes where the larger head turns by the same angle."""
+        """Place rows that RoPE rotates in pairs: each pair goes to the pair of the larger head with the same angle."""
         small: int = self._small.head_dim
         large: int = self.config.head_dim
         pairs = torch.arange(small // 2) * (large // small)
@@ -200,7 +200,7 @@ def widen(directory: Path, shape: Any, out: Path) -> Any:
         for number, tensors in enumerate(widening.shards()):
             file = f"model-{number:05}.safetensors"
             save_file(tensors, out / file, metadata={"format": "pt"})
-            (out / file).chmod(0o644)  # or nobody else could read it, whatever the umask
+            (out / file).chmod(0o644)  # readable by other users, regardless of the umask
             files |= dict.fromkeys(tensors, file)
     (out / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
     widening.config.architectures = ["LlamaForCausalLM"]
@@ -211,7 +211,7 @@ def widen(directory: Path, shape: Any, out: Path) -> Any:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write one checkpoint; 2 where that cannot be done."""
+    """Write one checkpoint; 2 if that is impossible."""
     parser = argparse.ArgumentParser(prog=PROGRAM, description=__doc__)
     add = parser.add_argument
     add("--model", required=True, help="the small Llama model: directory or hub id")

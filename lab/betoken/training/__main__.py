@@ -1,6 +1,6 @@
 """`python -m betoken.training RECIPE ...`, which `betoken train` becomes: runs the recipe of that name.
 
-Knows names of recipes only; each has options of its own.
+Knows names of recipes only; each has its own options.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ def main(arguments: list[str] | None = None) -> None:
     """Run one recipe.
 
     Raises:
-        SystemExit: there is no such recipe.
+        SystemExit: the recipe does not exist.
     """
     name, *further = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name not in RECIPES:
         lines = [f"  {known:14} {what}" for known, what in RECIPES.items()]
-        told = "\n".join(["betoken train RECIPE ...; RECIPE --help tells its options", *lines])
+        told = "\n".join(["betoken train RECIPE ...; RECIPE --help lists its options", *lines])
         if name in ("--help", "-h"):
             print(told)
             return
-        sys.exit(f"betoken train: {name!r} is no recipe\n{told}")
+        sys.exit(f"betoken train: {name!r} is not a recipe\n{told}")
     importlib.import_module(f"betoken.training.{name.replace('-', '_')}").main(further)
 
 

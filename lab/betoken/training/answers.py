@@ -1,6 +1,6 @@
-"""A model's own answers to prompts, made by the engine: many sequences in one forward, each with noise of its own.
+"""A model's own answers to prompts, made by the engine: many sequences in one forward, each with its own noise.
 
-An answer depends on its prompt, its seed and the weights alone, so a run that was interrupted goes on where it stopped.
+An answer depends on its prompt, its seed and the weights alone, so an interrupted run resumes.
 It knows ids and pages; it knows no training.
 """
 
@@ -55,7 +55,7 @@ class _Stream:
 def cycled_params(
     runner: ModelRunner, temperatures: Sequence[float], max_new_tokens: int, seed: int, ignore_eos: bool = False
 ) -> ParamsOf:
-    """Temperatures in turn, and for every prompt a seed of its own."""
+    """Temperatures in turn, and a separate seed for every prompt."""
     eos = runner.info.eos_token_ids
 
     def params_of(index: int) -> SamplingParams:
@@ -109,7 +109,7 @@ def _step(runner: ModelRunner, streams: list[_Stream]) -> None:
         table.extend(stream.page_ids, stream.kv_length + num)
         batch.append((stream, num))
         rows_left -= num
-    if not batch:  # all stand before a full table: the youngest begins anew when there is room
+    if not batch:  # no sequence fits the full table: the youngest restarts when there is room
         table.release(streams[-1].page_ids)
         streams[-1].kv_length, streams[-1].output = 0, []
         return
@@ -134,7 +134,7 @@ def write_answers(
     params: Callable[[ModelRunner], ParamsOf],
     path: Path,
 ) -> list[Sample]:
-    """Answers to all prompts in their order, kept in `path`; those that are there are not made again.
+    """Answers to all prompts in their order, kept in `path`; existing ones are not generated again.
 
     The model is loaded where something is missing only.
     """

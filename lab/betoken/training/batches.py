@@ -26,7 +26,7 @@ class Rows:
     learnt: torch.Tensor
     """Whether an id is to be predicted [B, T], bool: False for prompts, padding and the first of each row."""
     indices: tuple[int, ...] = ()
-    """Place of each row's sample among all; empty where they are of no list."""
+    """Index of each row's sample; empty if the samples are not from a list."""
 
     @property
     def num_learnt(self) -> int:

@@ -77,7 +77,7 @@ def best_first(head_shares: Sequence[Sequence[float]], num_nodes: int) -> list[P
 
     Args:
         head_shares: how likely each head's first, second, ... guess is, not increasing. A path's likelihood is the
-            product of those of its nodes, as if heads were right independently.
+            product of its nodes' probabilities, as if heads were independent.
     """
     chosen: list[Path] = []
     frontier: list[tuple[float, Path]] = [(-head_shares[0][0], (0,))]

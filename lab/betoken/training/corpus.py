@@ -1,6 +1,6 @@
 """The text every machine has: the sources of the Python standard library, split into training and held-out files.
 
-Knows files and text; it knows no tokens. The order is that of the sorted relative paths, so two machines with the same
+Knows files and text, not tokens. Files are sorted by relative path, so two machines with the same
 build of Python see the same corpus. Builds of one release differ in some files (`_sysconfigdata*`).
 """
 

@@ -41,7 +41,7 @@ CHAIN = 5
 
 
 class DraftTrainee(nn.Module):
-    """The draft beside its target."""
+    """The draft with its target."""
 
     def __init__(self, teacher: Teacher, draft: Any, divergence: Divergence) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class OwnAnswers:
         self._chunk = -1
 
     def __call__(self, step: int) -> tuple[int, list[Sample]] | None:
-        """The answers for a step and their number, where they are not those of the step before."""
+        """The answers for a step and their number, if they changed since the previous step."""
         options = self._recipe.options
         chunk = step // options.renew_every
         if chunk == self._chunk:

@@ -1,7 +1,7 @@
 """EAGLE-3's training-time test: the layer run on its own output, as it will be when it drafts.
 
 Row p pairs the target's states of position p with the token of position p + 1. Pass k reads what pass k - 1 fed back
-and the token one place further on. It attends to the true rows up to p and to the earlier passes of its own row, whose
+and the token one place further on. It attends to the true rows up to p and to the earlier passes of its row, whose
 places follow p. So one forward over an answer says what every round would draft. It knows no data.
 
 Source: Li et al., EAGLE-3, arXiv:2503.01840, section 3.2.
@@ -64,7 +64,7 @@ def passes(
     num_passes: int,
     chosen: torch.Tensor | None = None,
 ) -> Iterator[torch.Tensor]:
-    """What the layer's head reads: row p of pass k is to say the id of place p + 2 + k.
+    """Inputs of the layer's head: row p of pass k predicts the id at place p + 2 + k.
 
     Args:
         chosen: [K] rows that passes after the first run on, which meet no rows but their own and the first pass's;
@@ -85,7 +85,7 @@ def passes(
 
 
 class Eagle3Trainee(nn.Module):
-    """The layer beside its target."""
+    """The layer with its target."""
 
     def __init__(
         self, teacher: Teacher, layer: Eagle3Layer, num_passes: int, decay: float, later_share: float = 1.0

@@ -1,6 +1,6 @@
 """Hidden states of a frozen target, computed once and read in every epoch.
 
-Knows files and rows; it knows no drafter. A sample's rows lie in `features.bin` one after the other, bfloat16, in the
+Knows files and rows, not drafters. A sample's rows are contiguous in `features.bin`, bfloat16, in the
 order of the samples; a run that was interrupted goes on after the last whole sample.
 """
 

@@ -1,6 +1,6 @@
 """Cross-entropy through an output layer that stays as it is, a few rows at a time.
 
-Scores of all rows over a large vocabulary never stand in memory together: each piece leaves the gradient of its inputs
+Scores of all rows over a large vocabulary are never in memory at once: each piece leaves the gradient of its inputs
 and goes. It knows no model and no drafter.
 """
 

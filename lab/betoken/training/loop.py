@@ -27,7 +27,7 @@ MAX_EVALUATION_SHARE = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class LoopSettings:
-    """How long a run lasts and how often it tells."""
+    """Length of a run and its logging interval."""
 
     budget: Budget
     checkpoint_every_s: float = 240.0
@@ -122,7 +122,7 @@ def run_loop(
     evaluate: Evaluate | None = None,
     stop_after_steps: int | None = None,
 ) -> Progress:
-    """Train `model` in place until the budget is spent, resuming from `checkpoint` where it exists.
+    """Train `model` in place until the budget is spent, resuming from `checkpoint` if it exists.
 
     `stop_after_steps` interrupts early (the checkpoint then holds the rest).
     """

@@ -62,7 +62,7 @@ def measure_eagle3(teacher: Teacher, folder: Path, samples: Sequence[Sample], th
     """By the length of chains, and by the size of the served drafter's trees.
 
     Raises:
-        ModelRefusedError: it is no layer for this target.
+        ModelRefusedError: it is not a layer for this target.
         ValueError: it is a layer of EAGLE-1 or EAGLE-2.
     """
     config = teacher.config
@@ -141,7 +141,7 @@ def main(arguments: list[str] | None = None) -> None:
     add("--prompts", type=Path, required=True, help="JSONL of prompts, which nothing was trained on")
     add("--limit", type=int, default=24, help="prompts")
     add("--max-new-tokens", type=int, default=128)
-    add("--until-end", action="store_true", help="answers stop where the target ends them, as chats do")
+    add("--until-end", action="store_true", help="answers stop at the target's EOS, as in chats")
     add("--answers", type=Path, required=True, help="file to keep the target's answers in")
     add("--threads", type=int, default=torch.get_num_threads())
     add("--device", default="cpu")

@@ -1,7 +1,7 @@
 """Medusa heads for a target: `betoken train medusa --target DIR --prompts FILE --tokens N --out DIR --run-dir DIR`.
 
 Medusa-1 trains the heads alone. Medusa-2 (`--backbone-lora`) also adapts the target by LoRA, held to what it was by
-self-distillation; the result is then another target, written beside the heads.
+self-distillation; the result is then another target, written next to the heads.
 
 Source: Cai et al., arXiv:2401.10774, sections 2.2 and 2.3.
 """
@@ -62,7 +62,7 @@ class MedusaTrainee(nn.Module):
         self._teacher, self._weights = teacher, weights
         self.adapted: Any = None
         self.cache: FeatureCache | None = None
-        """Hidden states of the training samples, where the target stays as it is."""
+        """Hidden states of the training samples, if the target is not trained."""
         if lora_rank is not None:
             from peft import LoraConfig, get_peft_model
 

@@ -1,6 +1,6 @@
 """Medusa heads: residual blocks on the target's last hidden state, and a head each or the target's own.
 
-Head i predicts the token i + 2 places after the one whose hidden state it reads. Parameter names are those of
+Head i predicts the token i + 2 places after the one whose hidden state it reads. Parameter names follow
 FasterDecoding's files, and a fresh head says what the target's own head says. It knows no data.
 
 Source: Cai et al., arXiv:2401.10774.
@@ -35,7 +35,7 @@ class ResidualBlock(nn.Module):
 
 
 class TrainableHeads(nn.ModuleList):
-    """`num_heads` chains of blocks; in version 1 each ends with an output layer [V, H] of its own."""
+    """`num_heads` chains of blocks; in version 1 each ends with its own output layer [V, H]."""
 
     def __init__(self, num_heads: int, num_layers: int, hidden_size: int, head: torch.Tensor | None) -> None:
         """`head`: the target's output weight [V, H], with which every head begins; None for version 2: it is shared."""
@@ -75,7 +75,7 @@ def save_heads(heads: TrainableHeads, folder: Path, base_model: str) -> None:
 
 
 def load_heads(folder: Path) -> TrainableHeads:
-    """Heads as `save_heads` wrote them, in float32; as many as the file has."""
+    """Heads as `save_heads` wrote them, in float32; the file determines their number."""
     tensors = load_file(folder / WEIGHTS_FILE)
     num_heads = 1 + max(int(name.partition(".")[0]) for name in tensors)
     num_layers = 1 + max(int(name.split(".")[1]) for name in tensors if ".linear." in name)

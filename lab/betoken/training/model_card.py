@@ -69,7 +69,7 @@ def bucket_losses(position_losses: torch.Tensor) -> list[tuple[str, float]]:
 
 
 def processor_name() -> str:
-    """The processor as /proc/cpuinfo names it, where that file exists."""
+    """The processor's name in /proc/cpuinfo, if that file exists."""
     info = Path("/proc/cpuinfo")
     for line in info.read_text().splitlines() if info.exists() else ():
         if line.startswith("model name"):

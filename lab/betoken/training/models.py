@@ -82,10 +82,10 @@ def _faster_cpu_dtype() -> torch.dtype:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def product_dtype(device_type: str) -> torch.dtype:
-    """The type of matrix products in training: bfloat16, or float32 on a processor where that is faster.
+    """The type of matrix products in training: bfloat16, or float32 if that is faster on this processor.
 
     Measured once in a process: processors that only emulate bfloat16 take five times as long with it, and torch cannot
-    tell them apart.
+    distinguish them.
     """
     return _faster_cpu_dtype() if device_type == "cpu" else torch.bfloat16
 

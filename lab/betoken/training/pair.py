@@ -150,7 +150,7 @@ def earlier_runs(folder: Path, tokenizer: Tokenizer) -> list[Run]:
     """
     path = folder / RUNS_FILE
     if not path.exists():
-        raise ValueError(f"start_from {folder}: there is no {RUNS_FILE}")
+        raise ValueError(f"start_from {folder}: {RUNS_FILE} is missing")
     theirs = Tokenizer.from_file(str(folder / "target" / "tokenizer.json"))
     if json.loads(theirs.to_str())["model"] != json.loads(tokenizer.to_str())["model"]:
         raise ValueError(f"start_from {folder}: its tokenizer is not the one of this corpus")
@@ -164,13 +164,13 @@ class PairRecipe:
         """Raises:
         ValueError: the run folder belongs to another recipe, there is too little text, the pair to start from
             has another tokenizer, no list of its runs or the folder that this run writes to, no target is to be
-            trained where there is none, a number is out of range, or there is no such device.
+            trained without an existing one, a number is out of range, or the device does not exist.
         """
         if options.start_from is not None and options.out.resolve() == options.start_from.resolve():
-            raise ValueError(f"out {options.out}: the pair to start from lies there and is needed to the end")
+            raise ValueError(f"out {options.out}: the pair to start from is there and needed until the end")
         self._keeps_target = options.target_tokens == 0 and options.minutes is None
         if self._keeps_target and options.start_from is None:
-            raise ValueError("target_tokens 0: there is no trained target to keep without start_from")
+            raise ValueError("target_tokens 0: without start_from no trained target exists")
         check_values(options, self._keeps_target)
         check_recipe(options)
         self._options = options

@@ -26,7 +26,7 @@ def autocast(device: torch.device) -> Any:
 
 
 def part_tokens(vocab_size: int) -> int:
-    """Tokens of a part where a loss holds scores over `vocab_size` ids; at least one sequence makes a part."""
+    """Tokens of a part if a loss holds scores over `vocab_size` ids; at least one sequence makes a part."""
     return max(1, min(PART_TOKENS, PART_SCORES // vocab_size))
 
 

@@ -71,10 +71,10 @@ def cut(texts: list[str], num: int, seed: int, min_chars: int, max_chars: int) -
 
 
 def user_turn(tokenizer: Any) -> list[int]:
-    """Ids of a chat up to where a user's words begin.
+    """Ids of a chat up to the start of the user's text.
 
     Raises:
-        ValueError: the tokenizer has no chat template, or one that changes what users say.
+        ValueError: the tokenizer has no chat template, or its template changes the users' text.
     """
     if tokenizer.chat_template is None:
         raise ValueError("the model has no chat template")

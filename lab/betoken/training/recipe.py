@@ -181,7 +181,7 @@ def split(samples: Sequence[Sample], num_held_out: int) -> Data:
 
 @contextmanager
 def faults_in_a_line(prog: str) -> Iterator[None]:
-    """Ends the program with one line where a file, an option or a model is not as it has to be."""
+    """Ends the program with one line if a file, an option or a model is invalid."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     try:
         yield
@@ -190,7 +190,7 @@ def faults_in_a_line(prog: str) -> Iterator[None]:
 
 
 def run_recipe(prog: str, run: Any, options: argparse.Namespace) -> None:
-    """`run(options)`, its faults and an interruption told in a line."""
+    """Run `run(options)`; report faults and interruptions in one line."""
     try:
         with faults_in_a_line(prog):
             run(options)

@@ -16,17 +16,17 @@ from betoken.training.recipe import Recipe
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A card's content beside the course of the run."""
+    """A card's content besides the loss curve."""
 
     title: str
     summary: str
-    """What it is, in Markdown."""
+    """Description, in Markdown."""
     data: str
-    """What was learnt from."""
+    """Training data."""
     loss: str
-    """What was minimised and how."""
+    """Loss and optimiser."""
     tables: Sequence[str]
-    """What was measured on held-out sequences, in Markdown."""
+    """Evaluation on held-out sequences, in Markdown."""
 
 
 def write_card(card: Card, recipe: Recipe, progress: Progress) -> None:

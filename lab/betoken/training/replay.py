@@ -1,4 +1,4 @@
-"""What a served drafter's drafts would bring, round by round, on answers that are known.
+"""Replays known answers against a served drafter, round by round, to measure the acceptance of its drafts.
 
 All answers are drafted for side by side, as in a worker, so that a pass serves many. It knows drafters by their
 protocol, ids and hidden states; no training and no links.
@@ -23,7 +23,7 @@ _ROWS_AT_ONCE = 128
 
 
 def accepted_depth(drafted: Drafted, following: Sequence[int]) -> int:
-    """How many tokens of a draft, chain or tree, are those that follow."""
+    """Number of leading draft tokens, chain or tree, that equal the continuation."""
     parents = range(-1, len(drafted.draft_ids) - 1) if drafted.parents is None else drafted.parents
     places = {
         (parent, token): index for index, (parent, token) in enumerate(zip(parents, drafted.draft_ids, strict=True))
@@ -50,7 +50,7 @@ def states_of(runner: ModelRunner, ids: Sequence[int]) -> torch.Tensor:
 def replay(
     drafter: Any, samples: Sequence[Sample], num_tokens: int, states: Sequence[torch.Tensor] | None = None
 ) -> Rounds:
-    """Draft at most `num_tokens` a round, trees where the drafter makes them, until all answers are committed.
+    """Draft at most `num_tokens` a round, trees if the drafter makes them, until all answers are committed.
 
     Args:
         drafter: a `Drafter`; with states a `FeatureReader`, too.
@@ -65,7 +65,7 @@ def replay(
             (0, index), SamplingParams(temperature=0.0), *known, len(sample.ids) + num_tokens, takes_trees=True
         )
         drafter.open(seq)
-        _tell(drafter, seq, 0, index, states)
+        _commit(drafter, seq, 0, index, states)
         active[seq] = index
     while active:
         drafted = _draft(drafter, active, num_tokens)
@@ -81,7 +81,7 @@ def replay(
             seq.ids.extend(new)
             seq.output_ids.extend(new)
             drafter.commit(seq, new)
-            _tell(drafter, seq, told, index, states)
+            _commit(drafter, seq, told, index, states)
     return rounds
 
 
@@ -94,7 +94,7 @@ def _draft(drafter: Any, active: dict[DraftSequence, int], num_tokens: int) -> d
     return drafted
 
 
-def _tell(drafter: Any, seq: DraftSequence, first: int, index: int, states: Sequence[torch.Tensor] | None) -> None:
+def _commit(drafter: Any, seq: DraftSequence, first: int, index: int, states: Sequence[torch.Tensor] | None) -> None:
     """The states of positions from `first` to the last but one."""
     if states is not None:
         own = states[index][first : len(seq.ids) - 1]

@@ -62,7 +62,7 @@ def read_prompts(path: Path, tokenizer: Any, limit: int | None = None) -> list[l
     """Ids of the first `limit` prompts of a file, all where None.
 
     Raises:
-        OSError: there is no such file.
+        OSError: the file does not exist.
         ValueError: see `read_records` and `prompt_ids`; or the file holds no prompt.
     """
     prompts: list[list[int]] = []
@@ -79,7 +79,7 @@ def read_texts(path: Path, tokenizer: Any) -> list[Sample]:
     """Given text: records with `text`, or with a prompt (see `prompt_ids`) and a `completion`.
 
     Raises:
-        OSError: there is no such file.
+        OSError: the file does not exist.
         ValueError: a record holds neither, or the file none.
     """
     samples: list[Sample] = []

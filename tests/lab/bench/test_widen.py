@@ -72,7 +72,7 @@ def test_what_lies_in_the_folder_already_is_left_alone(tmp_path: Path) -> None:
     [
         ("llama", {"num_hidden_layers": 1}, "num_hidden_layers: the shape's 1 is below 2"),
         ("llama", {"hidden_size": 60}, "hidden_size: the shape's 60 is not above 64"),
-        ("llama", {"head_dim": 24}, "head_dim: the shape's 24 is no multiple of 16"),
+        ("llama", {"head_dim": 24}, "head_dim: the shape's 24 is not a multiple of 16"),
         ("llama", {"num_attention_heads": 4}, "the shape has 1 heads per key, below 2"),
         ("llama", {"tie_word_embeddings": True}, "ties its head"),
         ("qwen3", {}, "of type qwen3"),

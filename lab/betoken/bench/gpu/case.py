@@ -61,7 +61,7 @@ def find_fault(case: Case) -> str | None:
 
 
 def measure(case: Case, timer: Timer, copy_bytes_per_s: float) -> dict[str, Any]:
-    """Times of ours and of the others; who cannot run is given with the reason."""
+    """Times of our kernel and of the other sides; a side that cannot run is listed with its reason."""
     floor_ms = case.num_bytes / copy_bytes_per_s * 1000
     arguments = case.fresh()
     sides: dict[str, Any] = {}
@@ -87,7 +87,7 @@ def measure(case: Case, timer: Timer, copy_bytes_per_s: float) -> dict[str, Any]
 
 
 def reference_sides(run: Callable[..., Any], reference: Callable[..., Any] | None = None) -> list[Side]:
-    """The op's own torch reference: eager, and compiled where it is given by itself. Neither runs as a recorded graph,
+    """The op's own torch reference: eager, and compiled if given separately. Neither runs as a recorded graph,
     since references may read the device on the host."""
 
     def eager(*arguments: Any) -> Any:

@@ -7,7 +7,7 @@ import torch
 
 
 def require_device(program: str) -> torch.device | None:
-    """The CUDA device, made current; None after a line on standard error where there is none."""
+    """The CUDA device, made current; None after a line on standard error if there is none."""
     if not torch.cuda.is_available():
         print(f"{program}: no CUDA device was found; this benchmark measures a GPU and nothing else", file=sys.stderr)
         return None

@@ -1,4 +1,4 @@
-"""vLLM's Marlin product by weights of four bits, where that package is installed: another side of a case.
+"""vLLM's Marlin product with 4-bit weights, if vLLM is installed: another side of a case.
 
 It knows the layouts of GPTQ and of the package's own helpers; which shapes are measured it does not know.
 """
@@ -52,7 +52,7 @@ def gptq_words(weight: Grouped) -> Tensor:
 def marlin_side() -> Side:
     """The side; packing and a comparison with the dequantised weight run at the first call, which is not timed.
 
-    Its call raises ModuleNotFoundError without the package, and ValueError where the product is another.
+    Its call raises ModuleNotFoundError without the package, and ValueError if the product differs.
     """
     packed: dict[int, _Packed] = {}
 

@@ -92,7 +92,7 @@ def _attention_case(device: torch.device, shape: Shape, num_sequences: int, num_
 def _dense_attention(
     device: torch.device, shape: Shape, num_sequences: int, num_rows: int, context: int
 ) -> Callable[..., Any]:
-    """Torch's own attention over keys that lie densely already, which paged ones do not: its best case."""
+    """Torch's own attention over contiguous keys, unlike paged ones: its best case."""
     visible = torch.ones(num_rows, context, dtype=torch.bool, device=device).tril(context - num_rows)
     made: list[Tensor] = []
 

@@ -1,4 +1,4 @@
-"""Memory that shows what was not written: new tensors are filled with NaN, or with -7 where they hold whole numbers."""
+"""Poisoned memory that reveals unwritten elements: new tensors are filled with NaN, integer tensors with -7."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

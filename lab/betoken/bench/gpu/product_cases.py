@@ -111,7 +111,7 @@ def _packed_sides(weights: str) -> list[Side]:
 
 
 def _experts_case(device: torch.device, num_slots: int, shape: tuple[int, int, int]) -> Case:
-    """The same number of slots for each expert, in turn."""
+    """Equal numbers of slots for each expert, in turn."""
     num_experts, num_outputs, num_inputs = shape
 
     def fresh() -> Arguments:

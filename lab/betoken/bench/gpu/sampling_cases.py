@@ -69,7 +69,7 @@ def _sample_case(device: torch.device, num_rows: int, vocab_size: int, top_k: in
 def _eager_sample(
     logits: Tensor, seeds: Tensor, positions: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
 ) -> Tensor:
-    """The textbook: sort, cumulate, mask, draw. Noise of its own."""
+    """The textbook: sort, cumulate, mask, draw. Uses independent noise."""
     probabilities, ids = torch.softmax(logits.float() / temperature[:, None], dim=1).sort(dim=1, descending=True)
     above = probabilities.cumsum(dim=1) - probabilities
     ranks = torch.arange(logits.shape[1], device=logits.device)

@@ -33,7 +33,7 @@ class Layer:
     is_delta: bool
     decay_size: int = 1
     has_rates: bool = False
-    """Whether each element of the state decays at a rate of its own, times a row's step."""
+    """Whether each element of the state decays at its own rate, times a row's step."""
 
     @property
     def gate_size(self) -> int:

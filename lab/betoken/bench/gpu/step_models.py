@@ -74,7 +74,7 @@ def rounded_weight(weights: str, weight: torch.Tensor) -> Grouped:
 
 
 def share_weights(model: Any) -> Any:
-    """The same model once more over the same weights, as transformers runs it."""
+    """A second instance of the model over the same weights, as transformers runs it."""
     twin = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
     twin.set_attn_implementation("sdpa")
     return twin
@@ -96,7 +96,7 @@ def describe(name: str, model: Any) -> ModelInfo:
 
 
 def read_bytes(model: Any) -> int:
-    """Bytes of the weights that a forward reads. An embedding table counts only where it is the output's too."""
+    """Bytes of the weights that a forward reads. An embedding table counts only if it is tied to the output layer."""
     total: int = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     total += grouped_bytes(model)
     table: torch.Tensor = model.get_input_embeddings().weight

@@ -16,7 +16,7 @@ class Timer(Protocol):
     """Measures calls."""
 
     def time_ms(self, call: Callable[[], object], is_recordable: bool = True) -> float:
-        """Median time of a call, milliseconds; one that reads the device on the host is not recordable."""
+        """Median time of a call, milliseconds; a call that synchronises with the host cannot be recorded."""
         ...
 
     def copy_bytes_per_s(self) -> float:

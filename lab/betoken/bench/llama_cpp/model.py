@@ -1,6 +1,6 @@
 """A GGUF file in llama.cpp, through the C functions of llama-cpp-python: steps, greedy answers, prompt lookup.
 
-Its Python classes are left out, since they copy logits that nobody reads. Knows nothing of our own models.
+Its Python classes are left out, since they copy unused logits.
 """
 
 import ctypes
@@ -155,7 +155,7 @@ class LlamaModel:
     def generate(self, prompt: str, max_new_tokens: int, num_draft_tokens: int) -> LlamaAnswer:
         """A greedy answer, with up to so many tokens looked up in the text before each forward; 0 for none.
 
-        llama.cpp rounds a row by the rows beside it, so drafts may change its tokens.
+        llama.cpp's rounding of a token depends on the batch, so drafts may change its tokens.
         """
         start = time.perf_counter()
         ids = self.tokenize(prompt)
@@ -172,7 +172,7 @@ class LlamaModel:
         return LlamaAnswer(ids[length:], time.perf_counter() - start, num_forwards)
 
     def _accepted(self, drafts: list[int]) -> list[int]:
-        """Drafts that are the greedy ids, and the one that follows them."""
+        """Drafts that equal the greedy ids, and the id after them."""
         accepted: list[int] = []
         for row in range(len(drafts) + 1):
             accepted.append(self.best(row))

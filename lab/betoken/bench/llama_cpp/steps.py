@@ -1,4 +1,4 @@
-"""Steps of our engine on a GGUF file beside llama.cpp's, in turn, in one process.
+"""Steps of our engine and of llama.cpp on a GGUF file, in turn, in one process.
 
     python -m betoken.bench.llama_cpp.steps --target FILE.gguf [--beside DIR] [--rows 1 6 32] [--rounds 40]
 

@@ -1,4 +1,4 @@
-"""One greedy stream: our services on a GGUF file beside llama.cpp, plain and with prompt lookup, in turn.
+"""One greedy stream: our services and llama.cpp on a GGUF file, without speculation and with prompt lookup, in turn.
 
     python -m betoken.bench.llama_cpp.streams --target FILE.gguf [--prompts FILE] [--drafter ngram@attached]
 

@@ -16,7 +16,7 @@ class Case:
     """One schema."""
 
     name: str
-    """Where it comes from, and what it shows."""
+    """Source of the schema and the feature that it covers."""
     schema: dict[str, Any]
 
 

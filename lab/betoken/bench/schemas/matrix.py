@@ -34,7 +34,7 @@ _CHECKED_FORMATS = jsonschema.FormatChecker(("email", "ipv4", "ipv6", "uuid"))
 
 @dataclass(slots=True)
 class Cell:
-    """What one drafter did at one temperature."""
+    """Counts of one drafter at one temperature."""
 
     num_complete: int = 0
     num_cut: int = 0
