@@ -1,6 +1,6 @@
-"""The client for asyncio: many prompts at once over one connection, each with a seed of its own.
+"""The client for asyncio: many prompts at once over one connection, each with its own seed.
 
-`python examples/async_client.py [ADDRESS] [PROMPT ...]`, beside `betoken up`.
+Start `betoken up`, then `python examples/async_client.py [ADDRESS] [PROMPT ...]`.
 """
 
 import asyncio

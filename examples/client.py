@@ -1,6 +1,6 @@
-"""The blocking client: streams one answer and tells what speculation did for it.
+"""The blocking client: streams one answer and prints its speculation statistics.
 
-`python examples/client.py [ADDRESS] [PROMPT]`, beside `betoken up`.
+Start `betoken up`, then `python examples/client.py [ADDRESS] [PROMPT]`.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""A drafter of one's own: after the beginning of a known phrase it proposes the rest.
+"""A custom drafter: after the beginning of a known phrase it proposes the rest.
 
 `betoken draft-worker --drafters phrase_drafter:PhraseDrafter`, started in this folder, hosts it.
 """

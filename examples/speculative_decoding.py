@@ -54,7 +54,7 @@ def generate(
     num_forwards = 0
     while len(output_ids) < params.max_new_tokens:
         draft_ids: list[int] = []
-        room = params.max_new_tokens - len(output_ids) - 1  # the target adds one token of its own
+        room = params.max_new_tokens - len(output_ids) - 1  # the target adds one token
         while len(draft_ids) < min(num_draft_tokens, room):  # draft: the guesser samples with the target's noise
             draft_ids += guesser.choose([*output_ids, *draft_ids], [])
         target_ids = judge.choose(output_ids, draft_ids)  # verify: one forward over all of them

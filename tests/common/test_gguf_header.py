@@ -138,5 +138,5 @@ def test_a_missing_text_is_named(tmp_path: Path) -> None:
     header = read_header(write(tmp_path / "a.gguf"))
     value: Any = header.metadata.get("general.name")
     assert value is None
-    with pytest.raises(GgufError, match="general.name = None is no text"):
+    with pytest.raises(GgufError, match="general.name = None is not text"):
         header.text("general.name")

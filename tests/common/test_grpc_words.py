@@ -14,7 +14,7 @@ import pytest
 
 from betoken.client import BetokenError, Client, ClientTls, RetryPolicy
 from betoken.common.errors import DeadlineExceededError, InternalError, UnavailableError
-from betoken.common.grpc_words import cause_told
+from betoken.common.grpc_words import with_cause
 from betoken.common.tls import ServerTls
 from tests.certificates import make_certificate
 
@@ -69,7 +69,7 @@ def test_nobody_is_there(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
     assert told(address) == f"nothing listens at {address} (connection refused)"
-    assert told(f"unix:{tmp_path}/none.sock") == "there is no such socket"
+    assert told(f"unix:{tmp_path}/none.sock") == "the socket does not exist"
 
 
 def test_what_is_there_is_something_else(listening: Callable[..., str], plain: str) -> None:
@@ -113,7 +113,7 @@ def test_the_two_sides_speak_tls_differently(tmp_path: Path, plain: str) -> None
 
 def test_other_texts_stay() -> None:
     ours = UnavailableError("worker a: Socket closed", request_id="r1")
-    assert str(cause_told(ours)) == "worker a: Socket closed"
-    assert str(cause_told(InternalError("Socket closed"))) == "Socket closed"
-    assert str(cause_told(DeadlineExceededError("no handshake within 5 s"))) == "no handshake within 5 s"
-    assert str(cause_told(UnavailableError("no verify worker"))) == "no verify worker"
+    assert str(with_cause(ours)) == "worker a: Socket closed"
+    assert str(with_cause(InternalError("Socket closed"))) == "Socket closed"
+    assert str(with_cause(DeadlineExceededError("no handshake within 5 s"))) == "no handshake within 5 s"
+    assert str(with_cause(UnavailableError("no verify worker"))) == "no verify worker"

@@ -246,7 +246,7 @@ def test_a_gguf_file_holds_the_tokenizer_that_workers_hash(tmp_path: Path) -> No
     source = open_source(str(tmp_path), None)
     assert tokenizer.hash == Tokenizer.load(str(tmp_path)).hash == source.tokenizer_hash()
     (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
-    with pytest.raises(TokenizerError, match="has 4 bytes and is no GGUF file"):
+    with pytest.raises(TokenizerError, match="has 4 bytes and is not a GGUF file"):
         Tokenizer.load(str(tmp_path / "tiny.gguf"))
     with pytest.raises(TokenizerError, match="revision 'v1' is one of the hub, and .* is a file"):
         Tokenizer.load(str(tmp_path / "tiny.gguf"), "v1")

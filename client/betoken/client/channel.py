@@ -27,9 +27,9 @@ from betoken.common.errors import (
     UnavailableError,
     from_rpc_error,
 )
-from betoken.common.grpc_words import cause_told
+from betoken.common.grpc_words import with_cause
 from betoken.common.names import RPC_METHOD
-from betoken.common.tls import ClientTls, unusable_files_told
+from betoken.common.tls import ClientTls, with_file_names
 from betoken.common.trace import Span, SpanKind, rpc_attributes, span, traceparent_of
 from betoken.v1 import generation_pb2_grpc
 
@@ -126,14 +126,14 @@ def checked_headers(headers: Mapping[str, str] | None, own: Mapping[str, str]) -
 def call_error(error: grpc.RpcError, is_cancelled: bool) -> BetokenError:
     """The typed error of a failed call. A cancellation that the caller did not ask for counts as a lost stream, and so
     does a proxy's reset."""
-    typed = unusable_files_told(from_rpc_error(error))
+    typed = with_file_names(from_rpc_error(error))
     if isinstance(typed, ResourceExhaustedError) and (sizes := _TOO_LARGE.search(str(typed))):
         num_bytes, most = (int(size) for size in sizes.groups())  # no overload: it will not fit later either
         return InvalidArgumentError("message", num_bytes, f"must be at most {most} bytes", request_id=typed.request_id)
     is_cut_off = isinstance(typed, InternalError) and not typed.request_id and _CUT_OFF.search(str(typed))
     if is_cut_off or (isinstance(typed, RequestCancelledError) and not is_cancelled):
         return UnavailableError(f"the stream was cut off: {typed}", request_id=typed.request_id)
-    return cause_told(typed)
+    return with_cause(typed)
 
 
 def _is_beyond_proxies(address: str) -> bool:

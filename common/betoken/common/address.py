@@ -90,7 +90,7 @@ def _is_path(path: str) -> bool:
 
 
 def _ip_version(place: str) -> int:
-    """4 or 6 where the host of HOST:PORT is an IP address; 0 where it is a name."""
+    """4 or 6 if the host of HOST:PORT is an IP address; 0 for a name."""
     try:
         return ip_address(place.rpartition(":")[0].strip("[]")).version
     except ValueError:

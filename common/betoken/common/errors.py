@@ -21,7 +21,7 @@ _FIELD = "betoken-field-bin"
 _VALUE = "betoken-value-bin"
 _LIMIT = "betoken-limit-bin"
 _RETRY_AFTER_MS = "betoken-retry-after-ms"
-_PUSHBACK_MS = "grpc-retry-pushback-ms"  # the same for gRPC itself, where a client gave it a retry policy
+_PUSHBACK_MS = "grpc-retry-pushback-ms"  # the value for gRPC's own retry policy, if a client configures one
 _REQUEST_ID = "betoken-request-id"
 _MAX_TIME_DIGITS = 15  # no float holds a number of any length
 
@@ -38,7 +38,7 @@ class BetokenError(Exception):
         self.request_id = request_id
         """Id of the failed request in the server's log; empty when the server gave none."""
         self.partial: Any = None
-        """What had come of an answer (a `betoken.client.PartialAnswer`), where it ended its iteration; else None."""
+        """The partial answer (a `betoken.client.PartialAnswer`) if the error ended its iteration; else None."""
 
     @property
     def message(self) -> str:
@@ -46,7 +46,7 @@ class BetokenError(Exception):
         return str(self)
 
     def without_places(self) -> BetokenError:
-        """The same error for callers that may not see addresses and paths."""
+        """A copy for callers that may not see addresses and paths."""
         return self
 
 
@@ -61,7 +61,7 @@ class InvalidArgumentError(BetokenError):
         self.value = _shorten(value if isinstance(value, str) else _written(value), MAX_VALUE_CHARS)
         """The refused value as text, shortened."""
         self.limit = limit
-        """What is acceptable, e.g. `must be 0 to 100`. Has no `: `: a link finds it by the last."""
+        """The accepted values, e.g. `must be 0 to 100`. Must not contain `: `, because links split at the last one."""
         super().__init__(f"{field} = {self.value}: {limit}" if field else limit, request_id=request_id)
 
     def __reduce__(self) -> tuple[Any, ...]:

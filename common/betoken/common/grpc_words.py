@@ -13,10 +13,10 @@ _Error = TypeVar("_Error", bound=BetokenError)
 
 _CAUSES: tuple[tuple[str, str], ...] = (
     (r"Connection refused", "nothing listens {there} (connection refused)"),
-    (r"connect failed: addr: unix:.*No such file", "there is no such socket"),
-    (r"Domain name not found|Name or service not known", "there is no host of that name"),
+    (r"connect failed: addr: unix:.*No such file", "the socket does not exist"),
+    (r"Domain name not found|Name or service not known", "the host name does not exist"),
     (r"errors resolving|DNS resolution failed|address lookup failed", "the host's name cannot be looked up"),
-    (r"No route to host|Network is unreachable", "there is no way to that host"),
+    (r"No route to host|Network is unreachable", "the host is unreachable"),
     (
         r"timed? ?out before receiving SETTINGS|FD Shutdown|[Cc]onnect(ion)? (attempt )?timed ?out",
         "nothing answers {there}",
@@ -27,7 +27,7 @@ _CAUSES: tuple[tuple[str, str], ...] = (
     (r"Failed parsing HTTP/2|http1\.x server", "what listens {there} does not speak gRPC"),
     (
         r"Received http2 header with status: (\d+)",
-        r"what listens {there} is no gRPC service: it answers HTTP status \1",
+        r"the service {there} does not speak gRPC: it answers HTTP status \1",
     ),
     (
         r"failed to connect.*(Socket closed|Connection reset|recvmsg)",
@@ -43,8 +43,8 @@ _NO_METHOD = "Method not found!"
 _NO_ANSWER = "Deadline Exceeded"
 
 
-def cause_told(error: _Error) -> _Error:
-    """The same `error`, with the cause in place of gRPC's words; any other text stays."""
+def with_cause(error: _Error) -> _Error:
+    """`error` with the cause in place of gRPC's wording; other text is kept."""
     text = error.message
     if isinstance(error, _KINDS) and not error.request_id:
         for pattern, cause in _CAUSES:

@@ -1,8 +1,8 @@
 """One form for all lines of a service's log: text or JSON, one record a line, control characters escaped.
 
 Python's records and the text that native code (gRPC) writes to standard error share it. Native text passes through a
-small process, this file as a script, so that the last words of an aborted service are kept. Knows no service; nobody
-logs prompts or generated text. Imports nothing beyond the standard library.
+small process, this file as a script, so that the last lines of an aborted service are kept. Prompts and generated text
+are never logged. Imports nothing beyond the standard library.
 """
 
 import json
@@ -121,7 +121,7 @@ def _captured(level: str, form: LogFormat) -> TextIO:
     kept = os.dup(2)
     reading, writing = os.pipe2(os.O_CLOEXEC | packet_mode)
     command = [sys.executable, "-I", "-S", __file__, level, form]
-    # A session of its own: what ends the service by its group is none of its business, it ends with the last writer.
+    # A separate session: signals to the service's process group do not reach it; it ends with the last writer.
     _processes.append(subprocess.Popen(command, stdin=reading, stdout=kept, stderr=kept, start_new_session=True))
     os.close(reading)
     os.dup2(writing, 2)
@@ -130,7 +130,7 @@ def _captured(level: str, form: LogFormat) -> TextIO:
 
 
 _processes: list[subprocess.Popen[bytes]] = []
-"""Kept, for Python complains of one that is dropped while it runs."""
+"""Referenced, because Python warns if a running process is garbage collected."""
 
 
 def _log_native(written: bytes) -> None:

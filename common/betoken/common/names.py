@@ -83,7 +83,7 @@ METRIC_WORKER_CACHED_TOKENS = "betoken.worker.cached_tokens"
 METRIC_WORKER_SNAPSHOT_BYTES = "betoken.worker.snapshots.bytes"
 
 OTHER = "_OTHER"
-"""Value of an attribute that clients choose, once as many as are told apart were seen."""
+"""Value of a client-chosen attribute beyond the maximum number of distinct values."""
 
 SECONDS_BUCKETS = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.075, 0.1),

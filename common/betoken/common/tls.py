@@ -19,7 +19,7 @@ _PEM = b"-----BEGIN "
 _CERTIFICATE, _KEY = b"CERTIFICATE-----", b"PRIVATE KEY-----"
 _ENCRYPTED = (b"BEGIN ENCRYPTED PRIVATE KEY", b"Proc-Type: 4,ENCRYPTED")
 _NO_PAIR = frozenset(("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED"))
-"""OpenSSL's reasons where a key is not the certificate's; the latter two where it is of another kind."""
+"""OpenSSL's reasons for a key that does not match the certificate; the latter two for another key type."""
 _UNUSABLE_FILES = "Failed to create security handshaker"  # gRPC's words; which file it was is in its own log only
 
 
@@ -83,7 +83,7 @@ class ClientTls:
     key_file: str | Path | None = None
     """PEM private key of `cert_file`."""
     server_name: str = ""
-    """Name expected in the server's certificate where it differs from the address; empty = the address's host."""
+    """Name expected in the server's certificate if it differs from the address; empty = the address's host."""
 
     def credentials(self) -> grpc.ChannelCredentials:
         """Credentials for a secure channel.
@@ -94,8 +94,8 @@ class ClientTls:
                 name is not text.
         """
         try:
-            (self.server_name or "").encode()  # None is no name either
-        except UnicodeEncodeError:  # of bytes on the command line that were no text
+            (self.server_name or "").encode()  # None is rejected, too
+        except UnicodeEncodeError:  # from undecodable bytes on the command line
             raise InvalidArgumentError("tls.server_name", self.server_name, "must be valid Unicode text") from None
         ca, key, cert = (self._read(name) for name in ("ca_file", "key_file", "cert_file"))
         if bool(key) != bool(cert):  # half a pair ends the whole process, inside gRPC
@@ -116,7 +116,7 @@ class ClientTls:
         return [("grpc.ssl_target_name_override", self.server_name)] if self.server_name else []
 
 
-def unusable_files_told(error: BetokenError) -> BetokenError:
+def with_file_names(error: BetokenError) -> BetokenError:
     """The `error` of a call, or the error of this side's TLS files where gRPC can make nothing of them."""
     if isinstance(error, UnavailableError) and _UNUSABLE_FILES in error.message:
         return FailedPreconditionError("the TLS files of this side hold no certificates, or no certificate and its key")
@@ -128,7 +128,7 @@ def _configuration(key: bytes, cert: bytes, client_ca: bytes | None) -> grpc.Ser
 
 
 def _check_pair(cert_file: str | Path, key_file: str | Path) -> None:
-    """gRPC tells in its own log only that the two do not go together. gRPC decides on all other faults itself.
+    """gRPC only logs that the two do not match. All other faults are left to gRPC.
 
     Raises:
         InvalidArgumentError: the key is another certificate's.
@@ -149,6 +149,6 @@ def _read_pem(name: str, file: str | Path) -> bytes:
         raise InvalidArgumentError(f"tls.{name}", str(file), "must hold a private key, and holds a certificate")
     if name != "key_file" and _KEY in content and _CERTIFICATE not in content:
         raise InvalidArgumentError(f"tls.{name}", str(file), "must hold certificates, and holds a private key")
-    if _PEM not in content:  # an empty file of CAs gRPC takes for none: a client trusts the system's, a server nobody
+    if _PEM not in content:  # gRPC treats an empty CA file as absent: a client trusts the system's CAs, a server none
         raise InvalidArgumentError(f"tls.{name}", str(file), "must hold PEM, '-----BEGIN ...'")
     return content

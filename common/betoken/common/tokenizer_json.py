@@ -14,7 +14,7 @@ _FILE = "tokenizer.json"
 
 
 def canonical_tokenizer(text: str) -> dict[str, list[Any]]:
-    """Vocabulary, merges and added tokens of a tokenizer.json's text, in an order of their own."""
+    """Vocabulary, merges and added tokens of a tokenizer.json's text, in canonical order."""
     data = json.loads(text)
     model = data["model"]
     vocab = model.get("vocab", {})
@@ -39,7 +39,7 @@ def hash_tokenizer_json(text: str) -> str:
 
 
 def tokenizer_difference(first: str, second: str) -> str:
-    """How two models' tokenizers differ: sizes and the first difference; empty where they do not.
+    """How two models' tokenizers differ: sizes and the first difference; empty if they are equal.
 
     Args:
         first: directory of a model; anything else, or one without a tokenizer.json that can be read, differs from none.

@@ -45,7 +45,7 @@ __all__ = [
 
 
 def status_of(error: BaseException) -> str:
-    """The name of the gRPC status that an error stands for; empty where it stands for none."""
+    """The name of the gRPC status of an error; empty if it has none."""
     return error.code.name if isinstance(error, BetokenError) else ""
 
 
@@ -66,7 +66,7 @@ def span(
     """A span from here to the end of the block, also in generators and when the block is cancelled.
 
     `parent`: a span, or a context out of `context_from`; None = whatever is current. An error is recorded by its status
-    as a call (`status` tells it), or by its type. Its text stays out, since it may quote the request. A client's
+    as a call (`status`), or by its type. Its text stays out, since it may quote the request. A client's
     mistake or cancellation does not count as a server's error.
     """
     context = trace.set_span_in_context(parent) if isinstance(parent, Span) else parent

@@ -1,6 +1,6 @@
-"""A strict draft worker without a model: guesses right as often as it is told to, and errs on demand.
+"""A strict draft worker without a model: its acceptance rate is configurable, and faults are injected on demand.
 
-What is expected of a sequence it drafts from as it stands.
+It drafts from the expected continuation of a sequence.
 
 Everything a router must not do is noted in `violations`.
 """
@@ -62,7 +62,7 @@ class _Sequence:
 
 @dataclass(slots=True)
 class DraftFaults:
-    """Its faults, until told otherwise."""
+    """Its faults, until changed."""
 
     is_silent: bool = False
     """Answers no request."""
@@ -79,7 +79,7 @@ class DraftFaults:
     bad_sources: bool = False
     """Sources that no version knows."""
     bad_times: bool = False
-    """Times that are no times."""
+    """Invalid times."""
     is_tree: bool = False
     """All nodes are children of the root."""
     error_code: int = 0
@@ -106,9 +106,9 @@ class FakeDraftWorker(FakeWorker):
         self.agreement = agreement
         self.faults = DraftFaults()
         self.makes_trees = False
-        """Whether it answers with trees where they are taken."""
+        """Whether it answers with trees if the request allows them."""
         self.heeds_terms = False
-        """Whether it drafts as much as the terms allow, and nothing where a row costs more than a token."""
+        """Whether it drafts up to the limit of the terms, and nothing if a token costs more than it yields."""
         self.prefill_rows = 0
         """Ids of a sequence computed in a step before its first draft; 0 = all at once."""
         self.num_blocks = 0

@@ -1,6 +1,6 @@
 """A pretend language model over token ids: the next id is a hash of everything before it, so exact outputs are known.
 
-Stands in for the target and the draft model where the router alone is tested or measured.
+Replaces the target and the draft model in tests and benchmarks of the router alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A router in this process that answers what a test tells it to: for tests of programs that use the SDK.
+"""A router in this process with responses queued by the test: for tests of programs that use the SDK.
 
 Speaks the public service over real gRPC. It knows no model: every text given is one message with one token.
 """

@@ -60,7 +60,7 @@ class _Sequence:
     length: int
     num_missing_kv: int
     next_told: int
-    """Position of the prompt token whose logprobs are told next."""
+    """Position of the prompt token whose logprobs are sent next."""
     granted_length: int = 0
     blocks: deque[tuple[DraftBlock, int]] = field(default_factory=deque)  # with arrival, perf_counter_ns
 
@@ -147,7 +147,7 @@ class FakeVerifyWorker(FakeWorker):
         if self._errors or self._says_drain:
             return True
         return any(
-            sequence.blocks or self._is_granted(sequence) or self._owes_prompt(sequence)
+            sequence.blocks or self._is_granted(sequence) or self._has_pending_prompt_logprobs(sequence)
             for link in self.links
             for sequence in link.sequences.values()
         )
@@ -175,7 +175,7 @@ class FakeVerifyWorker(FakeWorker):
     def _answer(
         self, frame: VerifyLinkResponse, link: FakeLink, sequence_id: int, sequence: _Sequence, started_ns: int
     ) -> None:
-        if self._owes_prompt(sequence):
+        if self._has_pending_prompt_logprobs(sequence):
             frame.prompt_logprobs.append(self._prompt_part(sequence_id, sequence))
             return
         if self.prefill_rows and sequence.num_missing_kv > self.prefill_rows:
@@ -204,11 +204,11 @@ class FakeVerifyWorker(FakeWorker):
             frame.verdicts.append(self._verdict(sequence_id, sequence, block, started_ns - arrived_ns))
 
     @staticmethod
-    def _owes_prompt(sequence: _Sequence) -> bool:
+    def _has_pending_prompt_logprobs(sequence: _Sequence) -> bool:
         return sequence.next_told < len(sequence.entry.prompt_ids)
 
     def _prompt_part(self, sequence_id: int, sequence: _Sequence) -> PromptLogprobs:
-        """As many as a step computes; each names its token, and has a logprob that tells its position."""
+        """The entries of one step; each names its token and encodes its position as logprob."""
         first, prompt_ids = sequence.next_told, sequence.entry.prompt_ids
         part = PromptLogprobs(sequence_id=sequence_id, first_position=first)
         for token_id in prompt_ids[first : first + self.prefill_rows] if self.prefill_rows else prompt_ids[first:]:

@@ -61,7 +61,7 @@ class FakeWorker(ABC):
         """Set before `start` to speak TLS."""
         self.links: list[FakeLink] = []
         self.tamper: Callable[[Any], Any] = lambda frame: frame
-        """What becomes of its frames, the hello aside, before they leave."""
+        """Transforms its frames, except the hello, before they are sent."""
         self._seen_ids: set[int] = set()
         self._server: grpc.aio.Server | None = None
         self._stepper: asyncio.Task[None] | None = None

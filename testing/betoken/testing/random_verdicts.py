@@ -10,7 +10,7 @@ VOCAB_SIZE = 101
 _MAX_NODES = 8
 
 Forward = Callable[[int, Sequence[int], Sequence[int] | None], object]
-"""Runs ids after so many that lie there already; of a draft the parents of its nodes, which are the last of the ids."""
+"""Runs the ids after a number of existing ones; for a draft also the parents of its nodes, which are the last ids."""
 Keep = Callable[[int, Sequence[int]], object]
 """Keeps a path of the draft's nodes behind so many decided ids."""
 

@@ -42,7 +42,7 @@ class GgufTensor:
 
     name: str
     shape: tuple[int, ...]
-    """As torch orders it: the last dimension lies side by side."""
+    """In torch's order: the last dimension is contiguous."""
     type: str
     """A name of `TYPES`."""
     start: int
@@ -79,7 +79,7 @@ class GgufHeader:
         """
         value = self.metadata.get(key)
         if not isinstance(value, str):
-            raise GgufError(f"{self.path}: {key} = {value!r} is no text")
+            raise GgufError(f"{self.path}: {key} = {value!r} is not text")
         return value
 
 
@@ -112,13 +112,13 @@ def read_header(path: Path) -> GgufHeader:
     with path.open("rb") as file:
         size = file.seek(0, 2)
         if size < 24:
-            raise GgufError(f"{path} has {size} bytes and is no GGUF file")
+            raise GgufError(f"{path} has {size} bytes and is not a GGUF file")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Reader(path, data, size).header()
 
 
 class _Reader:
-    """A place in a file that moves on; whatever lies beyond its end is refused before it is read."""
+    """A cursor in a file; reads beyond the end are rejected in advance."""
 
     def __init__(self, path: Path, data: mmap.mmap, size: int) -> None:
         self._path, self._data, self._size = path, data, size
@@ -127,7 +127,7 @@ class _Reader:
 
     def header(self) -> GgufHeader:
         if (magic := self._data[:4]) != b"GGUF":
-            raise GgufError(f"{self._path} begins with {magic!r} and is no GGUF file")
+            raise GgufError(f"{self._path} begins with {magic!r} and is not a GGUF file")
         self._at = 4
         version = self._number("I", "version")
         if version not in (2, 3):
@@ -147,7 +147,7 @@ class _Reader:
         alignment = metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or not 8 <= alignment <= MAX_ALIGNMENT or alignment % 8:
             raise GgufError(
-                f"{self._path}: general.alignment = {alignment!r} is no multiple of 8 up to {MAX_ALIGNMENT}"
+                f"{self._path}: general.alignment = {alignment!r} is not a multiple of 8 up to {MAX_ALIGNMENT}"
             )
         data_start = -(-self._at // alignment) * alignment
         tensors = []

@@ -1,7 +1,7 @@
 """The tokenizer in a GGUF file, as the text of a `tokenizer.json`: what routers and workers both make ids of.
 
 It knows the byte-level and the sentencepiece vocabularies, and how llama.cpp names the ways to split a text. A way that
-is not in the table is refused: ids would differ where no one sees it.
+is not in the table is rejected: ids would differ silently.
 """
 
 import json
@@ -42,7 +42,7 @@ _SPLITS = {
     "qwen35": _QWEN35,
     "tekken": _TEKKEN,
 }
-"""By `tokenizer.ggml.pre`: where a text is cut before its bytes are."""
+"""Pre-tokenizers by `tokenizer.ggml.pre`, applied before byte encoding."""
 _WITH_GPT2_SPLIT = ("gpt-2", "olmo", "jais", "mpt", "phi-2", "trillion")
 _WITH_SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell")
 
@@ -135,7 +135,7 @@ class _Fields:
     def merges(self) -> list[tuple[str, str]]:
         pairs = [tuple(merge.split(" ")) for merge in self._list("merges", str)]
         if any(len(pair) != 2 for pair in pairs):
-            raise self.error("merges", "an entry is no pair")
+            raise self.error("merges", "an entry is not a pair")
         return pairs
 
     def scores(self) -> list[float]:
@@ -157,7 +157,7 @@ class _Fields:
         if value is None and not has_to_be:
             return []
         if not isinstance(value, list) or (value and not isinstance(value[0], of)):
-            raise self.error(name, f"is no list of {of.__name__}")
+            raise self.error(name, f"is not a list of {of.__name__}")
         return value
 
 

@@ -20,7 +20,7 @@ from betoken.common.errors import (
     UnimplementedError,
     from_status,
 )
-from betoken.common.grpc_words import cause_told
+from betoken.common.grpc_words import with_cause
 from betoken.rpc.link.stream import read_frame
 
 _TIMEOUT_S = 1.0
@@ -37,7 +37,7 @@ async def explain(error: BetokenError, role: str, channel: grpc.aio.Channel, dia
         error = await _status_without_writing(dial) or error
     if isinstance(error, UnimplementedError):
         return FailedPreconditionError(f"no {role} worker listens there: {await _listener(channel)} does")
-    return cause_told(tls.unusable_files_told(error))
+    return with_cause(tls.with_file_names(error))
 
 
 async def tell_refusal(call: Any, frame: Any) -> None:

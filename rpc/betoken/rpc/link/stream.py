@@ -12,7 +12,7 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from betoken.common.errors import BetokenError, InvalidArgumentError, UnavailableError, from_rpc_error
-from betoken.common.grpc_words import cause_told
+from betoken.common.grpc_words import with_cause
 from betoken.rpc.link.outbox import BacklogFullError, Outbox, OutboxLimits
 from betoken.rpc.servicing import internal_error, new_request_id
 
@@ -102,7 +102,7 @@ class FrameStream(Generic[Sent, Received]):
         except BetokenError as error:
             self.end(error)
         except grpc.RpcError as error:
-            self.end(cause_told(from_rpc_error(error)))
+            self.end(with_cause(from_rpc_error(error)))
         except (grpc.aio.BaseError, asyncio.InvalidStateError):
             self.end(UnavailableError("the stream broke"))
         except Exception as error:  # a fault of the frames' consumer: it costs this link only
