@@ -1,4 +1,4 @@
-"""Writes commands.md beside this file: every option of the commands, services apart, from the commands themselves.
+"""Writes commands.md next to this file: every option of the commands, services apart, from the commands themselves.
 
 `--check` compares instead and fails when the page is out of date.
 """
@@ -18,8 +18,8 @@ from betoken.cli.services import PASS_THROUGH
 PAGE = Path(__file__).with_name("commands.md")
 HEAD = """# Commands
 
-Options of the commands that are no services; those of the services are [settings](settings.md).
-An option given on the command line beats the variable named beside it, which beats the default. A switch takes no
+Options of the commands other than services; for services see [settings](settings.md).
+An option given on the command line overrides the variable next to it, which overrides the default. A switch takes no
 value. This page is made by `make docs`; a test compares it with the commands.
 """
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -27,7 +27,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     for command in app.registered_commands
     if command.callback is not None and command.context_settings != PASS_THROUGH
 }
-"""Commands with options of their own; the others hand all on to a service."""
+"""Commands with their own options; the others pass all options to a service."""
 
 
 def render() -> str:

@@ -1,6 +1,6 @@
-"""Writes models.md beside this file: families of models, how each is tried, and what is refused and why.
+"""Writes models.md next to this file: model families, their tests, and refusals with their reasons.
 
-Families are those of the tests' tiny checkpoints. A reason is what loading such a checkpoint says.
+Families come from the tests' tiny checkpoints. A reason is the error of loading such a checkpoint.
 """
 
 import runpy
@@ -18,9 +18,9 @@ HEAD = """# Models
 checkpoint is checked at load: a ragged batch against the model's own forward, and every row against itself alone. This
 page is made by `make docs` from the tests' tiny random checkpoints; a test compares it with them.
 
-- **own**: logits of a ragged batch equal those of the model's own eager forward, in float32 and bf16.
+- **own**: logits of a ragged batch equal the logits of the model's own eager forward, in float32 and bf16.
 - **rows**: a row has the same bits in any company and any chunks, eager and compiled.
-- **drafts**: random drafts, trees, stale blocks and preemption give plain decoding's tokens, and those of `generate()`.
+- **drafts**: random drafts, trees, stale blocks and preemption give the tokens of decoding without speculation and of `generate()`.
 - **matrix**: every drafter through real services, as target and as draft model (`tests/e2e`): all cells, or a choice of
   drafters, failures, temperatures and types.
 
@@ -32,7 +32,7 @@ TEXTS = """
 
 The language model of these is loaded alone. Towers for images, sound and video are neither made nor read. Positions
 count tokens, in each part of the rotation alike. A prompt with an id that stands for a piece of an image is refused by
-its place, and so is a part of a message that is no text. All of these go through random drafts, trees, stale blocks and
+its place, and so is a part of a message that is not text. All of these go through random drafts, trees, stale blocks and
 preemption, and give the tokens of `generate()` of transformers' class of the whole (of the text for Gemma 3n, whose
 tower is another library's).
 
@@ -45,17 +45,17 @@ STATES = """
 Attention within spans (Llama 4) and by distance (ALiBi of BLOOM and MPT) is computed from a row's own position, by all
 kernels.
 
-LongRoPE has two sets of factors. transformers takes the one that the longest text of a batch asks for, so a neighbour
+LongRoPE has two sets of factors. transformers selects it by the longest text of a batch, so a neighbour
 would change a text. Here the operator's `max_context` decides for all texts: within the original length the short
 factors, beyond it the long ones. Without that setting such a model is refused. With the long factors a prompt beyond
 the original length has the tokens of `generate()`. A text that begins within it differs, since `generate()` begins it
-with the short ones. PhiMoE has a size of the rotation for each beside them, chosen alike. Dynamic NTK changes nothing
+with the short ones. PhiMoE also has a scale for each set, selected in the same way. Dynamic NTK changes nothing
 within a model's own length, and longer texts are refused.
 
 ## Recurrent layers
 
 Gated DeltaNet, Kimi's delta attention, Mamba-1 and -2, lightning attention and RG-LRU keep one state a sequence and
-layer, in float32. It has seen the committed tokens alone. Inputs of drafted tokens wait beside it until the verdict;
+layer, in float32. It has seen the committed tokens alone. Inputs of drafted tokens wait next to it until verification;
 the next forward applies the accepted ones. So a rejected draft costs nothing, and no state is copied. Prefill and
 decoding use one arithmetic, row after row, so a recomputed sequence has the same bits. A prompt that begins like
 another goes on from the last page that carries a snapshot of the states. On a GPU such models run eagerly, by the

@@ -1,4 +1,4 @@
-"""Writes results.md beside this file: one table for each file in lab/results, in the order of their names.
+"""Writes results.md next to this file: one table for each file in lab/results, in the order of their names.
 
 A file holds one run: machine, commit, date, setup, columns and rows. `--check` compares instead and fails when the page
 is out of date.
@@ -16,8 +16,8 @@ HEAD = """# Results
 
 Newest figures first. Each table is one run of one commit on one machine. Tokens/s are medians of wall time through
 real processes and gRPC. Machines are shared and their speed varies up to twofold within minutes: compare within a
-table only. `make docs` makes this page from [lab/results](../lab/results); a test compares it. What was tried and
-dropped stands in [lessons](lessons.md).
+table only. `make docs` makes this page from [lab/results](../lab/results); a test compares it. [Lessons](lessons.md)
+lists rejected experiments.
 """
 
 

@@ -1,4 +1,4 @@
-"""Writes settings.md beside this file: every option of every service, from the settings classes themselves.
+"""Writes settings.md next to this file: every option of every service, from the settings classes themselves.
 
 `--check` compares instead and fails when the page is out of date.
 """
