@@ -20,7 +20,7 @@ page is made by `make docs` from the tests' tiny random checkpoints; a test comp
 
 - **own**: logits of a ragged batch equal the logits of the model's own eager forward, in float32 and bf16.
 - **rows**: a row has the same bits in any company and any chunks, eager and compiled.
-- **drafts**: random drafts, trees, stale blocks and preemption give the tokens of decoding without speculation and of `generate()`.
+- **drafts**: random drafts, trees, stale blocks and preemption give the tokens of plain decoding and of `generate()`.
 - **matrix**: every drafter through real services, as target and as draft model (`tests/e2e`): all cells, or a choice of
   drafters, failures, temperatures and types.
 
@@ -31,9 +31,9 @@ TEXTS = """
 ## Text of multimodal models
 
 The language model of these is loaded alone. Towers for images, sound and video are neither made nor read. Positions
-count tokens, in each part of the rotation alike. A prompt with an id that stands for a piece of an image is refused by
-its place, and so is a part of a message that is not text. All of these go through random drafts, trees, stale blocks and
-preemption, and give the tokens of `generate()` of transformers' class of the whole (of the text for Gemma 3n, whose
+count tokens, in each part of the rotation alike. A prompt with a placeholder id of an image is rejected by its
+position, and so is a part of a message that is not text. All of them are tested with random drafts, trees, stale blocks
+and preemption, and give the tokens of `generate()` of transformers' class of the whole (of the text for Gemma 3n, whose
 tower is another library's).
 
 | family | language model | layers |

@@ -112,7 +112,7 @@ def test_what_fails_midway_leaves_nothing_behind(tmp_path: Path) -> None:
     name = "model.layers.1.mlp.up_proj.weight"
     save_file(weights | {name: weights[name].fill_(torch.inf)}, source / "model.safetensors", {"format": "pt"})
     for _ in range(2):
-        with pytest.raises(ModelRefusedError, match=f"{name} holds what is no finite number"):
+        with pytest.raises(ModelRefusedError, match=f"{name} holds a value that is not finite"):
             quantize(str(source), target, "int8")
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 

@@ -44,7 +44,7 @@ def trace_call(call: TensorCall, example: Sequence[Tensor]) -> fx.GraphModule:
     """The operators of `call` on `example`: at least two rows with logits, and more without."""
     with torch.no_grad():
         graph: fx.GraphModule = make_fx(call, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*example)
-    gc.collect()  # the tracer, which refers to itself, has the weights too: those that are joined would stay
+    gc.collect()  # the tracer, which refers to itself, holds the weights too: joined weights would stay in memory
     return graph
 
 
@@ -80,7 +80,7 @@ def compile_traced(
 
 
 def _processor_key() -> str:
-    """Tells processors apart in a cache that several machines share: inductor's own keys do not.
+    """Distinguishes processors in a cache shared by several machines, unlike inductor's own keys.
 
     It would compile code made for vectors of eight numbers for vectors of sixteen, which then write beyond their rows.
     """
@@ -98,6 +98,6 @@ def set_inductor_cache(directory: Path) -> None:
 
 
 def constant_of(graph: fx.GraphModule, node: Any) -> Tensor | None:
-    """The weight that a node of the graph stands for, None where it stands for another thing."""
+    """The weight that a node of the graph represents, None for other nodes."""
     found = getattr(graph, str(node.target), None) if isinstance(node, fx.Node) and node.op == "get_attr" else None
     return found if isinstance(found, Tensor) else None

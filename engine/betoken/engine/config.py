@@ -46,12 +46,12 @@ class EngineConfig:
     kv_memory_fraction: float = 0.9
     """On a GPU: part of the memory that the largest forward leaves which KV takes."""
     beside_page_bytes: int = 0
-    """Memory that others keep beside each KV page, such as a drafter that has a page of its own for each."""
+    """Additional memory per KV page, for example of a drafter with its own page for each."""
     beside_bytes: int = 0
     """On a GPU: memory that others take there once the model is loaded."""
     max_context: int | None = None
     """Longest sequence in tokens, which the KV pages have to hold; None is the model's own limit, which it may not
-    exceed, or as many as the pages hold."""
+    exceed, or the capacity of the pages."""
     page_size: int = 16
     """Slots per page."""
     prefix_caching: bool = True
@@ -62,25 +62,25 @@ class EngineConfig:
     max_batch_rows: int = 256
     """Most new tokens one forward may hold."""
     max_sequences: int = 64
-    """Sequences open at once. A model with recurrent states has room for those of twice as many, as two drafters may
+    """Sequences open at once. A model with recurrent states has room for twice as many states, because two drafters may
     share it."""
     max_draft_tokens: int = 16
     """Most draft tokens of one sequence in a forward."""
     max_uncommitted: int | None = None
-    """Most tokens of a sequence after the committed ones, whose inputs wait beside a recurrent state; None = twice
+    """Most tokens of a sequence after the committed ones, whose inputs wait next to a recurrent state; None = twice
     `max_draft_tokens` and two."""
     max_graph_rows: int = 256
     """On a GPU: forwards of up to so many new tokens run as captured graphs; 0 for none."""
     batch_invariant: bool = True
     """On a GPU: products whose rows do not depend on the batch. False takes cuBLAS, and with it tokens that do."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """`auto`: compiled where that can be done (on a CPU by a C++ compiler), else eager. `on`: or fail."""
+    """`auto`: compiled if possible (on a CPU with a C++ compiler), else eager. `on`: compiled, or fail."""
     cache_dir: Path | None = None
     """Where compiled code is kept; None is the user's cache directory."""
     feature_layers: Callable[[int], Sequence[int]] | None = None
     """Layers whose hidden states forwards yield, of a model with so many decoder layers; None: of none.
 
-    Numbers are those of transformers' `output_hidden_states`: 0 is what the first layer reads, n what the n-th layer
+    Numbers follow transformers' `output_hidden_states`: 0 is what the first layer reads, n what the n-th layer
     leaves, and of the last that is after the final norm. -1 is the last, too."""
     self_check: bool = True
     """Compare the loaded engine with the model's own eager forward before serving."""
@@ -105,7 +105,7 @@ class EngineConfig:
             raise ValueError(f"kv_memory_fraction: {self.kv_memory_fraction} is outside (0, 1]")
 
     def num_pages_of(self, page_bytes: int) -> int:
-        """`num_pages`, or as many pages of `page_bytes`, with what is kept beside each, as there is memory for."""
+        """`num_pages`, or the number of pages of `page_bytes`, with the memory kept per page, that fit into memory."""
         if self.num_pages is not None:
             return self.num_pages
         page_bytes += self.beside_page_bytes

@@ -26,4 +26,4 @@ class OutOfPagesError(EngineError):
 
 
 class IntegrityError(EngineError):
-    """The page accounting contradicts itself: a bug of ours."""
+    """The page accounting is inconsistent: an internal error."""

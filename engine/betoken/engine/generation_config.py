@@ -1,4 +1,4 @@
-"""A checkpoint's generation_config.json: the sampling it asks for where a request says nothing, and its EOS ids.
+"""A checkpoint's generation_config.json: default sampling parameters and EOS ids.
 
 Its values are checked at load. A value that no request could send is refused with its file, field and limit.
 """

@@ -45,7 +45,7 @@ class KvPool:
             self.values[layer] = zeros((*lead, shape.value_size), dtype, device)
 
     def compact(self, paths: Sequence[KeptPath]) -> None:
-        """Move the keys and values of each path to where a chain would have put them; no two paths share a page."""
+        """Move the keys and values of each path to the slots of a chain; no two paths share a page."""
         sources: list[int] = []
         targets: list[int] = []
         starts = [0]

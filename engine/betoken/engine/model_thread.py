@@ -50,7 +50,7 @@ class Core(Protocol[_AppliedT]):
 
 
 class ModelThread(Generic[CommandT]):
-    """Builds a core on a thread of its own and runs it there until stopped."""
+    """Builds a core on a dedicated thread and runs it there until stopped."""
 
     def __init__(self, build: Callable[[], Core[CommandT]], name: str) -> None:
         self.failure: Future[BaseException] = Future()

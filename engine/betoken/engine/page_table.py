@@ -25,7 +25,7 @@ _START = 0
 
 @dataclass(slots=True)
 class Found:
-    """Published pages that hold a text's leading ids, as of the last look; nobody owns them for its sake."""
+    """Published pages that hold a text's leading ids, as of the last lookup; they are not owned."""
 
     page_ids: list[int] = field(default_factory=list)
     nodes: list[int] = field(default_factory=list)
@@ -81,7 +81,7 @@ class PageTable:
 
     @property
     def num_free(self) -> int:
-        """Pages that nobody owns."""
+        """Pages without an owner."""
         return self.num_pages - len(self._pages) + len(self._blank) + len(self._left)
 
     def num_pages_for(self, length: int) -> int:
@@ -106,8 +106,8 @@ class PageTable:
     def find(self, ids: Sequence[int]) -> PageList:
         """The published pages that hold as many leading ids as possible, now owned by the caller, too.
 
-        A model with states has as many as end with a snapshot. The list then owns a state, which has seen
-        them, and that state is kept where the ids leave the published pages, at their last whole page, and behind it.
+        For a model with states, the pages up to the last snapshot. The list then owns a state, which has seen
+        them, and that state is kept at the end of the published pages, at their last whole page, and behind it.
         """
         page_ids, num_found = self._find(ids)
         if self.snapshots is not None and self.snapshots.num_snapshots:
@@ -118,7 +118,7 @@ class PageTable:
     def look(self, ids: Sequence[int], length: int, found: Found) -> None:
         """Bring `found` up to date, in place, with what `find` would give for the first `length` ids.
 
-        It goes on where the last look at the same text ended, so that looking often takes little time.
+        It resumes at the end of the last lookup of the same text, so that frequent lookups are cheap.
         """
         # The pages after a page are forgotten before it. If the last page is unchanged, so are all before it.
         while found.nodes and self._pages[found.page_ids[-1]].node != found.nodes[-1]:
@@ -139,9 +139,9 @@ class PageTable:
         return self._states.stop_before(page_ids, start, end) if self._states is not None else end
 
     def publish(self, page_ids: list[int], ids: Sequence[int], length: int) -> None:
-        """Publish the full pages among the first `length` slots; their KV is that of `ids` from now on.
+        """Publish the full pages among the first `length` slots; their KV belongs to `ids` from now on.
 
-        A page that another one equals is replaced by it, in place. A state that stands where it is wanted is kept.
+        A page that another one equals is replaced by it, in place. A state at a wanted position is kept.
         """
         self._publish(page_ids, ids, length)
         if self._is_caching and self._states is not None and isinstance(page_ids, PageList):

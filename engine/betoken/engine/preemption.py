@@ -1,4 +1,4 @@
-"""Who gives up KV pages when they run out: the youngest first, and only where that suffices.
+"""Selects the sequences that give up KV pages when pages run out: the youngest first, and only if that suffices.
 
 Knows page lists; whose they are and what is done with them is the caller's.
 """
@@ -32,7 +32,7 @@ def choose_victims(
     Args:
         takeable: holders that may lose their pages.
     Returns:
-        Empty where enough pages are free, None where all of theirs would be too few.
+        Empty if enough pages are free, None if all their pages would be too few.
     """
     if table.can_extend(page_ids, length):
         return []

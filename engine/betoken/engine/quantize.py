@@ -41,15 +41,15 @@ def quantize(source: str, target: Path, kind: Kind, progress: Callable[[float], 
 
     Args:
         source: a directory in Hugging Face format or a hub id.
-        target: a directory, made here: whole or, where this raises, not at all.
+        target: a directory, created here: complete, or absent if this raises.
         progress: called with the fraction of tensors done.
 
     Raises:
-        ModelRefusedError: the source is no dense checkpoint, or the target exists.
+        ModelRefusedError: the source is not a dense checkpoint, or the target exists.
     """
     opened = open_source(source, None)
     if not isinstance(opened, DirectorySource):
-        raise ModelRefusedError(f"{source} is a GGUF file, of types of its own")
+        raise ModelRefusedError(f"{source} is a GGUF file, which has its own types")
     if target.exists():
         raise ModelRefusedError(f"{target} exists already")
     try:
@@ -75,7 +75,7 @@ def quantize(source: str, target: Path, kind: Kind, progress: Callable[[float], 
 
 
 def _layers(config: PreTrainedConfig, files: Mapping[str, StoredTensor], group: int) -> tuple[set[str], list[str]]:
-    """Paths of the linear layers to round, and of those that stay dense."""
+    """Paths of the linear layers to round, and of the layers that stay dense."""
     with torch.device("meta"):
         model = model_class_of(config)(config)
     head, found, ignored = model.get_output_embeddings(), set(), []
@@ -136,7 +136,7 @@ def _stored(name: str, tensor: StoredTensor, layers: set[str], kind: Kind) -> It
         yield name, weight
         return
     if not weight.is_floating_point() or not bool(weight.isfinite().all()):
-        raise ModelRefusedError(f"{name} holds what is no finite number")
+        raise ModelRefusedError(f"{name} holds a value that is not finite")
     grouped = rounded(kind, weight)
     yield f"{path}.weight_packed", _words(grouped)
     yield f"{path}.weight_scale", grouped.scales
@@ -166,7 +166,7 @@ def _config(kind: Kind, ignored: list[str]) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; its status is 1 where the checkpoint is refused."""
+    """The command; its status is 1 if the checkpoint is rejected."""
     parser = argparse.ArgumentParser(prog="betoken quantize", description=__doc__.partition("\n")[0])
     parser.add_argument("source", metavar="SRC", help="a directory in Hugging Face format, or a hub id")
     parser.add_argument("target", metavar="DST", type=Path, help="the directory to write")

@@ -30,7 +30,7 @@ class ModelRunner:
         feature_layers: Sequence[int] = (),
         num_waiting: int = 0,
     ) -> None:
-        """`num_waiting`: most tokens that wait beside a recurrent state; 0 for a model without states."""
+        """`num_waiting`: maximum number of tokens that wait next to a recurrent state; 0 for a model without states."""
         self.info = info
         self.page_table = page_table
         self.max_batch_rows = max_batch_rows
@@ -41,7 +41,7 @@ class ModelRunner:
         self.state_bytes = 0
         """Bytes of one sequence's recurrent states; 0 for a model without."""
         self.snapshot_bytes = 0
-        """Bytes of one snapshot of them; 0 where there are none."""
+        """Bytes of one snapshot of the states; 0 without states."""
         self.feature_layers = tuple(feature_layers)
         """Layers whose hidden states forwards yield, ascending, numbered as in transformers' `output_hidden_states`:
         the last is the state after the final norm. See `StepOutput.features`."""
@@ -50,7 +50,7 @@ class ModelRunner:
 
     @property
     def parts(self) -> ModelParts:
-        """What drafters share with the model."""
+        """Resources that drafters share with the model."""
         return self._forward.parts
 
     @property
@@ -101,7 +101,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def compact(self, paths: Sequence[KeptPath]) -> None:
-        """Make chains of accepted tree paths: afterwards their KV lies as if nothing else had been drafted."""
+        """Turn accepted tree paths into chains: their KV is then stored as if only the path had been drafted."""
         self._forward.compact(paths)
 
     @torch.inference_mode()

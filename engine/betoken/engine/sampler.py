@@ -1,6 +1,6 @@
 """From logits to the target's own tokens, for the rows of many sequences in one call.
 
-It turns each sequence's parameters and history into the arguments of the kernels and knows no algorithm of its own:
+It turns each sequence's parameters and history into the arguments of the kernels and implements no algorithm:
 rules are in `rules`, sampling in `betoken.kernels`. A row's result depends on that row alone.
 """
 
@@ -73,7 +73,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """One entry per row of the logits; logprobs are None where the sequence did not ask for them."""
+    """One entry per row of the logits; logprobs are None if the sequence did not request them."""
 
     token_ids: list[int]
     logprobs: list[TokenLogprob | None]

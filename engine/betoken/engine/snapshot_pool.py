@@ -43,7 +43,7 @@ class SnapshotPool:
                 _copy(snapshots[copy.snapshot], recurrent[layer].state[copy.state], copy.is_restore)
             for layer, inputs in self._inputs.items():
                 ring, num_inputs = rings[layer][copy.state], inputs.shape[1]
-                for index in range(num_inputs):  # slots before the text are nobody's: rows do not read them
+                for index in range(num_inputs):  # slots before the text have no owner: rows do not read them
                     slot = copy.length - num_inputs + index
                     _copy(inputs[copy.snapshot, index], ring[slot % len(ring)], copy.is_restore)
 

@@ -39,7 +39,7 @@ class Snapshots:
         return page_id in self._of_page
 
     def save(self, page_id: int, state: int, length: int) -> int | None:
-        """Keep what a state has seen at the end of a page; the snapshot, None where the page has one already."""
+        """Keep a state at the end of a page; return the snapshot, None if the page already has one."""
         if page_id in self._of_page:
             self._of_page.move_to_end(page_id)
             return None

@@ -12,7 +12,7 @@ _ALIGNMENT = 16
 
 
 def to_device(columns: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:
-    """The same columns as tensors on a device, dtypes kept.
+    """The columns as tensors on a device, dtypes kept.
 
     On a GPU they share one piece of pinned memory on the way. On a CPU they share the arrays' own memory.
     """

@@ -58,7 +58,7 @@ class StatePool:
         )
 
     def layers(self) -> list[list[Tensor]]:
-        """The tensors of layers 0, 1, ...: a ring, then the four of a recurrence; empty where a layer has none."""
+        """The tensors of layers 0, 1, ...: a ring, then the four of a recurrence; empty if a layer has none."""
         last = max([*self.rings, *self.recurrent])
         return [
             [self.rings.get(layer, self._empty), *self.recurrent.get(layer, [self._empty] * 4)]

@@ -1,7 +1,7 @@
 """Who owns which recurrent state. Knows numbers only: no tensors, no sequences.
 
-A model with recurrent layers keeps one committed state a sequence beside its KV pages. The state is owned through the
-sequence's page list. State 0 belongs to nobody: rows without a sequence use it.
+A model with recurrent layers keeps one committed state per sequence next to its KV pages. It is owned through the
+sequence's page list. State 0 is a scratch state, used by rows without a sequence.
 """
 
 from collections.abc import Iterable, Sequence
@@ -43,7 +43,7 @@ class Borders:
         return [border for border in self.wanted if start < border < end]
 
     def is_rolling(self, border: int) -> bool:
-        """Whether it lies after the first text."""
+        """Whether it is after the first text."""
         return border > self._length
 
 
@@ -71,7 +71,7 @@ class StateTable:
 
     @property
     def num_free(self) -> int:
-        """States that nobody owns."""
+        """States without an owner."""
         return len(self._free)
 
     def take(self) -> OwnState:
@@ -90,9 +90,9 @@ class StateTable:
         self._free.append(state.index)
 
     def stop_before(self, page_ids: Sequence[int], start: int, end: int) -> int:
-        """Where a forward over the committed slots from `start` on is to stop for a snapshot's sake; `end`: nowhere.
+        """Slot at which a forward over the committed slots from `start` on stops for a snapshot; `end`: none.
 
-        The last border needs no stop if what follows it can wait beside the state.
+        The last border needs no stop if the following inputs can wait next to the state.
         """
         borders = page_ids.borders if isinstance(page_ids, PageList) else None
         inside = borders.inside(start, end) if borders is not None else []
@@ -101,7 +101,7 @@ class StateTable:
         return inside[0]
 
     def save(self, page_ids: PageList, page_size: int) -> None:
-        """Keep the state as a snapshot where it stands at a border; the page there is published."""
+        """Keep the state as a snapshot if it is at a border, whose page is published."""
         state, borders = page_ids.state, page_ids.borders
         if state is None or borders is None or not self.snapshots.num_snapshots:
             return

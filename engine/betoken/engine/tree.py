@@ -1,4 +1,4 @@
-"""Draft trees as lists of parents: depths, where the nodes of a sequence's tree stand, and which of them to keep.
+"""Draft trees as lists of parents: depths, slots of the nodes of a sequence's tree, and the nodes to keep.
 
 A tree is `parents` [n]: the index of each node's parent, -1 for the token before the tree, each below the node's own
 index. It knows no token ids, no pages and no model.
@@ -22,10 +22,10 @@ class KeptPath:
 
 
 def place_nodes(parents: Sequence[int], tree_start: int, first_node: int = 0) -> tuple[list[int], dict[int, list[int]]]:
-    """Positions of the nodes from `first_node` on, in a tree whose node i lies in slot tree_start + i.
+    """Positions of the nodes from `first_node` on, in a tree whose node i has slot tree_start + i.
 
     Returns:
-        Their positions; and for each node whose path does not lie in order, the slots of its path from the first on
+        Their positions; and for each node whose path is not contiguous, the slots of its path from the first on
         whose number is not the position's. Keys are node - first_node.
     """
     first_node = max(0, first_node)

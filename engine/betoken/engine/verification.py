@@ -1,6 +1,6 @@
 """Which tokens a block of drafts turns into: the three ways of comparing them with the target, mixed in one batch.
 
-Turns sequences into the arguments of the kernels and knows no algorithm of its own. A sequence's verdict depends on its
+Turns sequences into the arguments of the kernels and implements no algorithm. A sequence's verdict depends on its
 own rows alone.
 """
 
@@ -153,7 +153,7 @@ def _judge_typically(adjusted: torch.Tensor, chosen_ids: Sequence[int], members:
     device = adjusted.device
     groups = [judged.group.rows for judged in members]
     own = _own_rows(members, device)
-    before: list[int] = []  # each draft token's row is that of what it follows: a group's first, or a token's own
+    before: list[int] = []  # a draft token is judged by its predecessor's row: a group's first, or a token's
     for group, first_row in zip(groups, _first_rows(groups), strict=True):
         parents = range(-1, len(group.draft_ids) - 1) if group.parents is None else group.parents
         before += [first_row + 1 + parent for parent in parents]

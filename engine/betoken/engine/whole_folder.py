@@ -8,7 +8,7 @@ from pathlib import Path
 
 @contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
-    """A folder beside `target` to write into, which takes its name at the end.
+    """A folder next to `target` to write into, renamed to it at the end.
 
     What raises leaves nothing behind; what is killed leaves a folder named after it that ends in `.part`.
 

@@ -114,7 +114,7 @@ class LogitsRule:
         """The sequence's output has grown by these; for rules that would else read all of it at every step."""
 
     def adjust(self, path: BlockPath) -> None:
-        """Adds its adjustments to those of the path."""
+        """Adds its adjustments to the path's adjustments."""
         raise NotImplementedError
 
 
@@ -157,7 +157,7 @@ class OccurrenceRule(LogitsRule):
 
 
 class MinNewTokensRule(LogitsRule):
-    """Masks the ids that would end the answer until it has enough tokens, but where a grammar allows nothing else."""
+    """Masks the ids that would end the answer until it has enough tokens, unless a grammar allows nothing else."""
 
     def __init__(self, min_new_tokens: int, ending_ids: Sequence[int]) -> None:
         self._min_new_tokens = min_new_tokens

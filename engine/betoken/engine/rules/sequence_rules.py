@@ -1,4 +1,4 @@
-"""One sequence's rules, applied to its rows. Owned by the sequence and told what is committed; knows no logits."""
+"""One sequence's rules, applied to its rows. The owner reports committed ids; logits are not known here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SequenceRules:
         extra: Sequence[LogitsRule] = (),
     ) -> None:
         """Args:
-        output_ids: the committed ids; the owner goes on appending to them, and tells by `commit`.
+        output_ids: the committed ids; the owner appends to them and reports it with `commit`.
         grammar: has followed `output_ids` already.
         """
         self._prompt_ids = prompt_ids
@@ -51,7 +51,7 @@ class SequenceRules:
     def rows(
         self, draft_ids: Sequence[int], parents: Sequence[int] | None = None, ahead_ids: Sequence[int] = ()
     ) -> BlockPath | None:
-        """The adjustments of the len(draft_ids) + 1 rows of a block; None where no rule adjusts anything.
+        """The adjustments of the len(draft_ids) + 1 rows of a block; None if no rule adjusts anything.
 
         Args:
             draft_ids: row i + 1 follows draft id i.
