@@ -26,7 +26,7 @@ class Kept:
     key: SequenceKey
     deadline_s: float | None = None
     span: Span = INVALID_SPAN
-    owed_since_ns: int | None = None
+    pending_since_ns: int | None = None
 
 
 class Owner:
@@ -123,7 +123,7 @@ def test_deadlines_end_sequences_in_time_and_the_next_one_is_told():
 def test_long_waits_are_named_and_short_ones_not():
     owner = Owner()
     for n, since_ns in enumerate((0, 1 << 62, None)):
-        owner.table.open(Kept((1, n), owed_since_ns=since_ns))
+        owner.table.open(Kept((1, n), pending_since_ns=since_ns))
     owner.table.report_pending()
     owner.table.report_pending()
     assert owner.pendings == [[(1, 0)]], "once in an interval"

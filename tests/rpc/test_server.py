@@ -314,7 +314,7 @@ async def test_a_port_in_use_is_refused_with_its_address(capfd):
 
 async def test_a_unix_socket_that_cannot_be_made_is_told_as_what_it_is(tmp_path):
     (tmp_path / "file").touch()
-    for path, reason in (("absent/a.sock", "there is no folder"), ("file", "something else than a socket is there")):
+    for path, reason in (("absent/a.sock", "does not exist"), ("file", "something else than a socket is there")):
         with pytest.raises(FailedPreconditionError, match=reason):
             await serve([], ServiceSettings(host=f"unix:{tmp_path}/{path}"), stop=asyncio.Event())
 

@@ -78,8 +78,8 @@ def test_switches():
         (["--otlp-endpoint", "http://box:4317/v1/traces"], ["--otlp-endpoint"]),
         (["--otlp-endpoint", "http://box"], ["--otlp-endpoint"]),  # gRPC would dial port 443
         (["--otlp-endpoint", "http://user:secret@box:4317"], ["--otlp-endpoint"]),  # and look the whole up as a host
-        (["--ready-file", "/no/such/folder/ready"], ["--ready-file", "'/no/such/folder' is no directory"]),
-        (["--ready-file", "/"], ["--ready-file", "'/' is no file that can be written"]),
+        (["--ready-file", "/no/such/folder/ready"], ["--ready-file", "'/no/such/folder' is not a directory"]),
+        (["--ready-file", "/"], ["--ready-file", "'/' is not a writable file"]),
         (["--ready-file", "r" * 242], ["--ready-file", "a name of 242 bytes; at most 241"]),
         (["--ready-file", f"{TOO_LONG}/ready"], ["--ready-file", "cannot be looked at: File name too long"]),
         (["--tls-cert-file", TOO_LONG, "--tls-key-file", __file__], ["--tls-cert-file", "cannot be looked at: "]),

@@ -167,7 +167,7 @@ REFUSED_REQUESTS = [
     (GenerateRequest(prompt="x", tenant="t" * 129), "tenant = 129 bytes: must be at most 128"),
     (
         GenerateRequest(prompt="x", constraint={"json_object": True}, sampling={"ignore_eos": True}),
-        "sampling.ignore_eos = True: must be false beside a constraint, which EOS ends",
+        "sampling.ignore_eos = True: must be false with a constraint, which EOS ends",
     ),
     (GenerateRequest(prompt="x", speculation=Speculation(mode=9)), "speculation.mode = 9: must be one of 0, 1, 2, 3"),
     (

@@ -1,4 +1,4 @@
-"""Waiting within a task: telling whose cancellation it was, and waiting with a bound.
+"""Waits within a task: attribute a cancellation to its origin, and wait with a bound.
 
 Knows no calls.
 """
@@ -11,7 +11,7 @@ import asyncio
 async def num_cancels_so_far(last: int = 0) -> int:
     """How often this task has been cancelled and went on all the same; `last` is what it was before.
 
-    A cancellation that was asked for and has not come yet comes here, where it is told from one of the call.
+    A requested cancellation that is still pending is delivered here, distinguished from a cancellation of the call.
     """
     if num_cancels() != last:
         await asyncio.sleep(0)

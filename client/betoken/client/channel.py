@@ -43,12 +43,12 @@ _KEEPALIVE_TIMEOUT_MS = 10_000
 _TOO_LARGE = re.compile(r"message larger than max \((\d+) vs\. (\d+)\)")  # gRPC's words, at either end
 _HEADER_NAME = re.compile(r"(?!grpc-)(?!.*-bin$)[a-z0-9_.-]+")
 _HEADER_VALUE = re.compile(r"[ -~]*")
-_CUT_OFF = re.compile(r"RST_STREAM|END_STREAM")  # its words where a stream ends without a status: so do proxies
+_CUT_OFF = re.compile(r"RST_STREAM|END_STREAM")  # gRPC's text for a stream that ends without a status, as proxies do
 
 
 def check_settings(address: str, tls: ClientTls | None, retry: RetryPolicy | None) -> None:
     """Raises:
-    InvalidArgumentError: `address` is no router's (neither HOST:PORT nor a place under a scheme of gRPC's own), or
+    InvalidArgumentError: `address` is invalid (neither HOST:PORT nor a URI of a gRPC scheme), or
         `tls` or `retry` is something else.
     """
     if tls is not None and not isinstance(tls, ClientTls):
@@ -108,7 +108,7 @@ def key_headers(api_key: str | None) -> Mapping[str, str]:
 
 
 def checked_headers(headers: Mapping[str, str] | None, own: Mapping[str, str]) -> Mapping[str, str]:
-    """The caller's headers of a call, none for None, and the client's `own` where it names no others.
+    """The caller's headers of a call, none for None, and the client's `own` unless overridden.
 
     Raises:
         InvalidArgumentError: a name or a value that gRPC does not send.
@@ -155,7 +155,7 @@ def _is_own_name(host: str) -> bool:
         return True
     if host.partition(".")[0] != own.partition(".")[0]:
         return False
-    try:  # it begins as this machine is called: only who looks it up can tell box.here from box.there
+    try:  # it begins with this machine's name: only a lookup distinguishes box.here from box.there
         found = [_ip(str(entry[4][0])) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
     except OSError:
         return False

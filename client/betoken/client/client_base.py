@@ -56,13 +56,13 @@ class ClientBase(ABC, Generic[GenerationT]):
                 A router on another machine is asked for at the environment's proxy (`http_proxy`, `no_proxy`), if any.
             tls: certificates; None = plain text.
             retry: what happens when a call breaks; None = `RetryPolicy()`.
-            timeout_s: deadline of calls that bring none of their own, retries included; None = none.
-            api_key: what the router knows this client by; None = that of the environment's `BETOKEN_API_KEY`, if any;
+            timeout_s: default deadline of calls, retries included; None = none.
+            api_key: API key of the client; None = the environment's `BETOKEN_API_KEY`, if any;
                 empty = none.
 
         Raises:
-            InvalidArgumentError: `address` is no address of a router, `tls` or `retry` is of another class, `timeout_s`
-                is no number, `api_key` is none, or half a pair of certificate and key is absent.
+            InvalidArgumentError: `address` is not a router's address, `tls` or `retry` is of another class, `timeout_s`
+                is not a number, `api_key` is malformed, or one of certificate and key is missing.
             OSError: a file of `tls` cannot be read.
         """
         check_settings(address, tls, retry)
@@ -70,7 +70,7 @@ class ClientBase(ABC, Generic[GenerationT]):
         self._retry = retry or RetryPolicy()
         self._timeout_s = timeout_s
         self._key_headers = key_headers(api_key)
-        self._retries(None)  # refuses what is no time now, and not at the first call
+        self._retries(None)  # rejects an invalid time now instead of at the first call
         self._channel_options = channel_options(address, tls)
         self._credentials = tls.credentials() if tls else None
         self._answers: WeakSet[GenerationT] = WeakSet()

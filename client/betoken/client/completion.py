@@ -46,7 +46,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationStats:
-    """Statistics of speculation; those of the last stream only, when the answer was resumed."""
+    """Speculation statistics; of the last stream only if the answer was resumed."""
 
     num_drafts: int
     """Draft blocks verified."""
@@ -144,7 +144,7 @@ class Detokenized:
     text: str
     """Text of all ids in order, without special tokens; bytes outside UTF-8 are U+FFFD."""
     pieces: tuple[bytes, ...]
-    """Bytes of each id alone; a special token has those of its name."""
+    """Bytes of each id; a special token has the bytes of its name."""
 
     def __str__(self) -> str:
         return self.text
@@ -158,12 +158,12 @@ class Detokenized:
 class PartialAnswer:
     """The part of an answer that came before an error. Prints as its text.
 
-    Another request goes on where it ended: its prompt ids as prompt, and its seed, fingerprint and ids as `seed`,
+    Another request can continue it: its prompt ids as prompt, and its seed, fingerprint and ids as `seed`,
     `system_fingerprint` and `resume_ids`. Ids that it was given come first.
     """
 
     text: str
-    """What had become final; a resumed answer begins with what is missing of its tokens' text."""
+    """Final text; a resumed answer begins with the missing text of its tokens."""
     tokens: tuple[Token, ...]
     """Tokens of this call; ids given as resume_ids are not repeated."""
     prompt_ids: tuple[int, ...]
@@ -207,7 +207,7 @@ class Completion:
     prompt_ids: tuple[int, ...]
     """The prompt as the model saw it."""
     seed: int
-    """With it, the same request gives the same tokens; in modes other than COUPLED with the same drafts only."""
+    """Seed that reproduces the tokens of the request; in modes other than COUPLED only with the same drafts."""
     model: str
     system_fingerprint: str
     """Hash of what decided the answer besides the request (weights, dtype, ...); a seed repeats under an equal one."""
@@ -226,7 +226,7 @@ class Completion:
     duration_s: float
     """As the router measured it; of the last stream when resumed."""
     prompt_logprobs: tuple[Logprobs | None, ...] = ()
-    """One per id of the prompt where they were asked for, the first None: nothing comes before it. Empty where they
+    """One per id of the prompt if requested, None for the first, which has no context. Empty if they
     were not, or where `resume_ids` were given, whose call had them."""
 
     def __str__(self) -> str:

@@ -76,11 +76,11 @@ class Speculation:
     num_draft_tokens: int | None = None
     """Draft tokens per round; None = the router's choice."""
     off: bool | None = None
-    """Decode plainly; drafter, drafter_settings and num_draft_tokens must then be None."""
+    """Decode without speculation; drafter, drafter_settings and num_draft_tokens must then be None."""
     mode: VerificationMode | None = None
     """Verification mode; None = COUPLED."""
     report_rounds: bool | None = None
-    """Whether pieces tell the times of their rounds."""
+    """Whether pieces include the times of their rounds."""
     posterior_threshold: float | None = None
     """In the mode TYPICAL a draft token x stays where target(x) > min(posterior_threshold, posterior_alpha *
     exp(-entropy(target))); 0 to 1, None = 0.09. Must be None in other modes."""
@@ -90,7 +90,7 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Handling of broken calls; a broken answer is resumed where it broke, with nothing repeated or lost."""
+    """Handling of broken calls; a broken answer is resumed at its last token, without repetition or loss."""
 
     max_retries: float = math.inf
     """Retries in a row without a token in between; 0 = never."""
@@ -151,7 +151,7 @@ class PromptOptions(TypedDict, total=False):
     """How a prompt becomes ids."""
 
     add_special_tokens: bool
-    """Whether a text gets the tokenizer's own special tokens (BOS), as it does unless told not to. A chat that is
+    """Whether the tokenizer adds its special tokens (BOS) to a text, which is the default. A chat that is
     rendered already has them."""
     tools: Sequence[Mapping[str, Any]]
     """Tools for the chat template, each a JSON object; chats only."""
@@ -164,7 +164,7 @@ class PromptOptions(TypedDict, total=False):
 
 
 class Constraint(TypedDict, total=False):
-    """The required form of an answer: exactly one of these. EOS ends the answer where it is one."""
+    """Constraint on an answer: exactly one of these. EOS ends the answer when it is complete."""
 
     json_object: bool
     """Any JSON object: True."""
@@ -186,16 +186,16 @@ class GenerateOptions(SamplingOptions, SpeculationOptions, PromptOptions, total=
     speculation: Speculation | None
     """All of `Speculation` at once."""
     constraint: Constraint | None
-    """What the answer has to be, e.g. `{"json_schema": {...}}`; None = anything."""
+    """Constraint on the answer, e.g. `{"json_schema": {...}}`; None = unconstrained."""
     prediction: str | Sequence[int] | None
     """Text or ids of which the answer is expected to repeat long parts: drafted from, and changes no token."""
     n: int | None
-    """Number of answers, each with a seed of its own that follows from the request's; None = one. A piece tells its
+    """Number of answers, each with its own seed derived from the request's; None = one. A piece has its
     answer (`Piece.answer`); `complete_all` or `results()` gives all."""
     model: str
     """Model id the router must be serving; empty = whatever it serves."""
     tenant: str
-    """Whom the work is for, for the router's traces; at most 128 bytes."""
+    """Tenant, used for fair queueing, quotas and traces; at most 128 bytes."""
     resume_ids: Sequence[int]
     """Output ids of an earlier answer to go on after, not sent again; needs its `seed` where temperature is not 0."""
     system_fingerprint: str

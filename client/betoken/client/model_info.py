@@ -64,7 +64,7 @@ class WorkerStatus:
     supports_trees: bool
     step_costs: tuple[StepCost, ...]
     running: int
-    """Open sequences but for those that wait, the ones whose router is to act next included."""
+    """Open sequences that do not wait, including sequences that wait for their router."""
     waiting: int
     """Sequences with something to compute that hold no pages; 0 of draft workers."""
     weight_bytes: int
@@ -135,13 +135,13 @@ class ModelInfo:
     """Largest prompt + output, tokens."""
     eos_token_ids: tuple[int, ...]
     default_sampling: Sampling
-    """Used where a request is silent."""
+    """Default of requests."""
     drafters: tuple[str, ...]
     """Offered right now."""
     default_drafter: str
     """Empty = plain decoding."""
     default_num_draft_tokens: int
-    """Per round; 0 = as many as pay."""
+    """Per round; 0 = adaptive."""
     verification_modes: tuple[VerificationMode, ...]
     verify_workers: tuple[WorkerStatus, ...]
     draft_workers: tuple[WorkerStatus, ...]
@@ -189,5 +189,5 @@ def _sampling(message: types_pb2.SamplingParams) -> Sampling:
 
 
 def _written(value: object) -> object:
-    """0.95 where the message's float32 is 0.949999988: what rules go by."""
+    """0.95 if the message's float32 is 0.949999988: the value that rules use."""
     return shortest(value) if isinstance(value, float) else value

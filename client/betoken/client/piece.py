@@ -1,4 +1,4 @@
-"""Pieces of an answer as they stream: text, and the tokens behind it with where each came from.
+"""Pieces of an answer as they stream: text, and its tokens with the source of each.
 
 Built from protocol messages; knows nothing of calls or retries.
 """
@@ -19,7 +19,7 @@ class TokenOrigin(StrEnum):
     ACCEPTED = "accepted"
     """A draft token the target agreed with."""
     RECOVERED = "recovered"
-    """The target's token where it refused the draft."""
+    """The target's token at the first rejected position."""
     BONUS = "bonus"
     """The target's token after a wholly accepted draft block."""
     PLAIN = "plain"
@@ -72,7 +72,7 @@ class Token:
 
     @property
     def provenance(self) -> str:
-        """One word for where it came from: the drafter of an accepted token, else the origin."""
+        """Source in one word: the drafter of an accepted token, else the origin."""
         return self.source if self.source is not None else str(self.origin)
 
 
@@ -116,11 +116,11 @@ class Piece:
     text: str
     """May lag behind the tokens; the texts of all pieces together are the answer."""
     tokens: tuple[Token, ...]
-    """At least one; their texts are that of the piece."""
+    """At least one; their texts form the piece's text."""
     rounds: tuple[RoundTimes, ...] = ()
     """Times of the tokens' rounds, where `report_rounds` asked for them."""
     answer: int = 0
-    """Index of the answer it is of, where a request asked for several (`n`)."""
+    """Index of its answer, for requests with several answers (`n`)."""
 
     def __str__(self) -> str:
         return self.text

@@ -34,10 +34,10 @@ class Retries:
         clock: Callable[[], float] = time.monotonic,
         uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
-        """`timeout_s` None, infinite or beyond all clocks = no deadline: gRPC takes it for one that is over.
+        """`timeout_s` None, infinite or beyond all clocks = no deadline, since gRPC would treat it as expired.
 
         Raises:
-            InvalidArgumentError: `timeout_s` is no number.
+            InvalidArgumentError: `timeout_s` is not a number.
         """
         timeout_s = None if timeout_s is None else _seconds(timeout_s)
         self._policy = policy

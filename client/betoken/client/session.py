@@ -30,7 +30,7 @@ class Session:
         self._num_resumes = 0
         self._is_begun = False
         self._error: BetokenError | None = None
-        """What ended the iteration."""
+        """Error that ended the iteration."""
         self._request_id = ""
         """Request id of the last stream whose first message came."""
         self.start: pb.GenerateStart | None = None
@@ -132,7 +132,7 @@ class Session:
         if message.first_position != 1 + len(self._of_prompt):
             at = message.first_position
             raise InternalError(
-                f"the router told position {at} of the prompt out of order", request_id=self._request_id
+                f"the router sent position {at} of the prompt out of order", request_id=self._request_id
             )
         self._of_prompt += map(Logprobs.from_proto, message.logprobs)
         self._retries.progressed()

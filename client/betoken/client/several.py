@@ -25,7 +25,7 @@ class SeveralSession(Session):
         self._answers = [Session(request, retries, headers) for _ in range(request.n)]
         self._pieces, self._of_prompt = self._answers[0]._pieces, self._answers[0]._of_prompt
         for answer in self._answers:
-            answer._of_prompt = self._of_prompt  # the first one's stream tells it, for all
+            answer._of_prompt = self._of_prompt  # the first answer's stream reports it for all
         self._resumed: int | None = None
         """Which of them the stream under way brings; None = all."""
 

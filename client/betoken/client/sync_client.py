@@ -27,8 +27,8 @@ from betoken.client.unary import AnswerT, UnaryCall, detokenize_call, model_info
 class Client(ClientBase[Generation]):
     """A blocking client of one router; a context manager, usable from any number of threads.
 
-    A process that forks beside an open stream sets `GRPC_ENABLE_FORK_SUPPORT=1` before gRPC is imported: gRPC's threads
-    then stand still while it forks.
+    A process that forks with an open stream sets `GRPC_ENABLE_FORK_SUPPORT=1` before gRPC is imported: gRPC's threads
+    then pause during the fork.
     """
 
     _closed: threading.Event
@@ -105,7 +105,7 @@ class Client(ClientBase[Generation]):
         threading.Thread(target=_end, args=(interrupted, self._closed), daemon=True).start()
 
     def current_stub(self) -> Any:
-        """The router's methods. A forked process takes a connection of its own. gRPC gives up one that had a call in
+        """The router's methods. A forked process opens its own connection. gRPC drops a connection that had a call in
         progress at the fork, and its calls would wait for ever."""
         if self._process_id != os.getpid():
             self.reconnect()

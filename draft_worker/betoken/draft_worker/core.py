@@ -75,7 +75,7 @@ class _Open:
         return self.sequence.span
 
     @property
-    def owed_since_ns(self) -> int | None:
+    def pending_since_ns(self) -> int | None:
         return self.requested_ns
 
 

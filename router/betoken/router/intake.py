@@ -32,7 +32,7 @@ from betoken.rpc.sampling import resolve_sampling
 from betoken.rpc.validation import (
     check_is_text,
     check_range,
-    check_told,
+    check_num_received,
     validate_detokenize,
     validate_generate,
     validate_prompt_ids,
@@ -185,7 +185,7 @@ def further_answers(first: GenerationRequest, num_answers: int) -> list[Generati
 
 def _num_prompt_told(message: GenerateRequest, prompt_ids: Sequence[int]) -> int:
     """Entries of the prompt's logprobs that the client has, all of them once it has a token."""
-    check_told("resume_prompt_logprobs", message.resume_prompt_logprobs, message.sampling, len(prompt_ids))
+    check_num_received("resume_prompt_logprobs", message.resume_prompt_logprobs, message.sampling, len(prompt_ids))
     return len(prompt_ids) - 1 if message.resume_ids else message.resume_prompt_logprobs
 
 

@@ -1,4 +1,4 @@
-"""Bounds the calls of a server, so that none of a stranger's keeps others out or stays for ever.
+"""Limits concurrent calls so that one client cannot starve others or hold a call open indefinitely.
 
 Calls whose message does not come, and calls whose end is not read, are few and end in time. Beyond their limit the
 eldest goes, which is never a client that goes on. Health.Check is always answered. Knows `grpc.aio` and the names of
@@ -34,7 +34,7 @@ _HANDLING = "_handle_exceptions"
 
 _Task = asyncio.Task[Any]
 _owners: WeakKeyDictionary[_Task, ref[_Task]] = WeakKeyDictionary()
-"""For the task in which gRPC runs a handler, the one that waits for the call's end; the call ends once both have."""
+"""Pairs gRPC's handler task with the task that waits for the call's end; the call ends once both have ended."""
 
 
 def remember_owners(loop: asyncio.AbstractEventLoop) -> None:
@@ -62,12 +62,12 @@ class _Call:
         self.is_behaving = False
         """Whether the handler runs, and can send a status."""
         self.why: BetokenError | None = None
-        """That status, once it is to end."""
+        """Final status, once the call must end."""
         noted = _owners.get(handling)
         self.owner = noted() if noted is not None else None
 
     def end(self, why: BetokenError) -> None:
-        """End it with a status, or without one where none can be sent. In the latter case gRPC resets the stream, as
+        """End it with a status, or without one if none can be sent. In the latter case gRPC resets the stream, as
         its handler has gone; with the next call at the latest."""
         self.handling.cancel()
         if self.is_behaving and self.why is None:
@@ -104,7 +104,7 @@ class _Idle:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether more calls wait than the limit. In a burst some do, whose messages have come and lie unread."""
+        """Whether more calls wait than the limit. In a burst, calls whose messages are still unread count."""
         return len(self._deadlines) > self._most
 
     def has_waited(self, seconds: float, now_s: float) -> bool:
@@ -125,7 +125,7 @@ class CallLimits(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
     def __init__(self, max_calls: int, max_unread_s: float, first_message_s: float = _FIRST_MESSAGE_S) -> None:
         """`max_calls`: limit on calls, health and reflection apart; more are refused with advice when to come again.
 
-        `max_unread_s`: how long the end of a call may lie unread.
+        `max_unread_s`: maximum time in which the end of a call may stay unread, seconds.
         """
         self._most = {"": max_calls, _REFLECTION: _MAX_REFLECTIONS}
         self._counts = {"": 0, _REFLECTION: 0, _HEALTH: 0}
@@ -179,7 +179,7 @@ class CallLimits(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
         call.owner = None  # which holds the other task: no cycle
 
     def _watched(self, handler: Any, call: _Call) -> Any:
-        """The handler, telling when the first message comes and when it is through."""
+        """The handler, with notifications of its first message and its end."""
         decode = handler.request_deserializer
 
         def heard(data: bytes) -> Any:

@@ -15,7 +15,7 @@ _OTLP = "OTEL_EXPORTER_OTLP"
 
 
 def endpoints(own: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Endpoint of each signal that goes anywhere: `own`, or that of the environment.
+    """Endpoint of each exported signal: `own`, or the environment's.
 
     Variables that are set and not followed are named in the log.
 

@@ -36,7 +36,7 @@ class Grammars:
             FailedPreconditionError: the library cannot make grammars for such a tokenizer.
         """
         if not tokenizer_json:
-            raise FailedPreconditionError("there is no tokenizer.json")
+            raise FailedPreconditionError("tokenizer.json is missing")
         try:
             self._tokenizer = LLTokenizer(tokenizer_json)
         except BaseException as error:  # its panics do not derive from `Exception`

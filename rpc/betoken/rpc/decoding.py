@@ -52,7 +52,7 @@ class TypedDecoding(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # ge
             handler = handler._replace(unary_stream=_opening(handler.unary_stream))
         elif inspect.isasyncgenfunction(handler.unary_stream):
             handler = handler._replace(unary_stream=_opening_generator(handler.unary_stream))
-        else:  # one that runs on a thread
+        else:  # a decoder that runs on a thread
             return handler._replace(request_deserializer=_keeping_refusals(handler.request_deserializer))
         return handler._replace(request_deserializer=_boxing(_keeping_refusals(handler.request_deserializer)))
 
@@ -115,7 +115,7 @@ def _has_too_many_fields(descriptor: Any, data: bytes) -> bool:
 
 
 def _all_fields(descriptor: Any, data: bytes, budget: Iterator[int]) -> Iterator[None]:
-    """Every field on the wire, those of messages within it included, as many as `budget` has left."""
+    """Every field on the wire, including fields of nested messages, up to the remaining `budget`."""
     for (number, value), _ in zip(_fields(data), budget, strict=False):
         yield None
         field: Any = descriptor.fields_by_number.get(number)
@@ -136,7 +136,7 @@ def _explain(descriptor: Any, data: bytes) -> InvalidArgumentError:
 
 
 def _texts(descriptor: Any, data: bytes, prefix: str, budget: Iterator[int]) -> Iterator[tuple[str, bytes]]:
-    """Every text field on the wire, by path; those of as many fields as `budget` has left."""
+    """Every text field on the wire, by path, among as many fields as the remaining `budget`."""
     counts: dict[int, int] = {}
     for (number, value), _ in zip(_fields(data), budget, strict=False):
         field: Any = descriptor.fields_by_number.get(number)

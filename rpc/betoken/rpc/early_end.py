@@ -1,4 +1,4 @@
-"""Undo of a service's start, where it ends before it serves, or at all.
+"""Clean-up callbacks for a service that stops before or after it started serving.
 
 Each maker says how to undo its own part.
 """
@@ -34,7 +34,7 @@ def undone_at_end() -> Iterator[None]:
 
 
 def undo_all() -> None:
-    """Undo what `at_end` was told so far."""
+    """Run the callbacks registered with `at_end` so far."""
     while _undoings:
         with suppress(Exception):
             _undoings.pop()()

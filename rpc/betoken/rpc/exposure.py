@@ -15,7 +15,7 @@ def warning_of(settings: ServiceSettings) -> str:
     if settings.server_tls is None:
         missing.append("without TLS, so that others on the way can read and change what is sent (--tls-cert-file)")
     if not settings.knows_callers:
-        missing.append(f"for whoever reaches it, without a key or certificate of theirs ({settings.caller_options})")
+        missing.append(f"for any caller, without a key or client certificate ({settings.caller_options})")
     if not missing:
         return ""
     return f"serving on {settings.host}, beyond this machine, {' and '.join(missing)}; --insecure silences this warning"

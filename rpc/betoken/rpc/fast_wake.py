@@ -27,7 +27,7 @@ class FastWake:
     """The file held open asks for fast waking of the whole machine's cores. Used by one thread; counts."""
 
     def __init__(self, wanted: Literal["auto", "on", "off"] = "off", device: Path | None = None) -> None:
-        """`wanted`: "auto" asks where this process may, "off" never. `device`: default: `DEVICE`.
+        """`wanted`: "auto" requests it if this process is allowed to, "off" never. `device`: default: `DEVICE`.
 
         Raises:
             FailedPreconditionError: it is "on", and this process may not ask.

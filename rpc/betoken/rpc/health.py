@@ -37,7 +37,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # n
         self._is_stopping = False
 
     def set(self, name: str, state: int) -> None:
-        """Tell the state of a service, the empty name being the process. Without effect once it stops."""
+        """Set the state of a service; the empty name is the process. No effect once it stops."""
         if not self._is_stopping and self._states.get(name) != state:
             self._states[name] = state
             self._wake()

@@ -1,4 +1,4 @@
-"""The listening address of a service, its credentials, and the reason where it cannot listen.
+"""The listening address of a service, its credentials, and the reason if it cannot listen.
 
 Knows settings and gRPC; knows no service.
 """
@@ -63,7 +63,7 @@ def _address(settings: ServiceSettings) -> str:
 
 
 def check_free(settings: ServiceSettings) -> None:
-    """Finds out why an address cannot be listened on, which gRPC tells in its own log only.
+    """Finds out why an address cannot be listened on, which gRPC reports only in its own log.
 
     Raises:
         FailedPreconditionError: nothing that the host stands for can be bound, or another process serves there.
@@ -97,9 +97,9 @@ def check_free(settings: ServiceSettings) -> None:
 
 
 def _why_no_socket(path: Path) -> str | None:
-    """Why a Unix socket cannot be made there; None where it can."""
+    """The reason why a Unix socket cannot be created there; None if it can."""
     if not path.parent.is_dir():
-        return f"there is no folder {path.parent}"
+        return f"folder {path.parent} does not exist"
     if not os.access(path.parent, os.W_OK):
         return f"the folder {path.parent} cannot be written"
     if path.exists() and not path.is_socket():
@@ -117,6 +117,6 @@ def _is_answered(path: str) -> bool:
             return True
         except PermissionError:  # another user's, who may listen
             return True
-        except OSError:  # nobody, or a process that is gone
+        except OSError:  # no listener, or a dead process
             return False
     return True

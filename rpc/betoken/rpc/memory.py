@@ -17,11 +17,11 @@ _log = logging.getLogger(__name__)
 _STATM = Path("/proc/self/statm")
 _PERIOD_S = 2.0
 _GROWTH_BYTES = 32 << 20
-"""What it may have grown by since it was last trimmed: each trim holds up allocations for some milliseconds."""
+"""Growth since the last trim that triggers the next one: a trim blocks allocations for some milliseconds."""
 
 
 async def keep_trimming(period_s: float = _PERIOD_S) -> None:
-    """Trim whenever the process has grown much, until cancelled; return where that cannot be done."""
+    """Trim whenever the process has grown much, until cancelled; return if that is not supported."""
     trim = _trimmer()
     if trim is None:
         return

@@ -1,4 +1,4 @@
-"""A service's progress with loading, for the person or program that started it: log lines, and a small file beside the
+"""Load progress of a service for the person or program that started it: log lines, and a small file next to the
 ready file.
 
 The file `<ready-file>.progress` holds one JSON line {"stage": str, "fraction": float}, replaced atomically.
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 _SUFFIX, _PART = ".progress", ".part"
 LONGEST_SUFFIX = _SUFFIX + _PART
-"""Added to a ready file's name by the longest name beside it."""
+"""Longest suffix that is added to a ready file's name."""
 
 
 class LoadProgress:

@@ -10,7 +10,7 @@ from betoken.rpc.validation.sampling import MIN_TEMPERATURE
 from betoken.v1.types_pb2 import OpenSequence, SamplingParams
 
 DEFAULT_MAX_NEW_TOKENS = 1024
-"""Output tokens of a request that asks for no number, where the context has room for them."""
+"""Default number of output tokens, if the context has room for them."""
 
 NEUTRAL = SamplingParams(
     temperature=1.0,
@@ -23,7 +23,7 @@ NEUTRAL = SamplingParams(
     min_new_tokens=0,
     ignore_eos=False,
 )
-"""What an absent field means when the model's generation config is silent too."""
+"""Values of fields that are absent in the request and in the model's generation config."""
 
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
@@ -40,7 +40,7 @@ def resolve_sampling(
     """Every field set: the request's, else the model's default, else neutral. Lists are the request's own.
 
     `requested` has passed `validate_sampling`; `defaults` are the worker's and are cut to what the context and the
-    vocabulary allow. `seed` (64 random bits) is used where the request has none. `logprobs` and `prompt_logprobs`
+    vocabulary allow. `seed` (64 random bits) is used if the request has none. `logprobs` and `prompt_logprobs`
     stay absent when absent: that means none.
     """
     room = max_context - prompt_length

@@ -39,8 +39,8 @@ MIN_PING_INTERVAL_S = 5.0
 _KEEPALIVE_TIME_S = 20.0
 _KEEPALIVE_TIMEOUT_S = 10.0
 _PENDING_SHARE = 1.125
-"""Calls that may have come and not been looked at yet, over those that are served: of a burst, some are refused with
-advice. What comes beyond gRPC cancels without; each that waits takes 25 KB, be it reset by then."""
+"""Queue limit as a multiple of `max_calls`. Calls within it are rejected with a retry delay; gRPC cancels calls
+beyond it. A queued call takes 25 KB, even after a reset."""
 _MAX_UNLOOKED_S = 3600
 """How long a call may wait for the event loop to look at it, seconds."""
 _HEALTH_PERIOD_S = 0.5
@@ -77,11 +77,11 @@ async def serve(
     Args:
         on_drain: gets the seconds running work may take; refuses new work, returns when none is left. It is cancelled
             when they are over. None: the server itself refuses new calls and waits for open ones.
-        sends_away: the server refuses new calls beside `on_drain`, so that clients turn to other addresses at once;
+        sends_away: the server rejects new calls during `on_drain`, so that clients use other addresses at once;
             otherwise it listens to the end, for peers that know this one only.
         on_ready: gets the bound port (0: a Unix socket) once the service takes requests.
         stop: ends serving when set; given by callers that handle signals themselves.
-        failure: done when what the services stand on is lost: serving ends with no time for running work.
+        failure: done when a resource of the services is lost: serving ends without a grace period.
         max_connection_age_s: after about so long a client makes its next calls over a new connection; 0 = never.
         interceptors: see each call before all others.
 
@@ -97,7 +97,7 @@ async def serve(
         failure.add_done_callback(lambda _: stopping.ask())
     await server.start()
     try:
-        _tell_health(health_servicer, services)
+        _set_health(health_servicer, services)
         _write_ready_file(settings.ready_file, port)
         _log.info("serving %s on %s, port %d", ", ".join(service.name for service in services), settings.host, port)
         if on_ready is not None:
@@ -148,7 +148,7 @@ def run_service(name: str, settings: ServiceSettings, body: Callable[[], Corouti
     configure_logging(settings.log_level, settings.log_format, captures_stderr=True)
     try:
         shutdown_telemetry = telemetry.configure(name, *settings.telemetry)
-    except Exception as error:  # its SDK has settings of its own, OTEL_*, and tells what is wrong with one in many ways
+    except Exception as error:  # the SDK has its own settings, OTEL_*, and reports invalid ones in many ways
         _log.error("%s cannot go on: telemetry: %s", name, error)
         return 1
     try:
@@ -192,7 +192,7 @@ def freeze_loaded() -> None:
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's event loops: a hop between services costs a tenth less. asyncio's own where it does not exist.
+    """uvloop's event loops: a hop between services costs a tenth less. asyncio's own if it is not available.
 
     Services start processes (compilers) by `subprocess` only, which runs no Python in the child. asyncio under uvloop
     does: fork hooks such as the OpenTelemetry SDK's, and with them the garbage collector, which may free objects of
@@ -287,7 +287,7 @@ def _add_health(server: grpc.aio.Server, names: Sequence[str], max_unread_s: flo
     return servicer
 
 
-def _tell_health(servicer: HealthServicer, services: Sequence[Service]) -> None:
+def _set_health(servicer: HealthServicer, services: Sequence[Service]) -> None:
     """The process (empty name) serves as long as it takes requests."""
     for name, is_available in (("", True), *((service.name, service.is_available()) for service in services)):
         status = health_pb2.HealthCheckResponse
@@ -297,7 +297,7 @@ def _tell_health(servicer: HealthServicer, services: Sequence[Service]) -> None:
 async def _keep_telling_health(servicer: HealthServicer, services: Sequence[Service]) -> None:
     while True:
         await asyncio.sleep(_HEALTH_PERIOD_S)
-        _tell_health(servicer, services)
+        _set_health(servicer, services)
 
 
 def _write_ready_file(path: Path | None, port: int) -> None:

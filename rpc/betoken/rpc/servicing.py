@@ -18,11 +18,11 @@ from betoken.rpc.decoding import raise_if_undecodable
 
 _log = logging.getLogger(__name__)
 _END_S = 1.0
-"""Within it gRPC cancels the handler of a call that has ended, in silence; one that fails first it logs at length."""
+"""Time in which gRPC cancels the handler of an ended call. A handler that raises earlier is logged with a traceback."""
 _ENDS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
-"""What is no failure of a handler."""
+"""Exceptions that end a handler normally."""
 on_abort: ContextVar[Callable[[], None] | None] = ContextVar("on_abort", default=None)
-"""What a call's status is announced to before it is sent, which takes as long as its client likes."""
+"""Callback that runs before the status is sent; sending may block on a slow client."""
 
 
 def new_request_id() -> str:
@@ -67,7 +67,7 @@ async def typed_errors(context: Any, request_id: str = "", *, tells_places: bool
     """The body of every handler: `async with typed_errors(context, request_id): ...`, unary and streaming alike.
 
     A `BetokenError` ends the call with its own status, and so does a request that could not be decoded. With a
-    `request_id` the log names it. Without `tells_places` the caller is told no addresses and paths, which the log has.
+    `request_id` the log names it. Without `tells_places` addresses and paths are logged but not sent to the caller.
     Cancellation, `context.abort()` and the private errors of `grpc.aio` pass through. Anything else, panics of foreign
     libraries included, is logged with its traceback and answered INTERNAL without its text.
     """

@@ -57,12 +57,12 @@ ExistingFile = Annotated[FilePath, WrapValidator(_os_error_refused)]
 
 def _usable_ready_file(path: Path) -> Path:
     if not path.parent.is_dir():
-        raise ValueError(f"{str(path.parent)!r} is no directory")
+        raise ValueError(f"{str(path.parent)!r} is not a directory")
     if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise ValueError(f"{str(path)!r} is no file that can be written")
+        raise ValueError(f"{str(path)!r} is not a writable file")
     limit = os.pathconf(path.parent, "PC_NAME_MAX") - len(LONGEST_SUFFIX)
     if (length := len(os.fsencode(path.name))) > limit:
-        raise ValueError(f"a name of {length} bytes; at most {limit}, for files beside it have longer ones")
+        raise ValueError(f"a name of {length} bytes; at most {limit}, because related files have longer names")
     return path
 
 
@@ -106,7 +106,7 @@ class ServiceSettings(BaseSettings):
         description="Largest gRPC message sent or accepted, bytes; workers no less than the router.",
     )
     max_concurrent_rpcs: int = Field(
-        2048, ge=1, le=1 << 20, description="Calls served at once, those of health apart; more are refused."
+        2048, ge=1, le=1 << 20, description="Concurrent calls, health checks excluded; more are rejected."
     )
     max_connections: int = Field(1024, ge=1, le=1 << 20, description="Connections accepted at once.")
     max_connection_streams: int = Field(
@@ -116,7 +116,7 @@ class ServiceSettings(BaseSettings):
         30.0,
         gt=0,
         le=3600,
-        description="How long an answer may lie unread by its client before the call ends, seconds.",
+        description="Maximum time in which a client may leave an answer unread before the call ends, seconds.",
     )
     drain_grace_s: float = Field(
         10.0, ge=0, le=3600, description="On SIGTERM: how long running work may take to finish, seconds."
@@ -139,7 +139,7 @@ class ServiceSettings(BaseSettings):
         10.0,
         gt=0,
         le=3600,
-        description="Interval of metric export, seconds; OTEL_METRIC_EXPORT_INTERVAL's where this is not given.",
+        description="Interval of metric export, seconds; default: OTEL_METRIC_EXPORT_INTERVAL.",
     )
 
     @model_validator(mode="before")

@@ -84,7 +84,7 @@ def configure(
         meter_provider.shutdown(timeout_millis=_EXPORT_TIMEOUT_S * 1000)
 
     def bounded_shutdown() -> None:
-        # The SDK sends queued spans batch after batch, each with a timeout of its own, and takes no limit for them all.
+        # The SDK sends queued spans batch after batch, each with its own timeout, without a limit for all.
         stopping = threading.Thread(target=shutdown, name="telemetry-shutdown", daemon=True)
         stopping.start()
         stopping.join(SHUTDOWN_TIMEOUT_S)
@@ -93,7 +93,7 @@ def configure(
 
 
 def _resource(service_name: str, instance_id: str) -> Any:
-    """Who tells: what OpenTelemetry's variables say of that goes before what the service knows."""
+    """Resource attributes: OpenTelemetry's variables override the service's own values."""
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 
     own_process = f"{socket.gethostname()}-{os.getpid()}"  # in containers every service is process 1

@@ -1,6 +1,6 @@
-"""Bounds how long an answer may lie unread: a client that opens no HTTP/2 window would hold what it was given for ever.
+"""Bounds the time in which an answer may stay unread: a client with a closed HTTP/2 window would hold it indefinitely.
 
-Knows `grpc.aio`, whose `write` returns once the message has left; services lie elsewhere.
+Relies on `grpc.aio`, whose `write` returns once the message has been sent.
 """
 
 from __future__ import annotations

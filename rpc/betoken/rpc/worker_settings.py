@@ -27,7 +27,7 @@ _ENGINE_FIELDS = (
 
 
 USUAL_PREFILL_ROWS = 64
-"""Most prompt tokens of a forward beside other sequences, where nothing says that more would do."""
+"""Default limit of prompt tokens in a forward with other sequences."""
 
 
 class WorkerSettings(ServiceSettings):
@@ -44,7 +44,7 @@ class WorkerSettings(ServiceSettings):
     device: str = Field("cpu", description="Torch device of the model, e.g. cpu or cuda:0.")
     threads: int | None = Field(None, ge=1, le=1024, description="CPU threads of a forward; default: torch's choice.")
     compile: Literal["auto", "on", "off"] = Field(
-        "auto", description="Compile the model's step; off = eager. auto compiles where it can be done."
+        "auto", description="Compile the model's step; off = eager. auto = compile if possible."
     )
     num_pages: int | None = Field(None, ge=1, description="KV pages; default: what --kv-memory-bytes holds.")
     kv_memory_bytes: int | None = Field(
@@ -76,7 +76,7 @@ class WorkerSettings(ServiceSettings):
         None,
         ge=1,
         le=16384,
-        description="Most prompt tokens of a forward while other sequences are at work; "
+        description="Maximum number of prompt tokens in a forward while other sequences are active; "
         "default: 64, on a verify worker more where they hardly lengthen it.",
     )
     watchdog_timeout_s: float = Field(

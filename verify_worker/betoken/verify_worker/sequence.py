@@ -166,7 +166,7 @@ class VerifySequence:
         return self.block is not None or self.plain_until > len(self.ids)
 
     @property
-    def owed_since_ns(self) -> int | None:
+    def pending_since_ns(self) -> int | None:
         """Since when its router waits for logprobs or a verdict, `time.perf_counter_ns`; None while it does not."""
         return self.queued_ns if self.has_block or self.owes_prompt else None
 

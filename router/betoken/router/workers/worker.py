@@ -135,7 +135,7 @@ class Worker(Generic[SessionT]):
 
     def _lose_sessions(self, error: Exception) -> None:
         """The link has ended, and all its sequences with it."""
-        self._faults.tell_count()
+        self._faults.log_count()
         sessions, self._sessions = self._sessions, {}
         for session in sessions.values():
             session.fail(error)

@@ -11,7 +11,7 @@ import grpc
 from betoken.rpc.link.options import LinkOptions
 
 _LOOK_S = 1.0
-"""How often a refused worker's connection is looked at: one that has ended was perhaps another process's."""
+"""Interval of checking a rejected worker's connection: an ended one may have belonged to another process."""
 
 
 class Backoff:
@@ -34,7 +34,7 @@ class Backoff:
         """Sleep between half of the next pause and all of it, or until `wake`, which may have come just before.
 
         `refused_by`: the channel to a worker that does not fit, or wants no such router. Only another process there
-        helps, or other workers here, of which `wake` tells: after a usual pause it waits for the connection's end.
+        helps, or a change of other workers, reported by `wake`: after a usual pause it waits for the connection's end.
         """
         options = self._options
         self._last_s = min(options.max_backoff_s, max(options.initial_backoff_s, self._last_s * 2))

@@ -1,7 +1,7 @@
 """Commands to any worker's core about its sequences, as values.
 
-A handler translates the entries of a frame into commands; the core applies them in order before its next step. Nobody
-changes a command, so a run can be logged, replayed, or told to several cores alike.
+A handler translates the entries of a frame into commands; the core applies them in order before its next step. Commands
+are immutable, so a run can be logged, replayed, or sent to several cores.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class CloseLink:
 
 @dataclass(frozen=True, slots=True)
 class TellLoad:
-    """Tell how busy the worker is."""
+    """Report the worker's load."""
 
 
 TableCommand = Close | CloseLink | TellLoad

@@ -1,4 +1,4 @@
-"""Why a dial failed, where the status of the call itself does not say it; and tells a worker that is refused.
+"""Diagnoses failed connections whose gRPC status is uninformative, and notifies rejected workers.
 
 Knows no link.
 """
@@ -40,7 +40,7 @@ async def explain(error: BetokenError, role: str, channel: grpc.aio.Channel, dia
     return with_cause(tls.with_file_names(error))
 
 
-async def tell_refusal(call: Any, frame: Any) -> None:
+async def send_refusal(call: Any, frame: Any) -> None:
     """Write the frame that says why, so that the worker's log has it too, and wait shortly for it to end the call."""
     with suppress(grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError, BetokenError, TimeoutError):
         async with asyncio.timeout(_TIMEOUT_S):

@@ -31,7 +31,7 @@ class LinkFaults:
             FailedPreconditionError: too many did; raised in `on_frame` it ends the link.
         """
         if time.monotonic() - self._since_s > PERIOD_S:
-            self.tell_count()
+            self.log_count()
         if self._num == 0:
             self._since_s = time.monotonic()
             _log.error("%s: %s", self._worker, error)
@@ -39,8 +39,8 @@ class LinkFaults:
         if self._num > MAX_LINK_FAULTS:
             raise FailedPreconditionError(f"more than {MAX_LINK_FAULTS} faults of the link within {PERIOD_S:g} s")
 
-    def tell_count(self) -> None:
-        """Log how many came beside the one that was logged, and begin anew."""
+    def log_count(self) -> None:
+        """Log the number of faults in addition to the logged one, and reset it."""
         if self._num > 1:
             _log.error("%s: %d more faults of the link", self._worker, self._num - 1)
         self._num = 0

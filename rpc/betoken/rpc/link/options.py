@@ -1,4 +1,4 @@
-"""How a router dials a worker, what it is told of the link, and the channel a link runs on."""
+"""Options of a router's connections to workers, callbacks of a link, and its channel."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -77,7 +77,7 @@ class LinkCallbacks(Generic[Response]):
 
 
 def open_channel(address: str, options: LinkOptions) -> grpc.aio.Channel:
-    """A channel of its own connection to `address`; it connects on the first call.
+    """A channel with a dedicated connection to `address`; it connects on the first call.
 
     Raises:
         FailedPreconditionError, InvalidArgumentError: of `link_credentials`.

@@ -61,7 +61,7 @@ class Outbox(Generic[Frame]):
         limits, frames, sizes = self._limits, self._frames, self._sizes
         for name, messages in entries.items():
             is_last_kind = name == _APPLIED_LAST
-            for message in messages:  # without calls of our own: twice a round for each sequence
+            for message in messages:  # inlined, because it runs twice per round and sequence
                 num_bytes = message.ByteSize() + 8  # tag and length
                 if num_bytes > limits.max_message_bytes:
                     limit = limits.max_message_bytes
@@ -82,7 +82,7 @@ class Outbox(Generic[Frame]):
                 self.num_bytes += num_bytes
 
     def add_frame(self, frame: Frame) -> None:
-        """Append a whole frame, merged into the waiting one where the two fit together. The caller gives `frame` away.
+        """Append a whole frame, merged into the waiting one if both fit. The caller transfers ownership of `frame`.
 
         Raises:
             ResourceExhaustedError, BacklogFullError: as `add_entries`.

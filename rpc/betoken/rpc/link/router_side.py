@@ -1,6 +1,6 @@
 """The router's side of a link: dial, shake hands, pump frames, dial again with backoff and jitter, for days.
 
-Knows its worker and the state of the link; rounds and placement lie elsewhere.
+Knows its worker and the state of the link, not rounds or placement.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from betoken.common.errors import (
     from_rpc_error,
 )
 from betoken.rpc.link.backoff import Backoff
-from betoken.rpc.link.diagnosis import explain, status_of, tell_refusal
+from betoken.rpc.link.diagnosis import explain, status_of, send_refusal
 from betoken.rpc.link.options import LinkCallbacks, LinkOptions, LinkState, open_channel
 from betoken.rpc.link.stream import PROTOCOL_VERSION, FrameStream, read_frame
 from betoken.rpc.servicing import internal_error, new_request_id
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 _CHANNEL_AGE_S = 2.0
 """A failed dial gives up a channel that is older: the next one's resolves the name afresh. gRPC looks a name up again
-after half a minute at the soonest, and after up to two where it stood for nothing."""
+after half a minute at the earliest, and after up to two without useful work."""
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
@@ -192,7 +192,7 @@ class WorkerLink(Generic[Request, Response]):
                 try:
                     hello = self._accept(first)
                 except BetokenError as refusal:
-                    await tell_refusal(call, self._drain_frame(Drain(reason=str(refusal), is_refusal=True)))
+                    await send_refusal(call, self._drain_frame(Drain(reason=str(refusal), is_refusal=True)))
                     raise
                 if self._closing.is_set():
                     raise UnavailableError("the link is closed")

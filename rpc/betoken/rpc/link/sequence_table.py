@@ -1,6 +1,6 @@
 """The open sequences of a worker: taken in or refused, found, ended by close, deadline, fault or the end of their link.
 
-Kept by a core on the model thread. Knows keys, deadlines, spans and limits; drafting and verifying lie elsewhere.
+Kept by a core on the model thread. Knows keys, deadlines, spans and limits, not drafting or verification.
 """
 
 import time
@@ -23,7 +23,7 @@ from betoken.rpc.link.worker_load import SequenceKey, WorkerLoad
 from betoken.rpc.servicing import internal_error, new_request_id
 
 PENDING_INTERVAL_S = 0.1
-"""How long an answer may take before its router is told that it is still to come, and how often that is said."""
+"""Time after which a pending result is reported to its router, and the interval of these reports."""
 
 
 class Opening(Protocol):
@@ -47,13 +47,13 @@ class KeptSequence(Opening, Protocol):
         ...
 
     @property
-    def owed_since_ns(self) -> int | None:
+    def pending_since_ns(self) -> int | None:
         """Since when its router waits for an answer, `time.perf_counter_ns`; None while it does not."""
         ...
 
 
 class TableSink(Protocol):
-    """Where a table tells what becomes of sequences; called on the model thread."""
+    """Receiver of a table's events; called on the model thread."""
 
     def pending(self, keys: list[SequenceKey]) -> None:
         """Answers of these sequences are still to come."""
@@ -125,7 +125,7 @@ class SequenceTable(Mapping[SequenceKey, KeptT], Generic[OpeningT, KeptT]):
         return self._open.items()
 
     def apply(self, command: TableCommand) -> None:
-        """Do what any worker's core can be told."""
+        """Apply a command that every worker's core supports."""
         match command:
             case Close(key):
                 self.close(key)
@@ -133,7 +133,7 @@ class SequenceTable(Mapping[SequenceKey, KeptT], Generic[OpeningT, KeptT]):
                 for key in [key for key in self._open if key[0] == link_id]:
                     self.close(key)
             case TellLoad():
-                self._tell_load()
+                self._report_load()
 
     def open(self, opening: OpeningT) -> None:
         """Take a sequence in, or refuse it. A second open of one closes the first too."""
@@ -152,10 +152,10 @@ class SequenceTable(Mapping[SequenceKey, KeptT], Generic[OpeningT, KeptT]):
             self._open[opening.key] = sequence
             self.num_opened += 1
             self._fast_wake.hold()
-            self._tell_load()  # or other routers would think there was room
+            self._report_load()  # or other routers would think there was room
 
     def find(self, key: SequenceKey) -> KeptT | None:
-        """The sequence; None where it is not open, which its router is told."""
+        """The sequence; None if it is not open, which is reported to its router."""
         sequence = self._open.get(key)
         if sequence is None:
             self._sink.failed(key, NotFoundError("the sequence is not open"))
@@ -168,7 +168,7 @@ class SequenceTable(Mapping[SequenceKey, KeptT], Generic[OpeningT, KeptT]):
             self._fast_wake.release()
             self._owner.let_go(sequence)
             sequence.span.end()
-            self._tell_load()
+            self._report_load()
 
     def fail(self, key: SequenceKey, error: BetokenError) -> None:
         """Close an open sequence for this reason."""
@@ -190,7 +190,7 @@ class SequenceTable(Mapping[SequenceKey, KeptT], Generic[OpeningT, KeptT]):
         before_ns = now_ns - round(PENDING_INTERVAL_S * 1e9)
         if self._told_pending_ns <= before_ns:
             self._told_pending_ns = now_ns
-            waiting = [(key, seq.owed_since_ns) for key, seq in self._open.items()]
+            waiting = [(key, seq.pending_since_ns) for key, seq in self._open.items()]
             if keys := [key for key, since_ns in waiting if since_ns is not None and since_ns <= before_ns]:
                 self._sink.pending(keys)
 
@@ -203,5 +203,5 @@ class SequenceTable(Mapping[SequenceKey, KeptT], Generic[OpeningT, KeptT]):
         opening.span.end()
         self._sink.failed(opening.key, error)
 
-    def _tell_load(self) -> None:
+    def _report_load(self) -> None:
         self._sink.load_changed(self._owner.load())

@@ -1,7 +1,7 @@
 """Shared part of both workers' link handlers: entries become commands to a core, results become frames.
 
 An entry is refused by itself: its sequence is closed and answered with an error, all other entries of the frame go on.
-Knows sequence ids; drafting and verifying lie elsewhere.
+Knows sequence ids, not drafting or verification.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from betoken.rpc.servicing import internal_error, new_request_id
 from betoken.v1.types_pb2 import OpenSequence
 
 LOAD_INTERVAL_S = 0.02
-"""How often a router hears the load with its results, which changes with each: it costs more to tell than a verdict."""
+"""Interval of load reports, which change with every result: a report costs more than a verdict."""
 
 Response = TypeVar("Response", bound=Message)
 
@@ -38,7 +38,7 @@ class _Listener(Generic[Response]):
 
     link: LinkPeer[Response]
     told: WorkerLoad | None = None
-    """What it heard last."""
+    """Last reported load."""
     told_ns: int | None = None
     """When results last came with the load (`time.perf_counter_ns`)."""
 
@@ -85,15 +85,15 @@ class LinkResults(Generic[Response]):
                 listener.link.send(frame)
 
     def failed(self, key: SequenceKey, error: BetokenError) -> None:
-        """Tell the sequence's router that it is closed, and why."""
+        """Report to the sequence's router that it is closed, with the reason."""
         self.send("errors", [(key, to_link_error(error, key[1]))])
 
     def pending(self, keys: Iterable[SequenceKey]) -> None:
-        """Tell the sequences' routers that what they wait for is still to come."""
+        """Report to the sequences' routers that their results are pending."""
         self.send("pending_ids", [(key, key[1]) for key in keys])
 
     def load_changed(self, load: WorkerLoad) -> None:
-        """Tell every router that does not know it."""
+        """Report it to every router that does not know it."""
         for listener in list(self._listeners.values()):
             frame: Any = self._response_type()
             if _add_load(frame, listener, load):
@@ -119,7 +119,7 @@ class EntryHandler(Generic[CommandT, Response]):
         self._submit = submit
         self._results = results
         self._late: dict[SequenceKey, list[CommandT | TableCommand]] = {}
-        """What came for sequences whose open is still prepared."""
+        """Queued commands for sequences that are still opening."""
 
     def link_opened(self, link: LinkPeer[Any]) -> None:
         """The router hears at once how busy the worker is."""
@@ -138,7 +138,7 @@ class EntryHandler(Generic[CommandT, Response]):
         entries: Iterable[Any],
         convert: Callable[[SequenceKey, Any], CommandT | TableCommand | None],
     ) -> list[CommandT | TableCommand]:
-        """Entries as commands. `convert` validates; what it refuses is answered here and closed. Where that gives None
+        """Entries as commands. `convert` validates; a rejected entry is answered and closed here. If it returns None
         the command is `prepared`, and later entries of its sequence wait for it."""
         commands: list[CommandT | TableCommand] = []
         for entry in entries:
@@ -161,7 +161,7 @@ class EntryHandler(Generic[CommandT, Response]):
         return self.checked(link, entries, lambda key, entry: Close(key))
 
     def prepared(self, key: SequenceKey, prepare: Callable[[], T], then: Callable[[T], CommandT]) -> None:
-        """Have `prepare` run on a thread, then submit the command that `then` makes of it, and those that came
+        """Have `prepare` run on a thread, then submit the command that `then` makes of it, and commands that arrived
         meanwhile.
 
         A refusal by `prepare` is sent, and the sequence closed.

@@ -47,7 +47,7 @@ class LinkPeer(Generic[Response]):
         self.name = name
         """The router's own name."""
         self.address = address
-        """Where it connected from."""
+        """Address of the peer."""
         self.refusal: str | None = None
         """Why the router refuses this worker, if it does."""
         self._stream = stream
@@ -117,7 +117,7 @@ class LinkServicer(Generic[Request, Response]):
                 await self._serve(context, first)
 
     async def drain(self, grace_s: float, reason: str = "shutting down") -> None:
-        """Refuse new links, tell every router, wait until all have left or `grace_s` is over, then end the rest."""
+        """Reject new links, notify every router, wait until all have left or `grace_s` is over, then end the rest."""
         self._drain_reason = reason
         for peer in list(self._peers.values()):
             peer.send(self._drain_frame(reason))
@@ -155,7 +155,7 @@ class LinkServicer(Generic[Request, Response]):
             self._accepted(peer)
         try:
             self._handler.link_opened(peer)
-            if self._drain_reason is not None:  # the drain began during the handshake and has told the others
+            if self._drain_reason is not None:  # the drain began during the handshake and has notified the others
                 peer.send(self._drain_frame(self._drain_reason))
             error = await stream.run()
         finally:

@@ -17,7 +17,7 @@ from betoken.rpc.validation.entries import (
 )
 from betoken.rpc.validation.request import (
     check_is_text,
-    check_told,
+    check_num_received,
     validate_detokenize,
     validate_generate,
     validate_prompt_ids,
@@ -32,7 +32,7 @@ __all__ = [
     "check_count",
     "check_is_text",
     "check_range",
-    "check_told",
+    "check_num_received",
     "validate_block",
     "validate_commit",
     "validate_constraint",

@@ -5,7 +5,7 @@ from betoken.rpc.validation.checks import check_count
 from betoken.v1.types_pb2 import Constraint
 
 MAX_CONSTRAINT_BYTES = 1 << 20
-"""What a worker takes; routers may take less."""
+"""Limit of workers; routers may have a lower one."""
 MAX_CHOICES = 1024
 
 

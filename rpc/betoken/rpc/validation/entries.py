@@ -12,7 +12,7 @@ from betoken.common.errors import InvalidArgumentError
 from betoken.common.tree import leading_chain, num_sound
 from betoken.rpc.validation.checks import check_count, check_enum, check_ids, check_range, check_text
 from betoken.rpc.validation.constraint import validate_constraint
-from betoken.rpc.validation.request import check_drafter, check_told, check_typical
+from betoken.rpc.validation.request import check_drafter, check_num_received, check_typical
 from betoken.rpc.validation.sampling import validate_sampling
 from betoken.v1.draft_pb2 import Commit, DraftRequest
 from betoken.v1.types_pb2 import VERIFICATION_MODE_TYPICAL, OpenSequence, SparseDistribution, VerificationMode
@@ -20,7 +20,7 @@ from betoken.v1.verify_pb2 import DraftBlock
 
 MAX_FRAME_ENTRIES = 1 << 16  # peers close frames at 1 MiB, and what they send most of takes 16 bytes or more
 CONTEXT_FIELDS = frozenset({"open.prompt_ids", "commit.ids"})
-"""What a draft worker names where a sequence is longer than it takes."""
+"""Field that a draft worker reports if a sequence exceeds its context."""
 MAX_PLAIN_STEPS = 1024
 MAX_DISTRIBUTION_IDS = 64
 MAX_TRACEPARENT_BYTES = 256
@@ -76,7 +76,7 @@ def validate_open(entry: OpenSequence, *, vocab_size: int, max_context: int) -> 
         prompt_length=len(entry.prompt_ids),
         prefix="open.sampling",
     )
-    check_told("open.told_prompt_logprobs", entry.told_prompt_logprobs, entry.sampling, len(entry.prompt_ids))
+    check_num_received("open.told_prompt_logprobs", entry.told_prompt_logprobs, entry.sampling, len(entry.prompt_ids))
     if not entry.sampling.HasField("max_new_tokens"):  # then it is what max_length leaves
         room = entry.max_length - len(entry.prompt_ids)
         check_range("open.sampling.min_new_tokens", entry.sampling.min_new_tokens, 0, room)
@@ -172,9 +172,9 @@ def validate_draft_request(request: DraftRequest, *, max_draft_tokens: int) -> N
 def _check_constraint(entry: OpenSequence) -> None:
     validate_constraint(entry.constraint, prefix="open.")
     if entry.sampling.ignore_eos:
-        raise InvalidArgumentError("open.sampling.ignore_eos", True, "must be false beside a constraint")
+        raise InvalidArgumentError("open.sampling.ignore_eos", True, "must be false with a constraint")
     if not entry.eos_token_ids:
-        raise InvalidArgumentError("open.eos_token_ids", "0 entries", "must be at least 1 beside a constraint")
+        raise InvalidArgumentError("open.eos_token_ids", "0 entries", "must be at least 1 with a constraint")
 
 
 def _check_sequence(entry: str, sequence_id: int) -> None:

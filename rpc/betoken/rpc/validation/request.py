@@ -62,11 +62,11 @@ def validate_generate(request: GenerateRequest) -> None:
     check_text("system_fingerprint", request.system_fingerprint, MAX_SYSTEM_FINGERPRINT_BYTES)
     _check_speculation(request.speculation)
     if request.HasField("constraint") and request.sampling.ignore_eos:
-        raise InvalidArgumentError("sampling.ignore_eos", True, "must be false beside a constraint, which EOS ends")
+        raise InvalidArgumentError("sampling.ignore_eos", True, "must be false with a constraint, which EOS ends")
     if request.HasField("n") and request.n < 1:
         raise InvalidArgumentError("n", request.n, "must be at least 1")
     if request.n > 1 and request.resume_ids:
-        raise InvalidArgumentError("n", request.n, "must be 1 beside resume_ids, which are of one answer")
+        raise InvalidArgumentError("n", request.n, "must be 1 with resume_ids, which belong to one answer")
     if request.HasField("prediction"):
         _check_prediction(request)
 
@@ -146,8 +146,8 @@ def validate_resume_ids(
         raise InvalidArgumentError("sampling.seed", "absent", limit)
 
 
-def check_told(field: str, num_told: int, sampling: SamplingParams, prompt_length: int) -> None:
-    """How many of the prompt's logprobs are not wanted again; none can be where none are asked for."""
+def check_num_received(field: str, num_told: int, sampling: SamplingParams, prompt_length: int) -> None:
+    """Check the number of prompt logprobs already received; must be 0 if none are requested."""
     if num_told and not sampling.HasField("prompt_logprobs"):
         raise InvalidArgumentError(field, num_told, "must be 0 without sampling.prompt_logprobs")
     check_range(field, num_told, 0, prompt_length - 1)

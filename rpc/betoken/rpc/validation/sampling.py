@@ -80,7 +80,7 @@ def _check_penalties(sampling: SamplingParams, vocab_size: int, prefix: str) -> 
 def _check_length(sampling: SamplingParams, room: int, prefix: str) -> None:
     if sampling.HasField("max_new_tokens"):
         field, value = f"{prefix}.max_new_tokens", sampling.max_new_tokens
-        least = 0 if sampling.HasField("prompt_logprobs") else 1  # an empty answer has a use only beside the prompt's
+        least = 0 if sampling.HasField("prompt_logprobs") else 1  # an empty answer is useful only with the prompt's
         if not least <= value <= room:
             limit = f"must be {least} to {room}, what the prompt leaves of the context"
             raise InvalidArgumentError(field, value, limit if room > 0 else "no room is left")
