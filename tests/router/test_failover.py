@@ -31,7 +31,7 @@ REQUEST = GenerationRequest(
 class Session:
     """One attempt."""
 
-    owes_prompt = False
+    has_pending_prompt_logprobs = False
 
     def __init__(self, on_pending: Callable[[], None]) -> None:
         self.pending = on_pending
@@ -64,7 +64,11 @@ class Workers:
         return self
 
     def open(
-        self, request: GenerationRequest, committed_ids: Any, num_prompt_told: int, on_pending: Callable[[], None]
+        self,
+        request: GenerationRequest,
+        committed_ids: Any,
+        num_received_logprobs: int,
+        on_pending: Callable[[], None],
     ) -> Session:
         self.sessions.append(Session(on_pending))
         return self.sessions[-1]

@@ -79,7 +79,7 @@ def take_pages(bench, rng):
     seq = rng.choice([seq for seq in bench.core._sequences.values() if seq.page_ids])
     bench.scheduler.release(seq)
     seq.is_preempted = True
-    return seq.owes_prompt and seq.next_told > 1 + seq.opened.num_told
+    return seq.has_pending_prompt_logprobs and seq.next_told > 1 + seq.opened.num_told
 
 
 def test_the_answer_is_that_without_the_prompts_logprobs(tmp_path):

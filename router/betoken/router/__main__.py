@@ -1,4 +1,4 @@
-"""`python -m betoken.router`: options, tokenizer, links, server; then serve until told to stop."""
+"""`python -m betoken.router`: options, tokenizer, links, server; then serve until stopped."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The router's core: pools of workers, admission, and the life of one admitted request.
 
-Speaks in requests and events; gRPC servers and messages lie elsewhere.
+Its interface is requests and events, without gRPC.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ class Router:
         return list({source.name: source for source in (*self.draft.sources, *self.verify.sources)}.values())
 
     def _gate(self, request: GenerationRequest, *, is_attached: bool = False) -> SpeculationGate | None:
-        """Judge of whether drafts pay; None where the request leaves no choice, or its tokens depend on drafts."""
+        """The speculation policy; None if the request leaves no choice, or its tokens depend on drafts."""
         name = request.drafter.name if request.drafter is not None else ""
         is_free = not request.num_draft_tokens and request.mode == VERIFICATION_MODE_COUPLED
         known = self.verify.known_drafters if is_attached else self.draft.known_drafters
@@ -242,7 +242,7 @@ class Router:
             )
 
     def _check_draft_hello(self, hello: WorkerHello) -> None:
-        # A worker without a model of its own (n-grams) works on ids alone and has no tokenizer to compare.
+        # A worker without a model (n-grams) needs ids only and has no tokenizer to compare.
         if hello.tokenizer_hash and hello.tokenizer_hash != self.tokenizer.hash:
             raise self._tokenizers_differ(hello)
 
@@ -256,13 +256,13 @@ class Router:
 
     def _workers_changed(self) -> None:
         self.admission.capacity_changed()
-        self._tell_short_contexts()
+        self._log_short_contexts()
 
     def _draft_worker_met(self) -> None:
         self._warn_without_default_drafter()
-        self._tell_short_contexts()
+        self._log_short_contexts()
 
-    def _tell_short_contexts(self) -> None:
+    def _log_short_contexts(self) -> None:
         """Once for each worker: links are made again and again."""
         for worker in self.draft.workers:
             told = (worker.link.address, self.short_context(worker.link.hello) if worker.link.hello else "")
@@ -274,7 +274,7 @@ class Router:
         wanted, known = self.settings.drafter, self.known_drafters
         if wanted not in (AUTO_DRAFTER, NO_DRAFTER, *known):
             _log.warning(
-                "--drafter %s: no draft worker met so far hosts it, they host %s; requests that name none go plain",
+                "--drafter %s: no connected draft worker hosts it, they host %s; by default requests get no drafts",
                 wanted,
                 ", ".join(known) or "none",
             )
@@ -286,7 +286,7 @@ class Router:
 
 
 async def _stream(request: GenerationRequest, loop: RoundLoop, waiting: TokenBuffer, emit: Emit) -> None:
-    """Run `loop` beside the emitter of its tokens, so that a slow stream does not hold up a round."""
+    """Run `loop` concurrently with the emitter of its tokens, so that a slow stream does not block a round."""
     error: Exception | None = None
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(loop.run())

@@ -31,8 +31,8 @@ from betoken.router.text.tokenizer import Tokenizer
 from betoken.rpc.sampling import resolve_sampling
 from betoken.rpc.validation import (
     check_is_text,
-    check_range,
     check_num_received,
+    check_range,
     validate_detokenize,
     validate_generate,
     validate_prompt_ids,
@@ -59,7 +59,7 @@ from betoken.v1.types_pb2 import (
 
 _DECODED_AT_ONCE = 4096  # more ids are turned into text on a thread: about a millisecond
 _UNMET_MAX_TOKENS = 1 << 17
-"""Most tokens of a text while no worker has told the model's context."""
+"""Maximum number of tokens of a text until a worker has reported the model's context."""
 
 
 async def prepare(
@@ -108,7 +108,7 @@ async def prepare(
         identity=identity,
         system_fingerprint=system_fingerprint,
         resume_ids=tuple(message.resume_ids),
-        num_prompt_told=_num_prompt_told(message, prompt_ids),
+        num_received_logprobs=_num_received_logprobs(message, prompt_ids),
         constraint=message.constraint if message.HasField("constraint") else None,
         predicted_ids=predicted_ids,
         drafter=drafter,
@@ -165,7 +165,7 @@ def _sampling(message: GenerateRequest, model: WorkerHello, prompt_length: int, 
 
 
 def further_answers(first: GenerationRequest, num_answers: int) -> list[GenerationRequest]:
-    """The requests of all answers but the first, each with a seed and an id of its own."""
+    """The requests of all answers but the first, each with its own seed and id."""
     further = []
     for index in range(1, num_answers):
         sampling = SamplingParams()
@@ -176,14 +176,14 @@ def further_answers(first: GenerationRequest, num_answers: int) -> list[Generati
                 first,
                 request_id=f"{first.request_id}.{index}",
                 sampling=sampling,
-                num_prompt_told=first.num_prompt_logprobs,
+                num_received_logprobs=first.num_prompt_logprobs,
                 is_further=True,
             )
         )
     return further
 
 
-def _num_prompt_told(message: GenerateRequest, prompt_ids: Sequence[int]) -> int:
+def _num_received_logprobs(message: GenerateRequest, prompt_ids: Sequence[int]) -> int:
     """Entries of the prompt's logprobs that the client has, all of them once it has a token."""
     check_num_received("resume_prompt_logprobs", message.resume_prompt_logprobs, message.sampling, len(prompt_ids))
     return len(prompt_ids) - 1 if message.resume_ids else message.resume_prompt_logprobs
@@ -225,7 +225,7 @@ async def detokenize(message: DetokenizeRequest, router: Router, vocab_size: int
 
 
 async def _prompt_ids(message: GenerateRequest, model: WorkerHello, router: Router) -> Sequence[int]:
-    """The input's ids, as many as the context takes."""
+    """The input's ids, up to the context's size."""
     ids: Sequence[int]
     match field := message.WhichOneof("input"):
         case "prompt":

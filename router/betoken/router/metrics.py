@@ -21,7 +21,7 @@ class RequestMetrics:
     """Instruments of one router. Make it after telemetry is configured."""
 
     def __init__(self, admission: Admission, max_tenants: int = 100) -> None:
-        """`max_tenants`: how many are told apart; those that come later count as one."""
+        """`max_tenants`: number of distinct tenants; later ones are counted together."""
         self._max_tenants = max_tenants
         self._tenants = {""}
         meter = telemetry.meter()
@@ -81,7 +81,7 @@ class RequestMetrics:
         self._count(scope)
 
     def _count(self, scope: RequestScope) -> dict[str, str]:
-        """Count a request by its status; what its further counts are told apart by."""
+        """Count a request by its status; return the attributes of its further counts."""
         whose = {names.GEN_AI_REQUEST_MODEL: scope.model, names.TENANT: self._tenant(scope)}
         how = {names.RPC_RESPONSE_STATUS_CODE: scope.status, names.FINISH_REASON: scope.finish_reason}
         self._requests.add(1, whose | how)

@@ -1,4 +1,4 @@
-"""One validated generation as the core sees it, and what a worker is told of it.
+"""One validated generation request, and the part of it that is sent to workers.
 
 Built by `intake`, and by probes of draft workers; from here on every field is resolved.
 """
@@ -26,7 +26,7 @@ def waiting_s(most_s: float, left_s: float | None) -> float:
 
 
 class SequenceIds:
-    """Ids for opens: never given twice, and unlikely to be those of an earlier router process."""
+    """Sequence ids: never reused, and unlikely to equal ids of an earlier router process."""
 
     def __init__(self) -> None:
         self._last = secrets.randbits(63)
@@ -57,30 +57,30 @@ class GenerationRequest:
     """Hash of all that decides the answer besides the request, for the client to resume with."""
     resume_ids: Sequence[int] = ()
     """Output ids the client has already."""
-    num_prompt_told: int = 0
+    num_received_logprobs: int = 0
     """Entries of the prompt's logprobs that the client has already."""
     constraint: Constraint | None = None
-    """What the output has to be; None = anything."""
+    """Constraint on the output; None = none."""
     predicted_ids: Sequence[int] = ()
-    """What the output is expected to be; empty = nothing."""
+    """Predicted output; empty = none."""
     posterior_threshold: float | None = None
     """Bounds of typical acceptance; None = the paper's."""
     posterior_alpha: float | None = None
     drafter: DrafterChoice | None = None
-    """None: decode plainly."""
+    """None: decode without speculation."""
     is_resumed: bool = False
-    """It goes on from a broken stream, perhaps one that broke before its first token."""
+    """Whether it resumes a broken stream, even one without a token."""
     is_further: bool = False
     """Another answer of the same reply has begun before it."""
     is_drafter_fixed: bool = False
     """The client named the drafter: no other will do."""
     num_draft_tokens: int = 0
-    """Draft tokens wanted per round; 0 = as many as pay."""
+    """Draft tokens per round; 0 = adaptive."""
     reports_rounds: bool = False
-    """The times of each round are told."""
+    """Whether the times of each round are reported."""
     tenant: str = ""
     accounts: Sequence[Account] = ()
-    """Whose limits it counts against."""
+    """Accounts whose limits it counts against."""
     traceparent: str = ""
     deadline_s: float | None = None
     """`time.monotonic()` value after which the answer is of no use; None = none."""
@@ -95,7 +95,7 @@ class GenerationRequest:
     @property
     def has_begun(self) -> bool:
         """Whether the client has heard of it before, so that what workers here lack costs drafts and no answer."""
-        has_some = bool(self.resume_ids) or self.num_prompt_told > 0
+        has_some = bool(self.resume_ids) or self.num_received_logprobs > 0
         return has_some or self.is_resumed or self.is_further
 
     @property
@@ -125,10 +125,10 @@ class GenerationRequest:
         drafter: DrafterChoice | None = None,
         *,
         is_predicting: bool = False,
-        num_prompt_told: int | None = None,
+        num_received_logprobs: int | None = None,
     ) -> OpenSequence:
         """The link entry that opens, or re-opens, this sequence with the output decided so far; `drafter`: of
-        this worker, which looks up predictions or not; `num_prompt_told`: as the field, by now, None = all."""
+        this worker, which looks up predictions or not; `num_received_logprobs`: as the field, by now, None = all."""
         entry = OpenSequence(
             sequence_id=sequence_id,
             prompt_ids=self.prompt_ids,
@@ -144,8 +144,8 @@ class GenerationRequest:
             constraint=self.constraint,
             predicted_ids=self.predicted_ids if is_predicting else (),
         )
-        if num_prompt_told is not None and num_prompt_told < self.num_prompt_logprobs:
-            entry.told_prompt_logprobs = num_prompt_told
+        if num_received_logprobs is not None and num_received_logprobs < self.num_prompt_logprobs:
+            entry.told_prompt_logprobs = num_received_logprobs
         else:
             entry.sampling.ClearField("prompt_logprobs")
         if (left_s := self.left_s) is not None:

@@ -37,7 +37,7 @@ _TOLD = (
     DeadlineExceededError,
     UnauthenticatedError,
 )
-"""Errors whose text tells of the service; others' may quote the request."""
+"""Errors whose text describes the service; other texts may quote the request."""
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class RequestScope:
     request: GenerationRequest | None = None
     """Once it is known to be valid."""
     drafter: str = ""
-    """Its drafter's name, if one that is hosted."""
+    """Its drafter's name, if it is hosted."""
     span: Span | None = None
     num_sent: int = 0
     """Tokens sent to the client."""
@@ -68,7 +68,7 @@ class RequestScope:
 
     @property
     def traceparent(self) -> str:
-        """W3C trace context of its span; empty where none is recorded."""
+        """W3C trace context of its span; empty if none is recorded."""
         return traceparent_of(self.span) if self.span is not None else ""
 
     def accepted(self, request: GenerationRequest, drafter: str) -> None:
@@ -87,8 +87,8 @@ class RequestScope:
                 describe_answer(self.span, event)
 
     @contextmanager
-    def kept(self, status: Callable[[BaseException], str], tell: Callable[[RequestScope], None]) -> Iterator[None]:
-        """To the end of the block; then `tell` is called. `status` names that of an error."""
+    def kept(self, status: Callable[[BaseException], str], at_end: Callable[[RequestScope], None]) -> Iterator[None]:
+        """Keep the scope to the end of the block; then call `at_end`. `status` names an error's status."""
         try:
             yield
             self.status = OK
@@ -97,11 +97,11 @@ class RequestScope:
             raise
         finally:
             self.duration_ns = time.perf_counter_ns() - self._began_ns
-            tell(self)
+            at_end(self)
             self._error = None  # whose traceback holds this
 
     def log(self, **details: object) -> None:
-        """Give the log its line, with those further `details` that say anything; inside `tell`."""
+        """Write the log line, with further non-empty `details`; inside `at_end`."""
         if _log.isEnabledFor(logging.INFO):
             told = {name: value for name, value in details.items() if value}
             _log.info("request ended", extra=fields(**self._fields(), **told))
@@ -114,7 +114,7 @@ class RequestScope:
 
     @property
     def finish_reason(self) -> str:
-        """Why the answer ended; empty where it did not come to its end."""
+        """Finish reason; empty if the answer did not finish."""
         return self.finished.reason.value if self.finished is not None and self.status == OK else ""
 
     def _fields(self) -> dict[str, object]:
@@ -124,7 +124,7 @@ class RequestScope:
             "request_id": self.request_id,
             "status": self.status,
             "finish": self.finish_reason,
-            "error": self._told_error(),
+            "error": self._error_text(),
             "duration_s": _seconds(self.duration_ns),
         }
         if request is not None:
@@ -149,7 +149,7 @@ class RequestScope:
         always = ("output_tokens", "prompt_tokens", "duration_s")
         return {name: value for name, value in told.items() if value or name in always}
 
-    def _told_error(self) -> str:
+    def _error_text(self) -> str:
         error = self._error
         if isinstance(error, InvalidArgumentError):
             return f"{error.field}: {error.limit}"

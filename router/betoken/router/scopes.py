@@ -1,4 +1,4 @@
-"""Opens the scope of every request, and tells metrics and log how it ended; strangers' refusals included, with bounds.
+"""Opens the scope of every request, and records its end in metrics and log, rejected callers included.
 
 Knows `grpc.aio` and the router's state; decides nothing about requests.
 """
@@ -23,7 +23,7 @@ from betoken.rpc.servicing import new_request_id, typed_errors
 
 _DEADLINE_LAG_S, _DEADLINE_LAG_SHARE = 0.02, 0.04
 """How much earlier than here a deadline may pass at the client, whose call is then cancelled: the way here, and what
-gRPC rounds up. It sends time-outs with two or three digits, and again one that it sent before if that is up to 3 %
+gRPC rounds up. It sends time-outs with two or three digits, and repeats an earlier one if that is up to 3 %
 longer (`timeout_encoding.cc`, `hpack_encoder.cc`)."""
 _MAX_LINES, _LINES_PERIOD_S = 20, 60.0
 """Lines that strangers may cause in the log within so many seconds."""
@@ -58,7 +58,7 @@ class RequestScopes:
 
     @contextmanager
     def further(self, first: RequestScope, request_id: str) -> Iterator[RequestScope]:
-        """The scope of one more answer of a request, which counts as a request of its own."""
+        """The scope of one more answer of a request, which counts as a separate request."""
         scope = RequestScope(request_id, first.is_chat, first.model, first.timeout_s)
 
         def status(error: BaseException) -> str:
@@ -75,14 +75,14 @@ class RequestScopes:
         """
         scope = RequestScope(new_request_id(), False, self._router.served_model_id)
 
-        def tell(scope: RequestScope) -> None:
+        def record(scope: RequestScope) -> None:
             self._metrics.refused(scope)
             if self._lines.take():
                 named = method if method in _METHODS else OTHER
                 scope.log(method=named, peer=context.peer(), untold=self._lines.pop_untold())
 
         async with typed_errors(context, scope.request_id):
-            with scope.kept(status_of, tell):
+            with scope.kept(status_of, record):
                 raise error
 
     def _ended(self, scope: RequestScope) -> None:
@@ -102,7 +102,7 @@ class LineBudget:
         self._num_lines = self._num_untold = 0
 
     def take(self) -> bool:
-        """Whether one more line may be written; else it counts as untold."""
+        """Whether one more line may be written; else it is only counted."""
         now_s = self._clock_s()
         if now_s - self._began_s >= self._period_s:
             self._began_s, self._num_lines = now_s, 0

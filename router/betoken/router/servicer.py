@@ -30,7 +30,7 @@ from betoken.rpc.unread import ReplyWriter
 from betoken.v1 import generation_pb2 as pb
 
 _MAX_NS = (1 << 64) - 1
-"""What the fields hold; sums of times that a worker made up may be more."""
+"""Range of the fields; sums of times invented by a worker may exceed it."""
 _ID_BYTES = 4
 _REASONS = {FinishReason.STOP: pb.FINISH_REASON_STOP, FinishReason.LENGTH: pb.FINISH_REASON_LENGTH}
 

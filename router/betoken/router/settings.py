@@ -34,11 +34,11 @@ class RouterSettings(ServiceSettings):
     )
     worker_tls_key_file: ExistingFile | None = Field(None, description="PEM key of that certificate.")
     worker_tls_server_name: str = Field(
-        "", description="Name in the workers' certificates, where it is not their address's host."
+        "", description="Name in the workers' certificates, if it differs from their address's host."
     )
     api_keys_file: ExistingFile | None = Field(
         None,
-        description="TOML file of the API keys that are served, as hashes, with their tenants and limits (`betoken"
+        description="TOML file of accepted API keys, as hashes, with their tenants and limits (`betoken"
         " new-key` makes one); absent = everybody. A changed file needs no restart.",
     )
     weights_fingerprint: str = Field(
@@ -107,7 +107,7 @@ class RouterSettings(ServiceSettings):
         100,
         ge=0,
         le=10_000,
-        description="Tenants told apart in metrics; those that come later count as one, _OTHER.",
+        description="Distinct tenants in metrics; later ones are counted together as _OTHER.",
     )
 
     drafter: str = Field(
@@ -118,7 +118,7 @@ class RouterSettings(ServiceSettings):
         0,
         ge=0,
         le=64,
-        description="Draft tokens per round where a request is silent; 0 = as many as pay, chosen per round by cost.",
+        description="Default number of draft tokens per round; 0 = adaptive, chosen per round by cost.",
     )
     drafts_must_pay: bool = Field(
         True,
@@ -158,7 +158,7 @@ class RouterSettings(ServiceSettings):
 
     @property
     def max_request_bytes(self) -> int:
-        """Largest message of a client, bytes: one that is larger is not even received."""
+        """Largest message of a client, bytes; larger messages are not received."""
         return min(self.max_message_bytes, self.max_prompt_bytes + _BESIDE_PROMPT_BYTES)
 
     @property

@@ -1,4 +1,4 @@
-"""Attributes of a request's span: its own, and those that the conventions want of all spans and durations of a
+"""Attributes of a request's span: its own, and attributes that the conventions require of all spans and durations of a
 generation.
 
 Without an exporter all of it is a no-op. Prompts and text never enter.

@@ -163,7 +163,9 @@ class Scheduler:
     def _may_start(self, seq: VerifySequence, plan: _Plan) -> bool:
         """Whether a sequence without pages can start now, as far as a cheap look tells."""
         # Until its prompt's turn others may compute what it can find, and may need the pages.
-        has_turn = not seq.num_missing_kv or (plan.prefill_left > 0 and (plan.told_left > 0 or not seq.owes_prompt))
+        has_turn = not seq.num_missing_kv or (
+            plan.prefill_left > 0 and (plan.told_left > 0 or not seq.has_pending_prompt_logprobs)
+        )
         # Pages that a preempted sequence left stay free for those that run, until it fits again.
         is_behind = seq.order > plan.oldest_preempted or plan.has_preempted
         if not has_turn or is_behind:
@@ -189,7 +191,7 @@ class Scheduler:
         """As much of the sequence's work as the rows allow; None for none."""
         num_missing, rows_left = seq.num_missing_kv, plan.rows_left
         num_prefill = min(num_missing, rows_left, plan.prefill_left)
-        if seq.owes_prompt:
+        if seq.has_pending_prompt_logprobs:
             num_prefill = min(num_prefill, max(0, seq.first_told_row - seq.kv_length) + plan.told_left)
         draft_ids, parents = (seq.block.draft_ids, seq.block.parents or None) if seq.block is not None else ([], None)
         if parents is not None:

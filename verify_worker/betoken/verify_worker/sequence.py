@@ -146,14 +146,14 @@ class VerifySequence:
         return len(self.ids) - 1 - self.kv_length
 
     @property
-    def owes_prompt(self) -> bool:
+    def has_pending_prompt_logprobs(self) -> bool:
         """Whether logprobs of the prompt are still to be told."""
         return self.next_told < len(self.prompt_ids)
 
     @property
     def first_told_row(self) -> int:
         """Position of the first row whose logits are needed: it tells the token after it."""
-        return self.next_told - 1 if self.owes_prompt else len(self.ids) - 1
+        return self.next_told - 1 if self.has_pending_prompt_logprobs else len(self.ids) - 1
 
     @property
     def num_findable(self) -> int:
@@ -168,7 +168,7 @@ class VerifySequence:
     @property
     def pending_since_ns(self) -> int | None:
         """Since when its router waits for logprobs or a verdict, `time.perf_counter_ns`; None while it does not."""
-        return self.queued_ns if self.has_block or self.owes_prompt else None
+        return self.queued_ns if self.has_block or self.has_pending_prompt_logprobs else None
 
     @property
     def wants_draft(self) -> bool:
@@ -179,7 +179,7 @@ class VerifySequence:
     @property
     def wants_forward(self) -> bool:
         """Whether there is something to compute; a preempted sequence starts over only when its router waits for it."""
-        return self.has_block or self.owes_prompt or (self.num_missing_kv > 0 and not self.is_preempted)
+        return self.has_block or self.has_pending_prompt_logprobs or (self.num_missing_kv > 0 and not self.is_preempted)
 
     @property
     def is_between_blocks(self) -> bool:

@@ -97,4 +97,4 @@ def read_key_file(path: Path) -> KeyFile:
         message = fault["msg"].removeprefix("Value error, ")
         raise FailedPreconditionError(f"{path}: {place}{': ' if place else ''}{message}") from None
     except ValueError as error:  # no TOML, or no UTF-8
-        raise FailedPreconditionError(f"{path} is no TOML: {error}") from None
+        raise FailedPreconditionError(f"{path} is not TOML: {error}") from None

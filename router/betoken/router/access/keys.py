@@ -76,7 +76,7 @@ ANYBODY = Caller()
 
 
 class Keys:
-    """Callers by key. Without a file everybody is served."""
+    """Callers by key. Without a file all callers are served."""
 
     def __init__(self, path: Path | None, on_change: Callable[[], None] = lambda: None) -> None:
         """`on_change` follows a change of limits.
@@ -102,7 +102,7 @@ class Keys:
         """The key that a call's metadata holds.
 
         Raises:
-            UnauthenticatedError: a key is needed, and there is none or one that is not known.
+            UnauthenticatedError: a key is required, and it is missing or unknown.
         """
         if self._path is None:
             return ANYBODY
@@ -111,13 +111,13 @@ class Keys:
         presented, found = hash_of(key), None
         for known, caller in self._callers:
             if hmac.compare_digest(presented, known):
-                found = caller  # and on: how long it takes says nothing of where it is
+                found = caller  # continue: the time must not depend on its position
         if found is None:
             raise UnauthenticatedError("the API key is not known here")
         return found
 
     def check_if_any(self, metadata: Iterable[Any] | None) -> None:
-        """For what is told without a key, too.
+        """Caller of methods that need no key.
 
         Raises:
             UnauthenticatedError: there is a key, and it is not known.
@@ -126,7 +126,7 @@ class Keys:
             self.caller(metadata)
 
     def tells_places(self, context: Any) -> bool:
-        """Whether the caller of a `grpc.aio` context may be told addresses and paths: with a key, or where none is
+        """Whether the caller of a `grpc.aio` context may see addresses and paths: with a key, or if none is
         needed as a process of this machine."""
         if self._path is None:
             return is_own_peer(context.peer())
@@ -169,7 +169,7 @@ class Keys:
 
 
 def _accounts(kind: str, limits: dict[str, Limits], known: dict[str, Account]) -> dict[str, Account]:
-    """An account per name; those that are known go on, with the new limits."""
+    """An account per name; known accounts are kept, with the new limits."""
     accounts = {}
     for name, theirs in limits.items():
         account = accounts[name] = known.get(name) or Account(f"{kind} {name}", theirs)
@@ -190,7 +190,7 @@ def _input_size(request: GenerateRequest | TokenizeRequest | DetokenizeRequest) 
 
 
 def _state(path: Path) -> tuple[int, ...]:
-    """Marks of the file's state, which change with the file or the link to it; empty where there is no file."""
+    """Identity of the file's version, which changes with the file or its symbolic link; empty without a file."""
     try:
         status = path.stat()
     except OSError:

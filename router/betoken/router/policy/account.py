@@ -15,7 +15,7 @@ _MIN_RETRY_AFTER_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of one key or tenant; None = no limit of its own."""
+    """Limits of one key or tenant; None = unlimited."""
 
     max_streams: int | None = None
     """Requests generated at once; more wait."""

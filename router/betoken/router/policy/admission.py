@@ -56,7 +56,7 @@ class Admission:
     ) -> AsyncIterator[int]:
         """Hold a slot; the value is the time spent waiting for it, nanoseconds.
 
-        `timeout_s`: longest wait where the request leaves less than others may wait. `tenant`: turns are shared between
+        `timeout_s`: maximum wait if the request allows less than others. `tenant`: turns are shared between
             tenants. `accounts`: further limits that apply.
 
         Raises:
@@ -89,7 +89,7 @@ class Admission:
             if place.turn.done():  # cancelled, and about to leave
                 self._queue.remove(place)
                 continue
-            self._start(place)  # on behalf of the waiter, so that nobody slips in between
+            self._start(place)  # on behalf of the waiter, so that no other request takes its place
             place.turn.set_result(None)
         if not self.num_running and not len(self._queue):
             self._idle.set()

@@ -8,7 +8,7 @@ from betoken.v1.types_pb2 import Load
 
 
 def draft_terms(load: Load, max_tokens: int, asking_s: float) -> DraftTerms | None:
-    """Terms under the `load` of a verify worker; None while it tells no speed or no price.
+    """Terms under the `load` of a verify worker; None until it reports a speed and a price.
 
     `asking_s`: what asking for a draft takes, drafting excluded.
     """

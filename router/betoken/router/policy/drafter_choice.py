@@ -17,7 +17,7 @@ from betoken.v1.types_pb2 import DrafterChoice, WorkerHello
 
 
 def default_drafter(router: Router) -> str:
-    """Name of the drafter of requests that name none; empty = plain decoding, or nobody hosts it as far as is known."""
+    """Drafter of requests that name none; empty = no speculation, or no connected worker hosts it."""
     name, known = router.settings.drafter, router.known_drafters
     if name == AUTO_DRAFTER:
         return next(iter(router.ready_drafters or known), "")
@@ -58,7 +58,7 @@ def choose_drafter(speculation: Speculation, router: Router, *, is_resumed: bool
 def choose_predicting(
     choice: DrafterChoice | None, speculation: Speculation, router: Router, *, is_resumed: bool
 ) -> DrafterChoice | None:
-    """The drafter for a request with a prediction: `choice`, or one that looks predictions up where nobody named it.
+    """The drafter for a request with a prediction: `choice`, or a drafter that uses predictions if none is named.
 
     Raises:
         InvalidArgumentError: no such drafter is to be had, or another was asked for.
@@ -92,7 +92,7 @@ def check_num_draft_tokens(speculation: Speculation, model: WorkerHello, router:
 
 
 def default_num_draft_tokens(model: WorkerHello, router: Router) -> int:
-    """Draft tokens per round of requests that say nothing; 0 = as many as pay."""
+    """Default number of draft tokens per round; 0 = adaptive."""
     wanted = router.settings.num_draft_tokens
     return min(wanted, _max_draft_tokens(model, router) or wanted)
 

@@ -1,6 +1,6 @@
 """The queue of waiting requests, fair between tenants: whose turn is next, and who gives way when it is full.
 
-Within a tenant first come, first served. Knows accounts; slots, workers and time lie elsewhere.
+Within a tenant first come, first served. Knows accounts, not slots, workers or time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from betoken.router.policy.account import Account
 
 @dataclass(eq=False, slots=True)
 class Place:
-    """One request's place, in the queue or among those that run."""
+    """One request's place, in the queue or among the running requests."""
 
     tenant: str
     accounts: Sequence[Account]
@@ -43,7 +43,7 @@ class FairQueue:
         return self._length
 
     def add(self, place: Place) -> None:
-        """Let it wait, behind those of its tenant."""
+        """Queue it behind the other requests of its tenant."""
         self._waiting.setdefault(place.tenant, {})[place] = None
         self._length += 1
         for account in place.accounts:

@@ -1,4 +1,4 @@
-"""The rounds that a verify worker does alone, with a drafter of its own: granted in bulk, so that none costs a message.
+"""Rounds with an attached drafter, executed by the verify worker alone: granted in bulk, so that none costs a message.
 
 Knows a session's grants and whether drafts pay; nothing of text.
 """
@@ -42,7 +42,7 @@ class AttachedRounds:
 
     def record(self, verdict: Verdict, num_tokens: int, began_s: float | None, row_s: float = 0.0) -> None:
         """A round, or a plain step, brought `num_tokens`; `began_s`: when it began (`time.perf_counter`), None = it
-        tells nothing about drafts. `row_s`: as in `Step`."""
+        is not evidence about drafts. `row_s`: as in `Step`."""
         is_drafted = verdict.HasField("attached")
         self.num_failed += is_drafted and verdict.attached.is_failed
         if self._gate is not None and began_s is not None and is_drafted == self._gate.is_open:

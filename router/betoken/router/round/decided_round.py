@@ -35,7 +35,7 @@ class DecidedRound:
     ids: Sequence[int]
     """Emitted ids: the accepted ones and the target's own after them."""
     sources: Sequence[str]
-    """Name of the drafter of each accepted id; empty where it is not told."""
+    """Name of the drafter of each accepted id; empty if unknown."""
 
     @classmethod
     def of(cls, draft: Draft | AttachedDraft, verdict: Verdict) -> DecidedRound:

@@ -47,7 +47,7 @@ class EmittedRound:
     num_chars: Sequence[int]
     """Characters of `text` that became final with each id."""
     times: RoundTimes | None = None
-    """Times of the round, where they are told."""
+    """Times of the round, if requested."""
     num_held_chars: Sequence[int] = ()
     """Characters held back before each special token; empty if none were."""
 

@@ -1,5 +1,5 @@
 """Brings a sequence back to life after its verify worker was lost: elsewhere, or on the same worker once it is back.
-One that found its worker filled by other routers waits for room in the same way.
+A sequence whose worker is full waits in the same queue.
 
 Token ids are all that is needed; no KV crosses the wire. Bounded in number at once, and in time. Time counts while no
 sequence can be re-opened, since the sequences of a dead worker may wait for each other.
@@ -30,9 +30,9 @@ _MAX_RETRY_PAUSE_S = 1.0
 _MAX_FAULTS = 3
 """Attempts in a row that fail by a worker's own fault; then it is the sequence that it cannot serve."""
 _SILENCE_SHARE = 0.5
-"""Part of the time allowed after which a worker without a sign is left for another, or for one that comes later."""
+"""Part of the allowed time after which a worker without progress is left for another, even one that connects later."""
 _PROGRESS_SHARE = 0.05
-"""Part of the time allowed after which progress counts again. Workers tell of it many times a second."""
+"""Part of the allowed time after which progress counts again. Workers report it many times per second."""
 
 
 class _AttemptFailedError(Exception):
@@ -45,11 +45,11 @@ class _AttemptFailedError(Exception):
 
 
 class Committed(NamedTuple):
-    """What the client of a sequence has, or is about to be told."""
+    """Tokens that the client of a sequence has, or is about to receive."""
 
     ids: Sequence[int]
     """Output ids."""
-    num_prompt_told: int = 0
+    num_received_logprobs: int = 0
     """Entries of the prompt's logprobs."""
 
 
@@ -59,7 +59,7 @@ class Reopened(NamedTuple):
     worker: VerifyWorker
     session: VerifySession
     answer: Verdict | PromptLogprobs
-    """Verdict of its first plain step there, or what it first tells of its prompt."""
+    """Verdict of its first decode step there, or its first prompt logprobs."""
 
 
 @dataclass(slots=True, eq=False)
@@ -102,11 +102,11 @@ class Failover:
         self._reopens = reopens
         self._timeout_s = timeout_s
         self._waiting: set[_Waiting] = set()
-        """Sequences waiting to be re-opened. Progress anywhere extends the deadlines of those that are no suspects."""
+        """Sequences waiting to be reopened. Progress of any worker extends the deadlines of unsuspected ones."""
         self._progressed_s = -math.inf
 
     def has_other(self, worker: VerifyWorker) -> bool:
-        """Whether another worker, no silent one, gives the same tokens and has room beyond those that wait for it."""
+        """Whether another responsive worker produces the same tokens and has room beyond its waiting sequences."""
         other = self._verify.least_loaded(worker.identity, avoid=worker)
         if other is None or other.is_silent:
             return False
@@ -114,7 +114,7 @@ class Failover:
         return other.load_factor + num_waiting / max(1, other.hello.max_sequences) < 1
 
     def place(self, worker: VerifyWorker) -> VerifyWorker:
-        """The worker with most room among those that give the same tokens as `worker`; itself if none is ready."""
+        """The worker with most room among workers that produce the same tokens as `worker`; itself if none is ready."""
         return self._verify.least_loaded(worker.identity) or worker
 
     async def reopen(
@@ -175,7 +175,7 @@ class Failover:
                 waiting.extend(now_s + self._timeout_s)
 
     def _pending(self, waiting: _Waiting) -> None:
-        """A worker is at the sequence, or will be. Once re-opened, that is no sign for those that still wait."""
+        """A worker processes the sequence, or will. Once reopened, this is no progress for waiting sequences."""
         if waiting not in self._waiting:
             return
         self._progressed()
@@ -207,7 +207,7 @@ class Failover:
             def is_enough(silent_s: float) -> bool:
                 return silent_s >= patience_s and self._verify.least_loaded(identity, worker) is not None
 
-            if session.owes_prompt:
+            if session.has_pending_prompt_logprobs:
                 return Reopened(worker, session, await session.next_of_prompt(is_enough))
             session.grant(Grant(base_length, 1))
             return Reopened(worker, session, await session.next_granted(base_length, is_enough))

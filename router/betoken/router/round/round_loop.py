@@ -82,7 +82,7 @@ class RoundLoop:
         self._pause = EmptyDraftPause()
         self._step = _Step()
         self._length = len(request.prompt_ids) + len(answer.output_ids)
-        self._num_prompt_told = request.num_prompt_told
+        self._num_received_logprobs = request.num_received_logprobs
         self._counts = counts
         self._attached = attached
 
@@ -117,7 +117,7 @@ class RoundLoop:
         session = self._session or self._open()
         if self._worker.is_draining and self._failover.has_other(self._worker):
             raise SequenceLostError(f"verify worker {self._worker.link.address} drains")
-        if session.owes_prompt:
+        if session.has_pending_prompt_logprobs:
             await self._take_prompt(await session.next_of_prompt())
         elif session.is_attached:
             await self._attached_round(session)
@@ -129,19 +129,21 @@ class RoundLoop:
     @property
     def _is_prompt_owed(self) -> bool:
         """Whether the client waits for logprobs of its prompt."""
-        return self._num_prompt_told < self._request.num_prompt_logprobs
+        return self._num_received_logprobs < self._request.num_prompt_logprobs
 
     async def _take_prompt(self, part: PromptLogprobs) -> None:
         """Tell the client logprobs of its prompt."""
         self._is_taken = True
-        self._num_prompt_told += len(part.logprobs)
+        self._num_received_logprobs += len(part.logprobs)
         self._buffer.put_prompt(PromptTold(part.first_position, part.logprobs))
         if self._buffer.is_full:
             await self._wait_for_client()
 
     def _open(self) -> VerifySession:
         self._worker = self._failover.place(self._worker)  # others were opened since this request was admitted
-        self._session = session = self._worker.open(self._opened_as, self._answer.output_ids, self._num_prompt_told)
+        self._session = session = self._worker.open(
+            self._opened_as, self._answer.output_ids, self._num_received_logprobs
+        )
         self._note_worker()
         self._step.tells_of_drafts = False  # its prefill is in it
         return session
@@ -255,7 +257,7 @@ class RoundLoop:
         is_lost = isinstance(why, SequenceLostError)
         self._counts.num_failovers += is_lost
         self._is_taken |= is_lost
-        committed = Committed(self._answer.output_ids, self._num_prompt_told)
+        committed = Committed(self._answer.output_ids, self._num_received_logprobs)
         self._opened_as = self._request
         try:
             opened = await self._failover.reopen(self._request, committed, self._identity, self._worker, why)

@@ -42,7 +42,7 @@ class SpeculationCounts:
     verify_workers: list[str] = field(default_factory=list)
     """Ids of the workers that had it open, in their order, each once."""
     draft_workers: list[str] = field(default_factory=list)
-    """Likewise."""
+    """Draft tokens taken from the prediction that were rejected."""
     _overheads_ns: array[int] = field(default_factory=lambda: array("q"))
 
     @property

@@ -1,4 +1,4 @@
-"""Tells the gate how fast one request gets tokens: by drafts or without, and never of a step that was both.
+"""Reports one request's token rate to the speculation policy, with and without drafts. Mixed steps are dropped.
 
 Knows steps and times, no clock; decides nothing.
 """
@@ -23,7 +23,7 @@ class StepTimer:
     """The steps of one request, as the gate hears of them."""
 
     def __init__(self, gate: SpeculationGate | None) -> None:
-        """`gate`: hears how fast tokens come; None = nobody asks."""
+        """`gate`: receives token rates; None = unused."""
         self._gate = gate
         self._asked = _Asked.NOTHING
         self._num_draft_tokens = 0

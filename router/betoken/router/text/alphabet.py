@@ -28,7 +28,7 @@ class Alphabet:
         if "ByteFallback" in kinds:
             self._bytes |= {byte for byte in range(256) if f"<0x{byte:02X}>" in vocab}
         self._characters: frozenset[str] = frozenset()
-        """Characters of single tokens; empty where there is a token for each byte."""
+        """Characters of single tokens; empty if there is a token for each byte."""
         if len(self._bytes) < len(BYTE_LETTERS):
             shown = fast.decode_batch([[token_id] for token_id in vocab.values()], skip_special_tokens=False)
             self._characters = frozenset(_DECODERS_OWN).union(*vocab, *shown)

@@ -34,7 +34,7 @@ class StopRules:
     stop_strings: tuple[str, ...]
     """The answer's text ends before the first of these."""
     min_new_tokens: int
-    """Nothing but the length ends the answer within its first tokens; stop strings are those that end after them."""
+    """Only the length ends the answer within its first tokens; stop strings must end after them."""
     max_new_tokens: int
     """Largest number of output tokens, the context's end included."""
     special_names: Mapping[int, str]
@@ -133,7 +133,7 @@ class Answer:
         return ids
 
     def _search(self, ids: Sequence[int]) -> Kept:
-        """Append `ids` one by one, up to the one that completes a stop string."""
+        """Append `ids` one by one, up to the id that completes a stop string."""
         texts: list[str] = []
         num_held: list[int] = []
         num_output = len(self.output_ids)

@@ -1,4 +1,4 @@
-"""Renders chat messages through a model's Jinja template, in processes of their own with little memory and time.
+"""Renders chat messages through a model's Jinja template, in separate processes with limited memory and time.
 
 A template is somebody else's program: whatever it raises, and whatever it takes, is the request's fault, not ours.
 """
@@ -16,7 +16,7 @@ from betoken.router.text.template_process import RenderingFailedError, TemplateP
 
 MAX_RENDERED_CHARS = 1 << 25
 NUM_PROCESSES = 2
-"""That render at once; a chat which takes long leaves one for the others."""
+"""Renderers that run at once; a slow chat leaves one for the others."""
 _WAIT_S = 30.0
 _RETRY_AFTER_S = 1.0
 _MARK = "\ue000the last message goes on here\ue001 "
@@ -42,7 +42,7 @@ class ChatTemplate:
         weakref.finalize(self, self._processes.close)
 
     def render(self, chat: Chat) -> str:
-        """The prompt's text, ending where the assistant's answer begins, or where the last message ends that it is to
+        """The prompt's text, up to the start of the assistant's answer, or the end of the last message that it is to
         go on with. Blocks its thread.
 
         Raises:
@@ -88,11 +88,11 @@ class ChatTemplate:
 
 
 def _up_to_mark(text: str) -> str:
-    """`text` up to the mark after the last message's content; without the spaces before it where the template has cut
+    """`text` up to the mark after the last message's content; without the spaces before it if the template has stripped
     those after it, as transformers does."""
     end = text.rfind(_MARK.strip())
     if end < 0:
-        limit = "the template does not leave the last message as it stands"
+        limit = "the template changes the last message"
         raise InvalidArgumentError("messages.continue_final_message", True, limit)
     return text[:end] if text.startswith(_MARK, end) else text[:end].rstrip()
 

@@ -1,4 +1,4 @@
-"""Takes the spaces before punctuation out of a decoded text, whole or as it grows, where a model's tokenizer does so.
+"""Removes spaces before punctuation from a decoded text, complete or streamed, if the model's tokenizer does so.
 
 Knows English contractions as transformers does; nothing of tokens.
 """

@@ -40,7 +40,7 @@ async def check_constraint(
     if not eos_token_ids:
         raise InvalidArgumentError(field, "set", "must be absent, as the model has no EOS that would end the answer")
     if sampling.ignore_eos:
-        raise InvalidArgumentError("sampling.ignore_eos", True, "must be false beside a constraint, which EOS ends")
+        raise InvalidArgumentError("sampling.ignore_eos", True, "must be false with a constraint, which EOS ends")
     grammars, resume_ids = router.tokenizer.grammars, message.resume_ids
 
     def compile_() -> int:

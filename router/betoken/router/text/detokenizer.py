@@ -23,8 +23,8 @@ class Detokenizer:
         *,
         is_concatenative: bool = False,
     ) -> None:
-        """`decode` gives the text of ids, `piece` that of one id alone; `context_ids` are the prompt's; their text
-        stays out of the answer. `is_concatenative`: the bytes of ids are those of each id, one after the other."""
+        """`decode` returns the text of ids, `piece` the text of one id; `context_ids` are the prompt's; their text
+        stays out of the answer. `is_concatenative`: the bytes of ids are the concatenated bytes of each id."""
         self._decode = decode
         self._piece = piece
         self._is_concatenative = is_concatenative
@@ -86,7 +86,7 @@ class Detokenizer:
         return text[len(final) : end]
 
     def _begin(self, context: list[int]) -> None:
-        """Take the prompt's last ids for the window; where they end within a character, it begins with a whole one."""
+        """Take the prompt's last ids for the window; if they end within a character, it begins with a whole one."""
         self._window, self._final = self._recent(context)
         if not self._final.endswith(_REPLACEMENT):
             return
@@ -104,7 +104,7 @@ class Detokenizer:
         self._num_open = min(self._num_open, len(self._window))
 
     def _recent(self, ids: list[int]) -> tuple[list[int], str]:
-        """The last of `ids`, from where a character begins, and their text: see the runs above."""
+        """The last of `ids`, from the start of a character, and their text: see the runs above."""
         for num_ids in range(_MIN_WINDOW, _MIN_WINDOW + _MAX_INCOMPLETE + 1):
             window = ids[-num_ids:]
             text = self._decode(window) if window else ""

@@ -1,7 +1,7 @@
-"""Text and chats as ids, within bounds of bytes and tokens, on threads where they are long.
+"""Text and chats as ids, within bounds of bytes and tokens, on threads if they are long.
 
 A text far beyond the limit is refused before it is tokenized as a whole, which takes some 400 bytes of memory a token.
-Knows the tokenizer, and which texts must not wait for which; requests and models lie elsewhere.
+Knows the tokenizer, and which texts must not wait for which, but not requests or models.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LARGE_TEXT_CHARS = 1 << 18  # a tenth of a second and more
 _large_texts = ThreadPoolExecutor(2, "large-text")
 """Their own threads, so that no other request waits for them, be they refused in the end."""
 _chats = ThreadPoolExecutor(4, "chat")
-"""Likewise for chats, whose templates may take their time."""
+"""Threads for chats, whose templates may be slow."""
 _PART_CHARS = 1 << 16
 _USUAL_TOKEN_BYTES = 4  # a text of so many bytes for each token that fits is tokenized without a look at its parts
 _PARTS_ALLOWANCE = 2  # parts of a text may have more tokens than the whole, which counts
@@ -79,13 +79,13 @@ async def encode_chat(chat: Chat, tokenizer: Tokenizer, limits: TextLimits, fiel
 
 
 async def on_text_thread(work: Callable[[], Result], size: int) -> Result:
-    """Run `work` on a thread; one of few where it is at a text of more than a quarter of a million characters."""
+    """Run `work` on a thread; one of few if the text has more than a quarter of a million characters."""
     pool = _large_texts if size > _LARGE_TEXT_CHARS else None  # None = the loop's own
     return await asyncio.get_running_loop().run_in_executor(pool, work)
 
 
 def utf8_bytes(text: str) -> int:
-    """Bytes of `text` in UTF-8; without a copy where it is ASCII."""
+    """Bytes of `text` in UTF-8; without a copy if it is ASCII."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 

@@ -1,4 +1,4 @@
-"""Chats in which a special token that a message spells is text, while one that the template writes is the token.
+"""Chats in which a special token's name in a message is text, and in the template the token.
 
 Special tokens spelt by a message are broken by a mark before rendering; the template's own are kept. A second tokenizer
 knows added tokens by their marks only. It does not know what a template makes of a message.
@@ -63,7 +63,7 @@ class EscapingTokenizer:
         """Ids of a chat that was rendered of broken messages.
 
         Raises:
-            InvalidArgumentError: the tokenizer takes a name for the token, wherever it stands.
+            InvalidArgumentError: the tokenizer treats the name as the token at any position.
         """
         text, num_written = self._added.subn(lambda name: _WRITTEN + name[0], rendered)
         (encoding,) = self._fast.encode_batch_fast([text.replace(_SPELLED, "")], add_special_tokens=False)
@@ -88,7 +88,7 @@ class EscapingTokenizer:
 
 
 def _mark(model: dict[str, Any], added: Mapping[str, int]) -> None:
-    """Have the vocabulary know added tokens by their marked names, where it can; by the others nothing finds them."""
+    """Register added tokens in the vocabulary by marked names, if possible; the plain names then match nothing."""
     vocab = model.get("vocab")
     if isinstance(vocab, list):  # [name, score] by position
         for name, token_id in added.items():
@@ -104,5 +104,5 @@ def _mark(model: dict[str, Any], added: Mapping[str, int]) -> None:
 
 
 def _cannot_escape() -> InvalidArgumentError:
-    limit = "must be absent: this model's tokenizer cannot tell a special token's name from the token"
+    limit = "must be absent: this model's tokenizer cannot distinguish a special token's name from the token"
     return InvalidArgumentError("messages.escape_special_tokens", True, limit)

@@ -19,7 +19,7 @@ _METASPACE_CLASSES = frozenset(("CodeLlamaTokenizer", "LlamaTokenizer"))
 """Tokenizer classes that heed it and write spaces as letters."""
 _REFUSED = {
     "fix_mistral_regex": "rewrites the tokenizer; apply it and save the result",
-    "fast_tokenizer_files": "names other files than tokenizer.json; keep the one that is meant under that name",
+    "fast_tokenizer_files": "names other files than tokenizer.json; keep the intended file under that name",
 }
 
 
@@ -66,7 +66,7 @@ def _parts(component: Any, kind: str) -> Iterator[dict[str, Any]]:
 
 
 def _strip_first(data: dict[str, Any], is_added: bool) -> None:
-    """Have the decoder take away the first space where one was added, and only there."""
+    """Let the decoder remove the first space exactly if one was added."""
     decoders = (data.get("decoder") or {}).get("decoders")
     if isinstance(decoders, list):
         decoders[:] = [part for part in decoders if part.get("type") != "Strip"]

@@ -11,7 +11,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 _NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""What every tokenizer may have, in the order in which they are added."""
+"""Special tokens that every tokenizer may have, in the order in which they are added."""
 
 
 def named_tokens(config: Mapping[str, Any]) -> dict[str, str]:

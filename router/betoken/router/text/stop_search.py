@@ -1,6 +1,6 @@
-"""Finds the stop strings of one request in its text, and those that name special tokens in the text with these written.
+"""Finds the stop strings of one request in its text, and stop strings with special tokens in the text with their names.
 
-Special tokens leave no text, so what names one is sought where their names stand as a tokenizer would show them. Knows
+Special tokens leave no text, so stop strings with their names are searched in the text that shows the names. Knows
 characters and names; what is released is text without names.
 """
 

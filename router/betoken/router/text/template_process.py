@@ -38,7 +38,7 @@ class TemplateProcess:
             RenderingFailedError: the template does not compile, or not in time.
         """
         pipe, program = subprocess.PIPE, [sys.executable, "-P", str(_RENDERER)]
-        # In a session of its own: what is typed at a terminal is not for it. It ends with its standard input.
+        # In its own session: terminal input and signals do not reach it. It ends with its standard input.
         self._process = subprocess.Popen(
             program,
             stdin=pipe,

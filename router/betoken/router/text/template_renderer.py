@@ -1,7 +1,7 @@
 """The program of a rendering process: one chat template, in the sandbox and dialect that transformers uses.
 
 A template and its arguments are foreign code. This process therefore has little memory, a time limit per chat that the
-system keeps, and nothing to lose. Imports nothing of ours, so that it starts soon and is small. It reads
+system keeps, and nothing to lose. Imports no module of the project, so that it starts fast and stays small. It reads
 `<length><JSON>` from standard input and answers each with `<length><kind><text>`. The first is the template, which is
 answered by the names of its variables.
 """
@@ -71,7 +71,7 @@ def _strftime_now(pattern: str) -> str:
 
 
 def _limit_memory(num_bytes: int) -> None:
-    """`num_bytes` beside what is in use already."""
+    """`num_bytes` in addition to the memory in use."""
     with open("/proc/self/statm") as statm:
         used = int(statm.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + num_bytes, used + num_bytes))

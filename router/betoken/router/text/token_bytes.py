@@ -59,13 +59,13 @@ class TokenBytes:
         return (token.replace(_SPACE, " ") if _SPACE in token else self._text(token_id, token)).encode()
 
     def _text(self, token_id: int, token: str) -> str:
-        """The decoder's text for the token alone, or the token as it stands where that is empty."""
+        """The decoder's text for the token alone, or the token itself if that is empty."""
         text: str = self._fast.decode([token_id], skip_special_tokens=False)
         return text or token
 
 
 def decoder_kinds(decoder: Any) -> set[str]:
-    """Types of a decoder and of those that it is made of."""
+    """Types of a decoder and of its parts."""
     if not isinstance(decoder, dict):
         return set()
     return {str(decoder.get("type"))}.union(*map(decoder_kinds, decoder.get("decoders") or ()))

@@ -32,7 +32,7 @@ __all__ = ["Tokenizer", "TokenizerError", "TokenizerFailedError"]
 
 
 class TokenizerFailedError(Exception):
-    """The tokenizer's library fails at an input, by an error or by a panic of its own."""
+    """The tokenizer's library fails at an input, with an error or a panic."""
 
 
 class Tokenizer:
@@ -46,8 +46,8 @@ class Tokenizer:
         name: str,
         tool_template: str | None = None,
     ) -> None:
-        """`text` is the content of `tokenizer.json`, `config` that of `tokenizer_config.json`; `tool_template` is that
-        of chats with tools, None = `chat_template` too."""
+        """`text` is the content of `tokenizer.json`, `config` of `tokenizer_config.json`; `tool_template` the template
+        for chats with tools, None = `chat_template` too."""
         for refused in refused_options(config):
             raise TokenizerError(f"{name}/{CONFIG}: {refused}")
         try:
@@ -81,7 +81,7 @@ class Tokenizer:
         self.alphabet = Alphabet(self._fast, text)
         """Characters that answers may have."""
         self.is_concatenative = (data.get("decoder") or {}).get("type") == "ByteLevel"
-        """Whether the bytes of ids are those of each id, one after the other."""
+        """Whether the bytes of ids are the concatenated bytes of each id."""
         self._pieces: dict[int, str] = {}
         self.token_bytes = TokenBytes(self._fast, text)
         """Bytes of one id alone."""
@@ -107,7 +107,7 @@ class Tokenizer:
         return cls(files.text, files.config, templates.get("default"), source, templates.get("tool_use"))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; special tokens of the tokenizer's own post-processor are added unless told not to.
+        """Token ids of `text`; special tokens of the tokenizer's own post-processor are added unless disabled.
 
         Raises:
             TokenizerFailedError: the tokenizer cannot do it.
@@ -121,7 +121,7 @@ class Tokenizer:
         return ids
 
     def render(self, chat: Chat) -> str:
-        """Text of a chat, rendered by the model's template up to where the assistant speaks.
+        """Text of a chat, rendered by the model's template up to the start of the assistant's turn.
 
         Raises:
             InvalidArgumentError: the model has no template, or the template refuses these messages.

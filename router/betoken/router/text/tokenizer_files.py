@@ -34,7 +34,7 @@ class TokenizerFiles:
     text: str
     """Content of `tokenizer.json`."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """Content of `tokenizer_config.json`, with what older versions of transformers kept in files of their own."""
+    """Content of `tokenizer_config.json`, with content that older versions of transformers keep in separate files."""
     templates: Mapping[str, str] = field(default_factory=dict)
     """Chat templates by name."""
 
@@ -74,7 +74,7 @@ def _described(added: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str,
 
 
 def _templates(directory: Path, config: Mapping[str, Any], source: str) -> dict[str, str]:
-    """Chat templates by name; files of their own win."""
+    """Chat templates by name; separate files take precedence."""
     files = {}
     if (template := _read(directory, _TEMPLATE, source)) is not None:
         files["default"] = template
@@ -90,7 +90,7 @@ def _templates(directory: Path, config: Mapping[str, Any], source: str) -> dict[
 
 
 def _find(source: str, revision: str | None) -> Path:
-    """The file or directory: itself, or a snapshot of the hub's, where all files are of one commit."""
+    """The file or directory: itself, or a snapshot of the hub's, in which all files are of one commit."""
     directory = Path(os.path.expanduser(source))  # as workers do for --model
     try:
         is_local = directory.is_dir() or (directory.suffix == ".gguf" and directory.is_file())
@@ -111,7 +111,7 @@ def _find(source: str, revision: str | None) -> Path:
 
 
 def _gguf_tokenizer(path: Path, source: str) -> GgufTokenizer | None:
-    """Tokenizer of the GGUF file that the path means; None where it means another file."""
+    """Tokenizer of the GGUF file at the path; None for other files."""
     if (path / TOKENIZER).is_file():
         return None
     try:
@@ -135,7 +135,7 @@ def _read(directory: Path, name: str, source: str) -> str | None:
 
 
 def _read_object(directory: Path, name: str, source: str) -> dict[str, Any]:
-    """The JSON object of one file; empty where there is none."""
+    """The JSON object of one file; empty if the file is absent."""
     try:
         found = json.loads(_read(directory, name, source) or "{}")
     except ValueError as error:

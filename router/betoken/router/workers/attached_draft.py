@@ -1,4 +1,4 @@
-"""A verify worker's own draft and its fate, as its verdict tells. Knows no sessions and no text."""
+"""The attached draft and its acceptance, read from a verdict."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MAX_SOURCE_CHARS = 64
 
 
 class AttachedDraft(NamedTuple):
-    """A draft of which only what was accepted is known; stands where a `Draft` does once that is verified."""
+    """A draft of which only the accepted part is known; takes the place of a verified `Draft`."""
 
     accepted_ids: Sequence[int]
     sources: Sequence[str]
@@ -57,7 +57,7 @@ def attached_draft(verdict: Verdict) -> AttachedDraft | None:
 
 
 def can_be(verdict: Verdict, vocab_size: int, max_draft_tokens: int) -> bool:
-    """Whether what a verdict tells of the worker's own draft fits together."""
+    """Whether the fields of a verdict's attached draft are consistent."""
     own = verdict.attached
     return (
         len(own.accepted_ids) == verdict.num_accepted <= own.depth <= verdict.num_draft_tokens <= max_draft_tokens

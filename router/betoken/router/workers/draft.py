@@ -29,13 +29,13 @@ class Draft(NamedTuple):
     parents: Sequence[int] = ()
     """Parent index per id, -1 = the last committed token; empty = a chain."""
     probs: Sequence[SparseDistribution] = ()
-    """What each id was sampled from; empty = each was certain."""
+    """Distribution of each id; empty = each was certain."""
     num_forwards: int = 0
     """Forwards of the drafter's models since its last answer."""
 
     @property
     def num_tokens(self) -> int:
-        """Draft tokens, those of all branches."""
+        """Draft tokens of all branches."""
         return len(self.ids)
 
     @property
@@ -93,7 +93,7 @@ def usable_draft(block: DraftedBlock, num_tokens: int, vocab_size: int, takes_tr
 
 
 def usable_probs(block: DraftedBlock, ids: Sequence[int], vocab_size: int) -> list[SparseDistribution]:
-    """One distribution per id. Where the drafter gives no distribution, the id counts as certain. That is as exact for
+    """One distribution per id. Without a distribution from the drafter, the id counts as certain. That is as exact for
     any id chosen without the verify worker's noise."""
     probs = []
     for index, token_id in enumerate(ids):

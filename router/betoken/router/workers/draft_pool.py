@@ -37,7 +37,7 @@ class DraftPool(WorkerPool[DraftWorker]):
 
     @property
     def has_met_all(self) -> bool:
-        """Whether each worker told what it hosts, be it away by now, or was refused."""
+        """Whether each worker has reported its drafters, even if it has disconnected since, or was rejected."""
         links = [worker.link for worker in self.workers]
         return all(link.hello is not None or link.state is LinkState.REFUSED for link in links)
 

@@ -74,7 +74,7 @@ class DraftSession:
         return self._is_late and self._mailbox.is_empty
 
     def commit(self, base_length: int, ids: Sequence[int]) -> None:
-        """Tell the drafter, with the next request, what the target decided after `base_length` tokens."""
+        """Send the drafter, with the next request, the tokens committed after `base_length`."""
         if self._commits:
             self._commits[-1].ids.extend(ids)  # of steps without a draft
         else:
@@ -93,7 +93,7 @@ class DraftSession:
     ) -> Draft:
         """At most `num_tokens` guesses, each below `vocab_size`, that extend `base_length` committed tokens.
 
-        A chain, unless the target `takes_trees`. Under `terms` a drafter that can tell what pays chooses the number.
+        A chain, unless the target `takes_trees`. Under `terms` a drafter with confidences chooses the number.
 
         Raises:
             DraftLateError: it takes longer than `timeout_s` and `may_be_late`: the session stays open, and can be used

@@ -112,7 +112,7 @@ class DraftWorker(Worker[DraftSession]):
             self.breaker.record_probe(await run_bounded(pool, self._probe(timeout_s)))
 
     async def _probe(self, timeout_s: float) -> bool:
-        """Whether a tiny sequence of our own gets a draft in time, or is told that others fill the worker."""
+        """Probe the worker: whether a tiny sequence gets a draft in time, or the worker reports that it is full."""
         request = GenerationRequest(
             request_id="probe",
             prompt_ids=_PROBE_IDS,

@@ -1,6 +1,6 @@
 """Hands a link's answers to the one coroutine that waits for them.
 
-A queue for one reader without locks, tasks or timers of its own: a round waits twice, so this is the router's hottest
+A queue for one reader without locks, tasks or timers: a round waits twice, so this is the router's hottest
 path. Timeouts are kept by one `Patience` for all mailboxes, exact to its tick.
 """
 

@@ -66,7 +66,7 @@ class VerifyPool(WorkerPool[VerifyWorker]):
                     f"this worker serves {theirs_not_ours}; {worker.link.address} serves {ours_not_theirs}"
                 )
         if self.model is None or model.identity != self.model.identity:
-            _tell_eos(model)
+            _log_eos(model)
         self.model = model
 
     def serves(self, model_id: str) -> bool:
@@ -81,7 +81,7 @@ class VerifyPool(WorkerPool[VerifyWorker]):
         self._changed.set()
         self._changed = asyncio.Event()
         for worker in self.workers:
-            worker.link.dial_soon()  # one that was refused may fit now
+            worker.link.dial_soon()  # a rejected worker may match now
         self._on_change()
 
     def least_loaded(
@@ -89,14 +89,14 @@ class VerifyPool(WorkerPool[VerifyWorker]):
     ) -> VerifyWorker | None:
         """The ready worker with most room, of the given identity if one is given; None if there is none.
 
-        One that is silent only where no other is ready, not even `avoid`.
+        A silent worker only if no other is ready, not even `avoid`.
         """
         fitting = [
             worker
             for worker in self._in_use()
             if worker is not avoid and (identity is None or worker.identity == identity)
         ]
-        # Of workers that seem full, one has just got room and not said so yet: the one that admission counted on.
+        # Of workers that seem full, one has just got room and not reported it: admission counted on it.
         return min(fitting, key=lambda worker: (worker.load_factor, worker.own_load_factor), default=None)
 
     async def wait_ready(self, timeout_s: float, identity: WorkerIdentity | None = None) -> VerifyWorker:
@@ -124,7 +124,7 @@ class VerifyPool(WorkerPool[VerifyWorker]):
         return UnavailableError(f"no verify worker became ready within {round(waited_s, 1):g} s", places=details)
 
     def _in_use(self) -> list[VerifyWorker]:
-        """The ready workers, without those that are silent unless all are."""
+        """The ready workers, without silent ones unless all are silent."""
         ready = [worker for worker in self.workers if worker.is_ready]
         return [worker for worker in ready if not worker.is_silent] or ready
 
@@ -135,7 +135,7 @@ class VerifyPool(WorkerPool[VerifyWorker]):
                 tasks.create_task(worker.link.run())
 
 
-def _tell_eos(model: ServedModel) -> None:
+def _log_eos(model: ServedModel) -> None:
     own = model.identity.eos_token_ids
     if added := model.eos_token_ids[len(own) :]:
         _log.info(

@@ -49,7 +49,7 @@ class Grant:
     num_draft_tokens: int = 0
     """Most draft tokens of a round; 0 = plain steps."""
     is_priced: bool = False
-    """Whether the drafter may propose as many as pay."""
+    """Whether the drafter may choose its draft length."""
 
     @property
     def end(self) -> int:

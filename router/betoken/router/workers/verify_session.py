@@ -41,7 +41,7 @@ class VerifyHost(Protocol):
         ...
 
     def fell_silent(self) -> None:
-        """A session lost its sequence for want of any sign of work."""
+        """A session lost its sequence because the worker showed no progress."""
         ...
 
 
@@ -63,7 +63,7 @@ class VerifySession:
 
     __slots__ = (
         *("_host", "_is_pending", "_limits", "_mailbox", "_on_pending", "_timeout_s"),
-        *("granted", "num_prompt_told", "sequence_id"),
+        *("granted", "num_received_logprobs", "sequence_id"),
     )
 
     def __init__(
@@ -74,11 +74,11 @@ class VerifySession:
         patience: Patience,
         timeout_s: float,
         on_pending: Callable[[], None] = lambda: None,
-        num_prompt_told: int = 0,
+        num_received_logprobs: int = 0,
     ) -> None:
         """`timeout_s`: longest wait for a verdict without a sign of work; `on_pending`: called when the worker says
-        that what was asked still waits for its turn; `num_prompt_told`: entries of the prompt's logprobs that the
-        worker does not tell."""
+        that what was asked still waits for its turn; `num_received_logprobs`: entries of the prompt's logprobs that the
+        worker does not report it."""
         self.sequence_id = sequence_id
         self.granted: Grant = NOTHING_GRANTED
         """The newest grant."""
@@ -87,8 +87,8 @@ class VerifySession:
         self._timeout_s = timeout_s
         self._on_pending = on_pending
         self._is_pending = False
-        self.num_prompt_told = num_prompt_told
-        """Entries of the prompt's logprobs told so far."""
+        self.num_received_logprobs = num_received_logprobs
+        """Entries of the prompt's logprobs received so far."""
         self._mailbox: Mailbox[Verdict | Stale | PromptLogprobs] = Mailbox(patience)
 
     @property
@@ -97,22 +97,22 @@ class VerifySession:
         return self._limits.max_attached > 0
 
     @property
-    def owes_prompt(self) -> bool:
+    def has_pending_prompt_logprobs(self) -> bool:
         """Whether logprobs of the prompt are to come before all else."""
-        return self.num_prompt_told < self._limits.num_prompt_logprobs
+        return self.num_received_logprobs < self._limits.num_prompt_logprobs
 
     async def next_of_prompt(self, is_enough: Callable[[float], bool] | None = None) -> PromptLogprobs:
         """The next logprobs of the prompt; the session owes some. Raises and `is_enough` as `next_granted`."""
         part = await self._answer(is_enough)
-        num_left = self._limits.num_prompt_logprobs - self.num_prompt_told
+        num_left = self._limits.num_prompt_logprobs - self.num_received_logprobs
         if (
             not isinstance(part, PromptLogprobs)
-            or part.first_position != self.num_prompt_told + 1
+            or part.first_position != self.num_received_logprobs + 1
             or not 1 <= len(part.logprobs) <= num_left
             or not _are_sound(part.logprobs)
         ):
             raise SequenceLostError(f"{num_left} of the prompt's logprobs are owed, which do not come")
-        self.num_prompt_told += len(part.logprobs)
+        self.num_received_logprobs += len(part.logprobs)
         return part
 
     async def verify(self, asked: Verification) -> Verdict:
@@ -136,7 +136,7 @@ class VerifySession:
     async def next_granted(self, base_length: int, is_enough: Callable[[float], bool] | None = None) -> Verdict:
         """The next step under a grant. Raises as `verify`.
 
-        `is_enough`: asked now and then whether so many seconds without a sign of work suffice, be it fewer than usual.
+        `is_enough`: called periodically: whether so many seconds without progress suffice, even fewer than usual.
         """
         verdict = await self._verdict(base_length, is_enough)
         if verdict.HasField("attached"):
@@ -166,9 +166,9 @@ class VerifySession:
         """The next answer, which has to be a verdict."""
         answer = await self._answer(is_enough)
         if isinstance(answer, Stale):
-            raise SequenceLostError(f"block at {base_length} is stale: the worker stands at {answer.length}")
+            raise SequenceLostError(f"block at {base_length} is stale: the worker is at {answer.length}")
         if isinstance(answer, PromptLogprobs):
-            raise SequenceLostError("logprobs of a prompt that nobody waits for")
+            raise SequenceLostError("unexpected logprobs of a prompt")
         return answer
 
     async def _answer(self, is_enough: Callable[[float], bool] | None) -> Verdict | Stale | PromptLogprobs:

@@ -46,9 +46,9 @@ class VerifyWorker(Worker[VerifySession]):
         callbacks = LinkCallbacks(self._take, self._up, self._down, lambda hello: check_hello(hello, self))
         super().__init__(VerifyLink(address, callbacks, options.link), options)
         self.identity: WorkerIdentity
-        """Identity told in its handshake; set once it has been ready."""
+        """Identity from its handshake; set once it has been ready."""
         self.is_silent = False
-        """Whether a sequence was lost here for want of any sign of work, and none has come since."""
+        """Whether a sequence was lost because the worker showed no progress, and it has shown none since."""
         self._verify_timeout_s = verify_timeout_s
         self._on_change = on_change
 
@@ -61,11 +61,11 @@ class VerifyWorker(Worker[VerifySession]):
         self,
         request: GenerationRequest,
         committed_ids: Sequence[int],
-        num_prompt_told: int = 0,
+        num_received_logprobs: int = 0,
         on_pending: Callable[[], None] = lambda: None,
     ) -> VerifySession:
-        """Open, or re-open, the request's sequence here; `num_prompt_told` entries of the prompt's logprobs are not
-        told again; `on_pending` is called while it waits for its turn.
+        """Open or reopen the request's sequence here; `num_received_logprobs` entries of the prompt's logprobs are not
+        sent again; `on_pending` is called while it waits for its turn.
 
         Raises:
             SequenceLostError: the worker has just gone.
@@ -83,7 +83,7 @@ class VerifyWorker(Worker[VerifySession]):
             self._options.patience,
             self._verify_timeout_s,
             on_pending,
-            num_prompt_told,
+            num_received_logprobs,
         )
         try:
             is_predicting = attached is not None and attached.name in self.hello.predicting_drafters
@@ -92,7 +92,7 @@ class VerifyWorker(Worker[VerifySession]):
                 committed_ids,
                 attached,
                 is_predicting=is_predicting,
-                num_prompt_told=num_prompt_told,
+                num_received_logprobs=num_received_logprobs,
             )
             self.link.send(opens=[entry])
         except UnavailableError as error:
@@ -135,7 +135,7 @@ class VerifyWorker(Worker[VerifySession]):
         self._on_change()
 
     def fell_silent(self) -> None:
-        """A session lost its sequence for want of any sign of work."""
+        """A session lost its sequence because the worker showed no progress."""
         self._set_silent(True)
 
     def _set_silent(self, is_silent: bool) -> None:

@@ -1,6 +1,6 @@
 """One worker and the sequences this router has on it: what verify and draft workers share.
 
-Knows the link and sessions by number; verdicts and drafts lie elsewhere.
+Knows the link and sessions by number, not verdicts or drafts.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ SessionT = TypeVar("SessionT", bound=WorkerSession)
 
 
 class Worker(Generic[SessionT]):
-    """A link with its sessions. Subclasses say what frames hold and what a lost session is told."""
+    """A link with its sessions. Subclasses define the content of frames and the error of a lost session."""
 
     def __init__(self, link: WorkerLink[Any, Any], options: WorkerOptions) -> None:
         self.link = link
@@ -62,7 +62,7 @@ class Worker(Generic[SessionT]):
 
     @property
     def id(self) -> str:
-        """The name from its handshake; its address where that is empty."""
+        """The name from its handshake; its address if that is empty."""
         return self.hello.worker_id or self.link.address
 
     @property
@@ -83,12 +83,12 @@ class Worker(Generic[SessionT]):
 
     @property
     def drafters(self) -> Sequence[str]:
-        """Names of the drafters that it hosts, its default first, or has attached; while it is away as last told."""
+        """Names of its hosted drafters, the default first, or attached ones; the last reported ones if disconnected."""
         return tuple(self.link.hello.drafters) if self.link.hello is not None else ()
 
     @property
     def sources(self) -> Sequence[SourceInfo]:
-        """The sources of its draft tokens; while it is away as last told."""
+        """The sources of its draft tokens; while disconnected, the last reported ones."""
         return self.link.hello.sources if self.link.hello is not None else ()
 
     @property

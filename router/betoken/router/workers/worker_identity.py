@@ -27,7 +27,7 @@ class WorkerIdentity:
     """An answer ends there."""
     eos_token_ids: tuple[int, ...]
     default_sampling: str
-    """What holds where a request says nothing."""
+    """Default sampling parameters."""
 
     @classmethod
     def of(cls, hello: WorkerHello) -> WorkerIdentity:
@@ -56,11 +56,11 @@ class ServedModel(NamedTuple):
     hello: WorkerHello
     """Handshake of a worker that serves it."""
     identity: WorkerIdentity
-    """Identity told in `hello`; made once, as every request carries it."""
+    """Identity from `hello`; computed once, as every request carries it."""
     system_fingerprint: str
     """Hash of all that decides an answer besides the request, 32 hex digits; a client resumes an answer with it."""
     eos_token_ids: tuple[int, ...]
-    """The worker's, and the tokenizer's where it has a chat template."""
+    """The worker's, and the tokenizer's if it has a chat template."""
 
     @classmethod
     def of(cls, hello: WorkerHello, text_fingerprint: str, chat_eos_id: int | None) -> ServedModel:

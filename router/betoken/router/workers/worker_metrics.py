@@ -28,7 +28,7 @@ _COUNTERS = {
     names.METRIC_WORKER_PREEMPTIONS: "preemptions",
     names.METRIC_WORKER_CACHED_TOKENS: "cached_tokens",
 }
-"""Likewise, of what the worker counts since its start."""
+"""Counters of the worker since its start."""
 
 _Worker = VerifyWorker | DraftWorker
 
@@ -53,7 +53,7 @@ def observe_workers(workers: Sequence[_Worker]) -> None:
         return observe
 
     def total(field: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
-        """A callback that observes one count, which goes on where a worker that was started again begins at 0."""
+        """A callback that observes one count, which continues when a restarted worker begins at 0."""
         counts = {worker: _Count() for worker in workers}
 
         def observe(_: CallbackOptions) -> Iterable[Observation]:

@@ -21,7 +21,7 @@ from betoken.common.errors import (
     from_rpc_error,
 )
 from betoken.rpc.link.backoff import Backoff
-from betoken.rpc.link.diagnosis import explain, status_of, send_refusal
+from betoken.rpc.link.diagnosis import explain, send_refusal, status_of
 from betoken.rpc.link.options import LinkCallbacks, LinkOptions, LinkState, open_channel
 from betoken.rpc.link.stream import PROTOCOL_VERSION, FrameStream, read_frame
 from betoken.rpc.servicing import internal_error, new_request_id
