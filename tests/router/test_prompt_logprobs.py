@@ -81,9 +81,9 @@ async def test_logprobs_that_cannot_be_are_asked_for_again(make_cluster: MakeClu
 async def test_what_a_client_has_is_not_told_again(make_cluster: MakeCluster) -> None:
     cluster = await make_cluster()
     whole = await cluster.generate(**ASKED, max_new_tokens=6)
-    for num_told in (1, 18, 19):
-        reply = await cluster.generate(**ASKED, max_new_tokens=6, resume_prompt_logprobs=num_told)
-        assert (reply.prompt, reply.ids) == (told_of(PROMPT, 1 + num_told), whole.ids)
+    for num_sent in (1, 18, 19):
+        reply = await cluster.generate(**ASKED, max_new_tokens=6, resume_prompt_logprobs=num_sent)
+        assert (reply.prompt, reply.ids) == (told_of(PROMPT, 1 + num_sent), whole.ids)
     for resume_ids in (whole.ids[:2], whole.ids):
         reply = await cluster.generate(**ASKED, max_new_tokens=6, resume_ids=resume_ids)
         assert (reply.prompt, reply.ids) == ([], whole.ids[len(resume_ids) :])

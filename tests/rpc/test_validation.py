@@ -281,10 +281,10 @@ REFUSED_OPENS = [
     ({"eos_token_ids": [64]}, "open.eos_token_ids[0] = 64"),
     ({"traceparent": "t" * 257}, "open.traceparent = 257 bytes"),
     ({"drafter": DrafterChoice(name="d" * 257)}, "open.drafter.name = 257 bytes"),
-    ({"told_prompt_logprobs": 1}, "open.told_prompt_logprobs = 1: must be 0 without sampling.prompt_logprobs"),
+    ({"num_prompt_logprobs_sent": 1}, "open.num_prompt_logprobs_sent = 1: must be 0 without sampling.prompt_logprobs"),
     (
-        {"told_prompt_logprobs": 2, "sampling": SamplingParams(seed=1, prompt_logprobs=0)},
-        "open.told_prompt_logprobs = 2: must be 0 to 1",
+        {"num_prompt_logprobs_sent": 2, "sampling": SamplingParams(seed=1, prompt_logprobs=0)},
+        "open.num_prompt_logprobs_sent = 2: must be 0 to 1",
     ),
 ]
 
@@ -301,7 +301,7 @@ def test_an_open_is_accepted():
         opened(traceparent="t" * 256, eos_token_ids=range(64)),
         opened(committed_ids=[1] * 5),
         opened(sampling=SamplingParams(temperature=0, min_new_tokens=6)),
-        opened(sampling=SamplingParams(seed=1, prompt_logprobs=5, max_new_tokens=0), told_prompt_logprobs=1),
+        opened(sampling=SamplingParams(seed=1, prompt_logprobs=5, max_new_tokens=0), num_prompt_logprobs_sent=1),
     ):
         validate_open(entry, vocab_size=VOCAB, max_context=CONTEXT)
 

@@ -27,7 +27,7 @@ class RecordingSink:
         self.decisions += decisions
         self.load = load()
 
-    def prompt_told(self, parts):
+    def send_prompt_logprobs(self, parts):
         for part in parts:
             told = self.prompt_logprobs.setdefault(part.key, [])
             told += enumerate(part.logprobs, part.first_position)
@@ -79,7 +79,7 @@ class Bench:
         drafter_settings=(),
         grammar=None,
         num_prompt_logprobs=None,
-        num_told=0,
+        num_sent=0,
         **params,
     ):
         params = {"temperature": 0.0, "eos_token_ids": (EOS,), "ignore_eos": True} | params
@@ -96,7 +96,7 @@ class Bench:
                 drafter=drafter,
                 drafter_settings=dict(drafter_settings),
                 num_prompt_logprobs=num_prompt_logprobs,
-                num_told=num_told,
+                num_sent=num_sent,
                 span=span,
                 deadline_s=deadline_s,
             )

@@ -92,9 +92,9 @@ class Waits:
     def add_block(self, turn_ns, num_rows):
         self.turns.append((turn_ns, num_rows))
 
-    def wait_ns(self, idle_ns, num_ready, num_rows, room, since_told_ns):
+    def wait_ns(self, idle_ns, num_ready, num_rows, room, since_sent_ns):
         assert num_rows + room == 32
-        self.asked.append((num_ready, num_rows, len(since_told_ns)))
+        self.asked.append((num_ready, num_rows, len(since_sent_ns)))
         return self.left_ns
 
 

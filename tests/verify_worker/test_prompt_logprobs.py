@@ -60,7 +60,7 @@ def test_any_company_and_shortage_give_the_bits_of_the_prompt_alone(tmp_path, fa
     bench = Bench(runner, max_rows=17, max_prefill_rows=5)
     starts = {n: rng.randrange(len(prompt)) if n > 4 else 0 for n, prompt in prompts.items()}
     for n, prompt in prompts.items():  # two of them behind what their clients have
-        bench.open(n, prompt, max_length=90, num_prompt_logprobs=NUM_TOP, num_told=starts[n])
+        bench.open(n, prompt, max_length=90, num_prompt_logprobs=NUM_TOP, num_sent=starts[n])
         bench.block(n, len(prompt), [1, 2], num_plain_steps=20)
     num_interrupted = 0
     while bench.core.has_work:
@@ -79,7 +79,7 @@ def take_pages(bench, rng):
     seq = rng.choice([seq for seq in bench.core._sequences.values() if seq.page_ids])
     bench.scheduler.release(seq)
     seq.is_preempted = True
-    return seq.has_pending_prompt_logprobs and seq.next_told > 1 + seq.opened.num_told
+    return seq.has_pending_prompt_logprobs and seq.next_to_send > 1 + seq.opened.num_sent
 
 
 def test_the_answer_is_that_without_the_prompts_logprobs(tmp_path):
@@ -116,7 +116,7 @@ def test_a_prompt_is_computed_whole_and_found_by_others(fake_runner_class):
     bench.open(3, prompt)
     bench.run()
     assert sum(bench.runner.forwards) == 19 + 19 + 3
-    bench.open(4, prompt, num_prompt_logprobs=1, num_told=9)  # positions 0 to 8 have told what they had to
+    bench.open(4, prompt, num_prompt_logprobs=1, num_sent=9)  # positions 0 to 8 have told what they had to
     bench.run()
     assert sum(bench.runner.forwards) == 19 + 19 + 3 + 19 - 8
     first, second, fourth = (bench.sink.prompt_logprobs[1, n] for n in (1, 2, 4))

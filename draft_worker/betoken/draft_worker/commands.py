@@ -62,7 +62,7 @@ class RequestDraft:
 
     key: SequenceKey
     num_tokens: int
-    """Most draft tokens where there are no terms."""
+    """Maximum number of draft tokens without terms."""
     arrived_ns: int
     """Arrival, `time.perf_counter_ns`."""
     takes_trees: bool = False

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 def grammar_maker(tokenizer_json: str) -> GrammarOf | None:
-    """Makes the grammars of constraints; `tokenizer_json`: that of the models, empty without one."""
+    """Makes the grammars of constraints; `tokenizer_json`: the models' tokenizer, empty without one."""
     if not tokenizer_json:
         return None
     try:

@@ -1,4 +1,4 @@
-"""A draft worker process: load its drafters on their own thread, then answer links until told to stop."""
+"""A draft worker process: load its drafters on their own thread, then serve links until stopped."""
 
 import asyncio
 

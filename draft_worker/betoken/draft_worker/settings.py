@@ -19,7 +19,7 @@ _USUAL = ", ".join(spec.name for spec in SPECS.values() if spec.is_usual)
 
 
 DEFAULT_MAX_CONTEXT = 131_072
-"""Longest sequence, tokens, where no model holds more: an n-gram index takes some hundred bytes a token."""
+"""Longest sequence, tokens, unless a model supports more: an n-gram index takes some hundred bytes per token."""
 
 
 class DraftWorkerSettings(NgramOptions, LookaheadOptions, ModelOptions, EarlyExitOptions, WorkerSettings):

@@ -214,7 +214,7 @@ class LinkError(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class OpenSequence(_message.Message):
-    __slots__ = ("sequence_id", "prompt_ids", "committed_ids", "sampling", "mode", "eos_token_ids", "max_length", "traceparent", "deadline_ms", "drafter", "constraint", "predicted_ids", "posterior_threshold", "posterior_alpha", "told_prompt_logprobs")
+    __slots__ = ("sequence_id", "prompt_ids", "committed_ids", "sampling", "mode", "eos_token_ids", "max_length", "traceparent", "deadline_ms", "drafter", "constraint", "predicted_ids", "posterior_threshold", "posterior_alpha", "num_prompt_logprobs_sent")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -229,7 +229,7 @@ class OpenSequence(_message.Message):
     PREDICTED_IDS_FIELD_NUMBER: _ClassVar[int]
     POSTERIOR_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
     POSTERIOR_ALPHA_FIELD_NUMBER: _ClassVar[int]
-    TOLD_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_LOGPROBS_SENT_FIELD_NUMBER: _ClassVar[int]
     sequence_id: int
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
     committed_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -244,8 +244,8 @@ class OpenSequence(_message.Message):
     predicted_ids: _containers.RepeatedScalarFieldContainer[int]
     posterior_threshold: float
     posterior_alpha: float
-    told_prompt_logprobs: int
-    def __init__(self, sequence_id: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., mode: _Optional[_Union[VerificationMode, str]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_length: _Optional[int] = ..., traceparent: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., drafter: _Optional[_Union[DrafterChoice, _Mapping]] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., predicted_ids: _Optional[_Iterable[int]] = ..., posterior_threshold: _Optional[float] = ..., posterior_alpha: _Optional[float] = ..., told_prompt_logprobs: _Optional[int] = ...) -> None: ...
+    num_prompt_logprobs_sent: int
+    def __init__(self, sequence_id: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., mode: _Optional[_Union[VerificationMode, str]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_length: _Optional[int] = ..., traceparent: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., drafter: _Optional[_Union[DrafterChoice, _Mapping]] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., predicted_ids: _Optional[_Iterable[int]] = ..., posterior_threshold: _Optional[float] = ..., posterior_alpha: _Optional[float] = ..., num_prompt_logprobs_sent: _Optional[int] = ...) -> None: ...
 
 class Constraint(_message.Message):
     __slots__ = ("json_object", "json_schema", "regex", "choice", "lark")

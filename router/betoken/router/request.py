@@ -145,7 +145,7 @@ class GenerationRequest:
             predicted_ids=self.predicted_ids if is_predicting else (),
         )
         if num_received_logprobs is not None and num_received_logprobs < self.num_prompt_logprobs:
-            entry.told_prompt_logprobs = num_received_logprobs
+            entry.num_prompt_logprobs_sent = num_received_logprobs
         else:
             entry.sampling.ClearField("prompt_logprobs")
         if (left_s := self.left_s) is not None:

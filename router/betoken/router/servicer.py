@@ -16,7 +16,7 @@ from betoken.router.core import Router
 from betoken.router.policy import drafter_choice
 from betoken.router.request import GenerationRequest
 from betoken.router.request_scope import RequestScope
-from betoken.router.round.events import Event, Finished, PromptTold, Started, Tokens
+from betoken.router.round.events import Event, Finished, PromptLogprobsPart, Started, Tokens
 from betoken.router.scopes import RequestScopes
 from betoken.router.several import Emit, several
 from betoken.router.text.answer import FinishReason
@@ -140,7 +140,7 @@ class GenerationServicer:
         match event:
             case Tokens():
                 return _tokens(event, index)
-            case PromptTold(first_position, logprobs):
+            case PromptLogprobsPart(first_position, logprobs):
                 told = pb.GeneratePromptLogprobs(first_position=first_position, logprobs=logprobs)
                 return pb.GenerateResponse(answer=index, prompt_logprobs=told)
             case Started(request):

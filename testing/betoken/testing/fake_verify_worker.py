@@ -59,7 +59,7 @@ class _Sequence:
     cursor: FakeCursor
     length: int
     num_missing_kv: int
-    next_told: int
+    next_to_send: int
     """Position of the prompt token whose logprobs are sent next."""
     granted_length: int = 0
     blocks: deque[tuple[DraftBlock, int]] = field(default_factory=deque)  # with arrival, perf_counter_ns
@@ -129,9 +129,9 @@ class FakeVerifyWorker(FakeWorker):
                 continue
             length = len(entry.prompt_ids) + len(entry.committed_ids)
             is_told = entry.sampling.HasField("prompt_logprobs")
-            next_told = 1 + entry.told_prompt_logprobs if is_told else len(entry.prompt_ids)
+            next_to_send = 1 + entry.num_prompt_logprobs_sent if is_told else len(entry.prompt_ids)
             cursor = self.model.cursor(entry)
-            link.sequences[entry.sequence_id] = _Sequence(entry, cursor, length, length, next_told)
+            link.sequences[entry.sequence_id] = _Sequence(entry, cursor, length, length, next_to_send)
         for block in frame.blocks:
             sequence = link.sequences.get(block.sequence_id)
             if sequence is None:
@@ -205,16 +205,16 @@ class FakeVerifyWorker(FakeWorker):
 
     @staticmethod
     def _has_pending_prompt_logprobs(sequence: _Sequence) -> bool:
-        return sequence.next_told < len(sequence.entry.prompt_ids)
+        return sequence.next_to_send < len(sequence.entry.prompt_ids)
 
     def _prompt_part(self, sequence_id: int, sequence: _Sequence) -> PromptLogprobs:
         """The entries of one step; each names its token and encodes its position as logprob."""
-        first, prompt_ids = sequence.next_told, sequence.entry.prompt_ids
+        first, prompt_ids = sequence.next_to_send, sequence.entry.prompt_ids
         part = PromptLogprobs(sequence_id=sequence_id, first_position=first)
         for token_id in prompt_ids[first : first + self.prefill_rows] if self.prefill_rows else prompt_ids[first:]:
-            logprob = -0.5 * sequence.next_told
+            logprob = -0.5 * sequence.next_to_send
             part.logprobs.append(TokenLogprobs(logprob=logprob, top_ids=[token_id], top_logprobs=[logprob]))
-            sequence.next_told += 1
+            sequence.next_to_send += 1
         if self._spoil("bad_prompt_position"):
             part.first_position += 1
         if self._spoil("bad_prompt_logprobs"):

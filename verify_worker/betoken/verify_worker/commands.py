@@ -20,7 +20,7 @@ class Rounds(NamedTuple):
     num_draft_tokens: int = 0
     """Most of a round; 0 = plain steps."""
     is_priced: bool = False
-    """Whether there may be as many as pay, where the drafter can tell."""
+    """Whether the drafter may choose the draft length, if it reports confidences."""
 
 
 PLAIN = Rounds()
@@ -52,9 +52,9 @@ class Open:
     predicted_ids: Sequence[int] = ()
     """Ids that the output is expected to be, for its drafter; empty = none."""
     num_prompt_logprobs: int | None = None
-    """Most likely ids told per prompt token, 0 to 20; None = the prompt's tokens have no logprobs."""
-    num_told: int = 0
-    """Leading prompt logprobs that are not told again."""
+    """Most likely ids reported per prompt token, 0 to 20; None = no logprobs of the prompt."""
+    num_sent: int = 0
+    """Leading prompt logprobs that are not sent again."""
     span: Span = field(default=INVALID_SPAN, compare=False, repr=False)
     """Ends when the sequence does."""
 

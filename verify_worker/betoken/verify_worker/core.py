@@ -40,7 +40,7 @@ class VerifySink(TableSink, Protocol):
         """Decisions of one forward, in commit order per sequence; `load` gives how busy the worker is."""
         ...
 
-    def prompt_told(self, parts: Sequence[PromptPart]) -> None:
+    def send_prompt_logprobs(self, parts: Sequence[PromptPart]) -> None:
         """Logprobs of prompts, in order per sequence and before its decisions."""
         ...
 
@@ -82,7 +82,7 @@ class VerifyCore:
         return is_wanted or self._attached.has_work
 
     def apply(self, command: VerifyCommand) -> None:
-        """Do what a command says. A fault of its sequence closes that, and is told."""
+        """Apply a command. A fault of its sequence closes the sequence and is reported."""
         self._retry_at_s = None
         match command:
             case Verify():
@@ -156,32 +156,32 @@ class VerifyCore:
                 self._sequences.fail(work.sequence.key, _no_token(work.sequence))
             elif not work.sequence.wants_forward:  # its prompt is computed, before its first block is here
                 work.sequence.idle_since_ns = time.perf_counter_ns()
-        self._tell_prompts(prompt_parts)
+        self._send_prompt_logprobs(prompt_parts)
         self._sink.decided(decisions, self.load)
         self._attached.observe(committed)
         self._stepped_ns = time.perf_counter_ns()
         self._learn(planned, decisions)
         self._sequences.report_pending()
 
-    def _tell_prompts(self, parts: Sequence[PromptPart]) -> None:
+    def _send_prompt_logprobs(self, parts: Sequence[PromptPart]) -> None:
         for part in parts:
             if not part.is_sound and part.key in self._sequences:
                 self._sequences.fail(part.key, InternalError("the target's logits are not finite"))
         if told := [part for part in parts if part.key in self._sequences]:
-            self._sink.prompt_told(told)
+            self._sink.send_prompt_logprobs(told)
 
     def _wait_ns(self, gathering: Gathering) -> float:
         """How long the next forward waits for blocks that are about to come."""
         now_ns = time.perf_counter_ns()
         sequences = self._sequences.values()
-        since_told_ns = [
+        since_sent_ns = [
             now_ns - seq.idle_since_ns for seq in sequences if seq.is_between_blocks and not seq.is_finished
         ]
-        if not since_told_ns:
+        if not since_sent_ns:
             return 0.0
         num_ready, num_rows = self._scheduler.ready(sequences)
         room = self._scheduler.max_rows - num_rows
-        return gathering.wait_ns(now_ns - self._stepped_ns, num_ready, num_rows, room, since_told_ns)
+        return gathering.wait_ns(now_ns - self._stepped_ns, num_ready, num_rows, room, since_sent_ns)
 
     def check_integrity(self) -> None:
         """Re-derive from the open sequences what is held for them; raises when it is off."""

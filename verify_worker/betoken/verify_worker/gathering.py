@@ -1,8 +1,8 @@
 """Whether a forward starts at once or waits for blocks that are about to come.
 
-All sequences of a forward get their verdicts together, and their next blocks come one after another. Where a forward
+All sequences of a forward get their verdicts together, and their next drafts arrive one after another. If a forward
 takes as long with one block as with many, as on a GPU, a forward that starts with the first block keeps the others
-waiting for its whole length. Two groups that take turns would each get half of the device. Where each row takes its own
+waiting for its whole length. Two groups in turn would each get half of the device. If each token takes its own
 time there is little to wait for. Knows times and numbers only.
 """
 
@@ -41,11 +41,11 @@ class Gathering:
         self._mean_ns += weight * (turn_ns - self._mean_ns)
         self._mean_rows += weight * (num_rows - self._mean_rows)
 
-    def wait_ns(self, idle_ns: int, num_ready: int, num_rows: int, room: int, since_told_ns: Iterable[int]) -> float:
+    def wait_ns(self, idle_ns: int, num_ready: int, num_rows: int, room: int, since_sent_ns: Iterable[int]) -> float:
         """Nanoseconds that a forward of `num_ready` sequences and `num_rows`, `idle_ns` after the last, waits for more;
         0 to start now.
 
-        `room`: rows it could take beside them. `since_told_ns`: of each sequence without a block, the time since its
+        `room`: further rows it could take. `since_sent_ns`: for each sequence without a draft, the time since its
         last verdict.
         """
         if not self._num_blocks or not num_ready:
@@ -53,14 +53,14 @@ class Gathering:
         deviation_ns = max(self._deviation_ns, _LEAST_DEVIATION_NS)
         left_ns = [
             self._mean_ns - since_ns if since_ns < self._mean_ns else deviation_ns
-            for since_ns in since_told_ns
+            for since_ns in since_sent_ns
             if since_ns < self._mean_ns + _LATE * deviation_ns
         ]
         others = self._mean_rows * len(left_ns)
         if not left_ns or others > room:  # or there would be as many forwards as before
             return 0.0
         saved_ns = self._forward_ns(num_rows) + self._forward_ns(others) - self._forward_ns(num_rows + others)
-        wait_ns = max(left_ns)  # for all or nobody: two groups that take turns are not brought together bit by bit
+        wait_ns = max(left_ns)  # for all or none: two alternating groups cannot be merged step by step
         may_be_lost_ns = _SHARE * min(1.0, len(left_ns) / num_ready) * saved_ns
         # A whole turn has to be as short: it is what each forward then waits for.
         return wait_ns if max(self._mean_ns, idle_ns + wait_ns) < may_be_lost_ns else 0.0

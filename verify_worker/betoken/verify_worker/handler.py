@@ -56,7 +56,7 @@ class VerifyResults(LinkResults[VerifyLinkResponse]):
     def decided(self, decisions: list[Decision], load: Callable[[], WorkerLoad]) -> None:
         self.send("verdicts", [(decision.key, _verdict(decision)) for decision in decisions], load)
 
-    def prompt_told(self, parts: Sequence[PromptPart]) -> None:
+    def send_prompt_logprobs(self, parts: Sequence[PromptPart]) -> None:
         self.send("prompt_logprobs", [(part.key, _prompt_logprobs(part)) for part in parts])
 
     def stale(self, key: SequenceKey, length: int) -> None:
@@ -121,7 +121,7 @@ class VerifyLinkHandler(EntryHandler[VerifyCommand, VerifyLinkResponse]):
             drafter_settings=dict(entry.drafter.settings),
             predicted_ids=Prompt(entry.predicted_ids),
             num_prompt_logprobs=entry.sampling.prompt_logprobs if entry.sampling.HasField("prompt_logprobs") else None,
-            num_told=entry.told_prompt_logprobs,
+            num_sent=entry.num_prompt_logprobs_sent,
             span=sequence_span(entry, "verify", self._hello.worker_id),
             deadline_s=time.monotonic() + entry.deadline_ms / 1000 if entry.deadline_ms else None,
         )
@@ -143,7 +143,7 @@ class VerifyLinkHandler(EntryHandler[VerifyCommand, VerifyLinkResponse]):
 
 
 def _bounds(entry: OpenSequence) -> TypicalBounds:
-    """Bounds of typical acceptance, the paper's where the entry has none."""
+    """Bounds of typical acceptance, the paper's if the entry has none."""
     threshold = entry.posterior_threshold if entry.HasField("posterior_threshold") else PAPERS_BOUNDS.threshold
     alpha = entry.posterior_alpha if entry.HasField("posterior_alpha") else PAPERS_BOUNDS.alpha
     return TypicalBounds(threshold, alpha)

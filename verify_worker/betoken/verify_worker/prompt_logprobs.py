@@ -1,6 +1,6 @@
-"""Logprobs of prompts, out of the prefill rows of a forward: the row of a token tells the token after it.
+"""Logprobs of prompts, from the prefill rows of a forward: the row of a token scores the next token.
 
-A position is told once, whatever its row is computed again for. Knows no scheduling and no links.
+Each position is sent once, even if its row is recomputed. Knows no scheduling and no links.
 """
 
 import math
@@ -29,29 +29,29 @@ class PromptPart:
         return not any(math.isnan(one.logprob) for one in self.logprobs)
 
 
-def tell_prompts(logits: Tensor, planned: Sequence[Work]) -> list[PromptPart]:
-    """The logprobs of all prompt tokens that a forward's logits [L, V] tell; the sequences then owe the rest."""
+def prompt_logprobs_of(logits: Tensor, planned: Sequence[Work]) -> list[PromptPart]:
+    """The logprobs of all prompt tokens scored by a forward's logits [L, V]; marks them as sent."""
     parts: list[PromptPart] = []
     for work, start in _with_starts(planned):
-        if work.num_told:
-            seq, first = work.sequence, work.sequence.next_told
-            token_ids = seq.prompt_ids[first : first + work.num_told]
+        if work.num_sent:
+            seq, first = work.sequence, work.sequence.next_to_send
+            token_ids = seq.prompt_ids[first : first + work.num_sent]
             rows = logits[start : start + len(token_ids)]
             logprobs = logprobs_of_tokens(rows, token_ids, seq.opened.num_prompt_logprobs or 0)
             parts.append(PromptPart(seq.key, first, logprobs))
-            seq.next_told += len(token_ids)
+            seq.next_to_send += len(token_ids)
     return parts
 
 
 def block_logits(logits: Tensor, planned: Sequence[Work]) -> Tensor:
     """The rows of blocks among a forward's logits."""
-    if not any(work.num_told for work in planned):
+    if not any(work.num_sent for work in planned):
         return logits
     rows = [
         row
         for work, start in _with_starts(planned)
         if work.takes_block
-        for row in range(start + work.num_told, start + work.num_logits)
+        for row in range(start + work.num_sent, start + work.num_logits)
     ]
     return logits[torch.tensor(rows, dtype=torch.int64, device=logits.device)]
 

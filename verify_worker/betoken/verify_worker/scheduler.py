@@ -21,16 +21,16 @@ from betoken.engine.state_table import PageList
 from betoken.verify_worker.sequence import VerifySequence
 
 IDLE_GRACE_S = 0.5
-"""How long a sequence without a block keeps its pages from younger ones: longer than what lies between two blocks, with
-a slow drafter or many streams too; short for one that waits."""
+"""Time in which a sequence without a draft keeps its pages from younger ones: longer than the gap between two drafts,
+even with a slow drafter or many streams; short for a waiting sequence."""
 _MAX_TOLD_ROWS = 256
 """Rows of prompts whose logits are in memory at a time, however many a forward may have."""
 _LONGER = 1.5
-"""A forward with prefill beside decoding, over one of a single row."""
+"""Limit of a forward with prefill and decoding, relative to one of a single token."""
 
 
 def prefill_rows(step_costs: Sequence[StepCost], least: int, most: int) -> int:
-    """Prompt tokens of a forward beside sequences that decode: of the numbers measured, the most that do not make it
+    """Prompt tokens of a forward together with decoding sequences: the largest measured number that does not make it
     much longer, from `least` to `most`."""
     one_ns = min((cost.ns for cost in step_costs), default=0)
     affordable = [cost.rows for cost in step_costs if cost.rows <= most and cost.ns <= _LONGER * one_ns]
@@ -49,17 +49,17 @@ class Work:
     takes_block: bool
     draft_ids: Sequence[int]
     parents: Sequence[int] | None = None
-    num_told: int = field(init=False)
-    """Prefill rows, the last ones, whose logits tell the prompt's logprobs."""
+    num_sent: int = field(init=False)
+    """Last prefill rows, whose logits give the prompt's logprobs."""
 
     def __post_init__(self) -> None:
         end = self.sequence.kv_length + self.num_prefill
-        self.num_told = min(self.num_prefill, max(0, end - self.sequence.first_told_row))
+        self.num_sent = min(self.num_prefill, max(0, end - self.sequence.first_logprob_row))
 
     @property
     def num_logits(self) -> int:
         """Rows, the last ones, that yield logits."""
-        return self.num_told + (1 + len(self.draft_ids) if self.takes_block else 0)
+        return self.num_sent + (1 + len(self.draft_ids) if self.takes_block else 0)
 
     @property
     def num_rows(self) -> int:
@@ -72,12 +72,12 @@ class _Plan:
 
     rows_left: int
     prefill_left: int
-    told_left: int
-    """Prefill rows that may yet yield logits."""
+    logits_left: int
+    """Remaining prefill rows that may yield logits."""
     idle_before_ns: int
     """Sequences with nothing to do since then give their pages to anybody, `time.perf_counter_ns`."""
     oldest_preempted: float
-    """Least order of those that wait for pages they lost; infinity without any."""
+    """Smallest order of preempted sequences that wait for pages; infinity without any."""
     holders: list[VerifySequence]
     """Sequences that had pages when the plan was begun."""
     work: list[Work] = field(default_factory=list)
@@ -87,7 +87,7 @@ class _Plan:
         self.work.append(work)
         self.rows_left -= work.num_rows
         self.prefill_left -= work.num_prefill
-        self.told_left -= work.num_told
+        self.logits_left -= work.num_sent
 
     def takeable(self, seq: VerifySequence) -> Iterator[VerifySequence]:
         """Holders whose pages `seq` may take: younger or idle ones without a part in the forward."""
@@ -147,7 +147,7 @@ class Scheduler:
         sequence.kv_length = 0
 
     def _begin(self, sequences: Collection[VerifySequence], waiting: Sequence[VerifySequence]) -> _Plan:
-        """An empty plan. Beside sequences that decode, or soon will, prefill has `max_prefill_rows`."""
+        """An empty plan. While any sequence decodes, or soon will, prefill gets at most `max_prefill_rows` tokens."""
         rows = prefill = self.max_rows
         idle_before_ns = time.perf_counter_ns() - round(self.idle_grace_s * 1e9)
         decoding = next((seq for seq in waiting if seq.num_missing_kv == 0 and not seq.awaits_draft), None)
@@ -161,12 +161,12 @@ class Scheduler:
         return _Plan(rows, prefill, _MAX_TOLD_ROWS, idle_before_ns, oldest_preempted, holders)
 
     def _may_start(self, seq: VerifySequence, plan: _Plan) -> bool:
-        """Whether a sequence without pages can start now, as far as a cheap look tells."""
-        # Until its prompt's turn others may compute what it can find, and may need the pages.
+        """Whether a sequence without pages can start now, by a cheap check."""
+        # Until this prompt is scheduled, other sequences may still extend the prefix cache or need its pages.
         has_turn = not seq.num_missing_kv or (
-            plan.prefill_left > 0 and (plan.told_left > 0 or not seq.has_pending_prompt_logprobs)
+            plan.prefill_left > 0 and (plan.logits_left > 0 or not seq.has_pending_prompt_logprobs)
         )
-        # Pages that a preempted sequence left stay free for those that run, until it fits again.
+        # Pages of a preempted sequence stay free for running sequences until it fits again.
         is_behind = seq.order > plan.oldest_preempted or plan.has_preempted
         if not has_turn or is_behind:
             return False
@@ -192,7 +192,7 @@ class Scheduler:
         num_missing, rows_left = seq.num_missing_kv, plan.rows_left
         num_prefill = min(num_missing, rows_left, plan.prefill_left)
         if seq.has_pending_prompt_logprobs:
-            num_prefill = min(num_prefill, max(0, seq.first_told_row - seq.kv_length) + plan.told_left)
+            num_prefill = min(num_prefill, max(0, seq.first_logprob_row - seq.kv_length) + plan.logits_left)
         draft_ids, parents = (seq.block.draft_ids, seq.block.parents or None) if seq.block is not None else ([], None)
         if parents is not None:
             # A tree may have more nodes than there are slots; its first nodes are a tree, and drafts may be missing.

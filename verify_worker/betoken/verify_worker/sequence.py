@@ -24,11 +24,11 @@ class Block:
     parents: Sequence[int] = ()
     """Tree: index of each draft id's parent, -1 = the last committed token; empty = a chain."""
     draft_probs: Sequence[SparseProbs] = ()
-    """What each draft id was sampled from; empty = each was certain."""
+    """Distribution of each draft id; empty = each was certain."""
     num_sent: int = field(init=False)
     """Draft ids as they came."""
     nodes: Sequence[int] | None = None
-    """Places of the draft ids that are left among those that came; None = all are left."""
+    """Indices of the remaining draft ids among the received ones; None = all remain."""
 
     def __post_init__(self) -> None:
         self.num_sent = len(self.draft_ids)
@@ -86,14 +86,14 @@ class VerifySequence:
     terminal_ids: frozenset[int] = field(init=False)
     """Ids after which the worker does not decode alone."""
     is_finished: bool = field(init=False)
-    """Whether the committed ids end the answer as far as ids can tell; stop strings are the router's."""
+    """Whether the committed ids end the answer by EOS, stop ids or length; stop strings are handled by the router."""
     ids: list[int] = field(init=False)
     """Prompt + committed output."""
     rules: SequenceRules = field(init=False)
     takes_pages: bool = True
     """Whether it may begin on pages that others computed; no, where its drafter reads the rows of all its text."""
-    next_told: int = field(init=False)
-    """Position of the prompt token whose logprobs are told next; `len(prompt_ids)` = none are owed."""
+    next_to_send: int = field(init=False)
+    """Position of the prompt token whose logprobs are sent next; `len(prompt_ids)` = none pending."""
     page_ids: list[int] = field(default_factory=list)
     found: Found = field(default_factory=Found)
     """While it waits for pages: what others have computed of it."""
@@ -109,7 +109,7 @@ class VerifySequence:
     awaits_draft: bool = False
     """Whether the round waits for its drafter, as its tokens would be others without the draft."""
     queued_ns: int = field(init=False)
-    """Place among those that wait, `time.perf_counter_ns`: arrival of what is computed next, the open for a prompt; for
+    """Place in the queue, `time.perf_counter_ns`: arrival of the next work, the open for a prompt; for
     a further step of a grant, the last decision."""
     idle_since_ns: int = field(init=False)
     """Time at which there was last something to compute, `time.perf_counter_ns`."""
@@ -119,7 +119,7 @@ class VerifySequence:
     num_accepted: int = 0
     """Draft tokens accepted into the answer."""
     num_cached_tokens: int = 0
-    """Leading ids whose KV was found and not computed, until a decision tells."""
+    """Leading ids whose KV was found in the cache, until a decision reports it."""
 
     def __post_init__(self) -> None:
         opened = self.opened
@@ -128,7 +128,7 @@ class VerifySequence:
         self.max_length, self.deadline_s = opened.max_length, opened.deadline_s
         self.drafter, self.span = opened.drafter, opened.span
         grammar = opened.grammar.copy() if opened.grammar is not None else None
-        self.next_told = len(self.prompt_ids) if opened.num_prompt_logprobs is None else 1 + opened.num_told
+        self.next_to_send = len(self.prompt_ids) if opened.num_prompt_logprobs is None else 1 + opened.num_sent
         self.ids = [*self.prompt_ids, *self.output_ids]
         self.rules = SequenceRules(self.params, self.prompt_ids, self.output_ids, grammar)
         eos_ids = () if self.params.ignore_eos else self.params.eos_token_ids
@@ -147,18 +147,18 @@ class VerifySequence:
 
     @property
     def has_pending_prompt_logprobs(self) -> bool:
-        """Whether logprobs of the prompt are still to be told."""
-        return self.next_told < len(self.prompt_ids)
+        """Whether logprobs of the prompt are still to be sent."""
+        return self.next_to_send < len(self.prompt_ids)
 
     @property
-    def first_told_row(self) -> int:
-        """Position of the first row whose logits are needed: it tells the token after it."""
-        return self.next_told - 1 if self.has_pending_prompt_logprobs else len(self.ids) - 1
+    def first_logprob_row(self) -> int:
+        """Position of the first row whose logits are needed: it scores the next token."""
+        return self.next_to_send - 1 if self.has_pending_prompt_logprobs else len(self.ids) - 1
 
     @property
     def num_findable(self) -> int:
         """Leading ids whose KV it may take from others: a row that was found has no logits."""
-        return self.first_told_row if self.takes_pages else 0
+        return self.first_logprob_row if self.takes_pages else 0
 
     @property
     def has_block(self) -> bool:
@@ -187,7 +187,7 @@ class VerifySequence:
         return bool(self.page_ids) and not self.has_block and self.num_missing_kv == 0
 
     def ask(self, arrived_ns: int) -> None:
-        """A block, or a grant where nothing waits, arrived then (`time.perf_counter_ns`)."""
+        """Arrival of a draft, or of a grant if nothing waits (`time.perf_counter_ns`)."""
         self.asked_ns = arrived_ns
         if not self.wants_forward:  # otherwise its prompt waits, whose place is before all later work
             self.queued_ns = arrived_ns
@@ -197,7 +197,7 @@ class VerifySequence:
         return not self.wants_forward and self.idle_since_ns <= time_ns
 
     def commit(self, emitted_ids: list[int]) -> int:
-        """Append decided tokens; how many are the answer's as far as ids can tell, up to one that ends it.
+        """Append decided tokens; return how many belong to the answer, up to an id that ends it.
 
         The forward that decided them wrote the KV of each except the last.
         """
@@ -256,6 +256,6 @@ class Decision:
     forward_ns: int
     num_cached_tokens: int
     num_kept: int
-    """Tokens up to one that ends the answer as far as ids can tell, at most num_accepted + 1."""
+    """Tokens up to an id that ends the answer, at most num_accepted + 1."""
     attached: AttachedDecision | None = None
-    """Where the worker's own drafter was asked for the round."""
+    """Round with the attached drafter, if any."""

@@ -1,4 +1,4 @@
-"""A verify worker process: load the target on its own thread, then answer links until told to stop."""
+"""A verify worker process: load the target on its own thread, then serve links until stopped."""
 
 import asyncio
 import logging
@@ -74,7 +74,7 @@ async def run(settings: VerifyWorkerSettings) -> None:
 def _load(
     settings: VerifyWorkerSettings, results: VerifyResults, hello: WorkerHello, grammars: list[Grammars]
 ) -> VerifyCore:
-    """The core, and the hello filled in, and the model's grammars where it can have some; runs on the model thread."""
+    """The core, the completed hello, and the model's grammars if supported; runs on the model thread."""
     fast_wake = FastWake(settings.fast_wake)  # first: it may be refused
     progress = LoadProgress(settings.ready_file)
     at_end(give_up)

@@ -18,7 +18,7 @@ from betoken.engine.tree import KeptPath
 from betoken.engine.verification import BlockGroup, Verified, verify_blocks
 from betoken.verify_worker.attached_decision import take_attached
 from betoken.verify_worker.feature_rows import CommittedRows
-from betoken.verify_worker.prompt_logprobs import PromptPart, block_logits, tell_prompts
+from betoken.verify_worker.prompt_logprobs import PromptPart, block_logits, prompt_logprobs_of
 from betoken.verify_worker.scheduler import Work
 from betoken.verify_worker.sequence import Decision
 
@@ -36,13 +36,13 @@ def verify_step(runner: ModelRunner, planned: Sequence[Work]) -> Stepped:
     """Run one forward over the planned work and commit what it decides.
 
     A block of K draft tokens is K + 1 rows. Row 0 sees the committed ids; row i + 1 also sees draft id i and its path.
-    The token after the accepted path so comes from the same forward. Prefill rows yield logits only where the prompt's
-    logprobs are told. A sequence whose logits choose no token gets no decision.
+    The token after the accepted path so comes from the same forward. Prefill rows yield logits only if the prompt's
+    logprobs are requested. A sequence whose logits choose no token gets no decision.
     """
     started_ns = time.perf_counter_ns()
     output = runner.forward([_segment(work) for work in planned])
     verified = [work for work in planned if work.takes_block]
-    prompt_parts = tell_prompts(output.logits, planned)
+    prompt_parts = prompt_logprobs_of(output.logits, planned)
     logits = block_logits(output.logits, planned)
     judged = iter(verify_blocks(logits, [_block_group(work) for work in verified]) if verified else ())
     forward_ns = time.perf_counter_ns() - started_ns

@@ -24,7 +24,7 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
-class PromptTold:
+class PromptLogprobsPart:
     """Logprobs of consecutive prompt tokens."""
 
     first_position: int
@@ -80,4 +80,4 @@ class Finished:
     duration_ns: int
 
 
-Event: TypeAlias = Started | PromptTold | Tokens | Finished
+Event: TypeAlias = Started | PromptLogprobsPart | Tokens | Finished

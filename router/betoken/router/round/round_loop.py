@@ -15,7 +15,7 @@ from betoken.common.errors import InvalidArgumentError, ResourceExhaustedError
 from betoken.router.request import GenerationRequest
 from betoken.router.round.attached_rounds import AttachedRounds
 from betoken.router.round.decided_round import DecidedRound
-from betoken.router.round.events import PromptTold
+from betoken.router.round.events import PromptLogprobsPart
 from betoken.router.round.failover import Committed, Failover
 from betoken.router.round.speculator import Speculator, of_request
 from betoken.router.round.stats import SpeculationCounts
@@ -135,7 +135,7 @@ class RoundLoop:
         """Tell the client logprobs of its prompt."""
         self._is_taken = True
         self._num_received_logprobs += len(part.logprobs)
-        self._buffer.put_prompt(PromptTold(part.first_position, part.logprobs))
+        self._buffer.put_prompt(PromptLogprobsPart(part.first_position, part.logprobs))
         if self._buffer.is_full:
             await self._wait_for_client()
 

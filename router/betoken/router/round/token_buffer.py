@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from betoken.router.round.events import EmittedRound, PromptTold, Tokens
+from betoken.router.round.events import EmittedRound, PromptLogprobsPart, Tokens
 
 _LEAST_PAUSE_S = 0.001  # a shorter one is not worth its timer
 
@@ -23,7 +23,7 @@ class TokenBuffer:
         self._max_waiting_tokens = max_waiting_tokens
         self._pause_s = pause_s
         self._is_begun = False
-        self._of_prompt: deque[PromptTold] = deque()
+        self._of_prompt: deque[PromptLogprobsPart] = deque()
         self._rounds: list[EmittedRound] = []
         self._num_tokens = 0
         """Tokens that wait, of rounds and with logprobs of the prompt."""
@@ -38,7 +38,7 @@ class TokenBuffer:
         self._rounds.append(emitted)
         self._added(len(emitted.ids))
 
-    def put_prompt(self, told: PromptTold) -> None:
+    def put_prompt(self, told: PromptLogprobsPart) -> None:
         """Append logprobs of the prompt; before all rounds."""
         self._of_prompt.append(told)
         self._added(len(told.logprobs))
@@ -67,7 +67,7 @@ class TokenBuffer:
         _wake(self._reader)
         _wake(self._pausing)
 
-    async def get(self) -> PromptTold | Tokens | None:
+    async def get(self) -> PromptLogprobsPart | Tokens | None:
         """The prompt's logprobs one by one, then all rounds that wait, as soon as any do and the pause is over; None
         once closed and empty, or the error it was closed with."""
         if self._is_begun and not self._is_closed:
@@ -79,7 +79,7 @@ class TokenBuffer:
                 return None
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
-        told: PromptTold | Tokens
+        told: PromptLogprobsPart | Tokens
         if self._of_prompt:
             told = self._of_prompt.popleft()
             self._num_tokens -= len(told.logprobs)

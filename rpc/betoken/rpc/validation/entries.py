@@ -76,7 +76,9 @@ def validate_open(entry: OpenSequence, *, vocab_size: int, max_context: int) -> 
         prompt_length=len(entry.prompt_ids),
         prefix="open.sampling",
     )
-    check_num_received("open.told_prompt_logprobs", entry.told_prompt_logprobs, entry.sampling, len(entry.prompt_ids))
+    check_num_received(
+        "open.num_prompt_logprobs_sent", entry.num_prompt_logprobs_sent, entry.sampling, len(entry.prompt_ids)
+    )
     if not entry.sampling.HasField("max_new_tokens"):  # then it is what max_length leaves
         room = entry.max_length - len(entry.prompt_ids)
         check_range("open.sampling.min_new_tokens", entry.sampling.min_new_tokens, 0, room)

@@ -146,11 +146,11 @@ def validate_resume_ids(
         raise InvalidArgumentError("sampling.seed", "absent", limit)
 
 
-def check_num_received(field: str, num_told: int, sampling: SamplingParams, prompt_length: int) -> None:
+def check_num_received(field: str, num_sent: int, sampling: SamplingParams, prompt_length: int) -> None:
     """Check the number of prompt logprobs already received; must be 0 if none are requested."""
-    if num_told and not sampling.HasField("prompt_logprobs"):
-        raise InvalidArgumentError(field, num_told, "must be 0 without sampling.prompt_logprobs")
-    check_range(field, num_told, 0, prompt_length - 1)
+    if num_sent and not sampling.HasField("prompt_logprobs"):
+        raise InvalidArgumentError(field, num_sent, "must be 0 without sampling.prompt_logprobs")
+    check_range(field, num_sent, 0, prompt_length - 1)
 
 
 def check_drafter(field: str, drafter: DrafterChoice) -> None:
