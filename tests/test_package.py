@@ -94,7 +94,7 @@ def test_the_tools_of_development_are_asked_for_by_name() -> None:
 
 
 @pytest.mark.parametrize("project", PROJECTS.values(), ids=PROJECTS)
-def test_too_old_a_python_is_told_before_anything_else(project: Path) -> None:
+def test_too_old_a_python_is_reported_before_anything_else(project: Path) -> None:
     """pip would complain of dependencies first, which it looks for while it knows nothing of ours but its name."""
     code = "from hatchling.metadata.core import ProjectMetadata; from hatchling.plugin.manager import PluginManager\n"
     code += "import sys; sys.version_info = (3, 10, 13, 'final', 0)\n"

@@ -100,7 +100,7 @@ def test_the_prompt_may_come_from_standard_input(answering) -> None:
     assert result.exit_code == 0 and answering.requests[0].prompt == text
 
 
-def test_standard_input_that_cannot_be_read_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_input_that_cannot_be_read_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     class HungUp(BytesIO):  # a terminal that was closed
         def read(self, size: int | None = -1) -> bytes:
             raise OSError(errno.EIO, "Input/output error")
@@ -128,7 +128,7 @@ def test_what_a_locale_cannot_write_is_escaped(router, script) -> None:
 
 @pytest.mark.parametrize("command", ["generate hi", "generate hi --json", "info", "info --json"])
 @pytest.mark.parametrize("is_pipe", [True, False], ids=["a pipe nobody reads", "a full disk"])
-def test_output_that_cannot_be_written_is_a_failure_told_once(router, script, command: str, is_pipe: bool) -> None:
+def test_output_that_cannot_be_written_is_a_failure_reported_once(router, script, command: str, is_pipe: bool) -> None:
     answer = (script.start(), script.tokens("abc", 5), script.finish(1))
     router.will(*(answer if command.startswith("generate") else (pb.GetModelInfoResponse(model="tiny"),)))
     if is_pipe:
@@ -140,8 +140,8 @@ def test_output_that_cannot_be_written_is_a_failure_told_once(router, script, co
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     done = subprocess.run(arguments, stdout=output, stderr=subprocess.PIPE, env=environment, timeout=60)
     os.close(output)
-    told = b"" if is_pipe else b"betoken: [Errno 28] No space left on device\n"
-    assert (done.returncode, done.stderr) == (1, told)
+    reported = b"" if is_pipe else b"betoken: [Errno 28] No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, reported)
 
 
 def test_json_is_one_object(answering) -> None:
@@ -244,11 +244,11 @@ def test_options_that_make_no_sense_are_refused_here(options: str) -> None:
     assert result.exit_code == 2 and options.split()[0] in result.stderr
 
 
-def test_a_bias_without_a_value_is_told_the_form_of_a_bias() -> None:
+def test_a_bias_without_a_value_is_reported_the_form_of_a_bias() -> None:
     assert "'4' is not ID=BIAS" in run("generate", "--logit-bias", "4").stderr
 
 
-def test_what_the_router_refuses_is_told_in_one_line(router) -> None:
+def test_what_the_router_refuses_is_reported_in_one_line(router) -> None:
     router.will(InvalidArgumentError("sampling.temperature", -1.0, "must be 0 or more"))
     result = run("generate", "hi", "--temperature", "-1", "--address", router.address)
     assert result.exit_code == 1 and result.stdout == ""
@@ -329,10 +329,10 @@ def test_what_routers_and_workers_say_moves_no_cursor(router) -> None:
     worker = pb.WorkerInfo(address="a:1", state="refused", detail=evil, hello=hello)
     router.will(pb.GetModelInfoResponse(model=evil, drafters=[evil], verify_workers=[worker]))
     router.will(InternalError(evil))
-    told = [run("info", "--address", router.address) for _ in range(2)]
-    assert "a:1 is refused: a\\x1b[2J\\r\\nb\n" in told[0].stdout
-    assert told[1].stderr.startswith("betoken: INTERNAL: a\\x1b[2J\\r\\nb (")
-    assert not {"\x1b", "\r"} & set(told[0].stdout + told[1].stderr)
+    reported = [run("info", "--address", router.address) for _ in range(2)]
+    assert "a:1 is refused: a\\x1b[2J\\r\\nb\n" in reported[0].stdout
+    assert reported[1].stderr.startswith("betoken: INTERNAL: a\\x1b[2J\\r\\nb (")
+    assert not {"\x1b", "\r"} & set(reported[0].stdout + reported[1].stderr)
 
 
 def test_info_shows_workers_at_once_while_none_is_ready(router) -> None:
@@ -344,8 +344,8 @@ def test_info_shows_workers_at_once_while_none_is_ready(router) -> None:
     assert result.exit_code == 0 and "no verify worker has been met yet" in result.stdout
     assert "a:1 is connecting: no handshake within 5.0 s\n" in result.stdout and "1.2.3" in result.stdout
     router.will(answer)
-    told = json.loads(run("info", "--json", "--address", router.address).stdout)
-    assert (told["model"], told["verify_workers"][0]["state"]) == ("", "connecting")
+    reported = json.loads(run("info", "--json", "--address", router.address).stdout)
+    assert (reported["model"], reported["verify_workers"][0]["state"]) == ("", "connecting")
 
 
 def test_info_shows_the_model_and_its_workers(router) -> None:
@@ -441,7 +441,7 @@ def test_numbers_stay_whole_in_a_narrow_terminal(width: int, monkeypatch: pytest
         assert whole in output, output
 
 
-def test_a_router_that_is_not_there_is_told() -> None:
+def test_a_router_that_is_not_there_is_reported() -> None:
     result = run("info", "--address", "127.0.0.1:1", "--timeout-s", "1")
     assert result.exit_code == 1 and result.stderr.startswith("betoken: ")
 
@@ -493,7 +493,7 @@ def styles_of(console: Console) -> list[str]:
 
 
 @pytest.mark.parametrize("background", [(0, 43, 54), (253, 246, 227)], ids=["dark", "light"])
-def test_every_provenance_can_be_read_and_told_apart_on_solarized(background: tuple[int, int, int]) -> None:
+def test_every_provenance_can_be_read_and_distinguished_on_solarized(background: tuple[int, int, int]) -> None:
     console = Console(force_terminal=True, color_system="standard", no_color=False)
     known = styles_of(console)
     assert len(set(known)) == len(known)
@@ -595,7 +595,7 @@ def test_every_argument_is_passed_through(monkeypatch: pytest.MonkeyPatch) -> No
         assert became.pop() == [f"betoken.{module}", "--model", "x", "--help", "y"]
 
 
-def test_a_router_without_tls_is_told_in_one_line(router) -> None:
+def test_a_router_without_tls_is_reported_in_one_line(router) -> None:
     command = [sys.executable, "-m", "betoken.cli", "info", "--tls", "--address", router.address, "--timeout-s", "2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     (line,) = done.stderr.splitlines()
@@ -606,8 +606,10 @@ def test_a_command_without_its_extra_says_so_in_one_line() -> None:
     code = "import sys\nsys.modules['typer'] = None\nsys.argv[1:] = ['router', '--help']\n"
     code += "from betoken.cli.__main__ import main\nraise SystemExit(main())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    told = "betoken: the command needs typer: in a checkout of Betoken, pip install -c constraints.txt -e '.[cli]'\n"
-    assert (done.returncode, done.stderr) == (1, told)
+    reported = (
+        "betoken: the command needs typer: in a checkout of Betoken, pip install -c constraints.txt -e '.[cli]'\n"
+    )
+    assert (done.returncode, done.stderr) == (1, reported)
 
 
 def test_an_interrupt_during_imports_is_quiet(tmp_path: Path) -> None:
@@ -653,7 +655,7 @@ def test_up_leaves_nothing_behind_however_often_it_is_interrupted(
 
 
 @pytest.mark.parametrize("interruption", [signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
-def test_up_stops_everything_in_order_when_nobody_reads_what_it_says(
+def test_up_stops_all_services_in_order_when_its_output_is_not_read(
     fake_modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interruption: signal.Signals
 ) -> None:
     (tmp_path / "temporary").mkdir()
@@ -666,9 +668,9 @@ def test_up_stops_everything_in_order_when_nobody_reads_what_it_says(
     assert (list((tmp_path / "temporary").iterdir()), status) == ([], 0)
 
 
-def lines_until(stream, told: str) -> list[str]:
+def lines_until(stream, reported: str) -> list[str]:
     lines = [stream.readline()]
-    while told not in lines[-1]:
+    while reported not in lines[-1]:
         lines.append(stream.readline())
         assert lines[-1], lines
     return lines
@@ -693,7 +695,7 @@ def test_up_starts_again_whatever_ended(fake_modules: Path) -> None:
     assert up.returncode == 0
 
 
-def test_up_goes_on_without_what_somebody_told_to_end_while_there_is_a_verify_worker(fake_modules: Path) -> None:
+def test_up_continues_without_a_stopped_service_while_there_is_a_verify_worker(fake_modules: Path) -> None:
     polite = [f"--{role}-options=--polite" for role in ("verify", "draft")]
     options = ["--drafters", "ngram", "--num-verify-workers", "2", *polite]
     arguments = ["up", "--target", "t", "--port", "0", *options]
@@ -730,7 +732,7 @@ def test_the_sdk_without_the_services_says_what_brings_them(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("extra", ["cli", "router", "worker", "router,worker"])
-def test_what_is_told_to_install_is_a_part_of_this_project(extra: str) -> None:
+def test_hints_on_installing_name_a_part_of_this_project(extra: str) -> None:
     """By its name alone pip would look on the package index, where the name may be a stranger's."""
     hint = how_to_install(extra)
     assert hint.startswith("in a checkout of Betoken, pip install ") and f" -e '.[{extra}]'" in hint
@@ -740,7 +742,7 @@ def test_what_is_told_to_install_is_a_part_of_this_project(extra: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "option", "told"),
+    ("options", "option", "reported"),
     [
         ("--drafters model", "--drafters", "model: needs a draft model"),
         ("--drafters staged", "--drafters", "staged: needs a draft model"),
@@ -751,9 +753,9 @@ def test_what_is_told_to_install_is_a_part_of_this_project(extra: str) -> None:
         ("--lookahead-model l", "--lookahead-model", "only `lookahead` uses it"),
     ],
 )
-def test_up_starts_with_all_that_was_asked_for_or_not_at_all(options: str, option: str, told: str) -> None:
+def test_up_starts_with_all_that_was_asked_for_or_not_at_all(options: str, option: str, reported: str) -> None:
     result = run("up", "--target", "t", "--port", "0", *options.split(), env={"COLUMNS": "200"})
-    assert result.exit_code == 2 and f"for {option}" in result.stderr and told in result.stderr
+    assert result.exit_code == 2 and f"for {option}" in result.stderr and reported in result.stderr
 
 
 @pytest.mark.parametrize("option", ["--draft", "--lookahead-model"])
@@ -787,7 +789,7 @@ def test_up_attaches_ngrams_where_nothing_better_is_named(
     up.send_signal(signal.SIGINT)
     up.communicate(timeout=60)
 
-    def told(name: str) -> str | None:
+    def reported(name: str) -> str | None:
         log = fake_modules / f"{name}.log"
         if not log.exists():
             return None
@@ -795,7 +797,7 @@ def test_up_attaches_ngrams_where_nothing_better_is_named(
         option = "attached_drafters" if name == "verify" else "drafters"
         return str(json.loads(line.removeprefix("options "))[option])
 
-    assert (told("verify"), told("draft")) == (attached, hosted)
+    assert (reported("verify"), reported("draft")) == (attached, hosted)
 
 
 def test_up_refuses_to_attach_what_cannot_be() -> None:
@@ -833,13 +835,21 @@ def test_up_minds_the_variables_of_the_services_it_starts(fake_modules: Path, mo
     assert up.stdout.readline() == f"127.0.0.1:{port}\n"
     up.send_signal(signal.SIGINT)
     up.communicate(timeout=60)
-    told = {}
+    reported = {}
     for name in ("verify", "draft", "router"):
         line = (fake_modules / f"{name}.log").read_text().splitlines()[0]
-        told[name] = json.loads(line.removeprefix("options "))
-    assert told["router"]["host"] == "0.0.0.0"
-    assert (told["verify"]["dtype"], told["verify"]["compile"], told["verify"]["threads"]) == ("float32", "off", "3")
-    assert (told["draft"]["dtype"], told["draft"]["compile"], told["draft"]["drafters"]) == ("float32", "off", "ngram")
+        reported[name] = json.loads(line.removeprefix("options "))
+    assert reported["router"]["host"] == "0.0.0.0"
+    assert (reported["verify"]["dtype"], reported["verify"]["compile"], reported["verify"]["threads"]) == (
+        "float32",
+        "off",
+        "3",
+    )
+    assert (reported["draft"]["dtype"], reported["draft"]["compile"], reported["draft"]["drafters"]) == (
+        "float32",
+        "off",
+        "ngram",
+    )
 
 
 def test_every_option_of_up_that_the_services_share_has_their_variable() -> None:
@@ -857,7 +867,7 @@ def test_up_refuses_options_with_an_open_quote(option: str) -> None:
     assert result.exit_code == 2 and option in result.stderr
 
 
-def test_up_tells_of_a_folder_it_cannot_use(tmp_path: Path) -> None:
+def test_up_reports_a_folder_it_cannot_use(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     result = run("up", "--target", "t", "--port", "0", "--log-directory", str(tmp_path / "taken"))
     assert result.exit_code == 1 and result.stderr.startswith("betoken: ") and "taken" in result.stderr
@@ -954,7 +964,7 @@ def on_a_terminal(arguments: list[str]) -> str:
 
 
 @pytest.mark.parametrize("has_template", [True, False])
-def test_a_text_for_a_chat_model_is_told_how_to_ask_it(router, script, has_template: bool) -> None:
+def test_a_text_prompt_of_a_chat_model_gets_a_hint(router, script, has_template: bool) -> None:
     router.will(pb.GetModelInfoResponse(model="tiny", has_chat_template=has_template))
     router.will(script.start(), script.tokens("abc", 5), script.finish(1))
     output = on_a_terminal(["generate", "hi", "--address", router.address])
@@ -962,7 +972,7 @@ def test_a_text_for_a_chat_model_is_told_how_to_ask_it(router, script, has_templ
 
 
 @pytest.mark.parametrize("options", [["hi", "--chat"], ["hi", "--system", "s"], ["--prompt-ids", "1"]])
-def test_who_asks_a_chat_model_otherwise_is_told_nothing(router, script, options: list[str]) -> None:
+def test_chat_prompts_of_a_chat_model_get_no_hint(router, script, options: list[str]) -> None:
     router.will(pb.GetModelInfoResponse(model="tiny", has_chat_template=True))
     router.will(script.start(), script.tokens("abc", 5), script.finish(1))
     assert "--chat" not in on_a_terminal(["generate", *options, "--address", router.address])

@@ -154,13 +154,13 @@ async def test_the_prompts_logprobs_come_once_over_as_many_streams_as_it_takes(r
     assert [list(request.resume_ids) for request in router.requests] == [[], [], [9]]
 
 
-async def test_a_prompt_told_with_a_gap_is_a_routers_fault(router, script, runner) -> None:
+async def test_prompt_logprobs_with_a_gap_are_a_routers_fault(router, script, runner) -> None:
     router.will(script.start(prompt_ids=[5, 6, 7]), script.of_prompt(2, -0.5))
     with pytest.raises(InternalError, match="position 2 of the prompt out of order"):
         await runner.call(router.address, "complete", "hi", prompt_logprobs=1)
 
 
-async def test_nothing_is_told_of_a_prompt_unless_asked_for(router, script, runner) -> None:
+async def test_prompt_logprobs_are_absent_unless_requested(router, script, runner) -> None:
     router.will(script.start(), script.tokens("a", 9), script.finish(1))
     assert (await runner.call(router.address, "complete", "hi")).prompt_logprobs == ()
 
@@ -202,7 +202,7 @@ async def test_a_resumed_request_is_of_ids_and_says_nothing_of_text(router, scri
     assert second.WhichOneof("input") == "prompt_ids"
 
 
-async def test_a_cancellation_nobody_asked_for_is_a_lost_stream(router, script, runner) -> None:
+async def test_an_unrequested_cancellation_is_a_lost_stream(router, script, runner) -> None:
     router.will(script.start(), script.tokens("a", 5), grpc.StatusCode.CANCELLED)
     router.will(script.start(), script.tokens("b", 6), script.finish(2))
     assert (await runner.call(router.address, "complete", "hi")).text == "ab"
@@ -759,7 +759,9 @@ async def swallowed() -> None:
 
 
 @pytest.mark.parametrize("before_first", [True, False], ids=["before", "between"])
-async def test_cancel_is_told_from_a_cancellation_that_the_task_has_swallowed(router, script, before_first) -> None:
+async def test_cancel_is_distinguished_from_a_cancellation_that_the_task_has_swallowed(
+    router, script, before_first
+) -> None:
     router.will(script.start(), script.tokens("a", 5), script.Hang())
     async with AsyncClient(router.address) as client:
         generation = client.generate("hi")
@@ -771,7 +773,7 @@ async def test_cancel_is_told_from_a_cancellation_that_the_task_has_swallowed(ro
                 asyncio.get_running_loop().call_later(0.05, generation.cancel)
 
 
-async def test_closing_is_told_from_a_cancellation_that_the_task_has_swallowed(router, script) -> None:
+async def test_closing_is_distinguished_from_a_cancellation_that_the_task_has_swallowed(router, script) -> None:
     router.will(script.Hang())
     await swallowed()
     client = AsyncClient(router.address)
@@ -831,7 +833,7 @@ def test_an_interrupt_while_a_call_begins_takes_a_new_connection(router, script)
         assert client.complete("hi").text == "b"
 
 
-def test_an_interrupted_connection_is_ended_by_nobody_who_could_not_wait(router, script) -> None:
+def test_an_interrupted_connection_is_not_closed_by_a_caller_that_timed_out(router, script) -> None:
     """gRPC closes a channel that is dropped, and waits for calls of which the interrupt left no one to tell."""
     router.will(script.start(), script.tokens("a", 5), script.Hang())
     enders: list[threading.Thread] = []

@@ -135,19 +135,19 @@ def test_a_paused_service_can_still_be_stopped(services: LocalServices) -> None:
     assert not services.services["draft"].is_running
 
 
-def test_progress_is_told_once_per_change(fake_modules: Path) -> None:
-    told: list[tuple[str, Progress]] = []
+def test_progress_is_reported_once_per_change(fake_modules: Path) -> None:
+    reported: list[tuple[str, Progress]] = []
 
     def tell(name: str, progress: Progress) -> None:
-        told.append((name, progress))
+        reported.append((name, progress))
         if progress.stage == "warming up":
             (fake_modules / "go").touch()
 
     config = LocalServicesConfig("t", drafters=(), log_directory=fake_modules, verify_options=["--held"])
     with LocalServices(config, tell):
         pass
-    assert [progress.stage for name, progress in told if name == "verify"][-2:] == ["warming up", "serving"]
-    assert "draft" not in {name for name, _ in told}
+    assert [progress.stage for name, progress in reported if name == "verify"][-2:] == ["warming up", "serving"]
+    assert "draft" not in {name for name, _ in reported}
 
 
 def test_several_workers_are_numbered(fake_modules: Path) -> None:
@@ -163,7 +163,7 @@ def test_several_workers_are_numbered(fake_modules: Path) -> None:
 
 @pytest.mark.parametrize("drafters", [None, ("ngram",), ("staged", "early_exit", "fused")])
 @pytest.mark.parametrize(("draft", "lookahead_model"), [("d", ""), ("", "other")])
-def test_a_draft_worker_is_told_all_models_and_the_drafters_asked_for(
+def test_a_draft_worker_gets_all_models_and_the_requested_drafters(
     fake_modules: Path, drafters: Sequence[str] | None, draft: str, lookahead_model: str
 ) -> None:
     """Which model a drafter uses, and what is hosted where nothing is asked for, is the worker's to know."""
@@ -200,7 +200,7 @@ def test_a_start_that_takes_too_long_fails(fake_modules: Path) -> None:
 
 
 class Download:
-    """A service that fetches a hundredth of its model in as many seconds as told, by a clock that `sleep` moves."""
+    """A service that fetches a hundredth of its model in as many seconds as reported, by a clock that `sleep` moves."""
 
     name = "verify"
 
@@ -287,7 +287,7 @@ def test_an_address_can_be_dialled(tmp_path: Path, host: str, address: str) -> N
     assert ServiceProcess("one", "none", [], directory=tmp_path, host=host).address == address
 
 
-def test_only_the_router_listens_where_it_is_told_to(fake_modules: Path) -> None:
+def test_only_the_router_listens_at_the_given_host(fake_modules: Path) -> None:
     config = LocalServicesConfig("t", host="0.0.0.0", drafters=(), log_directory=fake_modules)
     with LocalServices(config) as services:
         assert options_of(services, "router")["host"] == "0.0.0.0"

@@ -71,7 +71,7 @@ def test_a_router_that_is_absent_is_sought_as_long_as_the_policy_says_and_the_de
         assert ("max_failing_s" in notes) == (timeout_s is None)
 
 
-def test_what_another_attempt_cannot_mend_is_raised() -> None:
+def test_an_error_that_a_retry_cannot_fix_is_raised() -> None:
     with pytest.raises(InternalError):
         Retries(RetryPolicy(), None).delay_after(InternalError("bug"))
 

@@ -48,7 +48,7 @@ def finish(answer: int) -> pb.GenerateResponse:
     return pb.GenerateResponse(answer=answer, finish=pb.GenerateFinish(reason=pb.FINISH_REASON_STOP))
 
 
-def test_a_break_is_mended_answer_by_answer() -> None:
+def test_a_break_is_recovered_answer_by_answer() -> None:
     several = session()
     request, _ = several.next_request()
     assert request.n == N and not request.resume_ids

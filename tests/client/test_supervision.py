@@ -44,7 +44,7 @@ class Scene:
 
 
 @pytest.mark.parametrize("name", ["draft", "verify-1", "verify-2", "router"])
-def test_an_end_is_told_once_and_mended_after_a_pause(name: str) -> None:
+def test_an_ended_service_is_reported_once_and_restarted_after_a_pause(name: str) -> None:
     scene = Scene("verify-1", "verify-2", "draft", "router")
     assert scene.end(name) and scene.wait(0.9)
     assert not scene.processes[name].is_up and scene.faults == [name]

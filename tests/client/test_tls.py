@@ -82,7 +82,7 @@ def test_another_certificates_key_is_refused_by_name(files: Path, tmp_path: Path
 
 @pytest.mark.parametrize("kind", [ClientTls, ServerTls])
 @pytest.mark.parametrize("form", ["pkcs8 -topk8", "ec -aes256"])
-def test_an_encrypted_key_is_told_so(files: Path, tmp_path: Path, kind: Any, form: str) -> None:
+def test_an_encrypted_key_is_reported(files: Path, tmp_path: Path, kind: Any, form: str) -> None:
     key = tmp_path / "encrypted.key"
     command = f"openssl {form} -in {files / 'server.key'} -out {key} -passout pass:secret"
     subprocess.run(command.split(), check=True, capture_output=True)
@@ -92,7 +92,7 @@ def test_an_encrypted_key_is_told_so(files: Path, tmp_path: Path, kind: Any, for
 
 
 @pytest.mark.parametrize("kind", [ClientTls, ServerTls])
-def test_swapped_files_are_told_by_what_they_hold(files: Path, kind: Any) -> None:
+def test_swapped_files_are_reported_by_what_they_hold(files: Path, kind: Any) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         kind(cert_file=files / "server.key", key_file=files / "server.pem").credentials()
     assert (caught.value.field, caught.value.limit) == (
@@ -148,7 +148,7 @@ async def test_others_are_not(files: Path, address: str) -> None:
 
 
 @pytest.mark.parametrize("unusable", ["ca_file", "key_file"])
-async def test_files_of_no_use_are_told_and_not_tried_again(
+async def test_unusable_tls_files_are_reported_and_not_retried(
     files: Path, address: str, tmp_path: Path, unusable: str
 ) -> None:
     """What gRPC makes of them it tells only as a connection that failed."""
@@ -170,7 +170,7 @@ def test_the_command_takes_certificates(files: Path, address: str) -> None:
 
 
 @pytest.mark.parametrize("command", [["info"], ["generate", "hi"]], ids=["info", "generate"])
-def test_the_command_tells_of_a_certificate_that_is_not_there(tmp_path: Path, command: list[str]) -> None:
+def test_the_command_reports_a_missing_certificate(tmp_path: Path, command: list[str]) -> None:
     absent = str(tmp_path / "absent.pem")
     result = CliRunner().invoke(app, [*command, "--tls-ca-file", absent])
     assert (
@@ -196,16 +196,16 @@ def test_up_reaches_a_router_that_speaks_tls(files: Path, fake_modules: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "reported"),
     [
         (("--router-options", "--tls-cert-file c --tls-key-file k"), "--router-tls-ca-file"),
         (("--router-options", "--tls-cert-file=c --tls-key-file=k"), "--router-tls-ca-file"),
         (("--router-tls-server-name", "router"), "--tls-cert-file"),
     ],
 )
-def test_up_refuses_a_router_it_could_not_reach(options: tuple[str, ...], told: str) -> None:
+def test_up_refuses_a_router_it_could_not_reach(options: tuple[str, ...], reported: str) -> None:
     result = CliRunner().invoke(app, ["up", "--target", "t", "--port", "0", *options])
-    assert result.exit_code == 2 and told in result.stderr
+    assert result.exit_code == 2 and reported in result.stderr
 
 
 @pytest.mark.parametrize("name", ["BETOKEN_TLS_CERT_FILE", "BETOKEN_WORKER_TLS_CA_FILE"])

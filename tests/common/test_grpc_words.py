@@ -21,7 +21,7 @@ from tests.certificates import make_certificate
 GRPC_WORDS = ("Socket closed", "Method not found", "Stream removed", "last error", "failed to connect", "OPENSSL")
 
 
-def told(address: str, tls: ClientTls | None = None) -> str:
+def reported(address: str, tls: ClientTls | None = None) -> str:
     with Client(address, tls=tls, retry=RetryPolicy(max_retries=0), timeout_s=10) as client:
         with pytest.raises(BetokenError) as caught:
             client.model_info()
@@ -65,23 +65,23 @@ def plain() -> Iterator[str]:
     server.stop(None)
 
 
-def test_nobody_is_there(tmp_path: Path) -> None:
+def test_an_address_without_a_listener_is_explained(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-    assert told(address) == f"nothing listens at {address} (connection refused)"
-    assert told(f"unix:{tmp_path}/none.sock") == "the socket does not exist"
+    assert reported(address) == f"nothing listens at {address} (connection refused)"
+    assert reported(f"unix:{tmp_path}/none.sock") == "the socket does not exist"
 
 
 def test_what_is_there_is_something_else(listening: Callable[..., str], plain: str) -> None:
-    assert "knows no such method: it is another service, or one of another version" in told(plain)
+    assert "knows no such method: it is another service, or one of another version" in reported(plain)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"127.0.0.1:{server.server_port}"
-    assert told(address) == f"what listens at {address} does not speak gRPC"
+    assert reported(address) == f"what listens at {address} does not speak gRPC"
     server.shutdown()
     server.server_close()
     ssh = listening(lambda connection: connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n"))
-    assert told(ssh) == f"what listens at {ssh} does not speak gRPC"
+    assert reported(ssh) == f"what listens at {ssh} does not speak gRPC"
 
 
 def test_what_is_there_hangs_up(listening: Callable[..., str]) -> None:
@@ -90,7 +90,7 @@ def test_what_is_there_hangs_up(listening: Callable[..., str]) -> None:
         connection.close()
 
     for handle in (lambda connection: connection.shutdown(socket.SHUT_RDWR), reset):
-        assert "ends the connection at once: does it speak TLS" in told(listening(handle))
+        assert "ends the connection at once: does it speak TLS" in reported(listening(handle))
 
 
 def test_the_two_sides_speak_tls_differently(tmp_path: Path, plain: str) -> None:
@@ -100,14 +100,14 @@ def test_the_two_sides_speak_tls_differently(tmp_path: Path, plain: str) -> None
     credentials = ServerTls(tmp_path / "a.pem", tmp_path / "a.key").credentials()
     address = f"127.0.0.1:{server.add_secure_port('127.0.0.1:0', credentials)}"
     server.start()
-    assert told(plain, ClientTls(tmp_path / "a.pem")) == f"what listens at {plain} does not speak TLS"
-    assert "does it speak TLS" in told(address)
+    assert reported(plain, ClientTls(tmp_path / "a.pem")) == f"what listens at {plain} does not speak TLS"
+    assert "does it speak TLS" in reported(address)
     other, wrong = (
         ClientTls(tmp_path / "b.pem", server_name="localhost"),
         ClientTls(tmp_path / "a.pem", server_name="x"),
     )
-    assert "is not trusted by this side (" in told(address, other)
-    assert told(address, wrong).endswith("is for another name")
+    assert "is not trusted by this side (" in reported(address, other)
+    assert reported(address, wrong).endswith("is for another name")
     server.stop(None)
 
 

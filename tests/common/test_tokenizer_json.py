@@ -20,7 +20,7 @@ def save(folder: Path, vocab: Any = VOCAB, merges: Any = ("a b",), added: Any = 
 
 
 @pytest.mark.parametrize(
-    ("other", "told"),
+    ("other", "reported"),
     [
         ({"vocab": VOCAB | {"c": 3}}, "3 and 4 ids, the first that differs 3: none and 'c'"),
         ({"vocab": {"a": 0, "x": 1, "ab": 2}}, "3 and 3 ids, the first that differs 1: 'b' and 'x'"),
@@ -32,11 +32,11 @@ def save(folder: Path, vocab: Any = VOCAB, merges: Any = ("a b",), added: Any = 
         ({}, ""),
     ],
 )
-def test_sizes_and_the_first_difference_are_told(tmp_path: Path, other: dict[str, Any], told: str) -> None:
+def test_sizes_and_the_first_difference_are_reported(tmp_path: Path, other: dict[str, Any], reported: str) -> None:
     first, second = save(tmp_path / "first"), save(tmp_path / "second", **other)
-    assert tokenizer_difference(first, second) == told
+    assert tokenizer_difference(first, second) == reported
     texts = [Path(folder, "tokenizer.json").read_text() for folder in (first, second)]
-    assert (hash_tokenizer_json(texts[0]) == hash_tokenizer_json(texts[1])) == (told == "")
+    assert (hash_tokenizer_json(texts[0]) == hash_tokenizer_json(texts[1])) == (reported == "")
 
 
 def test_what_cannot_be_compared_differs_from_nothing(tmp_path: Path) -> None:

@@ -59,13 +59,13 @@ def test_what_a_client_did_wrong_is_no_error_of_the_server(exported, kind, error
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"), [(SpanKind.SERVER, "OK"), (SpanKind.CLIENT, "OK"), (SpanKind.INTERNAL, None)]
+    ("kind", "reported"), [(SpanKind.SERVER, "OK"), (SpanKind.CLIENT, "OK"), (SpanKind.INTERNAL, None)]
 )
-def test_a_call_that_went_well_says_so(exported, kind, told):
+def test_a_call_that_went_well_says_so(exported, kind, reported):
     with span("s", kind=kind):
         pass
     (finished,) = exported.get_finished_spans()
-    assert finished.attributes.get(names.RPC_RESPONSE_STATUS_CODE) == told
+    assert finished.attributes.get(names.RPC_RESPONSE_STATUS_CODE) == reported
 
 
 async def test_a_cancelled_stream_ends_its_span(exported):

@@ -104,7 +104,7 @@ def test_every_field_of_openais_objects_within_requests_is_known(ours: type[Body
     assert fields and fields <= {*ours.model_fields, *ours.refused}
 
 
-def test_the_extension_is_told_of() -> None:
+def test_the_extension_is_reported() -> None:
     assert all(f"`{name}`" in PAGE for name in Extension.model_fields)
 
 

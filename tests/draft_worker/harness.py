@@ -52,7 +52,7 @@ class Bench:
         max_length=200,
         deadline_s=None,
         wants_probs=False,
-        steers_tokens=False,
+        draft_affects_output=False,
         seed=None,
         temperature=0.0,
         span=INVALID_SPAN,
@@ -69,7 +69,7 @@ class Bench:
             settings=settings,
             deadline_s=deadline_s,
             wants_probs=wants_probs,
-            steers_tokens=steers_tokens,
+            draft_affects_output=draft_affects_output,
             span=span,
         )
         self.core.apply(opening)

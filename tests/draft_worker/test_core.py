@@ -36,7 +36,7 @@ def test_the_model_drafter_continues_as_its_model_does(bench):
     assert bench.draft(1) == {1: bench.runner.complete([1, 2, 3], 4)}
 
 
-def test_the_load_is_told_when_a_sequence_comes_and_goes(bench):
+def test_the_load_is_reported_when_a_sequence_comes_and_goes(bench):
     loads = []
     for sequence_id in (1, 2):
         bench.open(sequence_id, [1, 2, 3], drafter="ngram")
@@ -67,7 +67,7 @@ def test_a_prompt_seen_before_is_not_computed_again(bench):
     assert bench.runner.page_table.num_free == bench.runner.page_table.num_pages
 
 
-def test_refused_drafts_are_found_by_nobody(bench):
+def test_rejected_drafts_are_never_found_in_the_prefix_cache(bench):
     prompt = list(range(10))
     bench.open(1, prompt)
     refused = bench.draft(1, num_tokens=9)[1]
@@ -288,13 +288,13 @@ def test_deadlines_and_limits(fake_runner_class):
     span.end.assert_called_once()
 
 
-@pytest.mark.parametrize("steers_tokens", [False, True])
-def test_terms_reach_the_drafter_unless_tokens_depend_on_the_draft(bench, steers_tokens):
+@pytest.mark.parametrize("draft_affects_output", [False, True])
+def test_terms_reach_the_drafter_unless_tokens_depend_on_the_draft(bench, draft_affects_output):
     bench.open(1, [1, 2, 3], "ngram")
     entry = bench.core._sequences[(1, 1)].sequence
-    entry.steers_tokens = steers_tokens
+    entry.draft_affects_output = draft_affects_output
     bench.core.apply(RequestDraft((1, 1), 4, time.perf_counter_ns(), terms=DraftTerms(9, 0.5)))
-    assert entry.terms == (None if steers_tokens else DraftTerms(9, 0.5))
+    assert entry.terms == (None if draft_affects_output else DraftTerms(9, 0.5))
     bench.core.step()
     bench.core.apply(RequestDraft((1, 1), 4, time.perf_counter_ns()))
     assert entry.terms is None, "they are the last request's"

@@ -128,7 +128,7 @@ def test_a_drafter_may_yield_its_drafts_one_by_one(bench):
     assert bench.draft(1, num_tokens=1) == {1: [3]} and not bench.sink.failures
 
 
-def test_a_drafter_that_cannot_tell_its_work_drafts_nothing_and_costs_no_other(bench, caplog):
+def test_a_drafter_whose_has_work_fails_drafts_nothing_and_disturbs_no_other(bench, caplog):
     drafter = FaultyDrafter()
     bench.core = DraftCore({"model": drafter, "ngram": NgramDrafter()}, [], bench.sink, 8)
     bench.open(1, [1, 2, 3])

@@ -193,7 +193,7 @@ def test_a_model_without_torch_is_refused_by_what_to_install(tiny):
     assert done.stderr.endswith(f"a drafter with a model needs torch: {how_to_install('worker')}\n")
 
 
-def test_a_package_that_is_there_and_broken_is_told_with_its_cause(tiny, tmp_path, monkeypatch):
+def test_a_package_that_is_there_and_broken_is_reported_with_its_cause(tiny, tmp_path, monkeypatch):
     def fail(name):  # as transformers does where a package that it takes cannot be imported; without a name
         raise ModuleNotFoundError("Could not import module 'X'") from ImportError("scipy is too old")
 

@@ -301,7 +301,7 @@ def test_a_draft_under_terms_is_credited_with_more_than_the_number_asked_for(fak
 
 
 @pytest.mark.parametrize("tell", [random.Random(1).random, list])
-def test_a_confidence_that_is_no_whole_number_tells_nothing(fake_runner_class, tell):
+def test_a_confidence_that_is_not_an_integer_is_ignored(fake_runner_class, tell):
     bench = Shadowed(fake_runner_class())
     bench.knowing.confidence = lambda sequence: tell()
     bench.open(1, [6], "fused", max_length=10_000)
@@ -591,7 +591,7 @@ def test_with_all_drafters_hosted_a_sequence_costs_no_forward_before_it_drafts(f
 
 def test_where_drafts_steer_the_tokens_the_first_source_drafts(bench):
     bench.open(1, [5], "fused", max_length=10_000)
-    bench.core._sequences[(1, 1)].sequence.steers_tokens = True
+    bench.core._sequences[(1, 1)].sequence.draft_affects_output = True
     assert {bench.round(1, {1: 1, 2: 4}) for _ in range(100)} == {1}
 
 

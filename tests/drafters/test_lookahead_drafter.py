@@ -111,7 +111,7 @@ def test_where_tokens_depend_on_the_draft_no_clock_has_a_say_in_it(fake_runner_c
     for num_core_steps in (1, 2, 3, 50):
         bench = LookaheadBench(fake_runner_class(num_pages=128))
         text, drafts = [1, 2, 3], []
-        bench.open(1, text, steps="3", steers_tokens=True, wants_probs=wants_probs, temperature=1.0)
+        bench.open(1, text, steps="3", draft_affects_output=True, wants_probs=wants_probs, temperature=1.0)
         if num_core_steps == 2:
             bench.open(2, [4] * 30)
             bench.core.apply(RequestDraft((1, 2), 8, 0))
@@ -137,7 +137,7 @@ def test_guesses_for_verification_by_rejection_know_nothing_of_the_target_s_nois
     drafts = []
     for seed in range(1, 5):
         bench = LookaheadBench(fake_runner_class(num_pages=128))
-        bench.open(1, [7, 7, 7], steps="3", seed=seed, steers_tokens=True, wants_probs=True, temperature=50.0)
+        bench.open(1, [7, 7, 7], steps="3", seed=seed, draft_affects_output=True, wants_probs=True, temperature=50.0)
         drafts.append([bench.blocks(1, takes_trees=False)[1].draft_ids for _ in range(2)])
     assert drafts[0] == drafts[1] == drafts[2] == drafts[3] and drafts[0][-1]
 
@@ -183,29 +183,31 @@ def test_seeding_follows_the_committed_text(bench):
     assert bench.blocks(1)[1].draft_ids[:3] == [2, 3, 4]
 
 
-@pytest.mark.parametrize("steers_tokens", [False, True])
-def test_a_long_text_is_pooled_in_parts_between_which_others_draft(fake_runner_class, monkeypatch, steers_tokens):
+@pytest.mark.parametrize("draft_affects_output", [False, True])
+def test_a_long_text_is_pooled_in_parts_between_which_others_draft(
+    fake_runner_class, monkeypatch, draft_affects_output
+):
     text = [n * n % 89 for n in range(60)]
     whole = LookaheadBench(fake_runner_class())
-    whole.open(1, text, seed_from_prompt="1", steers_tokens=steers_tokens)
+    whole.open(1, text, seed_from_prompt="1", draft_affects_output=draft_affects_output)
     whole.blocks(1)
 
     monkeypatch.setattr(drafter, "_MAX_POOLED_AT_ONCE", 8)
     bench = LookaheadBench(fake_runner_class())
-    bench.open(1, text, seed_from_prompt="1", steers_tokens=steers_tokens)
+    bench.open(1, text, seed_from_prompt="1", draft_affects_output=draft_affects_output)
     bench.open(2, [1, 2, 3, 4, 1], seed_from_prompt="1")
     pool = next(iter(bench.core._drafters["lookahead"]._states.values())).pool
     assert len(pool) == 8 - 3, "n-grams of four among the first eight ids"
     for n in (1, 2):
         bench.core.apply(RequestDraft((1, n), 3, 0))
     bench.core.step()
-    assert [answer.key[1] for answer in bench.sink.answers] == ([2] if steers_tokens else [1, 2])
+    assert [answer.key[1] for answer in bench.sink.answers] == ([2] if draft_affects_output else [1, 2])
     while bench.core.has_work:
         size = len(pool)
         bench.core.step()
         assert len(pool) <= size + 8
     assert len(pool) == len(next(iter(whole.core._drafters["lookahead"]._states.values())).pool)
-    if steers_tokens:
+    if draft_affects_output:
         assert bench.sink.answers[-1].drafted.draft_ids == whole.sink.answers[-1].drafted.draft_ids[:3]
     assert bench.blocks(1)[1].draft_ids == whole.blocks(1)[1].draft_ids
 

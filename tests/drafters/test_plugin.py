@@ -148,7 +148,7 @@ def test_a_script_that_ends_is_refused_and_does_not_end_the_worker_in_silence(wr
         load_plugin(f"{write_module('script', text)}:Quits")
 
 
-def test_paths_are_told_from_names():
+def test_paths_are_distinguished_from_names():
     assert is_plugin_path("a:B") and is_plugin_path("a.b_c.d:E")
     assert not any(is_plugin_path(name) for name in ("model", "a.b", "a:", ":B", "a..b:C", "a b:C", "a:b.c"))
 

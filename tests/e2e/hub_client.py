@@ -32,12 +32,12 @@ def target(name: str, revision: str | None) -> dict[str, Any]:
     from betoken.engine.errors import ModelRefusedError
     from betoken.engine.weights.loading import load_model
 
-    told = dict.fromkeys(["downloading"], 0.0)
+    reported = dict.fromkeys(["downloading"], 0.0)
     try:
-        _, info = load_model(EngineConfig(name, revision, dtype="auto"), lambda *now: told.update([now]))
+        _, info = load_model(EngineConfig(name, revision, dtype="auto"), lambda *now: reported.update([now]))
     except ModelRefusedError as error:
         return {"refusal": str(error)}
-    return _told(info) | {"downloaded": told["downloading"]}
+    return _reported(info) | {"downloaded": reported["downloading"]}
 
 
 def draft(name: str, revision: str | None) -> dict[str, Any]:
@@ -49,13 +49,13 @@ def draft(name: str, revision: str | None) -> dict[str, Any]:
     exit_early = {"early_exit_model": name, "early_exit_layers": 1}
     options: dict[str, Any] = {"model": name, "revision": revision, "compile": "off", "num_pages": 8} | exit_early
     try:
-        hosted = load_drafters(DraftWorkerSettings(drafters=("model", "early_exit"), **options), lambda *told: None)
+        hosted = load_drafters(DraftWorkerSettings(drafters=("model", "early_exit"), **options), lambda *reported: None)
     except FailedPreconditionError as error:
         return {"refusal": str(error)}
-    return _told(hosted.runners[0].info)
+    return _reported(hosted.runners[0].info)
 
 
-def _told(info: Any) -> dict[str, Any]:
+def _reported(info: Any) -> dict[str, Any]:
     """The description without what only the process that loaded can call."""
     return {name: value for name, value in asdict(info).items() if not callable(value)}
 

@@ -19,7 +19,7 @@ async def answers(client: AsyncClient, speculation: Speculation, temperature: fl
     return await asyncio.gather(*waiting)
 
 
-def told(completions: list[Completion]) -> list[object]:
+def reported(completions: list[Completion]) -> list[object]:
     return [(one.output_ids, [token.logprobs for token in one.tokens]) for one in completions]
 
 
@@ -32,12 +32,12 @@ async def test_attached_ngrams_give_the_plain_tokens(tmp_path: Path, dtype: str,
         info = await client.model_info()
         assert "ngram" in info.drafters
         for temperature in (0.0, 0.8):
-            plain = told(await answers(client, Speculation(off=True), temperature))
+            plain = reported(await answers(client, Speculation(off=True), temperature))
             for num_draft_tokens in (None, 1, 4, 8):
                 for branches in (1, 4):
                     speculation = Speculation("ngram", {"max_branches": branches}, num_draft_tokens)
                     drafted = await answers(client, speculation, temperature)
-                    assert told(drafted) == plain, (temperature, num_draft_tokens, branches)
+                    assert reported(drafted) == plain, (temperature, num_draft_tokens, branches)
             assert sum(one.speculation.num_accepted_tokens for one in drafted) > 0
             accepted = [token for one in drafted for token in one.tokens if token.source]
             assert {token.source for token in accepted} == {"ngram"}
@@ -50,11 +50,11 @@ async def test_modes_take_attached_chains_and_repeat(tmp_path: Path) -> None:
     async with services(tmp_path, {"drafters": ("model",)}, ATTACHED) as client:
         for mode in (VerificationMode.REJECTION, VerificationMode.TYPICAL):
             speculation = Speculation("ngram", mode=mode)
-            first = told(await answers(client, speculation, 0.8))
-            assert told(await answers(client, speculation, 0.8)) == first
+            first = reported(await answers(client, speculation, 0.8))
+            assert reported(await answers(client, speculation, 0.8)) == first
             greedy = await answers(client, Speculation(off=True), 0.0)
             if mode is VerificationMode.REJECTION:
-                assert told(await answers(client, speculation, 0.0)) == told(greedy)
+                assert reported(await answers(client, speculation, 0.0)) == reported(greedy)
 
 
 async def test_settings_of_an_attached_drafter_are_refused_by_their_name(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ async def test_attached_ngrams_draft_from_a_prediction(tmp_path: Path) -> None:
             for prompt, expected in zip(PROMPTS, plain, strict=True):
                 predicted = [*expected.output_ids[:20], 5, *expected.output_ids[22:]]
                 answer = await client.complete(prompt, sampling=sampling, num_draft_tokens=4, prediction=predicted)
-                assert told([answer]) == told([expected]) and answer.drafter == "ngram"
+                assert reported([answer]) == reported([expected]) and answer.drafter == "ngram"
                 stats = answer.speculation
                 accepted = [token.source for token in answer.tokens].count("prediction")
                 assert accepted == stats.num_accepted_prediction_tokens > 20

@@ -50,7 +50,7 @@ async def gate(stack: Running) -> AsyncIterator[Gate]:
         yield gate
 
 
-def told(reader: InMemoryMetricReader, drafter: str) -> dict[Any, float]:
+def reported(reader: InMemoryMetricReader, drafter: str) -> dict[Any, float]:
     """Values of the drafter's counters; of those by position, by name and position."""
     data = reader.get_metrics_data()
     metrics = data.resource_metrics[0].scope_metrics[0].metrics if data is not None else []
@@ -63,13 +63,13 @@ def told(reader: InMemoryMetricReader, drafter: str) -> dict[Any, float]:
 
 
 @pytest.mark.parametrize("drafter", TEMPERATURES)
-async def test_opentelemetry_is_told_what_the_answer_says(
+async def test_opentelemetry_is_reported_what_the_answer_says(
     stack: Running, reader: InMemoryMetricReader, drafter: str
 ) -> None:
-    before = told(reader, drafter)
+    before = reported(reader, drafter)
     fields = FIELDS | {"temperature": TEMPERATURES[drafter]}
     stats = (await stack.client.complete(PROMPT, drafter=drafter, **fields)).speculation
-    brought = {key: value - before.get(key, 0) for key, value in told(reader, drafter).items()}
+    brought = {key: value - before.get(key, 0) for key, value in reported(reader, drafter).items()}
     assert {name: brought[name] for name in COUNTS} == {name: getattr(stats, field) for name, field in COUNTS.items()}
     per_position = [
         brought[names.METRIC_ACCEPTED_TOKENS_PER_POSITION, position]
@@ -90,7 +90,7 @@ async def samples(gate: Gate) -> dict[tuple[str, ...], float]:
 
 
 @pytest.mark.parametrize("drafter", TEMPERATURES)
-async def test_prometheus_is_told_what_the_answer_says(gate: Gate, drafter: str) -> None:
+async def test_prometheus_is_reported_what_the_answer_says(gate: Gate, drafter: str) -> None:
     before = await samples(gate)
     asked = {name: value for name, value in FIELDS.items() if name not in ("max_new_tokens", "num_draft_tokens")}
     body = {"prompt": PROMPT, "max_tokens": 96, "temperature": TEMPERATURES[drafter], **asked}

@@ -52,7 +52,7 @@ async def answers(stack: Running, n: int = 1, **fields: Any) -> list[Reply]:
     return replies
 
 
-def told(replies: list[Reply]) -> list[object]:
+def reported(replies: list[Reply]) -> list[object]:
     return [(reply.ids, reply.prompt) for reply in replies]
 
 
@@ -68,7 +68,7 @@ async def test_an_answer_goes_on_where_the_next_worker_refuses_its_settings(
         with caplog.at_level(logging.WARNING):
             await stack.lose_verify()
             drafted = await lost
-        assert told(drafted) == told(plain)
+        assert reported(drafted) == reported(plain)
         stats = drafted[0].finish.speculation
         assert (stats.num_failovers, stats.num_failed_drafts) == (1, 1)
         assert "goes on without the attached drafter: drafter.settings.adapter" in caplog.text
@@ -78,7 +78,7 @@ async def test_further_answers_go_on_where_another_worker_refuses_what_the_first
     async with two_workers(folder) as stack:
         plain = await answers(stack, 4, off=True)
         drafted = await answers(stack, 4, **DRAFTED)
-        assert told(drafted) == told(plain)
+        assert reported(drafted) == reported(plain)
         assert sum(reply.finish.speculation.num_failed_drafts for reply in drafted) > 0
         assert drafted[0].finish.speculation.num_draft_tokens > 0
 
@@ -114,5 +114,5 @@ async def test_drafts_of_a_draft_worker_take_over(folder: Path) -> None:
         await stack.verify_hold.reached()
         await stack.lose_verify()
         drafted = await lost
-        assert told(drafted) == told(plain)
+        assert reported(drafted) == reported(plain)
         assert drafted[0].finish.speculation.num_draft_tokens > 0

@@ -136,7 +136,7 @@ async def test_info_names_the_drafter_and_the_worker_that_has_it(client: AsyncCl
     assert [worker.drafters for worker in info.verify_workers] == [DRAFTERS]
 
 
-async def test_the_worker_tells_a_trace_what_rounds_brought(
+async def test_the_worker_reports_a_trace_what_rounds_brought(
     client: AsyncClient, attached: Speculation, exported: Any
 ) -> None:
     answer = await ask(client, attached, temperature=TEMPERATURES[str(attached.drafter)])

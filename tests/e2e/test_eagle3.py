@@ -34,7 +34,7 @@ async def answers(
     return await asyncio.gather(*waiting)
 
 
-def told(completions: list[Completion]) -> list[object]:
+def reported(completions: list[Completion]) -> list[object]:
     return [(one.output_ids, [token.logprobs for token in one.tokens]) for one in completions]
 
 
@@ -47,12 +47,12 @@ async def test_trees_and_chains_give_the_plain_tokens(tmp_path: Path, dtype: str
         num_accepted = 0
         for temperature in (0.0, 0.8):
             for prompts in (PROMPTS[:1], PROMPTS):
-                plain = told(await answers(client, Speculation(off=True), temperature, prompts))
+                plain = reported(await answers(client, Speculation(off=True), temperature, prompts))
                 for num_draft_tokens in LENGTHS:
                     for branches in (1, 4):
                         speculation = Speculation("eagle3", {"max_branches": branches}, num_draft_tokens)
                         drafted = await answers(client, speculation, temperature, prompts)
-                        assert told(drafted) == plain, (temperature, num_draft_tokens, branches)
+                        assert reported(drafted) == plain, (temperature, num_draft_tokens, branches)
                         assert sum(one.speculation.num_failed_drafts for one in drafted) == 0
                         tokens = [token for one in drafted for token in one.tokens if token.source]
                         assert {token.source for token in tokens} <= {"eagle3"}
@@ -72,7 +72,7 @@ async def test_a_layer_of_the_first_generation_drafts(tmp_path: Path) -> None:
     async with services(tmp_path, {"drafters": ("model",)}, verify) as client:
         plain = await answers(client, Speculation(off=True), 0.8)
         drafted = await answers(client, Speculation("eagle3", num_draft_tokens=4), 0.8)
-        assert told(drafted) == told(plain)
+        assert reported(drafted) == reported(plain)
         assert {token.source for one in drafted for token in one.tokens if token.source} == {"eagle3"}
 
 
@@ -80,14 +80,14 @@ async def test_modes_repeat_whatever_was_cached_before(tmp_path: Path) -> None:
     """What the layer knows of a text does not depend on what the worker's pages hold."""
     async with services(tmp_path, {"drafters": ("model",)}, save_all(tmp_path)) as client:
         prompts = [prompt * 3 for prompt in PROMPTS]
-        greedy = told(await answers(client, Speculation(off=True), 0.0, prompts))
+        greedy = reported(await answers(client, Speculation(off=True), 0.0, prompts))
         for mode in (VerificationMode.REJECTION, VerificationMode.TYPICAL):
             speculation = Speculation("eagle3", mode=mode, num_draft_tokens=4)
             first = await answers(client, speculation, 0.8, prompts)
-            assert told(await answers(client, speculation, 0.8, prompts)) == told(first)
+            assert reported(await answers(client, speculation, 0.8, prompts)) == reported(first)
             assert sum(one.speculation.num_draft_tokens for one in first) > 0
             if mode is VerificationMode.REJECTION:
-                assert told(await answers(client, speculation, 0.0, prompts)) == greedy
+                assert reported(await answers(client, speculation, 0.0, prompts)) == greedy
 
 
 async def test_rejection_with_the_layers_own_probabilities_keeps_the_targets_distribution(tmp_path: Path) -> None:
@@ -121,15 +121,15 @@ async def test_a_worker_without_the_layer_goes_on_with_the_same_tokens(tmp_path:
     verify = save_all(tmp_path)
     async with running(tmp_path, {"drafters": ("model",)}, verify, other_verify_options=[{}]) as stack:
         for temperature in (0.0, 0.8):
-            plain = told(await answers(stack.client, Speculation(off=True), temperature, max_new_tokens=120))
+            plain = reported(await answers(stack.client, Speculation(off=True), temperature, max_new_tokens=120))
             speculation = Speculation("eagle3", num_draft_tokens=4)
-            assert told(await answers(stack.client, speculation, temperature, max_new_tokens=120)) == plain
+            assert reported(await answers(stack.client, speculation, temperature, max_new_tokens=120)) == plain
         stack.verify_hold.after(20)  # of five tokens at most: no answer is over
         waiting = asyncio.ensure_future(answers(stack.client, speculation, 0.8, max_new_tokens=120))
         await stack.verify_hold.reached()
         await stack.lose_verify()
         lost = await waiting
-        assert told(lost) == plain
+        assert reported(lost) == plain
         assert sum(one.speculation.num_failovers for one in lost) > 0
         tokens = [token.source for one in lost for token in one.tokens if token.source]
         assert "eagle3" in tokens
@@ -140,22 +140,22 @@ async def test_fused_chooses_it_among_attached_sources_and_gives_the_plain_token
     async with services(tmp_path, {"drafters": ("model",)}, verify) as client:
         chosen: Counter[str | None] = Counter()
         for temperature in (0.0, 0.8):
-            plain = told(await answers(client, Speculation(off=True), temperature))
+            plain = reported(await answers(client, Speculation(off=True), temperature))
             for num_draft_tokens in (None, 4):
                 drafted = await answers(client, Speculation("fused", num_draft_tokens=num_draft_tokens), temperature)
-                assert told(drafted) == plain, (temperature, num_draft_tokens)
+                assert reported(drafted) == plain, (temperature, num_draft_tokens)
                 chosen.update(token.source for one in drafted for token in one.tokens if token.source)
         for _ in range(20):  # who drafts is a matter of measured times; each is tried now and then
             if chosen["eagle3"]:
                 break
             drafted = await answers(client, Speculation("fused", num_draft_tokens=4), 0.8)
-            assert told(drafted) == plain
+            assert reported(drafted) == plain
             chosen.update(token.source for one in drafted for token in one.tokens if token.source)
         assert chosen["eagle3"] and set(chosen) <= {"eagle3", "ngram"}
         typical = Speculation("fused", num_draft_tokens=4, mode=VerificationMode.TYPICAL)
         steered = await answers(client, typical, 0.8)
         assert {token.source for one in steered for token in one.tokens if token.source} == {"eagle3"}
-        assert told(await answers(client, typical, 0.8)) == told(steered), "there the first one always drafts"
+        assert reported(await answers(client, typical, 0.8)) == reported(steered), "there the first one always drafts"
         await until_all_pages_are_free(client)
 
 

@@ -61,7 +61,9 @@ async def test_mutated_calls_are_answered_and_leave_nothing(services: Running, c
 
 
 @pytest.mark.parametrize("role", ["verify", "draft"])
-async def test_mutated_frames_of_a_router_harm_nobody_elses(services: Running, check: Any, role: str) -> None:
+async def test_mutated_frames_of_a_router_do_not_disturb_other_routers(
+    services: Running, check: Any, role: str
+) -> None:
     address = getattr(services, role)
     frames = getattr(seeds, f"{role}_frames")
     statuses: Counter[str] = await fuzz_link(address, role, frames, Mutator(SEED), NUM_MUTANTS, check)

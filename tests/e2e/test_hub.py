@@ -166,7 +166,7 @@ def test_what_was_fetched_is_loaded_without_the_hub(hub: Hub, home: Path, loaded
     assert len(hub.requests) == before
 
 
-def test_a_hub_that_nobody_answers_for_is_told_at_once(tmp_path: Path) -> None:
+def test_an_unreachable_hub_is_reported_at_once(tmp_path: Path) -> None:
     case: Case = ("tokenizer", "org/model", None)
     nowhere = Hub()
     nowhere.endpoint = "http://127.0.0.1:9"

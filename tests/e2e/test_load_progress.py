@@ -60,7 +60,7 @@ async def started(progress: HeldProgress, running: Any) -> AsyncIterator[None]:
             await task
 
 
-async def test_a_load_that_rounds_tells_its_progress_and_is_not_served_before_its_end(
+async def test_a_load_that_rounds_reports_its_progress_and_is_not_served_before_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

@@ -32,7 +32,7 @@ async def answers(
     return await asyncio.gather(*waiting)
 
 
-def told(completions: list[Completion]) -> list[object]:
+def reported(completions: list[Completion]) -> list[object]:
     return [(one.output_ids, [token.logprobs for token in one.tokens]) for one in completions]
 
 
@@ -50,13 +50,13 @@ async def test_medusa_gives_the_plain_tokens(tmp_path: Path, dtype: str, num_pag
         assert "medusa" in (await client.model_info()).drafters
         for temperature in (0.0, 0.8):
             for prompts in (PROMPTS[:1], PROMPTS):
-                plain = told(await answers(client, Speculation(off=True), temperature, prompts))
+                plain = reported(await answers(client, Speculation(off=True), temperature, prompts))
                 is_widest = len(prompts) > 1 and dtype == "float32"
                 for settings in TREES:
                     for num_draft_tokens in (None, 1, 3, 64) if is_widest else (None, 3):
                         speculation = Speculation("medusa", settings, num_draft_tokens)
                         drafted = await answers(client, speculation, temperature, prompts)
-                        assert told(drafted) == plain, (temperature, settings, num_draft_tokens)
+                        assert reported(drafted) == plain, (temperature, settings, num_draft_tokens)
                         accepted = [token for one in drafted for token in one.tokens if token.source]
                         assert {token.source for token in accepted} <= {"medusa"}
                         most = num_draft_tokens or 64
@@ -77,10 +77,10 @@ async def test_adapters_are_chosen_by_request_and_refused_by_name(tmp_path: Path
     RandomHeads(32, VOCAB_SIZE).save(tmp_path / "adapters" / "foreign", "v1", base="vicuna")
     verify = options(tmp_path, adapter_dir=tmp_path / "adapters", max_adapters=1)
     async with services(tmp_path, {"drafters": ("model",), "max_draft_tokens": 64}, verify) as client:
-        plain = told(await answers(client, Speculation(off=True), 0.8, PROMPTS))
+        plain = reported(await answers(client, Speculation(off=True), 0.8, PROMPTS))
         for name in ("fitted", "random", "fitted"):
             drafted = await answers(client, Speculation("medusa", {"adapter": name}), 0.8, PROMPTS)
-            assert told(drafted) == plain
+            assert reported(drafted) == plain
         for name, limit in (
             ("foreign", "base_model_name_or_path"),
             ("unknown", "must be one in the worker's --adapter-dir"),
@@ -101,16 +101,16 @@ async def test_typical_takes_trees_repeats_and_goes_by_the_requests_bounds(tmp_p
     fit_heads(tmp_path / "target", tmp_path / "heads")
     typical = VerificationMode.TYPICAL
     async with services(tmp_path, {"drafters": ("model",)}, options(tmp_path, max_draft_tokens=16)) as client:
-        greedy = told(await answers(client, Speculation(off=True), 0.0, PROMPTS))
+        greedy = reported(await answers(client, Speculation(off=True), 0.0, PROMPTS))
         rates: dict[object, float] = {}
         for bounds in ((None, None), (1.0, 10.0), (0.0, 0.0)):
             for settings in ({"max_branches": "1"}, {}, {"tree": "mc_sim_7b_63"}):
                 how = Speculation("medusa", settings, 16, mode=typical)
                 how = replace(how, posterior_threshold=bounds[0], posterior_alpha=bounds[1])
-                assert told(await answers(client, how, 0.0, PROMPTS)) == greedy, "at temperature 0 it is the rule"
+                assert reported(await answers(client, how, 0.0, PROMPTS)) == greedy, "at temperature 0 it is the rule"
                 first = await answers(client, how, 0.8, PROMPTS)
                 assert {one.mode for one in first} == {typical}
-                assert told(await answers(client, how, 0.8, PROMPTS)) == told(first)
+                assert reported(await answers(client, how, 0.8, PROMPTS)) == reported(first)
                 num_accepted = sum(one.speculation.num_accepted_tokens for one in first)
                 rates[bounds, str(settings)] = num_accepted / sum(one.speculation.num_drafts for one in first)
         for settings in ("{}", "{'tree': 'mc_sim_7b_63'}", "{'max_branches': '1'}"):
@@ -142,14 +142,14 @@ async def test_a_worker_without_the_heads_goes_on_with_the_same_tokens(tmp_path:
     fit_heads(tmp_path / "target", tmp_path / "heads")
     verify = options(tmp_path, max_draft_tokens=16)
     async with running(tmp_path, {"drafters": ("model",)}, verify, other_verify_options=[{}]) as stack:
-        plain = told(await answers(stack.client, Speculation(off=True), 0.8, PROMPTS, num_tokens=120))
+        plain = reported(await answers(stack.client, Speculation(off=True), 0.8, PROMPTS, num_tokens=120))
         speculation = Speculation("medusa", num_draft_tokens=4)
         stack.verify_hold.after(20)  # of five tokens at most: no answer is over
         waiting = asyncio.ensure_future(answers(stack.client, speculation, 0.8, PROMPTS, num_tokens=120))
         await stack.verify_hold.reached()
         await stack.lose_verify()
         lost = await waiting
-        assert told(lost) == plain
+        assert reported(lost) == plain
         assert sum(one.speculation.num_failovers for one in lost) > 0
         assert "medusa" in {token.source for one in lost for token in one.tokens}
 

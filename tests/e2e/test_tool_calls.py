@@ -68,7 +68,7 @@ async def test_required_and_named_calls_are_made_whatever_the_model_is(client: o
         assert await calls(5, **options, extra_body={"betoken": {"drafter": drafter}}) == plain
 
 
-async def test_streams_and_responses_tell_the_same_calls_piece_by_piece(client: openai.AsyncOpenAI) -> None:
+async def test_streams_and_responses_report_the_same_calls_piece_by_piece(client: openai.AsyncOpenAI) -> None:
     model = (await client.models.list()).data[0].id
     options: Any = {"model": model, "seed": 3, "tool_choice": "required", "parallel_tool_calls": False}
     options |= {"tools": [WEATHER]}

@@ -42,7 +42,7 @@ def test_weights_are_fetched_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert fetched == [name for name, is_wanted in REPOSITORY.items() if is_wanted]
 
 
-def test_a_download_tells_how_far_it_is(
+def test_a_download_reports_how_far_it_is(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def snapshot_download(model: str, tqdm_class: Any, **_: Any) -> str:

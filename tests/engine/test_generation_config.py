@@ -38,7 +38,7 @@ def test_what_commonly_means_all_or_nothing_is_absent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [1e-6, 0.0099, 5e-324])
-def test_a_temperature_close_to_greedy_is_greedy_and_told_once(
+def test_a_temperature_close_to_greedy_is_greedy_and_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, value: float
 ) -> None:
     assert defaults(tmp_path, do_sample=True, temperature=value).sampling == {"do_sample": True, "temperature": 0.0}
@@ -47,9 +47,7 @@ def test_a_temperature_close_to_greedy_is_greedy_and_told_once(
 
 
 @pytest.mark.parametrize("value", [0.0, 0.01, 0.6])
-def test_other_temperatures_are_told_of_by_nobody(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, value: float
-) -> None:
+def test_other_temperatures_are_not_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture, value: float) -> None:
     assert defaults(tmp_path, temperature=value).sampling == {"temperature": value} and not warnings(caplog)
 
 

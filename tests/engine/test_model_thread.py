@@ -42,7 +42,7 @@ def set_fault(core, where):
 
 
 @pytest.mark.parametrize("where", ["has_work", "step", "expire"])
-def test_a_fault_ends_the_thread_is_logged_and_told(caplog, where):
+def test_a_fault_ends_the_thread_is_logged_and_reported(caplog, where):
     thread = ModelThread(Core, "fragile")
     thread.start().result(30)
     assert not thread.failure.done()

@@ -49,7 +49,7 @@ def test_configurations_that_read_more_than_their_row(settings: dict[str, object
 
 
 @pytest.mark.parametrize("is_there", [False, True])
-def test_a_folder_without_a_config_that_can_be_read_is_told_so(tmp_path: Path, is_there: bool) -> None:
+def test_a_folder_without_a_config_that_can_be_read_is_reported(tmp_path: Path, is_there: bool) -> None:
     if is_there:
         (tmp_path / "config.json").mkdir()  # opens for nobody, not even for root
     with pytest.raises(ModelRefusedError, match=r"(No such file|Is a directory).*config\.json'$"):
@@ -71,7 +71,7 @@ def test_code_of_a_checkpoint_is_not_run(
 
 
 @pytest.mark.parametrize("model_type", ["blip-2", "t5"])
-def test_a_type_that_is_no_language_model_is_told_so(model_type: str, tmp_path: Path) -> None:
+def test_a_type_that_is_no_language_model_is_reported(model_type: str, tmp_path: Path) -> None:
     """Not by the names of all that are, nor by what else it lacks."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
     with pytest.raises(ModelRefusedError, match=f"^model type '{model_type}' is no causal language model"):
@@ -82,7 +82,7 @@ def test_a_type_that_is_no_language_model_is_told_so(model_type: str, tmp_path: 
     ("model_type", "reason"),
     [("bart", "is the decoder of a model with an encoder"), ("got_ocr2", "is multimodal, and where its text lies")],
 )
-def test_a_part_of_another_model_is_told_so(model_type: str, reason: str, tmp_path: Path) -> None:
+def test_a_part_of_another_model_is_reported(model_type: str, reason: str, tmp_path: Path) -> None:
     """transformers counts them among its causal language models."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
     with pytest.raises(ModelRefusedError, match=f"^model type '{model_type}' {reason}"):

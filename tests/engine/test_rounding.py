@@ -66,7 +66,7 @@ def test_its_tokens_are_those_of_the_rounded_model(family: str, kind: Any, tmp_p
             break
 
 
-def test_loading_tells_how_much_of_the_weights_is_rounded(tmp_path: Path) -> None:
+def test_loading_reports_the_rounded_share_of_the_weights(tmp_path: Path) -> None:
     told: list[tuple[str, float]] = []
     load_model(config_of(save_tiny(tmp_path, "llama"), "int4"), lambda stage, fraction: told.append((stage, fraction)))
     fractions = [fraction for stage, fraction in told if stage == "rounding weights to int4"]
@@ -75,7 +75,7 @@ def test_loading_tells_how_much_of_the_weights_is_rounded(tmp_path: Path) -> Non
     assert [fraction for _, fraction in told] == sorted(fraction for _, fraction in told)
 
 
-def test_fingerprints_and_arithmetic_tell_it_apart(tmp_path: Path) -> None:
+def test_fingerprints_and_arithmetic_distinguish_rounded_models(tmp_path: Path) -> None:
     directory = save_tiny(tmp_path, "llama")
     runners = [load_runner(config_of(directory, kind)) for kind in (None, "int8", "int4")]
     assert len({runner.info.weights_fingerprint for runner in runners}) == 3

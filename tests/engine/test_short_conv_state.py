@@ -96,7 +96,7 @@ def test_layers_called_conv_are_served_of_known_families_alone() -> None:
         check_layers(config)
 
 
-def test_a_convolution_that_is_told_of_padding_or_of_no_batch_is_refused(tmp_path: Path) -> None:
+def test_a_convolution_with_padding_or_without_a_batch_is_rejected(tmp_path: Path) -> None:
     config = EngineConfig(save_tiny(tmp_path, "lfm2"), num_pages=8, compile="off", self_check=False)
     model, info = load_model(config, lambda stage, fraction: None)
     runner_of(config, model, info)

@@ -33,7 +33,7 @@ async def gate(make_gate: MakeGate) -> Gate:
     )
 
 
-async def told_by_schemathesis(gate: Gate, folder: Path, *options: str) -> str:
+async def reported_by_schemathesis(gate: Gate, folder: Path, *options: str) -> str:
     """What it prints; a request that is valid by the description may be refused, since no schema can say all."""
     (folder / "schemathesis.toml").write_text(
         '[[operations]]\ninclude-name = "GET /v1/models/{model}"\nparameters = { model = "fake" }\n'
@@ -53,7 +53,7 @@ async def told_by_schemathesis(gate: Gate, folder: Path, *options: str) -> str:
 
 async def test_answers_are_as_described(gate: Gate, tmp_path: Path) -> None:
     most = [option for path in MANY_FIELDS for option in ("--exclude-path", path)]
-    out = await told_by_schemathesis(gate, tmp_path, "--phases", "coverage,fuzzing", "--max-examples", "3", *most)
+    out = await reported_by_schemathesis(gate, tmp_path, "--phases", "coverage,fuzzing", "--max-examples", "3", *most)
     num, num_passed = map(int, re.findall(r"(\d+) generated, (\d+) passed", out)[0])
     assert num == num_passed > 500
 
@@ -61,7 +61,7 @@ async def test_answers_are_as_described(gate: Gate, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 async def test_very_many_answers_are_as_described(gate: Gate, tmp_path: Path) -> None:
-    await told_by_schemathesis(gate, tmp_path, "--max-examples", "300")
+    await reported_by_schemathesis(gate, tmp_path, "--max-examples", "300")
 
 
 @pytest.mark.parametrize("path", BODIES)

@@ -14,7 +14,7 @@ PROMPT = "the é on"
 ASKED: dict[str, Any] = {"model": "fake", "seed": 3, "max_tokens": 6, "logprobs": 1}
 
 
-async def test_prompt_and_answer_are_told_alike(gate: Gate, tokenizer: Any) -> None:
+async def test_prompt_and_answer_are_reported_alike(gate: Gate, tokenizer: Any) -> None:
     ids = tokenizer.encode(PROMPT)
     plain = (await gate.openai.completions.create(prompt=PROMPT, **ASKED)).choices[0]
     for prompt in (PROMPT, ids):
@@ -32,7 +32,7 @@ async def test_prompt_and_answer_are_told_alike(gate: Gate, tokenizer: Any) -> N
         assert all(PROMPT.startswith(name, offset) for name, offset in whole if "bytes:" not in name)
 
 
-async def test_lists_and_several_answers_and_streams_tell_the_same(gate: Gate, tokenizer: Any) -> None:
+async def test_lists_and_several_answers_and_streams_report_the_same(gate: Gate, tokenizer: Any) -> None:
     prompts = [PROMPT, "on the"]
     options = ASKED | {"prompt": prompts, "echo": True, "n": 2, "temperature": 1.0}
     whole = (await gate.openai.completions.create(**options)).choices

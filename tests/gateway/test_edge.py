@@ -48,7 +48,7 @@ async def test_a_client_that_leaves_frees_its_pages(make_gate: MakeGate, body: d
     assert (await gate.post("/v1/completions", BODY)).status_code == 200
 
 
-async def test_more_requests_than_are_answered_at_once_are_told_to_come_back(make_gate: MakeGate) -> None:
+async def test_requests_beyond_the_limit_get_a_retry_delay(make_gate: MakeGate) -> None:
     gate = await make_gate(gateway={"max_requests": 2}, step_s=0.02)
     long = [asyncio.create_task(gate.post("/v1/completions", BODY | {"max_tokens": 1500})) for _ in range(2)]
     await gate.cluster.until(lambda: gate.cluster.verifiers[0].num_open == 2)

@@ -38,7 +38,7 @@ class Empty:
     content: tuple[()] = ()
 
 
-async def test_logprobs_are_told_by_the_tokens_bytes(gate: Gate, tokenizer: Any) -> None:
+async def test_logprobs_are_reported_by_the_tokens_bytes(gate: Gate, tokenizer: Any) -> None:
     whole = await gate.openai.chat.completions.create(
         model="fake",
         messages=CHAT,
@@ -66,7 +66,7 @@ async def test_the_same_seed_gives_the_same_text_whatever_drafts(gate: Gate) -> 
     assert await said(1) != await said(2)
 
 
-async def test_each_of_n_answers_can_be_had_alone_by_the_seed_that_it_tells(gate: Gate) -> None:
+async def test_each_of_n_answers_can_be_had_alone_by_the_seed_that_it_reports(gate: Gate) -> None:
     options: Any = {"model": "fake", "messages": CHAT, "max_tokens": 16, "temperature": 0.9}
     several = await gate.openai.chat.completions.create(**options, n=3, seed=-5)
     seeds = [choice.model_extra["betoken"]["seed"] for choice in several.choices]
@@ -79,7 +79,7 @@ async def test_each_of_n_answers_can_be_had_alone_by_the_seed_that_it_tells(gate
     assert several.usage.prompt_tokens == alone.usage.prompt_tokens  # once
 
 
-async def test_n_answers_in_a_stream_are_told_apart(gate: Gate) -> None:
+async def test_n_answers_in_a_stream_are_distinguished(gate: Gate) -> None:
     options: Any = {"model": "fake", "messages": CHAT, "max_tokens": 16, "temperature": 0.9, "n": 3, "seed": 5}
     whole = await gate.openai.chat.completions.create(**options)
     texts = ["", "", ""]
@@ -179,7 +179,7 @@ async def test_errors_reach_the_client_as_its_own(gate: Gate) -> None:
     assert streamed.value.param == "top_p"
 
 
-async def test_rounds_tell_their_times_in_a_stream(gate: Gate) -> None:
+async def test_rounds_report_their_times_in_a_stream(gate: Gate) -> None:
     told: list[dict[str, Any]] = []
     stream = await gate.openai.completions.create(
         model="fake", prompt="the", max_tokens=24, stream=True, extra_body={"betoken": {"rounds": True}}

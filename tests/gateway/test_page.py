@@ -78,7 +78,7 @@ async def test_an_answer_streams_in_colours_with_lanes_and_numbers(
     assert await page.locator("#positions tbody tr").count() > 0
 
 
-async def test_a_token_tells_its_probability_by_pointer_and_by_keys(page: Any, gate: Gate) -> None:
+async def test_a_token_shows_its_probability_by_pointer_and_by_keys(page: Any, gate: Gate) -> None:
     await ask(page, gate, **{"max-tokens": "20"})
     await answered(page)
     await page.hover(".tokens .token >> nth=4")
@@ -126,7 +126,7 @@ async def test_a_worker_that_is_killed_shows_as_away_and_the_answer_goes_on(
     assert await page.locator(".state-ready").count() == 2
 
 
-async def test_a_conversation_goes_on_and_stops_when_told(page: Any, make_gate: MakeGate, tokenizer: Any) -> None:
+async def test_a_conversation_continues_and_stops_on_request(page: Any, make_gate: MakeGate, tokenizer: Any) -> None:
     gate = await make_gate(model=talkative(tokenizer), step_s=0.02)
     await ask(page, gate, **{"max-tokens": "8", "system": "the"})
     await answered(page)
@@ -162,7 +162,7 @@ async def test_an_answer_can_be_constrained(
     assert gate.cluster.verifiers[0].opened[-1].constraint == Constraint(**expected)
 
 
-async def test_a_refusal_is_told(page: Any, gate: Gate) -> None:
+async def test_a_refusal_is_reported(page: Any, gate: Gate) -> None:
     await ask(page, gate, **{"top-p": "2"})
     await page.wait_for_selector("#fault:not(:empty)")
     assert "top_p" in await page.text_content("#fault")

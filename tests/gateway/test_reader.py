@@ -112,7 +112,7 @@ def test_any_text_is_read_alike_however_it_is_cut(pieces: list[str], data: st.Da
         assert not isinstance(part, Call) or (isinstance(following, Arguments) and following.text.startswith("{"))
 
 
-def test_a_call_is_told_as_soon_as_its_name_is_known_and_its_arguments_as_they_come() -> None:
+def test_a_call_is_reported_as_soon_as_its_name_is_known_and_its_arguments_as_they_come() -> None:
     reader = Reader(TOOLS)
     assert reader.feed('<tool_call>\n{"name": "weather", "arguments": ') == []
     assert reader.feed('{"ci') == [Call("weather"), Arguments('{"ci')]

@@ -52,7 +52,7 @@ async def samples(gate: Gate) -> dict[tuple[str, ...], float]:
     }
 
 
-async def test_metrics_count_what_answers_tell(gate: Gate) -> None:
+async def test_metrics_equal_the_counts_of_answers(gate: Gate) -> None:
     stats: list[dict[str, Any]] = []
     for stream in (False, True):
         body = {"prompt": "the", "max_tokens": 30, "stream": stream, "n": 2}

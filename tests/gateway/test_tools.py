@@ -130,7 +130,7 @@ async def test_without_tools_nothing_is_read_as_a_call(make_gate: MakeGate, toke
 
 
 @pytest.mark.parametrize(("said", "thinks"), [("<think>\nhm\n</think>\n\nyes", False), ("hm\n</think>\n\nyes", True)])
-async def test_thoughts_are_told_apart(make_gate: MakeGate, tokenizer: Tokenizer, said: str, thinks: bool) -> None:
+async def test_thoughts_are_distinguished(make_gate: MakeGate, tokenizer: Tokenizer, said: str, thinks: bool) -> None:
     gate = await saying(make_gate, tokenizer, said)
     kwargs = {"chat_template_kwargs": {"enable_thinking": thinks}}
     options: Any = {"model": "fake", "messages": CHAT, "extra_body": kwargs}

@@ -164,7 +164,7 @@ async def test_a_full_queue_makes_room_for_a_tenant_with_less_in_it() -> None:
     assert log == ["a1", "b1", "a2", "a3"]
 
 
-async def test_who_waits_for_its_own_limit_holds_up_nobody() -> None:
+async def test_a_request_at_its_own_limit_does_not_block_others() -> None:
     admission = Admission(4, 10, 5.0, lambda: 4, no_worker)
     account = Account("key k", Limits(max_streams=1))
     log: list[str] = []

@@ -86,7 +86,7 @@ async def test_a_drafter_that_errs_costs_time_only(make_cluster: MakeCluster, fa
 
 
 @pytest.mark.parametrize("is_auto", [False, True])
-async def test_drafts_begin_when_a_long_prompt_is_computed_and_nobody_waits_for_it(
+async def test_drafts_begin_when_a_long_prompt_is_computed_without_blocking_the_round(
     make_cluster: MakeCluster, is_auto: bool
 ) -> None:
     cluster = await make_cluster(draft_timeout_s=0.5, first_draft_timeout_s=0.6, step_s=0.02)
@@ -488,7 +488,7 @@ async def test_a_worker_that_floods_loses_its_link_only(make_cluster: MakeCluste
     assert downs == ["frame = 100000 entries: must be at most 65536 of a kind"]
 
 
-async def test_answers_that_nobody_asked_for_are_not_hoarded(make_cluster: MakeCluster) -> None:
+async def test_unrequested_drafts_are_not_kept(make_cluster: MakeCluster) -> None:
     cluster = await make_cluster(step_s=0.01)
     (drafter,), (verifier,), worker = cluster.drafters, cluster.verifiers, cluster.router.draft.workers[0]
 
@@ -809,17 +809,17 @@ async def test_a_model_that_was_met_is_described_the_same_way_at_once(make_clust
 
 
 @pytest.mark.parametrize("limit", ["max_context", "draft_context"])
-@pytest.mark.parametrize(("context", "is_told"), [(1024, True), (2048, False), (4096, False), (0, False)])
-async def test_a_draft_model_with_a_shorter_context_is_told_once_and_shown(
-    make_cluster: MakeCluster, caplog: pytest.LogCaptureFixture, limit: str, context: int, is_told: bool
+@pytest.mark.parametrize(("context", "is_reported"), [(1024, True), (2048, False), (4096, False), (0, False)])
+async def test_a_draft_model_with_a_shorter_context_is_reported_once_and_shown(
+    make_cluster: MakeCluster, caplog: pytest.LogCaptureFixture, limit: str, context: int, is_reported: bool
 ) -> None:
     cluster = await make_cluster(draft_hellos=[{limit: context}])
     worker = cluster.router.draft.workers[0]
     await cluster.until(lambda: worker.is_ready)
     cluster.router.verify.changed()
     text = "drafts texts of up to 1024 tokens only; the target's context is 2048"
-    told = [record.getMessage() for record in caplog.records if "texts of up to" in record.getMessage()]
-    assert told == ([f"draft worker {worker.link.address} {text}"] if is_told else [])
+    reported = [record.getMessage() for record in caplog.records if "texts of up to" in record.getMessage()]
+    assert reported == ([f"draft worker {worker.link.address} {text}"] if is_reported else [])
 
 
 async def test_the_shorter_context_of_a_worker_that_is_ready_is_in_its_status(make_cluster: MakeCluster) -> None:

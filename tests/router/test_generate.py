@@ -396,7 +396,7 @@ async def test_model_info_and_tokenize(make_cluster: MakeCluster) -> None:
     assert cluster.tokenizer.decode(ids) == "<user>x\n<assistant>"
 
 
-async def test_a_default_drafter_that_nobody_hosts_is_told_and_not_used(
+async def test_a_default_drafter_without_a_host_is_logged_and_not_used(
     make_cluster: MakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster = await make_cluster(drafter="typo")
@@ -477,7 +477,7 @@ async def test_detokenize_gives_the_text_and_the_bytes_of_each_id(make_cluster: 
 
 
 @pytest.mark.parametrize("off", [False, True])
-async def test_rounds_tell_their_times_where_they_are_asked_for(make_cluster: MakeCluster, off: bool) -> None:
+async def test_rounds_report_their_times_where_they_are_asked_for(make_cluster: MakeCluster, off: bool) -> None:
     cluster = await make_cluster(step_s=0.002)
     reply = await cluster.generate(prompt_ids=PROMPT, max_new_tokens=30, report_rounds=True, off=off)
     rounds = [times for message in reply.messages for times in message.rounds]

@@ -238,7 +238,7 @@ class CountingTokenizer(Tokenizer):
         return super().piece(token_id)
 
 
-async def test_a_long_answer_that_is_resumed_holds_up_nobody(make_cluster: MakeCluster) -> None:
+async def test_a_resumed_long_answer_does_not_block_others(make_cluster: MakeCluster) -> None:
     cluster = await make_cluster()
     whole = await cluster.generate(**LONG, temperature=0)
     tokenizer = cluster.router.tokenizer = CountingTokenizer(byte_tokenizer_json(), {}, CHAT_TEMPLATE, "test")
@@ -357,7 +357,7 @@ async def test_without_a_verify_worker_the_answer_is_unavailable(make_cluster: M
     assert "127.0.0.1:9" in failed.value.details()
 
 
-async def test_a_request_that_waited_in_vain_is_told_which_workers_are_away(make_cluster: MakeCluster) -> None:
+async def test_a_request_that_waited_in_vain_is_reported_which_workers_are_away(make_cluster: MakeCluster) -> None:
     cluster = await make_cluster(num_drafters=0, queue_timeout_s=0.2)
     await cluster.generate(max_new_tokens=3)
     await cluster.verifiers[0].kill()
@@ -387,7 +387,9 @@ async def test_the_reason_comes_before_the_client_s_deadline(
     assert len(waits_s) == 2 and max(waits_s) < 57.0
 
 
-async def test_a_queued_request_is_told_the_reason_before_its_deadline(make_cluster: MakeCluster, clock: Clock) -> None:
+async def test_a_queued_request_is_reported_the_reason_before_its_deadline(
+    make_cluster: MakeCluster, clock: Clock
+) -> None:
     hellos = [{"max_sequences": 1}]
     cluster = await make_cluster(num_drafters=0, verify_hellos=hellos, step_s=0.005, queue_timeout_s=1000.0)
     running = asyncio.ensure_future(cluster.generate(**LONG, deadline_s=1000.0))

@@ -93,15 +93,17 @@ def points(reader: InMemoryMetricReader, label: str | None = None) -> list[tuple
     return [(name, point) for name, point in found if label is None or label in point.attributes]
 
 
-def test_an_answer_is_told_with_what_its_counts_say(reader: InMemoryMetricReader) -> None:
+def test_an_answer_is_reported_with_what_its_counts_say(reader: InMemoryMetricReader) -> None:
     counts = SpeculationCounts(num_emitted_tokens=15, num_failed_drafts=2, num_failovers=1, num_cached_tokens=2)
     counts.add_draft(num_draft_tokens=6, depth=4, num_accepted=3)  # a tree
     counts.add_draft(num_draft_tokens=2, depth=2, num_accepted=1)
     counts.add_round(9_000_000, 1_000_000, 2_000_000, 3_000_000)
     metrics = RequestMetrics(Mock(num_running=4, num_waiting=7))
     metrics.ended(record(counts))
-    told = {(name, *sorted(p.attributes.values(), key=str)): getattr(p, "value", None) for name, p in points(reader)}
-    assert {key: value for key, value in told.items() if value is not None} == {
+    reported = {
+        (name, *sorted(p.attributes.values(), key=str)): getattr(p, "value", None) for name, p in points(reader)
+    }
+    assert {key: value for key, value in reported.items() if value is not None} == {
         (names.METRIC_DRAFTS, "ngram"): 2,
         (names.METRIC_DRAFT_TOKENS, "ngram"): 8,
         (names.METRIC_ACCEPTED_TOKENS, "ngram"): 4,
@@ -131,7 +133,7 @@ def test_an_answer_is_told_with_what_its_counts_say(reader: InMemoryMetricReader
     }
 
 
-def test_a_workers_load_is_told_under_its_names(reader: InMemoryMetricReader) -> None:
+def test_a_workers_load_is_reported_under_its_names(reader: InMemoryMetricReader) -> None:
     load = Load(running=1, waiting=2, free_pages=3, total_pages=4, preemptions=5, cached_tokens=6, snapshot_bytes=7)
     worker: Any = Mock(is_ready=True, link=Mock(load=load, role="verify", address="a:1"))
     observe_workers([worker])
@@ -151,16 +153,16 @@ def test_a_worker_that_is_started_again_turns_no_counter_back(reader: InMemoryMe
     worker: Any = Mock(is_ready=True, link=Mock(load=None, role="verify", address="a:1"))
     observe_workers([worker])
 
-    def told() -> dict[str, Any]:
+    def reported() -> dict[str, Any]:
         counters = (names.METRIC_WORKER_PREEMPTIONS, names.METRIC_WORKER_CACHED_TOKENS)
         return {name: point.value for name, point in points(reader) if name in counters}
 
     for preemptions, cached_tokens, *totals in ((5, 60, 5, 60), (2, 10, 7, 70), (2, 20, 7, 80), (0, 0, 7, 80)):
         worker.link.load = Load(preemptions=preemptions, cached_tokens=cached_tokens)
-        assert list(told().values()) == totals
+        assert list(reported().values()) == totals
 
 
-async def test_workers_are_told_with_the_load_they_last_said(
+async def test_workers_are_reported_with_the_load_they_last_said(
     make_cluster: MakeCluster, reader: InMemoryMetricReader
 ) -> None:
     cluster = await make_cluster()
@@ -186,28 +188,28 @@ async def test_workers_are_told_with_the_load_they_last_said(
     }
 
 
-async def test_a_verify_worker_that_is_silent_is_not_told_as_ready(
+async def test_a_verify_worker_that_is_silent_is_not_reported_as_ready(
     make_cluster: MakeCluster, reader: InMemoryMetricReader
 ) -> None:
     cluster = await make_cluster(num_verifiers=2, num_drafters=0)
     silent, other = cluster.router.verify.workers
     silent.is_silent = True
     ready = [(name, point) for name, point in points(reader, names.WORKER_ROLE) if name == names.METRIC_WORKER_READY]
-    told = {point.attributes[names.WORKER_ADDRESS]: point.value for _, point in ready}
-    assert told == {silent.link.address: 0, other.link.address: 1}
+    reported = {point.attributes[names.WORKER_ADDRESS]: point.value for _, point in ready}
+    assert reported == {silent.link.address: 0, other.link.address: 1}
 
 
 def test_requests_of_several_routers_add_up(reader: InMemoryMetricReader) -> None:
     RequestMetrics(Mock(num_running=4, num_waiting=7))
     data = reader.get_metrics_data()
     assert data is not None
-    told = {metric.name: metric.data for metric in data.resource_metrics[0].scope_metrics[0].metrics}
+    reported = {metric.name: metric.data for metric in data.resource_metrics[0].scope_metrics[0].metrics}
     for name in (names.METRIC_REQUESTS_RUNNING, names.METRIC_REQUESTS_WAITING):
-        sums = told[name]
+        sums = reported[name]
         assert isinstance(sums, Sum) and not sums.is_monotonic, "Prometheus calls that a gauge, without _total"
 
 
-async def test_a_router_that_stops_does_not_tell_its_workers_as_gone(
+async def test_a_router_that_stops_does_not_report_its_workers_as_gone(
     make_cluster: MakeCluster, reader: InMemoryMetricReader
 ) -> None:
     cluster = await make_cluster()
@@ -247,11 +249,11 @@ async def test_what_was_done_for_a_request_counts_however_it_ends(
         num_read += len((await call.read()).tokens.tokens)
     call.cancel()
     await cluster.until_idle()
-    told = {name: point for name, point in points(reader)}
-    assert told[names.METRIC_EMITTED_TOKENS].value >= told[names.METRIC_OUTPUT_TOKENS].value >= num_read
+    reported = {name: point for name, point in points(reader)}
+    assert reported[names.METRIC_EMITTED_TOKENS].value >= reported[names.METRIC_OUTPUT_TOKENS].value >= num_read
     timed = (names.METRIC_REQUEST_DURATION, names.METRIC_TIME_TO_FIRST_TOKEN, names.METRIC_TIME_PER_OUTPUT_TOKEN)
     for name in (*timed, names.METRIC_QUEUE_DURATION):
-        assert (told[name].count, told[name].attributes[names.ERROR_TYPE]) == (1, "CANCELLED"), name
+        assert (reported[name].count, reported[name].attributes[names.ERROR_TYPE]) == (1, "CANCELLED"), name
 
 
 async def test_every_request_is_timed_however_it_ends(make_cluster: MakeCluster, reader: InMemoryMetricReader) -> None:
@@ -264,20 +266,20 @@ async def test_every_request_is_timed_however_it_ends(make_cluster: MakeCluster,
         await cluster.generate(deadline_s=1.0, max_new_tokens=1000, ignore_eos=True)
     await cluster.until_idle()
     durations = [point for name, point in points(reader) if name == names.METRIC_REQUEST_DURATION]
-    told = {point.attributes.get(names.ERROR_TYPE): point.count for point in durations}
-    assert told == {None: 1, "INVALID_ARGUMENT": 1, "DEADLINE_EXCEEDED": 1}
+    reported = {point.attributes.get(names.ERROR_TYPE): point.count for point in durations}
+    assert reported == {None: 1, "INVALID_ARGUMENT": 1, "DEADLINE_EXCEEDED": 1}
     assert {point.attributes[names.GEN_AI_REQUEST_MODEL] for point in durations} == {model}
     requests = [point.attributes for name, point in points(reader) if name == names.METRIC_REQUESTS]
     assert sorted(attributes[names.FINISH_REASON] for attributes in requests) == ["", "", "length"]
 
 
-async def test_tenants_are_told_apart_up_to_a_bound(make_cluster: MakeCluster, reader: InMemoryMetricReader) -> None:
+async def test_tenants_are_distinguished_up_to_a_bound(make_cluster: MakeCluster, reader: InMemoryMetricReader) -> None:
     cluster = await make_cluster(num_drafters=0, max_metric_tenants=2)
     for tenant in ("a", "b", "c", "a", "d", ""):
         await cluster.generate(max_new_tokens=2, ignore_eos=True, tenant=tenant)
     for metric, each in ((names.METRIC_REQUESTS, 1), (names.METRIC_OUTPUT_TOKENS, 2)):
-        told = {point.attributes[names.TENANT]: point.value for name, point in points(reader) if name == metric}
-        assert told == {"a": 2 * each, "b": each, "_OTHER": 2 * each, "": each}
+        reported = {point.attributes[names.TENANT]: point.value for name, point in points(reader) if name == metric}
+        assert reported == {"a": 2 * each, "b": each, "_OTHER": 2 * each, "": each}
 
 
 async def test_a_failover_counts_also_where_no_worker_is_left(
@@ -308,5 +310,5 @@ async def test_a_request_that_a_shutdown_cuts_off_was_not_cancelled(
             pass
     assert broken.value.code() is grpc.StatusCode.UNAVAILABLE
     await cluster.until_idle()
-    told = [point.attributes for name, point in points(reader) if name == names.METRIC_REQUESTS]
-    assert [attributes[RPC_RESPONSE_STATUS_CODE] for attributes in told] == ["UNAVAILABLE"]
+    reported = [point.attributes for name, point in points(reader) if name == names.METRIC_REQUESTS]
+    assert [attributes[RPC_RESPONSE_STATUS_CODE] for attributes in reported] == ["UNAVAILABLE"]

@@ -60,7 +60,7 @@ async def make_offering(make_cluster: MakeCluster, **fields: Any) -> Cluster:
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_the_mode_is_named_and_told_to_both_workers(make_cluster: MakeCluster, mode: int) -> None:
+async def test_the_mode_is_named_and_sent_to_both_workers(make_cluster: MakeCluster, mode: int) -> None:
     cluster = await make_offering(make_cluster)
     sent = blocks_sent(cluster)
     draft_with(cluster, honest)
@@ -115,7 +115,7 @@ async def test_too_few_distributions_make_the_other_tokens_certain(make_cluster:
     assert all(len(block.draft_probs) == len(block.draft_ids) for block in sent)
 
 
-async def test_a_refused_mode_is_told_what_is_offered_by_a_newer_worker(make_cluster: MakeCluster) -> None:
+async def test_a_rejected_mode_lists_the_modes_of_a_newer_worker(make_cluster: MakeCluster) -> None:
     cluster = await make_cluster(verify_hellos=[{"verification_modes": [99]}])  # besides COUPLED
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         await cluster.generate(**OPTIONS, mode=VERIFICATION_MODE_TYPICAL)

@@ -16,20 +16,20 @@ PROMPT = [*range(3, 23)]
 ASKED: dict[str, Any] = {"prompt_ids": PROMPT, "ignore_eos": True, "prompt_logprobs": 1}
 
 
-def told_of(prompt: list[int], start: int = 1) -> list[tuple[int, float, list[int]]]:
+def reported_of(prompt: list[int], start: int = 1) -> list[tuple[int, float, list[int]]]:
     """What the fake worker tells of a prompt."""
     return [(position, -0.5 * position, [prompt[position]]) for position in range(start, len(prompt))]
 
 
 @pytest.mark.parametrize("fields", [{}, {"off": True}, {"logprobs": 1}, {"temperature": 0.9, "seed": 4}], ids=str)
-async def test_each_position_is_told_before_the_answer(make_cluster: MakeCluster, fields: dict[str, Any]) -> None:
+async def test_each_position_is_reported_before_the_answer(make_cluster: MakeCluster, fields: dict[str, Any]) -> None:
     cluster = await make_cluster()
     cluster.verifiers[0].prefill_rows = 3
     plain = await cluster.generate(**ASKED | fields | {"max_new_tokens": 25, "prompt_ids": PROMPT})
     reply = await cluster.generate(
         prompt_ids=PROMPT, ignore_eos=True, max_new_tokens=25, **fields | {"seed": plain.start.seed}
     )
-    assert plain.prompt == told_of(PROMPT) and not reply.prompt
+    assert plain.prompt == reported_of(PROMPT) and not reply.prompt
     assert plain.ids == reply.ids
     await cluster.until_idle()
 
@@ -38,7 +38,7 @@ async def test_each_position_is_told_before_the_answer(make_cluster: MakeCluster
 async def test_an_answer_may_have_no_tokens(make_cluster: MakeCluster, prompt: list[int]) -> None:
     cluster = await make_cluster()
     reply = await cluster.generate(**ASKED | {"prompt_ids": prompt}, max_new_tokens=0)
-    assert reply.prompt == told_of(prompt) and not reply.tokens
+    assert reply.prompt == reported_of(prompt) and not reply.tokens
     assert reply.finish.reason == pb.FINISH_REASON_LENGTH
     assert (reply.finish.usage.prompt_tokens, reply.finish.usage.output_tokens) == (len(prompt), 0)
     assert len(cluster.verifiers[0].opened) == (len(prompt) > 1) and not cluster.verifiers[0].num_blocks
@@ -62,7 +62,7 @@ async def test_a_lost_worker_repeats_nothing(make_cluster: MakeCluster, num_even
     for worker in cluster.verifiers:
         worker.prefill_rows = 2
     reply = await broken_after(cluster, num_events)
-    assert reply.prompt == told_of(PROMPT)
+    assert reply.prompt == reported_of(PROMPT)
     assert reply.ids == cluster.target_ids(8, PROMPT)
     assert reply.finish.speculation.num_failovers == 1
 
@@ -73,17 +73,17 @@ async def test_logprobs_that_cannot_be_are_asked_for_again(make_cluster: MakeClu
     cluster.verifiers[0].prefill_rows = 7
     setattr(cluster.verifiers[0].faults, fault, 1)
     reply = await cluster.generate(**ASKED, max_new_tokens=4)
-    assert reply.prompt == told_of(PROMPT)
+    assert reply.prompt == reported_of(PROMPT)
     assert reply.finish.speculation.num_failovers == 1
     await cluster.until_idle()
 
 
-async def test_what_a_client_has_is_not_told_again(make_cluster: MakeCluster) -> None:
+async def test_received_prompt_logprobs_are_not_sent_again(make_cluster: MakeCluster) -> None:
     cluster = await make_cluster()
     whole = await cluster.generate(**ASKED, max_new_tokens=6)
     for num_sent in (1, 18, 19):
         reply = await cluster.generate(**ASKED, max_new_tokens=6, resume_prompt_logprobs=num_sent)
-        assert (reply.prompt, reply.ids) == (told_of(PROMPT, 1 + num_sent), whole.ids)
+        assert (reply.prompt, reply.ids) == (reported_of(PROMPT, 1 + num_sent), whole.ids)
     for resume_ids in (whole.ids[:2], whole.ids):
         reply = await cluster.generate(**ASKED, max_new_tokens=6, resume_ids=resume_ids)
         assert (reply.prompt, reply.ids) == ([], whole.ids[len(resume_ids) :])
@@ -92,7 +92,9 @@ async def test_what_a_client_has_is_not_told_again(make_cluster: MakeCluster) ->
 
 
 @pytest.mark.parametrize("max_new_tokens", [0, 5])
-async def test_of_several_answers_the_first_is_told_the_prompt(make_cluster: MakeCluster, max_new_tokens: int) -> None:
+async def test_of_several_answers_the_first_has_the_prompt_logprobs(
+    make_cluster: MakeCluster, max_new_tokens: int
+) -> None:
     cluster = await make_cluster(step_s=0.005)
     cluster.verifiers[0].prefill_rows = 4
     replies = [Reply() for _ in range(3)]
@@ -121,7 +123,7 @@ async def test_a_client_that_does_not_read_leaves_its_pages_and_misses_nothing(
         slow.open_window(stream)
         await cluster.until(lambda: stream in slow.ended)
         reply = reply_of(slow, stream)
-    assert reply.prompt == told_of(prompt)
+    assert reply.prompt == reported_of(prompt)
     assert reply.ids == cluster.target_ids(3, prompt) and len(verifier.opened) > 1
     assert reply.finish.speculation.num_failovers == 0
     await cluster.until_idle()
@@ -132,5 +134,5 @@ async def test_many_prompts_share_a_worker(make_cluster: MakeCluster) -> None:
     cluster.verifiers[0].prefill_rows = 5
     prompts = [PROMPT[: 2 + index] for index in range(18)]
     asked = [cluster.generate(**ASKED | {"prompt_ids": prompt}, max_new_tokens=3) for prompt in prompts]
-    assert [reply.prompt for reply in await asyncio.gather(*asked)] == [told_of(prompt) for prompt in prompts]
+    assert [reply.prompt for reply in await asyncio.gather(*asked)] == [reported_of(prompt) for prompt in prompts]
     await cluster.until_idle()

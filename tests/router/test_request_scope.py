@@ -20,12 +20,12 @@ def lines(caplog: pytest.LogCaptureFixture) -> Any:
     """The fields of all lines so far."""
     caplog.set_level("INFO", "betoken")
 
-    def told() -> list[dict[str, Any]]:
+    def reported() -> list[dict[str, Any]]:
         records = [record for record in caplog.records if record.name == "betoken.router.request_scope"]
         assert all(record.levelno == logging.INFO for record in records)
         return [vars(record)["fields"] for record in records]
 
-    return told
+    return reported
 
 
 async def ended(cluster: Cluster, lines: Any, number: int = 1) -> list[dict[str, Any]]:

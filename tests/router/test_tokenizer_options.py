@@ -146,7 +146,7 @@ def test_words_are_released_as_they_end() -> None:
     assert [growing.step([index])[0] for index in range(7)] == ["a", " b", "", " nerves", "", " tenses", ". a"]
 
 
-def test_the_fingerprint_tells_options_that_change_ids_or_text() -> None:
+def test_the_fingerprint_reports_options_that_change_ids_or_text() -> None:
     text, config = saved_by("GPT2Tokenizer")
     flag = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
     options: list[dict[str, Any]] = [{}, {"add_prefix_space": True}, {"clean_up_tokenization_spaces": True, flag: True}]

@@ -23,19 +23,19 @@ class Host:
     def fell_silent(self) -> None: ...
 
 
-def session_with(told: list[None], timeout_s: float = TIMEOUT_S) -> VerifySession:
-    return VerifySession(1, Host(), VerdictLimits(100), Patience(), timeout_s, lambda: told.append(None))
+def session_with(reported: list[None], timeout_s: float = TIMEOUT_S) -> VerifySession:
+    return VerifySession(1, Host(), VerdictLimits(100), Patience(), timeout_s, lambda: reported.append(None))
 
 
 async def test_a_block_is_waited_for_as_long_as_the_worker_has_it_pending() -> None:
-    told: list[None] = []
-    session = session_with(told)
+    reported: list[None] = []
+    session = session_with(reported)
     loop = asyncio.get_running_loop()
     for part in range(6):
         loop.call_later(part * TIMEOUT_S, session.pending)
     loop.call_later(6 * TIMEOUT_S, session.deliver, Verdict(sequence_id=1, base_length=3, next_id=7))
     assert (await session.next_granted(3)).next_id == 7
-    assert len(told) == 6
+    assert len(reported) == 6
 
 
 @pytest.mark.parametrize("was_pending", [False, True])

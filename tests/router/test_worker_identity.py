@@ -21,7 +21,7 @@ async def test_workers_of_other_weights_than_the_pinned_never_serve(make_cluster
     assert (await cluster.generate(max_new_tokens=3, ignore_eos=True)).finish.usage.output_tokens == 3
 
 
-async def test_other_weights_that_came_first_keep_nobody_out(make_cluster: MakeCluster) -> None:
+async def test_other_weights_that_connected_first_do_not_exclude_workers(make_cluster: MakeCluster) -> None:
     hellos = [{"weights_fingerprint": OTHER}, {"weights_fingerprint": HONEST}]
     cluster = await make_cluster(num_drafters=0, verify_hellos=hellos, wait_ready=False, weights_fingerprint=HONEST)
     other, honest = cluster.router.verify.workers

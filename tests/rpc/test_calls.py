@@ -71,7 +71,7 @@ async def until(condition):
         await asyncio.sleep(0.01)
 
 
-async def test_calls_that_nobody_goes_on_with_keep_no_one_out():
+async def test_abandoned_calls_do_not_block_others():
     """Well over as many as are served at once, of each kind, on connections of their own."""
     async with serving(max_concurrent_rpcs=256, max_connection_streams=200) as (address, _), AsyncExitStack() as stack:
         for method, message in (
@@ -135,7 +135,7 @@ async def test_an_end_that_is_not_read_does_not_stay(monkeypatch, prompt):
                 await asyncio.sleep(0.02)
 
 
-async def test_overload_is_refused_with_advice_and_health_is_told():
+async def test_overload_is_refused_with_advice_and_health_is_reported():
     async with serving(max_concurrent_rpcs=2) as (address, servicer), client(address) as (service, health):
         held = [asyncio.ensure_future(service.Tokenize(TokenizeRequest(prompt="hold"))) for _ in range(2)]
         await until(lambda: servicer.num_held == 2)

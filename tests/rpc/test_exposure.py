@@ -78,7 +78,7 @@ def test_a_service_says_it_once_as_it_starts(caplog, monkeypatch, insecure):
         ("vsock:1:2", False),
     ],
 )
-def test_a_peer_of_this_machine_is_told_from_others(peer, is_own):
+def test_a_peer_of_this_machine_is_distinguished_from_others(peer, is_own):
     assert is_own_peer(peer) == is_own
 
 

@@ -63,7 +63,7 @@ def test_where_it_may_not_ask_auto_does_without_and_on_is_refused(tmp_path):
         FastWake("on", missing)
 
 
-def test_a_device_that_fails_later_is_told_of_once_and_holds_up_nothing(device, caplog):
+def test_a_device_that_fails_later_is_reported_once_and_holds_up_nothing(device, caplog):
     wake = FastWake("on", device)
     device.unlink()
     for _ in range(2):

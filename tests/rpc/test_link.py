@@ -450,7 +450,7 @@ async def test_a_status_that_a_write_came_too_late_for_is_found(start_worker, mo
     await link.close()
 
 
-async def test_connect_once_tells_why_not_and_run_takes_over(start_worker, start_link):
+async def test_connect_once_reports_its_failure_and_run_takes_over(start_worker, start_link):
     worker = await start_worker()
     recorded = await start_link(worker.address)
     assert await recorded.link.connect_once() == recorded.link.hello, "at once when connected"
@@ -537,7 +537,7 @@ async def test_a_draining_worker_is_left_when_its_last_sequence_closes(start_wor
         await idle.link.connect_once()
 
 
-async def test_a_link_that_shakes_hands_during_a_drain_is_told(start_worker, start_link, raw_call, monkeypatch):
+async def test_a_link_whose_handshake_falls_into_a_drain_is_notified(start_worker, start_link, raw_call, monkeypatch):
     worker = await start_worker()
     busy = await start_link(worker.address)
     busy.link.send(opens=[OpenSequence(sequence_id=1)])

@@ -91,7 +91,7 @@ def test_what_the_owner_cannot_take_in_is_refused_alone(fault):
     owner.table.check_integrity()
 
 
-def test_commands_end_sequences_and_tell_the_load():
+def test_commands_end_sequences_and_report_the_load():
     owner = Owner()
     for key in ((1, 1), (1, 2), (2, 1)):
         owner.table.open(Kept(key))
@@ -103,13 +103,13 @@ def test_commands_end_sequences_and_tell_the_load():
     assert owner.loads == [1, 2, 3, 2, 1, 1, 0] and not owner.failures
 
 
-def test_what_is_not_open_is_told():
+def test_a_command_for_a_closed_sequence_is_reported():
     owner = Owner()
     assert owner.table.find((1, 1)) is None
     assert isinstance(owner.failures[1, 1], NotFoundError)
 
 
-def test_deadlines_end_sequences_in_time_and_the_next_one_is_told():
+def test_deadlines_end_sequences_in_time_and_the_next_one_is_reported():
     owner = Owner()
     for n, deadline_s in enumerate((5.0, None, 7.0)):
         owner.table.open(Kept((1, n), deadline_s))

@@ -312,7 +312,7 @@ async def test_a_port_in_use_is_refused_with_its_address(capfd):
     assert capfd.readouterr().err == "", "gRPC's own line says less"
 
 
-async def test_a_unix_socket_that_cannot_be_made_is_told_as_what_it_is(tmp_path):
+async def test_a_unix_socket_that_cannot_be_made_is_reported_as_what_it_is(tmp_path):
     (tmp_path / "file").touch()
     for path, reason in (("absent/a.sock", "does not exist"), ("file", "something else than a socket is there")):
         with pytest.raises(FailedPreconditionError, match=reason):
@@ -412,7 +412,7 @@ class TypedServicer(generation_pb2_grpc.GenerationServiceServicer):
         ),
     ],
 )
-async def test_undecodable_requests_are_typed_errors_and_cost_nobody_else(method, data, text):
+async def test_undecodable_requests_are_typed_errors_and_disturb_no_other_call(method, data, text):
     add = generation_pb2_grpc.add_GenerationServiceServicer_to_server
     async with asyncio.TaskGroup() as tasks:
         running = Running(tasks, ServiceSettings(), [Service(NAME, TypedServicer(), add)])
@@ -479,7 +479,7 @@ def junk_pair(directory: Path) -> tuple[Path, Path]:
     return cert, key
 
 
-async def test_a_router_whose_tls_files_hold_something_else_is_told_so(certificates):
+async def test_a_router_whose_tls_files_hold_something_else_is_reported(certificates):
     no, no_key = junk_pair(certificates)
     server = certificates / "server.pem"
     ignore = LinkCallbacks(lambda *_: None, lambda *_: None, lambda *_: None, lambda _: None)

@@ -151,7 +151,7 @@ ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://user:secret@collector:4317"}
 
 
 @pytest.mark.parametrize(
-    ("own", "variables", "signals", "told"),
+    ("own", "variables", "signals", "reported"),
     [
         ("", {}, set(), []),
         (
@@ -173,13 +173,13 @@ ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://user:secret@collector:4317"}
         ("http://own:1", {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, {"traces", "metrics"}, ["traces to own:1"]),
     ],
 )
-def test_what_is_sent_where_is_told_and_so_is_what_is_not(own, variables, signals, told, caplog):
+def test_the_destination_of_each_exported_signal_is_logged(own, variables, signals, reported, caplog):
     caplog.set_level("INFO", "betoken")
     found = endpoints(own, variables)
     tell(found)
     assert found.keys() == signals
-    assert len(caplog.messages) == len(told)
-    assert all(part in message for part, message in zip(told, caplog.messages, strict=True))
+    assert len(caplog.messages) == len(reported)
+    assert all(part in message for part, message in zip(reported, caplog.messages, strict=True))
     assert "secret" not in caplog.text
 
 

@@ -27,8 +27,8 @@ class Recorder:
         self.frames.append(frame)
 
 
-@pytest.mark.parametrize(("interval_s", "are_told"), [(0.0, [True] * 4), (3600.0, [True, False, False, False])])
-def test_each_router_hears_the_load_once_an_interval(monkeypatch, interval_s, are_told):
+@pytest.mark.parametrize(("interval_s", "are_reported"), [(0.0, [True] * 4), (3600.0, [True, False, False, False])])
+def test_each_router_hears_the_load_once_an_interval(monkeypatch, interval_s, are_reported):
     monkeypatch.setattr(worker_entries, "LOAD_INTERVAL_S", interval_s)
     links = [Recorder(1), Recorder(2)]
     results = LinkResults(VerifyLinkResponse)
@@ -41,9 +41,9 @@ def test_each_router_hears_the_load_once_an_interval(monkeypatch, interval_s, ar
                 "verdicts", [((link.id, 7), Verdict(sequence_id=7))], lambda: WorkerLoad(next(numbers), 0, 9, 9)
             )
     for link in links:
-        assert [frame.HasField("load") for frame in link.frames] == are_told
+        assert [frame.HasField("load") for frame in link.frames] == are_reported
         assert all(len(frame.verdicts) == 1 for frame in link.frames)
-    assert next(numbers) == 1 + 2 * sum(are_told)  # not made for those that do not hear it
+    assert next(numbers) == 1 + 2 * sum(are_reported)  # not made for those that do not hear it
     results.load_changed(WorkerLoad(99, 0, 9, 9))
     assert all(link.frames[-1].load.running == 99 for link in links)
 

@@ -109,7 +109,7 @@ def test_it_needs_others_to_choose_among():
     check_attached(["fused", "ngram", "medusa"])
 
 
-def test_a_draft_that_nobody_asked_for_is_a_fault(fake_runner_class):
+def test_an_unrequested_draft_is_a_fault(fake_runner_class):
     class Unasked(OracleDrafter):
         def step(self):
             drafts = super().step()

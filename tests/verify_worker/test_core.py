@@ -175,7 +175,7 @@ def test_streams_that_outgrow_the_pages_do_not_take_turns_at_computing_their_pro
     assert sum(bench.runner.forwards) < 2 * sum(len(prompt) + 76 for prompt in prompts.values())
 
 
-def test_opens_and_closes_tell_the_load_also_when_nothing_is_computed(fake_runner_class):
+def test_opens_and_closes_report_the_load_even_without_a_forward(fake_runner_class):
     """Without it a router that found this worker silent would not learn that it is at work again."""
     bench = Bench(fake_runner_class())
     for act, num_open in ((lambda: bench.open(1, [1, 2, 3]), 1), (lambda: bench.core.apply(Close((1, 1))), 0)):
@@ -428,7 +428,7 @@ def test_a_failing_forward_ends_its_sequences_only(bench):
     bench.core.check_integrity()
 
 
-def test_nobody_loses_pages_for_a_sequence_that_cannot_start(fake_runner_class):
+def test_no_sequence_loses_pages_for_one_that_cannot_start(fake_runner_class):
     """The first sequence, not idle for long, keeps two of four pages: the last one's would not be enough."""
     bench = Bench(fake_runner_class(num_pages=4, page_size=4), idle_grace_s=1000.0)
     for sequence_id, num_ids in ((1, 7), (3, 3)):

@@ -67,7 +67,7 @@ def bench_with(runner, reader, whole_text=(), **options):
 
 @pytest.mark.parametrize("num_pages", [64, 32])
 @pytest.mark.parametrize("num_late", [0, 3])
-def test_each_committed_row_is_told_in_order(fake_runner_class, num_pages, num_late):
+def test_each_committed_row_is_reported_in_order(fake_runner_class, num_pages, num_late):
     runner, reader = fake_runner_class(num_pages=num_pages), Reader(num_late=num_late)
     bench = bench_with(runner, reader)
     prompts = {n: [n, n + 1, n + 2] * 7 for n in range(1, 5)}
@@ -98,7 +98,7 @@ def test_a_common_beginning_is_computed_again_only_for_drafters_that_read_it(fak
     assert reader.known[1, 2][0] == (0 if of_whole_text else 20)
 
 
-def test_modes_that_wait_for_drafts_are_told_what_was_decided_meanwhile(fake_runner_class):
+def test_modes_that_wait_for_drafts_receive_the_tokens_decided_meanwhile(fake_runner_class):
     runner, reader = fake_runner_class(), Reader(num_late=4)
     bench = bench_with(runner, reader)
     bench.open(1, PROMPT * 5, drafter="it", mode=Mode.TYPICAL)

@@ -55,7 +55,7 @@ def test_another_beginning_shares_nothing(bench):
     assert bench.sink.load.num_cached_tokens == 0
 
 
-def test_refused_drafts_are_found_by_nobody(bench):
+def test_rejected_drafts_are_never_found_in_the_prefix_cache(bench):
     truth = bench.runner.complete(PROMPT, 1)
     wrong = [(token + 1) % 90 for token in [*truth, 1, 2, 3, 4, 5, 6, 7]]
     bench.open(1, PROMPT)

@@ -144,7 +144,7 @@ def noted(output, widths):
     return output
 
 
-def test_its_router_hears_that_a_prompt_is_still_to_be_told(fake_runner_class, monkeypatch):
+def test_the_router_learns_that_prompt_logprobs_are_pending(fake_runner_class, monkeypatch):
     monkeypatch.setattr("betoken.rpc.link.sequence_table.PENDING_INTERVAL_S", 0.0)
     bench = Bench(fake_runner_class(), max_rows=4)
     bench.open(1, list(range(20)), num_prompt_logprobs=0)
@@ -173,7 +173,7 @@ def test_a_prompt_whose_logits_are_not_finite_fails_alone(fake_runner_class, mon
     bench.check_integrity()
 
 
-def test_a_prompt_of_one_token_owes_nothing(fake_runner_class):
+def test_a_prompt_of_one_token_has_no_pending_logprobs(fake_runner_class):
     bench = Bench(fake_runner_class())
     bench.open(1, [5], num_prompt_logprobs=1)
     assert not bench.core.has_work

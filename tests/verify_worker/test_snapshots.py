@@ -116,7 +116,7 @@ def ask(bench: Bench, n: int, prompt: list[int], num_tokens: int) -> list[int]:
     return bench.emitted(n, {})
 
 
-def test_what_was_not_computed_is_told(runner: ModelRunner) -> None:
+def test_cached_tokens_are_reported(runner: ModelRunner) -> None:
     bench = remembering(runner, 60, 8)
     prompt = [(7 * n) % 101 for n in range(21)]
     answer = ask(bench, 1, prompt, 12)

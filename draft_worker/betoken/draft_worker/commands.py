@@ -34,7 +34,7 @@ class Open:
     """Settings of the drafter."""
     wants_probs: bool = False
     """Whether each draft token should come with the distribution it was sampled from."""
-    steers_tokens: bool = False
+    draft_affects_output: bool = False
     """Whether the target's tokens depend on the draft."""
     deadline_s: float | None = None
     """Deadline, seconds of `time.monotonic`; None = none."""

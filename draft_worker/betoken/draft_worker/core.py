@@ -191,7 +191,7 @@ class DraftCore:
             settings=dict(opening.settings),
             deadline_s=opening.deadline_s,
             wants_probs=opening.wants_probs,
-            steers_tokens=opening.steers_tokens,
+            draft_affects_output=opening.draft_affects_output,
             predicted_ids=opening.predicted_ids,
             span=opening.span,
         )
@@ -236,7 +236,7 @@ class DraftCore:
             entry.started_ns = time.perf_counter_ns()
             entry.sequence.is_waiting, entry.sequence.takes_trees = True, command.takes_trees
             # A length that follows the clock would make the tokens depend on it.
-            entry.sequence.terms = None if entry.sequence.steers_tokens else command.terms
+            entry.sequence.terms = None if entry.sequence.draft_affects_output else command.terms
             try:
                 self._drafters[entry.drafter_name].request(entry.sequence, command.num_tokens)
             except Exception:

@@ -117,7 +117,7 @@ class DraftLinkHandler(EntryHandler[DraftCommand, DraftLinkResponse]):
             settings=dict(entry.drafter.settings),
             # A greedy draft is certain.
             wants_probs=entry.mode == VERIFICATION_MODE_REJECTION and params.temperature > 0.0,
-            steers_tokens=entry.mode not in (VERIFICATION_MODE_UNSPECIFIED, VERIFICATION_MODE_COUPLED),
+            draft_affects_output=entry.mode not in (VERIFICATION_MODE_UNSPECIFIED, VERIFICATION_MODE_COUPLED),
             deadline_s=deadline_s,
             grammar=grammar,
             predicted_ids=Prompt(entry.predicted_ids),

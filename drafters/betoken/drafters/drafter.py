@@ -42,7 +42,7 @@ class DraftSequence:
     asked for; as the last request said. None: that number."""
     wants_probs: bool = False
     """Whether each draft token should come with the distribution it was sampled from (verification by rejection)."""
-    steers_tokens: bool = False
+    draft_affects_output: bool = False
     """Whether the target's tokens depend on the draft (verification other than by equality): the same request should
     get the same draft every time."""
     is_waiting: bool = False

@@ -49,7 +49,9 @@ class RequestScopes:
         def status(error: BaseException) -> str:
             return final_status(error, scope.timeout_s, context.time_remaining, self._router.is_cut_off)
 
-        async with typed_errors(context, scope.request_id, tells_places=self._router.keys.tells_places(context)):
+        async with typed_errors(
+            context, scope.request_id, exposes_addresses=self._router.keys.exposes_addresses(context)
+        ):
             with (
                 scope.kept(status, self._ended),
                 span(SPAN_GENERATE, kind=kind, parent=client, attributes=attributes, status=status) as scope.span,

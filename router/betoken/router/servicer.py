@@ -95,8 +95,8 @@ class GenerationServicer:
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Any) -> pb.GetModelInfoResponse:  # noqa: N802
         """Describe the served model and its workers."""
-        tells_places = self._keys.tells_places(context)
-        async with typed_errors(context, tells_places=tells_places):
+        exposes_addresses = self._keys.exposes_addresses(context)
+        async with typed_errors(context, exposes_addresses=exposes_addresses):
             self._keys.check_if_any(context.invocation_metadata())
             router = self._router
             served = router.verify.model
@@ -106,8 +106,8 @@ class GenerationServicer:
                 drafters=router.ready_drafters,
                 sources=router.sources,
                 default_drafter=drafter_choice.default_drafter(router),
-                verify_workers=[_worker_info(worker, router, tells_places) for worker in router.verify.workers],
-                draft_workers=[_worker_info(worker, router, tells_places) for worker in router.draft.workers],
+                verify_workers=[_worker_info(worker, router, exposes_addresses) for worker in router.verify.workers],
+                draft_workers=[_worker_info(worker, router, exposes_addresses) for worker in router.draft.workers],
                 has_chat_template=router.tokenizer.chat_template is not None,
                 tool_format=router.tokenizer.tool_format,
                 version=__version__,
@@ -120,7 +120,7 @@ class GenerationServicer:
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:  # noqa: N802
         """Turn text or chat messages into ids."""
-        async with typed_errors(context, tells_places=self._keys.tells_places(context)):
+        async with typed_errors(context, exposes_addresses=self._keys.exposes_addresses(context)):
             self._keys.caller(context.invocation_metadata()).check_input(request)
             with self._router.waiting_bytes.hold(request.ByteSize()):
                 return pb.TokenizeResponse(ids=await intake.tokenize(request, self._router))
@@ -128,7 +128,7 @@ class GenerationServicer:
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:  # noqa: N802
         """Turn ids into text."""
-        async with typed_errors(context, tells_places=self._keys.tells_places(context)):
+        async with typed_errors(context, exposes_addresses=self._keys.exposes_addresses(context)):
             self._keys.caller(context.invocation_metadata()).check_input(request)
             model = (await self._router.model(context.time_remaining())).hello
             with self._router.waiting_bytes.hold(request.ByteSize()):
@@ -245,7 +245,7 @@ def _num_charged(event: Event) -> int:
             return 0
 
 
-def _worker_info(worker: VerifyWorker | DraftWorker, router: Router, tells_places: bool) -> pb.WorkerInfo:
+def _worker_info(worker: VerifyWorker | DraftWorker, router: Router, exposes_addresses: bool) -> pb.WorkerInfo:
     link = worker.link
     info = pb.WorkerInfo(address=link.address, state=link.state, detail=link.detail)
     if isinstance(worker, VerifyWorker) and worker.is_silent and worker.is_ready:
@@ -256,7 +256,7 @@ def _worker_info(worker: VerifyWorker | DraftWorker, router: Router, tells_place
             info.detail = info.detail or router.short_context(link.hello)
     if link.load is not None:
         info.load.CopyFrom(link.load)
-    if not tells_places:
+    if not exposes_addresses:
         info.address = info.detail = ""
         if info.HasField("hello"):
             info.hello.ClearField("worker_id")  # holds the host's name

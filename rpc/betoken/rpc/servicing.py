@@ -63,11 +63,11 @@ def _note(error: BetokenError) -> None:
 
 
 @asynccontextmanager
-async def typed_errors(context: Any, request_id: str = "", *, tells_places: bool = True) -> AsyncIterator[None]:
+async def typed_errors(context: Any, request_id: str = "", *, exposes_addresses: bool = True) -> AsyncIterator[None]:
     """The body of every handler: `async with typed_errors(context, request_id): ...`, unary and streaming alike.
 
     A `BetokenError` ends the call with its own status, and so does a request that could not be decoded. With a
-    `request_id` the log names it. Without `tells_places` addresses and paths are logged but not sent to the caller.
+    `request_id` the log names it. Without `exposes_addresses` addresses and paths are logged but not sent.
     Cancellation, `context.abort()` and the private errors of `grpc.aio` pass through. Anything else, panics of foreign
     libraries included, is logged with its traceback and answered INTERNAL without its text.
     """
@@ -78,7 +78,7 @@ async def typed_errors(context: Any, request_id: str = "", *, tells_places: bool
         except BetokenError as error:
             error.request_id = error.request_id or request_id
             _note(error)
-            await abort(context, error if tells_places else error.without_places())
+            await abort(context, error if exposes_addresses else error.without_places())
         except (grpc.aio.BaseError, *_ENDS):
             raise
         except BaseException as error:  # gRPC itself answers subclasses of Exception only: others leave a call for ever

@@ -39,7 +39,7 @@ def target(tmp_path_factory):
 
 
 class Rig:
-    """A drafter over a tiny layer, and the target whose states it is told."""
+    """A drafter over a tiny layer, and the target whose states it is reported."""
 
     def __init__(self, target, shape=None, num_pages=64, page_size=4, caching=True, max_rows=64, **settings):
         self.target = target
@@ -174,7 +174,7 @@ def test_a_draft_that_went_nowhere_is_made_again(target):
     assert first.draft_ids == again.draft_ids and first.parents == again.parents
 
 
-def test_states_that_are_told_again_change_nothing(target):
+def test_states_that_are_reported_again_change_nothing(target):
     """As after a preemption."""
     rig = Rig(target, max_branches=2, max_depth=3)
     seq = rig.open(ids_of(8, 30), takes_trees=True)
@@ -222,7 +222,7 @@ def test_a_text_that_begins_otherwise_takes_over_nothing(target):
     assert_is_literal(rig, second, drafted, 5, 2, 3)
 
 
-def test_a_hole_between_what_was_left_and_what_is_told_is_left_out(target):
+def test_a_hole_between_known_and_reported_states_is_skipped(target):
     rig = Rig(target, max_branches=2, max_depth=3)
     begin = ids_of(12, 40)
     first = rig.open(begin[:14], takes_trees=True)
@@ -387,7 +387,7 @@ def test_under_sampling_the_first_child_is_what_the_target_would_choose_of_the_s
 
 def test_for_rejection_tokens_come_with_what_they_were_sampled_from(target):
     rig = Rig(target, max_branches=3, max_depth=3)
-    seq = rig.open(ids_of(30, 9), SAMPLED, wants_probs=True, steers_tokens=True)
+    seq = rig.open(ids_of(30, 9), SAMPLED, wants_probs=True, draft_affects_output=True)
     rig.tell([seq])
     (drafted,) = rig.draft([seq], 3)
     assert drafted.parents is None and len(drafted.draft_probs) == len(drafted.draft_ids) == 3
@@ -403,7 +403,7 @@ def test_tokens_for_rejection_are_distributed_as_they_say(target):
     counts, num_samples = Counter(), 1500
     for seed in range(num_samples):
         params = SamplingParams(temperature=0.9, top_k=8, seed=seed)
-        seq = rig.open(ids_of(31, 9), params, wants_probs=True, steers_tokens=True)
+        seq = rig.open(ids_of(31, 9), params, wants_probs=True, draft_affects_output=True)
         if seed == 0:
             rig.tell([seq])
             rows = rig.states_of(seq.ids)[:-1]

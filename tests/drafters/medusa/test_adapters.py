@@ -118,7 +118,7 @@ def test_tokens_that_depend_on_drafts_wait_for_the_adapter(
     folder: Path, target: ModelRunner, slow: SlowReading
 ) -> None:
     bench = Bench(MedusaDrafter(None, AdapterStore(folder, target, 2), VOCAB))
-    sequence = bench.open(1, steers_tokens=True, settings={"adapter": "a"})
+    sequence = bench.open(1, draft_affects_output=True, settings={"adapter": "a"})
     bench.tell([sequence])
     bench.drafter.request(sequence, 6)
     for _ in range(5):

@@ -118,7 +118,9 @@ def test_where_tokens_depend_on_drafts_these_are_the_likeliest_and_wait_for_the_
 ) -> None:
     bench = Bench(drafter)
     is_typical = mode == "typical"
-    sequence = bench.open(1, temperature=0.8, steers_tokens=True, wants_probs=not is_typical, takes_trees=is_typical)
+    sequence = bench.open(
+        1, temperature=0.8, draft_affects_output=True, wants_probs=not is_typical, takes_trees=is_typical
+    )
     greedy = bench.open(1, temperature=0.0)
     bench.tell([sequence, greedy])
     drafter.observe([FeatureSpan(sequence, len(sequence.ids) - 2, 0, 1)], bench.states[greedy][None, None])
@@ -127,7 +129,7 @@ def test_where_tokens_depend_on_drafts_these_are_the_likeliest_and_wait_for_the_
         assert (first.draft_ids, first.parents) == (second.draft_ids, second.parents)
     else:
         assert first.parents is None and first.draft_ids[0] == second.draft_ids[0]
-    fresh = bench.open(2, steers_tokens=True)
+    fresh = bench.open(2, draft_affects_output=True)
     fresh.ids.pop()
     fresh.output_ids.clear()
     bench.tell([fresh])

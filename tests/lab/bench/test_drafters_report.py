@@ -89,7 +89,7 @@ def test_passes_over_a_prompt_are_one_pair(tmp_path: Path) -> None:
     assert (comparison["num_pairs"], comparison["verdict"]) == (8, "undecided")
 
 
-def test_a_file_of_several_categories_is_also_told_as_a_whole(tmp_path: Path) -> None:
+def test_a_file_of_several_categories_is_also_reported_as_a_whole(tmp_path: Path) -> None:
     runs = [made_up_run(i, SPEEDS, category="qa" if i % 2 else "rag") for i in range(4)]
     runs.append(made_up_run(0, SPEEDS, prompts="other.jsonl"))
     store = store_of(tmp_path, runs)

@@ -15,7 +15,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
     return status, *capsys.readouterr()
 
 
-def test_it_tells_both_ways_and_what_the_door_adds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_gateway_overhead_reports_both_paths_and_the_difference(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, errors = run(capsys)
     assert status == 0, errors
     (figures,) = json.loads(out.splitlines()[-1])["results"]

@@ -41,7 +41,7 @@ async def test_an_error_is_raised_and_the_rest_is_cancelled() -> None:
 
 
 @pytest.mark.parametrize(("num_tokens", "num_strikes"), [(0, 0), (6, 1), (32, 2), (100, len(STRIKE_SHARES))])
-async def test_the_disturber_strikes_and_mends_in_turn_and_leaves_it_mended(num_tokens: int, num_strikes: int) -> None:
+async def test_the_disturber_injects_faults_and_recovers_in_turn(num_tokens: int, num_strikes: int) -> None:
     events: list[str] = []
 
     async def strike() -> None:

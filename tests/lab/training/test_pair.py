@@ -163,7 +163,7 @@ def test_a_tokenizer_cut_off_by_an_interruption_is_trained_again(
     assert (tmp_path / "tokenizer.json").exists()
 
 
-def test_an_interruption_is_told_in_a_line(
+def test_an_interruption_is_reported_in_a_line(
     recipe: Recipe, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def interrupt(self: pair.PairRecipe) -> None:

@@ -83,7 +83,7 @@ def test_the_loss_falls(tiny_pair: Path, tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "told"),
+    ("option", "value", "reported"),
     [
         ("tokens", "0", "tokens 0"),
         ("seed", "-1", "seed -1"),
@@ -91,8 +91,10 @@ def test_the_loss_falls(tiny_pair: Path, tmp_path: Path, name: str) -> None:
         ("device", "nonsense", "device nonsense"),
     ],
 )
-def test_a_bad_option_is_told_by_name(tiny_pair: Path, tmp_path: Path, option: str, value: str, told: str) -> None:
-    with pytest.raises(SystemExit, match=told):
+def test_a_bad_option_is_reported_by_name(
+    tiny_pair: Path, tmp_path: Path, option: str, value: str, reported: str
+) -> None:
+    with pytest.raises(SystemExit, match=reported):
         main([*arguments(tiny_pair, tmp_path / "out", "medusa"), f"--{option}", value])
     assert not (tmp_path / "out").exists()
 
@@ -106,7 +108,7 @@ def test_a_table_needs_every_kind_of_data(tiny_pair: Path, tmp_path: Path, missi
         main(["distill-table", *options])
 
 
-def test_a_target_that_the_engine_refuses_is_told_in_a_line(tiny_pair: Path, tmp_path: Path) -> None:
+def test_a_target_that_the_engine_refuses_is_reported_in_a_line(tiny_pair: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
     shutil.copytree(tiny_pair / "target", target)
     options = arguments(tiny_pair, tmp_path / "out", "medusa")

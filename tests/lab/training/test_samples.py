@@ -37,12 +37,14 @@ def test_prompts_are_plain_text_or_chats(tokenizer: Any, tmp_path: Path, name: s
 
 
 @pytest.mark.parametrize(
-    ("line", "told"), [("{", ":1"), ("[]", "not a JSON object"), ("{}", "is missing"), ("", "holds no prompts")]
+    ("line", "reported"), [("{", ":1"), ("[]", "not a JSON object"), ("{}", "is missing"), ("", "holds no prompts")]
 )
-def test_a_bad_file_of_prompts_is_told_with_its_line(tokenizer: Any, tmp_path: Path, line: str, told: str) -> None:
+def test_a_bad_file_of_prompts_is_reported_with_its_line(
+    tokenizer: Any, tmp_path: Path, line: str, reported: str
+) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text(line)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=reported):
         read_prompts(path, tokenizer)
 
 
@@ -67,7 +69,7 @@ def test_samples_are_read_as_they_were_written_but_for_a_line_cut_off(tmp_path: 
 
 
 @pytest.mark.parametrize("line", ["{", "{}", "[1]", '{"ids":3,"prompt_length":1}'])
-def test_a_line_that_is_no_sample_is_told_with_its_place(tmp_path: Path, line: str) -> None:
+def test_a_line_that_is_no_sample_is_reported_with_its_place(tmp_path: Path, line: str) -> None:
     path = tmp_path / "samples.jsonl"
     path.write_text(write_sample(Sample((1, 2), 1)) + line + "\n")
     with pytest.raises(ValueError, match=r"samples.jsonl:2: not a sample"):

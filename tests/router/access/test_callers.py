@@ -115,7 +115,7 @@ async def test_a_flood_of_strangers_has_few_lines_and_is_counted_whole(
     assert num_counted == 3 * scopes_module._MAX_LINES
 
 
-def test_what_was_not_told_is_told_as_a_number_in_the_next_period() -> None:
+def test_suppressed_log_lines_are_counted_in_the_next_period() -> None:
     now_s = 0.0
     lines = LineBudget(2, 60.0, lambda: now_s)
     assert [lines.take() for _ in range(5)] == [True, True, False, False, False]
@@ -206,7 +206,7 @@ async def test_turns_are_shared_between_tenants(make_cluster: MakeCluster, tmp_p
     assert [place for place, key in enumerate(ended) if key == BOB][1] <= 4
 
 
-async def test_strangers_are_told_no_addresses(make_cluster: MakeCluster, tmp_path: Path) -> None:
+async def test_strangers_are_reported_no_addresses(make_cluster: MakeCluster, tmp_path: Path) -> None:
     cluster = await make_cluster(api_keys_file=write(tmp_path / "keys.toml", {ALICE: {}}))
     addresses = [worker.address for worker in (*cluster.verifiers, *cluster.drafters)]
     told = await cluster.stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=10, metadata=header(ALICE))
@@ -219,7 +219,7 @@ async def test_strangers_are_told_no_addresses(make_cluster: MakeCluster, tmp_pa
     assert isinstance(error, UnauthenticatedError)
 
 
-async def test_errors_tell_addresses_to_those_with_a_key_only(make_cluster: MakeCluster, tmp_path: Path) -> None:
+async def test_errors_report_addresses_to_those_with_a_key_only(make_cluster: MakeCluster, tmp_path: Path) -> None:
     cluster = await make_cluster(
         api_keys_file=write(tmp_path / "keys.toml", {ALICE: {}}),
         num_drafters=0,
@@ -234,7 +234,7 @@ async def test_errors_tell_addresses_to_those_with_a_key_only(make_cluster: Make
         assert ("tokenizers differ" in str(error)) == is_told
 
 
-async def test_without_keys_another_machine_is_told_no_addresses(
+async def test_without_keys_another_machine_is_reported_no_addresses(
     make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = await make_cluster()

@@ -31,7 +31,7 @@ def test_a_key_without_a_tenant_is_its_own(tmp_path: Path) -> None:
     assert read_key_file(path).keys[0].tenant_name == "one"
 
 
-def test_an_empty_file_lets_nobody_in_and_is_none_that_is_broken(tmp_path: Path) -> None:
+def test_an_empty_key_file_admits_no_caller_and_is_valid(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     path.write_text("")
     assert read_key_file(path).keys == ()

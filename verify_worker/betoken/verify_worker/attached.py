@@ -91,7 +91,7 @@ class AttachedDrafters:
             settings=dict(seq.opened.drafter_settings),
             takes_trees=seq.mode is not VerificationMode.REJECTION,
             wants_probs=seq.mode is VerificationMode.REJECTION and seq.params.temperature > 0.0,
-            steers_tokens=seq.mode is not VerificationMode.COUPLED,
+            draft_affects_output=seq.mode is not VerificationMode.COUPLED,
             predicted_ids=seq.opened.predicted_ids,
             rules=seq.rules,
             span=seq.span,
@@ -107,7 +107,7 @@ class AttachedDrafters:
         else:
             self._entries[seq.key] = _Entry(seq, draft, drafter)
             sources = self._drafters if isinstance(drafter, FusedDrafter) else (seq.drafter,)
-            is_whole = any(self._feed.reads_whole_text(name, draft.steers_tokens) for name in sources)
+            is_whole = any(self._feed.reads_whole_text(name, draft.draft_affects_output) for name in sources)
             seq.takes_pages = not is_whole
 
     def close(self, seq: VerifySequence) -> None:
@@ -160,7 +160,7 @@ class AttachedDrafters:
             self._step(name, drafter)
         self._fault_forgotten()
         for entry in self._entries.values():
-            entry.seq.awaits_draft = entry.draft.is_waiting and entry.draft.steers_tokens
+            entry.seq.awaits_draft = entry.draft.is_waiting and entry.draft.draft_affects_output
 
     def check_integrity(self) -> None:
         """Re-derive what the drafters account for; raises when it is off."""
@@ -173,7 +173,7 @@ class AttachedDrafters:
         if room <= 0:
             return
         is_priced = (
-            seq.rounds.is_priced and not draft.steers_tokens
+            seq.rounds.is_priced and not draft.draft_affects_output
         )  # a length that follows the clock would choose tokens
         entry.max_tokens = min(room, self._max_draft_tokens if is_priced else seq.rounds.num_draft_tokens)
         draft.terms = None

@@ -69,9 +69,9 @@ class FeatureFeed:
         """Whether the drafter of this name reads features."""
         return name in self._columns
 
-    def reads_whole_text(self, name: str, steers_tokens: bool) -> bool:
-        """Whether it reads the rows of all positions of a sequence; `steers_tokens`: its tokens depend on drafts."""
-        return name in (self._steering_by_whole_text if steers_tokens else self._whole_text)
+    def reads_whole_text(self, name: str, draft_affects_output: bool) -> bool:
+        """Whether it reads the rows of all positions of a sequence; `draft_affects_output`: tokens depend on drafts."""
+        return name in (self._steering_by_whole_text if draft_affects_output else self._whole_text)
 
     def tell(self, name: str, drafter: Drafter, sequences: Iterable[DraftSequence], committed: CommittedRows) -> None:
         """Tell one drafter the rows of its sequences, one call for all.

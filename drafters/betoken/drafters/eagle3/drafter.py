@@ -83,7 +83,7 @@ class EagleDrafter:
         """Learn what became of the last draft; the states of `ids` are told by `observe`."""
         owner = self._sequences[sequence]
         self._price.add_tokens(len(ids))
-        if owner.last is not None and not sequence.steers_tokens:
+        if owner.last is not None and not sequence.draft_affects_output:
             self._calibration.learn(*owner.last, ids)
         owner.last = None
 

@@ -107,7 +107,7 @@ class FusedDrafter:
 
     def request(self, sequence: DraftSequence, num_tokens: int) -> None:
         fused = self._open[sequence]
-        if sequence.steers_tokens:
+        if sequence.draft_affects_output:
             self._request_first(fused, sequence, num_tokens)
             return
         for source in fused.sources.values():

@@ -128,7 +128,8 @@ class LookaheadDrafter:
         waiting = [
             (seq, state)
             for seq, state in self._states.items()
-            if state.num_wanted is not None and not (seq.steers_tokens and (state.num_steps_left or state.num_unpooled))
+            if state.num_wanted is not None
+            and not (seq.draft_affects_output and (state.num_steps_left or state.num_unpooled))
         ]
         if waiting:
             return [self._answer(seq, state) for seq, state in waiting]

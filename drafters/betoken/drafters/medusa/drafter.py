@@ -136,13 +136,13 @@ class MedusaDrafter:
     def _must_wait(self, sequence: DraftSequence) -> bool:
         """Whether an answer now would choose tokens by how fast an adapter is read."""
         adapter = self._sequences[sequence].adapter
-        return sequence.steers_tokens and adapter is not None and self._store.is_coming(adapter)
+        return sequence.draft_affects_output and adapter is not None and self._store.is_coming(adapter)
 
     @staticmethod
     def _has_row(sequence: DraftSequence, entry: _Sequence) -> bool:
         """Whether the state is that of the last token but one, whose successor is decided."""
         # Before the first verdict it is chance whether the prompt is computed when the first draft is asked for.
-        is_by_chance = sequence.steers_tokens and not sequence.output_ids
+        is_by_chance = sequence.draft_affects_output and not sequence.output_ids
         return entry.state is not None and entry.position == len(sequence.ids) - 2 and not is_by_chance
 
     def _draft(
@@ -165,7 +165,7 @@ class MedusaDrafter:
     def _grow(self, sequence: DraftSequence, adapter: Adapter, guesses: list[Guesses], num_tokens: int) -> Drafted:
         entry, terms = self._sequences[sequence], sequence.terms
         # A tree that follows what was learnt meanwhile would choose tokens where these depend on drafts.
-        exponents = [1.0 if sequence.steers_tokens else one.exponent for one in adapter.calibrations]
+        exponents = [1.0 if sequence.draft_affects_output else one.exponent for one in adapter.calibrations]
         scored = [
             Guesses(head.token_ids, [exponent * log_share for log_share in head.log_scores])
             for head, exponent in zip(guesses, exponents, strict=True)
@@ -180,7 +180,7 @@ class MedusaDrafter:
         )
         if terms is not None and not terms.is_worth([math.exp(score) for score in grown.log_scores]):
             return Drafted(sequence, [], num_forwards=1)
-        if not sequence.steers_tokens:
+        if not sequence.draft_affects_output:
             entry.last = grown, guesses
         return Drafted(sequence, grown.draft_ids, unless_chain(grown.parents), [SOURCE], num_forwards=1)
 
@@ -188,7 +188,7 @@ class MedusaDrafter:
 def _group(sequence: DraftSequence, head: int) -> SampleGroup:
     """The row of one head of one sequence."""
     params = sequence.params
-    if sequence.steers_tokens:  # the target does not choose with this noise there: the likeliest are the best
+    if sequence.draft_affects_output:  # the target does not choose with this noise there: the likeliest are the best
         params = replace(params, temperature=0.0)
     # A grammar allows what follows the output; further ahead it is not known what that is.
     rules = sequence.rules

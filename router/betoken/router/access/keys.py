@@ -125,7 +125,7 @@ class Keys:
         if self._path is not None and api_key_of(metadata):
             self.caller(metadata)
 
-    def tells_places(self, context: Any) -> bool:
+    def exposes_addresses(self, context: Any) -> bool:
         """Whether the caller of a `grpc.aio` context may see addresses and paths: with a key, or if none is
         needed as a process of this machine."""
         if self._path is None:
