@@ -127,7 +127,7 @@ def test_what_a_locale_cannot_write_is_escaped(router, script) -> None:
 
 
 @pytest.mark.parametrize("command", ["generate hi", "generate hi --json", "info", "info --json"])
-@pytest.mark.parametrize("is_pipe", [True, False], ids=["a pipe nobody reads", "a full disk"])
+@pytest.mark.parametrize("is_pipe", [True, False], ids=["an unread pipe", "a full disk"])
 def test_output_that_cannot_be_written_is_a_failure_reported_once(router, script, command: str, is_pipe: bool) -> None:
     answer = (script.start(), script.tokens("abc", 5), script.finish(1))
     router.will(*(answer if command.startswith("generate") else (pb.GetModelInfoResponse(model="tiny"),)))
@@ -733,7 +733,7 @@ def test_the_sdk_without_the_services_says_what_brings_them(monkeypatch: pytest.
 
 @pytest.mark.parametrize("extra", ["cli", "router", "worker", "router,worker"])
 def test_hints_on_installing_name_a_part_of_this_project(extra: str) -> None:
-    """By its name alone pip would look on the package index, where the name may be a stranger's."""
+    """By its name alone pip would search the package index, which may hold another project of that name."""
     hint = how_to_install(extra)
     assert hint.startswith("in a checkout of Betoken, pip install ") and f" -e '.[{extra}]'" in hint
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -949,7 +949,7 @@ def test_a_terminal_gets_colours_and_an_interrupt_cancels(router, script) -> Non
 
 
 def on_a_terminal(arguments: list[str]) -> str:
-    """What the command writes to a terminal, to its end."""
+    """All output of the command on a terminal."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = start(arguments, stdout=theirs, stderr=theirs, env=environment)

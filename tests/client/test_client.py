@@ -834,7 +834,7 @@ def test_an_interrupt_while_a_call_begins_takes_a_new_connection(router, script)
 
 
 def test_an_interrupted_connection_is_not_closed_by_a_caller_that_timed_out(router, script) -> None:
-    """gRPC closes a channel that is dropped, and waits for calls of which the interrupt left no one to tell."""
+    """gRPC closes a dropped channel, and waits for calls whose end the interrupt never reports."""
     router.will(script.start(), script.tokens("a", 5), script.Hang())
     enders: list[threading.Thread] = []
     with Client(router.address, retry=FAST) as client:
@@ -881,7 +881,7 @@ def test_an_interpreter_exits_with_a_client_and_a_stream_open(router, script) ->
 )
 def test_a_process_forked_off_beside_a_stream_takes_its_own_connection(router, script, deed, printed) -> None:
     """gRPC gives up the one it inherits, whose calls and end hung beyond their deadlines. Its fork handlers wait for
-    threads in gRPC's code only where they are asked to; elsewhere one fork in some hundreds aborts the new process."""
+    threads in gRPC's code only if requested; elsewhere one fork in some hundreds aborts the new process."""
     router.will(script.start(), script.tokens("a", 5), script.Hang())
     if printed:
         router.will(script.start(), script.tokens("b", 5), script.finish(1))

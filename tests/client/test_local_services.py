@@ -138,13 +138,13 @@ def test_a_paused_service_can_still_be_stopped(services: LocalServices) -> None:
 def test_progress_is_reported_once_per_change(fake_modules: Path) -> None:
     reported: list[tuple[str, Progress]] = []
 
-    def tell(name: str, progress: Progress) -> None:
+    def note(name: str, progress: Progress) -> None:
         reported.append((name, progress))
         if progress.stage == "warming up":
             (fake_modules / "go").touch()
 
     config = LocalServicesConfig("t", drafters=(), log_directory=fake_modules, verify_options=["--held"])
-    with LocalServices(config, tell):
+    with LocalServices(config, note):
         pass
     assert [progress.stage for name, progress in reported if name == "verify"][-2:] == ["warming up", "serving"]
     assert "draft" not in {name for name, _ in reported}
@@ -166,7 +166,7 @@ def test_several_workers_are_numbered(fake_modules: Path) -> None:
 def test_a_draft_worker_gets_all_models_and_the_requested_drafters(
     fake_modules: Path, drafters: Sequence[str] | None, draft: str, lookahead_model: str
 ) -> None:
-    """Which model a drafter uses, and what is hosted where nothing is asked for, is the worker's to know."""
+    """The worker decides which model a drafter uses, and which drafters are hosted by default."""
     config = LocalServicesConfig("t", draft, lookahead_model=lookahead_model, drafters=drafters)
     with LocalServices(config) as services:
         options = options_of(services, "draft")

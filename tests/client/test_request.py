@@ -1,4 +1,4 @@
-"""What becomes of keyword arguments."""
+"""Conversion of keyword arguments to requests."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""The waits between attempts, on a clock that stands still unless told."""
+"""The waits between attempts, on a clock that advances only on request."""
 
 import math
 import sys

@@ -1,4 +1,4 @@
-"""Several answers of one request: told apart, and after a break each resumed alone with the seed that it has."""
+"""Several answers of one request: distinguished by index, each resumed alone with its seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a service that has ended is started again, and when it is left, by a clock of its own."""
+"""When an ended service is restarted, and when it is given up, with a fake clock."""
 
 import pytest
 

@@ -151,7 +151,7 @@ async def test_others_are_not(files: Path, address: str) -> None:
 async def test_unusable_tls_files_are_reported_and_not_retried(
     files: Path, address: str, tmp_path: Path, unusable: str
 ) -> None:
-    """What gRPC makes of them it tells only as a connection that failed."""
+    """gRPC reports them only as a failed connection."""
     label = "CERTIFICATE" if unusable == "ca_file" else "PRIVATE KEY"
     (tmp_path / "broken.pem").write_text(f"-----BEGIN {label}-----\nAAAA\n-----END {label}-----\n")
     used = {"ca_file": files / "server.pem", "cert_file": files / "server.pem", "key_file": files / "server.key"}

@@ -1,4 +1,4 @@
-"""The gateway that `up` starts beside the other services, which are `fake_service` here."""
+"""The gateway started by `up` together with the other services, which are `fake_service` here."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What gRPC would dial elsewhere than it says is no address."""
+"""Addresses that gRPC would interpret differently are rejected."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""gRPC's words are told as causes: with real sockets, and nothing else is touched."""
+"""gRPC's error texts are translated to causes, with real sockets; other texts are unchanged."""
 
 import http.server
 import socket

@@ -1,4 +1,4 @@
-"""The log's two forms, in a process of its own: what peers choose begins no line and moves no cursor."""
+"""The log's two formats, in a separate process: peer-controlled text begins no line and moves no cursor."""
 
 import json
 import os

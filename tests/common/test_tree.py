@@ -1,4 +1,4 @@
-"""Draft trees as lists of parents: what is a tree, what is a chain, how deep nodes lie and what is a path."""
+"""Draft trees as lists of parents: valid trees, chains, depths of nodes and paths."""
 
 import random
 from collections.abc import Iterator

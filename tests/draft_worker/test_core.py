@@ -99,7 +99,7 @@ def test_prefill_is_no_draft_forward(bench):
 def test_drafts_that_take_long_are_named_while_the_worker_is_at_them(bench, monkeypatch):
     monkeypatch.setattr(sequence_table, "PENDING_INTERVAL_S", 0.0)
     bench.open(1, [n % 90 for n in range(40)])
-    bench.open(2, [1, 2])  # nobody waits for a draft of it
+    bench.open(2, [1, 2])  # without a draft request
     bench.draft(1, num_tokens=2)
     assert bench.sink.pendings and {key for keys in bench.sink.pendings for key in keys} == {(1, 1)}
 

@@ -16,7 +16,7 @@ def bench(fake_runner_class):
 
 
 class FaultyDrafter:
-    """Drafts the last id again, and raises or answers nonsense where it is told to."""
+    """Drafts the last id again, and raises or returns nonsense on request."""
 
     def __init__(self):
         self.fault, self.requests, self.open_keys = "", {}, set()
@@ -134,7 +134,7 @@ def test_a_drafter_whose_has_work_fails_drafts_nothing_and_disturbs_no_other(ben
     bench.open(1, [1, 2, 3])
     bench.open(2, [4, 5, 4, 5], "ngram")
     drafter.fault = "has_work"
-    assert not bench.core.has_work, "nobody waits for it"
+    assert not bench.core.has_work, "no request is pending"
     for _ in range(2):
         drafts = bench.draft(1, 2, num_tokens=2)
         assert drafts == {1: [], 2: [4, 5]} and not bench.core.has_work

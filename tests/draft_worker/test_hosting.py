@@ -1,4 +1,4 @@
-"""What a draft worker is told to host is what it hosts; what cannot be hosted stops it, by name."""
+"""A draft worker hosts the requested drafters; one that cannot be hosted stops it, by name."""
 
 import json
 import os
@@ -175,7 +175,7 @@ def test_bad_settings_are_refused_by_name(tmp_path, options, message):
 
 
 def test_a_draft_worker_refuses_the_verify_workers_share_of_memory(capsys):
-    """Its KV pages have a size of their own by default, so a share would decide nothing."""
+    """The size of its KV pages has its own default, so a share would have no effect."""
     options = ["--kv-memory-fraction", "0.5"]
     assert VerifyWorkerSettings.parse(["--model", "m", *options]).engine_options()["kv_memory_fraction"] == 0.5
     with pytest.raises(SystemExit):
@@ -194,7 +194,7 @@ def test_a_model_without_torch_is_refused_by_what_to_install(tiny):
 
 
 def test_a_package_that_is_there_and_broken_is_reported_with_its_cause(tiny, tmp_path, monkeypatch):
-    def fail(name):  # as transformers does where a package that it takes cannot be imported; without a name
+    def fail(name):  # as transformers does if a package cannot be imported; without a name
         raise ModuleNotFoundError("Could not import module 'X'") from ImportError("scipy is too old")
 
     name = "betoken.draft_worker.model_hosting"

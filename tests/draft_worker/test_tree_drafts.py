@@ -81,7 +81,7 @@ def children_of(drafted):
 
 
 def expected_after(runner, prompt, output, params):
-    """What the model says may follow, from a forward of its own."""
+    """Possible next ids by the model, from a separate forward."""
     ids = prompt + output
     pages, _ = runner.page_table.allocate(ids)
     logits = runner.forward([Segment(pages, 0, ids, 1)]).logits
@@ -113,7 +113,7 @@ def test_children_are_the_likeliest_with_the_noise_by_the_rules_of_their_path(ru
 
 @pytest.mark.parametrize("seed", range(4))
 def test_trees_depend_on_the_ids_alone(runner, directory, seed):
-    """Beside others and after any commits, with few rows and few pages: as a worker says that has seen nothing."""
+    """With other sequences, after any commits, with few tokens and few pages: equal to a fresh worker's draft."""
     rng = random.Random(seed)
     fresh_runner = load_runner(EngineConfig(directory, num_pages=200, compile="off", self_check=False))
     bench = Bench(runner, max_rows=rng.choice([9, 40]))

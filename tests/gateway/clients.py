@@ -1,4 +1,4 @@
-"""Clients that are not ours, set up: OpenAI's for Node where it is installed, and `llm`."""
+"""Third-party clients: OpenAI's for Node if installed, and `llm`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ needs_node = pytest.mark.skipif(
 
 
 async def run_node(folder: Path, script: str, *arguments: str) -> Any:
-    """What a script prints as JSON."""
+    """A script's JSON output."""
     (folder / "ask.mjs").write_text(script)
     (folder / "node_modules").symlink_to(NODE_MODULES)
     process = await asyncio.create_subprocess_exec(

@@ -60,7 +60,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture
 async def make_gate(tokenizer: Tokenizer) -> AsyncIterator[MakeGate]:
-    """Makes gateways over clusters of their own; `gateway` holds settings of the gateway, the rest is the cluster's."""
+    """Makes gateways over separate clusters; `gateway` holds the gateway's settings, the rest the cluster's."""
     async with AsyncExitStack() as stack:
 
         async def make(gateway: dict[str, Any] | None = None, **options: Any) -> Gate:

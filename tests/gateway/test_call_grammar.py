@@ -66,7 +66,7 @@ class Written:
 
 
 def read(text: str) -> tuple[str, list[tuple[str, str]]]:
-    """What is said, and the calls."""
+    """Text and calls of the answer."""
     reader, said, calls = Reader(frozenset(SCHEMAS)), "", []
     for part in [*reader.feed(text), *reader.end()]:
         match part:

@@ -1,4 +1,4 @@
-"""What `response_format` and the extension become."""
+"""Translation of `response_format` and the extension to constraints."""
 
 from typing import Any
 

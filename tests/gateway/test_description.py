@@ -34,7 +34,7 @@ async def gate(make_gate: MakeGate) -> Gate:
 
 
 async def reported_by_schemathesis(gate: Gate, folder: Path, *options: str) -> str:
-    """What it prints; a request that is valid by the description may be refused, since no schema can say all."""
+    """Its output; requests that are valid by the description may be rejected, as no schema expresses every rule."""
     (folder / "schemathesis.toml").write_text(
         '[[operations]]\ninclude-name = "GET /v1/models/{model}"\nparameters = { model = "fake" }\n'
     )

@@ -1,4 +1,4 @@
-"""`echo` beside `logprobs`: prompt and answer in one, each token with its logprob and its place in the text."""
+"""`echo` with `logprobs`: prompt and answer in one, each token with its logprob and its place in the text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every request has: an id, a trace that goes on, its caller's key, limits, and an end when its client leaves."""
+"""Every request has an id, a trace, its caller's key and limits, and ends when its client disconnects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutated bodies and headers: each is answered, or refused in OpenAI's form; nobody else's stream is disturbed."""
+"""Mutated bodies and headers: each is answered, or rejected in OpenAI's format; no other stream is disturbed."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def bombard(gate: Gate, num: int, chance: random.Random) -> dict[int, int]
 
 
 async def asked_raw(gate: Gate, request: bytes) -> bytes:
-    """All that comes before the connection ends, or for a while nothing does; empty where it ends without a word."""
+    """All bytes until the connection ends or is idle for a while; empty if it ends without a response."""
     host, port = gate.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     answer = b""

@@ -192,7 +192,7 @@ async def test_rounds_report_their_times_in_a_stream(gate: Gate) -> None:
 
 @pytest.mark.parametrize("content", ["text", "parts"])
 async def test_what_is_predicted_is_drafted_from_and_counted(make_gate: MakeGate, tokenizer: Any, content: str) -> None:
-    text = "What is expected is said as it stands."
+    text = "The expected text is said unchanged."
     model = FakeModel(vocab_size=tokenizer.vocab_size, script=tuple(tokenizer.encode(text, add_special_tokens=False)))
     gate = await make_gate(model=model, draft_hellos=[{"predicting_drafters": ["ngram"]}])
     options: Any = {"model": "fake", "messages": CHAT, "temperature": 0}

@@ -1,4 +1,4 @@
-"""Clients that are not ours: LangChain's, `llm`, and OpenAI's for Node where it is installed."""
+"""Third-party clients: LangChain's, `llm`, and OpenAI's for Node if installed."""
 
 from __future__ import annotations
 

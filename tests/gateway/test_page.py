@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromiu
 
 
 def is_fault(message: Any) -> bool:
-    """What the page's console says, but for the browser's own word on a refusal."""
+    """The page's console output, except the browser's own message on a rejection."""
     return message.type in ("error", "warning") and "status of 400" not in message.text
 
 

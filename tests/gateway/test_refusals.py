@@ -1,4 +1,4 @@
-"""What is refused, by name: fields, values, bodies, requests of any kind; always in OpenAI's form."""
+"""Rejections by name: fields, values, bodies, requests of any kind; always in OpenAI's format."""
 
 from __future__ import annotations
 

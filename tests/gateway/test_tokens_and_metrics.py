@@ -1,4 +1,4 @@
-"""Tokens there and back, and what Prometheus is told."""
+"""Tokenization in both directions, and Prometheus metrics."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class Cluster:
         return reply
 
     def target_ids(self, num_tokens: int, prompt_ids: list[int], seed: int = 0, **sampling: Any) -> list[int]:
-        """What the target says, EOS ignored."""
+        """The target's tokens, EOS ignored."""
         entry = sequence(prompt_ids, seed=seed)
         for name, value in sampling.items():
             setattr(entry.sampling, name, value)
@@ -194,7 +194,7 @@ GENERATE = "/betoken.v1.GenerationService/Generate"
 
 
 def reply_of(connection: RawConnection, stream: int) -> Reply:
-    """What has come of an answer."""
+    """The received part of an answer."""
     reply = Reply()
     for message in connection.messages(stream):
         add_event(reply, pb.GenerateResponse.FromString(message))

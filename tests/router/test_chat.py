@@ -1,4 +1,4 @@
-"""What a chat may hold besides roles and texts, and what templates make of it: as transformers has it."""
+"""Chats with more than roles and texts, and their rendering by templates, as in transformers."""
 
 from __future__ import annotations
 

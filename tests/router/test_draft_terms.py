@@ -1,4 +1,4 @@
-"""Where a request leaves the number of draft tokens open, drafters hear what drafts cost; pauses follow empty ones."""
+"""For adaptive draft lengths, drafters receive the cost of drafts; pauses follow empty drafts."""
 
 import math
 

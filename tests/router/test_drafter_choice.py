@@ -1,4 +1,4 @@
-"""What a request may ask of drafters: held against those that were met, and never the end of an answer begun."""
+"""A request's drafter options are checked against connected workers, and never end an answer that has begun."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def test_the_prefill_is_over_once_a_draft_has_come_since_the_opening() -> None:
 
 
 class FakeSession:
-    """A sequence whose drafts end as told."""
+    """A sequence whose drafts end as configured."""
 
     def __init__(self) -> None:
         self.outcome: Exception | None = None

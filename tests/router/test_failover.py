@@ -1,4 +1,4 @@
-"""How long a sequence may take to be re-opened, told by the event loop's clock, which goes on when it is told to."""
+"""Time limits of reopening a sequence, with an event loop whose clock advances on request."""
 
 from __future__ import annotations
 

@@ -528,7 +528,7 @@ async def test_a_verifier_that_hangs_is_left_for_one_that_comes_back_meanwhile(m
     restarted = []
 
     async def restart(serving: Any, other: Any) -> None:
-        await cluster.until(lambda: other.num_open == 1)  # re-opened where nothing is computed
+        await cluster.until(lambda: other.num_open == 1)  # reopened on the idle worker
         await serving.start()
 
     async def kill() -> None:
@@ -565,7 +565,7 @@ async def test_a_verifier_that_hangs_gets_nothing_new_until_it_gives_a_sign(make
     async def err() -> None:
         cluster.verifiers[1].faults.stale = 1
 
-    reply = await generate_and(cluster, 200, 10, err)  # what the other lost is no better off there
+    reply = await generate_and(cluster, 200, 10, err)  # a sequence lost by the other worker fails here, too
     assert reply.ids == cluster.target_ids(200, PROMPT)
     assert reply.finish.speculation.num_failovers == 1 and len(hanging.opened) == num_opened
 
@@ -773,7 +773,7 @@ async def test_workers_that_do_not_fit_are_refused_naming_both(make_cluster: Mak
     router = cluster.router
     links = [worker.link for worker in (*router.verify.workers, *router.draft.workers)]
     await cluster.until(lambda: router.draft.workers[1].is_ready)
-    # Of the three other identities the one that answers first is served.
+    # Of the three other identities, the first one to respond is served.
     await cluster.until(lambda: sum(link.state == "refused" for link in links) == 4)
     assert cluster.tokenizer.hash in links[1].detail and "0" * 64 in links[1].detail
     assert cluster.tokenizer.hash in links[4].detail and "0" * 64 in links[4].detail
@@ -889,7 +889,7 @@ async def test_a_queued_request_is_not_answered_by_another_model(make_cluster: M
         assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
     other_worker = next(verifier for verifier in cluster.verifiers if verifier is not served)
     assert not other_worker.opened
-    # Nor do they hold up those that come for it.
+    # New requests for it are not blocked, either.
     reply = await cluster.generate(**plain | {"max_new_tokens": 2}, model=other_worker.hello.model_id, deadline_s=5.0)
     assert len(reply.ids) == 2
 

@@ -242,7 +242,7 @@ async def test_provenance_and_statistics_add_up(make_cluster: MakeCluster) -> No
     assert stats.num_failed_drafts == stats.num_failovers == 0
     assert 0 < stats.router_overhead_p50_ns < stats.round_ns
     assert stats.num_rounds == stats.num_drafts
-    assert stats.num_draft_forwards == stats.num_draft_tokens, "as many as the fake drafter says"
+    assert stats.num_draft_forwards == stats.num_draft_tokens, "the number reported by the fake drafter"
     assert 0 < stats.first_draft_forward_ns < stats.draft_forward_ns
     assert reply.finish.duration_ns >= reply.finish.time_to_first_token_ns > 0
 

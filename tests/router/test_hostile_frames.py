@@ -32,7 +32,7 @@ OWN_FAULTS = {grpc.StatusCode.UNKNOWN, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.S
 
 
 class Tampering:
-    """What a hostile worker makes of its frames while it is switched on."""
+    """A hostile worker's mutations of its frames while enabled."""
 
     def __init__(self) -> None:
         self._mutator = Mutator(SEED)
@@ -47,7 +47,7 @@ class Tampering:
 
 
 async def answer(cluster: Cluster, statuses: Counter[str]) -> list[int]:
-    """What came of a request; its status is counted."""
+    """Result of a request; its status is counted."""
     try:
         reply = await cluster.generate(**FIELDS, deadline_s=60.0)
     except grpc.aio.AioRpcError as error:

@@ -253,7 +253,7 @@ async def test_a_resumed_long_answer_does_not_block_others(make_cluster: MakeClu
 
 
 class HeldTokenizer(Tokenizer):
-    """Takes large texts for as long as it is told to, and finds them too long for the model."""
+    """Processes large texts for a configurable time, and finds them too long for the model."""
 
     release = threading.Event()
 
@@ -322,7 +322,7 @@ async def test_another_model_is_not_found(make_cluster: MakeCluster) -> None:
 
 
 def spoilt(text: str, **fields: Any) -> bytes:
-    """A request whose bytes for `text` are no UTF-8."""
+    """A request whose bytes for `text` are not UTF-8."""
     return request(**fields).SerializeToString().replace(text.encode(), b"\xff" * len(text))
 
 

@@ -1,4 +1,4 @@
-"""What the router counts: requests by the gRPC status they ended with, never by an exception's name; its workers."""
+"""The router's metrics: requests by gRPC status, never by an exception's name; its workers."""
 
 import asyncio
 from typing import Any
@@ -77,7 +77,7 @@ def test_time_per_token_is_that_of_tokens_that_were_sent() -> None:
 
 @pytest.fixture
 def reader(monkeypatch: pytest.MonkeyPatch) -> InMemoryMetricReader:
-    """Reads all metrics that are told by what is made after it."""
+    """Reads all metrics of objects created after it."""
     reader = InMemoryMetricReader()
     meter = MeterProvider([reader]).get_meter("test")
     monkeypatch.setattr(telemetry, "meter", lambda: meter)

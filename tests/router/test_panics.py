@@ -49,7 +49,7 @@ async def test_a_text_at_which_the_tokenizer_panics_is_refused(make_cluster: Mak
 
 
 class Panic(BaseException):
-    """As that of pyo3, which cannot be made."""
+    """Like pyo3's, which cannot be constructed."""
 
 
 class PanickingDecoder(Tokenizer):

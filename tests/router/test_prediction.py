@@ -38,7 +38,7 @@ async def test_it_is_drafted_from_and_counted(make_cluster: MakeCluster, wrong_a
     fields: dict[str, Any] = {"prompt_ids": PROMPT, "max_new_tokens": NUM_TOKENS, "ignore_eos": True}
     reply = await cluster.generate(**fields, prediction=expecting(predicted), num_draft_tokens=4)
     stats = reply.finish.speculation
-    assert reply.ids == expected and reply.start.drafter == "ngram", "it is chosen where nobody names another"
+    assert reply.ids == expected and reply.start.drafter == "ngram", "the default if the request names none"
     assert stats.num_accepted_prediction_tokens == stats.num_accepted_tokens > NUM_TOKENS / 2
     assert stats.num_rejected_prediction_tokens == stats.num_draft_tokens - stats.num_accepted_tokens
     assert (stats.num_rejected_prediction_tokens > 0) == (wrong_at is not None)

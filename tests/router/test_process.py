@@ -14,7 +14,7 @@ from betoken.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.router.harness import Reply, add_event, request
 from tests.router.process import serving, start
 
-# A router that tells when it begins with a large text, and is never through with it.
+# A router that reports the start of a large text and never finishes it.
 TOKENIZING = """
 import runpy, sys, time
 from betoken.router.text.tokenizer import Tokenizer

@@ -17,7 +17,7 @@ ASKED: dict[str, Any] = {"prompt_ids": PROMPT, "ignore_eos": True, "prompt_logpr
 
 
 def reported_of(prompt: list[int], start: int = 1) -> list[tuple[int, float, list[int]]]:
-    """What the fake worker tells of a prompt."""
+    """Prompt logprobs of the fake worker."""
     return [(position, -0.5 * position, [prompt[position]]) for position in range(start, len(prompt))]
 
 

@@ -1,4 +1,4 @@
-"""Several answers of one request: each is the one that its seed gives alone, and their prompt is computed once."""
+"""Several answers of one request: each equals the answer of its seed alone, and their prompt is computed once."""
 
 from __future__ import annotations
 

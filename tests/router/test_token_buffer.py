@@ -1,4 +1,4 @@
-"""What waits for a client: taken as it comes, or gathered for a pause; the first and the last tokens never wait."""
+"""Tokens that wait for a client: sent at once, or merged during a pause; the first and last tokens never wait."""
 
 import asyncio
 import time

@@ -194,7 +194,7 @@ def test_a_home_directory_is_found_as_workers_find_it(tmp_path: Path, monkeypatc
 
 
 def test_a_revision_is_the_hubs(tmp_path: Path) -> None:
-    """What the hub gives for one: tests/e2e/test_hub.py."""
+    """A hub checkout; tests/e2e/test_hub.py covers the hub."""
     save(tmp_path)
     with pytest.raises(TokenizerError, match=rf"revision 'v1\.2' is one of the hub, and {tmp_path} is a directory"):
         Tokenizer.load(str(tmp_path), "v1.2")

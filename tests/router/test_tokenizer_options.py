@@ -1,4 +1,4 @@
-"""What `tokenizer_config.json` says is minded as `transformers` minds it, or refused by name."""
+"""Options of `tokenizer_config.json` are honoured as in `transformers`, or rejected by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client that does not read gives up its pages soon, its place in time, and can go on where it stopped."""
+"""A client that does not read loses its pages soon, its place later, and can resume its answer."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class Worker:
 
 @dataclass
 class RecordedLink:
-    """A router's link and everything it told its owner."""
+    """A router's link and all callbacks to its owner."""
 
     link: VerifyLink
     frames: list[VerifyLinkResponse] = field(default_factory=list)

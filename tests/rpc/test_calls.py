@@ -1,4 +1,4 @@
-"""What strangers may open and leave open keeps nobody out: calls without a message, unread ends, watches, bursts."""
+"""Abandoned calls of unknown clients do not block others: calls without a message, unread ends, watches, bursts."""
 
 import asyncio
 from collections import Counter
@@ -26,7 +26,7 @@ SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.Health
 
 
 class Servicer(generation_pb2_grpc.GenerationServiceServicer):
-    """Tokenize answers at once, or when released where the prompt says so, or fails."""
+    """Tokenize answers at once, or when released if the prompt requests it, or fails."""
 
     def __init__(self) -> None:
         self.released = asyncio.Event()
@@ -72,7 +72,7 @@ async def until(condition):
 
 
 async def test_abandoned_calls_do_not_block_others():
-    """Well over as many as are served at once, of each kind, on connections of their own."""
+    """More calls of each kind than are served concurrently, on separate connections."""
     async with serving(max_concurrent_rpcs=256, max_connection_streams=200) as (address, _), AsyncExitStack() as stack:
         for method, message in (
             (WATCH, health_pb2.HealthCheckRequest()),
@@ -160,7 +160,7 @@ async def test_a_burst_ends_in_answers_or_advice():
             outcomes[(failed.code(), getattr(from_rpc_error(failed), "retry_after_s", None) is not None)] += 1
 
     async with serving(max_concurrent_rpcs=2000) as (address, servicer), AsyncExitStack() as stack:
-        options = [("grpc.use_local_subchannel_pool", 1)]  # each a connection of its own
+        options = [("grpc.use_local_subchannel_pool", 1)]  # separate connections
         channels = [await stack.enter_async_context(grpc.aio.insecure_channel(address, options)) for _ in range(4)]
         services = [generation_pb2_grpc.GenerationServiceStub(channel) for channel in channels]
         asking = [asyncio.ensure_future(ask(services[number % 4])) for number in range(2200)]

@@ -55,7 +55,7 @@ def facts(error: BetokenError) -> dict[str, object]:
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_errors_survive_pickle_and_copy(error: BetokenError) -> None:
-    """A pool of processes hangs at one that does not."""
+    """A process pool hangs at an error that cannot be pickled."""
     assert facts(pickle.loads(pickle.dumps(error))) == facts(copy.copy(error)) == facts(error)
 
 
@@ -142,7 +142,7 @@ async def test_the_log_has_the_id_that_a_failed_requests_client_is_given(stack, 
 
 
 class Panic(BaseException):
-    """What a foreign library raises that is no subclass of `Exception`: gRPC would leave the call for ever."""
+    """A foreign library's error outside `Exception`: gRPC would never end the call."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A table of open sequences: what is refused, what ends a sequence, and who is told."""
+"""A table of open sequences: rejections, ends of sequences, and notifications."""
 
 from dataclasses import dataclass
 
@@ -30,7 +30,7 @@ class Kept:
 
 
 class Owner:
-    """Core and sink in one, which note what they are told."""
+    """Core and sink in one, which record their calls."""
 
     def __init__(self, max_sequences: int = 3) -> None:
         self.fast_wake = FastWake()
@@ -79,7 +79,7 @@ def test_as_many_are_open_as_the_worker_holds():
     assert owner.loads == [1, 2]
 
 
-@pytest.mark.parametrize("fault", [NotFoundError("no such drafter"), ZeroDivisionError("a bug of ours")])
+@pytest.mark.parametrize("fault", [NotFoundError("no such drafter"), ZeroDivisionError("an internal error")])
 def test_what_the_owner_cannot_take_in_is_refused_alone(fault):
     owner = Owner()
     owner.table.open(Kept((1, 1)))

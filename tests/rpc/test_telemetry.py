@@ -1,4 +1,4 @@
-"""Export to a real OTLP collector, in a process of its own: providers can be set once per process."""
+"""Export to a real OTLP collector, in a separate process: providers can be set once per process."""
 
 import json
 import os
@@ -88,9 +88,9 @@ class Kept(logging.Handler):
 
 levels = []
 logging.basicConfig(level="INFO", handlers=[Kept()])
-with socket.socket() as nobody:  # bound, never listening
-    nobody.bind(("127.0.0.1", 0))
-    telemetry.configure("router", f"http://127.0.0.1:{nobody.getsockname()[1]}", 0.05)
+with socket.socket() as unused:  # bound, never listening
+    unused.bind(("127.0.0.1", 0))
+    telemetry.configure("router", f"http://127.0.0.1:{unused.getsockname()[1]}", 0.05)
     telemetry.meter().create_counter("c").add(1)
     give_up_at = time.monotonic() + 50
     while len(levels) < 2 and time.monotonic() < give_up_at:

@@ -17,7 +17,7 @@ from betoken.v1.verify_pb2 import Verdict, VerifyLinkResponse
 
 
 class Recorder:
-    """Stands in for a connected router."""
+    """A fake connected router."""
 
     def __init__(self, link_id):
         self.id = link_id
@@ -35,7 +35,7 @@ def test_each_router_hears_the_load_once_an_interval(monkeypatch, interval_s, ar
     for link in links:
         results.add(link)
     numbers = itertools.count(1)
-    for _ in range(4):  # by turns: what one hears is no reason for the other to wait
+    for _ in range(4):  # in turn: a report to one router does not delay the other
         for link in links:
             results.send(
                 "verdicts", [((link.id, 7), Verdict(sequence_id=7))], lambda: WorkerLoad(next(numbers), 0, 9, 9)
@@ -43,7 +43,7 @@ def test_each_router_hears_the_load_once_an_interval(monkeypatch, interval_s, ar
     for link in links:
         assert [frame.HasField("load") for frame in link.frames] == are_reported
         assert all(len(frame.verdicts) == 1 for frame in link.frames)
-    assert next(numbers) == 1 + 2 * sum(are_reported)  # not made for those that do not hear it
+    assert next(numbers) == 1 + 2 * sum(are_reported)  # not computed for routers that do not receive it
     results.load_changed(WorkerLoad(99, 0, 9, 9))
     assert all(link.frames[-1].load.running == 99 for link in links)
 

@@ -1,4 +1,4 @@
-"""A checkpoint's answers under random drafts, trees, chunks and too few pages, beside those of transformers."""
+"""A checkpoint's answers under random drafts, trees, chunks and too few pages, compared with transformers."""
 
 import random
 from typing import Any
@@ -36,7 +36,7 @@ def assert_speculation_gives_the_tokens_of_generate(
     for n, ids in prompts.items():
         tensor = torch.tensor([ids])
         options = {"do_sample": False, "max_new_tokens": NUM_TOKENS, "eos_token_id": None, "use_cache": has_cache}
-        theirs = model.generate(tensor, attention_mask=torch.ones_like(tensor), **options)  # id 0 is no padding
+        theirs = model.generate(tensor, attention_mask=torch.ones_like(tensor), **options)  # id 0 is not padding
         at = first_difference(truths[n][:NUM_TOKENS], theirs[0, len(ids) :].tolist())
         if at is not None:
             before = ids + truths[n][:at]

@@ -1,4 +1,4 @@
-"""Random trees and chains verified beside plain decoding, with any runner."""
+"""Random trees and chains, compared with decoding without speculation, with any runner."""
 
 from betoken.rpc.link.commands import Close
 from tests.verify_worker.harness import Bench
@@ -18,7 +18,7 @@ def random_tree(rng, truth, num_nodes, vocab_size):
 
 
 class Speculating:
-    """Opens sequences, verifies random trees and chains for them until each has `num_tokens`, beside `bench`."""
+    """Opens sequences, verifies random trees and chains for them until each has `num_tokens`, with `bench`."""
 
     def __init__(self, bench, rng, truths, vocab_size):
         self.bench, self.rng, self.truths, self.vocab_size = bench, rng, truths, vocab_size

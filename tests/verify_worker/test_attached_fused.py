@@ -74,7 +74,7 @@ def test_a_source_that_fails_costs_drafts_and_no_tokens(fake_runner_class):
 
 
 class ReadingDrafter(OracleDrafter):
-    """Notes the rows that it is told."""
+    """Records the rows that it receives."""
 
     def __init__(self, truth):
         super().__init__(truth)

@@ -23,7 +23,7 @@ def bench_of(runner_class):
 
 
 def verdicts(bench):
-    """What was decided for each sequence, in order, times apart."""
+    """Decisions of each sequence in order, without times."""
     told = {}
     for decision in bench.sink.decisions:
         own = decision.attached

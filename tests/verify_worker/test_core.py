@@ -310,7 +310,7 @@ def test_blocks_that_wait_long_are_named_until_their_verdict(fake_runner_class, 
     for sequence_id in (1, 2):
         bench.open(sequence_id, [sequence_id, 2, 3] * 13)
         bench.block(sequence_id, 39, [], num_plain_steps=1)
-    bench.open(3, [1, 2])  # nobody waits for a verdict of it
+    bench.open(3, [1, 2])  # without a pending draft
     bench.run()
     first, second = (1, 1), (1, 2)
     assert bench.sink.pendings == [[first, second], [first, second], [second], [second]]

@@ -1,4 +1,4 @@
-"""Drafters that read features are told every committed row once a forward, in order, and never a refused one."""
+"""Drafters that read features receive every committed row once per forward, in order, and never a rejected one."""
 
 import random
 
@@ -13,13 +13,13 @@ from tests.verify_worker.oracle_drafter import PROMPT, VOCAB_SIZE, OracleDrafter
 
 
 class Reader(OracleDrafter):
-    """Checks each row it is told: the fake target's features are the row's position and the id at it."""
+    """Checks each received row: the fake target's features are the row's position and the id at it."""
 
     def __init__(self, seed=0, **faults):
         super().__init__((), **faults)
         self.rng = random.Random(seed)
         self.known = {}
-        """Per sequence: positions told, in the order they came."""
+        """Per sequence: received positions, in order."""
 
     def open(self, sequence):
         super().open(sequence)

@@ -1,4 +1,4 @@
-"""A forward waits for blocks where all together take less time than in turns, idling included."""
+"""A forward waits for drafts if one forward for all takes less time than one after another, idle time included."""
 
 import time
 

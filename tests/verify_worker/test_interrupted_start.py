@@ -1,4 +1,4 @@
-"""A worker that is told to end while it compiles ends at once and leaves nothing behind."""
+"""A worker that is stopped while it compiles ends at once and leaves no files behind."""
 
 import os
 import signal
@@ -41,14 +41,14 @@ def test_a_start_that_is_ended_leaves_nothing(number: signal.Signals, status: in
             worker.send_signal(number)
             assert worker.wait(20) == status
         finally:
-            worker.kill()  # or leaving the block would wait for one that does not end
+            worker.kill()  # or leaving the block would wait for a worker that does not end
     assert list(temporary.iterdir()) == []
     assert list(ready.parent.iterdir()) == []
     assert not is_alive(int(started.read_text()))
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process runs half a second from now; one that has ended may wait to be noticed by its new parent."""
+    """Whether the process runs half a second from now; an ended process may wait for its new parent."""
     time.sleep(0.5)
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

@@ -1,4 +1,4 @@
-"""The verify worker over real gRPC links: bad entries and garbage touch nobody else, closing frees every page."""
+"""The verify worker over real gRPC links: bad entries and garbage disturb no other link, closing frees every page."""
 
 import asyncio
 from contextlib import asynccontextmanager, suppress

@@ -21,7 +21,7 @@ VOCAB_SIZE = 101
 
 
 def alone(runner, prompt, num_top=NUM_TOP):
-    """What is told of a prompt that a worker computes by itself."""
+    """Prompt logprobs of a worker with a single sequence."""
     bench = Bench(runner, max_rows=256)
     bench.open(1, prompt, max_length=90, num_prompt_logprobs=num_top)
     bench.run()
@@ -75,7 +75,7 @@ def test_any_company_and_shortage_give_the_bits_of_the_prompt_alone(tmp_path, fa
 
 
 def take_pages(bench, rng):
-    """Have a sequence lose its pages, as to an older one; whether part of its prompt was told."""
+    """Have a sequence lose its pages, as to an older one; whether part of its prompt logprobs was sent."""
     seq = rng.choice([seq for seq in bench.core._sequences.values() if seq.page_ids])
     bench.scheduler.release(seq)
     seq.is_preempted = True
@@ -116,7 +116,7 @@ def test_a_prompt_is_computed_whole_and_found_by_others(fake_runner_class):
     bench.open(3, prompt)
     bench.run()
     assert sum(bench.runner.forwards) == 19 + 19 + 3
-    bench.open(4, prompt, num_prompt_logprobs=1, num_sent=9)  # positions 0 to 8 have told what they had to
+    bench.open(4, prompt, num_prompt_logprobs=1, num_sent=9)  # positions 0 to 8 were sent before
     bench.run()
     assert sum(bench.runner.forwards) == 19 + 19 + 3 + 19 - 8
     first, second, fourth = (bench.sink.prompt_logprobs[1, n] for n in (1, 2, 4))
@@ -134,7 +134,7 @@ def test_logits_of_a_long_prompt_are_never_all_there_at_once(fake_runner_class, 
         bench.open(sequence_id, [sequence_id, *range(40)], num_prompt_logprobs=2)
         bench.block(sequence_id, 41, [], 1)
     bench.run()
-    assert max(widths) <= 7 + 2  # rows of blocks come beside
+    assert max(widths) <= 7 + 2  # tokens of drafts are added
     for sequence_id in (1, 2):
         assert [position for position, _ in bench.sink.prompt_logprobs[1, sequence_id]] == [*range(1, 41)]
 

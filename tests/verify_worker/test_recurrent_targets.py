@@ -1,4 +1,4 @@
-"""Targets that remember beside attention: random drafts, trees, chunks and too few pages give `generate()`'s tokens."""
+"""Targets with recurrent states: random drafts, trees, chunks and too few pages give `generate()`'s tokens."""
 
 import pytest
 from transformers import AutoModelForCausalLM

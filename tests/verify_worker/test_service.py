@@ -1,4 +1,4 @@
-"""What a verify worker says of itself."""
+"""A verify worker's hello."""
 
 import asyncio
 import re

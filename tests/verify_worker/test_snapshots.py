@@ -47,7 +47,7 @@ def remembering(runner: ModelRunner, num_pages: int, num_snapshots: int) -> Benc
 
 
 def draw_prompt(rng: random.Random, texts: list[list[int]]) -> list[int]:
-    """The beginning of a text, and a few ids of its own."""
+    """A common prefix, and a few distinct ids."""
     text = rng.choice(texts)
     return text[: rng.randrange(1, len(text) + 1)] + [rng.randrange(101) for _ in range(rng.randrange(1, 4))]
 
@@ -59,7 +59,7 @@ def states_of(runner: ModelRunner, pages: PageList) -> list[torch.Tensor]:
 
 
 def check_states(bench: Bench, runner: ModelRunner) -> None:
-    """Every state is that of the ids it has seen, computed at once."""
+    """Every state equals the state of its ids computed in one pass."""
     for seq in list(bench.core._sequences.values()):
         if not seq.page_ids or not seq.page_ids.state.num_applied:
             continue

@@ -14,7 +14,7 @@ FAMILIES = (*VARIANTS, *POPULAR, *(family for family in CONFIGS if family != "lf
 EAGER = ("laguna",)
 """Families whose compiled rows depend on each other, which a load finds: they run eagerly."""
 _USUAL = ("bloom", "codegen", "gpt_neo", "hunyuan_v1_moe", "llama4_text", "phimoe")
-"""Families of the default run: those with parts of ours."""
+"""Families of the default run: families with replaced modules."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a drafter calls likely is corrected until it happens as often."""
+"""A drafter's probabilities are corrected until they match observed frequencies."""
 
 import random
 

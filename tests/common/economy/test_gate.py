@@ -15,7 +15,7 @@ class Crowd:
         self.prompts_per_s = 0.0
         self.prefill_s = 0.05
         self.row_s = 0.0
-        """Time that each of a draft's five rows adds, as the worker tells it; 0 = it does not."""
+        """Time that each of a draft's five tokens adds, as reported by the worker; 0 = not reported."""
         self.step_s, self.tokens, self.num_running = step_s, tokens, num_running
         self.gate = SpeculationGate(lambda: self.num_running)
         self.random = random.Random(0)

@@ -1,4 +1,4 @@
-"""What drafting is expected to gain follows from its rounds, the price of a row and the number of sequences."""
+"""The expected gain of drafting follows from its rounds, the token price and the number of sequences."""
 
 import math
 

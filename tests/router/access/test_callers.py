@@ -1,4 +1,4 @@
-"""A router with keys, over real gRPC: who is served, what they may use, and what strangers are told."""
+"""A router with keys, over real gRPC: which callers are served, what they may use, and what unknown callers see."""
 
 from __future__ import annotations
 

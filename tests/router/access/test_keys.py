@@ -1,4 +1,4 @@
-"""Who calls is told by their key alone, and a changed file holds without a restart."""
+"""Callers are identified by their key alone, and a changed file applies without a restart."""
 
 from __future__ import annotations
 
