@@ -19,13 +19,13 @@ import torch
 from betoken.kernels.code_folder import (
     ROOM_BYTES,
     exclusive,
-    is_private,
     private_folder,
     remove_all,
     remove_scratch,
     scratch_folder,
     user_cache_dir,
 )
+from betoken.kernels.file_trust import distrust
 
 _LOG = logging.getLogger(__name__)
 _COMMON_FLAGS = ("-O3", "-march=native", "-shared", "-fPIC")
@@ -78,7 +78,7 @@ def build(library: Library, cache_dir: Path | None = None) -> Path:
         raise BuildError(f"no compiler for {library.name} was found ({names})")
     wanted, name = cache_dir or user_cache_dir(), f"{library.name}-{_key(compiler, library)}.so"
     # A failure to add files does not matter then. Unlike Path's, isfile is False without read permission.
-    if os.path.isfile(wanted / name) and is_private(wanted):
+    if os.path.isfile(wanted / name) and not distrust(wanted) and not distrust(wanted / name):
         return wanted / name
     folder = private_folder(wanted, ROOM_BYTES)
     with exclusive(folder / f"{library.name}.lock") as is_alone:

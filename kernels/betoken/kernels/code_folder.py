@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from betoken.kernels.file_trust import distrust, foreign_entry
+
 _LOG = logging.getLogger(__name__)
 ROOM_BYTES = 32 << 20
 """Free bytes that a folder needs to take new code: several times what one model makes."""
@@ -43,9 +45,10 @@ def user_cache_dir() -> Path:
 
 
 def private_folder(wanted: Path, room_bytes: int = 0) -> Path:
-    """`wanted` if it is this user's alone and takes `room_bytes` more, else a temporary one, the same for all calls.
+    """Return `wanted` if other users cannot replace its content and it takes `room_bytes` more, else a temporary
+    folder, the same for all calls.
 
-    To load code that others can write would be a hole.
+    Code that other users can write is never loaded.
     """
     global _temporary
     try:
@@ -60,17 +63,13 @@ def private_folder(wanted: Path, room_bytes: int = 0) -> Path:
     return _temporary
 
 
-def is_private(folder: Path) -> bool:
-    """Whether only this user can write there."""
-    status = folder.stat()
-    return status.st_uid == os.getuid() and not status.st_mode & 0o022
-
-
 def _unfit(wanted: Path, room_bytes: int) -> str:
     """Why the folder, which is made, cannot be taken; empty = it can."""
     wanted.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not is_private(wanted):
-        return f"it must be this user's and writable by no other user, its mode is {wanted.stat().st_mode & 0o7777:o}"
+    if reason := distrust(wanted):
+        return reason
+    if (entry := foreign_entry(wanted)) is not None:
+        return f"{entry} belongs to another user"
     if not os.access(wanted, os.W_OK):
         return "it cannot be written"
     if room_bytes and hasattr(os, "posix_fallocate"):
