@@ -1,5 +1,8 @@
 """A model cut to its first layers is exactly that: their weights, the model's own norm and head, nothing else."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -55,3 +58,20 @@ def test_more_layers_than_there_are_is_refused(tmp_path):
         load_model(EngineConfig(save_tiny(tmp_path, "llama"), num_layers=3), lambda stage, part: None)
     with pytest.raises(ValueError, match="num_layers: 0"):
         EngineConfig("x", num_layers=0)
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("hidden_size_per_layer_input = 16", {}),
+        ("num_kv_shared_layers = 1", {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 1}),
+    ],
+)
+def test_first_layers_of_a_model_whose_layers_share_tensors_are_refused_before_the_load(tmp_path, field, changes):
+    directory = Path(save_tiny(tmp_path, "gemma4_text"))
+    config = json.loads((directory / "config.json").read_text()) | changes
+    (directory / "config.json").write_text(json.dumps(config))
+    stages = []
+    with pytest.raises(ModelRefusedError, match=f"num_layers: 1 of 2 layers do not work alone, {field}: "):
+        load_model(EngineConfig(str(directory), num_layers=1), lambda stage, part: stages.append(stage))
+    assert "loading weights" not in stages

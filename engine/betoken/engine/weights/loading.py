@@ -14,6 +14,7 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.pytorch_utils import Conv1D
 from transformers.utils.logging import disable_progress_bar
 
+from betoken.common.gguf import GgufError
 from betoken.engine.attention import ATTENTION_NAME, register_attention
 from betoken.engine.bring_up.frequencies import freeze_frequencies, settle_frequencies
 from betoken.engine.bring_up.refusals import check_code, check_layers, rope_parameters
@@ -36,6 +37,11 @@ _DTYPES = ("bfloat16", "float16", "float32")
 """What kernels and tolerances exist for."""
 _LENGTHS = ("max_position_embeddings", "max_seq_len", "seq_length")
 """Names of a model's longest text in its configuration."""
+_JOINING_LAYERS = {
+    "hidden_size_per_layer_input": "one table holds inputs of all layers",
+    "num_kv_shared_layers": "the last layers read keys and values of earlier ones",
+}
+"""Fields of a configuration by which layers depend on their number, and how."""
 _READ_FROM, _READ_UNTIL = 0.05, 0.2
 """Where in loading weights are read, as fractions."""
 
@@ -90,6 +96,8 @@ def load_model(config: EngineConfig, progress: Progress) -> tuple[Any, ModelInfo
         settle_frequencies(text_config, max_context, is_asked=config.max_context is not None)
     except ModelRefusedError:
         raise
+    except GgufError as error:  # which names the file
+        raise ModelRefusedError(str(error)) from error
     except Exception as error:  # whatever the files' contents make transformers raise, or are taken for
         raise ModelRefusedError(f"{config.model}: {type(error).__name__}: {error}") from error
     if config.num_layers is not None:
@@ -153,6 +161,10 @@ def _keep_first_layers(text_config: Any, num_layers: int) -> None:
     num_all = text_config.num_hidden_layers
     if num_layers > num_all:
         raise ModelRefusedError(f"num_layers: {num_layers} is above the model's {num_all}")
+    if num_layers < num_all and (joining := [name for name in _JOINING_LAYERS if getattr(text_config, name, None)]):
+        name = joining[0]
+        reason = f"{name} = {getattr(text_config, name)}: {_JOINING_LAYERS[name]}"
+        raise ModelRefusedError(f"num_layers: {num_layers} of {num_all} layers do not work alone, {reason}")
     text_config.num_hidden_layers = num_layers
     kinds = getattr(text_config, "layer_types", None) or ()
     if len(kinds) > num_layers:  # some families make them of the number of layers
