@@ -52,9 +52,10 @@ def _row(parameter: inspect.Parameter, kind: Any, description: ParameterInfo) ->
     declared = description.param_decls or () if isinstance(description, OptionInfo) else (name.upper(),)
     option = next(iter(declared), f"--{name.replace('_', '-')}")
     is_silent = default is None or default == "" or isinstance(default, bool)
+    shown = "required" if default is parameter.empty else "–" if is_silent else f"`{default}`"
     meaning = (description.help or "").replace("|", "\\|") + _limits(kind, description)
     variable = f"`{description.envvar}`" if description.envvar else "–"
-    return f"| `{option}` | {variable} | {'–' if is_silent else f'`{default}`'} | {meaning} |\n"
+    return f"| `{option}` | {variable} | {shown} | {meaning} |\n"
 
 
 def _limits(kind: Any, description: ParameterInfo) -> str:

@@ -63,6 +63,8 @@ class FakeRouter(generation_pb2_grpc.GenerationServiceServicer):
     metadata: list[dict[str, str]] = field(default_factory=list)
     cancelled: threading.Event = field(default_factory=threading.Event)
     address: str = ""
+    has_chat_template: bool = False
+    """Reported to calls of `GetModelInfo` with `at_once`, unless an answer is queued."""
     _scripts: deque[tuple[Step, ...]] = field(default_factory=deque)
     _faults: list[str] = field(default_factory=list)
 
@@ -90,6 +92,9 @@ class FakeRouter(generation_pb2_grpc.GenerationServiceServicer):
                 self._fail(step, context)
 
     def GetModelInfo(self, request: Message, context: grpc.ServicerContext) -> Message:
+        is_queued = self._scripts and isinstance(self._scripts[0][0], pb.GetModelInfoResponse)
+        if request.at_once and not is_queued:
+            return pb.GetModelInfoResponse(has_chat_template=self.has_chat_template)
         return self._unary(request, context)
 
     def Tokenize(self, request: Message, context: grpc.ServicerContext) -> Message:

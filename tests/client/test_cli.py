@@ -279,13 +279,13 @@ def test_what_came_of_an_answer_that_broke_is_in_its_error(router, script) -> No
     [
         ("prompt", "PROMPT"),
         ("message", "PROMPT"),
-        ("messages", "--chat"),
-        ("messages[0].content", "--system"),
+        ("messages", "PROMPT"),
+        ("messages[0].content", "PROMPT or --system"),
         ("messages.continue_final_message", "--begin"),
         ("messages.escape_special_tokens", "--escape-special-tokens"),
         ("escape_special_tokens", "--escape-special-tokens"),
         ("add_special_tokens", "--no-special-tokens"),
-        ("messages[1].content", "--chat"),
+        ("messages[1].content", "PROMPT"),
         ("prompt_ids.ids[3]", "--prompt-ids"),
         ("sampling.stop_token_ids[1]", "--stop-token-id"),
         ("sampling.logit_bias[0].token_id", "--logit-bias"),
@@ -401,6 +401,15 @@ def test_a_new_key_is_let_in_by_its_entry(tmp_path: Path) -> None:
     assert caller.tenant_of("") == "team"
     assert key not in result.stdout
     assert cli.invoke(app, ["new-key", "a\nb"]).exit_code == 2
+
+
+def test_a_new_key_as_json_is_let_in_by_its_entry(tmp_path: Path) -> None:
+    result = cli.invoke(app, ["new-key", "alice", "--json"])
+    made = json.loads(result.stdout)
+    (tmp_path / "keys.toml").write_text(made["entry"])
+    caller = Keys(tmp_path / "keys.toml").caller([("authorization", f"Bearer {made['key']}")])
+    assert caller.tenant_of("") == made["tenant"] == made["name"] == "alice"
+    assert made["hash"] in made["entry"] and not result.stderr
 
 
 def test_names_that_look_like_markup_are_shown_as_they_are(router) -> None:
@@ -751,11 +760,22 @@ def test_hints_on_installing_name_a_part_of_this_project(extra: str) -> None:
         ("--draft d --drafters ngram", "--draft", "none of the drafters uses it"),
         ("--draft d --lookahead-model l --drafters lookahead", "--draft", "none of the drafters uses it"),
         ("--lookahead-model l", "--lookahead-model", "only `lookahead` uses it"),
+        ("--drafters nope", "--drafters", "'nope': must be among fused, model"),
+        ("--drafters medusa", "--drafters", "'medusa': runs on verify workers only: name it in --attached-drafters"),
+        ("--draft no/such/draft.gguf", "--draft", "no/such/draft.gguf: no such file or directory"),
     ],
 )
 def test_up_starts_with_all_that_was_asked_for_or_not_at_all(options: str, option: str, reported: str) -> None:
     result = run("up", "--target", "t", "--port", "0", *options.split(), env={"COLUMNS": "200"})
     assert result.exit_code == 2 and f"for {option}" in result.stderr and reported in result.stderr
+
+
+def test_up_refuses_a_target_without_a_tokenizer_before_it_loads_models(tmp_path: Path) -> None:
+    arguments = ["up", "--target", str(tmp_path), "--port", "0", "--drafters", "ngram"]
+    result = run(*arguments, env={"COLUMNS": "400"})
+    assert result.exit_code == 2 and "has no tokenizer.json: add it, or name a directory that has it" in result.stderr
+    (tmp_path / "a.gguf").write_bytes(b"GGUF" + bytes(40))
+    assert "version 0 is neither 2 nor 3" in run(*arguments, env={"COLUMNS": "400"}).stderr
 
 
 @pytest.mark.parametrize("option", ["--draft", "--lookahead-model"])
@@ -963,19 +983,22 @@ def on_a_terminal(arguments: list[str]) -> str:
     return output.decode()
 
 
+@pytest.mark.parametrize("options", [[], ["--raw"], ["--no-special-tokens"]])
 @pytest.mark.parametrize("has_template", [True, False])
-def test_a_text_prompt_of_a_chat_model_gets_a_hint(router, script, has_template: bool) -> None:
-    router.will(pb.GetModelInfoResponse(model="tiny", has_chat_template=has_template))
-    router.will(script.start(), script.tokens("abc", 5), script.finish(1))
-    output = on_a_terminal(["generate", "hi", "--address", router.address])
-    assert ("--chat sends the text as a message" in output) is has_template
+def test_a_prompt_is_a_message_if_the_model_has_a_chat_template(
+    answering, has_template: bool, options: list[str]
+) -> None:
+    answering.has_chat_template = has_template
+    assert run("generate", "hi", "--address", answering.address, *options).exit_code == 0
+    (request,) = answering.requests
+    is_chat = has_template and not options
+    assert [(m.role, m.content) for m in request.messages.messages] == [("user", "hi")] * is_chat
+    assert request.prompt == ("" if is_chat else "hi")
 
 
-@pytest.mark.parametrize("options", [["hi", "--chat"], ["hi", "--system", "s"], ["--prompt-ids", "1"]])
-def test_chat_prompts_of_a_chat_model_get_no_hint(router, script, options: list[str]) -> None:
-    router.will(pb.GetModelInfoResponse(model="tiny", has_chat_template=True))
-    router.will(script.start(), script.tokens("abc", 5), script.finish(1))
-    assert "--chat" not in on_a_terminal(["generate", *options, "--address", router.address])
+@pytest.mark.parametrize("options", ["--chat", "--system s", "--begin b"])
+def test_a_raw_prompt_excludes_options_of_chats(options: str) -> None:
+    assert "excludes --chat, --system and --begin" in run("generate", "hi", "--raw", *options.split()).stderr
 
 
 @pytest.mark.parametrize("closed", ["2>&-", "<&-", ">&-"])

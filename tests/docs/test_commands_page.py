@@ -26,3 +26,7 @@ def test_every_option_that_help_shows_is_on_the_page_with_a_meaning(command: str
     options = set(re.findall(r"--[a-z][a-z-]+", shown)) - {"--help"}
     assert {row[0].strip(" `") for row in rows if row[0].strip(" `").startswith("--")} == options
     assert all(row[3].strip() for row in rows), rows
+
+
+def test_a_required_argument_has_no_default() -> None:
+    assert "| `NAME` | – | required |" in GENERATOR["render"]() and "inspect._empty" not in GENERATOR["render"]()

@@ -20,7 +20,7 @@ async def run_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
 async def test_generate_json_gives_what_the_sdk_gives(stack: Stack, prompts: list[str]) -> None:
     expected = await stack.client.complete(prompts[0], max_new_tokens=24, temperature=0)
     flags = ["--address", stack.services.address, "--max-new-tokens", "24", "--temperature", "0", "--json"]
-    done = await run_cli("generate", prompts[0], *flags)
+    done = await run_cli("generate", "--raw", prompts[0], *flags)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout.splitlines()[-1])
     assert answer["text"] == expected.text

@@ -15,10 +15,9 @@ from rich.console import Console
 from betoken.cli import connection as c
 from betoken.cli import provenance, report
 from betoken.cli.generate_form import GenerateForm
-from betoken.client import BetokenError, Client, Completion, Generation, ModelInfo, SourceInfo
+from betoken.client import BetokenError, ChatMessage, Client, Completion, Generation, ModelInfo, SourceInfo
 
-_HINT_TIMEOUT_S = 2.0
-_CHAT_HINT = "\nthe model has a chat template: --chat sends the text as a message\n"
+_INFO_TIMEOUT_S = 2.0
 
 
 def generate(form: GenerateForm) -> None:
@@ -26,6 +25,8 @@ def generate(form: GenerateForm) -> None:
     sampling, speculation, question = form.sampling(), form.speculation(), form.question()
     constraint = form.constraint()
     with c.reported_errors(form, form.json_), form.client() as client:
+        if isinstance(question, str) and not form.is_raw and client.model_info(wait=False).has_chat_template:
+            question = [ChatMessage(role="user", content=question)]
         generation = client.generate(
             question,
             sampling=sampling,
@@ -46,8 +47,6 @@ def generate(form: GenerateForm) -> None:
         elif sys.stdout.isatty():
             info = _info(client)
             _stream_coloured(generation, info.sources if info is not None else ())
-            if isinstance(question, str) and info is not None and info.has_chat_template:
-                sys.stderr.write(_CHAT_HINT)
         else:
             for piece in generation:
                 print(piece, end="", flush=True)
@@ -80,6 +79,6 @@ def _stream_coloured(generation: Generation, sources: Sequence[SourceInfo]) -> N
 def _info(client: Client) -> ModelInfo | None:
     """The served model; None where it cannot be told soon: the answer does not need it."""
     try:
-        return client.model_info(timeout_s=_HINT_TIMEOUT_S)
+        return client.model_info(timeout_s=_INFO_TIMEOUT_S)
     except BetokenError:
         return None

@@ -27,14 +27,18 @@ class GenerateForm(Connection):
     """The values of the options."""
 
     prompt: Annotated[str | None, typer.Argument(help="Text; `-` or none at all: standard input.")] = None
-    chat: Annotated[bool, typer.Option("--chat", help="Send the text as a user's message.")] = False
+    chat: Annotated[
+        bool,
+        typer.Option("--chat", help="Send the text as a user's message; default if the model has a chat template."),
+    ] = False
+    raw: Annotated[bool, typer.Option("--raw", help="Send the text as it is, without the chat template.")] = False
     system: Annotated[str | None, typer.Option(help="System message before it; implies --chat.")] = None
     begin: Annotated[str | None, typer.Option(help="Beginning of the answer, which goes on; implies --chat.")] = None
     escape_special_tokens: Annotated[
         bool, typer.Option("--escape-special-tokens", help="Their names in messages are text.")
     ] = False
     no_special_tokens: Annotated[
-        bool, typer.Option("--no-special-tokens", help="No BOS before a text, such as a chat that is rendered already.")
+        bool, typer.Option("--no-special-tokens", help="No BOS before a text, such as a rendered chat; implies --raw.")
     ] = False
     prompt_ids: Annotated[str | None, typer.Option(help="Token ids in place of text: 1,2,3.")] = None
     num_answers: Annotated[int, typer.Option(min=1, help="Answers, each with a seed of its own.")] = 1
@@ -130,8 +134,19 @@ class GenerateForm(Connection):
         typer.Option(help="typical: this times exp(-entropy) is enough, too.", rich_help_panel=_SPECULATION),
     ] = None
 
+    @property
+    def is_raw(self) -> bool:
+        """Whether a text is sent without the chat template."""
+        return self.raw or self.no_special_tokens
+
     def question(self) -> Prompt:
-        """The question."""
+        """Return the prompt: text, token ids or messages.
+
+        Raises:
+            typer.BadParameter: the options contradict each other, or the prompt cannot be read.
+        """
+        if self.raw and (self.chat or self.system is not None or self.begin is not None):
+            raise typer.BadParameter("excludes --chat, --system and --begin", param_hint="--raw")
         return question_of(self.prompt, self.prompt_ids, self.chat, self.system, self.begin)
 
     def sampling(self) -> Sampling:
