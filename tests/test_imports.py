@@ -22,7 +22,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "v1": (),
     "common": ("v1",),
     "kernels": (),
-    "engine": ("kernels", "common.gguf", "common.tokenizer_json", "common.tree"),
+    "engine": ("kernels", "common.gguf", "common.model_path", "common.tokenizer_json", "common.tree"),
     "rpc": ("common", "v1"),
     "client": ("common", "v1"),
     "cli": ("client", "common", "drafters.registry", "v1"),

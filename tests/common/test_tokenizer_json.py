@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from betoken.common.tokenizer_json import hash_tokenizer_json, tokenizer_difference
+from tests.engine.gguf_files import TOKENS, tiny_model, write_gguf
 
 VOCAB = {"a": 0, "b": 1, "ab": 2}
 
@@ -37,6 +38,15 @@ def test_sizes_and_the_first_difference_are_reported(tmp_path: Path, other: dict
     assert tokenizer_difference(first, second) == reported
     texts = [Path(folder, "tokenizer.json").read_text() for folder in (first, second)]
     assert (hash_tokenizer_json(texts[0]) == hash_tokenizer_json(texts[1])) == (reported == "")
+
+
+def test_tokenizers_of_gguf_files_are_compared(tmp_path: Path) -> None:
+    first = write_gguf(tmp_path / "first.gguf", model=tiny_model(num_layers=1))
+    tokens = [*TOKENS[:7], "\u00e9", *TOKENS[8:]]
+    changes = {"tokenizer.ggml.tokens": tokens}
+    second = write_gguf(tmp_path / "second.gguf", model=tiny_model(num_layers=1), changes=changes)
+    assert tokenizer_difference(first, first) == ""
+    assert tokenizer_difference(first, second).endswith(f"the first that differs 7: {TOKENS[7]!r} and '\u00e9'")
 
 
 def test_what_cannot_be_compared_differs_from_nothing(tmp_path: Path) -> None:

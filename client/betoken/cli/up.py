@@ -32,6 +32,8 @@ from betoken.client import BetokenError, ClientTls
 from betoken.common.release import how_to_install
 
 _CHECK_INTERVAL_S = 0.25
+_EMBEDDED_PROMPT, _PROMPT = "--raw 'def fibonacci(n):'", "'Write a haiku about rivers.'"
+"""Examples for the embedded models, which complete code, and for others."""
 _STOP_GRACE_S = 3660.0
 """Above the longest `--drain-grace-s`: services end by themselves within their own; interrupted again, at once."""
 
@@ -54,7 +56,7 @@ def up(form: UpForm) -> None:
     services = _started(config, console, tells_left_out=form.drafters is None)
     is_interrupted = False
     try:
-        _announce(services)
+        _announce(services, _EMBEDDED_PROMPT if form.target is None else _PROMPT)
         _watch(services, console)
     except KeyboardInterrupt:
         is_interrupted = True
@@ -78,10 +80,11 @@ def _config(form: UpForm, console: Console) -> LocalServicesConfig:
     names = options.drafters(form.drafters, models, attached)
     options.check_models_are_used(names, models, form.draft is not None)
     hosted = {"--draft": draft, "--lookahead-model": form.lookahead_model}
-    options.check_tokenizers(target, hosted if names else {})
+    options.check_paths({"--target": target} | hosted)
+    router_options = options.split("--router-options", form.router_options)
+    options.check_tokenizers(target, hosted if names else {}, router_options)
     port = options.checked_port(form.host, form.port)
     http_port = None if form.no_gateway else _http_port(form.host, form.http_port, console)
-    router_options = options.split("--router-options", form.router_options)
     tls = ClientTls(
         form.router_tls_ca_file, form.router_tls_cert_file, form.router_tls_key_file, form.router_tls_server_name
     )
@@ -179,7 +182,7 @@ def _complain(console: Console, error: Exception) -> None:
     console.print(f"betoken: {text}", style="red", markup=False, highlight=False, soft_wrap=True)
 
 
-def _announce(services: LocalServices) -> None:
+def _announce(services: LocalServices, prompt: str) -> None:
     for name, service in services.services.items():
         sys.stderr.write(f"{name:9} {service.address}  pid {service.pid}\n")
     for remark in services.remarks:
@@ -189,7 +192,7 @@ def _announce(services: LocalServices) -> None:
         files = {"ca-file": tls.ca_file, "cert-file": tls.cert_file, "key-file": tls.key_file}
         named = files | {"server-name": tls.server_name}
         options += [part for name, value in named.items() if value for part in (f"--tls-{name}", str(value))]
-    sys.stderr.write(f"try: betoken generate {shlex.join(options)} 'def fibonacci(n):'\n")
+    sys.stderr.write(f"try: betoken generate {shlex.join(options)} {prompt}\n")
     if (gateway := services.services.get("gateway")) is not None:
         is_https = any(option.partition("=")[0] == "--tls-cert-file" for option in services.config.gateway_options)
         sys.stderr.write(f"open: http{'s' * is_https}://{gateway.address}  (OpenAI's protocol under /v1)\n")

@@ -19,7 +19,9 @@ import typer
 from betoken.cli.local_services import LOOPBACK, embedded_models
 from betoken.client import ClientTls
 from betoken.common.address import is_socket
-from betoken.common.tokenizer_json import tokenizer_difference
+from betoken.common.gguf import GgufError
+from betoken.common.model_path import path_fault
+from betoken.common.tokenizer_json import tokenizer_difference, tokenizer_text
 
 _DEFAULT_PORT = 50051
 DEFAULT_HTTP_PORT = 8000
@@ -53,12 +55,16 @@ def drafters(asked: str | None, models: Models, attached: Sequence[str]) -> list
     Raises:
         typer.BadParameter: one needs what is not there.
     """
-    from betoken.drafters.registry import SPECS, usual_drafters  # of the services, which are installed by now
+    # Of the services, which are installed by now.
+    from betoken.drafters.registry import SPECS, usual_drafters, why_not_hosted
 
     if asked is None:
         usual = usual_drafters(models)
         return [] if set(usual) <= set(attached) else list(usual)
     names = [name.strip() for name in asked.split(",") if name.strip()]
+    for name in names:
+        if reason := why_not_hosted(name):
+            raise typer.BadParameter(f"{name!r}: {reason}", param_hint=_DRAFTERS)
     specs = [SPECS[name] for name in names if name in SPECS]
     if lacking := [spec.name for spec in specs if not spec.is_met_by(models)]:
         raise typer.BadParameter(f"{', '.join(lacking)}: needs a draft model; name it by --draft", param_hint=_DRAFTERS)
@@ -112,15 +118,36 @@ def check_models_are_used(drafters: Sequence[str], models: Models, is_draft_name
         raise typer.BadParameter(text, param_hint="--lookahead-model")
 
 
-def check_tokenizers(target: str, models: Mapping[str, str]) -> None:
-    """Finds out before models load whether drafts would be of the target's ids; `models` by their options.
+def check_paths(models: Mapping[str, str]) -> None:
+    """Check before models load that those named by a path exist; `models` by their options, empty = none.
 
     Raises:
-        typer.BadParameter: they would not.
+        typer.BadParameter: one does not.
     """
     for option, model in models.items():
+        if model and (fault := path_fault(model)):
+            raise typer.BadParameter(f"{model}: {fault}", param_hint=option)
+
+
+def check_tokenizers(target: str, models: Mapping[str, str], router_options: Sequence[str]) -> None:
+    """Check before models load that the target has a tokenizer and drafts would be of its ids; `models` by their
+    options.
+
+    Raises:
+        typer.BadParameter: it has none, or another model's is different.
+    """
+    is_elsewhere = any(option.partition("=")[0] == "--tokenizer" for option in router_options)
+    try:
+        is_missing = Path(os.path.expanduser(target)).exists() and tokenizer_text(target) is None
+    except (GgufError, OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"{error}", param_hint="--target") from None
+    if is_missing and not is_elsewhere:
+        remedy = "add it, or name a directory that has it: --router-options '--tokenizer DIRECTORY'"
+        raise typer.BadParameter(f"{target} has no tokenizer.json: {remedy}", param_hint="--target")
+    for option, model in models.items():
         if model and (difference := tokenizer_difference(target, model)):
-            raise typer.BadParameter(f"{model}: not the tokenizer of {target}: {difference}", param_hint=option)
+            text = f"{model}: not the tokenizer of {target}: {difference}; name a model of the target's family"
+            raise typer.BadParameter(text, param_hint=option)
 
 
 def split(option: str, text: str) -> list[str]:

@@ -1,6 +1,6 @@
 """The ids, merges and added tokens of a tokenizer.json: their hash, and the first difference of two.
 
-Reads JSON alone; knows nothing of normalisers, templates or libraries of tokenizers.
+Normalisers and templates are not compared.
 """
 
 import hashlib
@@ -9,6 +9,8 @@ import os
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
+
+from betoken.common.gguf import find_gguf, read_header, read_tokenizer
 
 _FILE = "tokenizer.json"
 
@@ -42,13 +44,13 @@ def tokenizer_difference(first: str, second: str) -> str:
     """How two models' tokenizers differ: sizes and the first difference; empty if they are equal.
 
     Args:
-        first: directory of a model; anything else, or one without a tokenizer.json that can be read, differs from none.
-        second: likewise.
+        first: directory or GGUF file of a model. A hub id, or a model without a readable tokenizer, differs from none.
+        second: the other model, in the same form.
     """
-    texts = [_text(name) for name in (first, second)]
     try:
+        texts = [tokenizer_text(name) for name in (first, second)]
         ours, theirs = (canonical_tokenizer(text) for text in texts if text is not None)
-    except (ValueError, KeyError, TypeError, AttributeError):  # too few, or no tokenizer: who loads it says why
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # the load reports why
         return ""
     if ours == theirs:
         return ""
@@ -64,12 +66,19 @@ def tokenizer_difference(first: str, second: str) -> str:
     return f"{sizes}, all equal; other tokens are added"
 
 
-def _text(name: str) -> str | None:
-    try:
-        path = Path(os.path.expanduser(name)) / _FILE
-        return path.read_text(encoding="utf-8") if path.is_file() else None
-    except (OSError, ValueError):
-        return None
+def tokenizer_text(model: str) -> str | None:
+    """Return the tokenizer of a directory or GGUF file as the text of a tokenizer.json; None if there is none, and for
+    a hub id.
+
+    Raises:
+        GgufError: the GGUF file, or its tokenizer, is not supported.
+        OSError, UnicodeDecodeError: a file cannot be read.
+    """
+    source = Path(os.path.expanduser(model))
+    if (path := source / _FILE).is_file():
+        return path.read_text(encoding="utf-8")
+    file = find_gguf(source)
+    return None if file is None else read_tokenizer(read_header(file)).text
 
 
 def _tokens_by_id(tokenizer: dict[str, list[Any]]) -> dict[int, str]:

@@ -77,7 +77,8 @@ class ModelHost:
             try:
                 runner = load_runner(config, self._progress)
             except ModelRefusedError as error:
-                raise FailedPreconditionError(f"{_flag(option)} = {model}: {error}") from error
+                place = _flag(option) if model in str(error) else f"{_flag(option)} = {model}"
+                raise FailedPreconditionError(f"{place}: {error}") from error
             self._models[key] = runner, SharedPages(runner.page_table)
         return self._models[key]
 

@@ -44,12 +44,9 @@ def check_drafters(names: Sequence[str], settings: Any) -> None:
     """Raises:
     ValueError: a name that is unknown or given twice, a need that `settings` do not meet, or a model for nobody.
     """
-    hosted = [spec.name for spec in SPECS.values() if spec.can_host]
     for name in names:
-        if name not in hosted and not is_plugin_path(name):
-            raise ValueError(
-                f"--drafters = {name!r}: must be among {', '.join(hosted)}, or a path package.module:Class"
-            )
+        if reason := why_not_hosted(name):
+            raise ValueError(f"--drafters = {name!r}: {reason}")
     if not names or len(set(names)) != len(names):
         raise ValueError("--drafters: must name at least one drafter, each once")
     specs = [SPECS[name] for name in names if name in SPECS]
@@ -61,6 +58,16 @@ def check_drafters(names: Sequence[str], settings: Any) -> None:
             )
         if spec.check is not None:
             spec.check(settings)
+
+
+def why_not_hosted(name: str) -> str:
+    """Return why no draft worker hosts a drafter of that name, and what to do; empty if one can."""
+    hosted = [spec.name for spec in SPECS.values() if spec.can_host]
+    if name in hosted or is_plugin_path(name):
+        return ""
+    if name in SPECS:
+        return "runs on verify workers only: name it in --attached-drafters"
+    return f"must be among {', '.join(hosted)}, or a path package.module:Class"
 
 
 def check_attached(names: Sequence[str], settings: Any = None) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from huggingface_hub import snapshot_download
 from huggingface_hub.utils.tqdm import tqdm
 
+from betoken.common.model_path import path_fault
 from betoken.engine.errors import ModelRefusedError
 
 _WANTED_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
@@ -25,15 +26,12 @@ def resolve_directory(
     """The directory of a checkpoint: itself, or a snapshot of the hub's, of whose files `also` names further ones.
 
     Raises:
-        ModelRefusedError: it is neither a directory nor a hub id that can be fetched, a directory that may not be
-            looked at, or one with a revision.
+        ModelRefusedError: it is neither a directory nor a hub id that can be fetched, or a directory with a revision.
     """
+    if fault := path_fault(model):
+        raise ModelRefusedError(f"{model!r}: {fault}")
     directory = Path(os.path.expanduser(model))  # a user that does not exist is left alone, where Path's raises
-    try:
-        is_directory = directory.is_dir()
-    except OSError as error:
-        raise ModelRefusedError(f"{model!r} cannot be looked at: {error.strerror}") from error
-    if is_directory:
+    if directory.is_dir():
         if revision is not None:
             raise ModelRefusedError(f"revision {revision!r} is one of the hub, and {model} is a directory")
         return directory

@@ -166,7 +166,7 @@ def open_source(model: str, revision: str | None, progress: Progress = lambda st
     try:
         if (file := find_gguf(path)) is not None:
             return GgufSource(file.stem, read_header(file))
-    except (GgufError, OSError) as error:
-        raise ModelRefusedError(f"{model}: {error}") from error
+    except (GgufError, OSError) as error:  # which name the file
+        raise ModelRefusedError(str(error)) from error
     is_local = os.path.isdir(os.path.expanduser(model))
     return DirectorySource(path.resolve().name if is_local else model, path)

@@ -17,6 +17,7 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from betoken.common.errors import FailedPreconditionError
 from betoken.common.gguf import GgufError, GgufTokenizer, find_gguf, read_header, read_tokenizer
+from betoken.common.model_path import path_fault
 
 TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
 _SPECIAL_TOKENS, _ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
@@ -46,7 +47,7 @@ def read_files(source: str, revision: str | None) -> TokenizerFiles:
         TokenizerError: no `tokenizer.json` there, a broken file, or a directory and a revision.
     """
     directory = _find(source, revision)
-    if (gguf := _gguf_tokenizer(directory, source)) is not None:
+    if (gguf := _gguf_tokenizer(directory)) is not None:
         templates = {} if gguf.chat_template is None else {"default": gguf.chat_template}
         return TokenizerFiles(gguf.text, gguf.config, templates)
     text = _read(directory, TOKENIZER, source)
@@ -91,12 +92,10 @@ def _templates(directory: Path, config: Mapping[str, Any], source: str) -> dict[
 
 def _find(source: str, revision: str | None) -> Path:
     """The file or directory: itself, or a snapshot of the hub's, in which all files are of one commit."""
+    if fault := path_fault(source):
+        raise TokenizerError(f"{source!r}: {fault}")
     directory = Path(os.path.expanduser(source))  # as workers do for --model
-    try:
-        is_local = directory.is_dir() or (directory.suffix == ".gguf" and directory.is_file())
-    except OSError as error:
-        raise TokenizerError(f"{source!r} cannot be looked at: {error.strerror}") from error
-    if is_local:
+    if directory.exists():
         if revision is not None:
             kind = "directory" if directory.is_dir() else "file"
             raise TokenizerError(f"revision {revision!r} is one of the hub, and {source} is a {kind}")
@@ -110,7 +109,7 @@ def _find(source: str, revision: str | None) -> Path:
         raise TokenizerError(f"the tokenizer of {_named(source, revision)} cannot be fetched: {reason}") from error
 
 
-def _gguf_tokenizer(path: Path, source: str) -> GgufTokenizer | None:
+def _gguf_tokenizer(path: Path) -> GgufTokenizer | None:
     """Tokenizer of the GGUF file at the path; None for other files."""
     if (path / TOKENIZER).is_file():
         return None
@@ -118,7 +117,7 @@ def _gguf_tokenizer(path: Path, source: str) -> GgufTokenizer | None:
         file = find_gguf(path)
         return None if file is None else read_tokenizer(read_header(file))
     except (GgufError, OSError) as error:
-        raise TokenizerError(f"the tokenizer of {source} cannot be read: {error}") from error
+        raise TokenizerError(f"the tokenizer cannot be read: {error}") from error
 
 
 def _named(source: str, revision: str | None) -> str:
