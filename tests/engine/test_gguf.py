@@ -65,6 +65,15 @@ def test_end_tokens_are_recognised_by_their_text_and_logged(tmp_path: Path, capl
     assert f"{path}: end tokens: 0 (eos_token_id), 5 (<|im_end|>)" in caplog.text
 
 
+def test_packing_the_weights_of_a_file_reports_its_progress(tmp_path: Path) -> None:
+    told: list[tuple[str, float]] = []
+    load_runner(config_of(write_gguf(tmp_path / "tiny.gguf")), lambda stage, fraction: told.append((stage, fraction)))
+    packing = [fraction for stage, fraction in told if stage == "packing weights"]
+    assert len(set(packing)) > 10 and packing == sorted(packing)
+    assert [fraction for _, fraction in told] == sorted(fraction for _, fraction in told)
+    assert "ready" not in dict(told)
+
+
 def test_tied_embeddings_are_kept_once(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", model=tiny_model(is_tied=True))
     loaded, info = load_model(config_of(path), lambda stage, fraction: None)

@@ -1,10 +1,16 @@
 """The gateway's log has the form of all services'."""
 
 import json
+import logging
 import os
 import socket
 import subprocess
 import sys
+
+import pytest
+
+from betoken.common.logs import _Json
+from tests.gateway.conftest import Gate
 
 
 def test_lines_are_objects_where_that_is_asked_for() -> None:
@@ -17,3 +23,17 @@ def test_lines_are_objects_where_that_is_asked_for() -> None:
     assert ended.returncode == 1
     assert [(line["level"], line["logger"]) for line in lines] == [("ERROR", "betoken.gateway")]
     assert lines[0]["message"].startswith("gateway cannot go on: ")
+
+
+async def test_a_request_is_logged_with_its_fields(gate: Gate, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "betoken.gateway")
+    await gate.http.get("/version", headers={"x-request-id": "r-1"})
+    (record,) = (record for record in caplog.records if record.getMessage() == "request ended")
+    line = json.loads(_Json().format(record))
+    assert {name: line[name] for name in ("request_id", "method", "path", "status")} == {
+        "request_id": "r-1",
+        "method": "GET",
+        "path": "/version",
+        "status": 200,
+    }
+    assert line["duration_s"] >= 0

@@ -2,12 +2,17 @@
 
 import errno
 import os
+import re
+from typing import Any
 
 import pytest
 from pydantic import Field, ValidationError
 
+from betoken.gateway.settings import GatewaySettings
+from betoken.router.settings import RouterSettings
 from betoken.rpc.settings import CommaSeparated, ServiceSettings
 from betoken.rpc.worker_settings import WorkerSettings
+from betoken.verify_worker.settings import VerifyWorkerSettings
 
 TOO_LONG = "x" * 300
 
@@ -152,3 +157,18 @@ def test_tls_files_become_server_tls(tmp_path):
     key.touch()
     tls = ExampleSettings.parse(["--tls-cert-file", str(certificate), "--tls-key-file", str(key)]).server_tls
     assert (tls.cert_file, tls.key_file, tls.client_ca_file) == (certificate, key, None)
+
+
+def test_a_required_option_that_is_missing_says_what_it_means(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        VerifyWorkerSettings.parse([], program="betoken verify-worker")
+    told = capsys.readouterr().err
+    assert told.startswith("betoken verify-worker: --model (BETOKEN_MODEL): must be given. Model: a GGUF file")
+
+
+@pytest.mark.parametrize("settings", [VerifyWorkerSettings, RouterSettings, GatewaySettings])
+def test_help_shows_placeholders_in_place_of_types(settings: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        settings.parse(["--help"])
+    told = capsys.readouterr().out
+    assert not re.search(r"--[a-z-]+ (tuple|str|int|float|Path)\b", told) and "--port N" in told

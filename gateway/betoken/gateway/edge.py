@@ -15,6 +15,7 @@ from opentelemetry import context
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from betoken.common.logs import fields
 from betoken.common.trace import context_from
 from betoken.gateway.errors import Failure, retry_after
 from betoken.gateway.metrics import Metrics
@@ -132,11 +133,12 @@ class _Passage:
 
     def end(self, metrics: Metrics) -> None:
         """A line in the log, and the counters."""
-        place = f"{self._scope['method']} {self._scope['path']}"
         took_s = time.perf_counter() - self._begin_s
         route = getattr(self._scope.get("route"), "path", "other")  # a path in itself may be anything
         metrics.request_ended(self._scope["method"], route, self.status or _LEFT, took_s)
-        _log.info("%r %s %.1f ms request %s", place, self.status or "left", took_s * 1000, self.request_id)
+        named = {name: self._scope[name] for name in ("method", "path")}
+        outcome = {"status": self.status or _LEFT, "duration_s": round(took_s, 6)}
+        _log.info("request ended", extra=fields(request_id=self.request_id, **named, **outcome))
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

@@ -16,6 +16,7 @@ from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, NoDecode,
 from betoken.client import ClientTls
 from betoken.common.address import is_target
 from betoken.common.logs import LogFormat
+from betoken.common.option_errors import PLACEHOLDERS, described_faults
 
 ENV_PREFIX = "BETOKEN_"
 
@@ -25,6 +26,13 @@ def _split(value: Any) -> Any:
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
         return value
     return tuple(part.strip() for text in texts for part in text.split(",") if part.strip())
+
+
+class _CommandLine(CliSettingsSource[Any]):
+    """Shows placeholders in place of Python's types."""
+
+    def _metavar_format(self, obj: Any) -> str:
+        return PLACEHOLDERS.get(text := super()._metavar_format(obj), text)
 
 
 class GatewaySettings(BaseSettings):
@@ -123,12 +131,12 @@ class GatewaySettings(BaseSettings):
         Raises:
             SystemExit: `--help` was asked for (0), or an option is unknown or has a bad value (2, named on stderr).
         """
-        source: CliSettingsSource[Any] = CliSettingsSource(cls, cli_prog_name="betoken gateway")
+        source = _CommandLine(cls, cli_prog_name="betoken gateway")
         argv = list(sys.argv[1:] if arguments is None else arguments)
         try:
             return CliApp.run(cls, cli_args=argv, cli_settings_source=source)
         except ValidationError as error:
-            for fault in error.errors(include_url=False):
-                option = f" --{str(fault['loc'][0]).replace('_', '-')} = {fault['input']!r}:" if fault["loc"] else ""
-                sys.stderr.write(f"betoken gateway:{option} {fault['msg'].removeprefix('Value error, ')}\n")
+            meanings = {name: field.description for name, field in cls.model_fields.items()}
+            faults = described_faults(error.errors(include_url=False), "betoken gateway", ENV_PREFIX, meanings)
+            sys.stderr.write(f"{faults}\n")
             raise SystemExit(2) from None

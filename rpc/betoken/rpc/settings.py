@@ -25,6 +25,7 @@ from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, NoDecode,
 
 from betoken.common.address import MAX_UNIX_PATH_BYTES, UNIX_PREFIX, is_socket
 from betoken.common.logs import LogFormat
+from betoken.common.option_errors import PLACEHOLDERS, described_faults
 from betoken.common.tls import ServerTls
 from betoken.rpc.progress import LONGEST_SUFFIX
 
@@ -64,6 +65,13 @@ def _usable_ready_file(path: Path) -> Path:
     if (length := len(os.fsencode(path.name))) > limit:
         raise ValueError(f"a name of {length} bytes; at most {limit}, because related files have longer names")
     return path
+
+
+class _CommandLine(CliSettingsSource[Any]):
+    """Shows placeholders in place of Python's types."""
+
+    def _metavar_format(self, obj: Any) -> str:
+        return PLACEHOLDERS.get(text := super()._metavar_format(obj), text)
 
 
 class ServiceSettings(BaseSettings):
@@ -227,23 +235,13 @@ class ServiceSettings(BaseSettings):
         Raises:
             SystemExit: `--help` was asked for (0), or an option is unknown or has a bad value (2, named on stderr).
         """
-        source: CliSettingsSource[Any] = CliSettingsSource(cls, cli_prog_name=program)
+        source = _CommandLine(cls, cli_prog_name=program)
         argv = list(sys.argv[1:] if arguments is None else arguments)
         try:
             return CliApp.run(cls, cli_args=argv, cli_settings_source=source)
         except ValidationError as error:
-            sys.stderr.write(_explain(error, program or Path(sys.argv[0]).name) + "\n")
+            meanings = {name: field.description for name, field in cls.model_fields.items()}
+            name = program or Path(sys.argv[0]).name
+            faults = described_faults(error.errors(include_url=False), name, ENV_PREFIX, meanings)
+            sys.stderr.write(f"{faults}\n")
             raise SystemExit(2) from None
-
-
-def _explain(error: ValidationError, program: str) -> str:
-    """One line per bad option: its name, the value, what is acceptable."""
-    lines = []
-    for fault in error.errors(include_url=False):
-        text = fault["msg"].removeprefix("Value error, ")
-        if fault["loc"]:
-            name = str(fault["loc"][0])
-            value = "" if fault["type"] == "missing" else f" = {fault['input']!r}"
-            text = f"--{name.replace('_', '-')} ({ENV_PREFIX}{name.upper()}){value}: {text}"
-        lines.append(f"{program}: {text}")
-    return "\n".join(lines)

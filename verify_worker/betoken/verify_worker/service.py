@@ -91,7 +91,7 @@ def _load(
         grammars.append(Grammars(runner.info.tokenizer_text()))
     except FailedPreconditionError as error:
         logger.warning("requests with a constraint are refused: %s", error)
-    progress("measuring step times", 1.0)
+    progress("measuring step times", 0.95)
     step_costs = measure_step_costs(runner)
     hello.CopyFrom(
         worker_hello(

@@ -98,7 +98,6 @@ def _ready(config: EngineConfig, examined: Examined, report: Progress) -> ModelR
         report("compiling what chooses tokens", 0.8)
         with refusing(model):
             warm_up(runner)
-    report("ready", 1.0)
     _LOG.info("model loaded: %s, %s, %d KV pages", info.model_id, info.dtype, num_pages)
     return runner
 

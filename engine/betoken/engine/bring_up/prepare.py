@@ -5,6 +5,7 @@ It chooses between the CPU kernels, recorded GPU forwards and the references; it
 
 import logging
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ _LOG = logging.getLogger(__name__)
 
 _EMPTY_PAGE_BYTES = 1 << 16
 """What a page counts as in a model without keys and values, whose pages hold nothing but a sequence's length."""
+_PACKED_FROM, _PACKED_UNTIL = 0.2, 0.3
+"""Fractions of loading between which weights are packed."""
 _SPARE_STATES = 4
 """For the sequences of the check at load."""
 
@@ -90,7 +93,13 @@ def prepare(config: EngineConfig, examined: Examined, progress: Progress) -> tup
         replace_linears(model, BlockLinear, only_last=model.dtype == torch.bfloat16)
         return ReferenceForward(model, pool, num_pages, examined.feature_layers, states), num_pages
     kernels.set_num_threads(config.num_threads or torch.get_num_threads())
-    return CpuForward(model, kernels, pool, examined.feature_layers, states), num_pages
+    report = partial(_report_packing, progress)
+    report(0.0)
+    return CpuForward(model, kernels, pool, examined.feature_layers, states, report), num_pages
+
+
+def _report_packing(progress: Progress, fraction: float) -> None:
+    progress("packing weights", _PACKED_FROM + (_PACKED_UNTIL - _PACKED_FROM) * fraction)
 
 
 def within_pages(config: EngineConfig, examined: Examined, num_pages: int) -> ModelInfo:

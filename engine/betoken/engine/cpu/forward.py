@@ -3,7 +3,7 @@
 It knows tensors and pages, not sequences or requests.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +115,12 @@ class CpuForward:
         pool: KvPool,
         feature_layers: Sequence[int] = (),
         states: StatePool | None = None,
+        progress: Callable[[float], None] = lambda fraction: None,
     ) -> None:
         """The pool's last page is the scratch page: it belongs to no sequence.
+
+        Args:
+            progress: called with the fraction of quantised layers packed so far.
 
         Raises:
             ModelRefusedError: the model has states, and the kernels over them cannot be built.
@@ -131,7 +135,7 @@ class CpuForward:
         self._cache: CpuCache = kernels.create_cache(pool.keys, pool.values)
         use_packed_experts(model, kernels)
         replace_linears(model, PackedLinear)
-        pack_grouped_layers(model, kernels)
+        pack_grouped_layers(model, kernels, progress)
         self._calls = ModelCallStack(model, feature_layers)
         self._is_settled = False
         self._compiled: ModelCall | None = None

@@ -1,6 +1,7 @@
 """Grouped layers by the CPU kernel for weights of few bits, which exist in the kernel's layout only."""
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -51,14 +52,22 @@ class PackedGroupedEmbedding(nn.Module):
         return rows if self.scale == 1 else rows * self.scale
 
 
-def pack_grouped_layers(model: nn.Module, kernels: CpuKernels) -> None:
-    """Replace all grouped layers by the CPU kernels', freeing each in turn; tied ones stay tied."""
+def pack_grouped_layers(
+    model: nn.Module, kernels: CpuKernels, progress: Callable[[float], None] = lambda fraction: None
+) -> None:
+    """Replace all grouped layers by the CPU kernels', freeing each in turn; tied ones stay tied.
+
+    Args:
+        progress: called with the fraction of layers packed so far.
+    """
     layers = {path: module for path, module in model.named_modules() if isinstance(module, GROUPED_LAYERS)}
     if layers:
         kernels.load_grouped()
     num_users = Counter(layer.grouped.values.data_ptr() for layer in layers.values())
     packed: dict[int, PackedWeight] = {}
+    num_layers = len(layers)
     while layers:
+        progress(1 - len(layers) / num_layers)
         path, layer = layers.popitem()
         key = layer.grouped.values.data_ptr()
         weight = packed[key] if key in packed else PackedWeight.of(layer.grouped)
