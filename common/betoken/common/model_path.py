@@ -23,5 +23,5 @@ def path_fault(model: str) -> str:
 
 
 def _is_path(model: str) -> bool:
-    """Whether the form of a name is that of a path: hub ids have one slash at most."""
+    """Whether a name has the form of a path: hub ids have one slash at most."""
     return model.endswith(_SUFFIX) or model.startswith(("/", ".", "~")) or model.count("/") > 1

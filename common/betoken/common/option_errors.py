@@ -13,8 +13,8 @@ def described_faults(
     """Return one line for each bad option: its name, its value, what is acceptable.
 
     Args:
-        faults: those of a pydantic ValidationError.
-        meanings: what each field means, shown for one that is missing.
+        faults: entries of a pydantic ValidationError.
+        meanings: description of each field, shown if the field is missing.
     """
     lines = []
     for fault in faults:

@@ -1,4 +1,4 @@
-"""Recipes that make the embedded model pair: a small target and a draft distilled from it.
+"""Training recipes: the embedded model pair, and drafters for any target (small models, Medusa heads, EAGLE-3 layers).
 
-Workers, links and verification are unknown here; it writes Hugging Face directories and a model card.
+A recipe writes weights in Hugging Face layout, with a model card.
 """

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import sys
 
+_INTERRUPTED = 130
 RECIPES = {
     "draft": "a small model distilled from a target",
     "medusa": "Medusa heads",
@@ -22,7 +23,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run one recipe.
 
     Raises:
-        SystemExit: the recipe does not exist.
+        SystemExit: the recipe is unknown or was interrupted.
     """
     name, *further = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name not in RECIPES:
@@ -32,7 +33,10 @@ def main(arguments: list[str] | None = None) -> None:
             print(told)
             return
         sys.exit(f"betoken train: {name!r} is not a recipe\n{told}")
-    importlib.import_module(f"betoken.training.{name.replace('-', '_')}").main(further)
+    try:
+        importlib.import_module(f"betoken.training.{name.replace('-', '_')}").main(further)
+    except KeyboardInterrupt:  # during imports, which take seconds
+        sys.exit(_INTERRUPTED)
 
 
 if __name__ == "__main__":

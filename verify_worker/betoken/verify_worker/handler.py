@@ -73,7 +73,7 @@ class VerifyLinkHandler(EntryHandler[VerifyCommand, VerifyLinkResponse]):
         hello: WorkerHello,
         grammars: Grammars | None = None,
     ) -> None:
-        """`grammars`: what constraints are in the model's tokens; None = attached drafters are absent."""
+        """`grammars` compiles constraints for the model's tokenizer; None = constraints are not supported."""
         super().__init__(submit, results)
         self._hello = hello
         self._grammars = grammars
