@@ -377,6 +377,17 @@ async def test_a_text_that_is_rendered_already_has_one_bos() -> None:
             assert list(answer.ids) == list(reply.start.prompt_ids)
 
 
+async def test_an_empty_prompt_starts_from_bos_if_there_is_one(tokenizer: Tokenizer) -> None:
+    with_bos = Tokenizer(byte_tokenizer_json(), {"bos_token": "<eos>"}, None, "test")
+    async with running_cluster(with_bos) as cluster:
+        assert list((await cluster.generate(prompt="", max_new_tokens=2)).start.prompt_ids) == [with_bos.bos_id]
+        with pytest.raises(grpc.aio.AioRpcError, match="prompt = 0 tokens: must have a token unless BOS is added"):
+            await cluster.generate(prompt="", max_new_tokens=2, add_special_tokens=False)
+    async with running_cluster(tokenizer) as cluster:
+        with pytest.raises(grpc.aio.AioRpcError, match="prompt = 0 tokens: must have a token unless BOS is added"):
+            await cluster.generate(prompt="", max_new_tokens=2)
+
+
 async def test_model_info_and_tokenize(make_cluster: MakeCluster) -> None:
     cluster = await make_cluster(num_verifiers=2)
     await cluster.generate(max_new_tokens=3)

@@ -229,7 +229,7 @@ async def _prompt_ids(message: GenerateRequest, model: WorkerHello, router: Rout
     ids: Sequence[int]
     match field := message.WhichOneof("input"):
         case "prompt":
-            ids = await _encode_prompt(message, router)
+            ids = await _encode_prompt(message, router) or _beginning(message, router.tokenizer)
         case "messages":
             ids = await _encode_messages(message.messages, router)
         case _:
@@ -237,6 +237,13 @@ async def _prompt_ids(message: GenerateRequest, model: WorkerHello, router: Rout
     validate_prompt_ids(ids, vocab_size=model.vocab_size, max_context=model.max_context, field=field)
     check_is_text(ids, model.media_token_ids, field)
     return ids
+
+
+def _beginning(message: GenerateRequest, tokenizer: Tokenizer) -> Sequence[int]:
+    """What an empty prompt starts from: BOS, if the tokenizer has one and special tokens are wanted."""
+    if tokenizer.bos_id is None or not _adds_special_tokens(message):
+        raise InvalidArgumentError("prompt", "0 tokens", "must have a token unless BOS is added")
+    return [tokenizer.bos_id]
 
 
 async def _predicted_ids(message: GenerateRequest, model: WorkerHello, router: Router) -> Sequence[int]:
@@ -258,8 +265,12 @@ def _limits(router: Router) -> TextLimits:
 
 
 async def _encode_prompt(message: GenerateRequest | TokenizeRequest, router: Router) -> Sequence[int]:
-    adds = message.add_special_tokens or not message.HasField("add_special_tokens")
+    adds = _adds_special_tokens(message)
     return await encode_text(message.prompt, router.tokenizer, _limits(router), add_special_tokens=adds)
+
+
+def _adds_special_tokens(message: GenerateRequest | TokenizeRequest) -> bool:
+    return message.add_special_tokens or not message.HasField("add_special_tokens")
 
 
 async def _encode_messages(messages: ChatMessages, router: Router) -> Sequence[int]:

@@ -91,7 +91,9 @@ class Tokenizer:
             )
         except Exception as error:  # jinja raises its own, Python what it makes of the code: RecursionError
             raise TokenizerError(f"the chat template of {name} does not compile: {error}") from error
-        eos = names.get("eos_token")
+        bos, eos = names.get("bos_token"), names.get("eos_token")
+        self.bos_id: int | None = self._fast.token_to_id(bos) if bos else None
+        """Id of its `bos_token`; None without one."""
         self.chat_eos_id: int | None = self._fast.token_to_id(eos) if eos and self.chat_template else None
         """Id of its `eos_token`, with which a template ends the assistant's turn; None without a template."""
 

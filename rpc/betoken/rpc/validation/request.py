@@ -49,7 +49,7 @@ def validate_generate(request: GenerateRequest) -> None:
     """
     match request.WhichOneof("input"):
         case "prompt":
-            _check_prompt(request.prompt)
+            pass  # an empty one may start from BOS
         case "prompt_ids":
             check_count("prompt_ids.ids", len(request.prompt_ids.ids), 1, 2**32)
         case "messages":
@@ -160,11 +160,6 @@ def check_drafter(field: str, drafter: DrafterChoice) -> None:
     for key, value in drafter.settings.items():
         check_text(f"{field}.settings", key, MAX_DRAFTER_SETTING_BYTES)
         check_text(f"{field}.settings[{key}]", value, MAX_DRAFTER_SETTING_BYTES)
-
-
-def _check_prompt(prompt: str) -> None:
-    if not prompt:
-        raise InvalidArgumentError("prompt", '""', "must not be empty")
 
 
 def _check_prediction(request: GenerateRequest) -> None:
