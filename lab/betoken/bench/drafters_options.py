@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from betoken.bench.attached_weights import add_weights, take_weights, weight_options
+from betoken.bench.attached_weights import add_weights, check_weights, embedded_weights, take_weights, weight_options
 from betoken.bench.command import positive, temperature
 from betoken.bench.matrix import DTYPES, FUSED, NO_DRAFTER
 from betoken.bench.sides import DEFAULT_SIDES, HOSTED, Side, Variant, hosted_drafters, parse_side
@@ -130,7 +130,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> DraftersOptions:
     add("--minutes", type=float, help="stop after the prompt under way by then; to be resumed")
     add("--report", action="store_true", help="measure nothing, print what is in --out")
     given = vars(parser.parse_args(arguments))
-    weights = take_weights(given)
+    weights = embedded_weights(given["target"], (side.drafter for side in given["drafters"])) | take_weights(given)
     options = DraftersOptions(**given, weights=weights)
     if not options.report:
         _check(parser, options)
@@ -141,6 +141,11 @@ def _check(parser: argparse.ArgumentParser, options: DraftersOptions) -> None:
     for name in ("target", "draft", "prompts"):
         if not getattr(options, name):
             parser.error(f"--{name} must be given, unless --report is")
+    try:
+        without_own = (side for side in options.drafters if f"--{side.drafter}" not in dict(side.worker_options))
+        check_weights((side.drafter for side in without_own), options.weights)
+    except ValueError as error:
+        parser.error(f"--drafters {error}")
     names = [path.name for path in options.prompts]
     if len(set(names)) < len(names):
         parser.error(f"--prompts {' '.join(names)}: results are kept by file name, which must differ")

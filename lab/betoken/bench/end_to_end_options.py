@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from betoken.bench.attached_weights import add_weights, take_weights, weight_options
+from betoken.bench.attached_weights import add_weights, check_weights, embedded_weights, take_weights, weight_options
 from betoken.bench.command import positive, temperature
 from betoken.bench.drafter_names import ATTACHABLE, ATTACHED_SUFFIX, drafter_named
 from betoken.bench.matrix import DRAFTERS, DTYPES, FUSED, NO_DRAFTER, WITH_WEIGHTS
@@ -119,11 +119,17 @@ def parse_options(arguments: Sequence[str] | None = None) -> EndToEndOptions:
     add("--compile", choices=("auto", "on", "off"), default="auto", help="torch.compile in the workers")
     add("--no-transformers", action="store_true", help="leave out the transformers side")
     given = vars(parser.parse_args(arguments))
-    weights = take_weights(given)
+    is_fused = given["drafter"] == f"{FUSED}{ATTACHED_SUFFIX}"
+    names = WITH_WEIGHTS if is_fused else (given["drafter"],)
+    weights = embedded_weights(given["target"], names) | take_weights(given)
     options = EndToEndOptions(**given | {"drafter_settings": dict(given["drafter_settings"] or ()), "weights": weights})
     if needs_draft_model(options.drafter) and not options.draft:
         parser.error(f"--drafter {options.drafter} needs --draft")
-    if options.drafter == f"{FUSED}{ATTACHED_SUFFIX}" and not weights:
+    try:
+        check_weights(() if is_fused else names, weights)
+    except ValueError as error:
+        parser.error(f"--drafter {error}")
+    if is_fused and not weights:
         parser.error(f"--drafter {options.drafter} needs {' or '.join(f'--{name}' for name in WITH_WEIGHTS)}")
     return options
 

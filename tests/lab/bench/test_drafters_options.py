@@ -5,7 +5,7 @@ import pytest
 from betoken.bench.drafters_options import parse_options
 from betoken.bench.matrix import DRAFTERS
 from betoken.bench.sides import HOSTED
-from betoken.cli.local_services import LocalServicesConfig
+from betoken.cli.local_services import LocalServicesConfig, embedded_models
 
 MODELS = ["--target", "t", "--draft", "d"]
 
@@ -32,12 +32,22 @@ def test_measures_every_drafter_that_can_be_hosted() -> None:
         ([*MODELS, "--prompts", "x", "--drafters", ","], "at least one"),
         ([*MODELS, "--prompts", "x", "--drafters", "ngram/max_branches"], "must be setting=value"),
         ([*MODELS, "--prompts", "x", "--repeats", "0"], "at least 1"),
+        ([*MODELS, "--prompts", "x", "--drafters", "medusa"], "medusa: needs weights for this target: --medusa DIR"),
     ],
 )
 def test_refuses_in_words(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse_options(arguments)
     assert message in capsys.readouterr().err
+
+
+def test_attached_drafters_of_the_embedded_target_have_the_weights_of_the_repository() -> None:
+    folder = embedded_models()
+    models = ["--target", str(folder / "target"), "--draft", "d"]
+    options = parse_options([*models, "--prompts", "x", "--drafters", "medusa,eagle3,ngram"])
+    assert options.weights == {name: str(folder / name) for name in ("medusa", "eagle3")}
+    given = parse_options([*models, "--prompts", "x", "--drafters", "medusa", "--medusa", "heads"])
+    assert given.weights == {"medusa": "heads"}
 
 
 def test_sides_that_differ_in_worker_options_have_services_of_their_own() -> None:
