@@ -240,7 +240,11 @@ async def _prompt_ids(message: GenerateRequest, model: WorkerHello, router: Rout
 
 
 def _beginning(message: GenerateRequest, tokenizer: Tokenizer) -> Sequence[int]:
-    """What an empty prompt starts from: BOS, if the tokenizer has one and special tokens are wanted."""
+    """Return BOS, from which an empty prompt starts.
+
+    Raises:
+        InvalidArgumentError: the tokenizer has none, or special tokens are not wanted.
+    """
     if tokenizer.bos_id is None or not _adds_special_tokens(message):
         raise InvalidArgumentError("prompt", "0 tokens", "must have a token unless BOS is added")
     return [tokenizer.bos_id]
