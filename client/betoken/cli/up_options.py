@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import typer
 
@@ -21,7 +22,7 @@ from betoken.client import ClientTls
 from betoken.common.address import is_socket
 from betoken.common.gguf import GgufError
 from betoken.common.model_path import path_fault
-from betoken.common.tokenizer_json import tokenizer_difference, tokenizer_text
+from betoken.common.tokenizer_json import text_difference, tokenizer_text
 
 _DEFAULT_PORT = 50051
 DEFAULT_HTTP_PORT = 8000
@@ -136,18 +137,23 @@ def check_tokenizers(target: str, models: Mapping[str, str], router_options: Seq
     Raises:
         typer.BadParameter: it has none, or another model's is different.
     """
+    own = _tokenizer_text("--target", target)
     is_elsewhere = any(option.partition("=")[0] == "--tokenizer" for option in router_options)
-    try:
-        is_missing = Path(os.path.expanduser(target)).exists() and tokenizer_text(target) is None
-    except (GgufError, OSError, UnicodeDecodeError) as error:
-        raise typer.BadParameter(f"{error}", param_hint="--target") from None
-    if is_missing and not is_elsewhere:
+    if own is None and Path(os.path.expanduser(target)).exists() and not is_elsewhere:
         remedy = "add it, or name a directory that has it: --router-options '--tokenizer DIRECTORY'"
         raise typer.BadParameter(f"{target} has no tokenizer.json: {remedy}", param_hint="--target")
     for option, model in models.items():
-        if model and (difference := tokenizer_difference(target, model)):
+        text = _tokenizer_text(option, model) if model and own is not None else None
+        if text is not None and (difference := text_difference(cast(str, own), text)):
             text = f"{model}: not the tokenizer of {target}: {difference}; name a model of the target's family"
             raise typer.BadParameter(text, param_hint=option)
+
+
+def _tokenizer_text(option: str, model: str) -> str | None:
+    try:
+        return tokenizer_text(model)
+    except (GgufError, OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
 
 
 def split(option: str, text: str) -> list[str]:

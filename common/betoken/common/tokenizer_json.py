@@ -8,7 +8,7 @@ import json
 import os
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from betoken.common.gguf import find_gguf, read_header, read_tokenizer
 
@@ -49,8 +49,18 @@ def tokenizer_difference(first: str, second: str) -> str:
     """
     try:
         texts = [tokenizer_text(name) for name in (first, second)]
-        ours, theirs = (canonical_tokenizer(text) for text in texts if text is not None)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # the load reports why
+    except (OSError, ValueError):  # the load reports why
+        return ""
+    return "" if None in texts else text_difference(*cast(list[str], texts))
+
+
+def text_difference(first: str, second: str) -> str:
+    """Return how two texts of tokenizer.json differ, as `tokenizer_difference` does."""
+    if first == second:
+        return ""
+    try:
+        ours, theirs = canonical_tokenizer(first), canonical_tokenizer(second)
+    except (ValueError, KeyError, TypeError, AttributeError):
         return ""
     if ours == theirs:
         return ""

@@ -27,7 +27,7 @@ def take_weights(given: dict[str, Any]) -> dict[str, str]:
 
 
 def embedded_weights(target: str, drafters: Iterable[str]) -> dict[str, str]:
-    """Return the directories of these drafters' weights in the repository; none unless the target is the embedded one."""
+    """Return the directories of these drafters' weights in the repository; empty unless the target is embedded."""
     models = embedded_models()
     if models is None or not target or Path(target).resolve() != (models / "target").resolve():
         return {}
