@@ -63,8 +63,8 @@ class FakeRouter(generation_pb2_grpc.GenerationServiceServicer):
     metadata: list[dict[str, str]] = field(default_factory=list)
     cancelled: threading.Event = field(default_factory=threading.Event)
     address: str = ""
-    has_chat_template: bool = False
-    """Reported to calls of `GetModelInfo` with `at_once`, unless an answer is queued."""
+    has_chat_template: bool | None = False
+    """Reported to calls of `GetModelInfo` with `at_once`, unless an answer is queued; None = every call is scripted."""
     _scripts: deque[tuple[Step, ...]] = field(default_factory=deque)
     _faults: list[str] = field(default_factory=list)
 
@@ -93,7 +93,7 @@ class FakeRouter(generation_pb2_grpc.GenerationServiceServicer):
 
     def GetModelInfo(self, request: Message, context: grpc.ServicerContext) -> Message:
         is_queued = self._scripts and isinstance(self._scripts[0][0], pb.GetModelInfoResponse)
-        if request.at_once and not is_queued:
+        if request.at_once and not is_queued and self.has_chat_template is not None:
             return pb.GetModelInfoResponse(has_chat_template=self.has_chat_template)
         return self._unary(request, context)
 

@@ -329,6 +329,7 @@ def test_what_routers_and_workers_say_moves_no_cursor(router) -> None:
     worker = pb.WorkerInfo(address="a:1", state="refused", detail=evil, hello=hello)
     router.will(pb.GetModelInfoResponse(model=evil, drafters=[evil], verify_workers=[worker]))
     router.will(InternalError(evil))
+    router.has_chat_template = None
     reported = [run("info", "--address", router.address) for _ in range(2)]
     assert "a:1 is refused: a\\x1b[2J\\r\\nb\n" in reported[0].stdout
     assert reported[1].stderr.startswith("betoken: INTERNAL: a\\x1b[2J\\r\\nb (")
@@ -947,6 +948,7 @@ def test_up_serves_on_a_unix_socket_and_leaves_logs_only(fake_modules: Path) -> 
 
 
 def test_a_terminal_gets_colours_and_an_interrupt_cancels(router, script) -> None:
+    router.will(pb.GetModelInfoResponse(model="tiny"))  # whether to use a chat template
     router.will(pb.GetModelInfoResponse(model="tiny", sources=[MODEL_SOURCE]))
     router.will(script.start(), script.tokens("green", 5, **ACCEPTED), script.Hang())
     ours, theirs = pty.openpty()

@@ -9,7 +9,7 @@ from betoken.engine.errors import ModelRefusedError
 from betoken.engine.weights.checkpoint import resolve_directory
 from betoken.router.text.tokenizer import Tokenizer, TokenizerError
 
-PATHS = ["no/such/model.gguf", "model.gguf", "/no/such/model", "./models", "../x", "~nobody/x", "models/no/target"]
+PATHS = ["no/such/model.gguf", "model.gguf", "/no/such/model", "./none", "../none", "~nobody/x", "models/no/target"]
 
 
 @pytest.mark.parametrize("model", PATHS)

@@ -122,7 +122,7 @@ def test_sampling_is_refused(fields, text):
 def test_limits_equal_the_comments_of_the_proto():
     proto = Path(types_pb2.__file__).with_name("types.proto").read_text()
     for pattern, value in {
-        r"below ([\d.]+); at most 100\.": sampling_limits.MIN_TEMPERATURE,
+        r"below ([\d.]+) = greedy; at most 100\.": sampling_limits.MIN_TEMPERATURE,
         r"([\d.]+) to \d+\. Neutral: 1\.\n  optional float repetition": sampling_limits.MIN_REPETITION_PENALTY,
         r"to (\d+)\. Neutral: 1\.\n  optional float repetition": sampling_limits.MAX_REPETITION_PENALTY,
         r"unique ids, at most (\d+) entries": sampling_limits.MAX_LOGIT_BIASES,
