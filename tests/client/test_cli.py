@@ -30,6 +30,8 @@ from betoken.cli.connection import in_options, option_of
 from betoken.cli.generate_form import GenerateForm
 from betoken.cli.info import _console, _worker_table
 from betoken.cli.main import app
+from betoken.cli.service_process import Progress
+from betoken.cli.up import shown_progress
 from betoken.cli.up_form import UpForm
 from betoken.cli.up_options import checked_port
 from betoken.client import (
@@ -1001,6 +1003,13 @@ def test_a_prompt_is_a_message_if_the_model_has_a_chat_template(
 @pytest.mark.parametrize("options", ["--chat", "--system s", "--begin b"])
 def test_a_raw_prompt_excludes_options_of_chats(options: str) -> None:
     assert "excludes --chat, --system and --begin" in run("generate", "hi", "--raw", *options.split()).stderr
+
+
+def test_progress_without_a_terminal_is_a_line_for_each_percent(capsys: pytest.CaptureFixture[str]) -> None:
+    with shown_progress(Console()) as show:
+        for fraction in (0.2, 0.201, 0.204, 0.21):
+            show("verify", Progress("packing weights", fraction))
+    assert capsys.readouterr().out.split("\n") == ["verify: packing weights (20%)", "verify: packing weights (21%)", ""]
 
 
 @pytest.mark.parametrize("closed", ["2>&-", "<&-", ">&-"])

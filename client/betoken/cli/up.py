@@ -144,7 +144,15 @@ def _started(config: LocalServicesConfig, console: Console, *, tells_left_out: b
 def shown_progress(console: Console) -> Iterator[ProgressView]:
     """A view of starting services: bars on a terminal, a line per change elsewhere."""
     if not console.is_terminal:
-        yield lambda name, progress: console.print(f"{name}: {progress.stage} ({progress.fraction:.0%})", markup=False)
+        lines: dict[str, str] = {}
+
+        def show_line(name: str, progress: Progress) -> None:
+            line = f"{name}: {progress.stage} ({progress.fraction:.0%})"
+            if lines.get(name) != line:
+                lines[name] = line
+                console.print(line, markup=False)
+
+        yield show_line
         return
     columns = (
         rich.progress.SpinnerColumn(finished_text="[green]✓[/]"),
