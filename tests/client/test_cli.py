@@ -972,21 +972,6 @@ def test_a_terminal_gets_colours_and_an_interrupt_cancels(router, script) -> Non
     os.close(ours)
 
 
-def on_a_terminal(arguments: list[str]) -> str:
-    """All output of the command on a terminal."""
-    ours, theirs = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = start(arguments, stdout=theirs, stderr=theirs, env=environment)
-    os.close(theirs)
-    output = b""
-    with suppress(OSError):  # a terminal's end, once all it was sent has been read
-        while chunk := os.read(ours, 1024):
-            output += chunk
-    os.close(ours)
-    assert command.wait(60) == 0, output
-    return output.decode()
-
-
 @pytest.mark.parametrize("options", [[], ["--raw"], ["--no-special-tokens"]])
 @pytest.mark.parametrize("has_template", [True, False])
 def test_a_prompt_is_a_message_if_the_model_has_a_chat_template(
