@@ -8,7 +8,7 @@ import pytest
 
 
 def make_certificate(folder: Path, name: str, host: str) -> None:
-    """`name`.pem for a host, which signs itself, and `name`.key; where there is no openssl the test is skipped."""
+    """`name`.pem for a host, self-signed, and `name`.key; without openssl the test is skipped."""
     if shutil.which("openssl") is None:
         pytest.skip("needs the openssl command to make certificates")
     command = f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 -subj /CN={name}"

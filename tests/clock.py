@@ -1,4 +1,4 @@
-"""The clock of the tests' process, in the place of `time`'s own: it stands still while the process does.
+"""The clock of the tests' process, which replaces `time`'s: it stops while the process is stopped.
 
 A machine that pauses for a second would otherwise end every timeout that is shorter at once, before the answers that
 came meanwhile are read. Tests put it forward instead of waiting. Other processes, gRPC's deadlines among them, go by
@@ -21,7 +21,7 @@ _sleep, _real_ns = time.sleep, time.monotonic_ns
 
 
 class Clock:
-    """Seconds in which this process ran, as `time.monotonic` and `time.perf_counter` tell them."""
+    """Seconds in which this process ran, for `time.monotonic` and `time.perf_counter`."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # which a signal's handler may take in the midst of it
@@ -50,7 +50,7 @@ class Clock:
             self._now_ns += round(seconds * 1e9)
 
     async def hurry(self, awaitable: Awaitable[Result]) -> Result:
-        """What comes of it where it mostly waits: meanwhile a hundred times as much time passes."""
+        """Result of an awaitable that mostly waits: time passes a hundred times faster."""
         task = asyncio.ensure_future(awaitable)
         while not task.done():
             await asyncio.sleep(0.01)

@@ -15,12 +15,12 @@ from tests.clock import CLOCK, Clock
 # What is imported and collected stays. Searching it for garbage took two fifths of the time until the first test.
 gc.disable()
 CLOCK.install()
-# An example that a pause of the machine makes slow is no fault. Those of every run are the same, so that one that fails
+# An example that is slow because of a machine pause is no fault. Every run has the same examples, so that a failing one
 # is the change's; `--hypothesis-profile=search` looks for others.
 settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("tests", settings.get_profile("search"), derandomize=True)
 settings.load_profile("tests")
-# Read when torch is imported. Its threads spin otherwise, which on two cores beside services holds everything up.
+# Read when torch is imported. Its threads spin otherwise, which blocks services on two cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Services under test are this machine's own.
 os.environ["no_grpc_proxy"] = "127.0.0.1,localhost"
@@ -130,7 +130,7 @@ class FakeRunner:
                 self.slots[target] = self.slots[source]
 
     def held_ids(self, page_ids: Sequence[int], length: int) -> list[int]:
-        """What the first `length` slots of these pages hold."""
+        """Content of the first `length` slots of these pages."""
         return [self.slots[self._slot(page_ids, position)] for position in range(length)]
 
     @staticmethod
@@ -155,7 +155,7 @@ def fake_runner_class() -> type[FakeRunner]:
 
 @pytest.fixture
 def clock() -> Clock:
-    """What all timeouts of this process go by."""
+    """Clock of all timeouts of this process."""
     return CLOCK
 
 

@@ -1,6 +1,6 @@
 """A client of a few HTTP/2 frames: what a stranger may send and no gRPC library would.
 
-Knows frames and requests; answers pings and settings, and opens no window unless told to.
+Knows frames and requests; answers pings and settings, and opens no window by default.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class RawConnection:
         self.answered: set[int] = set()
         """Streams that the server has sent anything on."""
         self.headers: dict[int, bytes] = defaultdict(bytes)
-        """What came as headers and trailers of each stream, encoded as gRPC does it: texts are legible."""
+        """Received headers and trailers of each stream, in gRPC's encoding."""
         self._data: dict[int, bytes] = defaultdict(bytes)
         self.reset: set[int] = set()
         """Streams that the server has reset."""

@@ -90,7 +90,7 @@ def modules_of(package: str) -> list[str]:
 
 
 def nearest(name: str, modules: Mapping[str, Path]) -> str | None:
-    """The module that an imported name is, or lies in."""
+    """The module of an imported name."""
     while name and name not in modules:
         name = name.rpartition(".")[0]
     return name or None
@@ -155,7 +155,7 @@ def test_no_python_runs_between_the_fork_and_the_exec_of_a_process():
 
 
 def test_hints_on_installing_come_from_one_place():
-    """A name alone would be looked up on the package index, where it may be a stranger's."""
+    """A name alone would be looked up on the package index, which may hold another project of that name."""
     told = [str(path.relative_to(ROOT)) for _, path in FILES if "pip install" in path.read_text()]
     assert told == ["common/betoken/common/release.py"]
 
@@ -212,7 +212,7 @@ def test_the_sdk_loads_no_package_of_the_services():
 
 
 def test_no_test_file_is_imported():
-    """Shared parts of tests lie in modules of their own."""
+    """Shared parts of tests are in separate modules."""
     faults = [
         f"{path.relative_to(ROOT)}:{line} imports {name}"
         for path in sorted((ROOT / "tests").rglob("*.py"))

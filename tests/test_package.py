@@ -1,4 +1,4 @@
-"""What the two wheels hold and say: the SDK's is small, the services' is beside it, each file is in one of them."""
+"""Content and metadata of the two wheels: the SDK's is small, each file is in exactly one of them."""
 
 import re
 import subprocess
@@ -19,7 +19,7 @@ STAY = {"lab"}
 
 
 class Wheel:
-    """What is in a wheel of these sources."""
+    """Content of a wheel of these sources."""
 
     def __init__(self, project: Path, folder: Path) -> None:
         build = "import sys; from hatchling.builders.wheel import WheelBuilder\n"
@@ -95,7 +95,7 @@ def test_the_tools_of_development_are_asked_for_by_name() -> None:
 
 @pytest.mark.parametrize("project", PROJECTS.values(), ids=PROJECTS)
 def test_too_old_a_python_is_reported_before_anything_else(project: Path) -> None:
-    """pip would complain of dependencies first, which it looks for while it knows nothing of ours but its name."""
+    """pip would complain of dependencies first, which it resolves before it reads our metadata."""
     code = "from hatchling.metadata.core import ProjectMetadata; from hatchling.plugin.manager import PluginManager\n"
     code += "import sys; sys.version_info = (3, 10, 13, 'final', 0)\n"
     code += "print(ProjectMetadata(sys.argv[1], PluginManager()).core.name)"

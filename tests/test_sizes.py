@@ -1,6 +1,6 @@
 """No source file over 350 lines and no function over 60, in every root.
 
-Generated code and jit kernels are apart. The launch of a kernel does not count: its arguments stand one a line.
+Generated code and jit kernels are apart. The launch of a kernel does not count: its arguments have one line each.
 """
 
 import ast
@@ -32,7 +32,7 @@ def num_lines(node: ast.AST) -> int:
 
 
 def num_own_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Lines without those of kernel launches, `kernel[grid](...)`."""
+    """Lines without kernel launches, `kernel[grid](...)`."""
     launches = [
         node for node in ast.walk(function) if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript)
     ]

@@ -1,4 +1,4 @@
-"""What stands in `deploy/` fits the services: their options, their ports, their metrics. No container is built here."""
+"""`deploy/` matches the services: options, ports, metrics. No container is built here."""
 
 import json
 import os
@@ -38,7 +38,7 @@ OVERRIDES = [[], ["compose.gpu.yaml"], ["compose.telemetry.yaml"], ["compose.gpu
 
 
 def image_environment(image="router"):
-    """What the Dockerfile sets for every service, or for every worker too."""
+    """Environment that the Dockerfile sets for every service, or for every worker."""
     text = (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ")
     stages = dict(re.findall(r"^FROM \S+ AS (\w+)\n(.*?)(?=^FROM|\Z)", text, re.M | re.S))
     blocks = re.findall(r"^ENV (.*)", stages["base"] + stages[image], re.M)
@@ -67,7 +67,7 @@ def module_and_environment(service):
 
 
 def compose(*overrides):
-    """Service name -> (module, environment) of ours."""
+    """Service name -> (module, environment) of our services."""
     ours = {name: service for name, service in stack(*overrides).items() if service["image"].startswith("betoken-")}
     return {name: module_and_environment(service) for name, service in ours.items()}
 
@@ -161,7 +161,7 @@ def test_kubernetes_names_options_and_addresses_that_exist(monkeypatch):
         assert addresses == tuple(f"{role}-{index}.{role}:{settings[role].port}" for index in replicas)
     assert settings["router"].tokenizer == settings["verify"].model
     assert settings["gateway"].router == f"dns:///router:{settings['router'].port}"
-    assert settings["router"].router_id != RouterSettings.model_fields["router_id"].default  # told apart in logs
+    assert settings["router"].router_id != RouterSettings.model_fields["router_id"].default  # distinguished in logs
 
 
 def test_a_rollout_of_routers_waits_until_they_serve():
@@ -183,7 +183,7 @@ def test_a_rollout_of_routers_waits_until_they_serve():
 
 
 def test_workers_take_the_links_of_as_many_routers_as_the_page_says():
-    """Those that a rollout adds must be let in, or it would not go on."""
+    """Pods added by a rollout must be admitted, or it would not continue."""
     (most,) = re.findall(r"beyond (\d+), with the quarter more", (DEPLOY / "README.md").read_text())
     with_surge = [routers + -(-routers // 4) for routers in (int(most), int(most) + 1)]  # Kubernetes rounds up
     for settings in (VerifyWorkerSettings, DraftWorkerSettings):
@@ -290,7 +290,7 @@ def test_workers_are_open_to_routers_alone():
 
 
 def test_an_overlay_names_the_images_that_are_built():
-    """An overlay sees what its base made of names: it would miss those that the base has changed."""
+    """An overlay sees the names as changed by its base."""
     kustomization = yaml.safe_load((DEPLOY / "kubernetes" / "kustomization.yaml").read_text())
     assert "images" not in kustomization
     listed = {path.name for path in (DEPLOY / "kubernetes").glob("*.yaml")} - {"kustomization.yaml"}

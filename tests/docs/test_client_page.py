@@ -1,4 +1,4 @@
-"""Every recipe of the client's page runs as it stands, against a router over workers without a model."""
+"""Every recipe of the client's page runs unchanged, against a router over workers without a model."""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""The page of the HTTP door names every field that bodies have or refuse, and its examples are programs."""
+"""The HTTP page names every field that bodies have or reject, and its examples are programs."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def table(title: str) -> list[list[str]]:
 
 
 def rows(letter: str) -> dict[str, str]:
-    """What is said of each field of one kind of request."""
+    """Description of each field of one kind of request."""
     found = [(row[0], row[2].strip()) for row in table("Fields") if letter in row[1].split()]
     named = [(name, text) for names, text in found for name in re.findall(r"`(\w+)`", names)]
     assert len(named) == len(dict(named)), "twice"

@@ -1,4 +1,4 @@
-"""Figures stand in lab/results; the pages show those and no others."""
+"""Figures come from lab/results; the pages show exactly these."""
 
 import runpy
 from pathlib import Path

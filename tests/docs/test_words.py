@@ -22,7 +22,7 @@ FRAGMENT = re.compile(r"(Of|That of|Those|Both|Nor|Whether neither)\b")
 
 
 def docs(path: Path) -> Iterator[tuple[int, str]]:
-    """Every string that stands alone as a statement, with its line."""
+    """Every string that is a statement, with its line."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.lineno, node.value.value

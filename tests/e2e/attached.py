@@ -13,7 +13,7 @@ TEMPERATURES = {"ngram": 0.0, "medusa": 0.8, "eagle3": 0.8}
 
 
 def save_eagle3(folder: Path) -> dict[str, Any]:
-    """Writes a layer beside the pair; the options of a verify worker for it."""
+    """Writes a layer for the pair; the options of a verify worker for it."""
     shape = tiny_shape(
         hidden_size=32, target_hidden_size=32, vocab_size=VOCAB_SIZE, draft_vocab_size=200, state_layers=(0, 1, 1)
     )

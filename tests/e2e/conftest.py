@@ -29,7 +29,7 @@ def prompts() -> list[str]:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def stack(pair: Pair) -> AsyncIterator[Stack]:
-    """The three services, eager, in bf16; a test that harms one leaves it mended."""
+    """The three services, eager, in bf16; a test that injects a fault also recovers the service."""
     config = LocalServicesConfig(
         pair.target,
         pair.draft,

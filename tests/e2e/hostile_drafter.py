@@ -1,4 +1,4 @@
-"""A plug-in that drafts anything: random trees with the truth on some path, and every kind of nonsense beside it."""
+"""A plug-in that drafts anything: random trees with the true tokens on some path, and every kind of invalid draft."""
 
 import random
 
@@ -9,10 +9,10 @@ VOCAB_SIZE = 272
 
 
 class HostileDrafter(ImmediateDrafter):
-    """Its state is the class's: the worker makes the instance, the test tells it the truth."""
+    """Its state is the class's: the worker makes the instance, the test provides the true tokens."""
 
     truths: dict[tuple[int, ...], tuple[int, ...]] = {}
-    """What the target says, by prompt."""
+    """The target's tokens, by prompt."""
     rng = random.Random(0)
     num_of: dict[str, int] = {}
     """How often each kind of draft was made."""

@@ -20,12 +20,12 @@ _FILE = re.compile(r"/(?P<name>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<path
 
 @dataclass
 class Repository:
-    """What one id stands for, and how its requests go wrong."""
+    """One repository, and the faults of its requests."""
 
     revisions: dict[str, Path] = field(default_factory=dict)
     """Branch or tag -> directory of its files."""
     is_gated: bool = False
-    """Nobody here has been given access."""
+    """Gated without access."""
     failing: str | None = None
     """Pattern of the paths that are answered with status 500."""
     broken_off: str | None = None
@@ -91,7 +91,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._fail(404, "EntryNotFound")
         repository = self.hub.repositories.get(match["name"])
         if repository is None:
-            return self._fail(401, "RepoNotFound")  # as for one that is private
+            return self._fail(401, "RepoNotFound")  # as for a private one
         if repository.failing and re.search(repository.failing, path):
             return self._fail(500, None)
         file, revision = match.groupdict().get("path"), match["revision"] or "main"

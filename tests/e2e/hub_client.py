@@ -1,6 +1,6 @@
 """Loads models or tokenizers from whatever hub HF_ENDPOINT names, as services do.
 
-Standard input is a JSON list of [kind, id, revision]; a line of JSON for each tells what was loaded or why it was not.
+Standard input is a JSON list of [kind, id, revision]; a line of JSON for each reports the result or the error.
 """
 
 import json
@@ -13,7 +13,7 @@ time.sleep = lambda seconds: None  # the hub client's pauses between its tries
 
 
 def tokenizer(name: str, revision: str | None) -> dict[str, Any]:
-    """What a router knows of its model."""
+    """A router's view of its model."""
     from betoken.router.text.chat import Chat
     from betoken.router.text.tokenizer import Tokenizer, TokenizerError
 
@@ -27,7 +27,7 @@ def tokenizer(name: str, revision: str | None) -> dict[str, Any]:
 
 
 def target(name: str, revision: str | None) -> dict[str, Any]:
-    """What a verify worker tells of its model."""
+    """A verify worker's report of its model."""
     from betoken.engine.config import EngineConfig
     from betoken.engine.errors import ModelRefusedError
     from betoken.engine.weights.loading import load_model
@@ -41,7 +41,7 @@ def target(name: str, revision: str | None) -> dict[str, Any]:
 
 
 def draft(name: str, revision: str | None) -> dict[str, Any]:
-    """What a draft worker tells of its model, whose first layer it takes for a drafter of its own."""
+    """A draft worker's report of its model, whose first layer is a separate drafter."""
     from betoken.common.errors import FailedPreconditionError
     from betoken.draft_worker.hosting import load_drafters
     from betoken.draft_worker.settings import DraftWorkerSettings

@@ -174,7 +174,7 @@ async def worker(
 async def verify_worker(
     folder: Path, options: dict[str, Any], threads: list[ModelThread[Any]], hold: Hold
 ) -> AsyncIterator[str]:
-    """The address of one that serves the folder's target; its thread is appended."""
+    """The address of a worker that serves the folder's target; its thread is appended."""
     results = VerifyResults()
     grammars: list[Any] = []
     settings = VerifyWorkerSettings(model=str(folder / "target"), **ENGINE | options)
@@ -222,7 +222,7 @@ async def running(
     chat_template: str = CHAT_TEMPLATE,
     other_verify_options: Sequence[dict[str, Any]] = (),
 ) -> AsyncIterator[Running]:
-    """These services, with all that a test may want of them; `other_verify_options`: those of further workers."""
+    """These services, with all that a test may want of them; `other_verify_options`: options of further workers."""
     threads: list[ModelThread[Any]] = []
     verify_hold = Hold()
     draft_results = DraftResults()

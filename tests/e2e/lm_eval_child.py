@@ -1,4 +1,4 @@
-"""One run of lm-eval over a task of ten items of our own, in a process of its own: it changes loggers and seeds.
+"""One run of lm-eval over a custom task of ten items, in a separate process: it changes loggers and seeds.
 
 Arguments: backend (`local-completions` or `hf`), its arguments as JSON, a folder. Prints the score and the
 loglikelihoods as JSON.

@@ -1,4 +1,4 @@
-"""A model pair to run end to end: the embedded one, or where it is absent a tiny random one with its own tokenizer."""
+"""A model pair to run end to end: the embedded one, or else a tiny random one with its own tokenizer."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ def find_or_make_pair(folder: Path) -> Pair:
 
 
 def make_pair(folder: Path, config: Any = None) -> None:
-    """Write a random model, a Llama unless told, and as its draft the same weights with noise: they agree sometimes."""
+    """Write a random model, a Llama by default, and as its draft the same weights with noise: they agree sometimes."""
     import torch
     from tokenizers import ByteLevelBPETokenizer
     from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast

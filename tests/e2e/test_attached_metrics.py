@@ -1,4 +1,4 @@
-"""What rounds of attached drafters brought is told as that of remote ones: to OpenTelemetry and to Prometheus."""
+"""Rounds of attached drafters are reported like remote ones: to OpenTelemetry and to Prometheus."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path

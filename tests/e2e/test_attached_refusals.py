@@ -1,4 +1,4 @@
-"""A request that one verify worker has taken goes on where the next one refuses its drafter."""
+"""A request accepted by one verify worker continues if the next one rejects its drafter."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ async def test_failover_in_the_middle_changes_nothing(folder: Path, monkeypatch:
 async def test_every_forced_token_is_accepted(
     client: AsyncClient, mode: VerificationMode | None, num_draft_tokens: int | None
 ) -> None:
-    """Alone they fill a good part of an answer, whatever the logits are, and take no forward of their own."""
+    """Alone they fill a good part of an answer, whatever the logits are, and need no forward."""
     options: dict[str, Any] = {"temperature": 1.0, "num_draft_tokens": num_draft_tokens, "mode": mode}
     for schema in (PERSON, CALL, EVENT):
         compact = schema | {"x-guidance": {"whitespace_pattern": " ?"}}
@@ -221,8 +221,6 @@ async def test_several_answers_share_the_prompts_kv(client: AsyncClient) -> None
     for each in several:
         alone = await client.complete(PROMPT, **options | {"seed": each.seed})
         assert alone.output_ids == each.output_ids
-    fresh = await client.complete_all(
-        "A prompt that nobody has asked so far, of some pages: 0123456789", n=3, **options
-    )
+    fresh = await client.complete_all("A prompt of several pages that is not cached: 0123456789", n=3, **options)
     assert fresh[0].usage.cached_prompt_tokens == 0
     assert all(each.usage.cached_prompt_tokens >= 48 for each in fresh[1:])

@@ -23,7 +23,7 @@ async def test_drafts_end_where_the_workers_context_does_and_tokens_stay(folder:
         short = await client.complete("abc", num_draft_tokens=4, **options)
         plain = await client.complete("abc", off=True, **options)
         assert short.output_ids == plain.output_ids
-        assert 0 < short.speculation.num_drafts < 30  # as many as that at least, went it on
+        assert 0 < short.speculation.num_drafts < 30  # it would be at least that many without the limit
         named = {"drafter": "ngram", "drafter_settings": {"max_ngram": 4}}
         for choice in ({}, named):
             long = await client.complete(TEXT * 2, **choice, **options)

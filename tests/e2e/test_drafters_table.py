@@ -17,7 +17,7 @@ from tests.e2e.pair import EMBEDDED
 
 MAX_NEW_TOKENS = 24
 ENDING = "if __name__ == '__main__':\n    main()\n"
-"""What the embedded target ends its text after."""
+"""Text after which the embedded target ends."""
 
 
 def write(path: Path, *records: object) -> Path:

@@ -40,7 +40,7 @@ def reported(completions: list[Completion]) -> list[object]:
 
 @pytest.mark.parametrize(("dtype", "num_pages"), [("float32", 24), ("bfloat16", 256)])
 async def test_trees_and_chains_give_the_plain_tokens(tmp_path: Path, dtype: str, num_pages: int) -> None:
-    """With 24 pages sequences are preempted, and told again what the layer has taken in."""
+    """With 24 pages sequences are preempted, and the layer receives their states again."""
     verify = save_all(tmp_path) | {"dtype": dtype, "num_pages": num_pages, "max_context": 200}
     async with services(tmp_path, {"drafters": ("model",)}, verify) as client:
         assert "eagle3" in (await client.model_info()).drafters
@@ -77,7 +77,7 @@ async def test_a_layer_of_the_first_generation_drafts(tmp_path: Path) -> None:
 
 
 async def test_modes_repeat_whatever_was_cached_before(tmp_path: Path) -> None:
-    """What the layer knows of a text does not depend on what the worker's pages hold."""
+    """The layer's state of a text does not depend on the content of the worker's pages."""
     async with services(tmp_path, {"drafters": ("model",)}, save_all(tmp_path)) as client:
         prompts = [prompt * 3 for prompt in PROMPTS]
         greedy = reported(await answers(client, Speculation(off=True), 0.0, prompts))

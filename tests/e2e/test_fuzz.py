@@ -36,7 +36,7 @@ async def services(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ru
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def check(services: Running, caplog: pytest.LogCaptureFixture) -> Callable[[], Awaitable[None]]:
-    """What must hold after each batch."""
+    """Checks after each batch."""
     health = await HealthCheck.begin(services.client, "the quick brown fox")
 
     async def check() -> None:

@@ -34,7 +34,7 @@ def test_its_tokens_are_those_of_the_dequantised_model(
     output = capsys.readouterr().out
     summary = json.loads(output.splitlines()[-1])
     assert status == 0, output
-    # With drafts in bfloat16, references of their own come besides.
+    # Drafts in bfloat16 have separate references.
     assert summary["compared"] == 4 * len(CELLS) and summary["failed"] == 0 and summary["are_pages_free"]
 
 

@@ -32,7 +32,7 @@ Case = tuple[str, str, str | None]
 
 
 def save_repository(directory: Path, seed: int, max_shard_size: str) -> Path:
-    """A tiny model with its tokenizer, and beside them what nobody here needs."""
+    """A tiny model with its tokenizer, and unrelated files."""
     model = AutoModelForCausalLM.from_pretrained(save_tiny(directory, "llama", seed))
     (directory / "model.safetensors").unlink()
     model.save_pretrained(directory, max_shard_size=max_shard_size)
@@ -76,7 +76,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
 
 
 def load(hub: Hub, home: Path, cases: Sequence[Case], **environment: str) -> dict[Case, dict[str, Any]]:
-    """What each case gives, one after the other in one process with this cache and these variables."""
+    """Results of the cases, one after another in one process with this cache and these variables."""
     own = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home), "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("hub_client.py"))],
@@ -118,7 +118,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def loaded(hub: Hub, home: Path) -> dict[Case, dict[str, Any]]:
-    """What each case gave, of one process after the other."""
+    """Results of the cases, of one process after another."""
     return load(hub, home, [*TARGETS, DRAFT, *CHATS, *REFUSED])
 
 

@@ -27,7 +27,7 @@ CELLS = [
     "float32-t0.8-ngram_chain@attached-k4-c1",
     "bfloat16-t0-ngram@attached-k4-c8-preemption",
 ]
-"""On four sets of services: a dtype, few pages or many, a drafter attached or beside."""
+"""On four sets of services: a dtype, few pages or many, a drafter attached or remote."""
 
 
 @pytest.mark.timeout(900)

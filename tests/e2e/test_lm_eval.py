@@ -1,4 +1,4 @@
-"""lm-eval scores through the HTTP door as through its own backend: the same choices, and the same loglikelihoods."""
+"""lm-eval scores through the HTTP gateway as through its own backend: the same choices, and the same loglikelihoods."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PER_TOKEN = 1e-4
 
 
 async def evaluated(backend: str, arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """What lm-eval says."""
+    """lm-eval's output."""
     command = [sys.executable, "-m", "tests.e2e.lm_eval_child", backend, json.dumps(arguments), str(folder)]
     child = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
     output, _ = await child.communicate()

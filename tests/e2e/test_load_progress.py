@@ -1,4 +1,4 @@
-"""A worker that rounds weights at load tells how far it is; a router serves once it is through."""
+"""A worker that rounds weights at load time reports its progress; a router serves once it has finished."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker whose model thread dies or hangs: its links end, health turns, the process is told to exit."""
+"""A worker whose model thread dies or hangs: its links end, health turns NOT_SERVING, the process exits."""
 
 import asyncio
 import atexit
@@ -40,7 +40,7 @@ class DoomedCore:
 
     def step(self):
         if self._release is None:
-            raise LookupError("a bug of ours")
+            raise LookupError("an internal error")
         self._release.wait()
 
     def expire(self, now_s):
@@ -58,7 +58,7 @@ def loader(release=None):
 
 async def address_in(ready_file):
     async with asyncio.timeout(60):
-        while not ready_file.exists():  # noqa: ASYNC110 (a file is no event)
+        while not ready_file.exists():  # noqa: ASYNC110 (a file is not an event)
             await asyncio.sleep(0.01)
     return f"127.0.0.1:{json.loads(ready_file.read_text())['port']}"
 
@@ -106,7 +106,7 @@ async def test_links_health_and_service_end(service, settings_of, stub, request_
     monkeypatch.setattr(service, "_load", loader())
     settings = settings_of(ready_file=tmp_path / "ready.json", drain_grace_s=600)
     running = asyncio.ensure_future(service.run(settings))
-    await check_end(running, settings, stub, request_type, "LookupError: a bug of ours")
+    await check_end(running, settings, stub, request_type, "LookupError: an internal error")
 
 
 @WORKERS

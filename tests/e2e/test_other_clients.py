@@ -21,7 +21,7 @@ from tests.gateway.tools import HERMES, SCHEMA, WEATHER
 
 
 class Forecast(pydantic.BaseModel):
-    """What the weather will be."""
+    """Weather forecast."""
 
     model_config = pydantic.ConfigDict(extra="forbid")
     city: Literal["Bern", "Basel"]

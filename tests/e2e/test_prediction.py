@@ -1,4 +1,4 @@
-"""What an answer is expected to say saves rounds and changes no token: real services, the embedded pair."""
+"""A prediction saves rounds and changes no token: real services, the embedded pair."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def edited(text: str, rng: random.Random) -> str:
     """The text with three lines changed: one replaced, one left out, one put in."""
     lines = text.splitlines(keepends=True)
     first, second, third = sorted(rng.sample(range(3, len(lines) - 3), 3))
-    lines.insert(third, "    # what nobody has said so far\n")
+    lines.insert(third, "    # a new comment\n")
     del lines[second]
     lines[first] = "    raise NotImplementedError('later')\n"
     return "".join(lines)

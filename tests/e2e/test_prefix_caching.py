@@ -1,4 +1,4 @@
-"""What workers keep of earlier requests changes no token, no logprob, and leaks no page."""
+"""Prefix caching changes no token, no logprob, and leaks no page."""
 
 from itertools import pairwise
 from pathlib import Path

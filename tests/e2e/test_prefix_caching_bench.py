@@ -1,4 +1,4 @@
-"""The benchmark of prefix caching through real processes; no times where an answer differs."""
+"""The benchmark of prefix caching through real processes; no times if an answer differs."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The router dies mid-stream: the SDK resumes on the one that takes its place, and the answer is the same."""
+"""The router dies mid-stream: the SDK resumes on its replacement, and the answer is the same."""
 
 import asyncio
 from dataclasses import replace

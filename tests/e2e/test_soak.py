@@ -1,4 +1,4 @@
-"""A minute of faults beside healthy streams; ten and more are `python -m betoken.bench.soak MINUTES`."""
+"""A minute of faults next to healthy streams; ten and more are `python -m betoken.bench.soak MINUTES`."""
 
 import json
 import subprocess

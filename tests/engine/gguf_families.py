@@ -170,7 +170,7 @@ def _of_lfm2(config: Any, name: str, numbers: Tensor) -> Tensor:
 
 
 def _of_qwen35(config: Any, name: str, numbers: Tensor) -> Tensor:
-    """The value heads of each key head, one after the other, become those of all key heads, in turns."""
+    """Value heads grouped by key head become interleaved over key heads."""
     width, keys = config.linear_value_head_dim, config.linear_num_key_heads
     first = 2 * keys * config.linear_key_head_dim
 

@@ -34,7 +34,7 @@ def config_of(path: str, dtype: Any = "float32", **others: Any) -> EngineConfig:
 
 
 def of_transformers(path: str) -> Any:
-    """What transformers itself reads of the file, in float32."""
+    """Weights as read by transformers, in float32."""
     source = {"pretrained_model_name_or_path": Path(path).parent, "gguf_file": Path(path).name}
     return AutoModelForCausalLM.from_pretrained(
         **source, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)

@@ -1,4 +1,4 @@
-"""What loading a checkpoint takes of memory, measured in this process; started by `test_memory`.
+"""Memory use of loading a checkpoint, measured in this process; started by `test_memory`.
 
     python tests/engine/memory_child.py WARM_UP_CHECKPOINT CHECKPOINT
 

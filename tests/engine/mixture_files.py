@@ -1,4 +1,4 @@
-"""Tiny mixtures stored in MXFP4, as gpt-oss on the hub, or in blocks of FP8, beside the same numbers stored plainly."""
+"""Tiny mixtures stored in MXFP4, as gpt-oss on the hub, or in blocks of FP8, and the same numbers stored dense."""
 
 import json
 import re
@@ -29,7 +29,7 @@ def draw_experts(shape: torch.Size, generator: torch.Generator) -> tuple[Tensor,
 
 
 def store_mxfp4(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What a checkpoint stores; the experts' weights become the numbers it stands for."""
+    """Content of a checkpoint; the experts' weights become their dequantised numbers."""
     stored, generator = dict(weights), torch.Generator().manual_seed(2)
     for name in [name for name in weights if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
         weights[name], stored[f"{name}_blocks"], stored[f"{name}_scales"] = draw_experts(weights[name].shape, generator)
@@ -38,7 +38,7 @@ def store_mxfp4(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def store_fp8(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same for linear layers in FP8 (E4M3), one scale for 16 by 16 weights."""
+    """Linear layers in FP8 (E4M3), one scale for 16 by 16 weights."""
     stored = dict(weights)
     for name in [name for name in weights if name.endswith(("_proj.weight", "w1.weight", "w2.weight", "w3.weight"))]:
         num_outputs, num_inputs = weights[name].shape
@@ -51,7 +51,7 @@ def store_fp8(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def store_ordered(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same by GPTQ with 4 bits and inputs in orders that differ from expert to expert."""
+    """GPTQ with 4 bits and input orders that differ from expert to expert."""
     stored = dict(weights)
     layers = [name for name in weights if name.endswith(("_proj.weight", "w1.weight", "w2.weight", "w3.weight"))]
     for name in layers:
@@ -73,7 +73,7 @@ WAYS = [
 
 
 def save_both(family: str, store: Any, quantization: dict[str, Any], folder: Path) -> tuple[Path, Path]:
-    """The same numbers stored plainly, float32, and quantised."""
+    """The numbers stored dense, float32, and quantised."""
     plain, packed = folder / "plain", folder / "packed"
     save_tiny(plain, family)
     packed.mkdir()

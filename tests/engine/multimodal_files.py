@@ -16,7 +16,7 @@ from tests.engine.tiny_multimodal import CONFIGS
 
 
 class _TextOfGemma3n:
-    """transformers' class of the text; that of the whole asks for a tower of another library."""
+    """transformers' text class; the class of the whole model needs a tower of another library."""
 
     @staticmethod
     def _from_config(config: Gemma3nConfig) -> Gemma3nForCausalLM:

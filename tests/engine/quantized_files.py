@@ -25,7 +25,7 @@ _COMPRESSORS = {
 }
 
 Stored = tuple[dict[str, Tensor], Tensor]
-"""What is stored of a layer, by the name below it, and the numbers [N, K] that it stands for, float32."""
+"""Stored tensors of a layer, by name, and its dequantised numbers [N, K], float32."""
 
 
 def write_quantized(directory: Path, config: dict[str, Any], store: Callable[[Tensor], Stored]) -> dict[str, Tensor]:

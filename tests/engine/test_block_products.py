@@ -1,4 +1,4 @@
-"""Products without kernels of ours: a row by itself, whatever rows there are beside it."""
+"""Products without our kernels: a row does not depend on other rows."""
 
 from collections.abc import Iterator
 

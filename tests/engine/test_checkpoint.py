@@ -1,4 +1,4 @@
-"""What is fetched of a hub repository, and what is told meanwhile. With a hub that answers: tests/e2e/test_hub.py."""
+"""Downloads of a hub repository and their progress. tests/e2e/test_hub.py has a responding hub."""
 
 from pathlib import Path
 from typing import Any

@@ -107,7 +107,7 @@ def test_a_space_in_a_path_is_named_where_the_compiler_stumbles_over_it(
 
 
 def test_no_headers_are_compiled_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They would lie in the temporary folder, which is empty in every new container: half a minute of each start."""
+    """They would be in the temporary folder, which is empty in every new container: half a minute of each start."""
     choices: list[bool] = []
 
     def compile_nothing(*_: object, **__: object) -> None:

@@ -1,4 +1,4 @@
-"""What tells two checkpoints, and two versions of the code, apart."""
+"""Fingerprints distinguish checkpoints and versions of the code."""
 
 import struct
 from pathlib import Path

@@ -18,7 +18,7 @@ IDS = [3, 1, 4, 1, 5, 9]
 
 
 HELD = ("jamba", "minimax")
-"""Hybrids that are tried by default: one whose kinds of layers follow from their number, one that lists them."""
+"""Hybrids of the default run: one with a periodic pattern of layers, one that lists them."""
 WIDER = [name for name in HYBRIDS if name not in (*HELD, "zamba")]  # of which transformers loads no lone hybrid layer
 
 

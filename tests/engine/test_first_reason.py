@@ -1,4 +1,4 @@
-"""What cannot be served is refused for its right reason at the first try, before anything is read at length."""
+"""Unsupported checkpoints are rejected with the right reason at the first attempt, before large reads."""
 
 import json
 import os

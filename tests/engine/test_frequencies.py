@@ -38,7 +38,7 @@ def load(directory: str, **settings: Any) -> ModelRunner:
 
 
 def is_own(runner: ModelRunner, directory: str, ids: list[int]) -> bool:
-    """Whether logits are those of transformers, of this text alone; ours come in chunks."""
+    """Whether logits equal transformers' for this text alone; ours come in chunks."""
     model = AutoModelForCausalLM.from_pretrained(directory, dtype="float32", attn_implementation="eager").eval()
     theirs = model(torch.tensor([ids])).logits[0].detach()
     ours = forward_in_chunks(runner, ids, 7)
@@ -47,14 +47,14 @@ def is_own(runner: ModelRunner, directory: str, ids: list[int]) -> bool:
 
 @pytest.mark.parametrize("family", ["llama", "phimoe"])
 def test_longrope_takes_the_factors_of_the_length_that_is_asked_for(tmp_path: Path, family: str) -> None:
-    """PhiMoE has sizes of its own for short and long texts, beside the factors."""
+    """PhiMoE has separate scales for short and long texts, in addition to the factors."""
     sizes = {"short_mscale": 1.1, "long_mscale": 1.3} if family == "phimoe" else {}
     directory = save(tmp_path, _LONGROPE | sizes, family)
     with pytest.raises(ModelRefusedError, match=r"set max_context, to 64 or less .* or to more"):
         load(directory)
     short, long = load(directory, max_context=64), load(directory, max_context=640)
     assert is_own(short, directory, _IDS[:64]) and is_own(long, directory, _IDS)
-    assert not is_own(long, directory, _IDS[:64]), "a text that ends within the original length differs, as told"
+    assert not is_own(long, directory, _IDS[:64]), "a text that ends within the original length differs, as documented"
     assert torch.equal(forward_in_chunks(long, _IDS, 96)[:40], forward_in_chunks(long, _IDS[:40], 1))
 
 

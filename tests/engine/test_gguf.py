@@ -1,4 +1,4 @@
-"""GGUF files as models: their numbers and logits are those that transformers gives them; what is unknown is refused."""
+"""GGUF files as models: their numbers and logits equal transformers'; unknown content is rejected."""
 
 import logging
 from pathlib import Path

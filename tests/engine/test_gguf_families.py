@@ -1,4 +1,4 @@
-"""GGUF files of every served architecture: the numbers and tokens are those of transformers' own reading."""
+"""GGUF files of every served architecture: numbers and tokens equal transformers' own reading."""
 
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ def check_numbers(ours: Any, theirs: Any) -> int:
 
 
 def check_tokens(runner: Any, theirs: Any) -> None:
-    """Greedy tokens are theirs; where one differs both have to be near a tie."""
+    """Greedy tokens equal theirs, except near-ties in both."""
     options: dict[str, Any] = {"do_sample": False, "max_new_tokens": NUM_NEW, "eos_token_id": None, "pad_token_id": 0}
     with torch.inference_mode():
         ids = theirs.generate(torch.tensor([PROMPT]), **options)[0].tolist()
@@ -75,7 +75,7 @@ def scaled(kind: str, theta: float = 10_000.0, **numbers: Any) -> dict[str, Any]
 
 
 def factors_of_llama3(config: Any) -> np.ndarray:
-    """What the converter writes of `llama3` positions: each frequency over the one that is used."""
+    """Factors written by the converter for `llama3` positions: each frequency over the used one."""
     rope, size = config.rope_parameters, config.head_dim
     frequencies = 1.0 / rope["rope_theta"] ** (torch.arange(0, size, 2).float() / size)
     waves = 2 * torch.pi / frequencies
@@ -133,7 +133,7 @@ LEFT_OUT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "narrow-experts": ("qwen3moe", {"moe_intermediate_size": 96}, {"expert_feed_forward_length": 96}),
     "base": ("starcoder2", scaled("default", 1e6), {}),
 }
-"""What transformers does not read of a file: the architecture, changes of the configuration, and of the keys."""
+"""Content that transformers does not read: architecture, changes of the configuration, and of the keys."""
 
 
 @pytest.mark.parametrize("name", LEFT_OUT)

@@ -20,7 +20,7 @@ def test_slots_are_zero_where_nothing_was_written() -> None:
         assert not keys.any() and not values.any()
         keys[1] = values[1] = 1.0
         assert keys.sum() == 16 * 2 * 64 and values.sum() == 16 * 2 * 32
-        assert keys.data_ptr() % 64 == values.data_ptr() % 64 == 0, "vectors of the kernels lie within lines"
+        assert keys.data_ptr() % 64 == values.data_ptr() % 64 == 0, "vectors of the kernels do not cross cache lines"
 
 
 def test_memory_is_taken_once_it_is_written_to() -> None:

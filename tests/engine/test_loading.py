@@ -1,4 +1,4 @@
-"""What loading holds in memory."""
+"""Memory held while loading."""
 
 import weakref
 

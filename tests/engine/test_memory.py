@@ -1,4 +1,4 @@
-"""What a worker's weights take of memory: hardly more than the file's tensors, not much more while they are loaded."""
+"""Memory of a worker's weights: little more than the file's tensors, not much more while loading."""
 
 import json
 import subprocess
@@ -62,7 +62,7 @@ def test_weights_take_little_more_than_their_file(kind: str, checkpoints: dict[s
     assert found["peak"] <= PEAK * in_file, (found, in_file)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])  # an output layer of its own, and one that is the embedding
+@pytest.mark.parametrize("family", ["llama", "gpt2"])  # a separate output layer, and a tied one
 def test_the_bytes_of_weights_are_stated(family: str, tmp_path: Path) -> None:
     directory = save_tiny(tmp_path, family)
     runner = load_runner(EngineConfig(directory, dtype="float32", num_pages=64, compile="off"))

@@ -1,4 +1,4 @@
-"""The model thread: a fault that reaches it is logged, ends it, and is told."""
+"""The model thread: a fault that reaches it is logged, ends it, and is reported."""
 
 import asyncio
 import atexit

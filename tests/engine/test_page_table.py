@@ -37,7 +37,7 @@ class Pool:
         return self.texts[-1]
 
     def write(self, text: Text, num_ids: int, num_guesses: int = 0) -> None:
-        """KV of the next ids, and of guesses after them, which nobody may find."""
+        """KV of the next ids, and of drafts after them, which must not be found."""
         end = min(len(text.ids), text.kv_length + num_ids)
         self.table.extend(text.page_ids, end + num_guesses)
         for position in range(text.kv_length, end + num_guesses):
@@ -83,7 +83,7 @@ def test_every_text_holds_its_own_ids_after_every_operation(
                 pool.begin(ids)
             elif name == "find":
                 found = pool.table.find(ids)
-                assert found == pool.table.find(ids), "what was found stays where it is"
+                assert found == pool.table.find(ids), "found pages stay in place"
                 pool.table.release(list(found))
                 num_freed = pool.table.num_freed([found])
                 num_free = pool.table.num_free
@@ -105,7 +105,7 @@ def test_every_text_holds_its_own_ids_after_every_operation(
             else:
                 pool.release(text)
         except OutOfPagesError as error:
-            # Found pages that nobody owned were not free while the others were wanted.
+            # Found pages without an owner were not free while the others were needed.
             assert error.num_needed > error.num_free and pool.table.num_free == num_free_before
             assert [other.page_ids for other in pool.texts] == before
         pool.check()
@@ -126,7 +126,7 @@ def test_a_text_that_begins_alike_starts_with_what_is_there() -> None:
     pool.release(first)
     pool.release(second)
     third = pool.begin([1, 2, 3, 4, 5, 6, 7, 8, 9])
-    assert third.kv_length == 8, "what nobody owns is found, too; the last page was not full"
+    assert third.kv_length == 8, "pages without an owner are found, too; the last page was not full"
 
 
 def test_equal_pages_become_one() -> None:

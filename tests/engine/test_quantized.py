@@ -41,7 +41,7 @@ def test_its_experts_stay_in_their_bytes_and_are_the_same_numbers(
     in_file = sum(
         weight.nbytes for name, weight in load_file(packed / "model.safetensors").items() if ".experts." in name
     )
-    # Each output keeps the scale of its block: much for blocks of 16, 3 % for those of 128 that checkpoints have.
+    # Each output keeps the scale of its block: much for blocks of 16, 3 % for blocks of 128 as in checkpoints.
     more = 1.1 if family == "gpt_oss" else 1.25
     assert sum(module.grouped.num_bytes for module in experts.values()) <= more * in_file
 

@@ -1,4 +1,4 @@
-"""Recurrent states: after any drafts and verdicts they are, to the last bit, those of the committed ids at once."""
+"""Recurrent states: after any drafts and verdicts they equal the states of the committed ids in one pass."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""What is refused at load, and that the reason is said."""
+"""Rejections at load time, with their reasons."""
 
 import errno
 import json
@@ -51,7 +51,7 @@ def test_configurations_that_read_more_than_their_row(settings: dict[str, object
 @pytest.mark.parametrize("is_there", [False, True])
 def test_a_folder_without_a_config_that_can_be_read_is_reported(tmp_path: Path, is_there: bool) -> None:
     if is_there:
-        (tmp_path / "config.json").mkdir()  # opens for nobody, not even for root
+        (tmp_path / "config.json").mkdir()  # cannot be opened, not even by root
     with pytest.raises(ModelRefusedError, match=r"(No such file|Is a directory).*config\.json'$"):
         load_model(EngineConfig(model=str(tmp_path)), lambda stage, fraction: None)
 
@@ -60,7 +60,7 @@ def test_a_folder_without_a_config_that_can_be_read_is_reported(tmp_path: Path, 
 def test_code_of_a_checkpoint_is_not_run(
     model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """transformers would ask on the terminal, and import it where the answer is yes."""
+    """transformers would ask on the terminal, and import it if the answer is yes."""
     monkeypatch.setattr("builtins.input", lambda prompt: "yes")
     classes = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, "auto_map": classes}))
@@ -98,7 +98,7 @@ def test_a_multimodal_type_whose_text_cannot_be_served_says_why(model_type: str,
 
 
 def test_code_that_transformers_has_too_is_left_alone(tmp_path: Path) -> None:
-    """As that of Phi-3 and DeepSeek-V3, which came before transformers' own."""
+    """Like the code of Phi-3 and DeepSeek-V3, which preceded transformers' own."""
     directory = save_tiny(tmp_path, "llama")
     config = json.loads((tmp_path / "config.json").read_text())
     classes = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
@@ -130,7 +130,7 @@ def test_attention_that_we_would_have_to_ignore(
 
 
 def test_windows_that_the_mask_does_not_know(tmp_path: Path) -> None:
-    """A layer of MiniMax tells its attention of one that its mask leaves out."""
+    """A layer of MiniMax passes its attention a position that its mask excludes."""
     directory = save_tiny(tmp_path, "minimax")
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "sliding_window": 32}))
@@ -156,7 +156,7 @@ def test_whatever_a_model_raises_after_its_layers_are_replaced(tmp_path: Path) -
 
 
 class OwnProduct(nn.Module):
-    """A linear layer that none of ours takes the place of."""
+    """A linear layer that is not replaced by ours."""
 
     def __init__(self, weight: nn.Parameter) -> None:
         super().__init__()

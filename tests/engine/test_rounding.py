@@ -1,4 +1,4 @@
-"""Dense checkpoints rounded as they are loaded: how far numbers move, what stays dense, whom it tells apart."""
+"""Dense checkpoints rounded as they are loaded: how far numbers move, what stays dense, and fingerprints."""
 
 from pathlib import Path
 from typing import Any

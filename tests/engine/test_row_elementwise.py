@@ -1,4 +1,4 @@
-"""Elementwise functions on rows that do not fill vectors: a row by itself, whatever rows there are beside it."""
+"""Elementwise functions on rows that do not fill vectors: a row does not depend on other rows."""
 
 from collections.abc import Callable, Iterator
 

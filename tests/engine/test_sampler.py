@@ -41,7 +41,7 @@ def random_logits(
 
 
 def rows_one_by_one(logits: torch.Tensor, groups: list[SampleGroup]) -> Chosen:
-    """Every row as a block of its own, in a call of its own."""
+    """Every row as a separate draft, in a separate call."""
     token_ids, logprobs, row = [], [], 0
     for group in groups:
         for i in range(group.num_rows):

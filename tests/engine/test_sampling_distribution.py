@@ -99,7 +99,7 @@ def test_every_row_of_a_block_has_the_exact_distribution(fields: dict) -> None:
 
 
 def test_rows_of_a_block_are_independent() -> None:
-    """Positions have noise of their own: the joint table of two rows factorises."""
+    """Positions have independent noise: the joint table of two rows factorises."""
     groups = [SampleGroup(SamplingParams(seed=i), PROMPT, OUTPUT, [0]) for i in range(NUM_BLOCKS)]
     logits = torch.tensor(LOGITS, dtype=torch.float32).repeat(NUM_BLOCKS * 2, 1)
     pairs = np.array(choose_tokens(logits, groups).token_ids).reshape(NUM_BLOCKS, 2)

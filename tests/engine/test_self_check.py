@@ -1,4 +1,4 @@
-"""What the check at load takes for rounding, and what for a fault."""
+"""Differences that the check at load time treats as rounding, and as faults."""
 
 from types import SimpleNamespace
 from typing import Any

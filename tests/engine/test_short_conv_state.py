@@ -1,4 +1,4 @@
-"""What short convolutions remember: after any drafts and verdicts it is that of the committed ids computed at once."""
+"""States of short convolutions: after any drafts and verdicts they equal the committed ids computed in one pass."""
 
 import random
 from pathlib import Path

@@ -16,7 +16,7 @@ WAITING = 9
 
 
 class Model:
-    """What states and snapshots have seen, as ids, beside a page table: a model without numbers."""
+    """Ids covered by states and snapshots, with a page table: a model without numbers."""
 
     def __init__(self, num_pages: int, page_size: int, num_snapshots: int) -> None:
         self.table = PageTable(

@@ -82,7 +82,7 @@ def test_coupled_emits_the_target_s_own_tokens_and_greedy_does_in_every_mode() -
 
 @pytest.mark.parametrize("has_probs", [True, False], ids=["sparse", "certain"])
 def test_rejection_keeps_the_distribution_of_every_token_of_a_block(has_probs: bool) -> None:
-    """The draft model is sampled under the same rules; the second token is judged where the first one was accepted."""
+    """The draft model is sampled under the same rules; the second token is judged if the first one was accepted."""
     num_sequences, num_ids = 4000, 80
     tables = torch.randn(2, num_ids + 1, num_ids, generator=torch.Generator().manual_seed(4)) * 1.5
     tables[1] += 0.5 * tables[0]  # [model, previous id, id]: target and draft, nothing alike but related
@@ -129,7 +129,7 @@ def test_rows_that_do_not_add_up_are_refused() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_typical_takes_the_longest_path_of_a_tree_whose_tokens_are_likely_enough(temperature: float) -> None:
-    """Every path from the root is judged as a chain of its own; bounds are the sequence's, and trees share a batch."""
+    """Every path from the root is judged as a separate chain; bounds are the sequence's, and trees share a batch."""
     rng = np.random.default_rng(4)
     groups, expected, row = [], [], 0
     logits = random_logits(400)

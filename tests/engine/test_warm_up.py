@@ -1,4 +1,4 @@
-"""What a load compiles where kernels are compiled at their first call: all that requests may need."""
+"""Loading compiles every kernel that requests may need, if kernels are compiled at their first call."""
 
 from dataclasses import replace
 from pathlib import Path

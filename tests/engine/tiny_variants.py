@@ -1,4 +1,4 @@
-"""Configurations of families with an attention of their own kind: spans, distances, halves of heads that rotate."""
+"""Configurations of families with special attention: spans, distances, partially rotated heads."""
 
 from typing import Any
 

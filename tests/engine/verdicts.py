@@ -11,7 +11,7 @@ from betoken.testing.random_verdicts import live_through_verdicts
 
 
 def decide(runner: ModelRunner, rng: random.Random, ids: list[int], pages: Any) -> int:
-    """Run and extend `ids` in these pages; how many of them lie there afterwards."""
+    """Run and extend `ids` in these pages; return the number stored there afterwards."""
 
     def forward(length: int, block: Sequence[int], parents: Sequence[int] | None) -> None:
         num_rows = 0 if parents is None else len(parents) + 1

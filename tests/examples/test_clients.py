@@ -61,7 +61,7 @@ async def test_the_async_client_prints_every_prompt(cluster):
 
 @pytest.fixture(scope="session")
 def node_client(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example in a folder of its own, with its packages."""
+    """The example in a separate folder, with its packages."""
     if not (shutil.which("node") and shutil.which("npm")):
         pytest.skip("node or npm is missing")
     folder = tmp_path_factory.mktemp("node")

@@ -1,4 +1,4 @@
-"""The plug-in of `examples/` is the one that the page on drafters shows; `tests/drafters` hosts that one."""
+"""The plug-in of `examples/` equals the one on the drafters page; `tests/drafters` hosts it."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The algorithm's page gives the target's own tokens: those of `generate()`, and with drafts those without."""
+"""The algorithm's page produces the target's own tokens: equal to `generate()`, with and without drafts."""
 
 import runpy
 from pathlib import Path

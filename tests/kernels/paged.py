@@ -19,7 +19,7 @@ def make_case(
     dtype: torch.dtype = torch.float32,
     page_size: int = PAGE_SIZE,
 ) -> tuple[Tensor, Tensor, Tensor, PagedRows, list[tuple[Tensor, Tensor]]]:
-    """Sequences of (length, new rows) in shuffled pages; slots that nobody wrote hold 100, so a stray read shows."""
+    """Sequences of (length, new rows) in shuffled pages; unwritten slots hold 100, so a stray read shows."""
     generator = torch.Generator().manual_seed(7)
     page_counts = [-(-length // page_size) for length, _ in lengths]
     order = torch.randperm(sum(page_counts) + 3, generator=generator).int()

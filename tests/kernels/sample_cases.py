@@ -7,7 +7,7 @@ SIZES = [1, 63, 1000, 4096]
 
 
 def as_columns(num_rows: int, settings: dict[str, float | list]) -> dict[str, torch.Tensor]:
-    """Arguments of `sample` beside the logits; every setting is one value for all rows or a list."""
+    """Arguments of `sample` besides the logits; every setting is one value for all rows or a list."""
     values = {
         "seeds": 0,
         "positions": list(range(num_rows)),
@@ -57,7 +57,7 @@ SETTINGS = [
 
 
 def unsound_case(vocab_size: int) -> tuple[torch.Tensor, list[int]]:
-    """Rows that choose nothing beside sound ones, and where they are: one bad number anywhere, or no number at all.
+    """Invalid rows among valid ones, and their indices: one bad number anywhere, or no number at all.
 
     Sound are also rows with masked ids, by -inf or by the lowest finite number, though it fills whole blocks of ids.
     """

@@ -99,7 +99,7 @@ def test_a_sink_counts_as_a_float_and_far_below_the_scores_as_nothing(
 
     plain, half = attend(None), torch.tensor([2.0, -1.5, 200.0, 0.0]).bfloat16()
     assert torch.equal(attend(half), attend(half.float())) and torch.equal(attend(half), attend(half.double()))
-    assert not attend(half)[:, 2].any(), "nothing is left for keys beside so large a sink"
+    assert not attend(half)[:, 2].any(), "so large a sink leaves no weight for keys"
     for low in (-1e3, -3e38, -torch.inf):
         assert torch.equal(attend(torch.full((4,), low)), plain)
 

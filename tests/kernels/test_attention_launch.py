@@ -1,4 +1,4 @@
-"""Among how many programs a launch of attention divides the keys: the grid it asks for, where there is no device."""
+"""Number of programs among which a launch of attention splits the keys: its grid, without a device."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Compiled code: made once by processes that start together, kept where there is room, nothing left by the killed."""
+"""Compiled code: compiled once by concurrent processes, kept if there is room, no files left by killed ones."""
 
 import errno
 import logging
@@ -20,7 +20,7 @@ for made; do case "$last" in -o) echo "$made" >> "$LOG"; sleep 0.5; echo made > 
 
 @pytest.fixture
 def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The log of a compiler that stands in for this machine's."""
+    """The log of a fake compiler."""
     compiler = tmp_path / "compiler"
     compiler.write_text(COMPILER)
     compiler.chmod(0o755)

@@ -1,4 +1,4 @@
-"""The kernels of logits compile for a GPU where there is none: what the interpreter lets pass, the compiler may not."""
+"""The kernels of logits compile for a GPU without a device: the compiler may reject what the interpreter accepts."""
 
 from pathlib import Path
 from typing import Any
@@ -72,5 +72,5 @@ def test_a_kernel_compiles(
     source = ASTSource(fn=kernel, signature=signature, constexprs=places, attrs=aligned)
     compiled = triton.compile(source, target=HOPPER, options={"num_warps": 4, **EXACT})
     assert len(compiled.asm["cubin"]) > 0
-    assert "fma.rn.f32" not in compiled.asm["ptx"]  # what would round once where the references round twice
+    assert "fma.rn.f32" not in compiled.asm["ptx"]  # would round once, the references round twice
     assert compiled.asm["ptx"].count("\n") < MOST_LINES

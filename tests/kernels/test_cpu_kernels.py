@@ -140,7 +140,7 @@ def test_the_library_is_built_once_and_found_again(tmp_path: Path, monkeypatch: 
 def test_a_cache_that_cannot_be_written_is_read(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As one that was filled when an image was made, under a root that is read only."""
+    """Like a cache filled when an image was built, on a read-only root."""
     if build.find_compiler(cpu.LIBRARY) is None:
         pytest.skip("no compiler")
     monkeypatch.setattr(build, "_compile", lambda compiler, library, path: path.touch())
@@ -195,7 +195,7 @@ def test_a_compiler_with_arguments_is_named(monkeypatch: pytest.MonkeyPatch, tmp
 
 def test_a_compiler_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = tmp_path / "broken-compiler"
-    broken.write_text("#!/bin/sh\nprintf 'it is raining \\351\\n' >&2\nexit 1\n")  # in no encoding of ours
+    broken.write_text("#!/bin/sh\nprintf 'it is raining \\351\\n' >&2\nexit 1\n")  # not UTF-8
     broken.chmod(0o755)
     monkeypatch.setenv("CXX", str(broken))
     with pytest.raises(build.BuildError, match="raining"):

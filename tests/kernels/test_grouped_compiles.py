@@ -1,4 +1,4 @@
-"""The products by weights of few bits compile for three generations of GPUs where there is none."""
+"""The low-bit products compile for three generations of GPUs without a device."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""kv_compact: a path ends up where a chain would have put it; nothing else moves."""
+"""kv_compact: a path ends up in the slots of a chain; nothing else moves."""
 
 import random
 

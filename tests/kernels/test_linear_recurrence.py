@@ -83,7 +83,7 @@ def test_a_row_has_the_same_bits_however_its_text_is_cut(recur, shape: Shape, ru
     given, others, rates = make_inputs(20, shape), make_inputs(9, shape, seed=5), make_rates(shape)
     whole = recur(*given.take(range(20)), make_pool(4, shape), make_rows([Step(2, 0, 0, 20, 20)]), rule, rates)
     pool, begin = make_pool(4, shape), 0
-    for end in (1, 2, 9, 10, 20):  # beside a neighbour that is new each time
+    for end in (1, 2, 9, 10, 20):  # with a different neighbour each time
         rows = make_rows([Step(3, 0, 0, 9, 9), Step(1, begin, begin, end - begin, end)])
         both = [torch.cat(pair) for pair in zip(others.take(range(9)), given.take(range(begin, end)), strict=True)]
         assert torch.equal(recur(*both, pool, rows, rule, rates)[9:], whole[begin:end])
@@ -99,7 +99,7 @@ def test_a_row_has_the_same_bits_however_its_text_is_cut(recur, shape: Shape, ru
 def test_random_verdicts_over_random_trees_leave_the_state_of_the_committed_text(
     recur, shape: Shape, rule, seed: int
 ) -> None:
-    """The state after any drafts and verdicts is, to the last bit, that of the committed tokens in one go."""
+    """The state after any drafts and verdicts equals the state of the committed tokens in one pass, to the last bit."""
     rates, generator = make_rates(shape), torch.Generator().manual_seed(seed)
 
     def pick(low: int, high: int) -> int:

@@ -1,4 +1,4 @@
-"""The CPU kernels as other processors get them: compiled for less than this one has, in a process of their own."""
+"""The CPU kernels for other processors: compiled with fewer instruction sets, in a separate process."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""The kernels of paged keys compile for GPUs where there is none, without fused rounding."""
+"""The kernels of paged keys compile for GPUs without a device, without fused rounding."""
 
 from pathlib import Path
 from typing import Any

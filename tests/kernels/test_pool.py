@@ -12,7 +12,7 @@ from betoken.kernels import build, cpu
 def test_every_task_runs_once(tmp_path: Path, num_threads: int, num_jobs: int) -> None:
     compiler = build.find_compiler(cpu.LIBRARY)
     if compiler is None:
-        pytest.skip("no compiler: there is no pool to test")
+        pytest.skip("without a compiler no pool exists")
     program = tmp_path / "pool_stress"
     headers, source = cpu.LIBRARY.source.parent, Path(__file__).with_name("pool_stress.cpp")
     command = [compiler, "-O2", "-std=c++17", "-pthread", f"-I{headers}", str(source), "-o", str(program)]

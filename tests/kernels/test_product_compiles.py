@@ -1,4 +1,4 @@
-"""The row-independent products compile for a GPU where there is none, both tiles loaded ahead in wide loads."""
+"""The row-independent products compile for a GPU without a device, both tiles loaded ahead in wide loads."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The kernels over recurrent states compile for GPUs where there is none, without fused rounding."""
+"""The kernels over recurrent states compile for GPUs without a device, without fused rounding."""
 
 from pathlib import Path
 from typing import Any

@@ -41,7 +41,7 @@ def test_a_row_has_the_same_bits_however_its_text_is_cut(convolve, cuts, dtype: 
     x, weight, bias, ring = make_case(30, 4, 20, dtype)
     whole = convolve(x, weight, bias, ring.clone(), make_rows([Step(0, 0, 0, 30, 30)]))
     begin = 0
-    for end in cuts:  # beside a neighbour that is new each time
+    for end in cuts:  # with a different neighbour each time
         rows = make_rows([Step(2, 0, 0, 5, 5), Step(1, begin, begin, end - begin, end)])
         assert torch.equal(convolve(torch.cat([x[:5], x[begin:end]]), weight, bias, ring, rows)[5:], whole[begin:end])
         begin = end

@@ -101,7 +101,7 @@ def test_bad_arguments_are_refused(changes: dict) -> None:
 
 def test_the_longest_path_by_hand() -> None:
     assert longest_path([], []) == []
-    assert longest_path([False, True], [0.0, 1.0]) == [], "a chain ends where a token is refused"
+    assert longest_path([False, True], [0.0, 1.0]) == [], "a chain ends at a rejected token"
     assert longest_path([True, True, False, True], [0.5] * 4) == [0, 1]
     assert longest_path([True, True, False, True], [0.5] * 4, [-1, -1, 0, 1]) == [1, 3]
     assert longest_path([True, True], [0.3, 0.6], [-1, -1]) == [1], "of equally long ones the likelier"

@@ -48,7 +48,7 @@ class TreeCase:
     tree_start: int
 
     def chain_of(self, node: int) -> tuple[Tensor, Tensor, PagedRows]:
-        """Caches in which the node's path lies in order, and the node's row there."""
+        """Caches in which the node's path is contiguous, and the node's row there."""
         key_cache, value_cache = self.key_cache.clone(), self.value_cache.clone()
         size = key_cache.shape[1]
         for cache, source in ((key_cache, self.key_cache), (value_cache, self.value_cache)):
@@ -77,7 +77,7 @@ def make_tree_case(
     dtype: torch.dtype = torch.float32,
     page_size: int = 16,
 ) -> TreeCase:
-    """Keys, values and queries at random; slots that nobody wrote hold 100, so a stray read shows."""
+    """Keys, values and queries at random; unwritten slots hold 100, so a stray read shows."""
     generator = torch.Generator().manual_seed(len(parents) + tree_start)
     num_slots = tree_start + len(parents)
     num_pages = -(-num_slots // page_size)
@@ -92,7 +92,7 @@ def make_tree_case(
     paths: list[list[int]] = []
     for node, parent in enumerate(parents):
         paths.append([*(paths[parent] if parent >= 0 else []), node])
-    # The longest lists there can be: kernels must take any suffix of the path that holds what lies out of order.
+    # The longest possible lists: kernels must accept any suffix of the path that contains all non-contiguous slots.
     starts = torch.tensor([0] + [len(path) for path in paths]).cumsum(0).int()
     slots = torch.tensor([tree_start + node for path in paths for node in path]).int()
     rows = PagedRows(

@@ -1,4 +1,4 @@
-"""The variants of Triton kernels that calls would have compiled, by Triton's own rules, where there is no device."""
+"""The variants of Triton kernels that calls would compile by Triton's own rules, without a device."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Our forward beside the reference, batches for both, and a recorder without a device."""
+"""Our forward and the reference, batches for both, and a recorder without a device."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,7 +27,7 @@ MAX_CONTEXT = NUM_PAGES * PAGE_SIZE
 
 
 class FakeRecorder:
-    """Runs the call again where a device would replay it."""
+    """Runs the call again instead of a device's replay."""
 
     def __init__(self) -> None:
         self.num_recorded = 0
@@ -49,7 +49,7 @@ class FakeRecorder:
 def load(
     directory: Path, family: str, feature_layers: Sequence[int] = ()
 ) -> tuple[CudaForward, ReferenceForward, KvPool]:
-    """Our forward, the reference's over a pool and a model of its own, and our pool."""
+    """Our forward, the reference's over a separate pool and model, and our pool."""
     register_attention()
     saved = save_tiny(directory, family)
     models = [
@@ -66,7 +66,7 @@ def load(
 
 
 def batches() -> list[Batch]:
-    """Prefill of two sequences, a block beside a plain step, a tree, a forward without logits, and the one after it."""
+    """Prefill of two sequences, a draft with a decode step, a tree, a forward without logits, and the one after it."""
     first, second = [3, 1, 4, 15, 2, 9], [7, 11]
     plan = [
         [Segment(first, 0, list(range(1, 12)), 0), Segment(second, 0, [5, 6, 7], 1)],

@@ -51,7 +51,7 @@ def save(kind: str, folder: Path) -> str:
 
 
 def load(kind: str, folder: Path) -> tuple[CudaForward, ReferenceForward]:
-    """Our forward, and the reference's over a pool and a model of its own."""
+    """Our forward, and the reference's over a separate pool and model."""
     path = save(kind, folder)
     config = EngineConfig(path, dtype="float32", num_pages=NUM_PAGES, compile="off")
     models = [load_model(config, lambda stage, fraction: None)[0] for _ in range(2)]

@@ -1,4 +1,4 @@
-"""What a load does on a GPU, with the device's answers made up: pages, recordings, and what is refused or given up."""
+"""Loading on a GPU, with a fake device: pages, recordings, rejections and fallbacks."""
 
 import logging
 import os
@@ -171,7 +171,7 @@ def test_a_device_that_multiplies_differently_in_company_is_refused(
 
 
 def load(directory: Path, monkeypatch: pytest.MonkeyPatch, **settings: object) -> tuple[ModelRunner, list[str]]:
-    """A runner over the fake device, and what it was told to compile, once for each try: none is left at the next."""
+    """A runner over the fake device, and its compilations, one per attempt: none is left at the next."""
     tried: list[str] = []
     made: list[ReferenceType[Forward]] = []
 

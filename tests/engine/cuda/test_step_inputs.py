@@ -1,4 +1,4 @@
-"""A batch laid out in memory that stays: padding is nobody's, nothing of an earlier batch is left, paths are found."""
+"""A batch in persistent memory: padding has no owner, nothing of an earlier batch is left, paths are found."""
 
 import torch
 

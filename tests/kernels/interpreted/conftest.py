@@ -1,4 +1,4 @@
-"""Runs each file of this folder in a process of its own, where Triton interprets its kernels on CPU tensors.
+"""Runs each file of this folder in a separate process, in which Triton interprets its kernels on CPU tensors.
 
 Triton decides when a kernel is decorated, so the process that runs the other tests cannot switch. That process sends
 a file's selected tests to a child with TRITON_INTERPRET=1 and reports each outcome as its own. Tests marked `gpu` stay
@@ -50,7 +50,7 @@ class Child:
         self._reports: dict[str, list[pytest.TestReport]] = {}
 
     def reports(self, item: pytest.Item) -> list[pytest.TestReport]:
-        """Waits for the test's reports; one that says why if the child has none."""
+        """Waits for the test's reports; a failure report if the child has none."""
         assert self._process.stdout is not None
         while not any(report.when == "teardown" for report in self._reports.get(item.nodeid, ())):
             line = self._process.stdout.readline()
@@ -108,7 +108,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> torch.device:
-    """The interpreter's device, and the one where the kernels are compiled."""
+    """The interpreter's device, and the device for which kernels are compiled."""
     return torch.device(request.param)
 
 

@@ -1,6 +1,6 @@
 """Triton's `dot` under the interpreter with every output as one sum in a fixed order, whatever the machine.
 
-The interpreter asks NumPy's BLAS, which adds in an order of its own for each processor and number of rows. A device
+The interpreter asks NumPy's BLAS, whose order of sums depends on processor and number of rows. A device
 adds the terms of all rows in one order, and that is what the tests ask equal bits of. It does not know the kernels.
 """
 
@@ -25,7 +25,7 @@ def install() -> None:
 
     def create_dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
         if any(part.dtype.is_floating() and part.dtype.primitive_bitwidth == 8 for part in (a, b)):
-            raise NotImplementedError("no kernel of ours multiplies numbers of eight bits")
+            raise NotImplementedError("our kernels do not multiply 8-bit numbers")
         return interpreter.TensorHandle(product(a.data, b.data, d.data.dtype) + d.data, d.dtype.scalar)
 
     interpreter.InterpreterBuilder.create_dot = create_dot

@@ -13,7 +13,7 @@ from tests.kernels.trees import TREE_CASES, make_tree_case, random_parents
 
 DTYPES = [torch.float32, torch.bfloat16]
 HALF_CASES = ["one token", "window over a chunk", "soft cap", "odd sizes", "odd pages", "sinks, window", "slopes"]
-# Of a value of size 1 to 4; the interpreter cuts bfloat16 where the others round.
+# Of a value of size 1 to 4; the interpreter truncates bfloat16, the others round.
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 1.5e-2, torch.float16: 2e-3}
 
 

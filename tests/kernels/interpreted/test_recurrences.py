@@ -28,7 +28,7 @@ CASES |= {
     "one key": (Shape(key_heads=1, key_size=1, heads=2, value_size=16, has_rates=True), LRU),
 }
 STEPS = [
-    Step(2, 3, 5, 4, 6),  # two from the ring, one of its own rows, three that wait
+    Step(2, 3, 5, 4, 6),  # two from the ring, one new row, three pending
     Step(0, 0, 0, 7, 7),
     Step(1, 0, 0, 8, 3, (-1, -1, 0, 1, 1)),
     Step(3, 4, 6, 3, 4, (-1, 0, -1, 2, 1)),  # a tree of which two nodes were there
@@ -97,7 +97,7 @@ def test_the_convolution_equals_its_reference(
         with takes_triton():
             there = None if given is None else given.to(device)
             out = state_conv(x.to(device), weight.to(device), there, ours, moved(rows, device))
-        if dtype == torch.bfloat16 and device.type == "cpu":  # the interpreter cuts bits off where a device rounds
+        if dtype == torch.bfloat16 and device.type == "cpu":  # the interpreter truncates, a device rounds
             torch.testing.assert_close(out, expected, rtol=torch.finfo(dtype).eps, atol=1e-6)
         else:
             torch.testing.assert_close(out.cpu(), expected, rtol=1e-6, atol=1e-6)

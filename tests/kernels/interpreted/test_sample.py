@@ -53,7 +53,7 @@ def test_many_cases_on_a_gpu(takes_triton) -> None:
 
 @pytest.mark.parametrize("top_p", [0.39999998, 0.40000004, 0.7, 0.90000004])
 def test_top_p_at_the_very_edge(top_p: float, device: torch.device, takes_triton) -> None:
-    """Sums equal to top_p within an ulp: the approximate total cannot tell, the exact one must."""
+    """Sums equal to top_p within an ulp: the approximate total cannot decide, the exact one must."""
     logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log().repeat(5, 1)
     assert_equals_reference(logits, {"top_p": top_p}, device, takes_triton)
 

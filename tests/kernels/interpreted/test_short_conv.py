@@ -37,7 +37,7 @@ def test_equals_reference(
         with takes_triton():
             there = None if given is None else given.to(device)
             ours = short_conv(inputs.squeeze(2).to(device), weight.to(device), there, moved(rows, device))
-        if dtype == torch.bfloat16 and device.type == "cpu":  # the interpreter cuts bits off where a device rounds
+        if dtype == torch.bfloat16 and device.type == "cpu":  # the interpreter truncates, a device rounds
             torch.testing.assert_close(ours, expected, rtol=torch.finfo(dtype).eps, atol=0)
         else:
             assert torch.equal(ours.cpu(), expected)

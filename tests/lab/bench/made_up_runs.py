@@ -35,7 +35,7 @@ def made_up_run(
     repeat: int = 0,
     identity: IdentityCount | None = None,
 ) -> PromptRun:
-    """All sides at the given tokens per second; identical unless told otherwise."""
+    """All sides at the given tokens per second; identical by default."""
     runs = {}
     for name, speed in speeds.items():
         has_stats = name != "none" and name not in BASELINE_NAMES.values()

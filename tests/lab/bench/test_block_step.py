@@ -1,4 +1,4 @@
-"""The paired steps of a hybrid: told with their ratio, and not at all where a row in a block is not the row alone."""
+"""The paired steps of a hybrid: reported with their ratio, rejected if a row in a batch differs from the row alone."""
 
 import json
 from typing import Any

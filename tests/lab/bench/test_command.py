@@ -1,4 +1,4 @@
-"""Bad options end a benchmark with one line and status 2, not with a traceback and that of a failed comparison."""
+"""Bad options end a benchmark with one line and status 2, not with a traceback or the status of a failed comparison."""
 
 from __future__ import annotations
 

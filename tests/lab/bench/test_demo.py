@@ -1,4 +1,4 @@
-"""The demo gives speeds where tokens are equal, and none where one differs."""
+"""The demo prints speeds if tokens are equal, and none if one differs."""
 
 import argparse
 import asyncio

@@ -1,4 +1,4 @@
-"""The drafter table's figures from made-up runs, and that there are none where a sequence differed."""
+"""The drafter table's figures from made-up runs, and no figures if a sequence differed."""
 
 import sys
 from pathlib import Path
@@ -67,7 +67,7 @@ def test_rows_hold_medians_ratios_and_totals(tmp_path: Path) -> None:
 def test_fused_is_held_against_the_best_single_drafter(
     tmp_path: Path, fused: float, num_prompts: int, verdict: str
 ) -> None:
-    """`transformers` may be faster still, it is no drafter of ours."""
+    """`transformers` may be faster, but is not one of our drafters."""
     speeds = SPEEDS | {"fused": fused, "transformers_assisted": 900.0}
     found = summarize(store_of(tmp_path, [made_up_run(i, speeds) for i in range(num_prompts)]))
     comparison = found["groups"][0]["fused_to_best"]

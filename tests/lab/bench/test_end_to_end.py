@@ -1,4 +1,4 @@
-"""The end-to-end benchmark gives speeds where all tokens are equal, and none where one differs."""
+"""The end-to-end benchmark prints speeds if all tokens are equal, and none if one differs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class MadeUpStack:
 
 
 class MadeUpTransformers:
-    """`generate()` with ids of its own."""
+    """`generate()` with different ids."""
 
     num_threads = {PLAIN: 1}
 

@@ -1,4 +1,4 @@
-"""The bench of the HTTP door runs, and prints nothing where the two ways differ."""
+"""The benchmark of the HTTP gateway runs, and prints nothing if the two paths differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results of the matrix survive interruption, and never mix with those of another run."""
+"""Results of the matrix survive interruption, and never mix with another run's."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a report says it was measured on."""
+"""Description of the machine in a report."""
 
 import subprocess
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a cell's record claims: nothing that could not have failed, and what it was run on."""
+"""Claims of a cell's record: only what could have failed, and its setup."""
 
 import asyncio
 import json

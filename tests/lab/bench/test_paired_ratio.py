@@ -1,4 +1,4 @@
-"""The interval of paired ratios: exact where it can be, covering the truth as often as it says, and its verdicts."""
+"""The interval of paired ratios: exact if possible, with the stated coverage, and its verdicts."""
 
 import numpy as np
 import pytest

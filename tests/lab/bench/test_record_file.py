@@ -1,4 +1,4 @@
-"""What was kept outlives a write that is cut off anywhere, as by SIGKILL or a full disk."""
+"""Records survive an interrupted write, for example by SIGKILL or a full disk."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The router's overhead is told only where its answers are right and its workers found nothing amiss."""
+"""The router's overhead is reported only if its answers are right and its workers found no fault."""
 
 import json
 import subprocess

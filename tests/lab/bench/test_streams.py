@@ -47,10 +47,10 @@ async def test_the_disturber_injects_faults_and_recovers_in_turn(num_tokens: int
     async def strike() -> None:
         events.append("strike")
 
-    async def mend() -> None:
+    async def recover() -> None:
         events.append("mend")
 
-    disturber = Disturber(100, strike, mend)
+    disturber = Disturber(100, strike, recover)
     async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
         tasks.create_task(disturber.run())
         for _ in range(num_tokens):

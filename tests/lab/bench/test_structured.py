@@ -1,4 +1,4 @@
-"""The extraction bench: its schemas are ones that grammars keep, and each side is counted from its tokens."""
+"""The extraction bench: its schemas are supported by grammars, and each side is counted from its tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the process of the baseline tells `generate()`."""
+"""Arguments that the baseline process passes to `generate()`."""
 
 from types import SimpleNamespace
 

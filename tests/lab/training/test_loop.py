@@ -14,7 +14,7 @@ from betoken.training.schedule import Budget
 def test_measuring_takes_no_large_part_of_a_run(
     evaluation_s: float, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A clock of its own: a step takes 1 s, a checkpoint is due every 5 s; the end is always measured."""
+    """A fake clock: a step takes 1 s, a checkpoint is due every 5 s; the end is always measured."""
     now = 0.0
     monkeypatch.setattr(loop.time, "monotonic", lambda: now)
     model = nn.Linear(2, 2, bias=False)

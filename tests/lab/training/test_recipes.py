@@ -1,4 +1,4 @@
-"""Properties of every recipe: a run that was interrupted ends as one that was not, bad options are told at once."""
+"""Properties of every recipe: an interrupted run ends like any other, invalid options are reported at once."""
 
 import argparse
 import shutil

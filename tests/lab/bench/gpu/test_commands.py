@@ -1,4 +1,4 @@
-"""The two commands where there is no GPU, and what they would run where there is one, at a small size on the CPU."""
+"""The two commands without a GPU, and their GPU code at a small size on the CPU."""
 
 from itertools import chain
 from types import ModuleType

@@ -1,4 +1,4 @@
-"""Marlin's side of the products: what it is given, by doubles of the package, and what is said where there is none."""
+"""Marlin's side of the products: its inputs, with doubles of the package, and its message without the package."""
 
 import sys
 from collections.abc import Callable
