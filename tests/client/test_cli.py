@@ -715,7 +715,7 @@ def test_up_continues_without_a_stopped_service_while_there_is_a_verify_worker(f
     up.stdout.readline()
     for name in ("draft", "verify-1", "verify-2"):
         os.kill(pid_of(fake_modules, name), signal.SIGTERM)
-        lines_until(up.stderr, f"{name} was told to end: it is not started again")
+        lines_until(up.stderr, f"{name} was stopped: it is not started again")
     lines_until(up.stderr, "stopping")
     up.communicate(timeout=60)
     assert up.returncode == 1

@@ -9,7 +9,7 @@ from betoken.cli.supervision import MAX_ENDS, STEADY_S, Supervisor
 class FakeProcess:
     """Serves as soon as it is started, until a test ends it."""
 
-    was_told_to_end = False
+    was_stopped = False
 
     def __init__(self, name: str) -> None:
         self.name, self.pid, self.is_up = name, 1, True
@@ -76,6 +76,6 @@ def test_what_ends_again_and_again_is_left_and_so_is_what_cannot_do_without_it(n
 def test_one_of_several_verify_workers_is_enough() -> None:
     scene = Scene("verify-1", "verify-2", "router")
     for name, goes_on in (("verify-1", True), ("verify-2", False)):
-        scene.processes[name].was_told_to_end = True
+        scene.processes[name].was_stopped = True
         assert scene.end(name) is goes_on
-        assert scene.told[-1] == f"{name} was told to end: it is not started again"
+        assert scene.told[-1] == f"{name} was stopped: it is not started again"

@@ -8,9 +8,9 @@ from betoken.common.release import how_to_install
 
 
 def main() -> int:
-    """Run the command; the process's exit status where it does not end by itself."""
+    """Run the command; return the process's exit status unless it exits by itself."""
     if sys.argv[1:2] in (["generate"], ["info"]):
-        # Every fault of a call is told as a typed error; gRPC's own lines before it say less. Read at its import.
+        # Every failed call is reported as a typed error; gRPC's own log lines are less informative. Read at its import.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by whoever started this

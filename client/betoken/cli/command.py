@@ -16,7 +16,7 @@ FormT = TypeVar("FormT")
 def command(run: Callable[[FormT], None], form: type[FormT]) -> Callable[..., None]:
     """`run` as a function of the fields of `form`, a dataclass, as typer takes one.
 
-    A class's own fields come before inherited ones, and those it declares anew stay where they were.
+    A class's own fields come before inherited ones, and redeclared ones keep their position.
     """
     hints = get_type_hints(form, include_extras=True)
     defaults = {field.name: field.default for field in fields(form)}  # type: ignore[arg-type]

@@ -72,7 +72,7 @@ class Connection:
         None
     )
     tls_server_name: Annotated[
-        str, typer.Option(help="Name in the router's certificate, where it is not the host's.", rich_help_panel=_PANEL)
+        str, typer.Option(help="Name in the router's certificate, if it differs from the host.", rich_help_panel=_PANEL)
     ] = ""
     api_key_file: Annotated[
         Path | None,
@@ -118,7 +118,7 @@ def reported_errors(connection: Connection, as_json: bool) -> Iterator[None]:
     """
     try:
         yield
-        sys.stdout.flush()  # what cannot be written is told here, and not by the interpreter as it ends
+        sys.stdout.flush()  # write errors are reported here instead of by the interpreter at exit
     except KeyboardInterrupt:
         sys.stderr.write("\ncancelled\n")
         raise typer.Exit(EXIT_INTERRUPTED) from None
@@ -135,7 +135,7 @@ def reported_errors(connection: Connection, as_json: bool) -> Iterator[None]:
 
 
 def let_go_of_output() -> None:
-    """The interpreter writes the rest as it ends; where that fails it says so again and ends with status 120."""
+    """The interpreter writes the rest at exit; if that fails it reports it again and exits with status 120."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -152,7 +152,7 @@ def in_options(error: BetokenError, prefix: str = "--") -> str:
 
 
 def option_of(field: str, prefix: str = "--") -> str:
-    """The option that a field's value came from; `prefix` begins those of the connection."""
+    """The option that sets a field; `prefix` starts the names of connection options."""
     for pattern, option in _OPTIONS:
         if re.match(pattern, field):
             return re.sub(pattern, option, field)

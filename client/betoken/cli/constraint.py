@@ -13,7 +13,7 @@ from betoken.client import Constraint
 def read_constraint(
     json_object: bool, json_schema: Path | None, regex: str | None, choice: Sequence[str] | None, lark: Path | None
 ) -> Constraint | None:
-    """The one that was given; None without any.
+    """The given constraint; None without one.
 
     Raises:
         typer.BadParameter: two are given, or a file cannot be read.
@@ -43,7 +43,7 @@ def read_file(path: Path, option: str) -> str:
     """The text of an option's file.
 
     Raises:
-        typer.BadParameter: it cannot be read, or is no UTF-8.
+        typer.BadParameter: it cannot be read, or is not UTF-8.
     """
     try:
         return path.read_text(encoding="utf-8")

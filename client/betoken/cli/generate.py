@@ -21,7 +21,7 @@ _INFO_TIMEOUT_S = 2.0
 
 
 def generate(form: GenerateForm) -> None:
-    """Stream an answer; on a terminal each token has the colour of where it came from."""
+    """Stream an answer; on a terminal each token has the colour of its source."""
     sampling, speculation, question = form.sampling(), form.speculation(), form.question()
     constraint = form.constraint()
     with c.reported_errors(form, form.json_), form.client() as client:
@@ -77,7 +77,7 @@ def _stream_coloured(generation: Generation, sources: Sequence[SourceInfo]) -> N
 
 
 def _info(client: Client) -> ModelInfo | None:
-    """The served model; None where it cannot be told soon: the answer does not need it."""
+    """The served model; None if it is not available quickly: the answer does not need it."""
     try:
         return client.model_info(timeout_s=_INFO_TIMEOUT_S)
     except BetokenError:

@@ -41,7 +41,7 @@ class GenerateForm(Connection):
         bool, typer.Option("--no-special-tokens", help="No BOS before a text, such as a rendered chat; implies --raw.")
     ] = False
     prompt_ids: Annotated[str | None, typer.Option(help="Token ids in place of text: 1,2,3.")] = None
-    num_answers: Annotated[int, typer.Option(min=1, help="Answers, each with a seed of its own.")] = 1
+    num_answers: Annotated[int, typer.Option(min=1, help="Number of answers, each with its own seed.")] = 1
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False
     model: Annotated[str, typer.Option(help="Model id the router must be serving.")] = ""
     tenant: Annotated[str, typer.Option(help="Whom the work is for.")] = ""
@@ -118,7 +118,7 @@ class GenerateForm(Connection):
         ),
     ] = None
     num_draft_tokens: Annotated[
-        int | None, typer.Option(help="Draft tokens per round; else as many as pay.", rich_help_panel=_SPECULATION)
+        int | None, typer.Option(help="Draft tokens per round; default: adaptive.", rich_help_panel=_SPECULATION)
     ] = None
     off: Annotated[bool, typer.Option("--off", help="Decode plainly.", rich_help_panel=_SPECULATION)] = False
     mode: Annotated[
@@ -174,7 +174,7 @@ class GenerateForm(Connection):
         """How to speculate.
 
         Raises:
-            typer.BadParameter: an option that means nothing beside --off.
+            typer.BadParameter: an option without effect together with --off.
         """
         speculating = {
             "--drafter": self.drafter,
@@ -215,7 +215,7 @@ class GenerateForm(Connection):
 
 
 def question_of(text: str | None, ids: str | None, chat: bool, system: str | None, begin: str | None) -> Prompt:
-    """The question: text, ids or messages; standard input where no text is given.
+    """The prompt: text, ids or messages; standard input if no text is given.
 
     Raises:
         typer.BadParameter: nothing, or too much, is asked.

@@ -71,7 +71,7 @@ def _model_table(model: ModelInfo) -> Table:
         grid.add_row("drafters", _drafters(model))
         grid.add_row("router", model.version)
         return grid
-    grid.add_row("model", Text(escaped(model.model)))  # names are no markup, whatever brackets they hold
+    grid.add_row("model", Text(escaped(model.model)))  # names are not markup, even with brackets
     grid.add_row("vocabulary", f"{model.vocab_size} ids, EOS {', '.join(map(str, model.eos_token_ids)) or 'none'}")
     grid.add_row("context", f"{model.max_context} tokens")
     if memory := _memory(model):
@@ -79,7 +79,7 @@ def _model_table(model: ModelInfo) -> Table:
     grid.add_row("chat template", "yes" if model.has_chat_template else "no")
     grid.add_row("drafters", _drafters(model))
     if model.default_drafter:
-        number = model.default_num_draft_tokens or "as many as pay"
+        number = model.default_num_draft_tokens or "adaptive"
         grid.add_row("default", f"{model.default_drafter}, draft tokens a round: {number}")
     grid.add_row("modes", ", ".join(model.verification_modes))
     grid.add_row("sampling", _sampling(model.default_sampling))
@@ -96,7 +96,7 @@ def _drafters(model: ModelInfo) -> str:
 
 
 def _memory(model: ModelInfo) -> str:
-    """The target's weights, the recurrent states of a sequence, and snapshots; empty where no worker tells."""
+    """The target's weights, the recurrent states of a sequence, and snapshots; empty if no worker reports them."""
     told = [worker for worker in model.verify_workers if worker.weight_bytes]
     if not told:
         return ""

@@ -62,7 +62,7 @@ class LocalServicesConfig:
     port: int = 0
     """TCP port of the router; 0 = any free one. Workers listen on Unix sockets."""
     http_port: int | None = None
-    """TCP port of the gateway; 0 = any free one, None = none. It listens where the router does, else on loopback."""
+    """TCP port of the gateway; 0 = any free one, None = none. It listens at the router's host, else on loopback."""
     verify_options: Sequence[str] = ()
     """Further command-line options of the verify workers."""
     draft_options: Sequence[str] = ()
@@ -76,7 +76,7 @@ class LocalServicesConfig:
     router_tls: ClientTls | None = None
     """How to reach a router that `router_options` make speak TLS."""
     start_timeout_s: float = 600.0
-    """How long starting may go without progress. A download tells of each hundredth."""
+    """Maximum time without progress during start-up. A download reports each percent."""
     stop_grace_s: float = 15.0
     """How long the router, and then the workers, may take to end before they are killed: more than the services' own
     `--drain-grace-s`, in which running requests may finish."""
@@ -91,7 +91,7 @@ def embedded_models() -> Path | None:
 
 
 class LocalServices:
-    """The services "verify", "draft", "router" and "gateway" ("verify-1", "verify-2" ... where there are several).
+    """The services "verify", "draft", "router" and "gateway" ("verify-1", "verify-2" ... if there are several).
 
     A context manager: `with LocalServices(config) as services: Client(services.address)`.
     """
@@ -99,12 +99,12 @@ class LocalServices:
     def __init__(
         self, config: LocalServicesConfig, on_progress: Callable[[str, Progress], None] = lambda name, progress: None
     ) -> None:
-        """`on_progress` is told the name of a service and how far its start is, whenever that changes."""
+        """`on_progress` receives the name of a service and its start-up progress, whenever it changes."""
         self.config = config
         self.services: dict[str, ServiceProcess] = {}
         """By name, in the order of their start."""
         self.remarks: list[str] = []
-        """What the router found amiss with workers that serve."""
+        """Faults that the router found with serving workers."""
         self._on_progress = on_progress
         self._directory = config.log_directory or Path()
         self._temporary: Path | None = None
@@ -144,7 +144,7 @@ class LocalServices:
             raise
 
     def stop(self, grace_s: float | None = None) -> None:
-        """Asks the gateway, the router, then the workers, to end, and kills those that have not after `grace_s`; may be
+        """Stops the gateway, the router, then the workers, and kills the remaining ones after `grace_s`; may be
         called again."""
         fronts = [[self.services[name]] for name in ("gateway", "router") if name in self.services]
         workers = [service for name, service in self.services.items() if name not in ("gateway", "router")]
@@ -224,7 +224,7 @@ class LocalServices:
         waiting = list(services)
         deadline = time.monotonic() + self.config.start_timeout_s
         while waiting:
-            for service in services:  # not those that ended before and are to start again later
+            for service in services:  # not services that ended before and are restarted later
                 service.check()
             for service in list(waiting):
                 if service.is_ready():
@@ -284,7 +284,7 @@ class LocalServices:
             "tokenizer": self.config.target,
         }
         # Without drafters BETOKEN_DRAFT, if set, would name others. BETOKEN_MODEL is meant for workers: a folder,
-        # where the router compares the id that they announce.
+        # because the router compares the id that they announce.
         draft = ",".join(service.address for service in drafters)
         return [*_options(options), "--draft", draft, "--model", "", *self.config.router_options]
 
@@ -306,5 +306,5 @@ def _temporary_parent() -> str:
 
 
 def _options(values: Mapping[str, object]) -> list[str]:
-    """Command-line options; those of None or the empty text are left out."""
+    """Command-line options; None and empty values are omitted."""
     return [part for name, value in values.items() if value not in (None, "") for part in (f"--{name}", str(value))]

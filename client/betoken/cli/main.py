@@ -1,6 +1,6 @@
 """The `betoken` command: its commands and what they share.
 
-Each command is a module of its own.
+Each command is a separate module.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Shows text with each token in the colour of where it came from.
+"""Shows text with each token in the colour of its source.
 
 Knows tokens and a console; knows nothing of streams.
 """
@@ -14,10 +14,10 @@ from rich.text import Text
 from betoken.client import Piece, SourceInfo, Token
 
 # Six of the sixteen colours, which every palette keeps apart from its background: Solarized makes greys of the bright
-# ones, of which one is its background, and white is that of its light half.
+# ones: one is its background, and white is the background of its light half.
 _COLOURS = {"recovered": "yellow", "bonus": "magenta", "plain": "none", "unknown": "red"}
 _SOURCE_COLOURS = ("blue underline", "cyan underline", "green", "cyan", "blue")
-"""For sources that nobody told a colour of, in the order of their first token."""
+"""For sources without a colour, in the order of their first token."""
 _MARKS = {"recovered": "underline", "bonus": "italic", "plain": "none", "unknown": "reverse"}
 """For terminals without colours, or users who want none (NO_COLOR)."""
 _SOURCE_MARKS = (
@@ -25,7 +25,7 @@ _SOURCE_MARKS = (
     *("dim", "dim underline", "dim italic", "dim italic underline", "strike", "bold strike"),
 )
 _EXPLANATIONS = {
-    "recovered": "the target's, where it refused the draft",
+    "recovered": "the target's, at the first rejected position",
     "bonus": "the target's, after a wholly accepted draft",
     "plain": "the target's, without a draft",
     "unknown": "of unknown origin",
@@ -41,7 +41,7 @@ def visible(text: str) -> str:
 
 
 class Provenance:
-    """How a console tells where tokens came from: by colours, else by weight, slant and lines."""
+    """Display of token sources on a console: colours, else bold, italics and underlines."""
 
     def __init__(self, console: Console, sources: Sequence[SourceInfo] = ()) -> None:
         self._console = console
@@ -60,7 +60,7 @@ class Provenance:
         return own or self._styles[provenance]
 
     def show(self, piece: Piece) -> None:
-        """Write a piece at the cursor, without a line break of its own."""
+        """Write a piece at the cursor, without an additional line break."""
         if not piece.tokens:
             self._write(piece.text, "unknown")
         for token in piece.tokens:

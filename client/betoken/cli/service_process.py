@@ -43,7 +43,7 @@ class Progress:
     """How far a service has come with starting."""
 
     stage: str
-    """What it is doing, e.g. "loading weights"."""
+    """Current stage, e.g. "loading weights"."""
     fraction: float
     """Done of the whole start, 0 to 1; of the download while that runs."""
 
@@ -100,8 +100,8 @@ class ServiceProcess:
         return self._process is not None and self._process.poll() is None
 
     @property
-    def was_told_to_end(self) -> bool:
-        """Whether it ended with status 0, as services do that somebody asks to."""
+    def was_stopped(self) -> bool:
+        """Whether it exited with status 0, as services do on request."""
         return self._process is not None and self._process.poll() == 0
 
     def start(self) -> None:
@@ -150,7 +150,7 @@ class ServiceProcess:
             raise ServiceFailedError(self.name, _how_it_ended(self._process.returncode), self.log_tail())
 
     def progress(self) -> Progress | None:
-        """How far the start is, if the service tells."""
+        """Start-up progress, if the service reports it."""
         state = _read_json(self._progress_file)
         return None if state is None else Progress(str(state["stage"]), float(state["fraction"]))
 
@@ -189,7 +189,7 @@ class ServiceProcess:
             file.unlink(missing_ok=True)
 
     def pause(self) -> None:
-        """Stops the process where it is (SIGSTOP), as a hang would."""
+        """Suspends the process (SIGSTOP), like a hang."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -197,7 +197,7 @@ class ServiceProcess:
         self._signal(signal.SIGCONT)
 
     def _end_group(self) -> None:
-        """Once, as soon as an end is noticed: later the group's number may be that of somebody else's."""
+        """Once, as soon as an end is noticed: later the group's number may belong to another process."""
         if not self._is_group_ended:
             self._is_group_ended = True
             self._signal(signal.SIGKILL)

@@ -1,6 +1,6 @@
 """`betoken router | draft-worker | verify-worker | gateway | quantize`: becomes that program, options and all.
 
-Knows no option of theirs; `--help` is answered by the service itself.
+Their options are defined by the services; `--help` is answered by the service itself.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_
 ROUTER_NEEDS = (ROUTER_MODULE, "asyncio_pool", "pydantic_settings", "tokenizers")
 """Without these a router does not start: its code, which the SDK alone does not bring, and packages of its extra."""
 WORKER_NEEDS = (VERIFY_MODULE, "pydantic_settings", "torch", "transformers")
-"""The same of workers that run a model."""
+"""Packages of workers that run a model."""
 GATEWAY_NEEDS = (GATEWAY_MODULE, "fastapi", "httptools", "prometheus_client", "pydantic_settings", "uvicorn")
-"""The same of the gateway."""
+"""Packages of the gateway."""
 TRAINING_MODULE = "betoken.training"
 TRAINING_NEEDS = (TRAINING_MODULE, "matplotlib", "torch", "transformers")
-"""The same of the recipes, which lie in a checkout only."""
+"""Packages of the recipes, which exist only in a checkout."""
 QUANTIZE_MODULE = "betoken.engine.quantize"
 QUANTIZE_NEEDS = (QUANTIZE_MODULE, "torch", "transformers")
-"""The same of rounding a checkpoint."""
+"""Packages for rounding a checkpoint."""
 DRAFT_NEEDS = (DRAFT_MODULE, "pydantic_settings")
-"""The same of any draft worker: n-grams take no model. A worker whose drafters run one asks for the rest itself."""
+"""Packages of any draft worker: n-grams need no model. A worker whose drafters run one requires the rest itself."""
 
 
 def router(context: typer.Context) -> None:

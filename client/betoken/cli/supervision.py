@@ -1,4 +1,4 @@
-"""Watches running services and starts those that have ended again, each after a pause that grows.
+"""Watches running services and restarts ended ones, each with increasing backoff.
 
 Knows processes and which of them the others cannot do without; nothing of what they do.
 """
@@ -38,13 +38,13 @@ class Supervisor:
     def __init__(
         self,
         services: Mapping[str, ServiceProcess],
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
         complain: Callable[[ServiceFailedError], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`services` serve already; `tell` and `complain` get what is to be said."""
+        """`services` serve already; `report` and `complain` receive messages."""
         self._services = services
-        self._tell, self._complain, self._clock = tell, complain, clock
+        self._report, self._complain, self._clock = report, complain, clock
         self._watches = {name: _Watch(serving_since_s=clock()) for name in services}
 
     def step(self) -> bool:
@@ -62,7 +62,7 @@ class Supervisor:
                 is_serving = service.is_ready()
                 if is_serving and watch.serving_since_s is None:
                     watch.serving_since_s = now_s
-                    self._tell(f"{service.name} serves again, pid {service.pid}")
+                    self._report(f"{service.name} serves again, pid {service.pid}")
             elif now_s >= watch.start_at_s:
                 watch.start_at_s = None
                 service.start()
@@ -75,13 +75,13 @@ class Supervisor:
             watch.num_ends = 0
         watch.num_ends += 1
         watch.serving_since_s = None
-        if service.was_told_to_end:
+        if service.was_stopped:
             watch.is_left = True
-            self._tell(f"{service.name} was told to end: it is not started again")
+            self._report(f"{service.name} was stopped: it is not started again")
         elif watch.num_ends >= MAX_ENDS:
             watch.is_left = True
-            self._tell(f"{service.name} has ended {watch.num_ends} times in a row: it is not started again")
+            self._report(f"{service.name} has ended {watch.num_ends} times in a row: it is not started again")
         else:
             pause_s = _FIRST_PAUSE_S * 2 ** (watch.num_ends - 1)
             watch.start_at_s = now_s + pause_s
-            self._tell(f"{service.name} is started again in {pause_s:g} s")
+            self._report(f"{service.name} is started again in {pause_s:g} s")

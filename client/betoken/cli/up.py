@@ -53,7 +53,7 @@ def up(form: UpForm) -> None:
     signal.signal(signal.SIGTERM, _interrupt)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
         signal.signal(signal.SIGHUP, _interrupt)  # the terminal was closed
-    services = _started(config, console, tells_left_out=form.drafters is None)
+    services = _started(config, console, reports_omitted=form.drafters is None)
     is_interrupted = False
     try:
         _announce(services, _EMBEDDED_PROMPT if form.target is None else _PROMPT)
@@ -113,15 +113,15 @@ def _config(form: UpForm, console: Console) -> LocalServicesConfig:
     )
 
 
-def _started(config: LocalServicesConfig, console: Console, *, tells_left_out: bool) -> LocalServices:
-    """All services, up; `tells_left_out`: whether to say which usual drafters are not among them.
+def _started(config: LocalServicesConfig, console: Console, *, reports_omitted: bool) -> LocalServices:
+    """All services, up; `reports_omitted`: whether to say which usual drafters are not among them.
 
     Raises:
         typer.Exit: one failed, or the start was interrupted.
     """
     names = (*(config.drafters or ()), *config.attached_drafters)
     try:
-        if tells_left_out and (left_out := options.left_out(names)):
+        if reports_omitted and (left_out := options.left_out(names)):
             text = f"betoken: no --draft: without the drafters {', '.join(left_out)}"
             console.print(text, markup=False, soft_wrap=True)
         with shown_progress(console) as view:
@@ -173,7 +173,7 @@ def shown_progress(console: Console) -> Iterator[ProgressView]:
 
 
 def _http_port(host: str, port: int | None, console: Console) -> int | None:
-    """The gateway's port; None where its packages are missing and nobody asked for it."""
+    """The gateway's port; None if its packages are missing and it was not requested."""
     needs = service_commands.GATEWAY_NEEDS
     if port is not None:
         service_commands.check_installed("--http-port", extra="gateway", needs=needs)
@@ -211,10 +211,10 @@ def _announce(services: LocalServices, prompt: str) -> None:
 def _watch(services: LocalServices, console: Console) -> None:
     """Returns when a service has ended for good that the others cannot do without."""
 
-    def tell(text: str) -> None:
+    def report(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    supervisor = Supervisor(services.services, tell, lambda error: _complain(console, error))
+    supervisor = Supervisor(services.services, report, lambda error: _complain(console, error))
     while supervisor.step():
         time.sleep(_CHECK_INTERVAL_S)
 

@@ -26,7 +26,7 @@ class UpForm:
     ] = None
     draft: Annotated[
         str | None,
-        typer.Option(help="Draft model, likewise; default: models/draft where no target is named, else none."),
+        typer.Option(help="Draft model: directory or hub id; default: models/draft if no target is named, else none."),
     ] = None
     lookahead_model: Annotated[
         str,
@@ -39,15 +39,15 @@ class UpForm:
         str | None,
         typer.Option(
             envvar="BETOKEN_DRAFTERS",
-            help="Hosted drafters, the default first; empty = none; default: those of fused,model,ngram,staged for"
-            " which the models suffice; none where all of them are attached.",
+            help="Hosted drafters, the default first; empty = none; default: all of fused, model, ngram, staged for"
+            " which there is a model; none if all of them are attached.",
         ),
     ] = None
     attached_drafters: Annotated[
         str | None,
         typer.Option(
             envvar="BETOKEN_ATTACHED_DRAFTERS",
-            help="Drafters that verify workers run between their forwards; empty = none; default: ngram where there is"
+            help="Drafters that verify workers run between their forwards; empty = none; default: ngram if there is"
             " no draft model and --drafters is not given.",
         ),
     ] = None
@@ -71,7 +71,7 @@ class UpForm:
         typer.Option(
             min=0,
             max=65535,
-            help="Port of the gateway: a page, and OpenAI's HTTP; 0 = any free one; default: 8000, or any where that is"
+            help="Port of the gateway: a page, and OpenAI's HTTP; 0 = any free one; default: 8000, or any if that is"
             " taken.",
         ),
     ] = None
@@ -111,7 +111,7 @@ class UpForm:
     router_tls_cert_file: Annotated[
         Path | None,
         typer.Option(
-            help="PEM certificate to show it, where it asks for one.",
+            help="PEM client certificate, if the router requires one.",
             exists=True,
             dir_okay=False,
             rich_help_panel=_TLS,
@@ -122,7 +122,7 @@ class UpForm:
         typer.Option(help="PEM key of that certificate.", exists=True, dir_okay=False, rich_help_panel=_TLS),
     ] = None
     router_tls_server_name: Annotated[
-        str, typer.Option(help="Name in the router's certificate, where it is not the host's.", rich_help_panel=_TLS)
+        str, typer.Option(help="Name in the router's certificate, if it differs from the host.", rich_help_panel=_TLS)
     ] = ""
     log_directory: Annotated[Path | None, typer.Option(help="Folder for a log of each service; default: not kept.")] = (
         None

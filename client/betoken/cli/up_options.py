@@ -36,7 +36,7 @@ def models(target: str | None, draft: str | None) -> tuple[str, str]:
         return target, draft or ""
     embedded = embedded_models()
     if embedded is None:
-        raise typer.BadParameter("there is no models/target here; name a model", param_hint="--target")
+        raise typer.BadParameter("models/target does not exist here; name a model", param_hint="--target")
     return str(embedded / "target"), draft or str(embedded / "draft")
 
 
@@ -50,7 +50,7 @@ class Models:
 
 
 def drafters(asked: str | None, models: Models, attached: Sequence[str]) -> list[str]:
-    """The drafters to host. Those asked for by name are hosted all, or none starts; unless told, the usual ones, if any
+    """The drafters to host. Requested ones are all hosted, or start-up fails; by default the usual ones, if any
     of them is not `attached`.
 
     Raises:
@@ -78,7 +78,7 @@ def drafters(asked: str | None, models: Models, attached: Sequence[str]) -> list
 def attached(
     asked: str | None, asked_hosted: str | None, models: Models, verify_options: Sequence[str]
 ) -> tuple[str, ...]:
-    """The drafters that verify workers attach; unless told, the usual ones where no draft model is there to do better.
+    """The drafters that verify workers attach; by default the usual ones if there is no draft model.
 
     Raises:
         typer.BadParameter: no verify worker can attach one of those asked for.
@@ -196,7 +196,7 @@ def checked_port(host: str, port: int | None) -> int:
         if port:
             raise typer.BadParameter(f"{port}: a Unix socket has no port", param_hint="--port")
         if not is_socket(host) or not Path(host.removeprefix("unix:")).parent.is_dir():
-            raise typer.BadParameter(f"{host!r} is no unix:/PATH in a folder that exists", param_hint="--host")
+            raise typer.BadParameter(f"{host!r} is not a unix:/PATH in an existing folder", param_hint="--host")
         with socket.socket(socket.AF_UNIX) as probe, suppress(OSError):
             probe.connect(host.removeprefix("unix:"))
             raise typer.BadParameter(f"{host}: {os.strerror(errno.EADDRINUSE)}", param_hint="--host")
@@ -213,10 +213,10 @@ def checked_port(host: str, port: int | None) -> int:
 
 
 def checked_http_port(host: str, port: int | None) -> int:
-    """The gateway's port; where none is asked for and the usual one is taken, any free one.
+    """The gateway's port; by default any free one if the usual one is taken.
 
     Raises:
-        typer.BadParameter: the one that was asked for cannot be had.
+        typer.BadParameter: the requested port is not available.
     """
     host = LOOPBACK if host.startswith("unix:") else host
     try:

@@ -1,4 +1,4 @@
-"""The draft worker of the simulator: the project's own drafters, with a stand-in for the draft model.
+"""The draft worker of the simulator: the project's own drafters, with a replacement for the draft model.
 
 Each request is answered after the time that the recorded costs give it.
 """
@@ -87,7 +87,7 @@ class DraftService:
     """A draft worker: takes what has arrived, lets its drafters step, answers."""
 
     def __init__(self, machine: Machine, costs: Costs, drafter: str) -> None:
-        """`drafter`: the one that requests name, `model`, `ngram` or `fused`."""
+        """`drafter`: the drafter of requests, `model`, `ngram` or `fused`."""
         self._machine, self._costs = machine, costs
         self.model, self._ngram = ModelStandIn(), NgramDrafter()
         names: dict[str, Drafter] = {"ngram": self._ngram}
@@ -161,7 +161,7 @@ class DraftService:
         self._go_on()
 
     def _waiting_for(self, drafted: Drafted) -> Request | None:
-        """`fused` gives each source a view of its own on a sequence; the key is the same."""
+        """`fused` gives each source a separate view of a sequence, with the same key."""
         for sequence, request in list(self._waiting.items()):
             if sequence.key == drafted.sequence.key:
                 del self._waiting[sequence]

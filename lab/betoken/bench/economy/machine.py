@@ -42,7 +42,7 @@ class Machine:
 
     @property
     def now_ns(self) -> int:
-        """The same time in nanoseconds, never 0."""
+        """The time in nanoseconds, never 0."""
         return 1 + round(self.now_s * 1e9)
 
     def work(self, seconds: float, threads: int, then: Then) -> None:

@@ -56,7 +56,7 @@ class Costs:
 
     verify: Table
     draft: Table | None
-    """None = there is no draft model."""
+    """None = without a draft model."""
     cores: int
     verify_threads: int
     hop_s: float
@@ -67,7 +67,7 @@ class Costs:
     request_s: float
     """The router's work on a new request."""
     worker_step_s: float
-    """A worker's own work beside a forward."""
+    """A worker's work in addition to a forward."""
     ngram_s: float
     """An n-gram draft, or a look at how sure it would be."""
 
@@ -80,7 +80,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A prompt, the target's answer, and where the draft model says the same."""
+    """A prompt, the target's answer, and the positions at which the draft model agrees."""
 
     prompt_ids: list[int]
     answer_ids: list[int]
@@ -88,7 +88,7 @@ class Text:
     """Per token of the answer, after the true text before it."""
 
     def with_model(self, rate: float, rng: random.Random) -> "Text":
-        """The same text with a draft model that is right so often."""
+        """The text with a draft model of this accuracy."""
         return replace(self, model_right=[rng.random() < rate for _ in self.answer_ids])
 
     def without_repetition(self, rng: random.Random) -> "Text":

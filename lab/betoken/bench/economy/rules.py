@@ -35,7 +35,7 @@ RULES: dict[str, list[tuple[Any, str, Any]]] = {
     "sources: trials by all sequences": [(sources, "_LONGEST_COMMON_PAUSE", math.inf)],
     "sources: long rounds cut": [(sources, "_MOST_TIMES_USUAL", math.inf)],
 }
-"""What stands in for what while a rule is off: owner, name, replacement."""
+"""Replacements while a rule is off: owner, name, replacement."""
 
 
 @contextmanager

@@ -20,7 +20,7 @@ class Scenario:
     `mixed` (in turn)."""
     num_answers: int = 32
     num_before: int = 0
-    """The same traffic so many times before it counts."""
+    """Number of warm-up repetitions of the traffic."""
     costs: str = "pair"
     drafter: str = "fused"
 

@@ -1,9 +1,9 @@
 """Steps of our engine and of llama.cpp on a GGUF file, in turn, in one process.
 
-    python -m betoken.bench.llama_cpp.steps --target FILE.gguf [--beside DIR] [--rows 1 6 32] [--rounds 40]
+    python -m betoken.bench.llama_cpp.steps --target FILE.gguf [--other DIR] [--rows 1 6 32] [--rounds 40]
 
 A step is one sequence's block of rows after 128 tokens, with logits of every row, as verification asks for them.
-llama.cpp runs the file itself and the same weights in each of its `--formats`. `--beside` names another checkpoint for
+llama.cpp runs the file itself and the same weights in each of its `--formats`. `--other` names another checkpoint for
 our own engine. Every round runs all sides close in time, in an order of chance. The last stdout line is one JSON
 object.
 """
@@ -115,8 +115,8 @@ def run(options: argparse.Namespace) -> int:
         rng = random.Random(1)
         context = [rng.randrange(options.max_id) for _ in range(CONTEXT)]
         steps = {BETOKEN: our_step(options.target, context, options)}
-        if options.beside is not None:
-            steps[f"betoken, {options.beside.name}"] = our_step(options.beside, context, options)
+        if options.other is not None:
+            steps[f"betoken, {options.other.name}"] = our_step(options.other, context, options)
         steps |= {f"llama.cpp {name}": their_step(model, context) for name, model in loaded.items()}
         result = report(measure(steps, options))
     for name, side in result["sides"].items():
@@ -132,7 +132,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m betoken.bench.llama_cpp.steps", description=__doc__)
     add = parser.add_argument
     add("--target", type=Path, required=True, help="GGUF file")
-    add("--beside", type=Path, help="another checkpoint for our engine, e.g. the same model in bf16")
+    add("--other", type=Path, help="another checkpoint for our engine, e.g. the same model in bf16")
     add("--formats", nargs="*", choices=FORMATS, default=("q4_0",), help="further formats for llama.cpp")
     add("--rows", nargs="+", type=positive, default=(1, 6, 32), help="rows of a step")
     add("--rounds", type=positive, default=40, help="measured rounds of all sides")
