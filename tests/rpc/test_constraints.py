@@ -6,6 +6,7 @@ import pytest
 
 from betoken.common.errors import FailedPreconditionError, InvalidArgumentError
 from betoken.rpc.constraints import Grammars
+from betoken.rpc.grammar_tokens import GrammarTokens
 from betoken.rpc.validation import validate_constraint
 from betoken.v1.types_pb2 import Constraint
 from tests.router.harness import byte_tokenizer_json
@@ -95,3 +96,67 @@ def test_a_tokenizer_without_grammars_is_refused() -> None:
     for text, words in (("{}", "no grammars"), ("", "no tokenizer.json")):
         with pytest.raises(FailedPreconditionError, match=words):
             Grammars(text)
+
+
+def test_cached_constraints_are_bounded_by_bytes() -> None:
+    grammars = Grammars(byte_tokenizer_json(), max_cache_bytes=40 << 20)
+    for length in range(20_000, 20_020):
+        grammars.compile(Constraint(regex=f"a{{{length}}}"))
+        assert 10 << 20 < grammars.cached_bytes <= 40 << 20
+    first = Constraint(regex="a{20000}")
+    assert grammars.compile(first) is not GRAMMARS.compile(first) and len(grammars._cache) <= 3
+
+
+def test_a_constraint_larger_than_the_cache_is_compiled_at_each_use() -> None:
+    grammars = Grammars(byte_tokenizer_json(), max_cache_bytes=4 << 20)
+    large, small = Constraint(regex="a{20000}"), Constraint(regex="a{20}")
+    assert grammars.compile(large) is not grammars.compile(large) and grammars.cached_bytes == 0
+    assert grammars.compile(small) is grammars.compile(small)
+
+
+def test_a_cached_constraint_is_renewed_before_its_lexer_grows_without_bound() -> None:
+    grammars = Grammars(byte_tokenizer_json(), max_cache_bytes=4 << 20)
+    constraint = Constraint(json_object=True)
+    matchers = [grammars.compile(constraint) for _ in range(300)]
+    assert matchers[0] is matchers[200] and matchers[0] is not matchers[299]
+
+
+def test_a_long_forced_text_costs_little_at_every_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    spelled: list[int] = []
+    encode = GrammarTokens.__call__
+
+    def counted(tokens: GrammarTokens, text: str) -> list[int]:
+        spelled.append(len(ids := encode(tokens, text)))
+        return ids
+
+    monkeypatch.setattr(GrammarTokens, "__call__", counted)
+    matcher = Grammars(byte_tokenizer_json()).compile(Constraint(regex="a{50000}")).deep_copy()
+    for _ in range(20):
+        assert matcher.compute_bitmask() and matcher.try_consume_tokens(GRAMMARS._tokenizer.tokenize_str("a")) == 1
+    assert 0 < max(spelled) <= 1024
+
+
+@pytest.mark.parametrize("space", ["  ", "\n\n", " \n", "\t", "\n" + " " * 41, "\n \t", "\r\n"])
+def test_json_has_no_white_space_that_no_pretty_printer_writes(space: str) -> None:
+    constraint = Constraint(json_object=True)
+    assert not takes(constraint, f'{{{space}"a":1}}') and not takes(constraint, f'{{"a":{space}1}}')
+
+
+@pytest.mark.parametrize("indent", [None, 1, 2, 4, "\t"])
+def test_json_may_be_written_as_pretty_printers_write_it(indent: int | str | None) -> None:
+    text = json.dumps({"a": [1, {"b": [], "c": {"d": "e f"}}], "g": {}}, indent=indent)
+    assert takes(Constraint(json_object=True), text)
+
+
+@pytest.mark.parametrize(
+    "keyword",
+    [
+        *({"not": {"const": 3}}, {"uniqueItems": True}, {"if": {"required": ["a"]}}, {"contains": {"const": 1}}),
+        *({"dependentRequired": {"a": ["b"]}}, {"propertyNames": {"pattern": "^a"}}, {"minContains": 2}),
+        *({"unevaluatedProperties": False}, {"dependentSchemas": {"a": {"type": "object"}}}),
+    ],
+)
+def test_a_schema_keyword_that_the_library_lacks_is_refused_by_its_name(keyword: dict[str, object]) -> None:
+    for schema in ({**keyword}, {"type": "object", "properties": {"x": keyword}}):
+        with pytest.raises(InvalidArgumentError, match=next(iter(keyword))):
+            GRAMMARS.compile(Constraint(json_schema=json.dumps(schema)))

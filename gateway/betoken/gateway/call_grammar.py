@@ -14,8 +14,8 @@ from betoken.client import ToolFormat
 
 FORMATS = ("hermes", "llama", "mistral", "mistral_named")
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
-_WHITESPACE = {"whitespace_pattern": r"[ \n\t]{1,40}"}
-"""Between JSON's tokens: no more, or a model could go on with it for ever."""
+_WHITESPACE = {"whitespace_pattern": r" |\n( {0,40}|\t{0,10})"}
+"""White space between JSON's tokens: what pretty printers write, a space or a line end and an indent."""
 
 
 @dataclass(frozen=True, slots=True)

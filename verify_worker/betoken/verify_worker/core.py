@@ -268,6 +268,8 @@ class VerifyCore:
 
 def _no_token(seq: VerifySequence) -> BetokenError:
     """Why there is none after what is committed."""
+    if seq.rules.is_inconsistent:
+        return InternalError(f"the constraint's grammar and its mask differ after {len(seq.output_ids)} tokens")
     if seq.rules.fault:
         return InvalidArgumentError("constraint", f"{len(seq.output_ids)} tokens on", seq.rules.fault)
     return InternalError("the target's logits are not finite: they choose no token")

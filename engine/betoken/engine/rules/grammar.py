@@ -7,6 +7,7 @@ maker knows schemas and tokenizers; this does not.
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
@@ -18,23 +19,34 @@ from betoken.engine.rules.logits_rules import BlockPath, LogitsRule
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
+_FREE_MASK_S, _MASK_S = 0.5, 0.01
+"""CPU time of a sequence's masks: at once, and further for every mask. Usual masks take 0.1 to 2 ms."""
+
 Visit = Callable[[int, bool], None]
 """Gets a node (-1 = what is before the drafts), and whether the answer has ended with it."""
 
 
 class GrammarRule(LogitsRule):
-    """Masks what the grammar refuses. An id of `eos_token_ids` is allowed exactly where the grammar may end, whatever
-    the tokenizer takes it for."""
+    """Masks what the grammar refuses. An id of `eos_token_ids` is allowed exactly when the grammar may end, or when
+    the grammar names it and ends with it."""
 
     def __init__(
-        self, matcher: LLMatcher, vocab_size: int, eos_token_ids: Collection[int], output_ids: Sequence[int] = ()
+        self,
+        matcher: LLMatcher,
+        vocab_size: int,
+        eos_token_ids: Collection[int],
+        output_ids: Sequence[int] = (),
+        clock: Callable[[], float] = time.thread_time,
     ) -> None:
         """Args:
         matcher: at the grammar's beginning; shared, and never moved.
         vocab_size: ids that the matcher knows.
         eos_token_ids: at least one.
         output_ids: committed so far.
+        clock: CPU time of the calling thread, seconds.
         """
+        self._clock = clock
+        self._num_masks, self._masks_s = 0, 0.0
         self._beginning = matcher
         self._vocab_size = vocab_size
         self._eos_ids = frozenset(eos_token_ids)
@@ -42,8 +54,13 @@ class GrammarRule(LogitsRule):
         self._eos_mask = np.zeros(self._num_words, dtype=np.int32)
         for token_id in self._eos_ids:
             self._eos_mask[token_id >> 5] |= np.uint32(1 << (token_id & 31)).view(np.int32)
+        is_known = np.arange(32 * self._num_words) < vocab_size
+        self._text_mask = np.packbits(is_known, bitorder="little").view(np.int32) & ~self._eos_mask
+        """Ids that may go on with an answer."""
         self.fault = ""
         """Why nothing may follow the committed ids, in the library's words; empty while something may."""
+        self.is_inconsistent = False
+        """Whether the grammar refused an id that its mask had allowed, which no request can cause."""
         self._matcher = matcher.deep_copy()
         self._num_committed = 0
         self._has_ended = False
@@ -67,6 +84,7 @@ class GrammarRule(LogitsRule):
                 self._has_ended = True
                 break
             if not self._read(token_id):
+                self.is_inconsistent = not self._matcher.is_error()
                 self.fault = self._matcher.get_error() or f"id {token_id} is not allowed where it stands"
                 break
         self._num_committed += len(ids)
@@ -88,7 +106,7 @@ class GrammarRule(LogitsRule):
                 is_stuck |= node < 0 and not ahead and not allowed.any()
 
         self._walk(ahead, path.draft_ids, path.parents, mask)
-        if is_stuck:
+        if is_stuck and not self.fault:
             self.fault = self._matcher.get_error() or "no token is allowed here"
         if self._matcher.is_error():  # at a limit of the library, which leaves its matcher unusable
             self._restore(path.output_ids)
@@ -142,7 +160,7 @@ class GrammarRule(LogitsRule):
                     if trail:
                         self._matcher.rollback(1)
                 elif draft_ids[node] in self._eos_ids:
-                    if self._matcher.is_accepting():
+                    if self._may_end(draft_ids[node]):
                         visit(node, True)
                 elif self._read(draft_ids[node]):
                     visit(node, False)
@@ -157,15 +175,41 @@ class GrammarRule(LogitsRule):
     def _mask(self) -> NDArray[np.int32]:
         """[words] what may follow; nothing after an error."""
         mask = np.zeros(self._num_words, dtype=np.int32)
+        if self.fault:
+            return mask
+        started_s = self._clock()
         known = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.int32)
+        self._count_mask(self._clock() - started_s)
         if self._matcher.is_error():
             return mask
         num_words = min(len(known), self._num_words)  # the library rounds its masks up
         mask[:num_words] = known[:num_words]
-        mask &= ~self._eos_mask
+        named_ids = [token_id for token_id in self._eos_ids if mask[token_id >> 5] >> (token_id & 31) & 1]
+        mask &= self._text_mask
         if self._matcher.is_accepting():
             mask |= self._eos_mask
+            return mask
+        for token_id in filter(self._may_end, named_ids):
+            mask[token_id >> 5] |= np.uint32(1 << (token_id & 31)).view(np.int32)
         return mask
+
+    def _count_mask(self, mask_s: float) -> None:
+        """Keep the masks of a sequence within their CPU time, so that others of the batch do not wait for them."""
+        self._num_masks, self._masks_s = self._num_masks + 1, self._masks_s + mask_s
+        limit_s = _FREE_MASK_S + _MASK_S * self._num_masks
+        if self._masks_s > limit_s:
+            limit = f"must take at most {_MASK_S * 1000:g} ms of CPU time a token, after {_FREE_MASK_S:g} s at once"
+            self.fault = f"{limit}; {self._num_masks} masks took {self._masks_s:.1f} s"
+
+    def _may_end(self, token_id: int) -> bool:
+        """Whether the answer may end with this EOS id: the grammar is complete, or is with the id that it names."""
+        if self._matcher.is_accepting():
+            return True
+        if not self._read(token_id):
+            return False
+        is_complete = bool(self._matcher.is_accepting())
+        self._matcher.rollback(1)
+        return is_complete
 
     def _restore(self, output_ids: Sequence[int]) -> None:
         """A fresh matcher behind the committed ids."""

@@ -40,6 +40,11 @@ class SequenceRules:
         return self._grammar.fault if self._grammar is not None else ""
 
     @property
+    def is_inconsistent(self) -> bool:
+        """Whether the fault is the grammar's own: it refused an id that its mask had allowed."""
+        return self._grammar is not None and self._grammar.is_inconsistent
+
+    @property
     def has_grammar(self) -> bool:
         return self._grammar is not None
 

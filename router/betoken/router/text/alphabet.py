@@ -9,7 +9,7 @@ import json
 
 from tokenizers import Tokenizer
 
-from betoken.router.text.token_bytes import BYTE_LETTERS, decoder_kinds
+from betoken.rpc.token_bytes import BYTE_LETTERS, decoder_kinds
 
 _DECODERS_OWN = " \ufffd"
 

@@ -22,10 +22,10 @@ from betoken.router.text.detokenizer import Detokenizer
 from betoken.router.text.escaping import EscapingTokenizer
 from betoken.router.text.pipeline import adapted, cleans_up, refused_options
 from betoken.router.text.special_tokens import add_tokens, named_tokens
-from betoken.router.text.token_bytes import TokenBytes
 from betoken.router.text.tokenizer_files import CONFIG, TokenizerError, read_files
 from betoken.router.text.tool_format import tool_format
-from betoken.rpc.constraints import Grammars
+from betoken.rpc.constraints import ROUTER_CACHE_BYTES, Grammars
+from betoken.rpc.token_bytes import TokenBytes
 from betoken.v1.generation_pb2 import ToolFormat
 
 __all__ = ["Tokenizer", "TokenizerError", "TokenizerFailedError"]
@@ -140,6 +140,11 @@ class Tokenizer:
         return tool_format(template.source if template is not None else "", self.special_ids)
 
     @cached_property
+    def thinks(self) -> bool:
+        """Whether its template knows thoughts between `<think>` and `</think>`."""
+        return any("think>" in each.source for each in (self.chat_template, self._tool_template) if each is not None)
+
+    @cached_property
     def escaping(self) -> EscapingTokenizer:
         """Serves chats whose messages must not spell special tokens."""
         return EscapingTokenizer.of(self._fast)
@@ -151,7 +156,7 @@ class Tokenizer:
         Raises:
             FailedPreconditionError: grammars do not support such a tokenizer.
         """
-        return Grammars(self._fast.to_str())
+        return Grammars(self._fast.to_str(), ROUTER_CACHE_BYTES)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids` without special tokens; incomplete UTF-8 becomes U+FFFD.

@@ -163,14 +163,8 @@ def check_drafter(field: str, drafter: DrafterChoice) -> None:
 
 
 def _check_prediction(request: GenerateRequest) -> None:
-    match request.prediction.WhichOneof("kind"):
-        case "text":
-            if not request.prediction.text:
-                raise InvalidArgumentError("prediction.text", '""', "must not be empty")
-        case "ids":
-            check_count("prediction.ids.ids", len(request.prediction.ids.ids), 1, 2**32)
-        case _:
-            raise InvalidArgumentError("prediction", "absent", "must have one of text, ids")
+    if request.prediction.WhichOneof("kind") is None:
+        raise InvalidArgumentError("prediction", "absent", "must have one of text, ids")
     if request.speculation.off:
         raise InvalidArgumentError("prediction", "set", "must be absent where speculation.off is set")
 

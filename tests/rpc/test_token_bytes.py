@@ -5,7 +5,7 @@ import json
 import pytest
 from tokenizers import Tokenizer as FastTokenizer
 
-from betoken.router.text.token_bytes import TokenBytes
+from betoken.rpc.token_bytes import TokenBytes
 from tests.router.harness import byte_fallback_tokenizer_json, byte_tokenizer_json
 
 WORD_PIECES = {
