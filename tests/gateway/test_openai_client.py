@@ -209,5 +209,8 @@ async def test_what_is_predicted_is_drafted_from_and_counted(make_gate: MakeGate
     )
     events = [event async for event in stream]
     assert events[-1].usage.completion_tokens_details == details
-    refused = await gate.post("/v1/chat/completions", options | {"prediction": {"type": "content", "content": ""}})
-    assert refused.status_code == 400 and refused.json()["error"]["param"] == "prediction.content"
+    for content in ("", [], [{"type": "text", "text": ""}]):
+        empty = await gate.openai.chat.completions.create(
+            **options, prediction={"type": "content", "content": content}, extra_body=TOLD
+        )
+        assert empty.choices[0].message.content == answer.choices[0].message.content

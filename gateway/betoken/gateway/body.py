@@ -145,9 +145,7 @@ class Prediction(Body):
     """The predicted answer, perhaps with differences."""
 
     type: Literal["content"]
-    content: Annotated[
-        str | list[PredictionPart], said_as("must be text, or a list of parts of type text"), Field(min_length=1)
-    ]
+    content: Annotated[str | list[PredictionPart], said_as("must be text, or a list of parts of type text")]
 
     @property
     def text(self) -> str:

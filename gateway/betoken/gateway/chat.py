@@ -139,7 +139,7 @@ class ChatBody(GenerationBody):
         if self.prediction is not None:
             names |= {"prediction.text": "prediction.content", "prediction": "prediction"}
         if self.why_constrained:
-            names["constraint.lark"] = "tools"
+            names |= {"constraint.lark": "tools", "constraint": "tools"}
         if self.response_format is not None:
             names["constraint.json_schema"] = "response_format.json_schema.schema"
             names["constraint"] = "response_format"

@@ -54,11 +54,21 @@ _NAMES: Mapping[str, str] = {
     "ids": "tokens",
     "sampling.min_new_tokens": "min_tokens",
     "sampling.max_new_tokens": "max_tokens",
+    "max_length": "max_tokens",
     "constraint": "betoken.constraint",
     "add_special_tokens": "betoken.add_special_tokens",
     "speculation.drafter.name": "betoken.drafter",
     "speculation.drafter.settings": "betoken.drafter_settings",
 }
+_INTERNAL_FIELDS = (
+    "open.committed_ids",
+    "block",
+    "close",
+    "resume_ids",
+    "resume_prompt_logprobs",
+    "system_fingerprint",
+)
+"""Fields of the links and of resumed streams, which no request has: an error that names one is internal."""
 _PREFIXES: Mapping[str, str] = {"sampling.": "", "speculation.": "betoken."}
 _OF_LOGIT_BIAS = re.compile(r"logit_bias\[\d+\]\.\w+")
 
@@ -109,7 +119,9 @@ def failure_of(error: BetokenError, names: Mapping[str, str] | None = None) -> F
     """The HTTP form of an SDK error; `names` are further names of fields, by the router's."""
     status, kind, code = _KINDS.get(type(error), (500, "api_error", "internal_error"))
     message, param, headers = error.message, None, {}
-    if isinstance(error, InvalidArgumentError) and error.field:
+    if isinstance(error, InvalidArgumentError) and _names_any(error.field, _INTERNAL_FIELDS):
+        status, kind, code = 500, "api_error", "internal_error"
+    elif isinstance(error, InvalidArgumentError) and error.field:
         param = param_of(error.field, names or {})
         message = f"{param} = {error.value}: {error.limit}"
         code = "context_length_exceeded" if "context" in error.limit and "tokens" in error.value else None
@@ -122,15 +134,21 @@ def failure_of(error: BetokenError, names: Mapping[str, str] | None = None) -> F
     return Failure(status, message, param, kind, code, headers)
 
 
+def _names_any(router_field: str, fields: Sequence[str]) -> bool:
+    """Whether a field is one of these or a part of one."""
+    return any(router_field == field or router_field.startswith((field + "[", field + ".")) for field in fields)
+
+
 def retry_after(seconds: float) -> dict[str, str]:
     """Headers that tell when to come back: whole seconds for HTTP, milliseconds for OpenAI's clients."""
     return {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(seconds * 1000))}
 
 
 def param_of(router_field: str, names: Mapping[str, str]) -> str:
-    """The request's name of a field that the router refused."""
+    """The request's name of a field that the router or a worker rejected."""
+    router_field = router_field.removeprefix("open.")
     for known, name in (*names.items(), *_NAMES.items()):
-        if router_field == known or router_field.startswith((known + "[", known + ".")):
+        if _names_any(router_field, (known,)):
             return name + router_field.removeprefix(known)
     for prefix, replaced in _PREFIXES.items():
         if router_field.startswith(prefix):

@@ -238,7 +238,7 @@ class ResponsesBody(GenerationBody):
                     "messages.messages": "input",
                     "messages": "input",
                 }
-                | ({"constraint.lark": "tools"} if self.why_constrained else {})
+                | ({"constraint.lark": "tools", "constraint": "tools"} if self.why_constrained else {})
                 | ({"constraint.json_schema": "text.format.schema", "constraint": "text.format"} if form else {}),
                 tools=[tool.for_template() for tool in self.tools or ()] if self.callable_tools else [],
                 template_arguments={} if effort is None else {"reasoning_effort": effort},

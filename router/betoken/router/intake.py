@@ -94,8 +94,7 @@ async def prepare(
     sampling = _sampling(message, model, len(prompt_ids), router.tokenizer)
     predicted_ids = await _predicted_ids(message, model, router)
     drafter = _drafter(message, router, is_predicted=bool(predicted_ids), is_resumed=is_resumed)
-    if message.HasField("constraint"):
-        await check_constraint(message, model, sampling, eos_token_ids, router)
+    constraint = await check_constraint(message, model, sampling, eos_token_ids, prompt_ids, router)
     return GenerationRequest(
         request_id=request_id,
         model=message.model or model.model_id,
@@ -109,7 +108,7 @@ async def prepare(
         system_fingerprint=system_fingerprint,
         resume_ids=tuple(message.resume_ids),
         num_received_logprobs=_num_received_logprobs(message, prompt_ids),
-        constraint=message.constraint if message.HasField("constraint") else None,
+        constraint=constraint,
         predicted_ids=predicted_ids,
         drafter=drafter,
         is_resumed=is_resumed,
@@ -251,13 +250,13 @@ def _beginning(message: GenerateRequest, tokenizer: Tokenizer) -> Sequence[int]:
 
 
 async def _predicted_ids(message: GenerateRequest, model: WorkerHello, router: Router) -> Sequence[int]:
-    """The predicted answer; empty without a prediction."""
-    if not message.HasField("prediction"):
-        return ()
+    """The predicted answer; empty without a prediction, or if it is empty."""
     field, ids = "prediction.ids.ids", cast(Sequence[int], message.prediction.ids.ids)
     if message.prediction.WhichOneof("kind") == "text":
         field, text = "prediction.text", message.prediction.text
         ids = await encode_text(text, router.tokenizer, _limits(router), field, add_special_tokens=False)
+    if not ids:
+        return ()
     validate_prompt_ids(ids, vocab_size=model.vocab_size, max_context=model.max_context, field=field)
     return array("I", ids)
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from betoken.common.errors import InvalidArgumentError
 from betoken.router.text.encoding import on_text_thread
+from betoken.router.text.thought import thought_first
 from betoken.rpc.validation import validate_constraint
 from betoken.v1.generation_pb2 import GenerateRequest
-from betoken.v1.types_pb2 import SamplingParams, WorkerHello
+from betoken.v1.types_pb2 import Constraint, SamplingParams, WorkerHello
 
 if TYPE_CHECKING:
     from betoken.router.core import Router
@@ -24,14 +25,17 @@ async def check_constraint(
     model: WorkerHello,
     sampling: SamplingParams,
     eos_token_ids: Sequence[int],
+    prompt_ids: Sequence[int],
     router: Router,
-) -> None:
-    """Refuse what cannot be honoured; `sampling` is resolved.
+) -> Constraint | None:
+    """The constraint of the answer's ids, thoughts included, None without one; `sampling` is resolved.
 
     Raises:
         InvalidArgumentError: the constraint is malformed, too large or too slow to compile; the workers cannot keep it;
             nothing would end it; or it refuses `resume_ids`.
     """
+    if not message.HasField("constraint"):
+        return None
     constraint, settings = message.constraint, router.settings
     validate_constraint(constraint, settings.max_constraint_bytes)
     field = f"constraint.{constraint.WhichOneof('kind')}"
@@ -41,14 +45,19 @@ async def check_constraint(
         raise InvalidArgumentError(field, "set", "must be absent, as the model has no EOS that would end the answer")
     if sampling.ignore_eos:
         raise InvalidArgumentError("sampling.ignore_eos", True, "must be false with a constraint, which EOS ends")
-    grammars, resume_ids = router.tokenizer.grammars, message.resume_ids
+    tokenizer, resume_ids = router.tokenizer, message.resume_ids
+    grammars = await on_text_thread(lambda: tokenizer.grammars, 0)  # takes a second or some at its first use
+    is_new_turn = message.WhichOneof("input") == "messages" and not message.messages.continue_final_message
 
-    def compile_() -> int:
-        return grammars.num_allowed(grammars.compile(constraint), resume_ids, eos_token_ids)
+    def compile_() -> tuple[Constraint, int]:
+        matcher, whole = grammars.compile(constraint), constraint
+        if is_new_turn and (whole := thought_first(constraint, prompt_ids, tokenizer)) is not constraint:
+            matcher = grammars.compile(whole, field)
+        return whole, grammars.num_allowed(matcher, resume_ids, eos_token_ids)
 
     try:
         async with asyncio.timeout(settings.constraint_timeout_s):
-            num_allowed = await on_text_thread(compile_, constraint.ByteSize())
+            whole, num_allowed = await on_text_thread(compile_, constraint.ByteSize())
     except TimeoutError:
         limit = f"must compile within {settings.constraint_timeout_s:g} s (--constraint-timeout-s)"
         raise InvalidArgumentError(field, f"{constraint.ByteSize()} bytes", limit) from None
@@ -56,3 +65,4 @@ async def check_constraint(
         raise InvalidArgumentError(
             "resume_ids", f"{len(resume_ids)} ids", f"must be allowed by the constraint; {num_allowed} are"
         )
+    return whole
